@@ -1,0 +1,1 @@
+"""The benchmark tool: datasets, load, measurement, verdict, reports."""

@@ -1,0 +1,61 @@
+"""The one error tree. Every failure we raise on purpose is an `ExtprocError`."""
+
+
+class ExtprocError(Exception):
+    """The root of everything this package raises on purpose."""
+
+
+class SettingsError(ExtprocError):
+    """The configuration cannot be used; the message lists every fault and where it is."""
+
+
+class AddressError(ExtprocError, ValueError):
+    """A text is not an `ip:port`."""
+
+
+class ProtocolError(ExtprocError):
+    """The proxy sent a message that the ext_proc protocol does not allow at this point."""
+
+
+class RequestError(ExtprocError):
+    """A request cannot be routed; carries what the client is told, in OpenAI's words.
+
+    `status` is an HTTP status code; `kind`, `param` and `code` fill the fields `type`, `param`
+    and `code` of OpenAI's error object.
+    """
+
+    status = 400
+    kind = "invalid_request_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class PromptError(RequestError):
+    """The body cannot be read as a request of the API its path names: the client's fault."""
+
+
+class UnknownModel(RequestError):
+    """No pool serves the model that the request asks for."""
+
+    status = 404
+    kind = "invalid_request_error"
+    code = "model_not_found"
+
+
+class BodyTooLarge(RequestError):
+    """The body exceeds `server.max_body_bytes`."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class NoEndpoint(RequestError):
+    """No endpoint can take the request now; the client may try again."""
+
+    status = 503
+    kind = "service_unavailable"
+    code = "no_endpoint"

@@ -1,0 +1,1 @@
+"""What we decide: endpoints, prefixes, loads, strategies. Pure: no I/O, no clock, no environment."""

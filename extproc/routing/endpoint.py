@@ -1,0 +1,58 @@
+"""Endpoints and their addresses."""
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from extproc.errors import AddressError
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One `ip:port` that serves a model.
+
+    `name` is the identity that places the endpoint on the ring: `namespace/pod`, a configured name,
+    or the address. It survives a change of address, so a restarted pod of a StatefulSet keeps its keys.
+    `address` is canonical: `10.0.0.1:8000` or `[fd00::1]:8000`. An endpoint that is not ready is
+    draining: it finishes what it has and gets no new picks.
+    """
+
+    name: str
+    address: str
+    is_ready: bool = True
+    zone: str | None = None
+    models: frozenset[str] = frozenset()
+    adapters: frozenset[str] = frozenset()
+
+    @property
+    def ip(self) -> str:
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+
+def join_address(ip: str, port: int) -> str:
+    """Builds the canonical `ip:port`; an IPv6 address gets brackets (EPP 1.0.0).
+
+    Raises `AddressError` if `ip` is not an IP address (a name belongs into a DNS source) or the
+    port is out of range.
+    """
+    try:
+        parsed = ip_address(ip)
+    except ValueError:
+        raise AddressError(f"{ip!r} is not an IP address") from None
+    if not 0 < port < 65536:
+        raise AddressError(f"{port} is not a port")
+    return f"[{parsed}]:{port}" if parsed.version == 6 else f"{parsed}:{port}"
+
+
+def parse_address(text: str) -> str:
+    """Returns the canonical form of `ip:port` or `[ipv6]:port`; raises `AddressError`."""
+    ip, colon, port = text.strip().rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or len(port) > 5:
+        raise AddressError(f"{text!r} is not ip:port")
+    bracketed = ip.startswith("[") and ip.endswith("]")
+    if bracketed != (":" in ip):
+        raise AddressError(f"{text!r}: write an IPv6 address as [address]:port")
+    return join_address(ip[1:-1] if bracketed else ip, int(port))
