@@ -59,3 +59,11 @@ class NoEndpoint(RequestError):
     status = 503
     kind = "service_unavailable"
     code = "no_endpoint"
+
+
+class Overloaded(RequestError):
+    """The request is refused on purpose: every endpoint has as much as it may get."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "overloaded"

@@ -1,0 +1,98 @@
+"""The load book: how many requests are in flight on each endpoint of a pool.
+
+The only mutable state of a pool beside its current snapshot. Counting, and finding the least loaded,
+are O(1) whatever the number of endpoints: members stand in levels, one level per number in flight.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from random import Random
+
+
+class LoadBook:
+    """Counts requests in flight by endpoint name.
+
+    Members are the endpoints that may be picked. One that leaves keeps its count until its requests
+    end, and finds it again if it comes back; `total` counts members only.
+    """
+
+    __slots__ = ("_in_flight", "_levels", "_lowest", "_places", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._in_flight: dict[str, int] = {}
+        self._levels: list[list[str]] = [[]]
+        self._places: dict[str, int] = {}
+        self._lowest = 0
+
+    def __repr__(self) -> str:
+        return f"<LoadBook of {len(self._places)} members, {self.total} in flight>"
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def in_flight(self, name: str) -> int:
+        return self._in_flight.get(name, 0)
+
+    def counts(self) -> dict[str, int]:
+        """In flight by name: every member, and every past member that still has requests."""
+        return dict.fromkeys(self._places, 0) | self._in_flight
+
+    def set_members(self, names: Iterable[str]) -> None:
+        wanted = dict.fromkeys(names)
+        for name in [name for name in self._places if name not in wanted]:
+            self._leave_level(name, self.in_flight(name))
+            self.total -= self.in_flight(name)
+        for name in [name for name in wanted if name not in self._places]:
+            self._enter_level(name, self.in_flight(name))
+            self.total += self.in_flight(name)
+        self._settle()
+
+    def take(self, name: str) -> None:
+        """Counts one more request on `name`."""
+        self._move(name, 1)
+
+    def release(self, name: str) -> None:
+        """Counts one request less; releasing what was never taken is the caller's bug (`KeyError`)."""
+        if name not in self._in_flight:
+            raise KeyError(name)
+        self._move(name, -1)
+
+    def least_loaded(self, rng: Random) -> Iterator[str]:
+        """Yields every member, fewest in flight first, ties in random order."""
+        for level in islice(self._levels, self._lowest, None):
+            offset = int(rng.random() * len(level))
+            yield from level[offset:]
+            yield from level[:offset]
+
+    def _move(self, name: str, step: int) -> None:
+        before = self._in_flight.get(name, 0)
+        if before + step:
+            self._in_flight[name] = before + step
+        else:
+            del self._in_flight[name]
+        if name in self._places:
+            self._leave_level(name, before)
+            self._enter_level(name, before + step)
+            self.total += step
+            self._settle()
+
+    def _enter_level(self, name: str, level: int) -> None:
+        while level >= len(self._levels):
+            self._levels.append([])
+        self._places[name] = len(self._levels[level])
+        self._levels[level].append(name)
+        self._lowest = min(self._lowest, level)
+
+    def _leave_level(self, name: str, level: int) -> None:
+        # The last one takes the leaver's place, so nothing shifts.
+        names = self._levels[level]
+        place = self._places.pop(name)
+        last = names.pop()
+        if last != name:
+            names[place] = last
+            self._places[last] = place
+
+    def _settle(self) -> None:
+        while self._lowest < len(self._levels) - 1 and not self._levels[self._lowest]:
+            self._lowest += 1
