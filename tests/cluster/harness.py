@@ -1,0 +1,53 @@
+"""What the tests of every source share: a sink that remembers, and a source run for a while."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from extproc.cluster.source import Source
+from extproc.routing.endpoint import Endpoint
+
+
+class RecordingSink:
+    """A pool's end of the seam that remembers everything it is told."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[Endpoint]] = []
+        self.confirmed_total = 0
+        self.restarts: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        return [endpoint.name for endpoint in self.lists[-1]] if self.lists else []
+
+    @property
+    def addresses(self) -> list[str]:
+        return [endpoint.address for endpoint in self.lists[-1]] if self.lists else []
+
+    def replace(self, endpoints: Sequence[Endpoint]) -> None:
+        self.lists.append(list(endpoints))
+
+    def confirm(self) -> None:
+        self.confirmed_total += 1
+
+    def restarted(self, why: str) -> None:
+        self.restarts.append(why)
+
+    async def until(self, claim: Callable[["RecordingSink"], object], timeout_s: float = 10.0) -> None:
+        """Waits until `claim` holds; raises `TimeoutError` if it does not in time."""
+        async with asyncio.timeout(timeout_s):
+            while not claim(self):  # noqa: ASYNC110 - a claim is any expression over what was told
+                await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def running(source: Source, sink: RecordingSink) -> AsyncIterator[asyncio.Task[None]]:
+    """Runs `source` in the background; a source that ends by itself fails the test."""
+    task = asyncio.create_task(source.run(sink))
+    try:
+        yield task
+        assert not task.done(), "the source ended by itself"
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

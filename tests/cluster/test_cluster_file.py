@@ -1,0 +1,180 @@
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.cluster.file import FileSource, parse_endpoints
+from extproc.errors import SettingsError
+from extproc.routing.endpoint import Endpoint
+from tests.cluster.harness import RecordingSink, running
+
+ONE = b"- {address: 10.0.0.1, port: 8000}\n"
+TWO = ONE + b"- {address: 10.0.0.2, port: 8000, name: second}\n"
+NEVER_S = 3600.0
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes beside the file and renames, as careful writers do."""
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(content)
+    draft.rename(path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "endpoints.yaml"
+    path.write_bytes(ONE)
+    return path
+
+
+def test_entries_become_endpoints_named_by_their_name_or_address() -> None:
+    content = TWO + b"- {address: 'fd00::1', port: 8000}\n"
+
+    assert [
+        Endpoint("10.0.0.1:8000", "10.0.0.1:8000"),
+        Endpoint("second", "10.0.0.2:8000"),
+        Endpoint("[fd00::1]:8000", "[fd00::1]:8000"),
+    ] == parse_endpoints(content)
+
+
+def test_an_empty_list_is_no_endpoints_on_purpose() -> None:
+    assert parse_endpoints(b"[]") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"", "valid list"),
+        (b"- {address: 10.0.0.1, po", "not YAML"),
+        (b"\xff\xfe\x00", "not YAML"),
+        (b"[" * 5000, "not YAML"),
+        (b"endpoints: []", "valid list"),
+        (b"- {address: 10.0.0.1}", "0.port: Field required"),
+        (b"- {address: 10.0.0.1, port: '8000'}", "0.port: "),
+        (b"- {address: 10.0.0.1, port: 8000, weight: 3}", "0.weight: "),
+        (b"- {address: vllm-0.vllm, port: 8000}", "is not an IP address"),
+        (b"- {address: 10.0.0.1, port: 70000}", "is not a port"),
+        (b"- {address: 10.0.0.1, port: 8000, name: ''}", "0.name: "),
+        (ONE + ONE, "name given twice: 10.0.0.1:8000"),
+        (TWO + b"- {address: 10.0.0.2, port: 8000, name: third}", "address given twice: 10.0.0.2:8000"),
+    ],
+)
+def test_a_faulty_file_is_refused_and_the_fault_named(content: bytes, fault: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_endpoints(content)
+
+    assert fault in str(caught.value)
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_any_bytes_parse_or_raise_settings_error(content: bytes) -> None:
+    try:
+        endpoints = parse_endpoints(content)
+    except SettingsError:
+        return
+
+    assert all(isinstance(endpoint, Endpoint) for endpoint in endpoints)
+
+
+async def test_a_change_of_the_file_replaces_the_list(path: Path, sink: RecordingSink) -> None:
+    async with running(FileSource(path, poll_s=NEVER_S), sink):
+        await sink.until(lambda told: told.addresses == ["10.0.0.1:8000"])
+        await asyncio.sleep(0.2)  # lets the watch of the directory start: no poll finds the change here
+        replace_file(path, TWO)
+        await sink.until(lambda told: told.names == ["10.0.0.1:8000", "second"])
+
+    assert sink.restarts == []
+
+
+async def test_the_swapped_link_of_a_mounted_configmap_is_a_change(
+    tmp_path: Path, sink: RecordingSink
+) -> None:
+    for version, content in (("v1", ONE), ("v2", TWO)):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "endpoints.yaml").write_bytes(content)
+    (tmp_path / "..data").symlink_to("v1")
+    (tmp_path / "endpoints.yaml").symlink_to("..data/endpoints.yaml")
+
+    async with running(FileSource(tmp_path / "endpoints.yaml", poll_s=NEVER_S), sink):
+        await sink.until(lambda told: told.lists)
+        await asyncio.sleep(0.2)
+        (tmp_path / "..data_tmp").symlink_to("v2")
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+        await sink.until(lambda told: len(told.addresses) == 2)
+
+
+async def test_polling_finds_what_the_directory_does_not_show(tmp_path: Path, sink: RecordingSink) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    here = tmp_path / "here"
+    elsewhere.mkdir()
+    here.mkdir()
+    (elsewhere / "list").write_bytes(ONE)
+    (here / "endpoints.yaml").symlink_to(elsewhere / "list")
+
+    async with running(FileSource(here / "endpoints.yaml", poll_s=0.05), sink):
+        await sink.until(lambda told: told.lists)
+        (elsewhere / "list").write_bytes(TWO)
+        await sink.until(lambda told: len(told.addresses) == 2)
+
+
+async def test_an_unchanged_file_confirms_the_list(path: Path, sink: RecordingSink) -> None:
+    async with running(FileSource(path, poll_s=0.02), sink):
+        await sink.until(lambda told: told.confirmed_total >= 2)
+
+    assert len(sink.lists) == 1
+
+
+async def test_a_bad_file_keeps_the_last_good_list_and_counts_once(
+    path: Path, sink: RecordingSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(FileSource(path, poll_s=0.02), sink):
+        await sink.until(lambda told: told.lists)
+        replace_file(path, b"- {address: 10.0.0.1, po")
+        await sink.until(lambda told: told.restarts)
+        confirmed_total = sink.confirmed_total
+        await asyncio.sleep(0.2)
+
+        assert sink.restarts == ["file_invalid"]
+        assert confirmed_total == sink.confirmed_total
+        assert len(sink.lists) == 1
+
+        replace_file(path, TWO)
+        await sink.until(lambda told: len(told.addresses) == 2)
+
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "the last good list stays: not YAML" in record.getMessage()
+
+
+async def test_a_missing_file_is_waited_for(tmp_path: Path, sink: RecordingSink) -> None:
+    path = tmp_path / "later" / "endpoints.yaml"
+    async with running(FileSource(path, poll_s=0.02), sink):
+        await sink.until(lambda told: told.restarts == ["file_unreadable"])
+        path.parent.mkdir()
+        replace_file(path, ONE)
+        await sink.until(lambda told: told.addresses == ["10.0.0.1:8000"])
+
+
+async def test_a_deleted_file_keeps_the_last_good_list(path: Path, sink: RecordingSink) -> None:
+    async with running(FileSource(path, poll_s=0.02), sink):
+        await sink.until(lambda told: told.lists)
+        await asyncio.to_thread(path.unlink)
+        await sink.until(lambda told: told.restarts == ["file_unreadable"])
+
+    assert [[endpoint.address for endpoint in told] for told in sink.lists] == [["10.0.0.1:8000"]]
+
+
+async def test_file_source_stops_at_once_when_cancelled(path: Path, sink: RecordingSink) -> None:
+    loop = asyncio.get_running_loop()
+    async with running(FileSource(path, poll_s=NEVER_S), sink):
+        await sink.until(lambda told: told.lists)
+        await asyncio.sleep(0.2)
+        start = loop.time()
+
+    assert loop.time() - start < 2
+
+
+def test_file_source_says_its_path_in_logs() -> None:
+    assert repr(FileSource("/etc/endpoints.yaml")) == "<FileSource path='/etc/endpoints.yaml'>"
