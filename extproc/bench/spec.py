@@ -10,46 +10,12 @@ from typing import Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from extproc.bench.experiment import Ab, Ladder
+from extproc.bench.section import Component, Section
 from extproc.bench.units import Rate, Seconds
 from extproc.errors import SettingsError
-
-
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")
-
-
-class Section(BaseModel):
-    """A part of the spec file: frozen, unknown fields refused, both spellings accepted."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, alias_generator=_kebab, validate_by_name=True, validate_by_alias=True
-    )
-
-
-class Component(Section):
-    """The name of a replaceable part and its options; a bare text is the name alone."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: object) -> object:
-        return {"name": value} if isinstance(value, str) else value
-
-    @property
-    def options(self) -> dict[str, object]:
-        return {name.replace("-", "_"): value for name, value in (self.model_extra or {}).items()}
 
 
 class Distribution(Section):
@@ -220,8 +186,8 @@ class Target(Section):
     model: str | None = None
     path: str | None = None
     is_streaming: bool = Field(default=True, alias="stream")
-    headers: dict[str, str] = {}
-    body: dict[str, object] = {}
+    headers: dict[str, str] = Field(default_factory=dict)
+    body: dict[str, object] = Field(default_factory=dict)
     api_key_env: str | None = None
     endpoint_header: str = "x-extproc-endpoint"
     tokenizer: Path | None = None
@@ -241,6 +207,8 @@ class Spec(Section):
     processes: int = Field(default=1, gt=0)
     limits: Limits = Limits()
     plugins: tuple[str, ...] = ()
+    ab: Ab = Ab()
+    saturate: Ladder = Ladder()
 
     @model_validator(mode="before")
     @classmethod
