@@ -1,0 +1,1 @@
+"""Reports: one finished run, or several, told in different formats."""
