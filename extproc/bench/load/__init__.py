@@ -1,0 +1,1 @@
+"""The load generator: when requests start, and the processes that start them."""
