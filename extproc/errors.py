@@ -21,12 +21,13 @@ class RequestError(ExtprocError):
     """A request cannot be routed; carries what the client is told, in OpenAI's words.
 
     `status` is an HTTP status code; `kind`, `param` and `code` fill the fields `type`, `param`
-    and `code` of OpenAI's error object.
+    and `code` of OpenAI's error object. `retry_after_s` is for failures that pass by themselves.
     """
 
     status = 400
     kind = "invalid_request_error"
     code: str | None = None
+    retry_after_s: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -59,6 +60,7 @@ class NoEndpoint(RequestError):
     status = 503
     kind = "service_unavailable"
     code = "no_endpoint"
+    retry_after_s = 1
 
 
 class Overloaded(RequestError):
@@ -67,3 +69,4 @@ class Overloaded(RequestError):
     status = 429
     kind = "rate_limit_error"
     code = "overloaded"
+    retry_after_s = 1

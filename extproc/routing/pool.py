@@ -1,7 +1,7 @@
 """A pool: an immutable snapshot of its endpoints, a strategy, and the load book."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from extproc.errors import NoEndpoint, Overloaded
@@ -17,13 +17,14 @@ class Snapshot:
 
     `names` are the ready endpoints' names in the source's order, `ready` the endpoints by name,
     `draining` those that only finish what they have. `by_adapter` holds the names of the ready
-    endpoints that serve an adapter.
+    endpoints that serve an adapter, `models` every model name that one of them said it serves.
     """
 
     names: tuple[str, ...]
     ready: Mapping[str, Endpoint]
     draining: tuple[Endpoint, ...]
     ring: Ring
+    models: frozenset[str]
     by_adapter: Mapping[str, frozenset[str]]
     by_location: Mapping[str, tuple[str, ...]] = field(repr=False)
 
@@ -37,6 +38,7 @@ class Snapshot:
             ready=ready,
             draining=tuple(endpoint for endpoint in all_.values() if not endpoint.is_ready),
             ring=ring.replace(ready),
+            models=frozenset().union(*(endpoint.models for endpoint in ready.values())),
             by_adapter={key: frozenset(names) for key, names in _group(_adapters(ready.values())).items()},
             by_location={key: tuple(names) for key, names in _group(_locations(ready.values())).items()},
         )
@@ -68,9 +70,9 @@ def _group(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Where one request goes. Counted from the moment it exists; give it back to `Pool.release`."""
+    """Where one request goes. Counted from the moment it exists until `release`."""
 
-    pool: str
+    pool: "Pool"
     strategy: str
     reason: Reason
     endpoint: Endpoint
@@ -80,6 +82,10 @@ class Pick:
     def destination(self) -> str:
         """`ip:port[,ip:port…]`: the pick, then the ordered fallbacks (EPP 1.0.0)."""
         return ",".join([self.endpoint.address, *(endpoint.address for endpoint in self.fallbacks)])
+
+    def release(self) -> None:
+        """Counts the request as ended. Exactly once, or the book raises `KeyError`."""
+        self.pool.book.release(self.endpoint.name)
 
 
 class Pool:
@@ -130,11 +136,16 @@ class Pool:
         choice = self.strategy.choose(key, candidates, 1 + self.fallbacks)
         first, *rest = (snapshot.ready[name] for name in choice.names)
         self.book.take(first.name)
-        return Pick(self.name, self.strategy.name, choice.reason, first, tuple(rest))
+        return Pick(self, self.strategy.name, choice.reason, first, tuple(rest))
 
-    def release(self, pick: Pick) -> None:
-        """Counts the request as ended. Exactly once per pick, or the book raises `KeyError`."""
-        self.book.release(pick.endpoint.name)
+    def move(self, pick: Pick, address: str) -> Pick:
+        """Counts the pick's request on the endpoint at `address`, if that is a ready one here."""
+        names = self.snapshot.by_location.get(address, ())
+        if not names or names[0] == pick.endpoint.name:
+            return pick
+        pick.release()
+        self.book.take(names[0])
+        return replace(pick, endpoint=self.snapshot.ready[names[0]])
 
     def candidates(self, adapter: str = "", subset: Sequence[str] | None = None) -> Candidates:
         snapshot = self.snapshot

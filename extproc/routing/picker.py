@@ -1,0 +1,168 @@
+"""The picker: which pool serves a request, by what key, on which endpoint. The whole decision."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from re import Pattern
+from re import compile as compile_pattern
+
+from extproc.errors import NoEndpoint, PromptError, UnknownModel
+from extproc.routing.pool import Pick, Pool
+from extproc.routing.prefix import Key, KeyKind, prefix_of, routing_key
+from extproc.routing.prompt import Prompt, parse, reads_body
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the picker may know of a request; headers by lower-case name.
+
+    `body` is `None` where there is none, or none to be had. `is_partial` says that more of it exists
+    than came. `subset` holds the addresses that the proxy allows (EPP 1.0.0), `None` for any. `pool`
+    is the operator's choice of a pool.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes | None = None
+    is_partial: bool = False
+    subset: Sequence[str] | None = None
+    pool: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A pick and what it came from: the routing key (`None`: no prefix), and why the body was no help."""
+
+    pick: Pick
+    key: int | None
+    fault: PromptError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A pool and what leads to it.
+
+    `models` may hold globs; empty takes any model. `adapters` are LoRA names that every endpoint of
+    the pool serves. `keys` is empty for strategies that look at no prefix.
+    """
+
+    pool: Pool
+    models: tuple[str, ...] = ()
+    adapters: frozenset[str] = frozenset()
+    keys: tuple[Key, ...] = ()
+    prefix_chars: int = 100
+
+    def learnt(self, model: str) -> bool:
+        """Whether an endpoint of the pool said that it serves `model`, as a base model or an adapter."""
+        snapshot = self.pool.snapshot
+        return model in snapshot.models or model in snapshot.by_adapter
+
+    def adapter(self, model: str) -> str:
+        """`model` if it is an adapter here, else the empty string."""
+        return model if model in self.adapters or model in self.pool.snapshot.by_adapter else ""
+
+    def names(self) -> set[str]:
+        """Every model and adapter name known to be served, globs left out."""
+        snapshot = self.pool.snapshot
+        configured = {name for name in self.models if not _is_glob(name)}
+        return configured | self.adapters | snapshot.models | snapshot.by_adapter.keys()
+
+
+class Picker:
+    """All routes. Replaced as a whole when the settings change; the pools within live on."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self.routes = {route.pool.name: route for route in routes}
+        self._exact: dict[str, Route] = {}
+        self._globs: list[tuple[Pattern[str], Route]] = []
+        self._catch_all = next((route for route in self.routes.values() if not route.models), None)
+        self._sole = next(iter(self.routes.values())) if len(self.routes) == 1 else None
+        self.key_headers = frozenset(
+            key.name for route in self.routes.values() for key in route.keys if key.kind is KeyKind.HEADER
+        )
+        for route in self.routes.values():
+            for name in [*route.models, *route.adapters]:
+                if _is_glob(name):
+                    self._globs.append((compile_pattern(translate(name)), route))
+                else:
+                    self._exact.setdefault(name, route)
+
+    def model_names(self) -> list[str]:
+        return sorted(set[str]().union(*(route.names() for route in self.routes.values())))
+
+    def answers_models(self, ask: Ask) -> bool:
+        """Whether `ask` lists the models and no single endpoint could: there are several pools."""
+        path = ask.path.partition("?")[0].rstrip("/")
+        return (
+            ask.method == "GET" and path.endswith("/v1/models") and len(self.routes) > 1 and ask.pool is None
+        )
+
+    def needs_body(self, ask: Ask) -> bool:
+        """Whether the body may still change the decision, as far as method, path and headers tell."""
+        if not reads_body(ask.method, ask.path):
+            return False
+        route = self._chosen(ask) or (None if self._sole is None or self._sole.models else self._sole)
+        if route is None or route.adapters or route.pool.snapshot.by_adapter:
+            return True
+        return bool(route.keys) and not _is_in_headers(route.keys[0], ask.headers)
+
+    def pick(self, ask: Ask) -> Decision:
+        """Decides and counts. Raises a `RequestError`, which says what to tell the client."""
+        prompt, fault = self._read(ask)
+        route = self._chosen(ask) or self._by_model(prompt.model if prompt else None, fault)
+        model = (prompt and prompt.model) or ""
+        adapter = route.adapter(model)
+        key = _key(route, prompt, ask.headers, model, adapter)
+        return Decision(route.pool.pick(key, adapter=adapter, subset=ask.subset), key, fault)
+
+    def _chosen(self, ask: Ask) -> Route | None:
+        if ask.pool is None:
+            return None
+        route = self.routes.get(ask.pool)
+        if route is None:
+            raise NoEndpoint(f"there is no pool {ask.pool[:100]!r}")
+        return route
+
+    def _read(self, ask: Ask) -> tuple[Prompt | None, PromptError | None]:
+        if ask.body is None or not reads_body(ask.method, ask.path):
+            return None, None
+        try:
+            content_type = ask.headers.get("content-type", "")
+            return parse(ask.path, content_type, ask.body, is_partial=ask.is_partial), None
+        except PromptError as fault:
+            return None, fault
+
+    def _by_model(self, model: str | None, fault: PromptError | None) -> Route:
+        if model is None:
+            route = self._sole or self._catch_all
+            if route is None:
+                raise fault or PromptError("name a model: it decides which pool serves this", param="model")
+            return route
+        route = self._exact.get(model) or self._by_learnt(model) or self._by_glob(model) or self._catch_all
+        if route is None:
+            raise UnknownModel(f"The model `{model[:200]}` does not exist.", param="model")
+        return route
+
+    def _by_learnt(self, model: str) -> Route | None:
+        return next((route for route in self.routes.values() if route.learnt(model)), None)
+
+    def _by_glob(self, model: str) -> Route | None:
+        return next((route for pattern, route in self._globs if pattern.match(model)), None)
+
+
+def _key(
+    route: Route, prompt: Prompt | None, headers: Mapping[str, str], model: str, adapter: str
+) -> int | None:
+    prefix = prefix_of(prompt, route.keys, route.prefix_chars, headers)
+    if not prefix:
+        return None
+    return routing_key(prefix, model=model, adapter=adapter, cache_salt=prompt.cache_salt if prompt else "")
+
+
+def _is_in_headers(key: Key, headers: Mapping[str, str]) -> bool:
+    return key.kind is KeyKind.HEADER and bool(headers.get(key.name))
+
+
+def _is_glob(name: str) -> bool:
+    return "*" in name

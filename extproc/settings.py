@@ -1,0 +1,243 @@
+"""The configuration: one tree, strict, every fault told with the place it is at.
+
+Each field says its unit and why its default is what it is; `extproc schema` prints all of it.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from extproc.errors import AddressError, SettingsError
+from extproc.routing.endpoint import parse_address
+from extproc.routing.prefix import parse_key
+
+ENVIRONMENT_PREFIX: Final = "EXTPROC_"
+
+# Names become metric labels, header values and cluster names of Envoy: nothing that needs escaping.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
+Listen = Annotated[str, StringConstraints(pattern=r"^(unix:/\S+|\[?[^\s/\]]*\]?:\d{1,5})$")]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class TlsSettings(Section):
+    """Certificates of the gRPC listener; read again when the files change."""
+
+    certificate: str
+    """PEM file with the server's certificate chain."""
+    key: str
+    """PEM file with its private key."""
+    client_ca: str | None = None
+    """PEM file with the authorities of client certificates; given, a client must have one (mTLS)."""
+
+
+class ServerSettings(Section):
+    """Where we listen, and our limits. A change of this section takes effect with a restart."""
+
+    listen: Listen = "0.0.0.0:9002"
+    """ext_proc, gRPC health and xDS: `host:port`, or `unix:/path` for a sidecar."""
+    admin: Listen = "0.0.0.0:9090"
+    """/metrics, /healthz, /readyz, /pools and /explain over HTTP."""
+    workers: Literal[1] = 1
+    """Processes. One only, in this release."""
+    max_body_bytes: int = Field(default=33_554_432, ge=1_024, le=1_073_741_824)
+    """The largest request body; Envoy's buffer limit should be the same. 32 MiB takes a few images."""
+    drain_s: float = Field(default=30, ge=0)
+    """How long open requests may go on after SIGTERM, seconds."""
+    clear_route_cache: bool = False
+    """Tell Envoy to choose the route again after ours; needed where routes match `x-extproc-pool`."""
+    xds: bool = False
+    """Serve clusters and endpoints to Envoy over xDS (ADS), on the same port."""
+    tls: TlsSettings | None = None
+    """Certificates for the gRPC listener; omitted, it speaks plain text."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """DEBUG writes one line per request; no level ever writes a prompt."""
+
+
+class KubernetesSettings(Section):
+    """The EndpointSlices of a Service."""
+
+    namespace: Name
+    service: Name
+    port: Name | int
+    """The port's name or number in the EndpointSlices (the container's port, not the Service's)."""
+    kubeconfig: str | None = None
+    """Path of a kubeconfig file; omitted: the Pod's service account, else ~/.kube/config."""
+    context: Name | None = None
+    """Context of the kubeconfig; omitted: its current one."""
+    address_family: Literal["IPv4", "IPv6"] = "IPv4"
+    """Which address of a dual-stack pod is used; the other serves where this one is missing."""
+
+
+class EndpointsSettings(Section):
+    """Where a pool's endpoints are known from: exactly one of these."""
+
+    static: list[str] | None = None
+    """`ip:port` each; an IPv6 address in brackets."""
+    file: str | None = None
+    """A YAML file with a list of {name, address, port}, watched. Relative to the configuration file."""
+    dns: str | None = None
+    """`name:port`: every address the name resolves to, as of a headless Service."""
+    kubernetes: KubernetesSettings | None = None
+
+    @field_validator("static")
+    @classmethod
+    def _are_addresses(cls, static: list[str] | None) -> list[str] | None:
+        try:
+            addresses = [parse_address(text) for text in static or []]
+        except AddressError as error:
+            raise ValueError(str(error)) from None
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("an address is given twice")
+        return static and addresses
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("give exactly one of static, file, dns, kubernetes")
+        return self
+
+
+class RoundRobinSettings(Section):
+    name: Literal["round_robin"]
+
+
+class RandomSettings(Section):
+    name: Literal["random"]
+
+
+class LeastLoadSettings(Section):
+    name: Literal["least_load"]
+
+
+class PrefixHashSettings(Section):
+    """Consistent hashing with bounded loads."""
+
+    name: Literal["prefix_hash"] = "prefix_hash"
+    key: list[str] = Field(default=["first_user_message"], min_length=1)
+    """What is hashed; the first one that the request has. `first_user_message`, `prompt_head`,
+    `conversation`, `header:<name>`, `field:<name>`."""
+    prefix_chars: int = Field(default=100, ge=1, le=1_000_000)
+    """How many characters of it. Shorter gathers more on one endpoint, longer scatters (KubeAI: 100)."""
+    load_factor: float = Field(default=1.25, ge=1, le=100)
+    """An endpoint may have this many times the mean load before its prefixes spill."""
+    load_floor: int = Field(default=4, ge=0, le=100_000)
+    """An endpoint with fewer requests in flight is never over its bound; 0 is KubeAI's rule."""
+    positions: int = Field(default=256, ge=1, le=4_096)
+    """Positions on the ring per endpoint; more spread keys more evenly and cost memory."""
+
+    @field_validator("key", mode="before")
+    @classmethod
+    def _are_keys(cls, key: Any) -> Any:
+        keys = [key] if isinstance(key, str) else key
+        for text in keys if isinstance(keys, list) else []:
+            parse_key(str(text))
+        return keys
+
+
+StrategySettings = Annotated[
+    RoundRobinSettings | RandomSettings | LeastLoadSettings | PrefixHashSettings, Field(discriminator="name")
+]
+
+
+class PoolSettings(Section):
+    """Endpoints that serve the same models."""
+
+    name: Name
+    models: list[str] | None = None
+    """Names a request may ask for, `*` stands for anything; omitted: any."""
+    adapters: list[str] = []
+    """LoRA names that every endpoint serves; those of single endpoints are learnt (`learn_models`)."""
+    endpoints: EndpointsSettings
+    strategy: StrategySettings = PrefixHashSettings()
+    """How an endpoint is picked; changed live."""
+    learn_models: bool = False
+    """Ask every endpoint's /v1/models now and then for the models and adapters it serves."""
+    max_in_flight: int | None = Field(default=None, ge=1)
+    """Mean requests in flight per endpoint beyond which the pool answers 429; omitted: never."""
+    stale_after_s: float | None = Field(default=None, gt=0)
+    """Age of the endpoint list, seconds, beyond which the service is not ready; omitted: never."""
+
+    @field_validator("models")
+    @classmethod
+    def _is_not_empty(cls, models: list[str] | None) -> list[str] | None:
+        if models == []:
+            raise ValueError("an empty list serves no request; leave it out to serve any model")
+        return models
+
+
+class Settings(Section):
+    """The configuration file of `extproc serve`."""
+
+    server: ServerSettings = ServerSettings()
+    pools: list[PoolSettings] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _are_unique(self) -> Self:
+        names = [pool.name for pool in self.pools]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"pool names used twice: {', '.join(twice)}")
+        return self
+
+
+def load_settings(path: Path, environment: dict[str, str] | None = None) -> Settings:
+    """Reads a YAML file and the overrides of `environment` (`EXTPROC_SERVER__LISTEN`).
+
+    Raises `SettingsError` that lists every fault, each with its place in the file.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from None
+    return parse_settings(text, environment or {}, where=str(path))
+
+
+def parse_settings(text: str, environment: dict[str, str], where: str = "settings") -> Settings:
+    """Parses YAML text, see `load_settings`."""
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{where}: not YAML: {error}") from None
+    except RecursionError:
+        raise SettingsError(f"{where}: nested too deeply") from None
+    if not isinstance(tree, dict):
+        raise SettingsError(f"{where}: expected a mapping with the keys server and pools")
+    try:
+        return Settings.model_validate(_override(tree, environment))
+    except ValidationError as error:
+        raise SettingsError("\n".join(f"{where}: {fault}" for fault in _faults(error))) from None
+
+
+def read_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
+
+
+def _override(tree: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+    """Lays `EXTPROC_SERVER__DRAIN_S=5` over the tree; the value is read as YAML."""
+    for name, value in sorted(environment.items()):
+        path = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        if name.startswith(ENVIRONMENT_PREFIX) and path[0] == "server" and len(path) > 1:
+            branch = tree
+            for step in path[:-1]:
+                below = branch.get(step)
+                branch[step] = branch = below if isinstance(below, dict) else {}
+            branch[path[-1]] = yaml.safe_load(value)
+    return tree
+
+
+def _faults(error: ValidationError) -> list[str]:
+    return [f"{'.'.join(map(str, fault['loc'])) or 'top level'}: {fault['msg']}" for fault in error.errors()]

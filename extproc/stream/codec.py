@@ -1,0 +1,202 @@
+"""Between protobuf messages and the session's events and replies. The only importer of the generated code."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from extproc.errors import ProtocolError
+from extproc.stream import ext_proc_pb2 as pb
+from extproc.stream.events import (
+    Answer,
+    BodyMode,
+    Continue,
+    Event,
+    Phase,
+    Piece,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Routed,
+    StreamConfig,
+)
+from extproc.stream.session import DESTINATION, POOL, REQUEST_ID
+
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+SUBSET_KEY: Final = f"{DESTINATION}-subset"
+LB_NAMESPACE: Final = "envoy.lb"
+SERVED_KEY: Final = f"{DESTINATION}-served"
+METADATA_NAMESPACE: Final = "extproc"
+
+_BODY_MODES: Final = {mode.value: mode for mode in BodyMode}
+
+_OVERWRITE: Final = pb.OVERWRITE_IF_EXISTS_OR_ADD
+
+_SKIP_BODY: Final = pb.ProcessingMode(
+    response_header_mode=pb.SKIP,
+    request_body_mode=pb.NONE,
+    request_trailer_mode=pb.SKIP,
+    # Without it Envoy 1.37 and 1.38 end the stream at the pick, and the request would not count as in flight.
+    response_trailer_mode=pb.SEND,
+)
+
+_FIELDS: Final = {
+    Phase.REQUEST_HEADERS: "request_headers",
+    Phase.RESPONSE_HEADERS: "response_headers",
+    Phase.REQUEST_BODY: "request_body",
+    Phase.RESPONSE_BODY: "response_body",
+    Phase.REQUEST_TRAILERS: "request_trailers",
+    Phase.RESPONSE_TRAILERS: "response_trailers",
+}
+
+
+def _continue(phase: Phase) -> bytes:
+    response = pb.ProcessingResponse()
+    getattr(response, _FIELDS[phase]).SetInParent()
+    return response.SerializeToString()
+
+
+_CONTINUE: Final = {phase: _continue(phase) for phase in Phase}
+
+
+def decode(message: bytes, wanted_headers: Collection[str]) -> Event:
+    """Reads one `ProcessingRequest`; keeps of the headers only those in `wanted_headers` (lower-case).
+
+    Raises `ProtocolError` for bytes that are no such message or hold none of its alternatives.
+    """
+    try:
+        request = pb.ProcessingRequest.FromString(message)
+    except DecodeError:
+        raise ProtocolError("not a ProcessingRequest") from None
+    match request.WhichOneof("request"):
+        case "request_headers":
+            return RequestHeaders(
+                _headers(request.request_headers.headers, wanted_headers),
+                request.request_headers.end_of_stream,
+                _subset(request),
+                _config(request),
+            )
+        case "request_body":
+            body = request.request_body
+            return RequestBody(body.body, body.end_of_stream, _subset(request))
+        case "request_trailers":
+            return RequestTrailers()
+        case "response_headers":
+            return ResponseHeaders(_served(request), request.response_headers.end_of_stream)
+        case "response_body":
+            return ResponseBody(request.response_body.body, request.response_body.end_of_stream)
+        case "response_trailers":
+            return ResponseTrailers()
+    raise ProtocolError("a ProcessingRequest of an unknown kind")
+
+
+def encode(reply: Reply) -> bytes:
+    """Writes one `ProcessingResponse`."""
+    match reply:
+        case Continue():
+            return _CONTINUE[reply.phase]
+        case Routed():
+            return _routed(reply)
+        case Piece():
+            return _piece(reply)
+        case Answer():
+            return _answer(reply)
+
+
+def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:
+    return {
+        header.key: header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
+        for header in headers.headers
+        if header.key in wanted
+    }
+
+
+def _config(request: pb.ProcessingRequest) -> StreamConfig:
+    if not request.HasField("protocol_config"):
+        return StreamConfig()
+    config = request.protocol_config
+    return StreamConfig(
+        _BODY_MODES.get(config.request_body_mode),
+        _BODY_MODES.get(config.response_body_mode),
+        config.send_body_without_waiting_for_header_response,
+    )
+
+
+def _subset(request: pb.ProcessingRequest) -> tuple[str, ...] | None:
+    """The addresses the proxy allows; a list, or one comma-separated string. `None`: the key is absent."""
+    if not request.HasField("metadata_context"):
+        return None
+    value = _metadata(request, SUBSET_NAMESPACE).get(SUBSET_KEY)
+    if value is None:
+        return None
+    if value.WhichOneof("kind") == "list_value":
+        texts = [item.string_value for item in value.list_value.values]
+    else:
+        texts = value.string_value.split(",")
+    return tuple(text.strip() for text in texts if text.strip())
+
+
+def _served(request: pb.ProcessingRequest) -> str | None:
+    value = _metadata(request, LB_NAMESPACE).get(SERVED_KEY)
+    return value.string_value or None if value is not None else None
+
+
+def _metadata(request: pb.ProcessingRequest, namespace: str) -> Mapping[str, Any]:
+    spaces = request.metadata_context.filter_metadata
+    return spaces[namespace].fields if namespace in spaces else {}
+
+
+def _routed(reply: Routed) -> bytes:
+    decision = reply.decision
+    pick = decision.pick
+    response = pb.ProcessingResponse()
+    common = getattr(response, _FIELDS[reply.phase]).response
+    common.clear_route_cache = reply.clear_route_cache
+    mutation = common.header_mutation
+    mutation.remove_headers.extend(reply.remove_headers)
+    destination = pick.destination
+    _set_headers(mutation, {DESTINATION: destination, POOL: pick.pool.name})
+    if reply.request_id is not None:
+        _set_headers(mutation, {REQUEST_ID: reply.request_id})
+    metadata = response.dynamic_metadata.fields
+    metadata[LB_NAMESPACE].struct_value.fields[DESTINATION].string_value = destination
+    ours = metadata[METADATA_NAMESPACE].struct_value.fields
+    ours["pool"].string_value = pick.pool.name
+    ours["strategy"].string_value = pick.strategy
+    ours["reason"].string_value = pick.reason
+    ours["endpoint"].string_value = pick.endpoint.name
+    if decision.key is not None:
+        ours["prefix"].string_value = f"{decision.key:016x}"
+    if reply.skip_body:
+        response.mode_override.CopyFrom(_SKIP_BODY)
+    return response.SerializeToString()
+
+
+def _set_headers(mutation: pb.HeaderMutation, headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        option = mutation.set_headers.add(append_action=_OVERWRITE)
+        option.header.key = name
+        option.header.raw_value = value.encode()
+
+
+def _piece(reply: Piece) -> bytes:
+    streamed = pb.StreamedBodyResponse(body=reply.data, end_of_stream=reply.end_of_stream)
+    common = pb.CommonResponse(body_mutation=pb.BodyMutation(streamed_response=streamed))
+    body = pb.BodyResponse(response=common)
+    if reply.phase is Phase.REQUEST_BODY:
+        return pb.ProcessingResponse(request_body=body).SerializeToString()
+    return pb.ProcessingResponse(response_body=body).SerializeToString()
+
+
+def _answer(reply: Answer) -> bytes:
+    response = pb.ProcessingResponse()
+    immediate = response.immediate_response
+    immediate.status.code = reply.status
+    immediate.body = reply.body
+    immediate.details = f"extproc_{reply.outcome}"
+    _set_headers(immediate.headers, {"content-type": "application/json", **reply.headers})
+    return response.SerializeToString()

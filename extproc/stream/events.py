@@ -1,0 +1,128 @@
+"""What a proxy tells us, and what we answer: the ext_proc protocol as plain values.
+
+Built by the codec and trusted everywhere else. No protobuf, no gRPC, no clock here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from extproc.routing.picker import Decision
+
+
+class BodyMode(IntEnum):
+    """`ProcessingMode.BodySendMode` of the ext_proc API."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX_STREAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """How the proxy's filter runs, told once, with the first message (`protocol_config`).
+
+    `None` for a mode means that the proxy did not say: one that knows no `protocol_config`.
+    """
+
+    request_body: BodyMode | None = None
+    response_body: BodyMode | None = None
+    sends_body_without_waiting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeaders:
+    """Lower-case names; of a header that comes twice, the last value counts."""
+
+    headers: Mapping[str, str]
+    end_of_stream: bool = False
+    subset: Sequence[str] | None = None
+    config: StreamConfig = StreamConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    data: bytes
+    end_of_stream: bool = True
+    subset: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTrailers:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHeaders:
+    """`served` is the `ip:port` that answered, where the gateway tells it (EPP 1.0.0)."""
+
+    served: str | None = None
+    end_of_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseBody:
+    data: bytes
+    end_of_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTrailers:
+    pass
+
+
+Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers
+
+
+class Phase(IntEnum):
+    """Which message a reply answers: the field number of `ProcessingResponse.response`."""
+
+    REQUEST_HEADERS = 1
+    RESPONSE_HEADERS = 2
+    REQUEST_BODY = 3
+    RESPONSE_BODY = 4
+    REQUEST_TRAILERS = 5
+    RESPONSE_TRAILERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Go on, nothing changes."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Go on, to the picked endpoint: headers set and removed, the same said as dynamic metadata."""
+
+    phase: Phase
+    decision: Decision
+    request_id: str | None = None
+    remove_headers: Sequence[str] = ()
+    clear_route_cache: bool = False
+    skip_body: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a body given back unchanged, in FULL_DUPLEX_STREAMED mode."""
+
+    phase: Phase
+    data: bytes
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer of our own to the client, JSON; ends the exchange. `outcome` is a metric label."""
+
+    status: int
+    body: bytes
+    outcome: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Reply = Continue | Routed | Piece | Answer

@@ -1,0 +1,97 @@
+"""The gRPC service: reads a stream's messages, asks its session, writes the replies.
+
+Everything of the request that can fail is caught here: an exception that reached gRPC would send its
+text, and with it pieces of a prompt, to the proxy.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from time import perf_counter
+from typing import Final
+from uuid import uuid4
+
+import grpc
+import grpc.aio
+
+from extproc.errors import ProtocolError
+from extproc.routing.picker import Picker
+from extproc.stream.codec import decode, encode
+from extproc.stream.events import Answer, Reply, Routed
+from extproc.stream.session import POOL, Session
+from extproc.telemetry import Metrics
+
+SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class ExternalProcessor:
+    """`envoy.service.ext_proc.v3.ExternalProcessor`: one session per stream.
+
+    `picker` is asked for the picker in force when a stream opens, so a reload meets no stream halfway.
+    """
+
+    def __init__(
+        self,
+        picker: Callable[[], Picker],
+        metrics: Metrics,
+        *,
+        max_body_bytes: int,
+        clear_route_cache: bool,
+    ) -> None:
+        self._picker = picker
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._clear_route_cache = clear_route_cache
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        # Messages stay bytes: our codec reads and writes them, most replies are serialised ahead.
+        handler = grpc.stream_stream_rpc_method_handler(self.process)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),))
+
+    async def process(self, _: object, context: Context) -> None:
+        """Serves one stream. The session is closed however the stream ends, a cancellation included."""
+        picker = self._picker()
+        session = self._open(picker, context)
+        self._metrics.streams_open.inc()
+        try:
+            await self._converse(session, context, picker.wanted_headers)
+        except ProtocolError as error:
+            self._metrics.stream_errors.labels("protocol").inc()
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the proxy
+            self._metrics.stream_errors.labels("internal").inc()
+            log.error("a stream failed: %s", type(error).__name__)  # noqa: TRY400  # no traceback: it may quote a prompt
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+        finally:
+            self._metrics.streams_open.dec()
+            if session.served_elsewhere is not None:
+                self._metrics.served_elsewhere.labels(session.served_elsewhere.name).inc()
+            session.close()
+
+    def _open(self, picker: Picker, context: Context) -> Session:
+        return Session(
+            picker,
+            new_request_id=lambda: str(uuid4()),
+            max_body_bytes=self._max_body_bytes,
+            clear_route_cache=self._clear_route_cache,
+            pool=dict(context.invocation_metadata() or ()).get(POOL),
+        )
+
+    async def _converse(self, session: Session, context: Context, wanted: Collection[str]) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            start_s = perf_counter()
+            replies = session.on(decode(message, wanted))
+            encoded = [encode(reply) for reply in replies]
+            self._observe(replies, perf_counter() - start_s)
+            for reply in encoded:
+                await context.write(reply)
+
+    def _observe(self, replies: Sequence[Reply], elapsed_s: float) -> None:
+        match replies:
+            case [Routed(decision=decision), *_]:
+                self._metrics.count_decision(decision, elapsed_s)
+            case [Answer(outcome=outcome)]:
+                self._metrics.requests.labels("", outcome).inc()
