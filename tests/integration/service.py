@@ -1,0 +1,67 @@
+"""The ext_proc service under test: `extproc serve` with a configuration file of its own."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.integration.fetch import answers, get, get_json
+from tests.integration.process import Process
+
+Pool = dict[str, Any]
+
+
+def prefix_hash(**fields: Any) -> dict[str, Any]:
+    return {"name": "prefix_hash", **fields}
+
+
+def pool(addresses: Sequence[str], strategy: dict[str, Any] | None = None, **fields: Any) -> Pool:
+    """Returns a pool of static endpoints for the configuration file."""
+    return {
+        "name": "vllm",
+        "endpoints": {"static": list(addresses)},
+        "strategy": strategy or prefix_hash(),
+        **fields,
+    }
+
+
+class Service(Process):
+    """`extproc serve`, listening for Envoy on `port` and for its operator on `admin_port`."""
+
+    def __init__(self, directory: Path, *, port: int, admin_port: int, listen: str | None = None) -> None:
+        self.config = directory / "extproc.yaml"
+        command = [sys.executable, "-m", "extproc", "serve", "--config", str(self.config)]
+        super().__init__("extproc", command, directory)
+        self.admin_url = f"http://127.0.0.1:{admin_port}"
+        self._listen = listen or f"127.0.0.1:{port}"
+        self._admin = f"127.0.0.1:{admin_port}"
+
+    def configure(self, pools: Sequence[Pool], **server: Any) -> None:
+        """Writes the configuration file, in one step as an editor or a ConfigMap would."""
+        fields = {"listen": self._listen, "admin": self._admin, "drain_s": 5, **server}
+        draft = self.config.with_suffix(".draft")
+        draft.write_text(yaml.safe_dump({"server": fields, "pools": list(pools)}))
+        draft.replace(self.config)
+
+    def is_ready(self) -> bool:
+        return answers(f"{self.admin_url}/readyz")
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the samples by name and labels, as Prometheus writes them."""
+        lines = get(f"{self.admin_url}/metrics").splitlines()
+        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Returns the sum of a metric's samples that carry `labels`."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            value
+            for sample, value in self.metrics().items()
+            if sample.partition("{")[0] == name and all(label in sample for label in wanted)
+        )
+
+    def pools(self) -> Any:
+        return get_json(f"{self.admin_url}/pools")

@@ -1,0 +1,88 @@
+"""The whole path of a request: Envoy, the service and simulated vLLM endpoints, on free ports."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.integration.gateway import Edit, Gateway, edited, load
+from tests.integration.ports import free_ports
+from tests.integration.service import Pool, Service, pool
+from tests.integration.simulators import Simulators
+
+# Endpoints of the shipped configuration: one process of three and one of its own, to be killed.
+ENDPOINTS = 4
+SHIPPED_PORTS = (8080, 9901, 9002, 9090, 8001, 8002, 8003, 8004)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Running parts. `simulators` together have the four endpoints of envoy/standalone.yaml."""
+
+    gateway: Gateway
+    service: Service
+    simulators: Sequence[Simulators]
+
+    @property
+    def url(self) -> str:
+        return self.gateway.url
+
+    @property
+    def addresses(self) -> list[str]:
+        return [address for simulators in self.simulators for address in simulators.addresses]
+
+    def wait_ready(self) -> None:
+        for part in (*self.simulators, self.service, self.gateway):
+            part.wait_ready()
+
+    def restart_service(self) -> None:
+        """Starts the service again and waits until Envoy asks it."""
+        self.service.start()
+        self.service.wait_ready()
+        self.gateway.wait_until(self.gateway.sees_service)
+
+
+@contextmanager
+def run_stack(
+    directory: Path,
+    *,
+    edits: Sequence[Edit] = (),
+    pools: Callable[[list[str]], list[Pool]] = lambda addresses: [pool(addresses)],
+    simulate: Sequence[str] = ("--speed", "10"),
+    threads: int = 1,
+    **server: object,
+) -> Iterator[Stack]:
+    """Starts envoy/standalone.yaml (after `edits`), the service and four endpoints; stops them all.
+
+    `pools` makes the service's pools from the endpoints' addresses; `server` are further settings of
+    its section of that name; `simulate` are options of the simulated endpoints.
+    """
+    ports = free_ports(len(SHIPPED_PORTS))
+    client, admin, ext_proc, service_admin = ports[:4]
+    tree = edited(load("standalone.yaml"), dict(zip(SHIPPED_PORTS, ports, strict=True)), edits)
+    simulators = [
+        Simulators(directory, ports[4:7], *simulate, name="vllm-a"),
+        Simulators(directory, ports[7:8], *simulate, name="vllm-b"),
+    ]
+    service = Service(directory, port=ext_proc, admin_port=service_admin)
+    gateway = Gateway(directory, tree, port=client, admin_port=admin, threads=threads)
+    stack = Stack(gateway, service, simulators)
+    service.configure(pools(stack.addresses), **server)
+    with ExitStack() as running:
+        for part in (*simulators, service):
+            running.enter_context(part)
+        service.wait_ready()
+        running.enter_context(gateway)
+        stack.wait_ready()
+        yield stack
+
+
+def eventually(is_true: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    """Polls until `is_true`, at most `timeout_s`; returns whether it became so."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,84 @@
+"""The shipped Envoy configurations, read by a real Envoy."""
+
+import subprocess
+
+import pytest
+
+from tests.integration.gateway import SHIPPED, Tree, cluster, ext_proc_filter, find, find_envoy, load
+
+pytestmark = pytest.mark.envoy
+
+BOOTSTRAPS = sorted(path.name for path in SHIPPED.glob("*.yaml"))
+STATIC = ["standalone.yaml", "sidecar.yaml"]
+LIMIT_BYTES = 33_554_432  # the service's default of server.max_body_bytes
+
+
+@pytest.mark.parametrize("name", BOOTSTRAPS)
+def test_envoy_accepts_configuration(name: str) -> None:
+    command = [find_envoy(), "--mode", "validate", "--log-level", "warning", "-c", str(SHIPPED / name)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (result.returncode, result.stdout.strip().splitlines()[-1:]) == (
+        0,
+        [f"configuration '{SHIPPED / name}' OK"],
+    ), result.stderr
+    assert "deprecated" not in result.stderr.lower()
+
+
+@pytest.mark.parametrize("name", STATIC)
+class TestStaticConfiguration:
+    def test_removes_what_a_client_says_about_endpoint_and_pool(self, name: str) -> None:
+        (extensions,) = find(load(name), "early_header_mutation_extensions")
+        removed = {mutation["remove"] for mutation in extensions[0]["typed_config"]["mutations"]}
+
+        assert removed >= {
+            "x-gateway-destination-endpoint",
+            "x-gateway-destination-endpoint-subset",
+            "x-extproc-pool",
+        }
+
+    def test_agrees_with_the_service_on_the_largest_body(self, name: str) -> None:
+        listener = load(name)["static_resources"]["listeners"][0]
+
+        assert listener["per_connection_buffer_limit_bytes"] == LIMIT_BYTES
+        assert list(find(listener, "initial_stream_window_size")) == [LIMIT_BYTES]
+
+    def test_keeps_the_stream_open_at_the_cost_of_no_message(self, name: str) -> None:
+        config = ext_proc_filter(load(name))
+
+        assert config["processing_mode"] == {
+            "request_header_mode": "SEND",
+            "request_body_mode": "BUFFERED",
+            "response_header_mode": "SKIP",
+            "response_body_mode": "NONE",
+            "response_trailer_mode": "SEND",
+        }
+        assert config["metadata_options"] == {"receiving_namespaces": {"untyped": ["envoy.lb", "extproc"]}}
+        assert config["failure_mode_allow"] is True
+
+    @pytest.mark.parametrize("which", ["extproc", "vllm"])
+    def test_raises_the_breakers(self, name: str, which: str) -> None:
+        (limits,) = cluster(load(name), which)["circuit_breakers"]["thresholds"]
+
+        assert (
+            min(limits[f"max_{what}"] for what in ("connections", "pending_requests", "requests")) == 100_000
+        )
+
+
+def test_sidecar_differs_from_standalone_only_in_addresses() -> None:
+    standalone, sidecar = (_without_addresses(load(name)) for name in STATIC)
+
+    assert sidecar == standalone
+
+
+def _without_addresses(tree: Tree) -> Tree:
+    del tree["admin"]
+    resources = tree["static_resources"]
+    resources["listeners"] = [one for one in resources["listeners"] if one["name"] == "clients"]
+    for listener in resources["listeners"]:
+        del listener["address"]
+    resources["clusters"] = [one for one in resources["clusters"] if one["name"] in {"extproc", "vllm"}]
+    for one in resources["clusters"]:
+        for field in ("type", "cluster_type", "load_assignment"):
+            one.pop(field, None)
+    return tree
