@@ -23,19 +23,24 @@ def write_text(tokens: int, rng: np.random.Generator) -> str:
     return bytes(_WORDS[picks]).decode("ascii")
 
 
-def fit_text(text: str, tokens: int) -> str:
+def trim_text(text: str, tokens: int) -> str:
+    """Returns the text's head of at most `tokens` estimated tokens, never half a character."""
+    encoded = text.encode("utf-8", "surrogatepass")
+    return encoded[: tokens * BYTES_PER_TOKEN].decode("utf-8", "ignore")
+
+
+def fit_text(text: str, tokens: int, *, context: str = "") -> str:
     """Returns the text at `tokens` estimated tokens: its head, or the text and filler.
 
-    The filler depends on the text alone. So two texts keep their common prefix, cut to the length
-    asked for: equal texts stay equal, and a text that continued another one leaves it at its end.
+    The filler depends on `context` (what precedes the text) and the text alone. So two texts keep
+    their common prefix, cut to the length asked for: equal texts stay equal, and a text that
+    continued another one leaves it where that one ended.
     """
-    room = tokens * BYTES_PER_TOKEN
-    encoded = text.encode("utf-8", "surrogatepass")
-    if len(encoded) >= room:
-        return encoded[:room].decode("utf-8", "ignore")
-    rng = np.random.default_rng(xxhash.xxh3_64_intdigest(encoded))
-    missing = room - len(encoded)
-    return text + write_text(-(-missing // BYTES_PER_TOKEN), rng)[:missing]
+    trimmed = trim_text(text, tokens)
+    missing = tokens * BYTES_PER_TOKEN - len(trimmed.encode())
+    key = xxhash.xxh3_64_intdigest(f"{context}\0{text}".encode("utf-8", "surrogatepass"))
+    filler = write_text(-(-missing // BYTES_PER_TOKEN), np.random.default_rng(key)) if missing > 0 else ""
+    return trimmed + filler[:missing]
 
 
 def _build_words() -> npt.NDArray[np.uint8]:

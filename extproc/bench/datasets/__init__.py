@@ -1,0 +1,1 @@
+"""The dataset preprocessor: sources, filters, lengths, and an honest account of the result."""

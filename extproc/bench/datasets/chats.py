@@ -1,0 +1,55 @@
+"""Published chat datasets from local files: ShareGPT and OpenOrca."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from extproc.bench.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.source import read_objects, read_rows, read_text, require_path
+from extproc.bench.spec import Dataset
+from extproc.bench.text import estimate_tokens
+
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "system": "system"}
+
+
+def read_sharegpt(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+    """Reads `[{"conversations": [{"from", "value"}]}]`; what precedes the first question is dropped."""
+    del need, rng
+    conversations = []
+    for row in read_rows(require_path(dataset)):
+        messages = [
+            Message(_ROLES.get(read_text(item, "from"), "assistant"), read_text(item, "value"))
+            for item in read_objects(row, "conversations")
+        ]
+        turns = build_turns(messages)
+        if turns:
+            conversations.append(Conversation(turns))
+    return conversations
+
+
+def read_openorca(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+    """Reads rows of `system_prompt`, `question` and `response`: one turn each."""
+    del need, rng
+    conversations = []
+    for row in read_rows(require_path(dataset)):
+        system, question = read_text(row, "system_prompt"), read_text(row, "question")
+        messages = [Message("system", system)] if system else []
+        messages += [Message("user", question), Message("assistant", read_text(row, "response"))]
+        if question:
+            conversations.append(Conversation(build_turns(messages)))
+    return conversations
+
+
+def build_turns(messages: Iterable[Message]) -> tuple[Turn, ...]:
+    """Cuts a chat at its answers; questions in a row are one turn, a last one unanswered is dropped."""
+    turns: list[Turn] = []
+    asked: tuple[Message, ...] = ()
+    for message in messages:
+        if not message.content:
+            continue
+        if message.role != "assistant":
+            asked += (message,)
+        elif any(m.role == "user" for m in asked):
+            turns.append(Turn(asked, estimate_tokens(message.content), message.content))
+            asked = ()
+    return tuple(turns)

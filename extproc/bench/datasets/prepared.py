@@ -1,0 +1,37 @@
+"""The preprocessor's own file: JSON lines, a header and one conversation per line."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from extproc.bench.conversation import Conversation
+from extproc.bench.datasets.source import require_path
+from extproc.bench.spec import Dataset
+from extproc.errors import SettingsError
+
+_HEADER = b'{"format":"extproc-dataset","version":1}'
+
+
+def write_prepared(path: Path, conversations: Sequence[Conversation]) -> None:
+    """Writes the file as one piece."""
+    lines = [_HEADER, *map(msgspec.json.encode, conversations), b""]
+    path.write_bytes(b"\n".join(lines))
+
+
+def read_prepared(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+    """Reads what `write_prepared` wrote; raises `SettingsError` with the line at fault."""
+    del need, rng
+    path = require_path(dataset)
+    decoder = msgspec.json.Decoder(Conversation)
+    header, *lines = path.read_bytes().splitlines() or [b""]
+    if header != _HEADER:
+        raise SettingsError(f"{path}: not a dataset file of this version")
+    conversations = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            conversations.append(decoder.decode(line))
+        except msgspec.DecodeError as error:
+            raise SettingsError(f"{path}: line {number}: {error}") from None
+    return conversations

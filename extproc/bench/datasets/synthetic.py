@@ -1,0 +1,166 @@
+"""Datasets that are generated, seeded, from parameters alone: no text of anybody's is used."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from pydantic import Field
+
+from extproc.bench.conversation import Conversation, Message, Turn
+from extproc.bench.draws import Draws, draw_tokens
+from extproc.bench.section import Section
+from extproc.bench.spec import Dataset, Distribution
+from extproc.bench.text import write_text
+
+
+class SyntheticOptions(Section):
+    """Conversations of any kind; the defaults stand in for ShareGPT with 16 messages or more.
+
+    A conversation has `turns_min` turns and `turns_extra` more; `shared_system_tokens` open every
+    conversation alike. `mean_input_tokens` and `mean_output_tokens`: what prompts (a turn's whole
+    history) and answers are scaled to on average; `None` leaves them as drawn. Conversations end
+    before a prompt exceeds `max_prompt_tokens`.
+    """
+
+    turns_min: int = Field(default=8, gt=0)
+    turns_extra: Distribution | None = Distribution(kind="exponential", mean=3.5)
+    user_tokens: Distribution = Distribution(kind="lognormal", mean=63, sigma=1.2, min=4)
+    reply_tokens: Distribution = Distribution(kind="lognormal", mean=82, sigma=0.8, min=4, max=400)
+    shared_system_tokens: int = Field(default=0, ge=0)
+    mean_input_tokens: float | None = 832.0
+    mean_output_tokens: float | None = 76.06
+    max_prompt_tokens: int = Field(default=8192, gt=0)
+
+
+class RandomOptions(Section):
+    """Unique prompts of one turn: no reuse at all, where affinity must not cost anything."""
+
+    input_tokens: Distribution = Distribution(value=1024)
+    output_tokens: Distribution = Distribution(value=128)
+
+
+class SharedPrefixOptions(Section):
+    """Prompts that open with one of `groups` prefixes: tenants' system prompts, or documents.
+
+    The defaults are llm-d's published case. `hot_share` of the requests use the first group;
+    `zipf` above zero makes the others' popularity fall with that exponent of their rank.
+    """
+
+    groups: int = Field(default=150, gt=0)
+    prefix_tokens: Distribution = Distribution(value=6000)
+    question_tokens: Distribution = Distribution(kind="lognormal", mean=120, sigma=0.8, min=4)
+    output_tokens: Distribution = Distribution(kind="lognormal", mean=100, sigma=0.6, min=4)
+    hot_share: float = Field(default=0.0, ge=0, le=1)
+    zipf: float = Field(default=0.0, ge=0)
+
+
+Lengths = list[tuple[int, int]]
+"""Of one conversation: tokens of each turn's question and of its reply."""
+
+
+def generate_conversations(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+    """Generates conversations until their turns cover `need` requests or `max_conversations` is reached."""
+    options = SyntheticOptions.model_validate(dataset.options)
+    lengths = _scale(_draw_lengths(options, dataset.max_conversations, need, rng), options)
+    system = write_text(options.shared_system_tokens, rng)
+    return [Conversation(tuple(_write_turns(chat, system, rng))) for chat in lengths]
+
+
+def generate_random(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+    """Generates `need` prompts that share nothing."""
+    options = RandomOptions.model_validate(dataset.options)
+    inputs = draw_tokens(options.input_tokens, need, rng)
+    outputs = draw_tokens(options.output_tokens, need, rng)
+    return [
+        Conversation((Turn((Message("user", write_text(size, rng)),), output),))
+        for size, output in zip(inputs, outputs, strict=True)
+    ]
+
+
+def generate_shared_prefix(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+    """Generates `need` prompts of a group's prefix, as system message, and a question of their own."""
+    options = SharedPrefixOptions.model_validate(dataset.options)
+    prefixes = [write_text(size, rng) for size in draw_tokens(options.prefix_tokens, options.groups, rng)]
+    shares = (1 - options.hot_share) * _rank_shares(options.groups, options.zipf)
+    shares[0] += options.hot_share
+    groups = rng.choice(options.groups, need, p=shares)
+    questions = draw_tokens(options.question_tokens, need, rng)
+    outputs = draw_tokens(options.output_tokens, need, rng)
+    return [
+        Conversation(
+            (Turn((Message("system", prefixes[g]), Message("user", write_text(size, rng))), output),)
+        )
+        for g, size, output in zip(groups.tolist(), questions, outputs, strict=True)
+    ]
+
+
+def _rank_shares(count: int, exponent: float) -> Draws:
+    weights = np.arange(1, count + 1, dtype=np.float64) ** -exponent
+    shares: Draws = weights / weights.sum()
+    return shares
+
+
+def _draw_lengths(
+    options: SyntheticOptions, conversations: int | None, need: int, rng: np.random.Generator
+) -> list[Lengths]:
+    lengths: list[Lengths] = []
+    missing = need
+    while len(lengths) < conversations if conversations else missing > 0:
+        extra = draw_tokens(options.turns_extra, 1, rng)[0] - 1 if options.turns_extra else 0
+        turns = options.turns_min + extra
+        users = draw_tokens(options.user_tokens, turns, rng)
+        replies = draw_tokens(options.reply_tokens, turns, rng)
+        lengths.append(list(zip(users, replies, strict=True)))
+        missing -= turns
+    return lengths
+
+
+def _scale(lengths: list[Lengths], options: SyntheticOptions) -> list[Lengths]:
+    """Scales replies to the mean answer, then questions to the mean prompt, and cuts what is too long.
+
+    Replies are part of later prompts and cutting changes both means, hence a few rounds.
+    """
+    user_scale = reply_scale = 1.0
+    for _ in range(12):
+        scaled = [_cut(_multiply(chat, user_scale, reply_scale), options) for chat in lengths]
+        inputs, outputs, questions = _measure(scaled, options.shared_system_tokens)
+        if options.mean_output_tokens:
+            reply_scale *= options.mean_output_tokens / outputs
+        if options.mean_input_tokens:
+            user_scale *= max(0.05, 1 + (options.mean_input_tokens - inputs) / questions)
+    return [chat for chat in scaled if chat]
+
+
+def _multiply(chat: Lengths, user_scale: float, reply_scale: float) -> Lengths:
+    return [(max(1, round(u * user_scale)), max(1, round(r * reply_scale))) for u, r in chat]
+
+
+def _cut(chat: Lengths, options: SyntheticOptions) -> Lengths:
+    history = options.shared_system_tokens
+    for kept, (user, reply) in enumerate(chat):
+        if history + user > options.max_prompt_tokens:
+            return chat[:kept]
+        history += user + reply
+    return chat
+
+
+def _measure(chats: list[Lengths], system: int) -> tuple[float, float, float]:
+    """Returns means per prompt: its tokens, its answer's tokens, the tokens of questions in it."""
+    prompts = inputs = outputs = questions = 0
+    for chat in chats:
+        history = system
+        asked = 0
+        for user, reply in chat:
+            asked += user
+            inputs += history + user
+            outputs += reply
+            questions += asked
+            prompts += 1
+            history += user + reply
+    return inputs / prompts, outputs / prompts, questions / prompts
+
+
+def _write_turns(chat: Lengths, system: str, rng: np.random.Generator) -> Iterator[Turn]:
+    opening = (Message("system", system),) if system else ()
+    for user, reply in chat:
+        yield Turn((*opening, Message("user", write_text(user, rng))), reply, write_text(reply, rng))
+        opening = ()

@@ -1,0 +1,113 @@
+"""Published traces of real services: arrival times and lengths; the text is generated."""
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import xxhash
+
+from extproc.bench.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.source import Row, read_rows, require_path
+from extproc.bench.section import Section
+from extproc.bench.spec import Dataset
+from extproc.bench.text import write_text
+from extproc.errors import SettingsError
+
+# Mooncake hashes blocks of 512 tokens (Mooncake trace format, FAST'25).
+_MOONCAKE_BLOCK = 512
+
+
+class TraceOptions(Section):
+    """`speed` above one replays faster. A trace's own sessions are not rebuilt: it holds no text."""
+
+    layout: Literal["azure", "mooncake", "burstgpt"]
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One request of a trace; `block_ids` name its prompt's blocks where the trace tells them."""
+
+    at_s: float
+    input_tokens: int
+    output_tokens: int
+    block_ids: tuple[int, ...] = ()
+
+
+def replay_trace(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+    """Reads a trace and writes a prompt of its length for each row; equal block ids give equal text."""
+    del need
+    options = TraceOptions.model_validate(dataset.options)
+    seed = int(rng.integers(2**32))
+    try:
+        rows = sorted(_READERS[options.layout](require_path(dataset)), key=lambda row: row.at_s)
+    except (KeyError, ValueError, OSError) as error:
+        raise SettingsError(f"{dataset.path}: not a trace of layout {options.layout}: {error!r}") from None
+    first_s = rows[0].at_s if rows else 0.0
+    return [
+        Conversation(
+            (Turn((Message("user", _write_prompt(row, number, seed)),), row.output_tokens),),
+            arrival_s=(row.at_s - first_s) / options.speed,
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+def _read_azure(path: Path) -> Iterator[TraceRow]:
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            # Seven decimals of seconds in the published files; Python reads six.
+            at = datetime.fromisoformat(row["TIMESTAMP"][:26])
+            seconds = (at.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()  # noqa: DTZ001  only differences count
+            yield TraceRow(seconds, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def _read_burstgpt(path: Path) -> Iterator[TraceRow]:
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            # Failed requests have no response tokens (BurstGPT's own description).
+            if int(row["Response tokens"]) > 0:
+                yield TraceRow(
+                    float(row["Timestamp"]), int(row["Request tokens"]), int(row["Response tokens"])
+                )
+
+
+def _read_mooncake(path: Path) -> Iterator[TraceRow]:
+    for row in read_rows(path):
+        blocks = row.get("hash_ids")
+        yield TraceRow(
+            _read_number(row, "timestamp") / 1000,
+            int(_read_number(row, "input_length")),
+            int(_read_number(row, "output_length")),
+            tuple(blocks) if isinstance(blocks, list) else (),
+        )
+
+
+def _read_number(row: Row, field: str) -> float:
+    value = row[field]
+    if not isinstance(value, int | float):
+        raise ValueError(f"{field} is not a number")  # noqa: TRY004  one kind of fault per file
+    return value
+
+
+def _write_prompt(row: TraceRow, number: int, seed: int) -> str:
+    blocks = row.block_ids or (-1 - number,)
+    size = _MOONCAKE_BLOCK if row.block_ids else row.input_tokens
+    text = "".join(_write_block(block, size, seed) for block in blocks)
+    return text[: max(1, row.input_tokens) * 4]
+
+
+def _write_block(block: int, tokens: int, seed: int) -> str:
+    key = xxhash.xxh3_64_intdigest(block.to_bytes(9, "big", signed=True), seed)
+    return write_text(tokens, np.random.default_rng(key))
+
+
+_READERS: dict[str, Callable[[Path], Iterator[TraceRow]]] = {
+    "azure": _read_azure,
+    "burstgpt": _read_burstgpt,
+    "mooncake": _read_mooncake,
+}
