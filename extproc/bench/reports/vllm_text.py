@@ -18,8 +18,13 @@ _SECTIONS = (
 
 
 def vllm_text(result: RunResult) -> str:
-    """Renders the report, a newline at the end; a latency that no request has reads `nan`."""
-    whole = metrics.measure(result.records, metrics.whole_run(result), result.info.spec.performance.slo)
+    return render(
+        metrics.measure(result.records, metrics.whole_run(result), result.info.spec.performance.slo)
+    )
+
+
+def render(whole: Metrics) -> str:
+    """Lays out the figures of a whole run; a latency that no request has reads `nan`."""
     return "".join(f"{line}\n" for line in _lines(whole))
 
 

@@ -1,0 +1,54 @@
+"""Where a run's reports go: a folder with every format, and the terminal."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+
+from extproc.bench import report
+from extproc.bench.reports.csv_table import csv_table
+from extproc.bench.reports.html_report import html_report
+from extproc.bench.reports.textfile import textfile
+from extproc.bench.reports.vllm_json import vllm_json
+from extproc.bench.reports.vllm_text import vllm_text
+from extproc.bench.result import RunResult
+from extproc.bench.verdict import Verdict
+
+Render = Callable[[RunResult, Verdict], str]
+
+REPORTS: Mapping[str, Render] = MappingProxyType(
+    {
+        "report.json": lambda result, verdict: report.encode(report.build(result, verdict)).decode(),
+        "report.html": html_report,
+        "report.txt": lambda result, _: vllm_text(result),
+        "vllm.json": lambda result, _: vllm_json(result),
+        "requests.csv": lambda result, _: csv_table(result),
+        "metrics.prom": textfile,
+    }
+)
+
+
+def write_reports(result: RunResult, verdict: Verdict, folder: Path, own: Mapping[str, Render]) -> list[Path]:
+    """Writes every report into `folder`, made if missing, under its name; `own` are a user's additions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, render in {**REPORTS, **own}.items():
+        path = folder / name
+        path.write_text(render(result, verdict), "utf-8")
+        written.append(path)
+    return written
+
+
+def print_verdict(verdict: Verdict, console: Console) -> None:
+    """Prints the verdict as a banner: nobody shall read the figures without it."""
+    colour = "green" if verdict.is_valid else "red"
+    lines = [
+        *(f"• {reason}" for reason in verdict.reasons),
+        *(f"[dim]• {remark}[/]" for remark in verdict.remarks),
+    ]
+    console.print(
+        Panel("\n".join([f"[bold {colour}]{verdict}[/]", *lines]), border_style=colour, expand=False)
+    )

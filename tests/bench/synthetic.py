@@ -1,0 +1,94 @@
+"""Finished runs with figures that can be worked out by hand."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from extproc.bench.record import Record, TokenSource
+from extproc.bench.result import (
+    CacheCounters,
+    ClientStats,
+    EndpointScrape,
+    LoopSample,
+    RunInfo,
+    RunResult,
+    Window,
+)
+from extproc.bench.spec import Spec
+
+
+def spec(**traffic: object) -> Spec:
+    shape = {"req_rate": 10, "total_prompts": 100, **traffic}
+    return Spec.model_validate({"endpoint": "127.0.0.1:8000", "performance": {"traffic_shape": shape}})
+
+
+def record(index: int, intended_s: float, **changes: object) -> Record:
+    """A request sent on time: first of 11 tokens after 0.5 s, then one each 0.1 s, in chunks of one."""
+    made = Record(
+        index=index,
+        session=index // 2,
+        turn=index % 2,
+        intended_s=intended_s,
+        admitted_s=intended_s,
+        started_s=intended_s,
+        sent_s=intended_s,
+        first_byte_s=intended_s + 0.4,
+        first_token_s=intended_s + 0.5,
+        end_s=intended_s + 1.5,
+        chunk_s=[intended_s + 0.5 + step / 10 for step in range(11)],
+        input_tokens=100,
+        output_tokens=11,
+        token_source=TokenSource.SERVER,
+        estimated_input_tokens=110,
+        estimated_output_tokens=11,
+        cached_tokens=50,
+        endpoint=f"10.0.0.{index % 2}:8000",
+        status=200,
+        text="word " * 11,
+    )
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def failed(index: int, intended_s: float, failure: str = "timeout") -> Record:
+    return record(
+        index,
+        intended_s,
+        failure=failure,
+        first_token_s=None,
+        chunk_s=[],
+        output_tokens=0,
+        cached_tokens=None,
+    )
+
+
+def result(
+    records: Sequence[Record],
+    *,
+    duration_s: float = 10.0,
+    window: Window | None = None,
+    of: Spec | None = None,
+    model: str = "llama",
+) -> RunResult:
+    info = RunInfo(
+        spec=of or spec(),
+        model=model,
+        started_at=datetime(2026, 11, 21, 12, 0, tzinfo=UTC),
+        duration_s=duration_s,
+        window=window or Window(0.0, duration_s),
+        schedule_s=tuple(made.intended_s for made in records),
+        offered_rps=len(records) / duration_s if duration_s else None,
+        clients=(
+            ClientStats(
+                0, 1.0, duration_s, None, 0.0, (LoopSample(1.0, 0.001, 3), LoopSample(2.0, 0.002, 4))
+            ),
+        ),
+        scrapes=(EndpointScrape("10.0.0.0:8000", CacheCounters(0, 0), CacheCounters(1000, 600)),),
+    )
+    return RunResult(info, tuple(records))
+
+
+def steady(requests: int = 100, *, per_second: float = 10.0, **changes: object) -> RunResult:
+    """`requests` equal requests at a constant rate; the run ends when the last one does."""
+    records = [record(index, index / per_second, **changes) for index in range(requests)]
+    return result(records, duration_s=(requests - 1) / per_second + 1.5)

@@ -1,0 +1,232 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.bench import measures, metrics
+from extproc.bench.groups import Groups
+from extproc.bench.record import Record
+from extproc.bench.result import Window
+from extproc.bench.spec import Slo
+from extproc.bench.stats import Stats
+from tests.bench.synthetic import failed, record, result, steady
+
+
+def late(index: int = 0) -> Record:
+    """Asked for at 1 s, held by the cap until 3 s, taken up at 3.25 s, written at 3.5 s."""
+    return record(
+        index,
+        1.0,
+        admitted_s=3.0,
+        started_s=3.25,
+        sent_s=3.5,
+        first_token_s=4.0,
+        end_s=6.0,
+        chunk_s=[4.0, 4.5, 6.0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ttft", 3.0),
+        ("ttft_sent", 0.5),
+        ("e2e", 5.0),
+        ("e2e_sent", 2.5),
+        ("tpot", 0.2),
+        ("ntpot", 5.0 / 11),
+        ("time_per_token", 2.5 / 11),
+        ("lag", 0.25),
+        ("held", 2.0),
+    ],
+)
+def test_measure_follows_its_definition(name: str, expected: float) -> None:
+    assert measures.MEASURES[name](late()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ttft", {"first_token_s": None}),
+        ("ttft_sent", {"sent_s": None}),
+        ("e2e", {"end_s": None}),
+        ("tpot", {"output_tokens": 1}),
+        ("tpot", {"chunk_s": [4.0]}),
+        ("ntpot", {"output_tokens": 0}),
+        ("time_per_token", {"output_tokens": 0}),
+        ("lag", {"started_s": None}),
+    ],
+)
+def test_figure_that_a_request_lacks_is_absent_and_not_zero(name: str, changes: dict[str, object]) -> None:
+    assert measures.MEASURES[name](record(0, 1.0, **changes)) is None
+
+
+def test_chunk_gaps_join_the_gaps_of_all_completed_requests() -> None:
+    gaps = metrics.chunk_gaps([late(), record(1, 0.0, chunk_s=[1.0, 1.25]), failed(2, 0.0)])
+
+    assert gaps.tolist() == [0.5, 1.5, 0.25]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
+def test_stats_are_exact_for_any_sample(values: list[float]) -> None:
+    stats = Stats.of(values, scale=1000)
+
+    assert stats is not None
+    assert len(values) == stats.count
+    assert np.percentile(values, 99) * 1000 == pytest.approx(stats.p99)
+    assert stats.min <= stats.p50 <= stats.p90 <= stats.p99 <= stats.p999 <= stats.max
+
+
+def test_stats_of_nothing_are_none() -> None:
+    assert Stats.of([]) is None
+
+
+def test_counts_keep_every_request_and_name_each_failure() -> None:
+    unfinished = record(3, 3.0, end_s=None, sent_s=None)
+
+    counts = metrics.counts([record(0, 0.0), failed(1, 1.0), failed(2, 2.0, "status 500"), unfinished])
+
+    assert metrics.Counts(4, 3, 1, 1, {"status 500": 1, "timeout": 1}) == counts
+    assert counts.failed == 2
+
+
+def test_latencies_cover_completed_requests_only() -> None:
+    summary = metrics.latencies([record(0, 0.0), failed(1, 1.0)])
+
+    assert summary["ttft"].count == 1
+    assert summary["e2e"].p50 == pytest.approx(1500)
+    assert summary["itl"].count == 10
+    assert metrics.latencies([failed(1, 1.0)]) == {}
+
+
+def test_throughput_of_the_whole_run_is_totals_per_duration() -> None:
+    run = steady(100)
+
+    whole = metrics.throughput(run.records, metrics.whole_run(run))
+
+    assert whole.requests_rps == pytest.approx(100 / 11.4)
+    assert whole.output_tps == pytest.approx(1100 / 11.4)
+    assert whole.total_tps == pytest.approx((1100 + 10_000) / 11.4)
+    assert whole.in_flight == pytest.approx(100 * 1.5 / 11.4)
+
+
+def test_throughput_of_the_steady_window_excludes_ramp_and_stragglers() -> None:
+    run = steady(100)
+
+    steady_part = metrics.throughput(run.records, Window(3.0, 9.0))
+
+    assert steady_part.started_rps == pytest.approx(10, rel=0.03)
+    assert steady_part.requests_rps == pytest.approx(10, rel=0.03)
+    assert steady_part.output_tps == pytest.approx(110, rel=0.03)
+    assert steady_part.in_flight == pytest.approx(15, rel=0.01)
+
+
+def test_tokens_arriving_outside_the_window_do_not_count() -> None:
+    only = record(0, 0.0, chunk_s=[0.5, 1.5], output_tokens=10)
+
+    inside = metrics.throughput([only], Window(1.0, 2.0))
+
+    assert inside.output_tps == pytest.approx(5)
+    assert inside.input_tps == 0
+
+
+def test_littles_law_holds_on_a_steady_run() -> None:
+    run = steady(200)
+    inside = metrics.measure(run.records, Window(5.0, 15.0), Slo())
+
+    predicted = inside.throughput.started_rps * inside.latency_ms["e2e_sent"].mean / 1000
+
+    assert inside.throughput.in_flight == pytest.approx(predicted, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("slo", "good"),
+    [
+        (Slo(ttft_ms=500.1), 3),
+        (Slo(ttft_ms=499), 0),
+        (Slo(tpot_ms=100.1), 3),
+        (Slo(itl_ms=99), 0),
+        (Slo(e2e_ms=1500.1, ttft_ms=600), 3),
+        (Slo(e2e_ms=1000), 0),
+    ],
+)
+def test_goodput_counts_failures_in_its_denominator(slo: Slo, good: int) -> None:
+    records = [record(index, index) for index in range(3)] + [failed(3, 3.0)]
+
+    goodput = metrics.goodput(records, slo, span_s=10.0)
+
+    assert metrics.Goodput(good, good / 4, good / 10) == goodput
+
+
+def test_goodput_judges_from_the_intended_start() -> None:
+    assert not metrics.is_good(late(), Slo(ttft_ms=1000))
+    assert metrics.is_good(late(), Slo(ttft_ms=3000))
+
+
+def test_goodput_is_absent_without_limits() -> None:
+    assert metrics.goodput([record(0, 0.0)], Slo(), 1.0) is None
+
+
+def test_single_token_breaks_no_tpot_limit() -> None:
+    assert metrics.is_good(record(0, 0.0, output_tokens=1, chunk_s=[0.5]), Slo(tpot_ms=1, itl_ms=1))
+
+
+def test_hit_rate_weighs_by_tokens_and_skips_requests_that_do_not_tell() -> None:
+    records = [
+        record(0, 0.0, input_tokens=300, cached_tokens=300),
+        record(1, 0.0, input_tokens=100, cached_tokens=0),
+        record(2, 0.0, input_tokens=900, cached_tokens=None),
+    ]
+
+    assert metrics.hit_rate(records) == pytest.approx(0.75)
+    assert metrics.hit_rate(records[2:]) is None
+
+
+def test_token_totals_show_how_far_the_estimate_is_off() -> None:
+    totals = metrics.tokens([record(0, 0.0), record(1, 1.0)])
+
+    assert (totals.input, totals.output, totals.sources) == (200, 22, {"server": 2})
+    assert totals.estimate_error == pytest.approx(10 / 111)
+
+
+def test_whole_run_holds_the_last_request_even_if_it_failed_at_once() -> None:
+    run = result([failed(0, 10.0)], duration_s=10.0)
+
+    assert metrics.measure(run.records, metrics.whole_run(run), Slo()).counts.offered == 1
+
+
+def test_empty_run_has_figures_of_zero_and_no_latency() -> None:
+    run = result([], duration_s=0.0)
+
+    nothing = metrics.measure(run.records, metrics.whole_run(run), Slo(ttft_ms=1))
+
+    assert nothing.throughput.total_tps == 0
+    assert nothing.goodput is None
+    assert nothing.latency_ms == {}
+
+
+def test_groups_tell_turns_endpoints_and_hit_buckets_apart() -> None:
+    records = [
+        record(0, 0.0, cached_tokens=0),
+        record(1, 0.0, cached_tokens=20),
+        record(2, 0.0, cached_tokens=100),
+        record(3, 0.0, cached_tokens=None, endpoint=None),
+        failed(4, 0.0),
+    ]
+
+    groups = Groups.of(records)
+
+    assert [(row.label, row.requests, row.failed) for row in groups.turns] == [
+        ("turn 1", 3, 1),
+        ("turn 2", 2, 0),
+    ]
+    assert [row.label for row in groups.endpoints] == ["10.0.0.0:8000", "10.0.0.1:8000", "unknown"]
+    assert [(row.label, row.requests) for row in groups.hits] == [
+        ("0 %", 1),
+        ("under 25 %", 1),
+        ("75-100 %", 1),
+        ("unknown", 2),
+    ]
+    assert math.isclose(groups.turns[0].hit_rate or 0, 0.5)
