@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
@@ -24,11 +24,15 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests by what became of them.", "pool", "outcome")
-        self.picks = self._counter("picks", "Picks by why the endpoint was chosen.", "pool", "strategy", "reason")
+        self.picks = self._counter(
+            "picks", "Picks by why the endpoint was chosen.", "pool", "strategy", "reason"
+        )
         self.served_elsewhere = self._counter(
             "picks_served_elsewhere", "Picks that another endpoint answered, as the gateway told.", "pool"
         )
-        self.prompt_errors = self._counter("prompt_errors", "Bodies that could not be read, routed anyway or not.", "why")
+        self.prompt_errors = self._counter(
+            "prompt_errors", "Bodies that could not be read, routed anyway or not.", "why"
+        )
         self.stream_errors = self._counter("stream_errors", "Streams that ended with a fault.", "why")
         self.watch_restarts = self._counter("watch_restarts", "Lost or refused watches of a source.", "why")
         self.reloads = self._counter("config_reloads", "Attempts to load a changed configuration.", "result")
@@ -57,10 +61,13 @@ class Metrics:
 
 
 class PoolCollector(Collector):
-    """Reads the pools when it is scraped, so that a request pays nothing for its gauges."""
+    """Reads the pools when it is scraped, so that a request pays nothing for its gauges.
 
-    def __init__(self, pools: "PoolView") -> None:
-        self._pools = pools
+    `ages` tells every pool and the age of its list in seconds, `None` before the first list.
+    """
+
+    def __init__(self, ages: Callable[[], Iterable[tuple[Pool, float | None]]]) -> None:
+        self._ages = ages
 
     def collect(self) -> Iterator[Metric]:
         in_flight = GaugeMetricFamily(
@@ -72,7 +79,7 @@ class PoolCollector(Collector):
         age = GaugeMetricFamily(
             "extproc_pool_age_seconds", "Since the source last confirmed the list.", labels=["pool"]
         )
-        for pool, age_s in self._pools.ages():
+        for pool, age_s in self._ages():
             for name, count in pool.book.counts().items():
                 in_flight.add_metric([pool.name, name], count)
             endpoints.add_metric([pool.name, "ready"], len(pool.snapshot.names))
@@ -82,19 +89,17 @@ class PoolCollector(Collector):
         yield from (in_flight, endpoints, age)
 
 
-class PoolView:
-    """What the collector may see of the pools; `ages` are seconds, `None` before the first list."""
-
-    def ages(self) -> Iterable[tuple[Pool, float | None]]:
-        raise NotImplementedError
-
-
 class JsonFormatter(logging.Formatter):
     """One JSON object per line. JSON escapes whatever could break a line or a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        line = {
+            "time": time,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
         if record.exc_info and record.exc_info[0]:
             # The type only: an exception's text may hold pieces of a prompt.
             line["exception"] = record.exc_info[0].__name__

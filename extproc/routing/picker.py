@@ -36,6 +36,7 @@ class Decision:
 
     pick: Pick
     key: int | None
+    adapter: str = ""
     fault: PromptError | None = None
 
 
@@ -114,7 +115,7 @@ class Picker:
         model = (prompt and prompt.model) or ""
         adapter = route.adapter(model)
         key = _key(route, prompt, ask.headers, model, adapter)
-        return Decision(route.pool.pick(key, adapter=adapter, subset=ask.subset), key, fault)
+        return Decision(route.pool.pick(key, adapter=adapter, subset=ask.subset), key, adapter, fault)
 
     def _chosen(self, ask: Ask) -> Route | None:
         if ask.pool is None:

@@ -4,6 +4,7 @@ Everything of the request that can fail is caught here: an exception that reache
 text, and with it pieces of a prompt, to the proxy.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
@@ -17,7 +18,7 @@ from extproc.errors import ProtocolError
 from extproc.routing.picker import Picker
 from extproc.stream.codec import decode, encode
 from extproc.stream.events import Answer, Reply, Routed
-from extproc.stream.session import POOL, Session
+from extproc.stream.session import POOL, READ_HEADERS, Session
 from extproc.telemetry import Metrics
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -45,19 +46,25 @@ class ExternalProcessor:
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._clear_route_cache = clear_route_cache
+        self.streams_open = 0
+        self._idle = asyncio.Event()
+        metrics.streams_open.set_function(lambda: self.streams_open)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         # Messages stay bytes: our codec reads and writes them, most replies are serialised ahead.
         handler = grpc.stream_stream_rpc_method_handler(self.process)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
+        )
 
     async def process(self, _: object, context: Context) -> None:
         """Serves one stream. The session is closed however the stream ends, a cancellation included."""
         picker = self._picker()
         session = self._open(picker, context)
-        self._metrics.streams_open.inc()
+        self.streams_open += 1
+        self._idle.clear()
         try:
-            await self._converse(session, context, picker.wanted_headers)
+            await self._converse(session, context, READ_HEADERS | picker.key_headers)
         except ProtocolError as error:
             self._metrics.stream_errors.labels("protocol").inc()
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -66,10 +73,17 @@ class ExternalProcessor:
             log.error("a stream failed: %s", type(error).__name__)  # noqa: TRY400  # no traceback: it may quote a prompt
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
         finally:
-            self._metrics.streams_open.dec()
+            self.streams_open -= 1
+            if not self.streams_open:
+                self._idle.set()
             if session.served_elsewhere is not None:
                 self._metrics.served_elsewhere.labels(session.served_elsewhere.name).inc()
             session.close()
+
+    async def drained(self) -> None:
+        """Waits until no stream is open."""
+        if self.streams_open:
+            await self._idle.wait()
 
     def _open(self, picker: Picker, context: Context) -> Session:
         return Session(
@@ -81,7 +95,7 @@ class ExternalProcessor:
         )
 
     async def _converse(self, session: Session, context: Context, wanted: Collection[str]) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:
+        while (message := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # not in the stubs
             start_s = perf_counter()
             replies = session.on(decode(message, wanted))
             encoded = [encode(reply) for reply in replies]

@@ -41,8 +41,8 @@ REQUEST_ID: Final = "x-request-id"
 # A client's own copies are removed before ours are set: they never win and never reach an endpoint.
 CONTROL_HEADERS: Final = (DESTINATION, f"{DESTINATION}-subset", f"{DESTINATION}-served", POOL)
 
-# What a session reads of a request's headers beside the control headers and the keys' own.
-READ_HEADERS: Final = (":method", ":path", "content-type", "upgrade", REQUEST_ID)
+# What a session reads of a request's headers, beside those that a pool's keys name.
+READ_HEADERS: Final = frozenset({":method", ":path", "content-type", "upgrade", REQUEST_ID, *CONTROL_HEADERS})
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 

@@ -1,0 +1,175 @@
+"""The composition root of `extproc serve`: builds, wires, starts, reloads, drains."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import Final
+
+import grpc.aio
+from aiohttp import web
+
+from extproc.cluster.file import wakeups
+from extproc.cluster.xds import Xds
+from extproc.errors import SettingsError
+from extproc.service.admin import build_admin
+from extproc.service.health import Health
+from extproc.service.listener import bind, build_server
+from extproc.service.pools import Pools
+from extproc.settings import ServerSettings, Settings, load_settings, read_environment
+from extproc.stream.server import ExternalProcessor
+from extproc.telemetry import Metrics, PoolCollector
+
+log = logging.getLogger(__name__)
+
+_POLL_S: Final = 5.0
+
+
+class Application:
+    """The running service."""
+
+    def __init__(self, settings: Settings, path: Path) -> None:
+        self.metrics = Metrics()
+        self.is_draining = False
+        self.xds = Xds(self.metrics)
+        self.pools = Pools(
+            self.metrics,
+            base=path.parent,
+            rng=Random(),  # noqa: S311  # chances, not secrets
+            clock=monotonic,
+            publish=self.xds.publish,
+            retract=self.xds.remove,
+        )
+        self.processor = ExternalProcessor(
+            lambda: self.pools.picker,
+            self.metrics,
+            max_body_bytes=settings.server.max_body_bytes,
+            clear_route_cache=settings.server.clear_route_cache,
+        )
+        self.health = Health(lambda: not self.faults())
+        self._settings = settings
+        self._path = path
+        self.metrics.registry.register(PoolCollector(self.pools.ages))
+
+    def faults(self) -> list[str]:
+        """Why the service is not ready; empty if it is."""
+        return ["draining"] if self.is_draining else self.pools.faults()
+
+    def build_grpc(self) -> grpc.aio.Server:
+        server = build_server(self._settings.server)
+        self.processor.add_to(server)
+        self.health.add_to(server)
+        if self._settings.server.xds:
+            self.xds.add_to(server)
+        return server
+
+    def start(self) -> None:
+        self.pools.apply(self._settings.pools)
+
+    async def watch_settings(self) -> None:
+        """Applies the settings file whenever it changes; a bad one is refused and the old one stays."""
+        text = _read(self._path)
+        async with aclosing(wakeups(self._path.parent, poll_s=_POLL_S)) as ticks:
+            async for _ in ticks:
+                changed = await asyncio.to_thread(_read, self._path)
+                if changed not in {None, text}:
+                    text = changed
+                    self._reload()
+
+    def _reload(self) -> None:
+        try:
+            settings = load_settings(self._path, read_environment())
+            self.pools.apply(settings.pools)
+        except SettingsError as error:
+            self.metrics.reloads.labels("refused").inc()
+            log.error("the changed configuration is refused, the old one stays: %s", error)  # noqa: TRY400
+            return
+        if settings.server != self._settings.server:
+            log.warning("a change of the section server takes effect with a restart")
+        self._settings = settings
+        self.metrics.reloads.labels("applied").inc()
+        log.info("the changed configuration is applied")
+
+
+async def serve(path: Path) -> int:
+    """Runs the service of the configuration file at `path` until a signal ends it.
+
+    Returns the exit status: 0 if every request in flight at the first signal was served to its end, 1 if
+    some were cut. Raises `SettingsError` where it cannot start.
+    """
+    settings = load_settings(path, read_environment())
+    signals = _catch_signals()
+    app = Application(settings, path)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(app.pools.stop)
+        server = app.build_grpc()
+        bind(server, settings.server)
+        await stack.enter_async_context(_admin(app, settings.server))
+        app.start()
+        for routine in (app.health.run(), app.watch_settings()):
+            task = asyncio.create_task(routine)
+            stack.callback(task.cancel)
+        await server.start()
+        log.info("serving on %s, admin on %s", settings.server.listen, settings.server.admin)
+        await signals.get()
+        return await _drain(app, server, signals, settings.server.drain_s)
+
+
+async def _drain(
+    app: Application, server: grpc.aio.Server, signals: asyncio.Queue[int], drain_s: float
+) -> int:
+    """First signal: no new streams, open ones go on up to `drain_s`. A second one cuts them."""
+    app.is_draining = True
+    await app.health.update()
+    log.info("draining: %d streams open", app.processor.streams_open)
+    refusing = asyncio.create_task(server.stop(drain_s))
+    # Streams of health watchers and of xDS never end by themselves: only requests are waited for.
+    ends = {asyncio.create_task(app.processor.drained()), asyncio.create_task(signals.get())}
+    await asyncio.wait(ends, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+    cut = app.processor.streams_open
+    for end in ends:
+        end.cancel()
+    await server.stop(0)
+    await refusing
+    log.info("stopped: %d streams cut", cut)
+    return 1 if cut else 0
+
+
+def _catch_signals() -> asyncio.Queue[int]:
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    return signals
+
+
+@asynccontextmanager
+async def _admin(app: Application, settings: ServerSettings) -> AsyncGenerator[None]:
+    runner = web.AppRunner(build_admin(app, app.metrics.registry, settings.max_body_bytes), access_log=None)
+    await runner.setup()
+    try:
+        await _site(runner, settings.admin).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise SettingsError(f"server.admin: cannot listen on {settings.admin}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _site(runner: web.AppRunner, listen: str) -> web.BaseSite:
+    if listen.startswith("unix:"):
+        return web.UnixSite(runner, listen.removeprefix("unix:"))
+    host, _, port = listen.rpartition(":")
+    return web.TCPSite(runner, host.strip("[]") or None, int(port))
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

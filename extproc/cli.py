@@ -1,0 +1,95 @@
+"""The commands. Each one imports what it needs when it runs, so that `--help` and `check` are quick."""
+
+import asyncio
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import click
+
+from extproc import __version__
+from extproc.errors import ExtprocError
+
+# Command groups of other rooms: each module has a group of that name.
+_ROOMS: Final = {"simulate": "extproc.vllm.commands", "bench": "extproc.bench.commands"}
+
+_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class _Lazy(click.Group):
+    """Loads the simulator and the benchmark only when one of them is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_ROOMS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ROOMS:
+            return super().get_command(ctx, cmd_name)
+        command = getattr(import_module(_ROOMS[cmd_name]), cmd_name)
+        assert isinstance(command, click.Command)  # noqa: S101  # a fact of our own modules
+        return command
+
+
+@click.group(cls=_Lazy)
+@click.version_option(__version__, prog_name="extproc")
+def cli() -> None:
+    """Routes vLLM requests to the endpoint that has their prefix in its cache, behind Envoy."""
+
+
+@cli.command()
+@click.option("--config", required=True, type=_FILE, help="The configuration file; it is watched.")
+def serve(config: Path) -> None:
+    """Run the ext_proc service until SIGTERM or SIGINT; a second signal forces the end."""
+    from extproc.app import serve as run  # noqa: PLC0415
+    from extproc.settings import load_settings, read_environment  # noqa: PLC0415
+    from extproc.telemetry import configure_logging  # noqa: PLC0415
+
+    configure_logging(load_settings(config, read_environment()).server.log_level, sys.stderr)
+    sys.exit(asyncio.run(run(config)))
+
+
+@cli.command()
+@click.argument("file", type=_FILE)
+def check(file: Path) -> None:
+    """Check a configuration FILE: exit 0 if it can be used, 2 with every fault and where it is."""
+    from extproc.settings import load_settings, read_environment  # noqa: PLC0415
+
+    settings = load_settings(file, read_environment())
+    click.echo(f"{file}: ok, {len(settings.pools)} pool(s)")
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON schema of the configuration, for editors."""
+    from extproc.settings import Settings  # noqa: PLC0415
+
+    click.echo(json.dumps(Settings.model_json_schema(), indent=2))
+
+
+@cli.command()
+@click.option("--config", required=True, type=_FILE, help="The configuration file.")
+@click.option("--path", default="/v1/chat/completions", show_default=True, help="The request's path.")
+@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header of the request.")
+@click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for the endpoints.")
+def explain(config: Path, path: str, headers: tuple[str, ...], timeout: float) -> None:
+    """Say which endpoint the request body on standard input would get, and why."""
+    from extproc.service.offline import explain_once  # noqa: PLC0415
+    from extproc.settings import load_settings, read_environment  # noqa: PLC0415
+
+    settings = load_settings(config, read_environment())
+    body = click.get_binary_stream("stdin").read()
+    told = asyncio.run(
+        explain_once(settings, config.parent, path=path, headers=headers, body=body, timeout_s=timeout)
+    )
+    click.echo(json.dumps(told, indent=2))
+
+
+def main() -> None:
+    """Runs a command; an error of ours becomes a message and exit status 2."""
+    try:
+        cli()
+    except ExtprocError as error:
+        click.echo(f"extproc: {error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,1 @@
+"""How it runs: the parts of `extproc serve`, each with one job; `app.py` puts them together."""

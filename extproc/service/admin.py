@@ -1,0 +1,99 @@
+"""The admin port: /metrics /healthz /readyz /pools /explain. For operators; no client reaches it."""
+
+from typing import Protocol
+
+import orjson
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from extproc.errors import RequestError
+from extproc.routing.picker import Ask
+from extproc.service.explain import explain
+from extproc.service.keeper import PoolKeeper
+from extproc.service.pools import Pools
+from extproc.stream.session import refuse
+
+
+class Service(Protocol):
+    """What the admin port shows of the running service."""
+
+    @property
+    def pools(self) -> Pools: ...
+
+    def faults(self) -> list[str]:
+        """Why the service is not ready; empty if it is."""
+        ...
+
+
+def build_admin(service: Service, registry: CollectorRegistry, max_body_bytes: int) -> web.Application:
+    app = web.Application(client_max_size=max_body_bytes)
+    admin = _Admin(service, registry)
+    app.router.add_get("/metrics", admin.metrics)
+    app.router.add_get("/healthz", admin.healthz)
+    app.router.add_get("/readyz", admin.readyz)
+    app.router.add_get("/pools", admin.pools)
+    app.router.add_post("/explain", admin.explain)
+    return app
+
+
+class _Admin:
+    def __init__(self, service: Service, registry: CollectorRegistry) -> None:
+        self._service = service
+        self._registry = registry
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST}
+        )
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        faults = self._service.faults()
+        return web.Response(text="\n".join(faults or ["ready"]) + "\n", status=503 if faults else 200)
+
+    async def pools(self, _: web.Request) -> web.Response:
+        return _json([describe_pool(keeper) for keeper in self._service.pools])
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """`?path=` names the API, `/v1/chat/completions` if omitted; headers count as a request's own."""
+        ask = Ask(
+            method="POST",
+            path=request.query.get("path", "/v1/chat/completions"),
+            headers={name.lower(): value for name, value in request.headers.items()},
+            body=await request.read(),
+            pool=request.query.get("pool"),
+        )
+        try:
+            return _json(explain(self._service.pools.picker, ask))
+        except RequestError as error:
+            answer = refuse(error)
+            return web.Response(body=answer.body, status=answer.status, content_type="application/json")
+
+
+def describe_pool(keeper: PoolKeeper) -> dict[str, object]:
+    pool = keeper.pool
+    snapshot = pool.snapshot
+    known = [*snapshot.ready.values(), *snapshot.draining]
+    return {
+        "name": pool.name,
+        "strategy": pool.strategy.name,
+        "age_s": keeper.age_s,
+        "in_flight": pool.book.total,
+        "endpoints": [
+            {
+                "name": endpoint.name,
+                "address": endpoint.address,
+                "state": "ready" if endpoint.is_ready else "draining",
+                "zone": endpoint.zone,
+                "adapters": sorted(endpoint.adapters),
+                "in_flight": pool.book.in_flight(endpoint.name),
+            }
+            for endpoint in known
+        ],
+    }
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=orjson.dumps(value, option=orjson.OPT_INDENT_2), content_type="application/json")

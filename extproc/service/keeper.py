@@ -1,0 +1,97 @@
+"""A pool's keeper: hears its source and installs what it says."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from extproc.cluster.source import Source
+from extproc.routing.endpoint import Endpoint
+from extproc.routing.pool import Pool
+from extproc.routing.ring import Ring
+from extproc.telemetry import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class PoolKeeper:
+    """The sink of one pool's source.
+
+    A snapshot is built in a thread, since a ring of a thousand endpoints takes a third of a second,
+    and installed on the loop, where picks happen. Lists that come meanwhile replace one another: only
+    the last counts. `on_change` hears of every installed list.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float],
+        on_change: Callable[[str, Sequence[Endpoint]], None],
+    ) -> None:
+        self.pool = pool
+        self._metrics = metrics
+        self._clock = clock
+        self._on_change = on_change
+        self._endpoints: Sequence[Endpoint] = ()
+        self._ring = pool.snapshot.ring
+        self._changed = asyncio.Event()
+        self._confirmed_s: float | None = None
+        self.synced = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<PoolKeeper of {self.pool!r}>"
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the source last said that its list holds; `None` before the first list."""
+        return None if self._confirmed_s is None else self._clock() - self._confirmed_s
+
+    def replace(self, endpoints: Sequence[Endpoint]) -> None:
+        self._endpoints = tuple(endpoints)
+        self.confirm()
+        self._changed.set()
+
+    def confirm(self) -> None:
+        self._confirmed_s = self._clock()
+
+    def restarted(self, why: str) -> None:
+        self._metrics.watch_restarts.labels(why).inc()
+
+    def use_ring(self, ring: Ring) -> None:
+        """Places the endpoints on a ring of another kind; `ring` may be empty."""
+        self._ring = ring
+        self._changed.set()
+
+    async def run(self, source: Source) -> None:
+        """Follows `source` until cancelled; keeps the pool as it is where the source fails for good."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._install_changes())
+            tasks.create_task(self._follow(source))
+
+    async def _follow(self, source: Source) -> None:
+        try:
+            await source.run(self)
+        except Exception:
+            # A source handles its own failures; what gets here is a bug, and no reason to stop serving.
+            log.exception("the source of pool %s failed; its endpoints stay as they are", self.pool.name)
+            self.restarted("internal")
+
+    async def _install_changes(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._install()
+
+    async def _install(self) -> None:
+        endpoints, ring = self._endpoints, self._ring
+        snapshot = await asyncio.to_thread(type(self.pool.snapshot).build, endpoints, ring)
+        if ring is self._ring:
+            self._ring = snapshot.ring
+        self.pool.install(snapshot)
+        if self._confirmed_s is not None:
+            self.synced.set()
+        log.info(
+            "pool %s: %d ready, %d draining", self.pool.name, len(snapshot.names), len(snapshot.draining)
+        )
+        self._on_change(self.pool.name, endpoints)

@@ -1,0 +1,113 @@
+"""All pools of the service: followed, changed live, asked whether they are ready."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+from extproc.routing.endpoint import Endpoint
+from extproc.routing.picker import Picker
+from extproc.routing.pool import Pool
+from extproc.service.keeper import PoolKeeper
+from extproc.service.wiring import build_pool, build_ring, build_route, build_source, build_strategy
+from extproc.settings import PoolSettings
+from extproc.telemetry import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class Pools:
+    """One keeper per pool, and the picker that routes to them.
+
+    `base` is the folder that relative paths in the settings start from. `publish` hears of every new
+    list of endpoints, `retract` of a pool that is gone. Needs a running event loop.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        base: Path,
+        rng: Random,
+        clock: Callable[[], float],
+        publish: Callable[[str, Sequence[Endpoint]], None],
+        retract: Callable[[str], None],
+    ) -> None:
+        self.picker = Picker(())
+        self._metrics = metrics
+        self._base = base
+        self._rng = rng
+        self._clock = clock
+        self._publish = publish
+        self._retract = retract
+        self._settings: dict[str, PoolSettings] = {}
+        self._keepers: dict[str, PoolKeeper] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def __iter__(self) -> Iterator[PoolKeeper]:
+        return iter(self._keepers.values())
+
+    def ages(self) -> list[tuple[Pool, float | None]]:
+        """Every pool with the age of its list in seconds, `None` before the first."""
+        return [(keeper.pool, keeper.age_s) for keeper in self]
+
+    def faults(self) -> list[str]:
+        """Why requests cannot be routed well; empty if they can."""
+        return [
+            fault for name, settings in self._settings.items() for fault in self._faults_of(name, settings)
+        ]
+
+    def apply(self, settings: Sequence[PoolSettings]) -> None:
+        """Makes these the pools. One that stays keeps its endpoints, its loads and its requests."""
+        wanted = {pool.name: pool for pool in settings}
+        for name in self._settings.keys() - wanted.keys():
+            self._remove(name)
+        for name, pool in wanted.items():
+            if name in self._settings:
+                self._change(self._settings[name], pool)
+            else:
+                self._add(pool)
+        self._settings = wanted
+        self.picker = Picker(build_route(pool, self._keepers[name].pool) for name, pool in wanted.items())
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _faults_of(self, name: str, settings: PoolSettings) -> Iterator[str]:
+        keeper = self._keepers[name]
+        age_s = keeper.age_s
+        if not keeper.synced.is_set() or age_s is None:
+            yield f"pool {name}: no list of endpoints yet"
+        elif settings.stale_after_s is not None and age_s > settings.stale_after_s:
+            yield f"pool {name}: the list of endpoints is {age_s:.0f} s old"
+
+    def _add(self, settings: PoolSettings) -> None:
+        pool = build_pool(settings, self._rng)
+        keeper = PoolKeeper(pool, self._metrics, clock=self._clock, on_change=self._publish)
+        self._keepers[settings.name] = keeper
+        self._follow(settings)
+
+    def _remove(self, name: str) -> None:
+        self._tasks.pop(name).cancel()
+        del self._keepers[name]
+        self._retract(name)
+
+    def _change(self, before: PoolSettings, after: PoolSettings) -> None:
+        keeper = self._keepers[after.name]
+        keeper.pool.max_in_flight = after.max_in_flight
+        if after.strategy != before.strategy:
+            log.info("pool %s: strategy %s", after.name, after.strategy.name)
+            keeper.pool.strategy = build_strategy(after.strategy, self._rng)
+            keeper.use_ring(build_ring(after.strategy))
+        if (after.endpoints, after.learn_models) != (before.endpoints, before.learn_models):
+            self._tasks.pop(after.name).cancel()
+            self._follow(after)
+
+    def _follow(self, settings: PoolSettings) -> None:
+        source = build_source(settings.endpoints, self._base)
+        run = self._keepers[settings.name].run(source)
+        self._tasks[settings.name] = asyncio.create_task(run, name=f"pool {settings.name}")

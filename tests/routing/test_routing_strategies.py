@@ -1,0 +1,141 @@
+"""The strategies, on rings small enough to follow by eye."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.routing.load import LoadBook
+from extproc.routing.ring import SEPARATOR, Ring
+from extproc.routing.strategies.balanced import LeastLoad, RandomChoice, RoundRobin
+from extproc.routing.strategies.base import Candidates, Choice, Reason
+from extproc.routing.strategies.prefix_hash import PrefixHash
+
+RNG = random.Random(0)
+
+
+def letters(data: bytes) -> int:
+    """Member `a` stands at 10, `b` at 20, and so on."""
+    return 10 * (data.partition(SEPARATOR.encode())[0][0] - 96)
+
+
+def candidates(counts: dict[str, int], eligible: str | None = None) -> Candidates:
+    book = LoadBook()
+    book.set_members(counts)
+    for name, count in counts.items():
+        for _ in range(count):
+            book.take(name)
+    ring = Ring(counts, positions=1, hash_=letters)
+    return Candidates(ring, book, tuple(counts), None if eligible is None else frozenset(eligible))
+
+
+def kubeai(factor: float = 1.25) -> PrefixHash:
+    return PrefixHash(RNG, load_factor=factor, load_floor=0)
+
+
+def test_round_robin_takes_turns() -> None:
+    strategy, some = RoundRobin(), candidates({"a": 0, "b": 9, "c": 0})
+
+    assert [strategy.choose(None, some, 2).names for _ in range(4)] == [
+        ("a", "b"),
+        ("b", "c"),
+        ("c", "a"),
+        ("a", "b"),
+    ]
+
+
+def test_random_is_even() -> None:
+    strategy, some = RandomChoice(random.Random(5)), candidates({"a": 0, "b": 9, "c": 0})
+    firsts = Counter(strategy.choose(None, some, 3).names[0] for _ in range(3_000))
+
+    assert min(firsts.values()) > 900
+
+
+def test_least_load_takes_the_least_loaded_and_names_the_next() -> None:
+    choice = LeastLoad(RNG).choose(None, candidates({"a": 3, "b": 1, "c": 2}), 2)
+
+    assert choice == Choice(("b", "c"), Reason.LEAST_LOAD)
+
+
+def test_only_eligible_endpoints_are_chosen() -> None:
+    some = candidates({"a": 0, "b": 8, "c": 3, "d": 0}, eligible="bc")
+
+    assert LeastLoad(RNG).choose(None, some, 3).names == ("c", "b")
+    assert RoundRobin().choose(None, some, 3).names == ("b", "c")
+    assert kubeai().choose(11, some, 3) == Choice(("c",), Reason.SPILL)
+    assert (len(some), some.total) == (2, 11)
+
+
+def test_prefix_goes_home_while_home_is_within_its_bound() -> None:
+    # Bound: (6 + 1) / 3 * 1.25 = 2.92.
+    choice = kubeai().choose(11, candidates({"a": 2, "b": 2, "c": 2}), 3)
+
+    assert choice == Choice(("b", "c", "a"), Reason.HOME)
+
+
+def test_walk_skips_overloaded_endpoint() -> None:
+    # Bound: (6 + 1) / 3 * 1.25 = 2.92; fallbacks are acceptable ones only.
+    choice = kubeai().choose(1, candidates({"a": 4, "b": 1, "c": 1}), 3)
+
+    assert choice == Choice(("b", "c"), Reason.SPILL)
+
+
+def test_bound_counts_the_request_itself_but_not_on_the_candidate() -> None:
+    # (7 + 1) / 4 * 1.25 = 2.5: three are too many, two are not, though two would become three.
+    assert kubeai().choose(1, candidates({"a": 2, "b": 2, "c": 2, "d": 1}), 1).reason is Reason.HOME
+    assert kubeai().choose(1, candidates({"a": 3, "b": 2, "c": 2, "d": 0}), 1).reason is Reason.SPILL
+
+
+def test_second_concurrent_request_stays_home_only_thanks_to_the_floor() -> None:
+    busy = {"a": 1, **dict.fromkeys("bcdefgh", 0)}
+
+    assert kubeai().choose(1, candidates(busy), 1).names == ("b",)
+    assert PrefixHash(RNG).choose(1, candidates(busy), 1).names == ("a",)
+
+
+@pytest.mark.parametrize(("in_flight", "is_home"), [(0, True), (3, True), (4, False)])
+def test_floor_accepts_fewer_than_itself(in_flight: int, is_home: bool) -> None:
+    quiet = {"a": in_flight, **dict.fromkeys("bcdefghijklmnopqrst", 0)}
+
+    assert (PrefixHash(RNG).choose(1, candidates(quiet), 1).reason is Reason.HOME) is is_home
+
+
+def test_without_a_key_the_least_loaded_is_chosen() -> None:
+    choice = PrefixHash(RNG).choose(None, candidates({"a": 2, "b": 0, "c": 1}), 2)
+
+    assert choice == Choice(("b", "c"), Reason.NO_PREFIX)
+
+
+def test_first_fallback_is_where_the_key_goes_when_its_home_leaves() -> None:
+    counts = {"a": 0, "b": 9, "c": 0, "d": 0}
+    _, second, *_ = kubeai().choose(1, candidates(counts), 3).names
+    del counts["a"]
+
+    assert kubeai().choose(1, candidates(counts), 3).names[0] == second
+
+
+def test_factor_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="below 1"):
+        PrefixHash(RNG, load_factor=0.9)
+
+
+@given(
+    st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=200),
+    st.integers(1, 9),
+    st.floats(1, 3),
+    st.integers(0, 5),
+)
+def test_no_endpoint_is_taken_over_its_bound(keys: list[int], count: int, factor: float, floor: int) -> None:
+    names = [f"pod-{index}" for index in range(count)]
+    book = LoadBook()
+    book.set_members(names)
+    some = Candidates(Ring(names, positions=8), book, tuple(names), None)
+    strategy = PrefixHash(RNG, load_factor=factor, load_floor=floor)
+    for total, key in enumerate(keys):
+        choice = Candidates(some._ring, book, tuple(names), None)
+        name = strategy.choose(key, choice, 1).names[0]
+
+        assert book.in_flight(name) <= max((total + 1) / count * factor, floor - 1)
+        book.take(name)
