@@ -1,0 +1,95 @@
+"""Which path is which API of vLLM 0.32, and which fields of its body hold the prompt.
+
+Paths and fields are those of vLLM's routers and request models.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A body field that holds a part of the prompt.
+
+    `role` names the one turn that its text makes; where `has_turns`, the field may hold several turns
+    with roles of their own, and `role` is for bare text.
+    """
+
+    name: str
+    role: str = ""
+    has_turns: bool = False
+
+
+Api = tuple[Field, ...]
+"""Where a prompt is found, in the order in which the model reads it. Empty: no use of a KV cache."""
+
+_TOOLS = Field("tools", "tools")
+_CHAT: Api = (_TOOLS, Field("documents", "documents"), Field("messages", has_turns=True))
+_RESPONSES: Api = (_TOOLS, Field("instructions", "system"), Field("input", "user", has_turns=True))
+_ANTHROPIC: Api = (_TOOLS, Field("system", "system"), Field("messages", has_turns=True))
+_COMPLETION: Api = (Field("prompt", has_turns=True),)
+_POOLING: Api = (Field("messages", has_turns=True), Field("input", has_turns=True))
+# Each pair of names is one of the spellings that the route takes.
+_SCORE: Api = tuple(
+    Field(name, has_turns=True)
+    for name in ("query", "queries", "data_1", "text_1", "documents", "items", "data_2", "text_2")
+)
+_EMBED: Api = (Field("texts", has_turns=True), Field("inputs", has_turns=True))
+_TOKENS: Api = (Field("token_ids", has_turns=True),)
+_DECISION: Api = (Field("instructions"), Field("state"))
+_NONE: Api = ()
+
+_APIS: Final = MappingProxyType(
+    {
+        "chat/completions": _CHAT,
+        "chat/completions/batch": _CHAT,
+        "chat": _CHAT,
+        "completions": _COMPLETION,
+        "responses": _RESPONSES,
+        "messages": _ANTHROPIC,
+        "embeddings": _POOLING,
+        "embed": _EMBED,
+        "pooling": _POOLING,
+        "classify": _POOLING,
+        "score": _SCORE,
+        "rerank": _SCORE,
+        "generative_scoring": _SCORE,
+        "generate": _TOKENS,
+        "systemone": _DECISION,
+        # SageMaker's one path for every API: told apart by the fields present.
+        "invocations": (*_ANTHROPIC, *_COMPLETION, Field("input", has_turns=True), *_SCORE),
+    }
+)
+
+# vLLM's routes that take no model and no prompt.
+_BODYLESS: Final = frozenset(
+    {"abort_requests", "cancel", "health", "load", "metrics", "models", "ping", "version"}
+)
+
+
+def api_of(path: str) -> Api:
+    """Returns the API that `path` names, whatever stands before its version; empty if there is none."""
+    return _APIS.get(_route(path), _NONE)
+
+
+def reads_body(method: str, path: str) -> bool:
+    """Tells whether the body of a request may matter to its routing, by the model that it names at least."""
+    return method.upper() in {"POST", "PUT", "PATCH"} and _last(path) not in _BODYLESS
+
+
+def _route(path: str) -> str:
+    """`/llama/v1/chat/completions?x=1` → `chat/completions`; without a version, the last segment."""
+    segments = _segments(path)
+    for index in range(len(segments) - 1, -1, -1):
+        if segments[index] in {"v1", "v2"}:
+            return "/".join(segments[index + 1 :])
+    return segments[-1] if segments else ""
+
+
+def _last(path: str) -> str:
+    return next(reversed(_segments(path)), "")
+
+
+def _segments(path: str) -> list[str]:
+    return [segment for segment in path.partition("?")[0].split("/") if segment]

@@ -1,0 +1,68 @@
+"""The short text fields of a `multipart/form-data` body (RFC 7578), such as the model of an audio request.
+
+Files are stepped over: nothing here copies or decodes them.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from extproc.errors import PromptError
+
+# vLLM's transcription form has about 25 fields.
+MAX_PARTS: Final = 100
+MAX_HEAD_BYTES: Final = 4_096
+MAX_VALUE_BYTES: Final = 4_096
+
+_BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+_HEAD_END: Final = re.compile(rb"\r\n\r\n")
+_NAME: Final = re.compile(
+    rb'content-disposition:[^\r\n]*?;\s*name=(?:"([^"\r\n]*)"|([^\s;"]+))', re.IGNORECASE
+)
+_FILE: Final = re.compile(rb"content-disposition:[^\r\n]*?;\s*filename\*?=", re.IGNORECASE)
+
+
+def is_form(content_type: str) -> bool:
+    return content_type.strip().lower().startswith("multipart/form-data")
+
+
+def open_form(content_type: str, body: bytes | memoryview) -> dict[str, Raw]:
+    """Returns the form's text fields as JSON strings; of fields with one name the last one counts.
+
+    Looks at `MAX_PARTS` parts at most and leaves out files and values over `MAX_VALUE_BYTES`. A body that
+    breaks off gives what came. Raises `PromptError` without a boundary, or if it never occurs.
+    """
+    boundary = _BOUNDARY.search(content_type)
+    if boundary is None:
+        raise PromptError("the form's content type names no boundary")
+    delimiter = re.compile(re.escape(b"--" + (boundary[1] or boundary[2]).encode()))
+    view = memoryview(body)
+    if delimiter.search(view) is None:
+        raise PromptError("the form has no part")
+    fields = (_field(view[start:end]) for start, end in islice(_spans(delimiter, view), MAX_PARTS))
+    return {name: Raw(msgspec.json.encode(value)) for name, value in filter(None, fields)}
+
+
+def _spans(delimiter: re.Pattern[bytes], body: memoryview) -> Iterator[tuple[int, int]]:
+    """Yields where each part that ends lies, from behind its delimiter to the next one."""
+    start: int | None = None
+    for match in delimiter.finditer(body):
+        if start is not None:
+            yield start, match.start()
+        start = match.end()
+
+
+def _field(part: memoryview) -> tuple[str, str] | None:
+    head_end = _HEAD_END.search(part, 0, MAX_HEAD_BYTES)
+    if head_end is None or len(part) - head_end.end() > MAX_VALUE_BYTES:
+        return None
+    head = bytes(part[: head_end.start()])
+    name = _NAME.search(head)
+    if name is None or _FILE.search(head):
+        return None
+    value = bytes(part[head_end.end() :]).removesuffix(b"\r\n")
+    return (name[1] or name[2] or b"").decode(errors="replace"), value.decode(errors="replace")

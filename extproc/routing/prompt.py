@@ -1,0 +1,115 @@
+"""A request's prompt: the model it asks for, and the text that may be in a KV cache already.
+
+Any bytes become a `Prompt` or raise `PromptError`; a `Prompt` itself never raises. Bodies are read as
+far as needed and never changed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from xxhash import xxh3_64_hexdigest
+
+from extproc.routing.apis import Api, api_of, reads_body
+from extproc.routing.json_reader import Object, kind, open_object, scalar, text
+from extproc.routing.multipart import is_form, open_form
+from extproc.routing.turns import TURN_START, TURN_TEXT, Turn, turns_of
+
+__all__ = ["Prompt", "parse", "reads_body"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a request says to a model; texts are read when asked for, as far as asked for.
+
+    `model` is `None` where the request names none. `cache_salt` is empty where there is none: vLLM
+    shares no block between different salts. Lengths are in Unicode code points.
+    """
+
+    model: str | None
+    cache_salt: str
+    _api: Api
+    _fields: Object
+
+    def first_user_message(self, chars: int) -> str:
+        """The first characters of the first message by `user`; KubeAI's rule, 100 there.
+
+        Without roles it is the prompt itself, or the first one of a batch. Text only. Token ids count
+        as their numbers (KubeAI ignores them).
+        """
+        return next((turn.text(chars) for turn in self._turns() if turn.is_user), "")
+
+    def head(self, chars: int) -> str:
+        """The first characters of the whole prompt as the model reads it.
+
+        Tools, system text, then the messages in order; each turn behind its role; images, sounds and
+        files by digest; tool calls and results, reasoning.
+        """
+        pieces: list[str] = []
+        for turn in self._turns():
+            if chars <= 0:
+                break
+            piece = _introduced(turn, chars)
+            pieces.append(piece)
+            chars -= len(piece)
+        return "".join(pieces)
+
+    def conversation(self, chars: int) -> str:
+        """The system text and the first characters of the first message by `user`: the same in every turn.
+
+        The system text counts whole, as a digest, so that a long one does not hide who speaks.
+        """
+        system: list[Turn] = []
+        for turn in self._turns():
+            if turn.is_user:
+                return _digest(system) + turn.rendered(chars)
+            if turn.is_system:
+                system.append(turn)
+        return ""
+
+    def field(self, name: str) -> str | None:
+        """A string or number at the top level of the body, as text."""
+        raw = self._fields.get(name)
+        return (scalar(raw) if raw is not None else "") or None
+
+    def _turns(self) -> Iterable[Turn]:
+        return turns_of(self._api, self._fields)
+
+
+def parse(path: str, content_type: str, body: bytes | memoryview, *, is_partial: bool = False) -> Prompt:
+    """Reads the request that `path` names out of `body`.
+
+    `is_partial` says that the proxy cut the body off: what came is read. Raises `PromptError` if it is
+    neither a JSON object nor, by its content type, a form.
+    """
+    api = api_of(path)
+    if is_form(content_type):
+        fields = open_form(content_type, body)
+    else:
+        fields = open_object(body, is_partial=is_partial)
+        if is_partial:
+            _drop_cut(fields, {field.name for field in api})
+    return Prompt(_string(fields, "model"), _string(fields, "cache_salt") or "", api, fields)
+
+
+def _drop_cut(fields: Object, prompt_fields: set[str]) -> None:
+    """Drops a last member that may be half a word: half a model's name is another model."""
+    last = next(reversed(fields), None)
+    if last is not None and last not in prompt_fields and kind(fields[last]) not in {"[", "{"}:
+        del fields[last]
+
+
+def _string(fields: Object, name: str) -> str | None:
+    raw = fields.get(name)
+    return text(raw) if raw is not None and kind(raw) == '"' else None
+
+
+def _introduced(turn: Turn, chars: int) -> str:
+    introduction = f"{TURN_START}{turn.role}{TURN_TEXT}" if turn.role else ""
+    return (introduction + turn.rendered(chars))[:chars]
+
+
+def _digest(turns: list[Turn]) -> str:
+    if not turns:
+        return ""
+    whole = TURN_START.join(turn.rendered() for turn in turns)
+    return f"{TURN_START}system:{xxh3_64_hexdigest(whole.encode())}{TURN_TEXT}"
