@@ -1,0 +1,31 @@
+"""How long to wait before trying again."""
+
+from random import Random
+
+
+class Backoff:
+    """Exponential back-off with full jitter: uniform between nothing and a doubling bound.
+
+    The bound starts at `base_s` and stops at `cap_s`. Full jitter spreads the clients of a server that
+    comes back better than any fixed part would (AWS Architecture Blog, "Exponential Backoff And
+    Jitter", 2015).
+    """
+
+    def __init__(self, rng: Random, *, base_s: float = 0.5, cap_s: float = 30.0) -> None:
+        self._rng = rng
+        self._base_s = base_s
+        self._cap_s = cap_s
+        self._bound_s = base_s
+
+    def __repr__(self) -> str:
+        return f"<Backoff next<={self._bound_s}s>"
+
+    def next_s(self) -> float:
+        """Returns the next delay in seconds; each call doubles the bound of the one after."""
+        delay_s = self._rng.uniform(0, self._bound_s)
+        self._bound_s = min(self._cap_s, 2 * self._bound_s)
+        return delay_s
+
+    def reset(self) -> None:
+        """Starts over: something worked."""
+        self._bound_s = self._base_s

@@ -1,0 +1,66 @@
+"""Clients of the Kubernetes API, with the credentials as they are now."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import yaml
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import ConfigException, load_kube_config
+from kubernetes.aio.config.incluster_config import SERVICE_HOST_ENV_NAME, InClusterConfigLoader
+
+from extproc.cluster.slice_api import WatchLost
+
+# What the client's loaders raise; a file that is half written gets the built-in ones out of them.
+_UNUSABLE: Final = (
+    ConfigException,
+    yaml.YAMLError,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KubeClients:
+    """Opens clients of one cluster: that of a kubeconfig, or the one we run in.
+
+    Each `open` reads the credentials again, so a rotated token, a changed certificate authority or an
+    expired login is a matter of the next try. With neither `kubeconfig` nor `context` given it is the
+    Pod's service account inside a cluster, ~/.kube/config outside.
+    """
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+    async def open(self) -> ApiClient:
+        """Raises `WatchLost` if there are no usable credentials."""
+        configuration = Configuration()
+        try:
+            if self._is_in_cluster:
+                self._load_service_account(configuration)
+            else:
+                await load_kube_config(
+                    self.kubeconfig, self.context, client_configuration=configuration, persist_config=False
+                )
+            return ApiClient(configuration)
+        except _UNUSABLE as error:
+            raise WatchLost("credentials", repr(error), keeps_version=True) from error
+
+    @property
+    def _is_in_cluster(self) -> bool:
+        return self.kubeconfig is None and self.context is None and SERVICE_HOST_ENV_NAME in self.environment
+
+    def _load_service_account(self, configuration: Configuration) -> None:
+        loader = InClusterConfigLoader(
+            str(self.service_account / "token"),
+            str(self.service_account / "ca.crt"),
+            environ=self.environment,
+        )
+        loader.load_and_set(configuration)
