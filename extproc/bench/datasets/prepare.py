@@ -14,16 +14,16 @@ from extproc.bench.text import estimate_tokens, fit_text, trim_text
 from extproc.errors import SettingsError
 
 
-def prepare(traffic: TrafficShape, source: Source, need: int, seed: int) -> list[Conversation]:
+def prepare(
+    traffic: TrafficShape, source: Source, need: int, seed: np.random.SeedSequence
+) -> list[Conversation]:
     """Returns the conversations of a run, the same for the same seed.
 
     `need` is how many requests the run is going to make; generated datasets provide that many.
     Raises `SettingsError` if nothing is left.
     """
     dataset = traffic.dataset
-    text_rng, length_rng, order_rng = (
-        np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3)
-    )
+    text_rng, length_rng, order_rng = (np.random.default_rng(s) for s in seed.spawn(3))
     conversations: Iterable[Conversation] = source(dataset, need, text_rng)
     kept = [c for c in conversations if is_kept(c, dataset)][: dataset.max_conversations]
     if dataset.turns == "prompts":

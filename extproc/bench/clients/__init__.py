@@ -1,0 +1,1 @@
+"""Clients: the edge where requests leave and answers are stamped."""

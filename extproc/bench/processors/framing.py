@@ -1,0 +1,50 @@
+"""Cutting a response into events, each with the time when its last byte arrived.
+
+Bytes are stamped on arrival and read later; these functions are pure and see the whole response.
+"""
+
+from collections.abc import Iterable, Iterator
+from json import JSONDecodeError, JSONDecoder
+
+Read = tuple[float, bytes]
+"""Bytes of a response and the time they arrived."""
+
+DONE = b"[DONE]"
+
+
+def cut_sse(reads: Iterable[Read]) -> Iterator[Read]:
+    """Yields the data of each server-sent event; comments and other fields are dropped.
+
+    Lines end in LF or CRLF. An event that the response ends within is not one (WHATWG HTML §9.2.6).
+    """
+    rest = b""
+    data: list[bytes] = []
+    for at_s, chunk in reads:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for raw in lines:
+            line = raw.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                yield at_s, b"\n".join(data)
+                data = []
+
+
+def cut_json(reads: Iterable[Read]) -> Iterator[Read]:
+    """Yields each of the JSON objects that follow one another, separated by white space or nothing."""
+    rest = b""
+    for at_s, chunk in reads:
+        rest = (rest + chunk).lstrip()
+        while size := _measure_object(rest):
+            yield at_s, rest[:size]
+            rest = rest[size:].lstrip()
+
+
+def _measure_object(data: bytes) -> int:
+    """Returns the length of the JSON value that the data begins with; zero if it is not complete."""
+    text = data.decode("utf-8", "ignore")
+    try:
+        _, end = JSONDecoder().raw_decode(text)
+    except JSONDecodeError:
+        return 0
+    return len(text[:end].encode())

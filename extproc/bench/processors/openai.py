@@ -1,0 +1,116 @@
+"""OpenAI's chat, completions and responses, and vLLM's and SGLang's servers that speak them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from extproc.bench.conversation import join_prompt
+from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
+from extproc.bench.processors.processor import EMPTY, Ask, HttpApi, Piece, Usage
+
+_FINISHED = frozenset({"response.completed", "response.incomplete"})
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIChat(HttpApi):
+    """`/v1/chat/completions`; `forces_length` adds the `ignore_eos` of vLLM and SGLang."""
+
+    forces_length: bool = False
+
+    def path(self, ask: Ask) -> str:
+        del ask
+        return "/v1/chat/completions"
+
+    def body(self, ask: Ask) -> dict[str, object]:
+        messages = [{"role": m.role, "content": m.content} for m in ask.messages]
+        return {"messages": messages, **self._common(ask)}
+
+    def _common(self, ask: Ask) -> dict[str, object]:
+        body: dict[str, object] = {**(ask.body or {}), "model": ask.model, "stream": ask.is_streaming}
+        if "max_completion_tokens" in body:
+            body["max_completion_tokens"] = ask.max_tokens
+        else:
+            body["max_tokens"] = ask.max_tokens
+        if ask.is_streaming:
+            body["stream_options"] = {"include_usage": True}
+        if self.forces_length:
+            body["ignore_eos"] = True
+        return body
+
+    def read(self, payload: object) -> Piece:
+        error = get_error(payload)
+        if error is not None:
+            return Piece(error=error)
+        text = "".join(map(_read_choice, get_list(payload, "choices")))
+        return Piece(text=text, usage=_read_usage(get_object(payload, "usage")))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAICompletions(OpenAIChat):
+    """`/v1/completions`."""
+
+    def path(self, ask: Ask) -> str:
+        del ask
+        return "/v1/completions"
+
+    def body(self, ask: Ask) -> dict[str, object]:
+        return {"prompt": join_prompt(ask.messages), **self._common(ask)}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIResponses(HttpApi):
+    """`/v1/responses`: typed events, the last one carries the whole response."""
+
+    def path(self, ask: Ask) -> str:
+        del ask
+        return "/v1/responses"
+
+    def body(self, ask: Ask) -> dict[str, object]:
+        return {
+            "input": [{"role": m.role, "content": m.content} for m in ask.messages],
+            **(ask.body or {}),
+            "model": ask.model,
+            "max_output_tokens": ask.max_tokens,
+            "stream": ask.is_streaming,
+        }
+
+    def read(self, payload: object) -> Piece:
+        kind = get_text(payload, "type")
+        if kind in {"response.output_text.delta", "response.reasoning_text.delta"}:
+            return Piece(text=get_text(payload, "delta"))
+        if kind in _FINISHED:
+            usage = _read_usage(get_object(get_object(payload, "response"), "usage"))
+            return Piece(usage=usage, is_last=True)
+        if kind == "response.failed":
+            return Piece(error=get_error(get_object(payload, "response")) or "response.failed")
+        if kind == "error":
+            return Piece(error=get_text(payload, "message") or "error")
+        if get_text(payload, "object") == "response":
+            return self._read_whole(payload)
+        error = get_error(payload)
+        return EMPTY if error is None else Piece(error=error)
+
+    def _read_whole(self, payload: object) -> Piece:
+        parts = [part for item in get_list(payload, "output") for part in get_list(item, "content")]
+        text = "".join(get_text(part, "text") for part in parts)
+        error = get_error(payload)
+        return Piece(text=text, usage=_read_usage(get_object(payload, "usage")), error=error)
+
+
+def _read_choice(choice: object) -> str:
+    """Reads a streamed `delta`, a whole `message`, or a completion's `text`."""
+    part = get_object(choice, "delta") or get_object(choice, "message") or choice
+    # Reasoning arrives as `reasoning` or, before vLLM 0.12, as `reasoning_content`.
+    reasoning = get_text(part, "reasoning") or get_text(part, "reasoning_content")
+    return reasoning + (get_text(part, "content") or get_text(part, "text"))
+
+
+def _read_usage(usage: Mapping[str, object]) -> Usage | None:
+    if not usage:
+        return None
+    details = get_object(usage, "prompt_tokens_details") or get_object(usage, "input_tokens_details")
+    chat = "prompt_tokens" in usage
+    return Usage(
+        input_tokens=get_count(usage, "prompt_tokens" if chat else "input_tokens"),
+        output_tokens=get_count(usage, "completion_tokens" if chat else "output_tokens"),
+        cached_tokens=get_count(details, "cached_tokens"),
+    )
