@@ -79,7 +79,7 @@ def explain(config: Path, path: str, headers: tuple[str, ...], timeout: float) -
     from extproc.settings import load_settings, read_environment  # noqa: PLC0415
 
     settings = load_settings(config, read_environment())
-    body = click.get_binary_stream("stdin").read()
+    body = sys.stdin.buffer.read()
     told = asyncio.run(
         explain_once(settings, config.parent, path=path, headers=headers, body=body, timeout_s=timeout)
     )

@@ -1,0 +1,79 @@
+# Everything a developer does here. `make` alone lists it.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[envoy,bench,zmq]' --group dev
+	touch $@
+
+.PHONY: help
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: $(READY)  ## Make the virtual environment, with a real Envoy in it
+
+.PHONY: run
+run: $(READY)  ## Start Envoy, the service and four simulated vLLM endpoints; Ctrl-C stops them
+	@exec $(BIN)/python envoy/run.py
+
+.PHONY: test
+test: check unit  ## All checks and all tests
+
+.PHONY: check
+check: lint types layers protos-check  ## Lint, types, layers, generated code
+
+.PHONY: lint
+lint: $(READY)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+.PHONY: types
+types: $(READY)
+	$(BIN)/mypy
+
+.PHONY: layers
+layers: $(READY)
+	$(BIN)/lint-imports
+
+.PHONY: unit
+unit: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+PROTOC = $(BIN)/python -m grpc_tools.protoc -Iprotos
+
+.PHONY: protos
+protos: $(READY)  ## Compile protos/ into the package
+	$(PROTOC) --python_out=extproc/stream --pyi_out=extproc/stream protos/ext_proc.proto
+
+.PHONY: protos-check
+protos-check: $(READY)
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT \
+	&& $(PROTOC) --python_out=$$out --pyi_out=$$out protos/ext_proc.proto \
+	&& diff $$out/ext_proc_pb2.py extproc/stream/ext_proc_pb2.py \
+	&& diff $$out/ext_proc_pb2.pyi extproc/stream/ext_proc_pb2.pyi \
+	&& echo "generated code is what protos/ gives"
+
+.PHONY: format
+format: $(READY)  ## Format the code, fix what can be fixed
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+.PHONY: bench
+bench: $(READY)  ## Measure; prints tables, writes JSON to build/bench/
+	$(BIN)/python -m tests.benchmarks --out build/bench
+
+.PHONY: fuzz
+fuzz: $(READY)  ## Fuzz the parsers and the session for FUZZ_SECONDS
+	$(BIN)/python tests/fuzz/fuzz.py --seconds $(or $(FUZZ_SECONDS),120)
+
+.PHONY: clean
+clean:
+	rm -rf $(VENV) .envoys .vllm build

