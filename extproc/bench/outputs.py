@@ -46,8 +46,8 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
     """Prints the verdict as a banner: nobody shall read the figures without it."""
     colour = "green" if verdict.is_valid else "red"
     lines = [
-        *(f"• {reason}" for reason in verdict.reasons),
-        *(f"[dim]• {remark}[/]" for remark in verdict.remarks),
+        *(f"• {escape(reason)}" for reason in verdict.reasons),
+        *(f"[dim]• {escape(remark)}[/]" for remark in verdict.remarks),
     ]
     console.print(
         Panel("\n".join([f"[bold {colour}]{verdict}[/]", *lines]), border_style=colour, expand=False)

@@ -1,0 +1,297 @@
+import csv
+import io
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from extproc.bench import metrics, report
+from extproc.bench.exporter import serving
+from extproc.bench.live import Broadcast, Display, showing
+from extproc.bench.metrics import Counts, Metrics, Throughput, Tokens
+from extproc.bench.outputs import REPORTS, print_verdict, write_reports
+from extproc.bench.reports.html_report import html_report
+from extproc.bench.reports.vllm_json import vllm_json
+from extproc.bench.reports.vllm_text import render, vllm_text
+from extproc.bench.result import RunResult, Snapshot, Window
+from extproc.bench.spec import Slo
+from extproc.bench.stats import Stats
+from extproc.bench.verdict import Verdict, judge
+from tests.bench import browser
+from tests.bench.synthetic import failed, record, result, steady
+
+
+def stats(mean: float, p50: float, p99: float) -> Stats:
+    return Stats(8000, mean, 0, 0, 0, p50, 0, 0, 0, p99, 0, 0)
+
+
+def published() -> Metrics:
+    """KubeAI's published cell: prefix hash, 800 requests at once."""
+    return Metrics(
+        window=Window(0.0, 104.67),
+        counts=Counts(8000, 8000, 8000, 0, {}),
+        throughput=Throughput(76.43, 76.43, 63594.68, 5813.11, 514),
+        tokens=Tokens(6656338, 608447, {}, None, None),
+        goodput=None,
+        latency_ms={
+            "ttft_sent": stats(280.20, 239.80, 1260.53),
+            "tpot": stats(86.55, 91.13, 139.47),
+            "itl": stats(85.78, 77.35, 272.04),
+        },
+    )
+
+
+# Trailing blanks are part of the layout: values are left in ten columns. `·` stands for a blank here.
+PUBLISHED = """\
+============ Serving Benchmark Result ============
+Successful requests:                     8000······
+Benchmark duration (s):                  104.67····
+Total input tokens:                      6656338···
+Total generated tokens:                  608447····
+Request throughput (req/s):              76.43·····
+Output token throughput (tok/s):         5813.11···
+Total Token throughput (tok/s):          69407.79··
+---------------Time to First Token----------------
+Mean TTFT (ms):                          280.20····
+Median TTFT (ms):                        239.80····
+P99 TTFT (ms):                           1260.53···
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          86.55·····
+Median TPOT (ms):                        91.13·····
+P99 TPOT (ms):                           139.47····
+---------------Inter-token Latency----------------
+Mean ITL (ms):                           85.78·····
+Median ITL (ms):                         77.35·····
+P99 ITL (ms):                            272.04····
+==================================================
+""".replace("·", " ")
+
+
+def test_vllm_text_is_byte_for_byte_the_published_layout() -> None:
+    assert render(published()).encode() == PUBLISHED.encode()
+
+
+def test_vllm_text_of_a_run_has_the_figures_of_the_whole_run_from_the_sending() -> None:
+    lines = vllm_text(steady(100, sent_s=None)).splitlines()
+    sent = vllm_text(steady(100)).splitlines()
+
+    assert "Mean TTFT (ms):                          nan       " in lines
+    assert "Successful requests:                     100       " in sent
+    assert "Benchmark duration (s):                  11.40     " in sent
+    assert "Median TPOT (ms):                        100.00    " in sent
+
+
+def test_vllm_text_adds_goodput_when_limits_are_set() -> None:
+    goodput = metrics.Goodput(10, 0.1, 1.5)
+    text = render(
+        Metrics(
+            published().window, published().counts, published().throughput, published().tokens, goodput, {}
+        )
+    )
+
+    assert "Request goodput (req/s):                 1.50      \n" in text
+
+
+VLLM_KEYS = """
+date backend model_id tokenizer_id num_prompts request_rate burstiness max_concurrency duration
+completed failed total_input_tokens total_output_tokens request_throughput request_goodput output_throughput
+total_token_throughput input_lens output_lens ttfts itls start_times generated_texts errors
+"""
+
+
+def test_vllm_json_has_vllms_keys_and_an_entry_per_request() -> None:
+    run = result([record(0, 0.0), failed(1, 1.0)])
+
+    fields = json.loads(vllm_json(run))
+
+    summaries = [
+        f"{point}_{name}_ms"
+        for name in ("ttft", "tpot", "itl", "e2el")
+        for point in ("mean", "median", "std", "p90", "p95", "p99")
+    ]
+    assert list(fields) == [*VLLM_KEYS.split(), *summaries]
+    assert fields["ttfts"] == [0.5, None]
+    assert fields["itls"][0] == pytest.approx([0.1] * 10)
+    assert (fields["errors"], fields["completed"], fields["failed"]) == (["", "timeout"], 1, 1)
+    assert fields["mean_e2el_ms"] == pytest.approx(1500)
+
+
+def test_report_survives_a_round_trip() -> None:
+    run = result([record(0, 0.0), failed(1, 1.0)])
+    said = report.build(run, judge(run))
+
+    assert report.decode(report.encode(said)) == said
+
+
+def test_report_matches_its_own_json_schema_version() -> None:
+    fields = json.loads(REPORTS["report.json"](steady(), judge(steady())))
+
+    assert fields["schema"] == "extproc-bench-report/1"
+    properties = report.json_schema()["$defs"]["Report"]["properties"]
+    assert set(fields) == set(properties)
+    assert fields["server_hit_rate"] == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [(b"{}", "missing required field"), (b"nonsense", "malformed"), (b"\xff\xfe", "not a benchmark report")],
+)
+def test_foreign_file_is_refused_as_a_report(text: bytes, fault: str) -> None:
+    with pytest.raises(report.ReportError, match=fault):
+        report.decode(text)
+
+
+def test_report_of_another_schema_is_refused() -> None:
+    run = steady(4)
+    other = report.encode(report.build(run, judge(run))).replace(b"report/1", b"report/2")
+
+    with pytest.raises(report.ReportError, match="this version reads"):
+        report.decode(other)
+
+
+def test_equal_schedules_have_equal_digests() -> None:
+    runs = [steady(10), steady(10), steady(11)]
+    digests = [report.build(run, judge(run)).schedule for run in runs]
+
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_csv_has_a_row_per_request_and_leaves_missing_figures_empty() -> None:
+    text = REPORTS["requests.csv"](result([record(0, 0.0), failed(1, 1.0)]), judge(steady()))
+    rows = list(csv.DictReader(io.StringIO(text)))
+
+    assert [row["ttft_ms"] for row in rows] == ["500.0", ""]
+    assert [row["chunks"] for row in rows] == ["11", "0"]
+    assert rows[1]["failure"] == "timeout"
+
+
+def test_textfile_is_valid_exposition_with_the_figures_of_the_steady_window() -> None:
+    run = result([record(index, index / 10) for index in range(50)] + [failed(50, 5.0)], duration_s=8.0)
+    text = REPORTS["metrics.prom"](run, judge(run))
+
+    samples = {
+        (sample.name, *(sample.labels.get(label, "") for label in ("outcome", "quantile"))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["extproc_bench_requests", "completed", ""] == 50
+    assert samples["extproc_bench_requests", "timeout", ""] == 1
+    assert samples["extproc_bench_ttft_seconds", "", "0.99"] == pytest.approx(0.5)
+    assert samples["extproc_bench_prefix_hit_ratio", "", ""] == pytest.approx(0.6)
+
+
+SNAPSHOT = Snapshot(
+    at_s=12.0,
+    sent=1200,
+    in_flight=34,
+    finished=1166,
+    failures={"timeout": 2},
+    ttft_s=(0.2, 0.4),
+    lag_s=(0.001,),
+)
+
+
+def text_of(display: Display) -> str:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(display.render())
+    return console.export_text()
+
+
+def test_display_shows_sent_in_flight_errors_ttft_and_lag() -> None:
+    display = Display("a run")
+    display.update(SNAPSHOT)
+
+    shown = text_of(display)
+
+    for part in ("1,200", "34", "timeout 2", "p50 300.0 ms", "p50 1.00 ms", "a run"):
+        assert part in shown
+
+
+def test_display_without_samples_shows_dashes() -> None:
+    assert "TTFT" in text_of(Display("idle"))
+
+
+def test_showing_ends_with_the_last_state_on_the_console() -> None:
+    file = io.StringIO()
+    with showing("a run", Console(file=file, width=80)) as display:
+        display.update(SNAPSHOT)
+
+    assert "1,200" in file.getvalue()
+
+
+def test_exporter_serves_the_state_of_a_run_while_it_goes() -> None:
+    with serving(0, "127.0.0.1") as (exporter, port):
+        Broadcast([exporter, Display("also")]).update(SNAPSHOT)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
+
+    assert "extproc_bench_sent 1200.0" in text
+    assert 'extproc_bench_failures{kind="timeout"} 2.0' in text
+    assert "extproc_bench_ttft_seconds_count 2.0" in text
+    assert "extproc_bench_lag_seconds_count 1.0" in text
+
+
+def test_every_report_is_written_and_a_users_own_goes_with_them(tmp_path: Path) -> None:
+    run = steady(20)
+    written = write_reports(
+        run, judge(run), tmp_path / "out", {"own.txt": lambda _run, verdict: str(verdict)}
+    )
+
+    assert {path.name for path in written} == {*REPORTS, "own.txt"}
+    assert all(path.stat().st_size for path in written)
+    assert (tmp_path / "out" / "own.txt").read_text() == str(judge(run))
+
+
+def test_verdict_is_printed_with_its_reasons_literally() -> None:
+    file = io.StringIO()
+    verdict = Verdict(("[red] lag",), ("a remark",), judge(steady()).figures)
+
+    print_verdict(verdict, Console(file=file, width=80))
+
+    for part in ("invalid: client-limited", "[red] lag", "a remark"):
+        assert part in file.getvalue()
+
+
+def hostile() -> RunResult:
+    """Names from outside must not become markup."""
+    return result([record(index, index / 10, endpoint="<script>alert(1)</script>") for index in range(30)])
+
+
+def test_html_escapes_what_servers_say() -> None:
+    page = html_report(hostile(), judge(hostile()))
+
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_html_of_an_empty_run_says_there_is_nothing_to_plot() -> None:
+    run = result([], duration_s=1.0)
+
+    assert "Nothing to plot." in html_report(run, judge(run))
+
+
+@pytest.mark.skipif(browser.find() is None, reason="chromium is not installed")
+@pytest.mark.parametrize(
+    "run", [steady(300), hostile(), result([failed(0, 0.0)])], ids=["good", "hostile", "failed"]
+)
+async def test_html_opens_without_console_message_or_network_request(run: RunResult, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(html_report(run, judge(run)), "utf-8")
+
+    seen = await browser.visit(path, tmp_path / "profile")
+
+    assert [url for url in seen.requests if not url.startswith("data:")] == [path.as_uri()]
+    assert seen.complaints == []
+    assert "Time to first token, distribution" in seen.text
+
+
+def test_goodput_shows_in_the_html_report() -> None:
+    run = steady(20)
+    limited = run.info.spec.model_copy(
+        update={"performance": run.info.spec.performance.model_copy(update={"slo": Slo(ttft_ms=600)})}
+    )
+
+    assert "100.0 %" in html_report(result(run.records, of=limited), judge(run))
