@@ -4,13 +4,13 @@ Any bytes become a `Prompt` or raise `PromptError`; a `Prompt` itself never rais
 far as needed and never changed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xxhash import xxh3_64_hexdigest
 
 from extproc.routing.apis import Api, api_of, reads_body
-from extproc.routing.json_reader import Object, kind, open_object, scalar, text
+from extproc.routing.json_reader import Object, open_object, scalar, value_of
 from extproc.routing.multipart import is_form, open_form
 from extproc.routing.turns import TURN_START, TURN_TEXT, Turn, turns_of
 
@@ -36,7 +36,7 @@ class Prompt:
         Without roles it is the prompt itself, or the first one of a batch. Text only. Token ids count
         as their numbers (KubeAI ignores them).
         """
-        return next((turn.text(chars) for turn in self._turns() if turn.is_user), "")
+        return next((turn.text(chars) for turn in self._turns(chars) if turn.is_user), "")
 
     def head(self, chars: int) -> str:
         """The first characters of the whole prompt as the model reads it.
@@ -45,7 +45,7 @@ class Prompt:
         files by digest; tool calls and results, reasoning.
         """
         pieces: list[str] = []
-        for turn in self._turns():
+        for turn in self._turns(chars):
             if chars <= 0:
                 break
             piece = _introduced(turn, chars)
@@ -59,7 +59,7 @@ class Prompt:
         The system text counts whole, as a digest, so that a long one does not hide who speaks.
         """
         system: list[Turn] = []
-        for turn in self._turns():
+        for turn in self._turns(chars):
             if turn.is_user:
                 return _digest(system) + turn.rendered(chars)
             if turn.is_system:
@@ -68,11 +68,10 @@ class Prompt:
 
     def field(self, name: str) -> str | None:
         """A string or number at the top level of the body, as text."""
-        raw = self._fields.get(name)
-        return (scalar(raw) if raw is not None else "") or None
+        return scalar(self._fields.get(name))
 
-    def _turns(self) -> Iterable[Turn]:
-        return turns_of(self._api, self._fields)
+    def _turns(self, chars: int) -> Iterator[Turn]:
+        return turns_of(self._api, self._fields, chars)
 
 
 def parse(path: str, content_type: str, body: bytes | memoryview, *, is_partial: bool = False) -> Prompt:
@@ -94,13 +93,13 @@ def parse(path: str, content_type: str, body: bytes | memoryview, *, is_partial:
 def _drop_cut(fields: Object, prompt_fields: set[str]) -> None:
     """Drops a last member that may be half a word: half a model's name is another model."""
     last = next(reversed(fields), None)
-    if last is not None and last not in prompt_fields and kind(fields[last]) not in {"[", "{"}:
+    if last is not None and last not in prompt_fields:
         del fields[last]
 
 
 def _string(fields: Object, name: str) -> str | None:
-    raw = fields.get(name)
-    return text(raw) if raw is not None and kind(raw) == '"' else None
+    value = value_of(fields.get(name))
+    return value if isinstance(value, str) else None
 
 
 def _introduced(turn: Turn, chars: int) -> str:

@@ -1,29 +1,18 @@
-"""What a model reads of a request, as turns: who speaks, and the text, in the order of vLLM's templates.
+"""What a model reads of a request, as turns: who speaks, and what, in the order of the usual templates.
 
 Exact rendering needs the model's own chat template and tokenizer; this is the same text in the same
 order with marked boundaries, which is what makes equal prefixes equal.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
-from msgspec import Raw
 from xxhash import xxh3_64_hexdigest
 
 from extproc.routing.apis import Api, Field
-from extproc.routing.json_reader import (
-    Object,
-    compact,
-    elements,
-    is_numbers,
-    kind,
-    members,
-    numbers,
-    text,
-)
+from extproc.routing.json_reader import Object, compact, is_numbers, numbers, value_of
 
-# Control characters that text does not hold: no text can look like the start of another turn.
+# Control characters that text hardly holds: no text looks like the start of another turn.
 TURN_START: Final = "\x1e"
 TURN_TEXT: Final = "\x1f"
 
@@ -41,13 +30,18 @@ _MEDIA: Final = (
 )
 _MEDIA_DATA: Final = ("url", "data", "file_data", "file_url", "file_id")
 
+# A tool's result holds parts of its own (Anthropic); nothing that vLLM takes goes deeper.
+_LEVELS: Final = 2
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One speaker's part of a prompt; a turn without a role is bare text."""
+
+class Turn(NamedTuple):
+    """One speaker's part of a prompt; a turn without a role is bare text.
+
+    `said` holds JSON values: texts, parts, or lists of these.
+    """
 
     role: str
-    spoken: tuple[Raw, ...]
+    said: tuple[object, ...]
 
     @property
     def is_user(self) -> bool:
@@ -59,103 +53,111 @@ class Turn:
 
     def text(self, chars: int) -> str:
         """The first characters of the text, media left out; text parts are joined as vLLM joins them."""
-        parts = (_plain(part, chars) for value in self.spoken for part in _parts(value))
-        return _join((part for part in parts if part), chars)
+        return _join(filter(None, map(_plain, self._parts())), chars)
 
     def rendered(self, chars: int | None = None) -> str:
         """The first characters of everything said, media by digest; all of it with `None`."""
-        return _join((part for value in self.spoken for part in _pieces(value, chars)), chars)
+        return _join((piece for part in self._parts() for piece in _pieces(part, _LEVELS)), chars)
+
+    def _parts(self) -> Iterator[object]:
+        for value in self.said:
+            yield from _listed(value)
 
 
-def turns_of(api: Api, fields: Object) -> Iterator[Turn]:
-    """Yields the turns of a request in the order in which the model reads them."""
+def turns_of(api: Api, fields: Object, chars: int) -> Iterator[Turn]:
+    """Yields the turns of a request in the order in which the model reads them.
+
+    `chars` bounds how much of an array of token ids is read.
+    """
     for field in api:
         raw = fields.get(field.name)
-        if raw is None or kind(raw) not in {'"', "[", "{"}:
+        if raw is None:
             continue
+        if field.has_turns and is_numbers(raw):
+            yield Turn(field.role, (numbers(raw, chars),))
+            continue
+        value = value_of(raw)
         if field.has_turns:
-            yield from _turns(field, raw)
-        else:
-            yield Turn(field.role, (raw,))
+            yield from _turns(field, value)
+        elif value:
+            yield Turn(field.role, (value,))
 
 
-def _turns(field: Field, raw: Raw) -> Iterator[Turn]:
-    if kind(raw) == "{":
-        yield _message(members(raw))
-    elif kind(raw) == '"' or is_numbers(raw):
-        yield Turn(field.role, (raw,))
-    else:
-        yield from _listed(field, elements(raw))
-
-
-def _listed(field: Field, listed: list[Raw | Object]) -> Iterator[Turn]:
-    """Messages, or a batch of prompts or conversations: a batch is placed by its first one."""
-    for element in listed:
-        if isinstance(element, dict):
-            yield _message(element)
-        elif kind(element) == '"':
+def _turns(field: Field, value: object) -> Iterator[Turn]:
+    """The turns of messages; of a batch of prompts or conversations those of the first one."""
+    for element in _listed(value):
+        if isinstance(element, str):
             yield Turn(field.role, (element,))
             return
-        elif kind(element) == "[":
-            yield from (_message(message) for message in elements(element) if isinstance(message, dict))
+        if isinstance(element, list):
+            yield from map(_message, filter(_is_object, element))
             return
+        if isinstance(element, dict):
+            yield _message(element)
 
 
-def _message(message: Object) -> Turn:
-    spoken = tuple(message[name] for name in _SPOKEN if name in message)
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _message(message: Mapping[str, object]) -> Turn:
     # An item of the Responses API that nobody says (a function call, reasoning) is named by its type.
     role = message.get("role") or message.get("type")
-    return Turn(text(role) if role else "", spoken)
+    said = tuple(message[name] for name in _SPOKEN if name in message)
+    return Turn(role if isinstance(role, str) else "", said)
 
 
-def _parts(value: Raw) -> list[Raw | Object]:
-    if kind(value) == "{":
-        return [members(value)]
-    return elements(value) if kind(value) == "[" and not is_numbers(value) else [value]
+def _listed(value: object) -> Iterable[object]:
+    return value if isinstance(value, list) else (value,)
 
 
-def _plain(part: Raw | Object, chars: int | None) -> str:
+def _plain(part: object) -> str:
+    if isinstance(part, str):
+        return part
     if isinstance(part, dict):
-        return next(
-            (text(part[name], chars) for name in _TEXTS if name in part and kind(part[name]) == '"'), ""
-        )
-    return numbers(part, chars) if is_numbers(part) else text(part, chars)
-
-
-def _pieces(value: Raw, chars: int | None, levels: int = 2) -> Iterator[str]:
-    for part in _parts(value):
-        if plain := _plain(part, chars):
-            yield plain
-        elif isinstance(part, dict):
-            yield from _structured(part, chars, levels)
-
-
-def _structured(part: Object, chars: int | None, levels: int) -> Iterator[str]:
-    if medium := _medium(part):
-        yield medium
-    elif "content" in part and levels:
-        yield from _pieces(part["content"], chars, levels - 1)
-    else:
-        yield ",".join(f"{name}:{compact(raw)}" for name, raw in part.items())
-
-
-def _medium(part: Object) -> str:
-    """An image, a sound, a video or a file as the digest of what tells it from others."""
-    for name in _MEDIA:
-        if name in part and kind(part[name]) in {'"', "{"}:
-            inner = members(part[name])
-            data = next((inner[key] for key in _MEDIA_DATA if key in inner), part[name])
-            return f"{TURN_TEXT}{name}:{xxh3_64_hexdigest(memoryview(data))}"
+        for name in _TEXTS:
+            text = part.get(name)
+            if isinstance(text, str):
+                return text
     return ""
 
 
+def _pieces(part: object, levels: int) -> Iterator[str]:
+    plain = _plain(part)
+    if plain:
+        yield plain
+    elif not isinstance(part, dict):
+        return
+    elif medium := _medium(part):
+        yield medium
+    elif part.get("content") and levels:
+        for inner in _listed(part["content"]):
+            yield from _pieces(inner, levels - 1)
+    else:
+        yield compact(part)
+
+
+def _medium(part: Mapping[str, object]) -> str:
+    """An image, a sound, a video or a file as the digest of what tells it from others."""
+    for name in _MEDIA:
+        value = part.get(name)
+        data = _first_text(value) if isinstance(value, dict) else value
+        if data and isinstance(data, str):
+            return f"{TURN_TEXT}{name}:{xxh3_64_hexdigest(data.encode())}"
+    return ""
+
+
+def _first_text(medium: Mapping[str, object]) -> object:
+    return next((medium[name] for name in _MEDIA_DATA if isinstance(medium.get(name), str)), None)
+
+
 def _join(pieces: Iterator[str], chars: int | None) -> str:
+    """Joins as many pieces as `chars` characters need."""
     taken: list[str] = []
-    left = chars
+    length = 0
     for piece in pieces:
         taken.append(piece)
-        if left is not None:
-            left -= len(piece) + 1
-            if left < 0:
-                break
+        length += len(piece) + 1
+        if chars is not None and length > chars:
+            break
     return "\n".join(taken)[:chars]
