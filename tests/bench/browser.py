@@ -60,6 +60,7 @@ async def _watch(process: asyncio.subprocess.Process, path: Path) -> Visit:
     line = b""
     while b"DevTools listening on" not in line:
         line = await process.stderr.readline()
+        assert line, "the browser ended"
     address = line.decode().split("ws://", 1)[1].split("/", 1)[0]
     seen = Visit()
     async with aiohttp.ClientSession() as http:
@@ -70,22 +71,22 @@ async def _watch(process: asyncio.subprocess.Process, path: Path) -> Visit:
                 ("Page.enable", "Network.enable", "Runtime.enable", "Log.enable")
             ):
                 await page.send_json({"id": number, "method": method})
-            await page.send_json({"id": 10, "method": "Page.navigate", "params": {"url": path.as_uri()}})
             async for message in page:
-                if _note(seen, message.json()) == "Page.loadEventFired":
-                    await page.send_json(
-                        {
-                            "id": 11,
-                            "method": "Runtime.evaluate",
-                            "params": {"expression": "document.body.innerText"},
-                        }
-                    )
+                told = message.json()
+                _note(seen, told)
+                # Navigating before the last of the four is in force would miss the page's load event.
+                if told.get("id") == 3:
+                    params: dict[str, str] = {"url": path.as_uri()}
+                    await page.send_json({"id": 10, "method": "Page.navigate", "params": params})
+                if told.get("method") == "Page.loadEventFired":
+                    params = {"expression": "document.body.innerText"}
+                    await page.send_json({"id": 11, "method": "Runtime.evaluate", "params": params})
                 if seen.text:
                     return seen
     return seen
 
 
-def _note(seen: Visit, message: dict[str, Any]) -> str:
+def _note(seen: Visit, message: dict[str, Any]) -> None:
     method: str = message.get("method", "")
     params = message.get("params", {})
     if method == "Network.requestWillBeSent":
@@ -94,4 +95,3 @@ def _note(seen: Visit, message: dict[str, Any]) -> str:
         seen.complaints.append(str(params))
     if message.get("id") == 11:
         seen.text = message["result"]["result"]["value"]
-    return method
