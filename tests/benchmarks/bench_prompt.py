@@ -1,22 +1,19 @@
-"""What reading a request costs: body to routing key, beside `orjson.loads` of the same body.
+"""What reading a request costs: from its body to its routing key, by body and key.
 
-Prints a table of microseconds, and writes it as JSON where `--json` says.
+Reference in the same run: `orjson.loads` of the same bodies. `python -m tests.benchmarks.bench_prompt`.
 """
 
-import argparse
 import json
 import random
-import statistics
-import timeit
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import orjson
 
 from extproc.routing.prefix import Key, parse_key, prefix_of, routing_key
 from extproc.routing.prompt import parse
+from tests.benchmarks.report import Row, report, time_us
 
+KEYS = ("first_user_message", "conversation", "prompt_head")
 PATH = "/v1/chat/completions"
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog,", "far", "away")
 
@@ -74,35 +71,15 @@ def route(path: str, body: bytes, key: Key) -> int:
     return routing_key(prefix or "", model=prompt.model or "", cache_salt=prompt.cache_salt)
 
 
-def measure(run: Callable[[], object], seconds: float) -> dict[str, float]:
-    """Minimum, median and maximum of microseconds per call, over runs of at least a millisecond."""
-    once = timeit.timeit(run, number=1)
-    number = max(1, int(0.001 / once))
-    rounds = max(5, int(seconds / (number * once)))
-    spent = [total / number * 1e6 for total in timeit.repeat(run, number=number, repeat=rounds)]
-    return {"min": min(spent), "median": statistics.median(spent), "max": max(spent)}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="where to write the numbers")
-    parser.add_argument("--seconds", type=float, default=0.5, help="per row")
-    options = parser.parse_args()
     rows = []
-    print(f"{'body':30}{'key':20}{'min us':>10}{'median us':>11}{'max us':>11}{'to orjson':>11}")
     for name, (path, body) in bodies().items():
-        reference = measure(partial(orjson.loads, body), options.seconds)
-        for key in ("reference: orjson.loads", "first_user_message", "conversation", "prompt_head"):
-            spent = reference if key.startswith("reference") else None
-            spent = spent or measure(partial(route, path, body, parse_key(key)), options.seconds)
-            ratio = spent["median"] / reference["median"]
-            rows.append({"body": name, "bytes": len(body), "key": key, "us": spent, "ratio": ratio})
-            print(
-                f"{name:30}{key.removeprefix('reference: '):20}{spent['min']:>10.1f}"
-                f"{spent['median']:>11.1f}{spent['max']:>11.1f}{ratio:>11.2f}"
-            )
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+        calls = max(3, 1_000_000 // len(body))
+        rows.append(Row(f"{name}: orjson.loads", time_us(partial(orjson.loads, body), calls), "µs"))
+        for key in KEYS:
+            once = partial(route, path, body, parse_key(key))
+            rows.append(Row(f"{name}: {key}", time_us(once, calls), "µs"))
+    report("prompt: from body to routing key", rows, reference="chat, 2 MB: orjson.loads")
 
 
 if __name__ == "__main__":
