@@ -33,7 +33,7 @@ class RecordingSink:
     def restarted(self, why: str) -> None:
         self.restarts.append(why)
 
-    async def until(self, claim: Callable[["RecordingSink"], object], timeout_s: float = 10.0) -> None:
+    async def until(self, claim: Callable[["RecordingSink"], object], timeout_s: float = 5.0) -> None:
         """Waits until `claim` holds; raises `TimeoutError` if it does not in time."""
         async with asyncio.timeout(timeout_s):
             while not claim(self):  # noqa: ASYNC110 - a claim is any expression over what was told

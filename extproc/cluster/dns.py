@@ -1,0 +1,111 @@
+"""A pool's endpoints from a name in the DNS, as of a headless Service.
+
+The DNS cannot tell a Service without ready pods from a mistake: both are a name that does not exist.
+So an answer without addresses is a failure, and the last good list stays.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from random import Random
+
+from dns.asyncresolver import Resolver
+from dns.exception import DNSException, Timeout
+from dns.rdatatype import AAAA, A
+from dns.resolver import NXDOMAIN, Answer, NoAnswer
+
+from extproc.cluster.backoff import Backoff
+from extproc.cluster.slices import AddressFamily
+from extproc.cluster.source import Sink
+from extproc.cluster.teller import Teller
+from extproc.errors import AddressError
+from extproc.routing.endpoint import Endpoint, join_address
+
+_log = logging.getLogger("extproc.cluster")
+
+
+class DnsSource:
+    """Tells every address that the host of `target` (`host:port`) has, again after the answer's TTL.
+
+    The TTL is taken as no less than `least_s` and no more than `most_s`, and lengthened by up to a
+    fifth so that many routers do not ask at once. The search domains of resolv.conf apply. With addresses
+    of both families only those of `family` are told, since nothing says which two are one pod's. Raises
+    `AddressError` if `target` is not `host:port`.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        family: AddressFamily = "IPv4",
+        least_s: float = 1.0,
+        most_s: float = 30.0,
+        rng: Random,
+        open_resolver: Callable[[], Resolver] = Resolver,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._host, self._port = parse_target(target)
+        self._types = (A, AAAA) if family == "IPv4" else (AAAA, A)
+        self._least_s = least_s
+        self._most_s = most_s
+        self._rng = rng
+        self._open_resolver = open_resolver
+        self._sleep = sleep
+        self._backoff = Backoff(rng)
+        self._fault: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<DnsSource {self._host}:{self._port}>"
+
+    async def run(self, sink: Sink) -> None:
+        teller = Teller(sink)
+        while True:
+            try:
+                answer = await self._resolve()
+            except (DNSException, OSError) as error:
+                delay_s = self._refuse(error, sink)
+            else:
+                delay_s = self._accept(answer, teller)
+            await self._sleep(delay_s)
+
+    async def _resolve(self) -> Answer:
+        # Opened anew, since resolv.conf may have changed.
+        resolver = self._open_resolver()
+        first, second = self._types
+        try:
+            return await resolver.resolve(self._host, first, search=True)
+        except NoAnswer:
+            return await resolver.resolve(self._host, second, search=True)
+
+    def _accept(self, answer: Answer, teller: Teller) -> float:
+        self._fault = None
+        self._backoff.reset()
+        addresses = sorted(join_address(record.address, self._port) for record in answer)
+        teller.tell([Endpoint(address, address) for address in addresses])
+        ttl_s = min(self._most_s, max(self._least_s, answer.chaining_result.minimum_ttl))
+        return ttl_s * self._rng.uniform(1.0, 1.2)
+
+    def _refuse(self, error: Exception, sink: Sink) -> float:
+        why = _word(error)
+        sink.restarted(why)
+        if why != self._fault:
+            self._fault = why
+            _log.warning("%s cannot be resolved, the last good list stays: %s", self._host, error)
+        return self._backoff.next_s()
+
+
+def parse_target(target: str) -> tuple[str, int]:
+    """Splits `host:port`; raises `AddressError`."""
+    host, _, port = target.strip().rpartition(":")
+    if not host or ":" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise AddressError(f"{target!r} is not host:port")
+    return host, int(port)
+
+
+def _word(error: Exception) -> str:
+    match error:
+        case NXDOMAIN() | NoAnswer():
+            return "dns_no_address"
+        case Timeout():
+            return "dns_timeout"
+    return "dns_failure"
