@@ -14,6 +14,7 @@ import grpc.aio
 from aiohttp import web
 
 from extproc.cluster.file import wakeups
+from extproc.cluster.xds import Xds
 from extproc.errors import SettingsError
 from extproc.service.admin import build_admin
 from extproc.service.health import Health
@@ -34,13 +35,17 @@ class Application:
     def __init__(self, settings: Settings, path: Path) -> None:
         self.metrics = Metrics()
         self.is_draining = False
+        self.xds = Xds(
+            (pool.name for pool in settings.pools),
+            on_rejection=lambda kind: self.metrics.xds_nacks.labels(kind).inc(),
+        )
         self.pools = Pools(
             self.metrics,
             base=path.parent,
             rng=Random(),  # noqa: S311  # chances, not secrets
             clock=monotonic,
-            publish=lambda *_: None,
-            retract=lambda _: None,
+            publish=self.xds.publish,
+            retract=self.xds.remove,
         )
         self.processor = ExternalProcessor(
             lambda: self.pools.picker,
@@ -61,6 +66,8 @@ class Application:
         server = build_server(self._settings.server)
         self.processor.add_to(server)
         self.health.add_to(server)
+        if self._settings.server.xds:
+            self.xds.add_to(server)
         return server
 
     def start(self) -> None:

@@ -29,6 +29,9 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,
 Listen = Annotated[str, StringConstraints(pattern=r"^(unix:/\S+|\[?[^\s/\]]*\]?:\d{1,5})$")]
 
 
+HostPort = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+:\d{1,5}$")]
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
@@ -89,7 +92,7 @@ class EndpointsSettings(Section):
     """`ip:port` each; an IPv6 address in brackets."""
     file: str | None = None
     """A YAML file with a list of {name, address, port}, watched. Relative to the configuration file."""
-    dns: str | None = None
+    dns: HostPort | None = None
     """`name:port`: every address the name resolves to, as of a headless Service."""
     kubernetes: KubernetesSettings | None = None
 

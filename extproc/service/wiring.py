@@ -3,7 +3,10 @@
 from pathlib import Path
 from random import Random
 
+from extproc.cluster.dns import DnsSource
 from extproc.cluster.file import FileSource
+from extproc.cluster.kubeclient import KubeClients
+from extproc.cluster.kubernetes import KubernetesSource
 from extproc.cluster.source import Source
 from extproc.cluster.static import StaticSource
 from extproc.routing.endpoint import Endpoint
@@ -16,6 +19,7 @@ from extproc.routing.strategies.base import Strategy
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.settings import (
     EndpointsSettings,
+    KubernetesSettings,
     LeastLoadSettings,
     PoolSettings,
     PrefixHashSettings,
@@ -55,10 +59,23 @@ def build_route(settings: PoolSettings, pool: Pool) -> Route:
     return Route(pool, models, adapters, tuple(map(parse_key, strategy.key)), strategy.prefix_chars)
 
 
-def build_source(settings: EndpointsSettings, base: Path) -> Source:
+def build_source(settings: EndpointsSettings, base: Path, rng: Random) -> Source:
     """`base` is the folder that relative paths start from: the configuration file's."""
-    if settings.static is not None:
-        return StaticSource([Endpoint(address, address) for address in settings.static])
+    if settings.kubernetes is not None:
+        return _kubernetes_source(settings.kubernetes, rng)
+    if settings.dns is not None:
+        return DnsSource(settings.dns, rng=rng)
     if settings.file is not None:
         return FileSource(base / settings.file)
-    raise NotImplementedError
+    return StaticSource([Endpoint(address, address) for address in settings.static or ()])
+
+
+def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesSource:
+    return KubernetesSource(
+        KubeClients(settings.kubeconfig, settings.context).open,
+        settings.namespace,
+        settings.service,
+        settings.port,
+        family=settings.address_family,
+        rng=rng,
+    )

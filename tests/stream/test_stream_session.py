@@ -1,6 +1,7 @@
 """The session, by recorded conversations and by invariants."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import orjson
 import pytest
@@ -13,7 +14,6 @@ from extproc.stream.events import (
     BodyMode,
     Continue,
     Event,
-    Phase,
     Piece,
     RequestBody,
     RequestHeaders,
@@ -156,12 +156,12 @@ EVENTS = st.one_of(
     st.builds(ResponseTrailers),
 )
 
-REQUEST_PHASES = {Phase.REQUEST_HEADERS, Phase.REQUEST_BODY}
+BUILDERS: list[Callable[[], Picker]] = [one_pool, two_pools]
 
 
-@given(st.lists(EVENTS, max_size=12), st.sampled_from([one_pool, two_pools]))
+@given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS))
 def test_any_order_of_events_is_answered_once_and_released_once(
-    events: list[Event], build: type[Picker]
+    events: list[Event], build: Callable[[], Picker]
 ) -> None:
     picker = build()
     session = open_session(picker)

@@ -1,0 +1,183 @@
+"""The gRPC service over a real socket: the conversations again, and every way a stream can end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+
+from extproc.routing.picker import Picker
+from extproc.stream.events import RequestBody
+from extproc.stream.server import SERVICE, ExternalProcessor
+from extproc.telemetry import Metrics
+from tests.stream.conversations import (
+    BODY,
+    CONVERSATIONS,
+    MAX_BODY_BYTES,
+    Conversation,
+    agrees,
+    headers,
+    one_pool,
+    overload,
+)
+from tests.stream.wire import read, write
+
+Call = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+class Served:
+    """A running service and a channel to it."""
+
+    def __init__(
+        self, picker: Picker, processor: ExternalProcessor, metrics: Metrics, channel: grpc.aio.Channel
+    ) -> None:
+        self.picker = picker
+        self.processor = processor
+        self.metrics = metrics
+        self._open = channel.stream_stream(f"/{SERVICE}/Process", None, None)
+
+    def open(self, pool: str | None = None) -> Call:
+        return self._open(None, metadata=grpc.aio.Metadata(("x-extproc-pool", pool)) if pool else None)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(route.pool.book.total for route in self.picker.routes.values())
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+
+@asynccontextmanager
+async def serving(picker: Picker) -> AsyncIterator[Served]:
+    metrics = Metrics()
+    processor = ExternalProcessor(
+        lambda: picker, metrics, max_body_bytes=MAX_BODY_BYTES, clear_route_cache=True
+    )
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    processor.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield Served(picker, processor, metrics, channel)
+    await server.stop(0)
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_true():  # noqa: ASYNC110  # the other side of a socket has no event to wait for
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS, ids=str)
+async def test_conversation_goes_as_recorded_over_a_socket(conversation: Conversation) -> None:
+    conversation = overload(conversation)
+    async with serving(conversation.picker) as served:
+        before = served.in_flight
+        call = served.open(conversation.pool)
+        for event, expected in conversation.turns:
+            await call.write(write(event))
+            for reply in expected:
+                actual = read(await receive(call))
+                assert agrees(reply, actual), actual
+        await call.done_writing()
+
+        assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
+        assert await call.code() is grpc.StatusCode.OK
+        assert served.in_flight == before
+
+
+async def test_an_abort_releases_the_request() -> None:
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(headers(end=True)))
+        await call.read()
+
+        assert served.in_flight == served.processor.streams_open == 1
+
+        call.cancel()
+        await until(lambda: served.processor.streams_open == 0)
+
+        assert served.in_flight == 0
+
+
+async def test_two_hundred_aborts_at_any_point_leave_nothing() -> None:
+    async with serving(one_pool()) as served:
+        for number in range(200):
+            call = served.open()
+            await call.write(write(headers(end=number % 2 == 0)))
+            if number % 3:
+                await call.read()
+            call.cancel()
+        await until(lambda: served.processor.streams_open == 0)
+
+        assert served.in_flight == 0
+
+
+@pytest.mark.parametrize("message", [b"\xff\xff\xff", b"", b"\x5a\x00"])
+async def test_what_is_no_message_ends_the_stream_with_a_clear_status(message: bytes) -> None:
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(message)
+
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "ProcessingRequest" in (await call.details() or "")
+        assert served.sample("extproc_stream_errors_total", why="protocol") == 1
+
+
+async def test_an_unforeseen_failure_tells_nothing_of_the_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the prompt says: secret")
+
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(headers()))
+        await call.read()
+        monkeypatch.setattr(served.picker, "pick", fail)
+        await call.write(write(RequestBody(BODY)))
+
+        assert await call.code() is grpc.StatusCode.INTERNAL
+        assert await call.details() == "internal error"
+        assert "secret" not in caplog.text
+        assert served.sample("extproc_stream_errors_total", why="internal") == 1
+        await until(lambda: served.processor.streams_open == 0)
+
+
+async def test_decisions_are_counted() -> None:
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(headers()))
+        await call.read()
+        await call.write(write(RequestBody(BODY)))
+        await call.read()
+
+        labels = {"pool": "llama", "strategy": "prefix_hash", "reason": "home"}
+        assert served.sample("extproc_picks_total", **labels) == 1
+        assert served.sample("extproc_requests_total", pool="llama", outcome="routed") == 1
+        assert served.sample("extproc_pick_duration_seconds_count") == 1
+        assert served.sample("extproc_streams_open") == 1
+        call.cancel()
+
+
+async def test_drained_waits_for_the_last_stream() -> None:
+    async with serving(one_pool()) as served:
+        await served.processor.drained()
+        call = served.open()
+        await call.write(write(headers(end=True)))
+        await call.read()
+        waiting = asyncio.create_task(served.processor.drained())
+        await asyncio.sleep(0)
+
+        assert not waiting.done()
+
+        await call.done_writing()
+        await waiting
+
+
+async def receive(call: Call) -> bytes:
+    message = await call.read()
+    assert isinstance(message, bytes), "the stream ended"
+    return message

@@ -1,0 +1,157 @@
+"""The proxy's side of the wire, by envoy-data-plane: a codec that is not ours."""
+
+from collections.abc import Mapping, Sequence
+
+import orjson
+from envoy_data_plane.envoy.config.core.v3 import HeaderMap, HeaderValue, HeaderValueOption, Metadata
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import ProcessingModeBodySendMode
+from envoy_data_plane.envoy.service.ext_proc.v3 import (
+    BodyResponse,
+    HeadersResponse,
+    HttpBody,
+    HttpHeaders,
+    HttpTrailers,
+    ImmediateResponse,
+    ProcessingRequest,
+    ProcessingResponse,
+    ProtocolConfiguration,
+)
+from envoy_data_plane.google.protobuf import ListValue, Struct, Value
+
+from extproc.stream.events import (
+    BodyMode,
+    Continue,
+    Event,
+    Phase,
+    Piece,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    StreamConfig,
+)
+from tests.stream.conversations import Expected, Said, Went
+
+DESTINATION = "x-gateway-destination-endpoint"
+
+
+def write(event: Event) -> bytes:
+    """The `ProcessingRequest` that a proxy sends for `event`."""
+    return bytes(_request(event))
+
+
+def read(message: bytes) -> Expected:
+    """What a `ProcessingResponse` says, as conversations expect it."""
+    response = ProcessingResponse.parse(message)
+    if response.immediate_response is not None:
+        return _said(response.immediate_response)
+    for phase in Phase:
+        answer = getattr(response, phase.name.lower())
+        if answer is not None:
+            return _answer(phase, response, answer)
+    raise AssertionError(f"an empty response: {response}")
+
+
+def _request(event: Event) -> ProcessingRequest:
+    match event:
+        case RequestHeaders():
+            headers = HttpHeaders(headers=_header_map(event.headers), end_of_stream=event.end_of_stream)
+            config = _config(event.config)
+            return ProcessingRequest(
+                request_headers=headers, protocol_config=config, metadata_context=_hint(event.subset)
+            )
+        case RequestBody():
+            body = HttpBody(body=event.data, end_of_stream=event.end_of_stream)
+            return ProcessingRequest(request_body=body, metadata_context=_hint(event.subset))
+        case RequestTrailers():
+            return ProcessingRequest(request_trailers=HttpTrailers())
+        case ResponseHeaders():
+            answered = HttpHeaders(end_of_stream=event.end_of_stream)
+            return ProcessingRequest(response_headers=answered, metadata_context=_served(event.served))
+        case ResponseBody():
+            return ProcessingRequest(
+                response_body=HttpBody(body=event.data, end_of_stream=event.end_of_stream)
+            )
+        case ResponseTrailers():
+            return ProcessingRequest(response_trailers=HttpTrailers())
+
+
+def _header_map(headers: Mapping[str, str]) -> HeaderMap:
+    return HeaderMap(
+        headers=[HeaderValue(key=key, raw_value=value.encode()) for key, value in headers.items()]
+    )
+
+
+def _config(config: StreamConfig) -> ProtocolConfiguration | None:
+    if config == StreamConfig():
+        return None
+    return ProtocolConfiguration(
+        request_body_mode=_mode(config.request_body),
+        response_body_mode=_mode(config.response_body),
+        send_body_without_waiting_for_header_response=config.sends_body_without_waiting,
+    )
+
+
+def _mode(mode: BodyMode | None) -> ProcessingModeBodySendMode:
+    return ProcessingModeBodySendMode(99 if mode is None else int(mode))
+
+
+def _hint(subset: Sequence[str] | None) -> Metadata | None:
+    if subset is None:
+        return None
+    values = ListValue(values=[Value(string_value=text) for text in subset])
+    return _metadata("envoy.lb.subset_hint", f"{DESTINATION}-subset", Value(list_value=values))
+
+
+def _served(address: str | None) -> Metadata | None:
+    if address is None:
+        return None
+    return _metadata("envoy.lb", f"{DESTINATION}-served", Value(string_value=address))
+
+
+def _metadata(namespace: str, key: str, value: Value) -> Metadata:
+    return Metadata(filter_metadata={namespace: Struct(fields={key: value})})
+
+
+def _answer(phase: Phase, response: ProcessingResponse, answer: object) -> Expected:
+    if not isinstance(answer, HeadersResponse | BodyResponse) or answer.response is None:
+        return Continue(phase)
+    common = answer.response
+    if common.body_mutation is not None:
+        piece = common.body_mutation.streamed_response
+        assert piece is not None
+        return Piece(phase, piece.body, piece.end_of_stream)
+    assert common.header_mutation is not None
+    set_headers = _set(common.header_mutation.set_headers)
+    assert response.dynamic_metadata is not None
+    told = response.dynamic_metadata.fields
+    assert told["envoy.lb"].struct_value is not None
+    assert told["envoy.lb"].struct_value.fields[DESTINATION].string_value == set_headers[DESTINATION]
+    override = response.mode_override
+    return Went(
+        phase,
+        set_headers["x-extproc-pool"],
+        set_headers[DESTINATION].split(",")[0],
+        override is not None and override.request_body_mode == ProcessingModeBodySendMode.NONE,
+        tuple(common.header_mutation.remove_headers),
+        "made" if "x-request-id" in set_headers else None,
+    )
+
+
+def _said(answer: ImmediateResponse) -> Said:
+    assert answer.status is not None
+    set_headers = _set(answer.headers.set_headers) if answer.headers is not None else {}
+    assert set_headers["content-type"] == "application/json"
+    error = orjson.loads(answer.body).get("error", {})
+    return Said(
+        int(answer.status.code), error.get("code"), error.get("message", ""), set_headers.get("retry-after")
+    )
+
+
+def _set(options: Sequence[HeaderValueOption]) -> dict[str, str]:
+    assert all(option.append_action == 2 for option in options), "a client's own value would survive"
+    return {
+        option.header.key: option.header.raw_value.decode() for option in options if option.header is not None
+    }
