@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from extproc.bench.datasets.presets import apply_preset
 from extproc.bench.experiment import Ab, Ladder
 from extproc.bench.section import Component, Section
 from extproc.bench.units import Rate, Seconds
@@ -75,6 +76,10 @@ class Dataset(Component):
     max_prompts: int | None = Field(default=None, gt=0)
     is_shuffled: bool = Field(default=False, alias="shuffle")
 
+    @property
+    def is_bounded(self) -> bool:
+        return bool(self.path or self.max_conversations or self.max_prompts)
+
 
 class Spike(Section):
     """A burst on top of the shape: `req_rate` for `burst` seconds, first at `after`, then `every`."""
@@ -93,6 +98,9 @@ class TrafficShape(Section):
     Without `req_rate`, or with `vus`, the loop is closed: that many users each wait for an answer and
     `think_time` before they ask again. In sessions `req_rate` counts requests: conversations start at
     `req_rate` divided by the mean number of turns. `arrivals`: `constant` means exactly constant.
+    `shape: trace` starts requests when the dataset's trace does. Without `duration` and
+    `total_prompts` the dataset is run once. What is still in flight `graceful_stop` after `duration` is
+    interrupted, if that is given.
     """
 
     req_rate: Rate | None = Field(default=None, gt=0)
@@ -104,6 +112,7 @@ class TrafficShape(Section):
     vus: int | None = Field(default=None, gt=0)
     think_time: Distribution | None = None
     duration: Seconds | None = Field(default=None, gt=0)
+    graceful_stop: Seconds | None = Field(default=None, ge=0)
     total_prompts: int | None = Field(default=None, gt=0)
     warm_up: Seconds = Field(default=0.0, ge=0)
     cool_down: Seconds = Field(default=0.0, ge=0)
@@ -112,6 +121,11 @@ class TrafficShape(Section):
     dataset: Dataset = Dataset(name="synthetic")
     input_length: Distribution | None = None
     max_output_length: Distribution | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, value: object) -> object:
+        return apply_preset(value) if isinstance(value, dict) else value
 
     @field_validator("model_type")
     @classmethod
@@ -124,7 +138,9 @@ class TrafficShape(Section):
     def _is_bounded(self) -> Self:
         if not (self.req_rate or self.concurrency or self.shape.name == "trace"):
             raise ValueError("give req-rate (open loop), or max-concurrency or vus (closed loop)")
-        if self.duration is None and self.total_prompts is None and self.shape.name != "trace":
+        if self.req_rate == math.inf and self.total_prompts is None:
+            raise ValueError("an infinite req-rate needs total-prompts")
+        if not (self.duration or self.total_prompts or self.dataset.is_bounded):
             raise ValueError("give total-prompts, duration or both")
         if self.vus and self.req_rate:
             raise ValueError("vus is a closed loop: it excludes req-rate; use max-concurrency")

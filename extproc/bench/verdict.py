@@ -12,6 +12,9 @@ from extproc.bench.record import Record
 from extproc.bench.result import ClientStats, RunResult
 from extproc.bench.spec import Limits
 
+# With fewer in flight on average the samples are too coarse to check anything.
+_FEW_IN_FLIGHT = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:
@@ -153,8 +156,8 @@ def _check_littles_law(result: RunResult) -> tuple[float | None, float | None]:
         and record.end_s is not None
         and window.start_s <= record.started_s < window.end_s
     ]
-    if width_s <= 0 or sampled == 0:
-        return None, None
+    if width_s <= 0 or sampled < _FEW_IN_FLIGHT:
+        return sampled, None
     return sampled, abs(sampled - sum(latencies) / width_s) / sampled
 
 

@@ -1,0 +1,125 @@
+"""The parent of the load processes: starts them together, hears from them, ends them."""
+
+import asyncio
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext, SpawnProcess
+
+from extproc.bench.load.generator import Share
+from extproc.bench.load.process import Done, Ready, Start, run_process
+from extproc.bench.result import Progress, Snapshot
+from extproc.errors import ExtprocError
+
+# From the last process being ready to the start: by then every process must have heard of it.
+_LEAD_S = 0.25
+_JOIN_S = 5.0
+
+
+class LoadError(ExtprocError):
+    """The load could not be generated: a load process died, or the server tells no model."""
+
+
+class _Process:
+    """The parent's end of a load process."""
+
+    def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
+        self.process, self.pipe = process, pipe
+        self.is_ready = asyncio.Event()
+        self.is_over = asyncio.Event()
+        self.snapshot: Snapshot | None = None
+        self.done: Done | None = None
+
+    def hear(self) -> Snapshot | None:
+        """Takes one message in; returns it if it is news. A dead process is ready and over."""
+        try:
+            message = self.pipe.recv()
+        except (EOFError, ConnectionError):
+            message = None
+        if isinstance(message, Snapshot):
+            self.snapshot = message
+            return message
+        self.is_ready.set()
+        if not isinstance(message, Ready):
+            self.done = message
+            self.is_over.set()
+            asyncio.get_running_loop().remove_reader(self.pipe.fileno())
+        return None
+
+    async def end(self) -> None:
+        """Stops the process if it still runs, kills it if it does not stop."""
+        asyncio.get_running_loop().remove_reader(self.pipe.fileno())
+        if self.done is None and self.process.is_alive():
+            self.process.terminate()
+        self.pipe.close()
+        await asyncio.to_thread(self.process.join, _JOIN_S)
+        if self.process.is_alive():
+            self.process.kill()
+
+
+async def drive(shares: Sequence[Share], jobs: int | None, progress: Progress) -> list[Done]:
+    """Runs every share in a process of its own, from one common start. Raises `LoadError`."""
+    context = multiprocessing.get_context("spawn")
+    taken = context.Value("q", 0)
+    processes = [_spawn(context, (share, taken, jobs)) for share in shares]
+    try:
+        for process in processes:
+            _listen(process, processes, progress)
+        await asyncio.gather(*(process.is_ready.wait() for process in processes))
+        start = Start(time.monotonic() + _LEAD_S)
+        for process in processes:
+            _require_alive(process)
+            process.pipe.send(start)
+        await asyncio.gather(*(process.is_over.wait() for process in processes))
+    finally:
+        await asyncio.gather(*(process.end() for process in processes))
+    return [_require_done(process) for process in processes]
+
+
+def _spawn(context: SpawnContext, work: tuple[Share, object, int | None]) -> _Process:
+    share, taken, jobs = work
+    mine, theirs = context.Pipe()
+    process = context.Process(target=run_process, args=(share, theirs, taken, jobs), daemon=True)
+    process.start()
+    theirs.close()
+    return _Process(process, mine)
+
+
+def _listen(process: _Process, processes: Sequence[_Process], progress: Progress) -> None:
+    def hear() -> None:
+        news = process.hear()
+        if news is not None:
+            progress.update(_sum([p.snapshot for p in processes if p.snapshot is not None], news))
+
+    asyncio.get_running_loop().add_reader(process.pipe.fileno(), hear)
+
+
+def _sum(snapshots: Sequence[Snapshot], news: Snapshot) -> Snapshot:
+    """Adds up totals; latencies are those of the process that has news."""
+    failures: Counter[str] = Counter()
+    for snapshot in snapshots:
+        failures.update(snapshot.failures)
+    return Snapshot(
+        at_s=news.at_s,
+        sent=sum(s.sent for s in snapshots),
+        in_flight=sum(s.in_flight for s in snapshots),
+        finished=sum(s.finished for s in snapshots),
+        failures=dict(failures),
+        ttft_s=news.ttft_s,
+        lag_s=news.lag_s,
+    )
+
+
+def _require_alive(process: _Process) -> None:
+    if process.is_over.is_set():
+        _require_done(process)
+
+
+def _require_done(process: _Process) -> Done:
+    if process.done is None:
+        raise LoadError(
+            f"a load process died with exit code {process.process.exitcode}; see its output above"
+        )
+    return process.done

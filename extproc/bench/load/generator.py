@@ -1,0 +1,150 @@
+"""What one load process does: starts conversations on time, or keeps users busy, and notes everything."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from extproc.bench.clients.client import Client, Clock
+from extproc.bench.conversation import Conversation, Message, Turn, count_prompt_tokens
+from extproc.bench.draws import draw
+from extproc.bench.load.cap import Cap
+from extproc.bench.load.workload import Numbering
+from extproc.bench.processors.processor import Ask
+from extproc.bench.record import Record
+from extproc.bench.spec import Spec
+
+# Wake at most this often, then start everything that is due: a timer per request falls behind from
+# about 500 req/s per process.
+_TICK_S = 0.001
+
+Next = Callable[[], int | None]
+"""Takes the next conversation's number, shared by all processes; `None` when there is none left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One process's part of a run: its starts as (number, time), or the `users` of a closed loop."""
+
+    process: int
+    spec: Spec
+    model: str
+    conversations: tuple[Conversation, ...]
+    requests: int | None
+    starts: tuple[tuple[int, float], ...] = ()
+    users: int = 0
+    cap: int | None = None
+
+
+class LoadGenerator:
+    """Runs a share against a client. Records hold every request that was due, sent or not."""
+
+    def __init__(self, share: Share, client: Client, clock: Clock, take_next: Next) -> None:
+        self.records: list[Record] = []
+        self.asked: list[tuple[Message, ...]] = []
+        self.cap = Cap(share.cap, clock)
+        self._share, self._client, self._clock, self._take_next = share, client, clock, take_next
+        self._traffic = share.spec.traffic
+        self._numbering = Numbering(share.conversations)
+        self._begun = 0
+
+    async def run(self) -> None:
+        """Runs to the end: of the schedule or the users, and of everything in flight."""
+        try:
+            async with asyncio.timeout(self._deadline_s()), asyncio.TaskGroup() as tasks:
+                if self._traffic.is_closed:
+                    for _ in range(self._share.users):
+                        tasks.create_task(self._be_user())
+                else:
+                    await self._follow_schedule(tasks)
+        except TimeoutError:
+            return
+        finally:
+            self._note_unsent()
+
+    def _deadline_s(self) -> float | None:
+        if self._traffic.duration is None or self._traffic.graceful_stop is None:
+            return None
+        return self._traffic.duration + self._traffic.graceful_stop - self._clock()
+
+    async def _follow_schedule(self, tasks: asyncio.TaskGroup) -> None:
+        for number, at_s in self._share.starts:
+            await self._sleep_until(at_s)
+            tasks.create_task(self._converse(number, at_s))
+            self._begun += 1
+
+    async def _be_user(self) -> None:
+        while not self._is_over(at_s := self._clock()) and (number := self._take_next()) is not None:
+            await self._converse(number, at_s)
+
+    async def _converse(self, number: int, at_s: float) -> None:
+        """Asks turn by turn; a failed answer ends the conversation, as there is nothing to go on with."""
+        conversation = self._share.conversations[number % len(self._share.conversations)]
+        thinks = self._draw_thinking(number, len(conversation.turns))
+        first = self._numbering.first_index(number)
+        history: tuple[Message, ...] = ()
+        for turn_number, turn in enumerate(conversation.turns):
+            if self._is_beyond(first + turn_number) or (turn_number and self._is_over(at_s)):
+                return
+            history += turn.messages
+            record = Record(first + turn_number, number, turn_number, at_s)
+            await self._ask(record, turn, history, conversation)
+            if not record.is_ok:
+                return
+            history += self._quote(turn, record)
+            at_s = (record.end_s or 0.0) + thinks[turn_number]
+            await self._sleep_until(at_s)
+
+    async def _ask(
+        self, record: Record, turn: Turn, history: tuple[Message, ...], conversation: Conversation
+    ) -> None:
+        self.records.append(record)
+        self.asked.append(history)
+        record.estimated_input_tokens = count_prompt_tokens(history)
+        ask = Ask(
+            model=self._share.model,
+            messages=history,
+            max_tokens=turn.output_tokens,
+            is_streaming=self._share.spec.target.is_streaming,
+            body=conversation.body,
+        )
+        try:
+            record.admitted_s = await self.cap.enter(record.intended_s)
+            try:
+                await self._client.send(ask, record)
+            finally:
+                self.cap.leave()
+        except asyncio.CancelledError:
+            record.failure, record.end_s = "interrupted", self._clock()
+            raise
+
+    def _quote(self, turn: Turn, record: Record) -> tuple[Message, ...]:
+        is_real = self._traffic.dataset.replies == "real"
+        reply = record.text if is_real else turn.reply
+        return (Message("assistant", reply),) if reply else ()
+
+    def _draw_thinking(self, number: int, turns: int) -> Sequence[float]:
+        """Draws pauses by conversation, so that they don't depend on which process runs it."""
+        if self._traffic.think_time is None:
+            return [0.0] * turns
+        rng = np.random.default_rng((self._share.spec.seed, number))
+        return [float(pause) for pause in draw(self._traffic.think_time, turns, rng)]
+
+    async def _sleep_until(self, at_s: float) -> None:
+        delay_s = at_s - self._clock()
+        if delay_s > 0:
+            await asyncio.sleep(max(delay_s, _TICK_S))
+
+    def _is_over(self, at_s: float) -> bool:
+        return self._traffic.duration is not None and at_s >= self._traffic.duration
+
+    def _is_beyond(self, index: int) -> bool:
+        return self._share.requests is not None and index >= self._share.requests
+
+    def _note_unsent(self) -> None:
+        """A request that was due but never begun was offered all the same."""
+        for number, at_s in self._share.starts[self._begun :]:
+            index = self._numbering.first_index(number)
+            self.records.append(Record(index, number, 0, at_s, failure="not sent"))
+            self.asked.append(())

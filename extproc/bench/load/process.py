@@ -1,0 +1,101 @@
+"""A load process: gets its share, waits for the common start, runs, and sends back what it noted."""
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import Synchronized
+
+import uvloop
+
+from extproc.bench.clients.client import RunClock, Wiring
+from extproc.bench.load.generator import LoadGenerator, Next, Share
+from extproc.bench.load.watch import Watch
+from extproc.bench.record import Record
+from extproc.bench.registry import build_registry
+from extproc.bench.result import ClientStats
+from extproc.bench.tokens import load_tokenizer, recount
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The process can start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The run begins at this reading of the machine's monotonic clock."""
+
+    monotonic_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All that the process noted."""
+
+    records: tuple[Record, ...]
+    stats: ClientStats
+
+
+def run_process(share: Share, pipe: Connection, taken: "Synchronized[int]", jobs: int | None) -> None:
+    """Is a load process's whole life. The parent decides about interrupts, so SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        done = runner.run(_serve(share, pipe, _share_counter(taken, jobs)))
+    pipe.send(done)
+    pipe.close()
+
+
+def _share_counter(taken: "Synchronized[int]", jobs: int | None) -> Next:
+    def take_next() -> int | None:
+        with taken.get_lock():
+            number = taken.value
+            if jobs is not None and number >= jobs:
+                return None
+            taken.value = number + 1
+            return number
+
+    return take_next
+
+
+async def _serve(share: Share, pipe: Connection, take_next: Next) -> Done:
+    target = share.spec.target
+    clock = RunClock()
+    api_key = os.environ.get(target.api_key_env) if target.api_key_env else None
+    build = build_registry(share.spec.plugins).client(target.api.name)
+    client = build(Wiring(share.spec.base_url, target, api_key, clock))
+    generator = LoadGenerator(share, client, clock, take_next)
+    watch = Watch(generator, clock)
+    # The dataset is never freed before the end: keep the collector from walking it during the run.
+    gc.freeze()
+    pipe.send(Ready())
+    clock.start_at((await asyncio.to_thread(pipe.recv)).monotonic_s)
+    cpu_s = time.process_time()
+    await _run_watched(generator, watch, pipe, clock)
+    stats = ClientStats(
+        process=share.process,
+        cpu_s=time.process_time() - cpu_s,
+        wall_s=clock(),
+        cap=share.cap,
+        cap_full_s=generator.cap.full_s,
+        samples=tuple(watch.samples),
+    )
+    await client.close()
+    if target.tokenizer is not None:
+        recount(generator.records, generator.asked, load_tokenizer(target.tokenizer))
+    return Done(tuple(generator.records), stats)
+
+
+async def _run_watched(generator: LoadGenerator, watch: Watch, pipe: Connection, clock: RunClock) -> None:
+    if (early_s := -clock()) > 0:
+        await asyncio.sleep(early_s)
+    # A parent that is gone cannot be told news: that fails the group and ends this process, too.
+    async with asyncio.TaskGroup() as group:
+        watching = [group.create_task(watch.sample()), group.create_task(watch.publish(pipe.send))]
+        await generator.run()
+        for task in watching:
+            task.cancel()
+    pipe.send(watch.snapshot())
