@@ -23,7 +23,7 @@ def pytest_runtest_makereport(
     if report.failed:
         for log in sorted(_logs(item)):
             lines = log.read_text(errors="replace").splitlines()
-            report.sections.append((log.name, "\n".join(lines[-40:])))
+            report.sections.append((log.name, "\n".join(lines[-15:])))
     return report
 
 

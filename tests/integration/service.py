@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.integration.fetch import answers, get, get_json
 from tests.integration.process import Process
+
+PROCESSOR = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 Pool = dict[str, Any]
 
@@ -46,7 +50,18 @@ class Service(Process):
         draft.replace(self.config)
 
     def is_ready(self) -> bool:
-        return answers(f"{self.admin_url}/readyz")
+        """Whether an operator and a proxy are told so: Envoy passes by a service that says no."""
+        return answers(f"{self.admin_url}/readyz") and self.health() == "SERVING"
+
+    def health(self, name: str = PROCESSOR) -> str:
+        """Returns the status that gRPC health tells, or why it tells none."""
+        with grpc.insecure_channel(self._listen) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2)
+            except grpc.RpcError as error:
+                return str(error.code())
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
     def metrics(self) -> dict[str, float]:
         """Returns the samples by name and labels, as Prometheus writes them."""

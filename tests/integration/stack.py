@@ -75,6 +75,7 @@ def run_stack(
         service.wait_ready()
         running.enter_context(gateway)
         stack.wait_ready()
+        gateway.wait_until(gateway.sees_service)
         yield stack
 
 

@@ -8,7 +8,7 @@ from tests.integration.gateway import SHIPPED, Tree, cluster, ext_proc_filter, f
 
 pytestmark = pytest.mark.envoy
 
-BOOTSTRAPS = sorted(path.name for path in SHIPPED.glob("*.yaml"))
+BOOTSTRAPS = sorted(path.name for path in SHIPPED.glob("*.yaml") if "static_resources" in path.read_text())
 STATIC = ["standalone.yaml", "sidecar.yaml"]
 LIMIT_BYTES = 33_554_432  # the service's default of server.max_body_bytes
 
