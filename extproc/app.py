@@ -8,13 +8,12 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc.aio
 from aiohttp import web
 
 from extproc.cluster.file import wakeups
-from extproc.cluster.xds import Xds
 from extproc.errors import SettingsError
 from extproc.service.admin import build_admin
 from extproc.service.health import Health
@@ -23,6 +22,9 @@ from extproc.service.pools import Pools
 from extproc.settings import ServerSettings, Settings, load_settings, read_environment
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics, PoolCollector
+
+if TYPE_CHECKING:
+    from extproc.cluster.xds import Xds
 
 log = logging.getLogger(__name__)
 
@@ -35,23 +37,20 @@ class Application:
     def __init__(self, settings: Settings, path: Path) -> None:
         self.metrics = Metrics()
         self.is_draining = False
-        self.xds = Xds(
-            (pool.name for pool in settings.pools),
-            on_rejection=lambda kind: self.metrics.xds_nacks.labels(kind).inc(),
-        )
+        self.xds = _build_xds(settings, self.metrics)
         self.pools = Pools(
             self.metrics,
             base=path.parent,
             rng=Random(),  # noqa: S311  # chances, not secrets
             clock=monotonic,
-            publish=self.xds.publish,
-            retract=self.xds.remove,
+            publish=self.xds.publish if self.xds else lambda *_: None,
+            retract=self.xds.remove if self.xds else lambda _: None,
         )
         self.processor = ExternalProcessor(
             lambda: self.pools.picker,
             self.metrics,
             max_body_bytes=settings.server.max_body_bytes,
-            clear_route_cache=settings.server.clear_route_cache,
+            clear_route_cache=settings.server.clear_route_cache or settings.server.xds,
         )
         self.health = Health(lambda: not self.faults())
         self._settings = settings
@@ -66,7 +65,7 @@ class Application:
         server = build_server(self._settings.server)
         self.processor.add_to(server)
         self.health.add_to(server)
-        if self._settings.server.xds:
+        if self.xds:
             self.xds.add_to(server)
         return server
 
@@ -147,6 +146,15 @@ def _catch_signals() -> asyncio.Queue[int]:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     return signals
+
+
+def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":
+    if not settings.server.xds:
+        return None
+    from extproc.cluster.xds import Xds  # noqa: PLC0415  # 22 MB of Envoy's messages that only xDS needs
+
+    pools = [pool.name for pool in settings.pools]
+    return Xds(pools, on_rejection=lambda kind: metrics.xds_nacks.labels(kind).inc())
 
 
 @asynccontextmanager

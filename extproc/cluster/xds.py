@@ -77,11 +77,6 @@ class Xds:
         self._catalog.remove(pool)
         self._wake()
 
-    def close(self) -> None:
-        """Ends every stream, so that Envoys turn to another instance and a server's drain is not held up."""
-        for stream in self._streams:
-            stream.close()
-
     def add_to(self, server: grpc.aio.Server) -> None:
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         server.add_generic_rpc_handlers(
