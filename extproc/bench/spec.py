@@ -62,7 +62,8 @@ class Dataset(Component):
     `prompts` makes every turn one independent request that carries the recorded history, as KubeAI's
     benchmark does. `replies`: what a session's next turn quotes, the server's `real` answer or the
     `recorded` one. `max_prompts` cuts prompts (KubeAI's `--max-conversations`), `max_conversations`
-    cuts conversations; requests beyond the last prompt begin again at the first.
+    cuts conversations; what is kept is taken `repeat` times, then shuffled if `shuffle` says so. Requests
+    beyond the last prompt begin again at the first.
     """
 
     path: Path | None = None
@@ -74,6 +75,7 @@ class Dataset(Component):
     max_prompt_tokens: int | None = Field(default=None, gt=0)
     max_conversations: int | None = Field(default=None, gt=0)
     max_prompts: int | None = Field(default=None, gt=0)
+    repeat: int = Field(default=1, gt=0)
     is_shuffled: bool = Field(default=False, alias="shuffle")
 
     @property

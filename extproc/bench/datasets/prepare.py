@@ -32,6 +32,7 @@ def prepare(
     kept = _set_lengths(kept, traffic, length_rng)
     if not kept:
         raise SettingsError(f"dataset {dataset.name}: nothing is left after its filters")
+    kept *= dataset.repeat
     if dataset.is_shuffled:
         order_rng.shuffle(kept)
     return kept

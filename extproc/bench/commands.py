@@ -1,0 +1,86 @@
+"""`extproc bench`: the group, and the commands for one run and for its dataset."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from extproc.bench.datasets.honesty import account
+from extproc.bench.datasets.prepared import write_prepared
+from extproc.bench.exporter import serving
+from extproc.bench.live import Broadcast, showing
+from extproc.bench.load.workload import Numbering, build_workload
+from extproc.bench.outputs import print_verdict, write_reports
+from extproc.bench.registry import build_registry
+from extproc.bench.reports.vllm_text import vllm_text
+from extproc.bench.result import Progress
+from extproc.bench.runner import run as run_spec
+from extproc.bench.spec import Spec, parse_spec
+from extproc.bench.verdict import judge
+
+CLIENT_LIMITED = 3
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group()
+def bench() -> None:
+    """Measure what routing does, and never report a load that was not offered."""
+
+
+@bench.command()
+@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for every report.")
+@click.option("--metrics-port", type=int, help="Serve live Prometheus metrics on this port.")
+@click.option("--quiet", is_flag=True, help="No live display.")
+@click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
+def run(
+    spec_file: Path, output: Path | None, metrics_port: int | None, quiet: bool, allow_client_limited: bool
+) -> None:
+    """Run a benchmark. Exit 3 if it measured the client, not the server."""
+    spec = parse_spec(spec_file.read_text("utf-8"))
+    registry = build_registry(spec.plugins)
+    console = Console(stderr=True)
+    with _watching(spec, console, metrics_port, quiet=quiet) as progress:
+        result = asyncio.run(run_spec(spec, progress=progress))
+    verdict = judge(result)
+    click.echo(vllm_text(result))
+    print_verdict(verdict, console)
+    if output is not None:
+        for path in write_reports(result, verdict, output, registry.reports):
+            click.echo(str(path), err=True)
+    if not verdict.is_valid and not allow_client_limited:
+        sys.exit(CLIENT_LIMITED)
+
+
+@bench.command()
+@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the dataset here.")
+@click.option("--endpoints", default=8, show_default=True, help="Endpoints that the period is held against.")
+@click.option("--json", "as_json", is_flag=True, help="The account as JSON.")
+def dataset(spec_file: Path, output: Path | None, endpoints: int, as_json: bool) -> None:
+    """Prepare a spec's dataset and say honestly what is in it."""
+    spec = parse_spec(spec_file.read_text("utf-8"))
+    workload = build_workload(spec, build_registry(spec.plugins))
+    per_cycle = Numbering(workload.conversations).per_cycle
+    honesty = account(workload.conversations, workload.requests or per_cycle, endpoints)
+    if output is not None:
+        write_prepared(output, workload.conversations)
+    click.echo(json.dumps(asdict(honesty), indent=2) if as_json else str(honesty))
+
+
+@contextmanager
+def _watching(spec: Spec, console: Console, metrics_port: int | None, *, quiet: bool) -> Iterator[Progress]:
+    with ExitStack() as stack:
+        watchers: list[Progress] = []
+        if not quiet:
+            watchers.append(stack.enter_context(showing(spec.name, console)))
+        if metrics_port is not None:
+            watchers.append(stack.enter_context(serving(metrics_port))[0])
+        yield Broadcast(watchers)
