@@ -15,6 +15,7 @@ from extproc.cluster.backoff import Backoff
 from extproc.cluster.slice_api import OpenClient, Patience, SliceApi, WatchLost
 from extproc.cluster.slicebook import SliceBook
 from extproc.cluster.slices import AddressFamily, EndpointSlice
+from extproc.cluster.soon import Soon
 from extproc.cluster.source import Sink
 from extproc.cluster.teller import Teller
 
@@ -120,30 +121,26 @@ class _Telling:
         self._book = book
         self._sink = sink
         self._teller = Teller(sink)
-        self._settle_s = settle_s
+        self._settled = Soon(settle_s, self._tell)
         self._faults: Mapping[str, str] = {}
-        self._timer: asyncio.TimerHandle | None = None
 
     def listed(self) -> None:
         # The first list makes us ready. A later one may show a pod between two slices, as an event may.
         if self._teller.has_told:
             self.soon()
         else:
-            self._now()
+            self._tell()
 
     def soon(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._settle_s, self._now)
+        self._settled.request()
 
     def confirm(self) -> None:
         self._sink.confirm()
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._settled.cancel()
 
-    def _now(self) -> None:
-        self._timer = None
+    def _tell(self) -> None:
         self._teller.tell(self._book.endpoints())
         faults = self._book.faults
         for name in sorted(faults):
