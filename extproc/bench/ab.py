@@ -43,7 +43,7 @@ async def run_trials(
     lab: Prepares,
     keep: Callable[[Trial, RunResult], None] = lambda _trial, _result: None,
 ) -> list[Trial]:
-    """Measures every arm in every repeat; `keep` sees each trial as it ends. Raises what `lab` and `run` do."""
+    """Measures every arm in every repeat; `keep` sees each trial as it ends. Raises as `lab` and `run` do."""
     trials = []
     for repeat in range(spec.ab.repeats):
         for arm in _rotate(spec.ab.arms, repeat):

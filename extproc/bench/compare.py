@@ -54,8 +54,8 @@ def find_faults(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterato
     for label, run in runs:
         if not run.verdict.is_valid:
             yield f"{label} is {run.verdict.text}: {'; '.join(run.verdict.reasons)}"
-        if not run.steady.counts.completed:
-            yield f"{label} completed no request in its steady window"
+        if not run.measured.counts.completed:
+            yield f"{label} completed no request where it was measured"
     (first_label, first), *others = runs
     for label, run in others:
         if run.schedule != first.schedule:
@@ -66,7 +66,7 @@ def find_faults(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterato
 
 
 def _find_unequal_load(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterator[str]:
-    rates = {label: run.steady.throughput.started_rps for label, run in runs}
+    rates = {label: run.measured.throughput.started_rps for label, run in runs}
     low, high = min(rates, key=lambda label: rates[label]), max(rates, key=lambda label: rates[label])
     if rates[high] > rates[low] * (1 + tolerance):
         yield (
@@ -78,7 +78,7 @@ def _find_unequal_load(runs: Sequence[tuple[str, Report]], tolerance: float) -> 
 def find_remarks(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterator[str]:
     """Says which runs were past capacity: their latencies grow with the length of the run."""
     for label, run in runs:
-        flow = run.steady.throughput
+        flow = run.measured.throughput
         if flow.requests_rps < flow.started_rps * (1 - tolerance):
             served = f"{flow.requests_rps:.2f} of {flow.started_rps:.2f} req/s sent"
             yield f"{label} served {served}: past its capacity"

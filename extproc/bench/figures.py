@@ -19,14 +19,14 @@ class Figure:
 
 def _latency(measure: str, point: str) -> Callable[[Report], float | None]:
     def read(report: Report) -> float | None:
-        summary = report.steady.latency_ms.get(measure)
+        summary = report.measured.latency_ms.get(measure)
         return getattr(summary, point) if summary else None
 
     return read
 
 
-def _steady(read: Callable[[Metrics], float | None]) -> Callable[[Report], float | None]:
-    return lambda report: read(report.steady)
+def _measured(read: Callable[[Metrics], float | None]) -> Callable[[Report], float | None]:
+    return lambda report: read(report.measured)
 
 
 def _latencies() -> dict[str, Figure]:
@@ -41,22 +41,26 @@ def _latencies() -> dict[str, Figure]:
 
 FIGURES: Mapping[str, Figure] = MappingProxyType(
     {
-        "req_per_s": Figure("req/s", _steady(lambda part: part.throughput.requests_rps), is_better_high=True),
+        "req_per_s": Figure(
+            "req/s", _measured(lambda part: part.throughput.requests_rps), is_better_high=True
+        ),
         "output_tok_per_s": Figure(
-            "out tok/s", _steady(lambda part: part.throughput.output_tps), is_better_high=True
+            "out tok/s", _measured(lambda part: part.throughput.output_tps), is_better_high=True
         ),
         "total_tok_per_s": Figure(
-            "tok/s", _steady(lambda part: part.throughput.total_tps), is_better_high=True
+            "tok/s", _measured(lambda part: part.throughput.total_tps), is_better_high=True
         ),
         **_latencies(),
         "hit_rate": Figure("hit rate", lambda report: report.hit_rate, is_better_high=True),
         "goodput": Figure(
-            "goodput", _steady(lambda part: part.goodput.share if part.goodput else None), is_better_high=True
+            "goodput",
+            _measured(lambda part: part.goodput.share if part.goodput else None),
+            is_better_high=True,
         ),
     }
 )
 
 
 def read_figures(report: Report) -> dict[str, float | None]:
-    """All figures of a report; throughput and latencies of its steady window."""
+    """All figures of a report, throughput and latencies of its measured part."""
     return {name: figure.read(report) for name, figure in FIGURES.items()}

@@ -34,9 +34,10 @@ class Lab:
         must_reload = await self._switch.put(arm)
         if self._ab.admin is None:
             return
+        # Another process is awaited: there is no event of ours to wait for.
         async with asyncio.timeout(self._ab.switch_timeout):
-            while not await self._is_in_force(arm, before if must_reload else None):
-                await asyncio.sleep(_POLL_S)  # noqa: ASYNC110  (what is awaited is another process)
+            while not await self._is_in_force(arm, before if must_reload else None):  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
 
     async def _is_in_force(self, arm: Component, before: dict[str, float] | None) -> bool:
         if before is not None:

@@ -1,6 +1,7 @@
 """Everything that is said of one run, as one value: what every format renders and `compare` reads back."""
 
 import hashlib
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from extproc.bench import metrics
 from extproc.bench.groups import Groups
 from extproc.bench.metrics import Metrics
 from extproc.bench.result import RunInfo, RunResult
+from extproc.bench.spec import TrafficShape
 from extproc.bench.verdict import Verdict
 from extproc.errors import ExtprocError
 
@@ -59,7 +61,8 @@ class Report:
     """One run. `schedule` is a digest of the offered starts: equal digests, equal schedules.
 
     `server_hit_rate` is hit tokens per queried token over all scraped endpoints; `None` without scrapes.
-    `groups` covers the steady window.
+    `groups` covers the steady window. `is_queued`: a concurrency cap, or an infinite rate, turned the
+    schedule into a queue, so that its times say nothing about the load; the whole run is then measured.
     """
 
     schema: str
@@ -70,6 +73,7 @@ class Report:
     seed: int
     schedule: str
     offered_rps: float | None
+    is_queued: bool
     verdict: Judgement
     whole: Metrics
     steady: Metrics
@@ -79,9 +83,14 @@ class Report:
     spec: dict[str, Any]
 
     @property
+    def measured(self) -> Metrics:
+        """The part of the run that figures are taken from: the steady window if there is one."""
+        return self.whole if self.is_queued else self.steady
+
+    @property
     def hit_rate(self) -> float | None:
         """The servers' own count where it was scraped, else what usage told."""
-        return self.steady.tokens.hit_rate if self.server_hit_rate is None else self.server_hit_rate
+        return self.measured.tokens.hit_rate if self.server_hit_rate is None else self.server_hit_rate
 
 
 def build(result: RunResult, verdict: Verdict) -> Report:
@@ -95,6 +104,7 @@ def build(result: RunResult, verdict: Verdict) -> Report:
         seed=info.spec.seed,
         schedule=_digest(info.schedule_s),
         offered_rps=info.offered_rps,
+        is_queued=_is_queued(info.spec.traffic),
         verdict=Judgement(
             verdict.is_valid, str(verdict), verdict.reasons, verdict.remarks, asdict(verdict.figures)
         ),
@@ -105,6 +115,11 @@ def build(result: RunResult, verdict: Verdict) -> Report:
         caches=tuple(Cache(scrape.endpoint, scrape.hit_rate) for scrape in info.scrapes),
         spec=info.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True),
     )
+
+
+def _is_queued(traffic: TrafficShape) -> bool:
+    rate = traffic.req_rate
+    return rate is not None and (traffic.max_concurrency is not None or math.isinf(rate))
 
 
 def _digest(schedule_s: tuple[float, ...]) -> str:

@@ -47,17 +47,17 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
 
 
 def _tiles(said: Report) -> dict[str, str]:
-    steady = said.steady
-    ttft = steady.latency_ms.get("ttft")
-    itl = steady.latency_ms.get("itl")
+    measured = said.measured
+    ttft = measured.latency_ms.get("ttft")
+    itl = measured.latency_ms.get("itl")
     return {
-        "completed requests/s": fixed(steady.throughput.requests_rps),
-        "tokens/s, in and out": fixed(steady.throughput.total_tps, 0),
+        "completed requests/s": fixed(measured.throughput.requests_rps),
+        "tokens/s, in and out": fixed(measured.throughput.total_tps, 0),
         "median TTFT": milliseconds(ttft.p50 if ttft else None),
         "p99 TTFT": milliseconds(ttft.p99 if ttft else None),
         "mean gap between chunks": milliseconds(itl.mean if itl else None),
         "prefix-cache hit rate": percent(said.hit_rate),
-        "goodput": percent(steady.goodput.share if steady.goodput else None),
+        "goodput": percent(measured.goodput.share if measured.goodput else None),
         "failed requests": f"{said.whole.counts.failed:,}",
     }
 
@@ -118,9 +118,13 @@ def _hit_bars(turns: Sequence[Row]) -> list[Bar]:
 def _latency_table(said: Report) -> str:
     rows = [
         (name, f"{summary.count:,}", *(fixed(getattr(summary, point)) for point in _STATS))
-        for name, summary in said.steady.latency_ms.items()
+        for name, summary in said.measured.latency_ms.items()
     ]
-    return page.table("Latency in the steady window, ms", ("", "count", *_STATS), rows)
+    return page.table(
+        f"Latency in the {'whole run' if said.is_queued else 'steady window'}, ms",
+        ("", "count", *_STATS),
+        rows,
+    )
 
 
 def _totals_table(said: Report) -> str:

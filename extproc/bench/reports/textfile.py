@@ -14,24 +14,24 @@ _QUANTILES = {"0.5": "p50", "0.9": "p90", "0.95": "p95", "0.99": "p99", "0.999":
 
 
 def textfile(result: RunResult, verdict: Verdict) -> str:
-    """Figures of the steady window in seconds, tokens and shares; absent ones have no line."""
+    """Figures of the measured part in seconds, tokens and shares; absent ones have no line."""
     said = report.build(result, verdict)
     registry = CollectorRegistry()
     for name, value in _singles(said).items():
         if value is not None:
             _gauge(registry, said, name).set(value)
-    counts = said.steady.counts
+    counts = said.measured.counts
     _fill(
         _gauge_by(registry, "requests", "outcome"), said, {"completed": counts.completed, **counts.failures}
     )
-    for measure, summary in said.steady.latency_ms.items():
+    for measure, summary in said.measured.latency_ms.items():
         _fill(_gauge_by(registry, f"{measure}_seconds", "quantile"), said, _quantiles(summary))
         _gauge(registry, said, f"{measure}_mean_seconds").set(summary.mean / 1000)
     return generate_latest(registry).decode()
 
 
 def _singles(said: Report) -> dict[str, float | None]:
-    flow, goodput = said.steady.throughput, said.steady.goodput
+    flow, goodput = said.measured.throughput, said.measured.goodput
     return {
         "valid": float(said.verdict.is_valid),
         "offered_requests_per_second": said.offered_rps,
@@ -52,7 +52,7 @@ def _quantiles(summary: Stats) -> dict[str, float]:
 def _gauge(registry: CollectorRegistry, said: Report, name: str) -> Gauge:
     words = name.replace("_", " ")
     gauge = Gauge(
-        f"extproc_bench_{name}", f"Of the steady window: {words}", ["benchmark", "model"], registry=registry
+        f"extproc_bench_{name}", f"Of the measured part: {words}", ["benchmark", "model"], registry=registry
     )
     return gauge.labels(said.name, said.model)
 
@@ -61,7 +61,7 @@ def _gauge_by(registry: CollectorRegistry, name: str, label: str) -> Gauge:
     words = name.replace("_", " ")
     labels = ["benchmark", "model", label]
     return Gauge(
-        f"extproc_bench_{name}", f"Of the steady window: {words} by {label}", labels, registry=registry
+        f"extproc_bench_{name}", f"Of the measured part: {words} by {label}", labels, registry=registry
     )
 
 
