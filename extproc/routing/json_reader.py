@@ -26,6 +26,7 @@ LENIENT_BYTES: Final = 2 * 1024 * 1024
 MAX_COMMAS: Final = 2_000_000
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
+_DIGITS: Final = re.compile(rb"-?\d")
 _NUMBERS: Final = re.compile(rb"\s*\[\s*(?:\[\s*)?(?=[-\d])")
 _NUMBER: Final = re.compile(rb"\s*([-+.\deE]+)\s*,?")
 
@@ -53,19 +54,22 @@ def open_object(body: bytes | memoryview, *, is_partial: bool = False) -> Object
 
 def value_of(raw: Raw | None) -> object:
     """The member's value; `None` if there is none, or none that can be read."""
-    try:
-        return None if raw is None else orjson.loads(memoryview(raw))
-    except ValueError:
+    if raw is None:
         return None
+    try:
+        return orjson.loads(memoryview(raw))
+    except ValueError:
+        return _lenient_value(bytes(memoryview(raw)[: LENIENT_BYTES + 1]))
 
 
 def scalar(raw: Raw | None) -> str | None:
     """A string, or a number as it is written."""
+    if raw is None:
+        return None
+    if _DIGITS.match(raw):
+        return bytes(raw).decode()
     value = value_of(raw)
-    if isinstance(value, str):
-        return value
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return bytes(raw or b"").decode() if is_number else None
+    return value if isinstance(value, str) else None
 
 
 def is_numbers(raw: Raw) -> bool:
@@ -95,6 +99,14 @@ def _open_whole(body: bytes | memoryview) -> Object:
         if len(body) > LENIENT_BYTES:
             raise
         return _OBJECT.decode(_rewrite(json.loads(bytes(body), parse_float=_null, parse_constant=_null)))
+
+
+def _lenient_value(written: bytes) -> object:
+    """Takes numbers of any size, which orjson refuses. A value cut off for its length is no JSON."""
+    try:
+        return json.loads(written)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _read_partial(body: bytes) -> object:

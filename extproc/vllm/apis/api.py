@@ -1,0 +1,40 @@
+"""The seam between a serving API's JSON and the engine."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from extproc.vllm.ask import Ask, Choice, Head, Usage
+from extproc.vllm.tokens import Tokenizer
+
+FINGERPRINT = "vllm-0.32.0-simulated"
+
+
+class Frames(Protocol):
+    """How one API words a stream, as whole server-sent events.
+
+    `text` comes escaped for JSON, without quotes; `index` counts the request's answers.
+    """
+
+    def opening(self) -> bytes:
+        """Returns what goes out with the first token, before it."""
+        ...
+
+    def piece(self, index: int, text: bytes, usage: Usage) -> bytes: ...
+
+    def last_piece(self, index: int, text: bytes, reason: str, usage: Usage) -> bytes: ...
+
+    def closing(self, usage: Usage) -> bytes: ...
+
+
+class Api(Protocol):
+    """One serving API: reads its requests and words its answers."""
+
+    id_prefix: str
+
+    def read(self, body: object, tokenizer: Tokenizer) -> Ask:
+        """Returns what the body asks for; raises `Refusal` in vLLM's words."""
+        ...
+
+    def frames(self, head: Head, ask: Ask) -> Frames: ...
+
+    def whole(self, head: Head, ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]: ...

@@ -1,0 +1,156 @@
+"""`/v1/chat/completions`. The wording is that of vLLM 0.32.0, field by field."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from extproc.vllm.apis.api import FINGERPRINT, Frames
+from extproc.vllm.apis.fields import Message, Sampling
+from extproc.vllm.ask import Ask, Choice, Head, Usage
+from extproc.vllm.prompts import render
+from extproc.vllm.refusals import Refusal
+from extproc.vllm.tokens import Tokenizer
+
+
+class ChatRequest(Sampling):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class Chat:
+    id_prefix = "chatcmpl-"
+
+    def read(self, body: object, tokenizer: Tokenizer) -> Ask:
+        request = ChatRequest.read(body)
+        request.check()
+        if not request.messages:
+            raise Refusal("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        is_new_name = request.max_completion_tokens is not None
+        return Ask(
+            prompts=[tokenizer.encode(render(request.messages, request.tools))],
+            model=request.model,
+            max_tokens=request.max_completion_tokens if is_new_name else request.max_tokens,
+            max_tokens_name="max_completion_tokens" if is_new_name else "max_tokens",
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+            n=request.n or 1,
+            seed=request.seed or 0,
+            cache_salt=request.cache_salt or "",
+            is_stream=bool(request.stream),
+            wants_usage=request.wants_usage,
+            wants_continuous_usage=request.wants_continuous_usage,
+        )
+
+    def frames(self, head: Head, ask: Ask) -> Frames:
+        return ChatFrames(head, ask)
+
+    def whole(self, head: Head, ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        return {
+            "id": head.id,
+            "object": "chat.completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": [_describe(index, choice) for index, choice in enumerate(choices)],
+            "service_tier": None,
+            "system_fingerprint": FINGERPRINT,
+            "usage": describe_usage(usage) | {"completion_tokens_details": None},
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
+            "prompt_text": None,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+
+
+class ChatFrames:
+    """Chunks of one stream; all but the text is encoded once."""
+
+    def __init__(self, head: Head, ask: Ask) -> None:
+        opening = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
+        self._head = b"data: " + orjson.dumps(opening)[:-1]
+        self._answers = ask.n
+        self._prompt_tokens = ask.prompt_tokens
+        self._wants_usage = ask.wants_usage
+        self._wants_continuous_usage = ask.wants_continuous_usage
+
+    def opening(self) -> bytes:
+        usage = b""
+        if self._wants_continuous_usage:
+            usage = running_usage(Usage(self._prompt_tokens, 0, 0))
+        return b"".join(
+            self._head + b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},'
+            b'"logprobs":null,"finish_reason":null}]%b,"prompt_token_ids":null,"prompt_text":null}\n\n'
+            % (index, usage)
+            for index in range(self._answers)
+        )
+
+    def piece(self, index: int, text: bytes, usage: Usage) -> bytes:
+        end = running_usage(usage) if self._wants_continuous_usage else b""
+        return (
+            self._head + b',"choices":[{"index":%d,"delta":{"content":"%b"},"logprobs":null,'
+            b'"finish_reason":null,"token_ids":null}]%b}\n\n' % (index, text, end)
+        )
+
+    def last_piece(self, index: int, text: bytes, reason: str, usage: Usage) -> bytes:
+        end = running_usage(usage) if self._wants_continuous_usage else b""
+        if not self._wants_usage:
+            end += b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
+        return (
+            self._head + b',"choices":[{"index":%d,"delta":{"content":"%b"},"logprobs":null,'
+            b'"finish_reason":"%b","stop_reason":null,"token_ids":null}]%b}\n\n'
+            % (index, text, reason.encode(), end)
+        )
+
+    def closing(self, usage: Usage) -> bytes:
+        done = b"data: [DONE]\n\n"
+        if not self._wants_usage:
+            return done
+        counts = orjson.dumps(describe_usage(usage, is_stream=True))
+        fingerprint = FINGERPRINT.encode()
+        last = b',"choices":[],"usage":%b,"system_fingerprint":"%b"}\n\n' % (counts, fingerprint)
+        return self._head + last + done
+
+
+def describe_usage(usage: Usage, *, is_stream: bool = False) -> dict[str, Any]:
+    details: dict[str, int | None] | None = None
+    if usage.cached_tokens is not None:
+        details = {"cached_tokens": usage.cached_tokens, "created_cache_tokens": usage.created_tokens}
+        details |= {} if is_stream else {"multimodal_tokens": None}
+    counts: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.total_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }
+    return counts if is_stream and details is None else counts | {"prompt_tokens_details": details}
+
+
+def running_usage(usage: Usage) -> bytes:
+    """Returns the `usage` member of a chunk under `continuous_usage_stats`, with its comma."""
+    return (
+        b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,'
+        b'"completion_tokens_details":null}' % (usage.prompt_tokens, usage.total_tokens, usage.completion_tokens)
+    )
+
+
+def _describe(index: int, choice: Choice) -> dict[str, Any]:
+    message = {
+        "role": "assistant",
+        "content": choice.text,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "reasoning": None,
+    }
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": choice.reason,
+        "stop_reason": None,
+        "token_ids": None,
+        "routed_experts": None,
+    }

@@ -1,0 +1,143 @@
+"""`/v1/completions`. The wording is that of vLLM 0.32.0, field by field."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from extproc.vllm.apis.api import FINGERPRINT, Frames
+from extproc.vllm.apis.chat import running_usage
+from extproc.vllm.apis.fields import Sampling
+from extproc.vllm.ask import Ask, Choice, Head, Usage
+from extproc.vllm.refusals import Refusal
+from extproc.vllm.tokens import Tokenizer
+
+
+class CompletionRequest(Sampling):
+    prompt: list[int] | list[list[int]] | str | list[str] | None = None
+    # OpenAI's legacy default, which vLLM keeps for this API alone.
+    max_tokens: int | None = 16
+
+
+class Completions:
+    id_prefix = "cmpl-"
+
+    def read(self, body: object, tokenizer: Tokenizer) -> Ask:
+        request = CompletionRequest.read(body)
+        request.check()
+        return Ask(
+            prompts=_read_prompts(request.prompt, tokenizer),
+            model=request.model,
+            max_tokens=request.max_tokens,
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
+            n=request.n or 1,
+            seed=request.seed or 0,
+            cache_salt=request.cache_salt or "",
+            is_stream=bool(request.stream),
+            wants_usage=request.wants_usage,
+            wants_continuous_usage=request.wants_continuous_usage,
+            echoes=bool(request.echo),
+        )
+
+    def frames(self, head: Head, ask: Ask) -> Frames:
+        return CompletionFrames(head, ask)
+
+    def whole(self, head: Head, ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        details: dict[str, int | None] | None = None
+        if usage.cached_tokens is not None:
+            details = {
+                "cached_tokens": usage.cached_tokens,
+                "created_cache_tokens": None,
+                "multimodal_tokens": None,
+            }
+        return {
+            "id": head.id,
+            "object": "text_completion",
+            "created": head.created,
+            "model": head.model,
+            "choices": [_describe(index, choice) for index, choice in enumerate(choices)],
+            "service_tier": None,
+            "system_fingerprint": FINGERPRINT,
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "total_tokens": usage.total_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "prompt_tokens_details": details,
+                "completion_tokens_details": None,
+            },
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+
+
+class CompletionFrames:
+    """Chunks of one stream; all but the text is encoded once."""
+
+    def __init__(self, head: Head, ask: Ask) -> None:
+        opening = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
+        self._head = b"data: " + orjson.dumps(opening)[:-1]
+        self._wants_usage = ask.wants_usage
+        self._wants_continuous_usage = ask.wants_continuous_usage
+
+    def opening(self) -> bytes:
+        return b""
+
+    def piece(self, index: int, text: bytes, usage: Usage) -> bytes:
+        return self._frame(index, text, b"null", running_usage(usage) if self._wants_continuous_usage else b"")
+
+    def last_piece(self, index: int, text: bytes, reason: str, usage: Usage) -> bytes:
+        end = running_usage(usage) if self._wants_continuous_usage else b""
+        if not self._wants_usage:
+            end += b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
+        return self._frame(index, text, b'"%b"' % reason.encode(), end)
+
+    def closing(self, usage: Usage) -> bytes:
+        done = b"data: [DONE]\n\n"
+        if not self._wants_usage:
+            return done
+        counts: dict[str, Any] = {
+            "prompt_tokens": usage.prompt_tokens,
+            "total_tokens": usage.total_tokens,
+            "completion_tokens": usage.completion_tokens,
+        }
+        if usage.cached_tokens is not None:
+            counts["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+        last = {"choices": [], "usage": counts, "system_fingerprint": FINGERPRINT}
+        return self._head + b"," + orjson.dumps(last)[1:] + b"\n\n" + done
+
+    def _frame(self, index: int, text: bytes, reason: bytes, end: bytes) -> bytes:
+        return (
+            self._head + b',"choices":[{"index":%d,"text":"%b","logprobs":null,"finish_reason":%b,'
+            b'"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]%b}\n\n' % (index, text, reason, end)
+        )
+
+
+def _read_prompts(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
+    if not prompt and not isinstance(prompt, list):
+        raise Refusal(
+            "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)",
+            param="prompt",
+        )
+    if not prompt:
+        raise Refusal("You must pass at least one prompt")
+    if isinstance(prompt, str):
+        return [tokenizer.encode([prompt])]
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return [tokenizer.encode([item]) if isinstance(item, str) else item for item in prompt]
+
+
+def _describe(index: int, choice: Choice) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": choice.text,
+        "logprobs": None,
+        "finish_reason": choice.reason,
+        "stop_reason": None,
+        "token_ids": None,
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
+        "routed_experts": None,
+    }

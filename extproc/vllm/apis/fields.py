@@ -1,0 +1,84 @@
+"""The fields of requests that the simulator reads; others are accepted and ignored.
+
+Names and limits are vLLM 0.32's; pydantic's errors are what vLLM itself sends to clients.
+"""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from extproc.vllm.refusals import Refusal, refuse_shape, refuse_value
+
+
+class Fields(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    @classmethod
+    def read(cls, body: object) -> Self:
+        """Returns a decoded body's fields; raises `Refusal` with every fault of its shape."""
+        try:
+            return cls.model_validate(body)
+        except ValidationError as fault:
+            raise refuse_shape(fault.errors(include_url=False)) from None
+
+
+class StreamOptions(Fields):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Part(Fields):
+    """One part of a message: text, or anything else, which the simulator reads as its own JSON."""
+
+    model_config = ConfigDict(extra="allow")
+    type: str = "text"
+    text: str | None = None
+
+    @property
+    def content(self) -> str:
+        return self.model_dump_json() if self.text is None else self.text
+
+
+class Message(Fields):
+    role: str
+    content: str | list[Part] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class Sampling(Fields):
+    """What chat and text completions have in common."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    n: int | None = 1
+    seed: int | None = None
+    temperature: float | None = None
+    cache_salt: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    echo: bool | None = False
+
+    def check(self) -> None:
+        """Raises `Refusal` for values that vLLM refuses."""
+        if self.stream_options is not None and not self.stream:
+            raise Refusal(
+                "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
+                param="stream_options",
+            )
+        if self.n is not None and self.n < 1:
+            raise Refusal(f"n must be at least 1, got {self.n}.")
+        if self.temperature is not None and not 0 <= self.temperature <= 2:
+            message = f"temperature must be in [0, 2], got {self.temperature}."
+            raise refuse_value(message, "temperature", self.temperature)
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        return self.wants_usage and (
+            self.stream_options is not None and self.stream_options.continuous_usage_stats
+        )

@@ -1,0 +1,107 @@
+"""Profiles: what one simulated endpoint can do, and how long a step takes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+
+from extproc.errors import SettingsError
+
+Count = Annotated[int, Field(gt=0)]
+Cost = Annotated[float, Field(ge=0)]
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One endpoint's speed, memory and vLLM settings.
+
+    The three costs are those of `step_s`; `kv_tokens` is the size of the KV cache, the rest are vLLM's
+    options of the same names. `is_calibrated` says that the costs were fitted to a measurement, `note`
+    to which. Raises `ValueError` if the KV cache cannot hold one request of `max_model_len`: vLLM does
+    not start then either.
+    """
+
+    name: str
+    base_ms: Cost
+    kv_us_per_ctx_token: Cost
+    prefill_ms_per_token: Cost
+    kv_tokens: Count
+    block_size: Count
+    max_num_batched_tokens: Count
+    max_num_seqs: Count
+    max_model_len: Count
+    is_calibrated: bool = False
+    note: str = ""
+
+    DEFAULT: ClassVar[str] = "l4-llama8b-fp8"
+
+    def __post_init__(self) -> None:
+        if self.blocks * self.block_size < self.max_model_len:
+            raise ValueError(f"{self.name}: the KV cache holds less than max_model_len")
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(f"{self.name}: max_num_seqs exceeds max_num_batched_tokens")
+
+    @property
+    def blocks(self) -> int:
+        """How many whole blocks the KV cache has."""
+        return self.kv_tokens // self.block_size
+
+    def step_s(self, context_tokens: float, prefill_tokens: int) -> float:
+        """Returns how long a step takes, in seconds.
+
+        `context_tokens` counts every scheduled request's tokens in the KV cache at the end of the step,
+        `prefill_tokens` the prompt tokens computed in it: a base, a read of all those keys and values,
+        and the arithmetic of the prompts.
+        """
+        milliseconds = (
+            self.base_ms
+            + self.kv_us_per_ctx_token * context_tokens / 1000
+            + self.prefill_ms_per_token * prefill_tokens
+        )
+        return milliseconds / 1000
+
+
+def read_profiles(text: str) -> dict[str, Profile]:
+    """Reads profiles by name from YAML; raises `SettingsError` with every fault and where it is."""
+    try:
+        loaded = yaml.safe_load(text)
+    except yaml.YAMLError as fault:
+        raise SettingsError(f"profiles: {fault}") from None
+    if not isinstance(loaded, Mapping):
+        raise SettingsError("profiles: expected a mapping of names to profiles")
+    named = {
+        name: {"name": name, **fields} if isinstance(fields, Mapping) else fields
+        for name, fields in loaded.items()
+    }
+    try:
+        return TypeAdapter(dict[str, Profile]).validate_python(named)
+    except ValidationError as fault:
+        lines = (f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in fault.errors())
+        raise SettingsError("\n".join(lines)) from None
+
+
+def built_in_profiles() -> dict[str, Profile]:
+    """Returns the profiles that come with the package."""
+    return read_profiles(files("extproc.vllm").joinpath("profiles.yaml").read_text("utf-8"))
+
+
+def find_profile(name: str) -> Profile:
+    """Returns the profile called `name`, or the first one of the YAML file of that name.
+
+    Raises `SettingsError` if there is neither.
+    """
+    known = built_in_profiles()
+    if name in known:
+        return known[name]
+    try:
+        found = read_profiles(Path(name).read_text("utf-8"))
+    except OSError:
+        raise SettingsError(f"{name!r} is no file and none of {', '.join(known)}") from None
+    if not found:
+        raise SettingsError(f"{name}: no profile in it")
+    return next(iter(found.values()))

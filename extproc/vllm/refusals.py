@@ -1,0 +1,88 @@
+"""What a vLLM server refuses, in vLLM's words; the measured answers of vLLM 0.32.0 are the source."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from extproc.errors import ExtprocError
+
+# vLLM bounds what it echoes of a bad request.
+REPORTED_ERRORS = 10
+ECHOED_CHARACTERS = 200
+
+
+class Refusal(ExtprocError):
+    """The simulated server answers a request with an error object instead of tokens."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.param = param
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the body: OpenAI's error object with vLLM's type names and the status as code."""
+        return {
+            "error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        }
+
+
+class UnknownName(Refusal):
+    """The request names a model or an adapter that this endpoint does not serve."""
+
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        message = f"The model `{name}` does not exist. Valid aliases: {', '.join(served)}."
+        super().__init__(message, status=404, kind="NotFoundError", param="model")
+
+
+def refuse_value(message: str, param: str, value: object) -> Refusal:
+    """Builds vLLM's complaint about one parameter's value."""
+    return Refusal(f"{message} (parameter={param}, value={value})", param=param)
+
+
+def refuse_length(limit: int, tokens: int) -> Refusal:
+    """Builds the answer to a prompt that is longer than the model's context."""
+    return refuse_value(
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains "
+        f"{tokens} input tokens, which exceeds this limit even without any output tokens. "
+        "Please reduce the length of the input prompt.",
+        "input_tokens",
+        tokens,
+    )
+
+
+def refuse_shape(errors: Sequence[ErrorDetails]) -> Refusal:
+    """Builds the answer to a body that has not the API's shape, from pydantic's errors."""
+    count = len(errors)
+    lines = [f"{count} validation {'error' if count == 1 else 'errors'}:"]
+    lines += [f"  {_describe(error)}" for error in errors[:REPORTED_ERRORS]]
+    if count > REPORTED_ERRORS:
+        lines.append(f"  ...and {count - REPORTED_ERRORS} more errors")
+    return Refusal("\n".join(lines), kind="Bad Request", param=_locate(errors[0]))
+
+
+def _describe(error: ErrorDetails) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "type": error["type"],
+        "loc": _locate(error),
+        "msg": error["msg"],
+        "input": _summarize(error["input"]),
+    }
+    return known | ({"ctx": error["ctx"]} if "ctx" in error else {})
+
+
+def _locate(error: ErrorDetails) -> str:
+    # A union's branches (`list[int]`, `str`) are pydantic's business and no field of the request.
+    fields = [str(part) for part in error["loc"] if "[" not in str(part) and part not in {"str", "int"}]
+    return ".".join(["body", *fields])
+
+
+def _summarize(value: object) -> str:
+    if isinstance(value, (dict, list)):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    text = str(value)
+    return text if len(text) <= ECHOED_CHARACTERS else f"{text[:ECHOED_CHARACTERS]}...[truncated]"
