@@ -17,6 +17,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from extproc.errors import AddressError, SettingsError
 from extproc.routing.endpoint import parse_address
@@ -95,6 +96,7 @@ class EndpointsSettings(Section):
     dns: HostPort | None = None
     """`name:port`: every address the name resolves to, as of a headless Service."""
     kubernetes: KubernetesSettings | None = None
+    """The EndpointSlices of a Service, watched."""
 
     @field_validator("static")
     @classmethod
@@ -222,7 +224,9 @@ def parse_settings(text: str, environment: dict[str, str], where: str = "setting
     try:
         return Settings.model_validate(_override(tree, environment))
     except ValidationError as error:
-        raise SettingsError("\n".join(f"{where}: {fault}" for fault in _faults(error))) from None
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        faults = [f"{where}:{_line(root, fault['loc'])}: {_describe(fault)}" for fault in error.errors()]
+        raise SettingsError("\n".join(faults)) from None
 
 
 def read_environment() -> dict[str, str]:
@@ -242,5 +246,30 @@ def _override(tree: dict[str, Any], environment: dict[str, str]) -> dict[str, An
     return tree
 
 
-def _faults(error: ValidationError) -> list[str]:
-    return [f"{'.'.join(map(str, fault['loc'])) or 'top level'}: {fault['msg']}" for fault in error.errors()]
+def _describe(fault: ErrorDetails) -> str:
+    place = ".".join(str(step) for step in fault["loc"]) or "top level"
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"{place}: there is no such setting"
+        case "string_pattern_mismatch":
+            return f"{place}: {fault['input']!r} does not match {fault['ctx']['pattern']}"
+    return f"{place}: {fault['msg'].removeprefix('Value error, ')}"
+
+
+def _line(node: yaml.Node | None, place: tuple[str | int, ...]) -> int:
+    """The line of the deepest node on the way to `place`; steps that no node has are skipped."""
+    line = 1
+    for step in place:
+        below = _below(node, step)
+        if below is not None:
+            line, node = below
+    return line
+
+
+def _below(node: yaml.Node | None, step: str | int) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.MappingNode):
+        members = ((key.start_mark.line + 1, value) for key, value in node.value if key.value == step)
+        return next(members, None)
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int):
+        return node.value[step].start_mark.line + 1, node.value[step]
+    return None

@@ -1,0 +1,93 @@
+"""The commands as a user types them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIG = """
+pools:
+  - name: llama
+    models: [llama]
+    endpoints: {static: ["10.0.0.1:8000", "10.0.0.2:8000"]}
+  - name: qwen
+    models: ["qwen-*"]
+    endpoints: {file: endpoints.yaml}
+    strategy: {name: least_load}
+"""
+
+
+def run(*arguments: str, body: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "extproc", *arguments]
+    return subprocess.run(command, input=body, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    (tmp_path / "endpoints.yaml").write_text("[{name: pod-1, address: 10.0.1.1, port: 8000}]")
+    path = tmp_path / "extproc.yaml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def test_check_accepts_a_good_file(config: str) -> None:
+    done = run("check", config)
+
+    assert (done.returncode, done.stdout) == (0, f"{config}: ok, 2 pool(s)\n")
+
+
+def test_check_refuses_a_bad_file_with_every_fault(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("server: {foo: 1}\npools: []\n")
+    done = run("check", str(path))
+
+    assert done.returncode == 2
+    assert f"{path}:1: server.foo" in done.stderr
+    assert f"{path}:2: pools" in done.stderr
+
+
+def test_schema_is_json() -> None:
+    schema = json.loads(run("schema").stdout)
+
+    assert "pools" in schema["required"]
+
+
+def test_explain_tells_the_endpoint_and_why(config: str) -> None:
+    body = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi"}]})
+    told = json.loads(run("explain", "--config", config, body=body).stdout)
+    again = json.loads(run("explain", "--config", config, body=body).stdout)
+
+    assert told == again
+    assert (told["pool"], told["strategy"], told["reason"]) == ("llama", "prefix_hash", "home")
+    assert told["walk"][0] == {"endpoint": told["endpoint"], "in_flight": 0, "is_within": True}
+    assert told["bound"] == 3
+
+
+def test_explain_reads_the_endpoint_file(config: str) -> None:
+    told = json.loads(run("explain", "--config", config, body='{"model": "qwen-7b", "prompt": "hi"}').stdout)
+
+    assert (told["endpoint"], told["reason"]) == ("pod-1", "least_load")
+
+
+def test_explain_says_why_a_request_cannot_be_routed(config: str) -> None:
+    done = run("explain", "--config", config, body='{"model": "gpt-9", "prompt": "hi"}')
+
+    assert done.returncode == 2
+    assert done.stderr == "extproc: The model `gpt-9` does not exist.\n"
+
+
+def test_explain_says_which_pool_has_no_list(config: str, tmp_path: Path) -> None:
+    (tmp_path / "endpoints.yaml").unlink()
+    done = run("explain", "--config", config, "--timeout", "0.5", body="{}")
+
+    assert done.returncode == 2
+    assert "pool qwen: no list of endpoints yet" in done.stderr
+
+
+def test_help_names_every_command() -> None:
+    text = run("--help").stdout
+
+    for command in ("serve", "check", "schema", "explain", "simulate", "bench"):
+        assert f"\n  {command} " in text

@@ -1,0 +1,218 @@
+"""`extproc serve` as a process: how it starts, changes, and ends."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import yaml
+
+from extproc.stream.server import SERVICE
+from tests.integration.fetch import get, get_json
+from tests.integration.ports import free_ports
+from tests.integration.service import Service, pool
+from tests.integration.stack import eventually
+from tests.stream.conversations import headers
+from tests.stream.wire import write
+
+ADDRESSES = ["127.0.0.1:8001", "127.0.0.1:8002"]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    port, admin_port = free_ports(2)
+    service = Service(tmp_path, port=port, admin_port=admin_port)
+    service.configure([pool(ADDRESSES)])
+    with service:
+        service.wait_ready()
+        yield service
+
+
+async def open_stream(service: Service, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[bytes, bytes]:
+    """A request in flight: decided at its headers, its answer not yet ended."""
+    call = channel.stream_stream(f"/{SERVICE}/Process", None, None)(None)
+    await call.write(write(headers(end=True)))
+    await call.read()
+    assert service.metric("extproc_streams_open") == 1
+    return call
+
+
+def exit_status(service: Service) -> int:
+    assert service._child is not None
+    return service._child.wait(10)
+
+
+async def stop(service: Service, *, hold: bool, signals: int = 1) -> int:
+    """Ends the service with a request in flight, ended first unless `hold`; returns its status."""
+    async with grpc.aio.insecure_channel(service._listen) as channel:
+        call = await open_stream(service, channel)
+        for _ in range(signals):
+            service.send(signal.SIGTERM)
+            await asyncio.sleep(0.3)
+        if signals == 1:
+            assert service.health() != "SERVING"
+            assert service.is_running
+        if not hold:
+            await call.done_writing()
+        return await asyncio.to_thread(exit_status, service)
+
+
+async def test_a_drain_lets_requests_end(service: Service) -> None:
+    assert await stop(service, hold=False) == 0
+
+
+async def test_a_drain_cuts_what_takes_too_long_and_says_so(service: Service) -> None:
+    service.stop()
+    service.configure([pool(ADDRESSES)], drain_s=1)
+    service.start()
+    service.wait_ready()
+
+    assert await stop(service, hold=True) == 1
+
+
+async def test_a_second_signal_forces_the_end(service: Service) -> None:
+    assert await stop(service, hold=True, signals=2) == 1
+
+
+def test_idle_service_ends_at_once(service: Service) -> None:
+    service.send(signal.SIGINT)
+
+    assert exit_status(service) == 0
+
+
+async def test_a_watcher_of_health_does_not_hold_up_the_end(service: Service) -> None:
+    async with grpc.aio.insecure_channel(service._listen) as channel:
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)(b"")
+        assert await watch.read() == b"\x08\x01"
+
+        service.send(signal.SIGTERM)
+
+        assert await watch.read() == b"\x08\x02"
+        assert await asyncio.to_thread(exit_status, service) == 0
+
+
+@pytest.mark.parametrize("name", ["", "liveness", "readiness", SERVICE])
+def test_health_answers_under_every_name(service: Service, name: str) -> None:
+    assert service.health(name) == "SERVING"
+
+
+def test_health_of_a_service_without_endpoints_yet_is_not_serving(service: Service, tmp_path: Path) -> None:
+    missing = {**pool([]), "endpoints": {"file": str(tmp_path / "missing.yaml")}}
+    service.configure([missing])
+    service.stop()
+    service.start()
+
+    assert eventually(lambda: service.health("liveness") == "SERVING")
+    assert service.health() == service.health("readiness") == "NOT_SERVING"
+
+
+@pytest.mark.parametrize("which", ["listen", "admin"])
+def test_an_occupied_address_is_an_error_that_names_it(service: Service, tmp_path: Path, which: str) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    second = Service(other, port=free_ports(1)[0], admin_port=free_ports(1)[0])
+    taken = service._listen if which == "listen" else service._admin
+    second.configure([pool(ADDRESSES)], **{which: taken})
+    second.start()
+
+    assert exit_status(second) == 2
+    assert f"server.{which}: cannot listen on {taken}" in second.log.read_text()
+
+
+def test_an_occupied_unix_socket_is_an_error_that_names_it(tmp_path: Path) -> None:
+    services = []
+    for name in ("first", "second"):
+        directory = tmp_path / name
+        directory.mkdir()
+        service = Service(directory, port=0, admin_port=free_ports(1)[0], listen=f"unix:{tmp_path}/socket")
+        service.configure([pool(ADDRESSES)])
+        services.append(service)
+    first, second = services
+    with first:
+        first.wait_ready()
+        second.start()
+
+        assert exit_status(second) == 2
+        assert "socket is in use by another process" in second.log.read_text()
+        assert first.is_ready()
+
+
+def strategy_of(service: Service) -> str:
+    return str(get_json(f"{service.admin_url}/pools")[0]["strategy"])
+
+
+def test_a_changed_file_is_applied_and_a_bad_one_refused(service: Service) -> None:
+    service.configure([pool(ADDRESSES, {"name": "round_robin"})])
+    assert eventually(lambda: strategy_of(service) == "round_robin")
+    assert service.metric("extproc_config_reloads_total", result="applied") == 1
+
+    service.config.write_text("pools: [")
+    assert eventually(lambda: service.metric("extproc_config_reloads_total", result="refused") == 1)
+    assert strategy_of(service) == "round_robin"
+
+    service.configure([pool(ADDRESSES)])
+    assert eventually(lambda: strategy_of(service) == "prefix_hash")
+
+
+async def test_a_change_keeps_the_requests_in_flight(service: Service) -> None:
+    def in_flight() -> dict[str, int]:
+        pools = get_json(f"{service.admin_url}/pools")
+        return {endpoint["address"]: endpoint["in_flight"] for endpoint in pools[0]["endpoints"]}
+
+    async with grpc.aio.insecure_channel(service._listen) as channel:
+        call = await open_stream(service, channel)
+        busy = next(address for address, count in in_flight().items() if count)
+        kept = [busy, "127.0.0.1:8009"]
+        service.configure([pool(kept, {"name": "least_load"})])
+        assert eventually(lambda: list(in_flight()) == kept)
+
+        assert in_flight() == {busy: 1, "127.0.0.1:8009": 0}
+
+        await call.done_writing()
+        assert eventually(lambda: in_flight() == {busy: 0, "127.0.0.1:8009": 0})
+
+
+def test_pools_come_and_go(service: Service) -> None:
+    def names() -> list[str]:
+        return [pool["name"] for pool in get_json(f"{service.admin_url}/pools")]
+
+    service.configure([{**pool(ADDRESSES), "name": "second"}, pool(ADDRESSES)])
+    assert eventually(lambda: names() == ["vllm", "second"])
+
+    service.configure([{**pool(ADDRESSES), "name": "second"}])
+    assert eventually(lambda: names() == ["second"])
+
+
+def test_an_endpoint_file_is_followed(service: Service, tmp_path: Path) -> None:
+    def names() -> list[str]:
+        return [endpoint["name"] for endpoint in get_json(f"{service.admin_url}/pools")[0]["endpoints"]]
+
+    path = tmp_path / "endpoints.yaml"
+    path.write_text(yaml.safe_dump([{"name": "a", "address": "10.0.0.1", "port": 8000}]))
+    service.configure([{**pool([]), "endpoints": {"file": "endpoints.yaml"}}])
+    assert eventually(lambda: names() == ["a"])
+
+    path.write_text(yaml.safe_dump([{"name": "b", "address": "10.0.0.1", "port": 8000}]))
+    assert eventually(lambda: names() == ["b"])
+
+
+def test_metrics_name_what_the_contract_names(service: Service) -> None:
+    text = get(f"{service.admin_url}/metrics")
+
+    for name in (
+        "requests_total",
+        "picks_total",
+        "pick_duration_seconds",
+        "endpoint_in_flight",
+        "pool_endpoints",
+        "pool_age_seconds",
+        "streams_open",
+        "prompt_errors_total",
+        "watch_restarts_total",
+        "config_reloads_total",
+        "info",
+    ):
+        assert f"# TYPE extproc_{name} " in text

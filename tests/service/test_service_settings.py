@@ -1,0 +1,162 @@
+"""The configuration: strict, every fault with its place, every default documented once."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from extproc.errors import SettingsError
+from extproc.settings import PrefixHashSettings, Settings, load_settings, parse_settings
+
+GOOD = """
+server:
+  listen: unix:/run/extproc/ext_proc.sock
+  drain_s: 5
+pools:
+  - name: llama
+    models: [llama-3.1-8b-instruct]
+    adapters: [sql-lora]
+    endpoints:
+      static: [10.0.0.1:8000, "[fd00:0::1]:8000"]
+    strategy: {name: prefix_hash, prefix_chars: 50, load_floor: 0}
+  - name: qwen
+    endpoints: {kubernetes: {namespace: default, service: vllm, port: http}}
+    strategy: {name: round_robin}
+"""
+
+MINIMAL = "pools: [{name: a, endpoints: {static: ['10.0.0.1:8000']}}]"
+
+
+def faults(text: str, **environment: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text, environment, where="f.yaml")
+    return str(caught.value)
+
+
+def test_a_full_file_is_read() -> None:
+    settings = parse_settings(GOOD, {})
+    llama, qwen = settings.pools
+
+    assert llama.endpoints.static == ["10.0.0.1:8000", "[fd00::1]:8000"]
+    assert isinstance(llama.strategy, PrefixHashSettings)
+    assert (llama.strategy.prefix_chars, llama.strategy.load_floor, llama.strategy.load_factor) == (
+        50,
+        0,
+        1.25,
+    )
+    assert qwen.models is None
+    assert qwen.endpoints.kubernetes is not None
+
+
+def test_defaults_are_the_contract() -> None:
+    settings = parse_settings(MINIMAL, {})
+    strategy = settings.pools[0].strategy
+
+    assert settings.server.model_dump() == {
+        "listen": "0.0.0.0:9002",
+        "admin": "0.0.0.0:9090",
+        "workers": 1,
+        "max_body_bytes": 33_554_432,
+        "drain_s": 30,
+        "clear_route_cache": False,
+        "xds": False,
+        "tls": None,
+        "log_level": "INFO",
+    }
+    assert strategy.model_dump() == {
+        "name": "prefix_hash",
+        "key": ["first_user_message"],
+        "prefix_chars": 100,
+        "load_factor": 1.25,
+        "load_floor": 4,
+        "positions": 256,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("server: {lissten: x}", "f.yaml:1: server.lissten: there is no such setting"),
+        ("server: {listen: 127.0.0.1}", "f.yaml:1: server.listen: '127.0.0.1' does not match"),
+        ("server: {workers: 2}", "server.workers: Input should be 1"),
+        ("server: {drain_s: '30'}", "server.drain_s: Input should be a valid number"),
+        ("pools: []", "pools: List should have at least 1 item"),
+        ("pools:\n- name: a b\n  endpoints: {static: []}", "f.yaml:2: pools.0.name: 'a b' does not match"),
+        ("pools: [{name: a, endpoints: {static: [vllm:8000]}}]", "'vllm' is not an IP address"),
+        ("pools: [{name: a, endpoints: {static: ['1.1.1.1:1', '1.1.1.1:1']}}]", "given twice"),
+        ("pools: [{name: a, endpoints: {static: [], file: x}}]", "give exactly one of"),
+        ("pools: [{name: a, endpoints: {}}]", "give exactly one of"),
+        ("pools: [{name: a, endpoints: {dns: 'vllm'}}]", "endpoints.dns: 'vllm' does not match"),
+        ("pools: [{name: a, models: [], endpoints: {static: []}}]", "an empty list serves no request"),
+        ("pools: [{name: a, endpoints: {static: []}}, {name: a, endpoints: {static: []}}]", "used twice: a"),
+        (
+            "pools: [{name: a, endpoints: {static: []}, strategy: {name: best}}]",
+            "expected tags: 'round_robin'",
+        ),
+        (
+            "pools: [{name: a, endpoints: {static: []}, strategy: {name: prefix_hash, key: [x]}}]",
+            "'x' is not a key",
+        ),
+        (
+            "pools: [{name: a, endpoints: {static: []}, strategy: {name: prefix_hash, load_factor: 0.9}}]",
+            "load_factor",
+        ),
+        (
+            "pools: [{name: a, endpoints: {static: []}, strategy: {name: round_robin, positions: 9}}]",
+            "no such setting",
+        ),
+        ("[1, 2]", "expected a mapping"),
+        ("a: [", "not YAML"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_fault_is_told_with_its_place(change: str, expected: str) -> None:
+    assert expected in faults(change)
+
+
+def test_every_fault_is_told_at_once() -> None:
+    text = "server:\n  foo: 1\n  bar: 2\npools:\n- endpoints: {static: []}\n"
+
+    assert [line.split(": ")[0] for line in faults(text).splitlines()] == ["f.yaml:2", "f.yaml:3", "f.yaml:5"]
+
+
+def test_the_environment_overrides_the_server_section() -> None:
+    environment = {
+        "EXTPROC_SERVER__LISTEN": "127.0.0.1:1",
+        "EXTPROC_SERVER__DRAIN_S": "7",
+        "EXTPROC_OTHER": "x",
+    }
+    settings = parse_settings(GOOD, environment)
+
+    assert (settings.server.listen, settings.server.drain_s) == ("127.0.0.1:1", 7)
+    assert parse_settings(MINIMAL, environment).server.drain_s == 7
+    assert "server.nonsense: there is no such setting" in faults(GOOD, EXTPROC_SERVER__NONSENSE="1")
+
+
+def test_a_key_may_be_a_single_word() -> None:
+    pool = {
+        "name": "a",
+        "endpoints": {"static": []},
+        "strategy": {"name": "prefix_hash", "key": "conversation"},
+    }
+    strategy = parse_settings(yaml.safe_dump({"pools": [pool]}), {}).pools[0].strategy
+
+    assert isinstance(strategy, PrefixHashSettings)
+    assert strategy.key == ["conversation"]
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"missing.yaml: cannot be read"):
+        load_settings(tmp_path / "missing.yaml")
+
+
+def test_the_schema_describes_every_setting() -> None:
+    schema = Settings.model_json_schema()
+    undescribed = [
+        f"{name}.{field}"
+        for name, section in schema["$defs"].items()
+        for field, value in section["properties"].items()
+        if "description" not in value and field not in {"name", "endpoints", "namespace", "service"}
+    ]
+
+    assert undescribed == []

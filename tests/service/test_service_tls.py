@@ -1,0 +1,105 @@
+"""TLS and mTLS on the gRPC listener, with certificates that change while it runs."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from extproc.errors import SettingsError
+from extproc.service.health import Health
+from extproc.service.listener import bind, build_server
+from extproc.settings import ServerSettings, TlsSettings
+
+
+class Files:
+    """A certificate authority and the files of one server."""
+
+    def __init__(self, directory: Path) -> None:
+        self.certificate, self.key, self.ca = (directory / name for name in ("tls.crt", "tls.key", "ca.crt"))
+
+    def issue(self, authority: trustme.CA) -> None:
+        issued = authority.issue_cert("localhost")
+        self.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        self.key.write_bytes(issued.private_key_pem.bytes())
+        self.ca.write_bytes(authority.cert_pem.bytes())
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+@asynccontextmanager
+async def serving(files: Files, *, is_mutual: bool = False) -> AsyncIterator[int]:
+    tls = TlsSettings(
+        certificate=str(files.certificate), key=str(files.key), client_ca=str(files.ca) if is_mutual else None
+    )
+    settings = ServerSettings(listen="127.0.0.1:0", tls=tls)
+    server = build_server(settings)
+    health = Health(lambda: True)
+    health.add_to(server)
+    await health.update()
+    port = bind(server, settings)
+    await server.start()
+    yield port
+    await server.stop(0)
+
+
+async def ask(port: int, trusted: trustme.CA, client: trustme.CA | None = None) -> int:
+    certificate = client.issue_cert("client") if client else None
+    credentials = grpc.ssl_channel_credentials(
+        trusted.cert_pem.bytes(),
+        certificate.private_key_pem.bytes() if certificate else None,
+        certificate.cert_chain_pems[0].bytes() if certificate else None,
+    )
+    async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=3)).status)
+
+
+async def test_tls_is_served(files: Files) -> None:
+    authority = trustme.CA()
+    files.issue(authority)
+    async with serving(files) as port:
+        assert await ask(port, authority) == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError):
+            await ask(port, trustme.CA())
+
+
+async def test_mtls_asks_for_a_certificate_of_the_authority(files: Files) -> None:
+    authority = trustme.CA()
+    files.issue(authority)
+    async with serving(files, is_mutual=True) as port:
+        assert await ask(port, authority, authority) == health_pb2.HealthCheckResponse.SERVING
+        for stranger in (None, trustme.CA()):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await ask(port, authority, stranger)
+
+
+async def test_changed_certificates_serve_the_next_handshake(files: Files) -> None:
+    old, new = trustme.CA(), trustme.CA()
+    files.issue(old)
+    async with serving(files) as port:
+        assert await ask(port, old) == health_pb2.HealthCheckResponse.SERVING
+        files.issue(new)
+        assert await ask(port, new) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_certificates_that_vanish_leave_the_last_good_ones(files: Files) -> None:
+    authority = trustme.CA()
+    files.issue(authority)
+    async with serving(files) as port:
+        files.certificate.unlink()
+        assert await ask(port, authority) == health_pb2.HealthCheckResponse.SERVING
+        assert await ask(port, authority) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_missing_certificates_are_an_error_that_names_the_file(files: Files) -> None:
+    with pytest.raises(SettingsError, match=r"server\.tls: .*tls\.crt: No such file"):
+        async with serving(files):
+            pass
