@@ -44,7 +44,7 @@ def open_object(body: bytes | memoryview, *, is_partial: bool = False) -> Object
     """
     try:
         if is_partial:
-            return _OBJECT.decode(_rewrite(_read_partial(bytes(body[:LENIENT_BYTES]))))
+            return _open_partial(bytes(body[:LENIENT_BYTES]))
         return _open_whole(body)
     except RecursionError:
         raise PromptError("the body is nested too deeply") from None
@@ -98,7 +98,16 @@ def _open_whole(body: bytes | memoryview) -> Object:
     except ValueError:
         if len(body) > LENIENT_BYTES:
             raise
-        return _OBJECT.decode(_rewrite(json.loads(bytes(body), parse_float=_null, parse_constant=_null)))
+        return _open_lenient(bytes(body))
+
+
+def _open_lenient(body: bytes) -> Object:
+    value = json.loads(body, parse_float=_null, parse_constant=_null)
+    return _OBJECT.decode(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+
+
+def _open_partial(body: bytes) -> Object:
+    return _OBJECT.decode(msgspec.json.encode(jiter.from_json(body, partial_mode="trailing-strings")))
 
 
 def _lenient_value(written: bytes) -> object:
@@ -107,14 +116,6 @@ def _lenient_value(written: bytes) -> object:
         return json.loads(written)
     except (ValueError, RecursionError):
         return None
-
-
-def _read_partial(body: bytes) -> object:
-    return jiter.from_json(body, partial_mode="trailing-strings")
-
-
-def _rewrite(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode(errors="replace")
 
 
 def _null(_: str) -> None:

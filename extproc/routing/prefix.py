@@ -90,5 +90,4 @@ def _find(prompt: Prompt | None, key: Key, chars: int, headers: Mapping[str, str
             return prompt.head(chars)
         case KeyKind.CONVERSATION:
             return prompt.conversation(chars)
-        case KeyKind.FIELD:
-            return prompt.field(key.name)
+    return prompt.field(key.name)
