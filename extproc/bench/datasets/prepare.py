@@ -61,8 +61,14 @@ def _set_lengths(
     turns = sum(len(c.turns) for c in conversations)
     inputs = _draw_or_none(traffic.input_length, turns, rng)
     outputs = _draw_or_none(traffic.max_output_length, turns, rng)
+    # A recorded body has its own messages, so it cannot stay where lengths are asked for.
+    is_recorded = traffic.input_length is None
     return [
-        replace(c, turns=tuple(_fit_turn(t, next(inputs), next(outputs)) for t in c.turns))
+        replace(
+            c,
+            turns=tuple(_fit_turn(t, next(inputs), next(outputs)) for t in c.turns),
+            body=c.body if is_recorded else None,
+        )
         for c in conversations
     ]
 

@@ -7,6 +7,7 @@ from extproc.bench.conversation import join_prompt
 from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
 from extproc.bench.processors.processor import EMPTY, Ask, HttpApi, Piece, Usage
 
+_PROMPT_FIELDS = frozenset({"messages", "prompt", "input"})
 _FINISHED = frozenset({"response.completed", "response.incomplete"})
 
 
@@ -21,11 +22,10 @@ class OpenAIChat(HttpApi):
         return "/v1/chat/completions"
 
     def body(self, ask: Ask) -> dict[str, object]:
-        messages = [{"role": m.role, "content": m.content} for m in ask.messages]
-        return {"messages": messages, **self._common(ask)}
+        return {"messages": _list_messages(ask, "messages"), **self._common(ask)}
 
     def _common(self, ask: Ask) -> dict[str, object]:
-        body: dict[str, object] = {**(ask.body or {}), "model": ask.model, "stream": ask.is_streaming}
+        body = {**_list_settings(ask), "model": ask.model, "stream": ask.is_streaming}
         if "max_completion_tokens" in body:
             body["max_completion_tokens"] = ask.max_tokens
         else:
@@ -66,8 +66,8 @@ class OpenAIResponses(HttpApi):
 
     def body(self, ask: Ask) -> dict[str, object]:
         return {
-            "input": [{"role": m.role, "content": m.content} for m in ask.messages],
-            **(ask.body or {}),
+            "input": _list_messages(ask, "input"),
+            **_list_settings(ask),
             "model": ask.model,
             "max_output_tokens": ask.max_tokens,
             "stream": ask.is_streaming,
@@ -94,6 +94,16 @@ class OpenAIResponses(HttpApi):
         text = "".join(get_text(part, "text") for part in parts)
         error = get_error(payload)
         return Piece(text=text, usage=_read_usage(get_object(payload, "usage")), error=error)
+
+
+def _list_messages(ask: Ask, field: str) -> object:
+    """Returns a recorded body's own messages, images and tool calls included, or those of the ask."""
+    recorded = (ask.body or {}).get(field)
+    return recorded or [{"role": m.role, "content": m.content} for m in ask.messages]
+
+
+def _list_settings(ask: Ask) -> dict[str, object]:
+    return {name: value for name, value in (ask.body or {}).items() if name not in _PROMPT_FIELDS}
 
 
 def _read_choice(choice: object) -> str:
