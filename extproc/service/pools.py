@@ -108,6 +108,6 @@ class Pools:
             self._follow(after)
 
     def _follow(self, settings: PoolSettings) -> None:
-        source = build_source(settings.endpoints, self._base, self._rng)
+        source = build_source(settings, self._base, self._rng)
         run = self._keepers[settings.name].run(source)
         self._tasks[settings.name] = asyncio.create_task(run, name=f"pool {settings.name}")

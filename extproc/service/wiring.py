@@ -7,6 +7,7 @@ from extproc.cluster.dns import DnsSource
 from extproc.cluster.file import FileSource
 from extproc.cluster.kubeclient import KubeClients
 from extproc.cluster.kubernetes import KubernetesSource
+from extproc.cluster.models import ModelsSource
 from extproc.cluster.source import Source
 from extproc.cluster.static import StaticSource
 from extproc.routing.endpoint import Endpoint
@@ -59,8 +60,13 @@ def build_route(settings: PoolSettings, pool: Pool) -> Route:
     return Route(pool, models, adapters, tuple(map(parse_key, strategy.key)), strategy.prefix_chars)
 
 
-def build_source(settings: EndpointsSettings, base: Path, rng: Random) -> Source:
+def build_source(settings: PoolSettings, base: Path, rng: Random) -> Source:
     """`base` is the folder that relative paths start from: the configuration file's."""
+    source = _endpoint_source(settings.endpoints, base, rng)
+    return ModelsSource(source, rng=rng) if settings.learn_models else source
+
+
+def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> Source:
     if settings.kubernetes is not None:
         return _kubernetes_source(settings.kubernetes, rng)
     if settings.dns is not None:

@@ -1,0 +1,46 @@
+"""Addresses: canonical, and nothing else."""
+
+import pytest
+
+from extproc.errors import AddressError
+from extproc.routing.endpoint import Endpoint, join_address, parse_address
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("10.0.0.1:8000", "10.0.0.1:8000"),
+        (" 10.0.0.1:8000 ", "10.0.0.1:8000"),
+        ("[FD00:0:0::1]:8000", "[fd00::1]:8000"),
+    ],
+)
+def test_an_address_has_one_form(text: str, canonical: str) -> None:
+    assert parse_address(text) == canonical
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "10.0.0.1",
+        "10.0.0.1:",
+        "10.0.0.1:0",
+        "10.0.0.1:65536",
+        "10.0.0.1:-1",
+        "10.0.0.1:٣",
+        "10.0.0.1:123456",
+        "vllm:80",
+        "fd00::1:80",
+        "[10.0.0.1]:80",
+        "[fd00::1]",
+    ],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(AddressError):
+        parse_address(text)
+
+
+def test_the_parts_of_an_address() -> None:
+    endpoint = Endpoint("pod", join_address("fd00::1", 8000))
+
+    assert (endpoint.ip, endpoint.port) == ("fd00::1", 8000)

@@ -1,0 +1,219 @@
+"""The picker: from a request to a pool, a key and an endpoint."""
+
+import random
+
+import orjson
+import pytest
+
+from extproc.errors import NoEndpoint, Overloaded, PromptError, UnknownModel
+from extproc.routing.endpoint import Endpoint
+from extproc.routing.picker import Ask, Picker, Route
+from extproc.routing.pool import Pool, Snapshot
+from extproc.routing.prefix import parse_key
+from extproc.routing.ring import Ring
+from extproc.routing.strategies.balanced import LeastLoad
+from extproc.routing.strategies.base import Reason
+from extproc.routing.strategies.prefix_hash import PrefixHash
+
+CHAT = "/v1/chat/completions"
+FIRST_USER = (parse_key("first_user_message"),)
+
+
+def pool(name: str, *endpoints: Endpoint, limit: int | None = None) -> Pool:
+    built = Pool(name, PrefixHash(random.Random(0)), Ring(), max_in_flight=limit)
+    built.install(Snapshot.build(endpoints or [Endpoint(f"{name}-0", "10.0.0.1:80")], Ring()))
+    return built
+
+
+def ask(body: object = None, *, path: str = CHAT, method: str = "POST", **fields: object) -> Ask:
+    raw = None if body is None else orjson.dumps(body)
+    return Ask(method, path, {"content-type": "application/json"}, raw, **fields)  # type: ignore[arg-type]
+
+
+def chat(model: str | None, text: str = "hello", **fields: str) -> Ask:
+    named = {} if model is None else {"model": model}
+    return ask({**named, "messages": [{"role": "user", "content": text}], **fields})
+
+
+def pool_of(picker: Picker, request: Ask) -> str:
+    return picker.pick(request).pick.pool.name
+
+
+@pytest.fixture
+def several() -> Picker:
+    return Picker(
+        [
+            Route(pool("llama"), ("llama-8b",), frozenset({"sql"}), FIRST_USER),
+            Route(pool("qwen"), ("qwen-*", "*-coder"), keys=FIRST_USER),
+            Route(
+                pool(
+                    "learnt",
+                    Endpoint("l", "10.0.0.9:80", models=frozenset({"phi"}), adapters=frozenset({"tiny"})),
+                ),
+                ("phi-x",),
+            ),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("llama-8b", "llama"),
+        ("sql", "llama"),
+        ("qwen-7b", "qwen"),
+        ("deepseek-coder", "qwen"),
+        ("phi", "learnt"),
+        ("tiny", "learnt"),
+        ("phi-x", "learnt"),
+    ],
+)
+def test_a_model_leads_to_its_pool(several: Picker, model: str, name: str) -> None:
+    assert pool_of(several, chat(model)) == name
+
+
+@pytest.mark.parametrize("model", ["llama-8B", "qwen", "phi-y", "", "[a-z]", "a" * 10_000])
+def test_an_unknown_model_is_told_by_name(several: Picker, model: str) -> None:
+    with pytest.raises(UnknownModel) as caught:
+        several.pick(chat(model))
+
+    assert model[:200] in caught.value.message
+    assert len(caught.value.message) < 300
+    assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+def test_a_catch_all_takes_what_no_other_pool_does(several: Picker) -> None:
+    picker = Picker([*several.routes.values(), Route(pool("rest"))])
+
+    assert pool_of(picker, chat("gpt-9")) == "rest"
+    assert pool_of(picker, chat(None)) == "rest"
+    assert pool_of(picker, chat("sql")) == "llama"
+
+
+def test_several_pools_need_a_model(several: Picker) -> None:
+    with pytest.raises(PromptError) as caught:
+        several.pick(chat(None))
+
+    assert caught.value.status == 400
+    with pytest.raises(PromptError):
+        several.pick(Ask("POST", CHAT, {}, b"not json"))
+
+
+def test_a_sole_pool_needs_no_model() -> None:
+    picker = Picker([Route(pool("llama"), ("llama-8b",), keys=FIRST_USER)])
+    unreadable = picker.pick(Ask("POST", CHAT, {}, b"not json"))
+
+    assert unreadable.pick.reason is Reason.NO_PREFIX
+    assert unreadable.fault is not None
+    assert pool_of(picker, ask(method="GET", path="/v1/models")) == "llama"
+    with pytest.raises(UnknownModel):
+        picker.pick(chat("gpt-9"))
+
+
+def test_the_operators_pool_wins(several: Picker) -> None:
+    assert several.pick(Ask("POST", CHAT, {}, chat("sql").body, pool="qwen")).pick.pool.name == "qwen"
+    with pytest.raises(NoEndpoint, match="no pool 'nope'"):
+        several.pick(Ask("POST", CHAT, {}, None, pool="nope"))
+
+
+def test_all_names_are_listed_but_globs(several: Picker) -> None:
+    assert several.model_names() == ["llama-8b", "phi", "phi-x", "sql", "tiny"]
+    assert several.answers_models(ask(method="GET", path="/v1/models"))
+    assert not several.answers_models(ask(method="GET", path="/v1/models", pool="qwen"))
+    assert not several.answers_models(ask(method="GET", path="/v1/models/sql"))
+
+
+def test_an_adapter_goes_only_where_it_is_loaded() -> None:
+    endpoints = [
+        Endpoint(f"e{i}", f"10.0.0.{i}:80", adapters=frozenset({"sql"} if i < 3 else ())) for i in range(1, 9)
+    ]
+    picker = Picker([Route(pool("llama", *endpoints), keys=FIRST_USER)])
+    decisions = [picker.pick(chat("sql", f"text {number}")) for number in range(40)]
+
+    assert {"e1", "e2"} == {decision.pick.endpoint.name for decision in decisions}
+    assert {decision.adapter for decision in decisions} == {"sql"}
+
+
+def test_salt_model_and_adapter_make_different_keys() -> None:
+    endpoint = Endpoint("e", "10.0.0.1:80", adapters=frozenset({"sql"}))
+    picker = Picker([Route(pool("llama", endpoint), keys=FIRST_USER)])
+    keys = [
+        picker.pick(request).key
+        for request in (
+            chat("llama"),
+            chat("qwen"),
+            chat("sql"),
+            chat("llama", cache_salt="x"),
+            chat("llama", "other"),
+        )
+    ]
+
+    assert len(set(keys)) == 5
+    assert None not in keys
+
+
+def test_overload_is_refused_with_429() -> None:
+    picker = Picker([Route(pool("llama", limit=2))])
+    first = picker.pick(chat("a"))
+    picker.pick(chat("a"))
+    with pytest.raises(Overloaded) as caught:
+        picker.pick(chat("a"))
+
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
+
+    first.pick.release()
+    assert picker.pick(chat("a")).pick.pool.book.total == 2
+
+
+BODYLESS = [ask(method="GET", path="/v1/models"), ask(method="POST", path="/health")]
+
+
+@pytest.mark.parametrize("request_", BODYLESS)
+def test_a_request_without_a_prompt_needs_no_body(several: Picker, request_: Ask) -> None:
+    assert not several.needs_body(request_)
+
+
+def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picker) -> None:
+    header = (parse_key("header:x-session"), *FIRST_USER)
+    learnt = Endpoint("e", "10.0.0.1:80", adapters=frozenset({"sql"}))
+    plain = Ask("POST", CHAT, {})
+    with_session = Ask("POST", CHAT, {"x-session": "1"})
+
+    assert several.needs_body(plain)
+    assert Picker([Route(pool("a"), ("model",)), Route(pool("b"))]).needs_body(plain)
+    assert not Picker([Route(pool("a")), Route(pool("b"))]).needs_body(Ask("POST", CHAT, {}, pool="b"))
+    assert Picker([Route(pool("a"), keys=FIRST_USER)]).needs_body(plain)
+    assert not Picker([Route(pool("a"))]).needs_body(plain)
+    assert Picker([Route(pool("a"), ("model",))]).needs_body(plain)
+    assert Picker([Route(pool("a"), adapters=frozenset({"sql"}))]).needs_body(plain)
+    assert Picker([Route(pool("a", learnt))]).needs_body(plain)
+    assert Picker([Route(pool("a"), keys=header)]).needs_body(plain)
+    assert not Picker([Route(pool("a"), keys=header)]).needs_body(with_session)
+
+
+def test_a_pick_names_its_fallbacks_in_order() -> None:
+    endpoints = [Endpoint(f"e{i}", f"10.0.0.{i}:80") for i in range(1, 6)]
+    built = pool("llama", *endpoints)
+    pick = Picker([Route(built, keys=FIRST_USER)]).pick(chat("a")).pick
+
+    assert pick.destination.split(",")[0] == pick.endpoint.address
+    assert len(pick.destination.split(",")) == 3
+    assert repr(built) == "<Pool llama: 5 ready, prefix_hash>"
+
+
+def test_draining_endpoints_get_no_picks_and_keep_their_requests() -> None:
+    ready = [Endpoint(f"e{i}", f"10.0.0.{i}:80") for i in (1, 2)]
+    built = pool("llama", *ready)
+    built.strategy = LeastLoad(random.Random(0))
+    picks = [built.pick(None) for _ in range(4)]
+    draining = Endpoint("e1", "10.0.0.1:80", is_ready=False)
+    built.install(built.snapshot.replace([draining, ready[1]]))
+
+    assert built.snapshot.draining == (draining,)
+    assert {built.pick(None).endpoint.name for _ in range(4)} == {"e2"}
+    assert (built.book.in_flight("e1"), built.book.total) == (2, 6)
+
+    for pick in picks:
+        pick.release()
+
+    assert (built.book.in_flight("e1"), built.book.total) == (0, 4)
