@@ -3,8 +3,6 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,16 +11,15 @@ from rich.console import Console
 
 from extproc.bench.datasets.honesty import account
 from extproc.bench.datasets.prepared import write_prepared
-from extproc.bench.exporter import serving
-from extproc.bench.live import Broadcast, showing
+from extproc.bench.experiment_commands import ab, compare_command, plan_command, saturate_command
 from extproc.bench.load.workload import Numbering, build_workload
 from extproc.bench.outputs import print_verdict, write_reports
 from extproc.bench.registry import build_registry
 from extproc.bench.reports.vllm_text import vllm_text
-from extproc.bench.result import Progress
 from extproc.bench.runner import run as run_spec
-from extproc.bench.spec import Spec, parse_spec
+from extproc.bench.spec import parse_spec
 from extproc.bench.verdict import judge
+from extproc.bench.watching import watching
 
 CLIENT_LIMITED = 3
 
@@ -47,7 +44,7 @@ def run(
     spec = parse_spec(spec_file.read_text("utf-8"))
     registry = build_registry(spec.plugins)
     console = Console(stderr=True)
-    with _watching(spec, console, metrics_port, quiet=quiet) as progress:
+    with watching(spec.name, console, metrics_port, quiet=quiet) as progress:
         result = asyncio.run(run_spec(spec, progress=progress))
     verdict = judge(result)
     click.echo(vllm_text(result))
@@ -75,12 +72,5 @@ def dataset(spec_file: Path, output: Path | None, endpoints: int, as_json: bool)
     click.echo(json.dumps(asdict(honesty), indent=2) if as_json else str(honesty))
 
 
-@contextmanager
-def _watching(spec: Spec, console: Console, metrics_port: int | None, *, quiet: bool) -> Iterator[Progress]:
-    with ExitStack() as stack:
-        watchers: list[Progress] = []
-        if not quiet:
-            watchers.append(stack.enter_context(showing(spec.name, console)))
-        if metrics_port is not None:
-            watchers.append(stack.enter_context(serving(metrics_port))[0])
-        yield Broadcast(watchers)
+for _command in (compare_command, ab, saturate_command, plan_command):
+    bench.add_command(_command)

@@ -1,6 +1,6 @@
 """Where a run's reports go: a folder with every format, and the terminal."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -44,11 +44,17 @@ def write_reports(result: RunResult, verdict: Verdict, folder: Path, own: Mappin
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
     """Prints the verdict as a banner: nobody shall read the figures without it."""
-    colour = "green" if verdict.is_valid else "red"
+    print_faults(verdict.reasons, verdict.remarks, console, good=str(verdict), bad=str(verdict))
+
+
+def print_faults(
+    faults: Sequence[str], remarks: Sequence[str], console: Console, *, good: str, bad: str
+) -> None:
+    """Prints a banner: `bad` in red with the faults, or `good` in green; the remarks below."""
+    colour, title = ("red", bad) if faults else ("green", good)
     lines = [
-        *(f"• {escape(reason)}" for reason in verdict.reasons),
-        *(f"[dim]• {escape(remark)}[/]" for remark in verdict.remarks),
+        f"[bold {colour}]{title}[/]",
+        *(f"• {escape(fault)}" for fault in faults),
+        *(f"[dim]• {escape(remark)}[/]" for remark in remarks),
     ]
-    console.print(
-        Panel("\n".join([f"[bold {colour}]{verdict}[/]", *lines]), border_style=colour, expand=False)
-    )
+    console.print(Panel("\n".join(lines), border_style=colour, expand=False))

@@ -15,8 +15,11 @@ def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
 
 
 def banner(verdict: Judgement) -> str:
-    remarks = f'<ul class="remarks">{_items(verdict.remarks)}</ul>' if verdict.remarks else ""
-    return notice(verdict.text, verdict.reasons, is_good=verdict.is_valid) + remarks
+    return notice(verdict.text, verdict.reasons, is_good=verdict.is_valid) + remarks(verdict.remarks)
+
+
+def remarks(texts: Sequence[str]) -> str:
+    return f'<ul class="remarks">{_items(texts)}</ul>' if texts else ""
 
 
 def notice(text: str, reasons: Sequence[str], *, is_good: bool) -> str:

@@ -1,0 +1,171 @@
+"""The commands of `extproc bench` about more than one run, or about none: compare, ab, saturate, plan."""
+
+import asyncio
+import os
+import resource
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import aiohttp
+import click
+from rich.console import Console
+
+from extproc.bench import ab_report, report, saturate
+from extproc.bench.ab import Trial, run_trials, with_traffic
+from extproc.bench.compare import compare
+from extproc.bench.lab import Lab
+from extproc.bench.load.workload import build_workload
+from extproc.bench.outputs import print_faults, write_reports
+from extproc.bench.plan import Host, plan
+from extproc.bench.published import read_published
+from extproc.bench.registry import build_registry
+from extproc.bench.reports.ab_formats import ab_csv, ab_html, ab_markdown
+from extproc.bench.reports.compare_formats import comparison_markdown, published_markdown
+from extproc.bench.reports.plan_text import plan_text
+from extproc.bench.reports.saturation_formats import saturation_html, saturation_markdown
+from extproc.bench.result import RunResult
+from extproc.bench.runner import run as run_spec
+from extproc.bench.saturate import Rung
+from extproc.bench.spec import Spec, parse_spec
+from extproc.bench.switch import build_switch
+from extproc.bench.verdict import judge
+from extproc.bench.watching import watching
+
+# The exit status of a result that does not hold, as of a run that is client-limited.
+NOT_COMPARABLE = 3
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+@click.command("compare")
+@click.argument("a", metavar="A", type=_FILE)
+@click.argument("b", metavar="[B]", type=_FILE, required=False)
+@click.option("--tolerance", default=0.03, show_default=True, help="How far the loads may differ, a share.")
+def compare_command(a: Path, b: Path | None, tolerance: float) -> None:
+    """Compare the reports A and B (report.json), or judge the published results in A (a CSV table).
+
+    Exit 3 if the two cannot be compared: unequal load, another schedule, a client that was the limit.
+    """
+    if b is None:
+        click.echo(published_markdown(read_published(a.read_text("utf-8").splitlines())), nl=False)
+        return
+    comparison = compare(report.decode(a.read_bytes()), report.decode(b.read_bytes()), tolerance=tolerance)
+    click.echo(comparison_markdown(comparison), nl=False)
+    _end(comparison.faults)
+
+
+@click.command()
+@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
+@click.option("--output", type=_FOLDER, help="Folder for the comparison and every run's reports.")
+@click.option("--quiet", is_flag=True, help="No live display.")
+@click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the arms are not comparable.")
+def ab(spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: bool) -> None:
+    """Compare strategies over the same schedule at equal offered load.
+
+    Each arm is switched to live, caches are emptied, then it is measured; again with other seeds. Exit 3
+    if the arms are not comparable.
+    """
+    spec = parse_spec(spec_file.read_text("utf-8"))
+    trials = asyncio.run(_run_ab(spec, output, quiet=quiet))
+    compared = ab_report.summarise(trials, spec.ab)
+    click.echo(ab_markdown(compared), nl=False)
+    if output is not None:
+        _write(
+            output,
+            {
+                "ab.json": ab_report.encode(compared).decode(),
+                "ab.html": ab_html(compared),
+                "ab.csv": ab_csv(compared),
+                "ab.md": ab_markdown(compared),
+            },
+        )
+    _end(compared.faults, compared.remarks, allow_faults=allow_client_limited)
+
+
+async def _run_ab(spec: Spec, output: Path | None, *, quiet: bool) -> list[Trial]:
+    reports = build_registry(spec.plugins).reports
+
+    def keep(trial: Trial, result: RunResult) -> None:
+        if output is not None:
+            folder = output / f"{trial.arm}-{trial.repeat + 1}"
+            write_reports(result, judge(result), folder, reports)
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
+        endpoints = spec.scrape if spec.ab.flush is None else spec.ab.flush
+        lab = Lab(http, build_switch(spec.ab), spec.ab, endpoints)
+        try:
+            return await run_trials(spec, lambda seeded, title: _run(seeded, title, quiet=quiet), lab, keep)
+        finally:
+            await lab.restore()
+
+
+async def _run(spec: Spec, title: str, *, quiet: bool) -> RunResult:
+    with watching(title, Console(stderr=True), None, quiet=quiet) as progress:
+        return await run_spec(spec, progress=progress)
+
+
+@click.command("saturate")
+@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
+@click.option("--output", type=_FOLDER, help="Folder for the reports.")
+@click.option("--quiet", is_flag=True, help="No live display.")
+def saturate_command(spec_file: Path, output: Path | None, quiet: bool) -> None:
+    """Find the rate beyond which more requests bring latency and no throughput.
+
+    Exit 3 if the client was the limit before the server was.
+    """
+    spec = parse_spec(spec_file.read_text("utf-8"))
+    found = saturate.summarise(asyncio.run(_climb(spec, quiet=quiet)), spec.saturate)
+    click.echo(saturation_markdown(found), nl=False)
+    if output is not None:
+        _write(
+            output,
+            {"saturation.json": saturate.encode(found).decode(), "saturation.html": saturation_html(found)},
+        )
+    _end(found.faults)
+
+
+async def _climb(spec: Spec, *, quiet: bool) -> list[Rung]:
+    rungs: list[Rung] = []
+    while (rate := saturate.next_rate(rungs, spec.saturate)) is not None:
+        # Another seed each time: the prompts of the last rung are still in the caches.
+        seeded = with_traffic(spec, {"req_rate": rate, "vus": None})
+        seeded = seeded.model_copy(update={"seed": spec.seed + len(rungs)})
+        result = await _run(seeded, f"{rate:.2f} req/s", quiet=quiet)
+        rungs.append(Rung(rate, report.build(result, judge(result))))
+    return rungs
+
+
+@click.command("plan")
+@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
+@click.option("--latency", default=5.0, show_default=True, help="Seconds that a request may take, assumed.")
+def plan_command(spec_file: Path, latency: float) -> None:
+    """Print schedule, tokens, ports and CPU of a run without running it. Exit 2 if it is impossible."""
+    spec = parse_spec(spec_file.read_text("utf-8"))
+    planned = plan(spec, build_workload(spec, build_registry(spec.plugins)), _this_host(), latency_s=latency)
+    click.echo(plan_text(planned), nl=False)
+    print_faults(planned.faults, planned.remarks, Console(stderr=True), good="possible", bad="impossible")
+    if planned.faults:
+        sys.exit(2)
+
+
+def _this_host() -> Host:
+    low, high = map(int, _PORTS.read_text("ascii").split()) if _PORTS.exists() else (32768, 60999)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Host(cores=len(os.sched_getaffinity(0)), ports=high - low + 1, files=files)
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, "utf-8")
+        click.echo(str(folder / name), err=True)
+
+
+def _end(faults: Iterable[str], remarks: Iterable[str] = (), *, allow_faults: bool = False) -> None:
+    faults = tuple(faults)
+    print_faults(faults, tuple(remarks), Console(stderr=True), good="comparable", bad="not comparable")
+    if faults and not allow_faults:
+        sys.exit(NOT_COMPARABLE)
