@@ -70,10 +70,11 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 def apply_preset(section: Mapping[str, object]) -> dict[str, object]:
     """Returns a `traffic-shape` section with its preset's defaults; raises `ValueError`."""
-    given = {str(name).replace("-", "_"): value for name, value in section.items()}
-    name = given.get("preset")
+    name = section.get("preset")
     if name is None:
-        return given
+        return dict(section)
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}: there are {', '.join(PRESETS)}")
-    return {**PRESETS[str(name)], **given}
+    given = {field.replace("-", "_") for field in section}
+    defaults = {field: value for field, value in PRESETS[str(name)].items() if field not in given}
+    return {**defaults, **section}

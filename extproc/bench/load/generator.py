@@ -132,8 +132,8 @@ class LoadGenerator:
         return [float(pause) for pause in draw(self._traffic.think_time, turns, rng)]
 
     async def _sleep_until(self, at_s: float) -> None:
-        delay_s = at_s - self._clock()
-        if delay_s > 0:
+        # A loop that counts in milliseconds wakes up to half of one early.
+        while (delay_s := at_s - self._clock()) > 0:
             await asyncio.sleep(max(delay_s, _TICK_S))
 
     def _is_over(self, at_s: float) -> bool:

@@ -1,0 +1,149 @@
+"""What is delivered is what was offered: every shape against a null server, from two processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from extproc.bench.result import RunResult, Snapshot
+from extproc.bench.runner import run
+from extproc.bench.spec import Spec
+from tests.bench.ks import exponential_cdf, ks_distance, ks_limit, sampled_cdf
+
+# A busy machine stops a process for this long now and then; the median must be good all the same.
+LATE_S = 0.25
+MEDIAN_LATE_S = 0.01
+
+
+class Silence:
+    def __init__(self) -> None:
+        self.snapshots: list[Snapshot] = []
+
+    def update(self, snapshot: Snapshot) -> None:
+        self.snapshots.append(snapshot)
+
+
+def build_spec(port: int, **traffic: Any) -> Spec:
+    shape = {"dataset": {"name": "random", "input_tokens": 8}, "max_output_length": 2, **traffic}
+    return Spec.model_validate(
+        {
+            "endpoint": "127.0.0.1",
+            "port": port,
+            "target": {"model": "m"},
+            "processes": 2,
+            "performance": {"traffic-shape": shape},
+        }
+    )
+
+
+async def deliver(port: int, **traffic: Any) -> RunResult:
+    return await run(build_spec(port, **traffic), progress=Silence())
+
+
+def starts(result: RunResult) -> npt.NDArray[np.float64]:
+    return np.sort([record.started_s for record in result.records if record.started_s is not None])
+
+
+STEPS = [{"req_rate": 50, "duration": 0.5}, {"req_rate": 200, "duration": 1}]
+
+
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        {"arrivals": "constant"},
+        {"arrivals": "poisson"},
+        {"arrivals": "gamma", "burstiness": 0.5},
+        {"shape": {"name": "ramp", "to": 250, "over": 1}},
+        {"shape": {"name": "steps", "steps": STEPS}},
+        {"shape": {"name": "sine", "period": 1, "amplitude": 1}},
+        {"traffic_spike": {"burst": 0.5, "req_rate": 400, "after": 0.5}},
+    ],
+    ids=lambda traffic: "-".join(str(value) for value in traffic.values())[:30],
+)
+async def test_every_start_is_delivered_on_time(traffic: dict[str, object], null_server: int) -> None:
+    result = await deliver(null_server, req_rate=120, duration=1.5, **traffic)
+
+    offered = np.array(result.info.schedule_s)
+    delivered = starts(result)
+    assert all(record.is_ok for record in result.records)
+    assert len(delivered) == len(offered)
+    edges = np.arange(0, 1.51, 0.25)
+    counts = np.cumsum(np.histogram(delivered, edges)[0])
+    assert np.all(counts <= np.cumsum(np.histogram(offered, edges)[0]))
+    assert np.all(counts >= np.cumsum(np.histogram(offered, np.maximum(edges - LATE_S, -1.0))[0]))
+    assert float(np.median(delivered - offered)) < MEDIAN_LATE_S
+
+
+async def test_delivered_poisson_gaps_are_exponential(null_server: int) -> None:
+    result = await deliver(null_server, req_rate=300, duration=3, arrivals="poisson")
+
+    gaps = np.diff(starts(result))
+    assert ks_distance(exponential_cdf(gaps, 1 / 300)) < 2 * ks_limit(len(gaps))
+
+
+async def test_delivered_gamma_gaps_have_their_burstiness(null_server: int) -> None:
+    result = await deliver(null_server, req_rate=200, duration=3, arrivals="gamma", burstiness=0.5)
+
+    gaps = np.diff(starts(result))
+    reference = np.random.default_rng(1).gamma(0.5, 1 / 0.5 / 200, 100_000)
+    # A tick of a millisecond lies in the shortest gaps, of which this process has many.
+    assert ks_distance(sampled_cdf(gaps, reference)) < 3 * ks_limit(len(gaps))
+
+
+async def test_trace_is_replayed_at_its_own_times(null_server: int, tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": at, "input_length": 20, "output_length": 2, "hash_ids": [1]} for at in (100, 110, 900)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    dataset = {"name": "trace", "layout": "mooncake", "path": str(trace)}
+    result = await deliver(null_server, shape="trace", dataset=dataset)
+
+    assert result.info.schedule_s == pytest.approx((0.0, 0.01, 0.8))
+    assert starts(result) == pytest.approx(np.array(result.info.schedule_s), abs=LATE_S)
+
+
+async def test_closed_loop_keeps_its_users_busy_and_shares_iterations(null_server: int) -> None:
+    result = await deliver(null_server, vus=6, total_prompts=300)
+
+    indices = [record.index for record in result.records]
+    assert indices == list(range(300))
+    assert max(s.in_flight for client in result.info.clients for s in client.samples) <= 3
+    assert result.info.offered_rps is None
+
+
+async def test_rate_and_cap_together_hold_back_what_exceeds_the_cap(null_server: int) -> None:
+    """All are due at once: what waits for a slot is held by the cap, and is not the client's lag."""
+    result = await deliver(null_server, req_rate="inf", max_concurrency=4, total_prompts=200)
+
+    assert len(result.records) == 200
+    for client in result.info.clients:
+        assert client.cap == 2
+        assert all(sample.in_flight <= 2 for sample in client.samples)
+    held = [r for r in result.records if r.admitted_s is not None and r.admitted_s > r.intended_s]
+    assert len(held) >= 190
+    assert all(r.lag_s is not None and r.lag_s < LATE_S for r in held)
+
+
+async def test_processes_share_one_schedule(null_server: int) -> None:
+    """Neither process repeats what the other sends, and one process alone sends the same requests."""
+    traffic: dict[str, Any] = {"req_rate": 100, "total_prompts": 60, "arrivals": "poisson"}
+    spec = build_spec(null_server, **traffic)
+    both = await run(spec, progress=Silence())
+    alone = await run(spec.model_copy(update={"processes": 1}), progress=Silence())
+
+    seen = [[(r.index, r.intended_s) for r in result.records] for result in (both, alone)]
+    assert seen[0] == seen[1]
+    assert [index for index, _ in seen[0]] == list(range(60))
+
+
+async def test_progress_adds_up_over_processes(null_server: int) -> None:
+    silence = Silence()
+    await run(build_spec(null_server, req_rate=100, duration=1.2), progress=silence)
+
+    last = silence.snapshots[-1]
+    assert (last.sent, last.finished, last.in_flight) == (120, 120, 0)
+    assert sum(len(s.ttft_s) for s in silence.snapshots) == 120

@@ -1,0 +1,128 @@
+"""The spec file: its spellings, its units, and how faults are told."""
+
+import math
+
+import pytest
+
+from extproc.bench.spec import Distribution, Spec, TrafficShape, parse_spec
+from extproc.bench.units import parse_duration, parse_rate
+from extproc.errors import SettingsError
+
+RESOURCE = """
+metadata: {name: llama3-405b-2024-07-01, namespace: llm}
+spec:
+  endpoint: llm-1.svc.local
+  port: 8000
+  performance:
+    traffic-shape:
+      req-rate: 10 qps
+      model-type: instruction-tuned-llm
+      dataset: share-gpt
+      input-length: 1024
+      max-output-length: 1024
+      total-prompts: 1000
+      traffic-spike: {burst: 10m}
+"""
+
+
+def test_proposed_resource_is_read_as_it_is() -> None:
+    spec = parse_spec(RESOURCE)
+
+    traffic = spec.traffic
+    assert (spec.name, spec.base_url) == ("llama3-405b-2024-07-01", "http://llm-1.svc.local:8000")
+    assert (traffic.req_rate, traffic.total_prompts, traffic.dataset.name) == (10.0, 1000, "share-gpt")
+    assert traffic.input_length == Distribution(value=1024)
+    assert traffic.traffic_spike is not None
+    assert traffic.traffic_spike.burst == 600.0
+
+
+def test_underscores_mean_the_same_as_dashes() -> None:
+    assert parse_spec(RESOURCE.replace("-", "_").replace("share_gpt", "share-gpt")).traffic == (
+        parse_spec(RESOURCE).traffic.model_copy(update={"model_type": "instruction_tuned_llm"})
+    )
+
+
+def test_diffusion_is_refused_in_clear_words() -> None:
+    with pytest.raises(SettingsError, match=r"model-type: .*diffusion models are not supported"):
+        parse_spec(RESOURCE.replace("instruction-tuned-llm", "diffusion"))
+
+
+def test_every_fault_is_told_with_its_place() -> None:
+    text = "performance: {traffic-shape: {req-rate: ten, total-prompts: 0, dataset: random, speed: 1}}"
+    with pytest.raises(SettingsError) as caught:
+        parse_spec(text)
+
+    told = str(caught.value)
+    for place in ("endpoint", "traffic-shape.req-rate", "traffic-shape.total-prompts", "traffic-shape.speed"):
+        assert place in told
+
+
+def test_text_that_is_not_yaml_is_a_settings_error() -> None:
+    with pytest.raises(SettingsError, match="not YAML"):
+        parse_spec("{")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10m", 600), ("250ms", 0.25), ("1.5 s", 1.5), ("2h", 7200), ("3", 3)]
+)
+def test_durations_read_their_unit(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("10 qps", 10), ("600/m", 10), ("5req/s", 5), ("inf", math.inf), (".5", 0.5)]
+)
+def test_rates_read_their_unit(text: str, rate: float) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "10 apples", "-3s", "1e3"])
+def test_other_texts_are_neither_rate_nor_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a"):
+        parse_duration(text)
+    with pytest.raises(ValueError, match="is not a"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"total_prompts": 5}, "give req-rate"),
+        ({"req_rate": 1}, "give total-prompts, duration or both"),
+        ({"req_rate": 1, "vus": 2, "total_prompts": 5}, "vus is a closed loop"),
+        ({"req_rate": "inf", "duration": 5}, "infinite req-rate needs total-prompts"),
+        ({"req_rate": 1, "duration": 5, "preset": "poetry"}, "no preset 'poetry'"),
+        ({"req_rate": 1, "duration": 5, "input_length": {"kind": "lognormal"}}, "lacks its parameters"),
+        ({"req_rate": 1, "duration": 5, "input_length": {"value": 5, "min": 3, "max": 2}}, "above max"),
+    ],
+)
+def test_traffic_that_means_nothing_is_refused(fields: dict[str, object], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        TrafficShape.model_validate(fields)
+
+
+def test_loop_is_closed_without_a_rate() -> None:
+    assert TrafficShape(vus=320, total_prompts=1000).is_closed
+    assert TrafficShape(max_concurrency=8, duration=1).is_closed
+    assert not TrafficShape(req_rate=200, max_concurrency=1600, total_prompts=8000).is_closed
+
+
+def test_preset_gives_way_to_what_the_section_says() -> None:
+    traffic = TrafficShape.model_validate(
+        {"preset": "summarization", "req-rate": 1, "duration": 5, "max-output-length": 7}
+    )
+
+    assert traffic.dataset.name == "random"
+    assert traffic.input_length is not None
+    assert traffic.max_output_length == Distribution(value=7)
+
+
+def test_endpoint_may_be_a_url() -> None:
+    spec = Spec.model_validate(
+        {
+            "endpoint": "https://api.example.com/openai/",
+            "performance": {"traffic-shape": {"req-rate": 1, "duration": 1}},
+        }
+    )
+
+    assert spec.base_url == "https://api.example.com/openai"
