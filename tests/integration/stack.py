@@ -11,17 +11,17 @@ from tests.integration.ports import free_ports
 from tests.integration.service import Pool, Service, pool
 from tests.integration.simulators import Simulators
 
-# Endpoints of the shipped configuration: one process of three and one of its own, to be killed.
-ENDPOINTS = 4
+# Clients, admin, ext_proc, the service's admin, and four endpoints: three in one process, the last one alone.
 SHIPPED_PORTS = (8080, 9901, 9002, 9090, 8001, 8002, 8003, 8004)
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Running parts. `simulators` together have the four endpoints of envoy/standalone.yaml."""
+    """Running parts. `ports` are those of the four endpoints of envoy/standalone.yaml."""
 
     gateway: Gateway
     service: Service
+    ports: Sequence[int]
     simulators: Sequence[Simulators]
 
     @property
@@ -30,7 +30,7 @@ class Stack:
 
     @property
     def addresses(self) -> list[str]:
-        return [address for simulators in self.simulators for address in simulators.addresses]
+        return [f"127.0.0.1:{port}" for port in self.ports]
 
     def wait_ready(self) -> None:
         for part in (*self.simulators, self.service, self.gateway):
@@ -49,25 +49,29 @@ def run_stack(
     *,
     edits: Sequence[Edit] = (),
     pools: Callable[[list[str]], list[Pool]] = lambda addresses: [pool(addresses)],
-    simulate: Sequence[str] = ("--speed", "10"),
+    simulate: Sequence[str] | None = ("--speed", "10"),
     threads: int = 1,
     **server: object,
 ) -> Iterator[Stack]:
     """Starts envoy/standalone.yaml (after `edits`), the service and four endpoints; stops them all.
 
     `pools` makes the service's pools from the endpoints' addresses; `server` are further settings of
-    its section of that name; `simulate` are options of the simulated endpoints.
+    its section of that name; `simulate` are options of the simulated endpoints, `None` starts none.
     """
     ports = free_ports(len(SHIPPED_PORTS))
     client, admin, ext_proc, service_admin = ports[:4]
     tree = edited(load("standalone.yaml"), dict(zip(SHIPPED_PORTS, ports, strict=True)), edits)
-    simulators = [
-        Simulators(directory, ports[4:7], *simulate, name="vllm-a"),
-        Simulators(directory, ports[7:8], *simulate, name="vllm-b"),
-    ]
+    simulators = (
+        []
+        if simulate is None
+        else [
+            Simulators(directory, ports[4:7], *simulate, name="vllm-a"),
+            Simulators(directory, ports[7:8], *simulate, name="vllm-b"),
+        ]
+    )
     service = Service(directory, port=ext_proc, admin_port=service_admin)
     gateway = Gateway(directory, tree, port=client, admin_port=admin, threads=threads)
-    stack = Stack(gateway, service, simulators)
+    stack = Stack(gateway, service, ports[4:], simulators)
     service.configure(pools(stack.addresses), **server)
     with ExitStack() as running:
         for part in (*simulators, service):
