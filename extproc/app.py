@@ -1,6 +1,7 @@
 """The composition root of `extproc serve`: builds, wires, starts, reloads, drains."""
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import AsyncGenerator
@@ -116,6 +117,8 @@ async def serve(path: Path) -> int:
             task = asyncio.create_task(routine)
             stack.callback(task.cancel)
         await server.start()
+        # What start-up made stays; a collection need not look at it again while requests wait.
+        gc.freeze()
         log.info("serving on %s, admin on %s", settings.server.listen, settings.server.admin)
         await signals.get()
         return await _drain(app, server, signals, settings.server.drain_s)

@@ -23,6 +23,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._pick_counters: dict[tuple[str, str, str], tuple[Counter, Counter]] = {}
         self.requests = self._counter("requests", "Requests by what became of them.", "pool", "outcome")
         self.picks = self._counter(
             "picks", "Picks by why the endpoint was chosen.", "pool", "strategy", "reason"
@@ -50,11 +51,18 @@ class Metrics:
 
     def count_decision(self, decision: Decision, elapsed_s: float) -> None:
         pick = decision.pick
-        self.requests.labels(pick.pool.name, "routed").inc()
-        self.picks.labels(pick.pool.name, pick.strategy, pick.reason.value).inc()
+        for counter in self._of_pick(pick.pool.name, pick.strategy, pick.reason.value):
+            counter.inc()
         self.pick_duration.observe(elapsed_s)
         if decision.fault is not None:
             self.prompt_errors.labels(type(decision.fault).__name__).inc()
+
+    def _of_pick(self, pool: str, strategy: str, reason: str) -> tuple[Counter, Counter]:
+        """The counters of one kind of pick, looked up once: a look-up costs more than the counting."""
+        kind = (pool, strategy, reason)
+        if kind not in self._pick_counters:
+            self._pick_counters[kind] = (self.requests.labels(pool, "routed"), self.picks.labels(*kind))
+        return self._pick_counters[kind]
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"extproc_{name}_total", text, labels, registry=self.registry)

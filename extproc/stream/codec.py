@@ -1,7 +1,8 @@
 """Between protobuf messages and the session's events and replies. The only importer of the generated code."""
 
-from collections.abc import Collection, Mapping
-from typing import Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -31,6 +32,9 @@ SUBSET_KEY: Final = f"{DESTINATION}-subset"
 LB_NAMESPACE: Final = "envoy.lb"
 SERVED_KEY: Final = f"{DESTINATION}-served"
 METADATA_NAMESPACE: Final = "extproc"
+
+# Stands for the 16 digits of the routing key in a reply serialised ahead; no other string holds a NUL.
+_PREFIX: Final = b"\0" * 16
 
 _BODY_MODES: Final = {mode.value: mode for mode in BodyMode}
 
@@ -150,28 +154,63 @@ def _metadata(request: pb.ProcessingRequest, namespace: str) -> Mapping[str, Any
     return spaces[namespace].fields if namespace in spaces else {}
 
 
+class _Fixed(NamedTuple):
+    """What one routed reply has in common with many others."""
+
+    phase: Phase
+    destination: str
+    pool: str
+    strategy: str
+    reason: str
+    endpoint: str
+    has_prefix: bool
+    remove_headers: Sequence[str]
+    clear_route_cache: bool
+    skip_body: bool
+
+
 def _routed(reply: Routed) -> bytes:
-    decision = reply.decision
-    pick = decision.pick
-    response = pb.ProcessingResponse()
-    common = getattr(response, _FIELDS[reply.phase]).response
-    common.clear_route_cache = reply.clear_route_cache
-    mutation = common.header_mutation
-    mutation.remove_headers.extend(reply.remove_headers)
-    destination = pick.destination
-    _set_headers(mutation, {DESTINATION: destination, POOL: pick.pool.name})
+    key, pick = reply.decision.key, reply.decision.pick
+    fixed = _Fixed(
+        reply.phase,
+        pick.destination,
+        pick.pool.name,
+        pick.strategy,
+        pick.reason,
+        pick.endpoint.name,
+        key is not None,
+        tuple(reply.remove_headers),
+        reply.clear_route_cache,
+        reply.skip_body,
+    )
+    prefix = b"" if key is None else b"%016x" % key
     if reply.request_id is not None:
-        _set_headers(mutation, {REQUEST_ID: reply.request_id})
+        return _build(fixed, reply.request_id).replace(_PREFIX, prefix)
+    return _template(fixed).replace(_PREFIX, prefix)
+
+
+@lru_cache(maxsize=4_096)
+def _template(fixed: _Fixed) -> bytes:
+    return _build(fixed, None)
+
+
+def _build(fixed: _Fixed, request_id: str | None) -> bytes:
+    response = pb.ProcessingResponse()
+    common = getattr(response, _FIELDS[fixed.phase]).response
+    common.clear_route_cache = fixed.clear_route_cache
+    common.header_mutation.remove_headers.extend(fixed.remove_headers)
+    headers = {DESTINATION: fixed.destination, POOL: fixed.pool}
+    if request_id is not None:
+        headers[REQUEST_ID] = request_id
+    _set_headers(common.header_mutation, headers)
     metadata = response.dynamic_metadata.fields
-    metadata[LB_NAMESPACE].struct_value.fields[DESTINATION].string_value = destination
+    metadata[LB_NAMESPACE].struct_value.fields[DESTINATION].string_value = fixed.destination
     ours = metadata[METADATA_NAMESPACE].struct_value.fields
-    ours["pool"].string_value = pick.pool.name
-    ours["strategy"].string_value = pick.strategy
-    ours["reason"].string_value = pick.reason
-    ours["endpoint"].string_value = pick.endpoint.name
-    if decision.key is not None:
-        ours["prefix"].string_value = f"{decision.key:016x}"
-    if reply.skip_body:
+    for name in ("pool", "strategy", "reason", "endpoint"):
+        ours[name].string_value = getattr(fixed, name)
+    if fixed.has_prefix:
+        ours["prefix"].string_value = _PREFIX.decode()
+    if fixed.skip_body:
         response.mode_override.CopyFrom(_SKIP_BODY)
     return response.SerializeToString()
 

@@ -91,7 +91,7 @@ class ExternalProcessor:
             new_request_id=lambda: str(uuid4()),
             max_body_bytes=self._max_body_bytes,
             clear_route_cache=self._clear_route_cache,
-            pool=dict(context.invocation_metadata() or ()).get(POOL),
+            pool=_chosen_pool(context) if len(picker.routes) > 1 else None,
         )
 
     async def _converse(self, session: Session, context: Context, wanted: Collection[str]) -> None:
@@ -109,3 +109,14 @@ class ExternalProcessor:
                 self._metrics.count_decision(decision, elapsed_s)
             case [Answer(outcome=outcome)]:
                 self._metrics.requests.labels("", outcome).inc()
+
+
+def _chosen_pool(context: Context) -> str | None:
+    """The pool that the operator's Envoy configuration names in the stream's own metadata.
+
+    A client's headers never get there, so unlike a request header it needs no stripping to be trusted.
+    """
+    for name, value in context.invocation_metadata() or ():
+        if name == POOL:
+            return value if isinstance(value, str) else value.decode(errors="replace")
+    return None

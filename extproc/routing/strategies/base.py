@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from random import Random
 from typing import Protocol
 
@@ -47,14 +46,14 @@ class Candidates:
     def __len__(self) -> int:
         return len(self._all_names if self._eligible is None else self._eligible)
 
-    @cached_property
+    @property
     def names(self) -> tuple[str, ...]:
         """In the pool's own order."""
         if self._eligible is None:
             return self._all_names
         return tuple(name for name in self._all_names if name in self._eligible)
 
-    @cached_property
+    @property
     def total(self) -> int:
         """In flight on all of them together."""
         if self._eligible is None:

@@ -1,7 +1,5 @@
 """Consistent hashing with bounded loads: a prefix has a home, and a home has a limit."""
 
-from collections.abc import Iterator
-from itertools import islice
 from random import Random
 
 from extproc.routing.strategies.balanced import LeastLoad
@@ -39,10 +37,14 @@ class PrefixHash:
     def choose(self, key: int | None, candidates: Candidates, count: int) -> Choice:
         if key is None:
             return self._least_load.choose(key, candidates, count, Reason.NO_PREFIX)
-        names = tuple(islice(self._acceptable(key, candidates), count))
-        is_home = names[0] == next(candidates.walk(key))
-        return Choice(names, Reason.HOME if is_home else Reason.SPILL)
-
-    def _acceptable(self, key: int, candidates: Candidates) -> Iterator[str]:
-        bound = self.bound(candidates)
-        return (name for name in candidates.walk(key) if candidates.in_flight(name) <= bound)
+        bound, in_flight = self.bound(candidates), candidates.in_flight
+        names: list[str] = []
+        reason = Reason.HOME
+        for name in candidates.walk(key):
+            if in_flight(name) <= bound:
+                names.append(name)
+                if len(names) == count:
+                    break
+            elif not names:
+                reason = Reason.SPILL
+        return Choice(tuple(names), reason)
