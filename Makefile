@@ -72,7 +72,8 @@ bench: $(READY)  ## Measure; prints tables, writes JSON to build/bench/
 
 .PHONY: fuzz
 fuzz: $(READY)  ## Fuzz the parsers and the session for FUZZ_SECONDS
-	$(BIN)/python tests/fuzz/fuzz.py --seconds $(or $(FUZZ_SECONDS),120)
+	$(BIN)/python -m pip install --quiet --group fuzz
+	$(BIN)/python -m tests.fuzz.fuzz --seconds $(or $(FUZZ_SECONDS),120)
 
 .PHONY: clean
 clean:
