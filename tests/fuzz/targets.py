@@ -1,0 +1,213 @@
+"""What must hold for any input. A target returns, or the input is a finding.
+
+Run by the fuzzer for as long as one likes, and by the tests on every input that ever was a finding.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from types import MappingProxyType
+from typing import Final
+
+from extproc.errors import PromptError, ProtocolError
+from extproc.routing.endpoint import Endpoint
+from extproc.routing.picker import Picker, Route
+from extproc.routing.pool import Pool, Snapshot
+from extproc.routing.prefix import parse_key, prefix_of, routing_key
+from extproc.routing.prompt import Prompt, parse
+from extproc.routing.ring import Ring
+from extproc.routing.strategies.prefix_hash import PrefixHash
+from extproc.stream.codec import decode, encode
+from extproc.stream.events import (
+    Answer,
+    BodyMode,
+    Event,
+    Phase,
+    Piece,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Routed,
+    StreamConfig,
+)
+from extproc.stream.session import PIECE_BYTES, READ_HEADERS, Session
+from tests.fuzz.choices import Choices
+
+PATHS: Final = (
+    *(
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/v2/embed",
+    ),
+    *("/score", "/rerank", "/pooling", "/invocations", "/v1/systemone", "/inference/v1/generate"),
+    *("/v1/chat/completions/batch", "/v1/audio/transcriptions", "/tokenize", "/v1/models", "/unknown", ""),
+)
+CONTENT_TYPES: Final = ("application/json", "multipart/form-data; boundary=X", "multipart/form-data", "")
+KEYS: Final = tuple(
+    map(parse_key, ["header:x-session", "field:user", "conversation", "first_user_message", "prompt_head"])
+)
+ENDPOINTS: Final = tuple(
+    Endpoint(f"vllm-{n}", f"10.0.0.{n}:8000", adapters=frozenset({"sql"})) for n in (1, 2, 3)
+)
+SNAPSHOTS: Final = tuple(Snapshot.build(ENDPOINTS[:count], Ring(positions=4)) for count in range(4))
+ADDRESSES: Final = (None, "10.0.0.1:8000", "10.0.0.2:8000", "10.9.9.9:1", "", "nonsense")
+
+
+def prompt(data: bytes) -> None:
+    """Any bytes are a prompt or a `PromptError`; a prompt answers every question, within bounds."""
+    choices = Choices(data)
+    path, content_type = choices.one_of(PATHS), choices.one_of(CONTENT_TYPES)
+    is_partial, chars = choices.flag(), choices.byte()
+    body = choices.rest()
+    for given in (body, memoryview(body)):
+        try:
+            read = parse(path, content_type, given, is_partial=is_partial)
+        except PromptError:
+            assert not _is_object(body), "a JSON object was refused"
+            continue
+        _check_prompt(read, chars)
+
+
+def session(data: bytes) -> None:
+    """Any events in any order: nothing raises, at most one decision, one release."""
+    choices = Choices(data)
+    pools = [_build_pool(name) for name in ("a", "b")[: 1 + choices.flag()]]
+    picker = _build_picker(pools)
+    _converse(picker, pools, _events(choices, pools), choices)
+
+
+def wire(data: bytes) -> None:
+    """The same from protobuf: any bytes are an event or a `ProtocolError`, and every reply can be written."""
+    choices = Choices(data)
+    pools = [_build_pool("a")]
+    picker = _build_picker(pools)
+    _converse(picker, pools, _decoded(choices, READ_HEADERS | picker.key_headers), choices)
+
+
+TARGETS: Final = MappingProxyType[str, Callable[[bytes], None]](
+    {"prompt": prompt, "session": session, "wire": wire}
+)
+
+
+def _is_object(body: bytes) -> bool:
+    """A crude reader of the plainest objects, that no reader may refuse."""
+    return body in {b"{}", b'{"model":"m"}'}
+
+
+def _check_prompt(read: Prompt, chars: int) -> None:
+    texts = [read.first_user_message(chars), read.head(chars)]
+    assert all(len(text) <= chars for text in texts)
+    assert texts == [read.first_user_message(2 * chars)[:chars], read.head(2 * chars)[:chars]]
+    for text in [
+        *texts,
+        read.conversation(chars),
+        read.model or "",
+        read.cache_salt,
+        read.field("user") or "",
+    ]:
+        text.encode()
+    prefix = prefix_of(read, KEYS, chars, {})
+    assert prefix != "", "an empty prefix is none"
+    assert 0 <= routing_key(prefix or "", model=read.model or "", cache_salt=read.cache_salt) < 1 << 64
+
+
+def _converse(picker: Picker, pools: list[Pool], events: Iterable[Event], choices: Choices) -> None:
+    pool = choices.one_of((None, None, "a", "x"))
+    stream = Session(picker, new_request_id=lambda: "id", max_body_bytes=300, pool=pool)
+    replies: list[Reply] = []
+    sent = b""
+    for event in events:
+        sent += event.data if isinstance(event, RequestBody) else b""
+        new = stream.on(event)
+        assert not (new and any(isinstance(reply, Answer) for reply in replies)), "a reply after the answer"
+        assert all(encode(reply) for reply in new)
+        replies += new
+        _check_response(event, new)
+    assert sum(isinstance(reply, Routed | Answer) for reply in replies) <= 1, "more than one decision"
+    _check_request_pieces(sent, replies)
+    assert sum(pool.book.total for pool in pools) <= 1, "more than one pick"
+    for _ in range(2):
+        stream.close()
+    assert not any(count for pool in pools for count in pool.book.counts().values()), "not released"
+
+
+def _check_request_pieces(sent: bytes, replies: list[Reply]) -> None:
+    """What is given back is what came, in order, up to one end."""
+    pieces = [reply for reply in replies if isinstance(reply, Piece) and reply.phase is Phase.REQUEST_BODY]
+    assert sent.startswith(b"".join(piece.data for piece in pieces))
+    assert all(len(piece.data) <= PIECE_BYTES for piece in pieces)
+    assert not any(piece.end_of_stream for piece in pieces[:-1])
+
+
+def _check_response(event: Event, replies: list[Reply]) -> None:
+    pieces = [reply for reply in replies if isinstance(reply, Piece)]
+    if isinstance(event, ResponseBody) and pieces:
+        assert b"".join(piece.data for piece in pieces) == event.data
+        assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [
+            event.end_of_stream
+        ]
+
+
+def _build_pool(name: str) -> Pool:
+    pool = Pool(name, PrefixHash(random.Random(1)), Ring())
+    pool.install(SNAPSHOTS[-1])
+    return pool
+
+
+def _build_picker(pools: list[Pool]) -> Picker:
+    names = (("m", "llama-*"), ("other",))
+    return Picker(
+        Route(pool, models=models if len(pools) > 1 else (), keys=KEYS)
+        for pool, models in zip(pools, names, strict=False)
+    )
+
+
+def _decoded(choices: Choices, wanted: frozenset[str]) -> Iterator[Event]:
+    while choices:
+        try:
+            yield decode(choices.piece(), wanted)
+        except ProtocolError:
+            return
+
+
+def _events(choices: Choices, pools: list[Pool]) -> Iterator[Event]:
+    while choices:
+        match choices.byte() % 8:
+            case 0 | 1:
+                yield _request_headers(choices)
+            case 2:
+                yield RequestBody(choices.piece(), choices.flag(), _subset(choices))
+            case 3:
+                yield RequestTrailers()
+            case 4:
+                yield ResponseHeaders(choices.one_of(ADDRESSES), choices.flag())
+            case 5:
+                yield ResponseBody(choices.piece(), choices.flag())
+            case 6:
+                yield ResponseTrailers()
+            case 7:
+                # The endpoints change while the stream is open.
+                choices.one_of(pools).install(choices.one_of(SNAPSHOTS))
+
+
+def _request_headers(choices: Choices) -> RequestHeaders:
+    headers = {":method": choices.one_of(("POST", "GET", "CONNECT", "")), ":path": choices.one_of(PATHS)}
+    if choices.flag():
+        headers["content-type"] = choices.one_of(CONTENT_TYPES)
+    for name in ("x-session", "upgrade", "x-request-id", "x-gateway-destination-endpoint", "x-extproc-pool"):
+        if choices.byte() % 4 == 3:
+            headers[name] = choices.piece().decode("utf-8", "replace")
+    modes = (None, *BodyMode)
+    config = StreamConfig(choices.one_of(modes), choices.one_of(modes), choices.flag())
+    return RequestHeaders(headers, choices.flag(), _subset(choices), config)
+
+
+def _subset(choices: Choices) -> tuple[str, ...] | None:
+    count = choices.byte() % 5
+    return None if count > 3 else tuple(choices.one_of(ADDRESSES) or "10.0.0.3" for _ in range(count))
