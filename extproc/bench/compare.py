@@ -76,9 +76,9 @@ def _find_unequal_load(runs: Sequence[tuple[str, Report]], tolerance: float) -> 
 
 
 def find_remarks(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterator[str]:
-    """Says which runs were past capacity: their latencies grow with the length of the run."""
+    """Says which runs served less than they were sent: their latencies grow with the length of the run."""
     for label, run in runs:
         flow = run.measured.throughput
         if flow.requests_rps < flow.started_rps * (1 - tolerance):
             served = f"{flow.requests_rps:.2f} of {flow.started_rps:.2f} req/s sent"
-            yield f"{label} served {served}: past its capacity"
+            yield f"{label} served {served}: past its capacity, or measured without enough warm-up"

@@ -34,11 +34,14 @@ class Rung:
 
     @property
     def littles_residual(self) -> float | None:
-        """How far the mean in flight is from throughput times latency, as a share: 0 when steady."""
+        """How far the mean in flight is from arrivals times latency, as a share: 0 when steady.
+
+        Arrivals, not completions: in a queue that grows evenly, completions times latency is right, too.
+        """
         flow, summary = self.report.measured.throughput, self.report.measured.latency_ms.get("e2e_sent")
         if summary is None or not flow.in_flight:
             return None
-        return abs(flow.in_flight - flow.requests_rps * summary.mean / 1000) / flow.in_flight
+        return abs(flow.in_flight - flow.started_rps * summary.mean / 1000) / flow.in_flight
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ def result(
 
 
 def steady(requests: int = 100, *, per_second: float = 10.0, **changes: object) -> RunResult:
-    """`requests` equal requests at a constant rate; the run ends when the last one does."""
+    """`requests` equal requests at a constant rate; the window ends with the schedule, the run later."""
     records = [record(index, index / per_second, **changes) for index in range(requests)]
-    return result(records, duration_s=(requests - 1) / per_second + 1.5)
+    span_s = requests / per_second
+    return result(records, duration_s=span_s - 1 / per_second + 1.5, window=Window(0.0, span_s))

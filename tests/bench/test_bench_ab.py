@@ -1,0 +1,208 @@
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from extproc.bench import ab_report, report
+from extproc.bench.ab import Trial, label, run_trials
+from extproc.bench.ab_report import AbReport, summarise
+from extproc.bench.interval import mean_interval, student_quantile
+from extproc.bench.reports.ab_formats import ab_csv, ab_html, ab_markdown
+from extproc.bench.result import RunResult
+from extproc.bench.section import Component
+from extproc.bench.spec import Spec
+from extproc.bench.verdict import judge
+from extproc.errors import SettingsError
+from tests.bench import browser
+from tests.bench.synthetic import record, result, spec
+
+ARMS = [{"name": "round_robin"}, {"name": "prefix_hash", "load_factor": 2}]
+TTFT_S = {"round_robin": 0.4, "prefix_hash": 0.1}
+
+
+def comparing(**fields: object) -> Spec:
+    return Spec.model_validate({**spec().model_dump(), "ab": {"arms": ARMS, "repeats": 3, **fields}})
+
+
+class World:
+    """A lab and a run in one: what is measured depends on the arm in force, and is written down."""
+
+    def __init__(self, **changes: object) -> None:
+        self.log: list[str] = []
+        self.specs: list[Spec] = []
+        self._arm = ""
+        self._changes = changes
+
+    async def prepare(self, arm: Component) -> None:
+        self._arm = arm.name
+        self.log.append(f"prepare {arm.name}")
+
+    async def run(self, seeded: Spec, title: str) -> RunResult:
+        self.specs.append(seeded)
+        self.log.append(title)
+        ttft_s = TTFT_S[self._arm] * (1 + seeded.seed / 100)
+        records = [
+            record(index, at := index / 10, first_token_s=at + ttft_s, **self._changes)
+            for index in range(100)
+        ]
+        return result(records, duration_s=11.4, of=seeded)
+
+
+async def compared(world: World, seeded: Spec) -> AbReport:
+    return summarise(await run_trials(seeded, world.run, world), seeded.ab)
+
+
+async def test_arms_run_in_turn_over_one_schedule_per_repeat() -> None:
+    world = World()
+    trials = await run_trials(comparing(), world.run, world)
+
+    assert [line for line in world.log if line.startswith("prepare")] == [
+        f"prepare {name}"
+        for name in ("round_robin", "prefix_hash", "prefix_hash", "round_robin", "round_robin", "prefix_hash")
+    ]
+    assert [seeded.seed for seeded in world.specs] == [0, 0, 1, 1, 2, 2]
+    assert len({trial.report.schedule for trial in trials if trial.repeat == 1}) == 1
+
+
+async def test_priming_uses_other_prompts_and_is_not_measured() -> None:
+    world = World()
+    trials = await run_trials(comparing(prime="30s", repeats=1), world.run, world)
+
+    priming, measured = world.specs[:2]
+    assert world.log[:3] == [
+        "prepare round_robin",
+        "round_robin, repeat 1 of 1: priming",
+        "round_robin, repeat 1 of 1",
+    ]
+    assert priming.seed != measured.seed
+    assert (priming.traffic.duration, priming.traffic.total_prompts) == (30.0, None)
+    assert len(trials) == 2
+
+
+async def test_summary_pairs_the_arms_by_repeat() -> None:
+    summary = await compared(World(), comparing())
+    _, arm = summary.arms
+    change = arm.changes["ttft_mean_ms"]
+
+    assert summary.is_valid
+    assert summary.baseline == "round_robin"
+    assert arm.label == "prefix_hash(load_factor=2)"
+    assert arm.figures["ttft_mean_ms"].mean == pytest.approx(101)
+    # Seeds differ, the pairs do not: every repeat has the same change, so that its interval is a point.
+    assert (change.mean, change.low, change.high) == pytest.approx((-0.75, -0.75, -0.75))
+    assert change.excludes_zero
+
+
+async def test_single_repeat_has_no_interval() -> None:
+    summary = await compared(World(), comparing(repeats=1))
+    change = summary.arms[1].changes["ttft_mean_ms"]
+
+    assert (change.low, change.high, change.count) == (None, None, 1)
+    assert not change.excludes_zero
+    assert "-75.0%" in ab_markdown(summary)
+
+
+async def test_unequal_load_makes_the_comparison_invalid() -> None:
+    world = World()
+    trials = await run_trials(comparing(), world.run, world)
+    slow = result([record(index, index / 8) for index in range(80)], duration_s=11.4)
+    trials[1] = Trial(trials[1].arm, trials[1].repeat, report.build(slow, judge(slow)))
+
+    summary = summarise(trials, comparing().ab)
+
+    assert not summary.is_valid
+    assert any("unequal load" in fault for fault in summary.faults)
+
+
+async def test_unknown_baseline_is_refused() -> None:
+    with pytest.raises(SettingsError, match="none of the arms"):
+        await compared(World(), comparing(baseline="fastest"))
+
+
+async def test_failed_runs_leave_figures_out_and_say_so() -> None:
+    world = World(failure="timeout")
+    summary = await compared(world, comparing())
+
+    assert "ttft_mean_ms" not in summary.arms[0].figures
+    assert any("completed no request" in fault for fault in summary.faults)
+    assert "not comparable" in ab_html(summary)
+
+
+async def test_table_has_every_figure_and_the_changes() -> None:
+    text = ab_markdown(await compared(World(), comparing()))
+
+    assert "| TTFT mean" in text
+    assert "101.00 ± 2.48" in text
+    assert "-75.0% [-75.0%, -75.0%]*" in text
+    assert "| hit rate" in text
+
+
+async def test_csv_begins_with_the_published_columns() -> None:
+    published = Path(__file__).with_name("kubeai-8xl4.csv").read_text().splitlines()[0]
+    text = ab_csv(await compared(World(), comparing()))
+    rows = list(csv.DictReader(io.StringIO(text)))
+
+    assert text.splitlines()[0] == f"{published},repeat,hit_rate,verdict"
+    assert len(rows) == 6
+    assert rows[0]["req_per_s"] == "8.77"
+    assert rows[0]["ttft_mean_ms"] == "400.0"
+
+
+async def test_json_has_every_trial_and_a_versioned_schema() -> None:
+    fields = json.loads(ab_report.encode(await compared(World(), comparing())))
+
+    assert fields["schema"] == "extproc-bench-ab/1"
+    assert [trial["repeat"] for trial in fields["trials"]] == [0, 0, 1, 1, 2, 2]
+
+
+def test_label_tells_arms_of_one_name_apart() -> None:
+    assert label(Component(name="least_load")) == "least_load"
+    assert (
+        label(Component.model_validate({"name": "prefix_hash", "positions": 64}))
+        == "prefix_hash(positions=64)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "expected"),
+    # Published tables of Student's t, two-sided.
+    [
+        (0.95, 1, 12.706),
+        (0.95, 2, 4.303),
+        (0.95, 9, 2.262),
+        (0.99, 3, 5.841),
+        (0.9, 30, 1.697),
+        (0.95, 120, 1.980),
+    ],
+)
+def test_student_quantile_agrees_with_the_tables(confidence: float, freedom: int, expected: float) -> None:
+    assert student_quantile(confidence, freedom) == pytest.approx(expected, abs=6e-4)
+
+
+def test_interval_covers_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(7)
+    intervals = [mean_interval(rng.normal(5, 2, 4).tolist(), 0.9) for _ in range(2000)]
+    covered = [i.low <= 5 <= i.high for i in intervals if i and i.low is not None and i.high is not None]
+
+    assert len(covered) == 2000
+    assert math.isclose(np.mean(covered), 0.9, abs_tol=0.02)
+
+
+def test_interval_of_nothing_is_none() -> None:
+    assert mean_interval([], 0.95) is None
+
+
+@pytest.mark.skipif(browser.find() is None, reason="chromium is not installed")
+async def test_html_opens_without_console_message_or_network_request(tmp_path: Path) -> None:
+    path = tmp_path / "ab.html"
+    path.write_text(ab_html(await compared(World(), comparing())), "utf-8")
+
+    seen = await browser.visit(path, tmp_path / "profile")
+
+    assert [url for url in seen.requests if not url.startswith("data:")] == [path.as_uri()]
+    assert seen.complaints == []
+    assert "comparable" in seen.text

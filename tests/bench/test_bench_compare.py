@@ -1,0 +1,169 @@
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from extproc.bench import report
+from extproc.bench.commands import bench
+from extproc.bench.compare import compare, find_remarks
+from extproc.bench.figures import FIGURES
+from extproc.bench.published import PublishedError, read_published
+from extproc.bench.report import Report
+from extproc.bench.reports.compare_formats import comparison_markdown
+from extproc.bench.result import RunResult, Window
+from extproc.bench.verdict import judge, judge_cell
+from tests.bench.synthetic import record, result, spec, steady
+
+PUBLISHED = Path(__file__).with_name("kubeai-8xl4.csv")
+
+
+def said(run: RunResult) -> Report:
+    return report.build(run, judge(run))
+
+
+def slower(factor: float) -> RunResult:
+    """The requests of `steady`, each `factor` times as long."""
+    records = [
+        record(
+            index,
+            at := index / 10,
+            first_token_s=at + 0.5 * factor,
+            end_s=at + 1.5 * factor,
+            chunk_s=[at + 0.5 * factor + step * factor / 10 for step in range(11)],
+        )
+        for index in range(100)
+    ]
+    return result(records, duration_s=9.9 + 1.5 * factor, window=Window(0.0, 10.0))
+
+
+def test_comparison_of_equal_loads_is_fair_and_gives_ratios() -> None:
+    comparison = compare(said(steady(100)), said(slower(2)))
+
+    changes = {change.name: change for change in comparison.changes}
+    assert comparison.is_fair
+    assert list(changes) == list(FIGURES)
+    assert changes["ttft_mean_ms"].ratio == pytest.approx(2)
+    assert changes["ttft_mean_ms"].is_better is False
+    assert changes["tpot_median_ms"].ratio == pytest.approx(2)
+    assert changes["total_tok_per_s"].is_better is False
+    assert changes["goodput"].ratio is None
+
+
+def test_equal_figures_are_neither_better_nor_worse() -> None:
+    same = compare(said(steady(100)), said(steady(100)))
+
+    assert {change.is_better for change in same.changes} == {None}
+    assert "| ITL mean" in comparison_markdown(same)
+    assert "goodput" not in comparison_markdown(same)
+
+
+@pytest.mark.parametrize(
+    ("other", "fault"),
+    [
+        (steady(100, per_second=12), "unequal load: 12"),
+        (steady(101), "another schedule"),
+        (
+            result(steady(100).records, duration_s=11.4, window=Window(0.0, 10.0), model="other"),
+            "asked for model other",
+        ),
+        (steady(100, started_s=None), "B is invalid: client-limited: offered"),
+        (steady(100, failure="timeout"), "completed no request"),
+    ],
+)
+def test_runs_that_answer_different_questions_are_not_fair_to_compare(other: RunResult, fault: str) -> None:
+    comparison = compare(said(steady(100)), said(other))
+
+    assert not comparison.is_fair
+    assert any(fault in found for found in comparison.faults), comparison.faults
+
+
+def test_load_within_the_tolerance_is_equal() -> None:
+    a, b = said(steady(100)), said(steady(100, per_second=10.2))
+
+    assert not [fault for fault in compare(a, b).faults if "unequal" in fault]
+    assert [fault for fault in compare(a, b, tolerance=0.01).faults if "unequal" in fault]
+
+
+def test_run_past_capacity_is_remarked() -> None:
+    overloaded = said(slower(8))
+
+    assert "past its capacity" in next(find_remarks([("B", overloaded)], 0.03))
+    assert list(find_remarks([("A", said(steady(1000)))], 0.03)) == []
+
+
+def test_capped_schedule_is_measured_as_a_whole() -> None:
+    capped = result(steady(100).records, duration_s=11.4, of=spec(max_concurrency=5))
+
+    assert said(capped).measured == said(capped).whole
+    assert said(steady(100)).measured == said(steady(100)).steady
+    assert said(result(steady(100).records, of=spec(req_rate="inf"))).is_queued
+
+
+def test_every_published_prefix_hash_cell_is_client_limited() -> None:
+    """KubeAI's table: in flight by Little's law is far from what a client on time would have had."""
+    rows = read_published(PUBLISHED.read_text().splitlines())
+    limited = [row for row in rows if row.strategy == "prefix_hash"]
+
+    assert [row.cap for row in limited] == [800, 1600, 3200, 8000]
+    for row in limited:
+        verdict = judge_cell(row.cell)
+        assert str(verdict) == "invalid: client-limited"
+        assert verdict.figures.in_flight is not None
+        assert verdict.figures.in_flight < 0.7 * (verdict.figures.on_time_in_flight or 0)
+
+
+def test_published_round_robin_cells_are_not_client_limited() -> None:
+    rows = read_published(PUBLISHED.read_text().splitlines())
+
+    assert {str(judge_cell(row.cell)) for row in rows if row.strategy == "round_robin"} == {"valid"}
+
+
+def test_compare_judges_a_published_table() -> None:
+    told = CliRunner().invoke(bench, ["compare", str(PUBLISHED)])
+
+    verdicts = [line for line in told.output.splitlines() if line.startswith("| prefix_hash")]
+    assert told.exit_code == 0
+    assert len(verdicts) == 4
+    assert all("invalid: client-limited" in line for line in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("strategy,requests\nround_robin,1\n", "lacks columns"),
+        ("", "lacks columns"),
+        (PUBLISHED.read_text().replace("8000.0", "many"), "no number"),
+        (PUBLISHED.read_text().splitlines()[0] + "\n800,800,round_robin\n", "no number"),
+    ],
+)
+def test_table_without_its_columns_or_numbers_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(PublishedError, match=fault):
+        read_published(text.splitlines())
+
+
+def write(path: Path, run: RunResult) -> str:
+    path.write_bytes(report.encode(said(run)))
+    return str(path)
+
+
+def test_compare_command_prints_ratios_and_ends_well(tmp_path: Path) -> None:
+    told = CliRunner().invoke(
+        bench, ["compare", write(tmp_path / "a.json", steady(100)), write(tmp_path / "b.json", slower(2))]
+    )
+
+    assert told.exit_code == 0
+    assert "2.000" in told.output
+
+
+def test_compare_command_exits_3_when_the_loads_differ(tmp_path: Path) -> None:
+    told = CliRunner().invoke(
+        bench,
+        [
+            "compare",
+            write(tmp_path / "a.json", steady(100)),
+            write(tmp_path / "b.json", steady(100, per_second=20)),
+        ],
+    )
+
+    assert told.exit_code == 3
+    assert "unequal load" in told.stderr

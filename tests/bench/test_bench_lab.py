@@ -1,0 +1,212 @@
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+
+from extproc.bench.experiment import Ab
+from extproc.bench.lab import Lab
+from extproc.bench.section import Component
+from extproc.bench.switch import CommandSwitch, LabError, SettingsFileSwitch, build_switch
+from extproc.errors import SettingsError
+
+SETTINGS = """\
+# a comment that stays
+server: {listen: "127.0.0.1:0"}
+pools:
+  - {name: one, endpoints: {static: ["10.0.0.1:8000"]}, strategy: {name: random}}
+  - {name: two, endpoints: {static: ["10.0.0.2:8000"]}, strategy: {name: random}}
+"""
+ROUND_ROBIN = Component(name="round_robin")
+PREFIX_HASH = Component.model_validate({"name": "prefix_hash", "load_factor": 2.0})
+
+
+class Router:
+    """A router's admin port and an endpoint in one: reads the settings file when asked, as late as told."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.flushes = 0
+        self.flush_status = 200
+        self.refuses = False
+        self.polls_until_seen = 2
+        self.reloads = {"applied": 0, "refused": 0}
+        self._seen = path.read_text()
+        self.address = ""
+
+    def _look(self) -> None:
+        if self.path.read_text() == self._seen:
+            return
+        self.polls_until_seen -= 1
+        if self.polls_until_seen < 0:
+            self.reloads["refused" if self.refuses else "applied"] += 1
+            self._seen = self._seen if self.refuses else self.path.read_text()
+
+    async def pools(self, _: web.Request) -> web.Response:
+        pools = yaml.safe_load(self._seen)["pools"]
+        return web.json_response(
+            [{"name": pool["name"], "strategy": pool["strategy"]["name"]} for pool in pools]
+        )
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        self._look()
+        lines = [f'extproc_config_reloads_total{{result="{k}"}} {v}.0' for k, v in self.reloads.items()]
+        return web.Response(text="\n".join(["# HELP extproc_config_reloads_total", *lines, ""]))
+
+    async def flush(self, _: web.Request) -> web.Response:
+        self.flushes += 1
+        return web.Response(status=self.flush_status)
+
+
+@pytest.fixture
+async def router(tmp_path: Path) -> AsyncIterator[Router]:
+    path = tmp_path / "extproc.yaml"
+    path.write_text(SETTINGS)
+    router = Router(path)
+    app = web.Application()
+    app.router.add_get("/pools", router.pools)
+    app.router.add_get("/metrics", router.metrics)
+    app.router.add_post("/reset_prefix_cache", router.flush)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    router.address = f"{host}:{port}"
+    yield router
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+def lab_of(
+    http: aiohttp.ClientSession, router: Router, endpoints: Sequence[str] = (), **fields: object
+) -> Lab:
+    ab = Ab.model_validate({"settings_file": router.path, "admin": router.address, "pool": "two", **fields})
+    return Lab(http, build_switch(ab), ab, endpoints)
+
+
+async def test_lab_waits_until_the_router_has_read_the_new_strategy(
+    http: aiohttp.ClientSession, router: Router
+) -> None:
+    await lab_of(http, router).prepare(PREFIX_HASH)
+
+    one, two = yaml.safe_load(router.path.read_text())["pools"]
+    assert two["strategy"] == {"name": "prefix_hash", "load_factor": 2.0}
+    assert one["strategy"] == {"name": "random"}
+    assert router.reloads == {"applied": 1, "refused": 0}
+
+
+async def test_arm_that_is_in_force_already_needs_no_reload(
+    http: aiohttp.ClientSession, router: Router
+) -> None:
+    lab = lab_of(http, router)
+    await lab.prepare(PREFIX_HASH)
+    await lab.prepare(PREFIX_HASH)
+
+    assert router.reloads["applied"] == 1
+
+
+async def test_arms_that_differ_in_settings_only_wait_for_a_reload(
+    http: aiohttp.ClientSession, router: Router
+) -> None:
+    """1. prefix_hash is in force. 2. The same with other settings: the name cannot tell; the reload does."""
+    lab = lab_of(http, router)
+    await lab.prepare(PREFIX_HASH)
+    router.polls_until_seen = 2
+    await lab.prepare(Component(name="prefix_hash"))
+
+    assert router.reloads["applied"] == 2
+
+
+async def test_refused_strategy_ends_the_comparison(http: aiohttp.ClientSession, router: Router) -> None:
+    router.refuses = True
+
+    with pytest.raises(LabError, match="refused prefix_hash"):
+        await lab_of(http, router).prepare(PREFIX_HASH)
+
+
+async def test_router_that_never_reads_its_settings_ends_the_comparison(
+    http: aiohttp.ClientSession, router: Router
+) -> None:
+    router.polls_until_seen = 1000
+
+    with pytest.raises(LabError, match="prefix_hash: TimeoutError"):
+        await lab_of(http, router, switch_timeout=0.3).prepare(PREFIX_HASH)
+
+
+async def test_router_that_cannot_be_reached_ends_the_comparison(
+    http: aiohttp.ClientSession, router: Router
+) -> None:
+    with pytest.raises(LabError, match="ClientConnectorError"):
+        await lab_of(http, router, admin="127.0.0.1:1").prepare(PREFIX_HASH)
+
+
+async def test_unknown_pool_ends_the_comparison(http: aiohttp.ClientSession, router: Router) -> None:
+    with pytest.raises(LabError, match="no pool 'three'"):
+        await lab_of(http, router, pool="three").prepare(PREFIX_HASH)
+
+
+async def test_every_cache_is_emptied_before_each_arm(http: aiohttp.ClientSession, router: Router) -> None:
+    lab = lab_of(http, router, [router.address, router.address])
+    await lab.prepare(PREFIX_HASH)
+    await lab.prepare(ROUND_ROBIN)
+
+    assert router.flushes == 4
+
+
+async def test_cache_that_is_not_emptied_ends_the_comparison(
+    http: aiohttp.ClientSession, router: Router
+) -> None:
+    router.flush_status = 404
+
+    with pytest.raises(LabError, match="VLLM_SERVER_DEV_MODE=1"):
+        await lab_of(http, router, [router.address]).prepare(PREFIX_HASH)
+
+
+async def test_settings_file_is_restored_with_its_comments(
+    http: aiohttp.ClientSession, router: Router
+) -> None:
+    lab = lab_of(http, router)
+    await lab.prepare(PREFIX_HASH)
+    await lab.restore()
+
+    assert router.path.read_text() == SETTINGS
+    assert [path.name for path in router.path.parent.iterdir()] == ["extproc.yaml"]
+
+
+async def test_first_pool_is_switched_where_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "extproc.yaml"
+    path.write_text(SETTINGS)
+    await SettingsFileSwitch(path, None).put(ROUND_ROBIN)
+
+    assert yaml.safe_load(path.read_text())["pools"][0]["strategy"] == {"name": "round_robin"}
+
+
+async def test_command_is_told_the_strategy(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    ab = Ab(command=("sh", "-c", f"echo {{strategy}} > {told}"))
+    lab = Lab(http, build_switch(ab), ab, ())
+    await lab.prepare(ROUND_ROBIN)
+    await lab.restore()
+
+    assert told.read_text() == "round_robin\n"
+
+
+async def test_failing_command_ends_the_comparison_with_what_it_said() -> None:
+    switch = CommandSwitch(["sh", "-c", "echo no such deployment >&2; exit 7"])
+
+    with pytest.raises(LabError, match="sh ended with 7: no such deployment"):
+        await switch.put(ROUND_ROBIN)
+
+
+@pytest.mark.parametrize("fields", [{}, {"settings_file": "x.yaml", "command": ("true",)}])
+def test_exactly_one_way_to_switch_is_needed(fields: dict[str, object]) -> None:
+    with pytest.raises(SettingsError, match="settings-file or command"):
+        build_switch(Ab.model_validate(fields))

@@ -1,0 +1,113 @@
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from extproc.bench.commands import bench
+from extproc.bench.load.workload import build_workload
+from extproc.bench.plan import Host, Plan, plan
+from extproc.bench.registry import build_registry
+from extproc.bench.reports.plan_text import plan_text
+from extproc.bench.spec import Spec
+from tests.bench.synthetic import spec
+
+HOST = Host(cores=2, ports=28_000, files=1024)
+TRAFFIC = {
+    "req_rate": 10,
+    "duration": 20,
+    "total_prompts": None,
+    "dataset": {"name": "random", "turns": "prompts"},
+}
+
+
+def planned(host: Host = HOST, processes: int = 1, **traffic: object) -> Plan:
+    made = spec(**{**TRAFFIC, **traffic}).model_copy(update={"processes": processes})
+    return plan(made, build_workload(made, build_registry()), host, latency_s=2.0)
+
+
+def test_plan_counts_starts_requests_and_connections() -> None:
+    made = planned()
+
+    assert sum(made.starts) == made.honesty.prompts == 200
+    assert made.offered_rps == pytest.approx(10, rel=0.01)
+    assert made.peak_rps == pytest.approx(10, rel=0.1)
+    assert made.in_flight == pytest.approx(20, abs=2)
+    assert made.faults == ()
+
+
+def test_plan_of_a_closed_loop_has_no_schedule_and_one_connection_per_user() -> None:
+    made = planned(req_rate=None, vus=7)
+
+    assert made.starts == ()
+    assert made.in_flight == 7
+    assert "none: users ask again" in plan_text(made)
+
+
+@pytest.mark.parametrize(
+    ("host", "traffic", "fault"),
+    [
+        (Host(2, 10, 1024), {}, "20 connections at once from 10 local ports"),
+        (Host(2, 28_000, 70), {}, "84 open files per process, 70 allowed"),
+        (HOST, {"req_rate": 5000, "duration": 1}, "cores are needed"),
+        (HOST, {"warm_up": 15, "cool_down": 5}, "leave nothing of 20.0 s"),
+    ],
+)
+def test_impossible_runs_are_refused_with_the_reason(
+    host: Host, traffic: dict[str, object], fault: str
+) -> None:
+    assert any(fault in found for found in planned(host, 1, **traffic).faults)
+
+
+def test_more_processes_make_a_fast_run_possible() -> None:
+    host = Host(cores=8, ports=60_000, files=100_000)
+
+    assert planned(host, req_rate=1000, duration=1).faults
+    assert not planned(host, req_rate=1000, duration=1, processes=8).faults
+
+
+def test_cap_below_what_the_rate_needs_is_remarked() -> None:
+    remarks = planned(max_concurrency=5).remarks
+
+    assert any("5 at once are 2.5 req/s at most: the cap" in remark for remark in remarks)
+
+
+def test_text_shows_the_schedule_as_bars() -> None:
+    text = plan_text(planned(shape={"name": "ramp", "to": 20, "over": 20}))
+
+    assert "▅▅" in text
+    assert "█" in text
+    assert "ideal hit rate" in text
+
+
+def write(path: Path, traffic: dict[str, object]) -> str:
+    tree = {"endpoint": "127.0.0.1", "port": 8000, "performance": {"traffic-shape": traffic}}
+    path.write_text(yaml.safe_dump(tree))
+    return str(path)
+
+
+def test_plan_command_prints_and_ends_well(tmp_path: Path) -> None:
+    told = CliRunner().invoke(
+        bench, ["plan", write(tmp_path / "a.yaml", {"req-rate": "5 qps", "duration": "10s"})]
+    )
+
+    assert told.exit_code == 0, told.output
+    assert "schedule" in told.stdout
+    assert "possible" in told.stderr
+
+
+def test_plan_command_refuses_the_impossible_with_status_2(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", {"req-rate": "5 qps", "duration": "10s", "warm-up": "10s"})
+    told = CliRunner().invoke(bench, ["plan", path])
+
+    assert told.exit_code == 2
+    assert "leave nothing" in told.stderr
+
+
+def test_spec_keeps_the_sections_of_ab_and_saturate() -> None:
+    made = Spec.model_validate(
+        {**spec().model_dump(), "ab": {"arms": ["random"]}, "saturate": {"start": "30/m"}}
+    )
+
+    assert [arm.name for arm in made.ab.arms] == ["random"]
+    assert made.saturate.start == 0.5
