@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from aiohttp import web
 
@@ -214,6 +215,19 @@ async def serving(
         yield server
     finally:
         await runner.cleanup()
+
+
+def write_kubeconfig(path: Path, url: str, token: Path) -> None:
+    """Writes a kubeconfig for the server at `url`, with the credential in the file `token`."""
+    tree = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"tokenFile": str(token)}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(tree))
 
 
 def _matches(slice_: Object, selector: str) -> bool:

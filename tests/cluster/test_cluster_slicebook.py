@@ -91,6 +91,10 @@ def test_faults_name_the_slice() -> None:
     assert book.faults == {"s1": "has no TCP port 'http', only none"}
 
 
+def test_book_says_its_size_in_logs() -> None:
+    assert repr(book_of(slice_object("s1"), slice_object("s2"))) == "<SliceBook slices=2>"
+
+
 conditions = st.sampled_from([True, False, None])
 pods = st.builds(
     lambda name, address, zone, ready, serving, terminating: pod(
