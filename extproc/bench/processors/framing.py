@@ -4,7 +4,7 @@ Bytes are stamped on arrival and read later; these functions are pure and see th
 """
 
 from collections.abc import Iterable, Iterator
-from json import JSONDecodeError, JSONDecoder
+from json import JSONDecoder
 
 Read = tuple[float, bytes]
 """Bytes of a response and the time they arrived."""
@@ -45,6 +45,6 @@ def _measure_object(data: bytes) -> int:
     text = data.decode("utf-8", "ignore")
     try:
         _, end = JSONDecoder().raw_decode(text)
-    except JSONDecodeError:
+    except (ValueError, RecursionError):  # not complete; or a number, or a depth, beyond Python's limits
         return 0
     return len(text[:end].encode())

@@ -1,0 +1,288 @@
+"""Every API: the body that is asked with, and what its answers say."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.bench.collector import collect_stream, collect_whole
+from extproc.bench.conversation import Message
+from extproc.bench.processors.anthropic import AnthropicMessages
+from extproc.bench.processors.generate import JetStreamHttp, SGLang, Tgi, Triton
+from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
+from extproc.bench.processors.processor import Ask, Processor
+from extproc.bench.record import Record, TokenSource
+
+CHAT = (Message("system", "be brief"), Message("user", "hi"))
+ASK = Ask("m", CHAT, 5)
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
+RESPONSE_USAGE = {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 8}}
+ALL: list[Processor] = [
+    OpenAIChat(),
+    OpenAICompletions(),
+    OpenAIResponses(),
+    AnthropicMessages(),
+    SGLang(),
+    Tgi(),
+    Triton(),
+    JetStreamHttp(),
+]
+
+
+@pytest.mark.parametrize(
+    ("processor", "path", "body"),
+    [
+        (
+            OpenAIChat(),
+            "/v1/chat/completions",
+            {
+                "model": "m",
+                "messages": MESSAGES,
+                "max_tokens": 5,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        ),
+        (
+            OpenAICompletions(forces_length=True),
+            "/v1/completions",
+            {
+                "model": "m",
+                "prompt": "be brief\n\nhi",
+                "max_tokens": 5,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "ignore_eos": True,
+            },
+        ),
+        (
+            OpenAIResponses(),
+            "/v1/responses",
+            {"model": "m", "input": MESSAGES, "max_output_tokens": 5, "stream": True},
+        ),
+        (
+            AnthropicMessages(),
+            "/v1/messages",
+            {
+                "model": "m",
+                "system": "be brief",
+                "messages": MESSAGES[1:],
+                "max_tokens": 5,
+                "stream": True,
+            },
+        ),
+        (
+            SGLang(),
+            "/generate",
+            {
+                "text": "be brief\n\nhi",
+                "sampling_params": {"max_new_tokens": 5, "ignore_eos": True},
+                "stream": True,
+            },
+        ),
+        (
+            Tgi(),
+            "/generate_stream",
+            {"inputs": "be brief\n\nhi", "parameters": {"max_new_tokens": 5, "details": True}},
+        ),
+        (
+            Triton(),
+            "/v2/models/m/generate_stream",
+            {"text_input": "be brief\n\nhi", "max_tokens": 5, "stream": True},
+        ),
+        (
+            JetStreamHttp(),
+            "/v1/generate",
+            {"text_content": {"text": "be brief\n\nhi"}, "max_tokens": 5},
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_request_is_what_the_api_expects(processor: Processor, path: str, body: dict[str, object]) -> None:
+    assert processor.path(ASK) == path
+    assert processor.body(ASK) == body
+
+
+def sse(*payloads: object, done: bool = True) -> bytes:
+    events = b"".join(b"data: " + orjson.dumps(payload) + b"\n\n" for payload in payloads)
+    return events + (b"data: [DONE]\n\n" if done else b"")
+
+
+def stream_cases() -> Iterator[tuple[Processor, bytes, tuple[int, int, int | None] | None]]:
+    yield (
+        OpenAIChat(),
+        sse(
+            {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+            {"choices": [{"delta": {"reasoning": "he"}}]},
+            {"choices": [{"delta": {"content": "llo"}, "finish_reason": "stop"}]},
+            {"choices": [], "usage": USAGE},
+        ),
+        (9, 2, 8),
+    )
+    yield (
+        OpenAICompletions(),
+        sse({"choices": [{"text": "he"}]}, {"choices": [{"text": "llo"}]}, {"usage": USAGE}),
+        (9, 2, 8),
+    )
+    yield (
+        OpenAIResponses(),
+        sse(
+            {"type": "response.created", "response": {}},
+            {"type": "response.reasoning_text.delta", "delta": "he"},
+            {"type": "response.output_text.delta", "delta": "llo"},
+            {"type": "response.completed", "response": {"usage": RESPONSE_USAGE}},
+            done=False,
+        ),
+        (9, 2, 8),
+    )
+    anthropic = {"input_tokens": 1, "cache_read_input_tokens": 8, "output_tokens": 0}
+    yield (
+        AnthropicMessages(),
+        sse(
+            {"type": "message_start", "message": {"usage": anthropic}},
+            {"type": "ping"},
+            {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "he"}},
+            {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "llo"}},
+            {"type": "message_delta", "usage": {"output_tokens": 2}},
+            {"type": "message_stop"},
+            done=False,
+        ),
+        (9, 2, 8),
+    )
+    meta = {"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 8}
+    yield (
+        SGLang(),
+        sse({"text": "he", "meta_info": {}}, {"text": "hello", "meta_info": meta}),
+        (9, 2, 8),
+    )
+    yield (
+        Tgi(),
+        sse(
+            {"token": {"text": "he"}},
+            {"token": {"text": "llo"}},
+            {
+                "token": {"text": "</s>", "special": True},
+                "generated_text": "hello",
+                "details": {"generated_tokens": 2, "input_length": 9},
+            },
+            done=False,
+        ),
+        (9, 2, None),
+    )
+    yield Triton(), sse({"text_output": "he"}, {"text_output": "llo"}, done=False), None
+    samples = [{"streamContent": {"samples": [{"text": part, "tokenIds": [1]}]}} for part in ("he", "llo")]
+    yield JetStreamHttp(), b"\n".join(orjson.dumps(s, option=orjson.OPT_INDENT_2) for s in samples), None
+
+
+@pytest.mark.parametrize(
+    ("processor", "stream", "tokens"), list(stream_cases()), ids=lambda value: type(value).__name__
+)
+def test_stream_gives_text_chunks_and_tokens(
+    processor: Processor, stream: bytes, tokens: tuple[int, int, int | None] | None
+) -> None:
+    record = Record(0, 0, 0, 0.0)
+    collect_stream(record, [(1.0, stream)], processor)
+
+    assert record.failure is None
+    assert (record.text, record.chunk_s, record.first_token_s) == ("hello", [1.0, 1.0], 1.0)
+    assert (record.token_source is TokenSource.SERVER) == (tokens is not None)
+    if tokens:
+        assert (record.input_tokens, record.output_tokens, record.cached_tokens) == tokens
+
+
+@pytest.mark.parametrize(
+    ("processor", "answer"),
+    [
+        (OpenAIChat(), {"choices": [{"message": {"content": "hello"}}], "usage": USAGE}),
+        (OpenAICompletions(), {"choices": [{"text": "hello"}], "usage": USAGE}),
+        (
+            OpenAIResponses(),
+            {
+                "object": "response",
+                "error": None,
+                "output": [{"type": "message", "content": [{"type": "output_text", "text": "hello"}]}],
+                "usage": RESPONSE_USAGE,
+            },
+        ),
+        (
+            AnthropicMessages(),
+            {
+                "type": "message",
+                "content": [{"type": "text", "text": "hello"}],
+                "usage": {"input_tokens": 9, "output_tokens": 2},
+            },
+        ),
+        (SGLang(), {"text": "hello", "meta_info": {"prompt_tokens": 9, "completion_tokens": 2}}),
+        (Tgi(), {"generated_text": "hello", "details": {"generated_tokens": 2}}),
+        (Triton(), {"text_output": "hello"}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whole_answer_gives_text(processor: Processor, answer: dict[str, Any]) -> None:
+    record = Record(0, 0, 0, 0.0)
+    collect_whole(record, [(1.0, orjson.dumps(answer))], processor)
+
+    assert (record.failure, record.text, record.first_token_s) == (None, "hello", None)
+
+
+@pytest.mark.parametrize(
+    ("processor", "payload"),
+    [
+        (OpenAIChat(), {"error": {"message": "broken", "type": "x"}}),
+        (OpenAIChat(), {"object": "error", "message": "broken"}),
+        (OpenAIResponses(), {"type": "response.failed", "response": {"error": {"message": "broken"}}}),
+        (OpenAIResponses(), {"type": "error", "message": "broken"}),
+        (AnthropicMessages(), {"type": "error", "error": {"type": "overloaded_error", "message": "broken"}}),
+        (SGLang(), {"error": {"message": "broken"}}),
+        (Tgi(), {"error": "broken", "error_type": "generation"}),
+        (Triton(), {"error": "broken"}),
+    ],
+)
+def test_error_in_a_stream_is_the_servers_failure(processor: Processor, payload: dict[str, Any]) -> None:
+    record = Record(0, 0, 0, 0.0)
+    collect_stream(record, [(1.0, sse(payload))], processor)
+
+    assert (record.failure, record.failure_detail) == ("server error", "broken")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["choices", "delta", "usage", "type", "error", "text"]), inner)
+    ),
+)
+
+
+@given(JSON)
+def test_any_json_can_be_read(payload: object) -> None:
+    for processor in ALL:
+        assert isinstance(processor.read(payload).text, str)
+
+
+def test_recorded_body_is_sent_with_its_own_fields() -> None:
+    body = {
+        "model": "other",
+        "messages": [{"role": "user", "content": [{"type": "image_url"}]}],
+        "tools": [1],
+        "max_completion_tokens": 99,
+    }
+    sent = OpenAIChat().body(Ask("m", CHAT, 5, is_streaming=False, body=body))
+
+    assert sent == {
+        "model": "m",
+        "messages": body["messages"],
+        "tools": [1],
+        "max_completion_tokens": 5,
+        "stream": False,
+    }
+
+
+def test_keys_go_where_each_api_wants_them() -> None:
+    assert OpenAIChat().headers("k") == {"Authorization": "Bearer k"}
+    assert OpenAIChat().headers(None) == {}
+    assert AnthropicMessages().headers("k")["x-api-key"] == "k"
