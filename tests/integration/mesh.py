@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from time import perf_counter
 
 from aiohttp import web
 
@@ -14,8 +15,11 @@ HELD = b"held"
 
 
 class Pods:
-    """Model servers at addresses of the loopback net, one port. A request that says `held` is answered
-    with a first chunk at once and with the last one when `release` is set; others are answered whole."""
+    """Model servers at addresses of the loopback net, one port.
+
+    A request that says `held` is answered with a first chunk at once and with the last one when
+    `release` is set; others are answered whole.
+    """
 
     def __init__(self) -> None:
         self.port = 0
@@ -63,12 +67,21 @@ def hosts(gateway: Gateway, cluster: str) -> dict[str, str]:
     return found
 
 
-async def until_hosts(gateway: Gateway, cluster: str, wanted: dict[str, str], timeout_s: float = 10.0) -> None:
+async def until(claim: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Waits until `claim` holds; raises `TimeoutError` if it does not in time."""
+    async with asyncio.timeout(timeout_s):
+        while not claim():  # noqa: ASYNC110 - a claim is any expression over what runs
+            await asyncio.sleep(0.005)
+
+
+async def until_hosts(
+    gateway: Gateway, cluster: str, wanted: dict[str, str], timeout_s: float = 10.0
+) -> None:
     """Waits until Envoy has exactly these hosts for a cluster."""
-    seen: dict[str, str] = {}
-    try:
-        async with asyncio.timeout(timeout_s):
-            while (seen := await asyncio.to_thread(hosts, gateway, cluster)) != wanted:
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"{cluster} has {seen}, not {wanted}") from None
+    deadline = perf_counter() + timeout_s
+    while True:
+        seen = await asyncio.to_thread(hosts, gateway, cluster)
+        if seen == wanted:
+            return
+        assert perf_counter() < deadline, f"{cluster} has {seen}, not {wanted}"
+        await asyncio.sleep(0.01)

@@ -6,7 +6,7 @@ No ext_proc here: the test names pool and endpoint in the headers that the servi
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -20,7 +20,7 @@ from extproc.cluster.xds_cluster import PICK_KEY
 from extproc.routing.endpoint import Endpoint
 from tests.integration.client import Answer, connect, send, statuses
 from tests.integration.gateway import Gateway, Tree, edited, find, load
-from tests.integration.mesh import HELD, Pods, hosts, run_pods, until_hosts
+from tests.integration.mesh import HELD, Pods, run_pods, until, until_hosts
 from tests.integration.ports import free_ports
 
 pytestmark = pytest.mark.envoy
@@ -30,9 +30,7 @@ IPS = [f"127.0.1.{number}" for number in range(1, 5)]
 
 def no_service(tree: Tree) -> None:
     """Takes out ext_proc and the health check of it, and believes the client's headers."""
-    [manager] = [
-        value for value in find(tree, "typed_config") if value.get("stat_prefix") == "clients"
-    ]
+    [manager] = [value for value in find(tree, "typed_config") if value.get("stat_prefix") == "clients"]
     manager["http_filters"] = [manager["http_filters"][-1]]
     del manager["early_header_mutation_extensions"]
     tree["static_resources"]["clusters"][0].pop("health_checks")
@@ -42,10 +40,23 @@ def no_service(tree: Tree) -> None:
 class Mesh:
     """Envoys, one discovery service, pods."""
 
-    xds: Xds
-    gateways: list[Gateway]
     pods: Pods
+    port: int
+    gateways: list[Gateway] = field(default_factory=list)
     rejections: list[str] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None]:
+        """Runs a discovery service that knows the pool `llama`, but none of its endpoints."""
+        self.xds = Xds(["llama"], on_rejection=self.rejections.append)
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self.xds.add_to(server)
+        server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await server.start()
+        try:
+            yield
+        finally:
+            await server.stop(0)
 
     @property
     def gateway(self) -> Gateway:
@@ -60,6 +71,11 @@ class Mesh:
     def publish(self, *numbers: int, draining: Sequence[int] = (), pool: str = "llama") -> None:
         """Publishes the pods of these numbers, some of them draining."""
         self.xds.publish(pool, [self.endpoint(n, is_ready=n not in draining) for n in numbers])
+
+    async def until_ready(self) -> None:
+        for gateway in self.gateways:
+            await asyncio.to_thread(gateway.wait_ready)
+        await self.until(0, 1, 2)
 
     async def until(self, *numbers: int, draining: Sequence[int] = (), cluster: str = "llama") -> None:
         wanted = {self.address(n): "DRAINING" if n in draining else "HEALTHY" for n in numbers}
@@ -77,34 +93,29 @@ class Mesh:
 
 
 @asynccontextmanager
-async def run_mesh(directory: Path, *, envoys: int = 1) -> AsyncGenerator[Mesh]:
-    rejections: list[str] = []
-    xds = Xds(["llama"], on_rejection=rejections.append)
-    server = grpc.aio.server()
-    xds.add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    ports = free_ports(1 + 2 * envoys)
-    gateways = []
-    try:
-        async with run_pods(IPS, ports[0]) as pods:
-            for number in range(envoys):
-                client, admin = ports[1 + 2 * number :][:2]
-                tree = edited(load("xds.yaml"), {8080: client, 9901: admin, 9002: port}, [no_service])
+async def run_envoys(directory: Path, count: int = 1) -> AsyncGenerator[Mesh]:
+    """Yields Envoys and pods, without a discovery service yet."""
+    ports = free_ports(2 + 2 * count)
+    async with run_pods(IPS, ports[0]) as pods:
+        mesh = Mesh(pods, ports[1])
+        with ExitStack() as stack:
+            for number in range(count):
+                client, admin = ports[2 + 2 * number :][:2]
+                tree = edited(load("xds.yaml"), {8080: client, 9901: admin, 9002: mesh.port}, [no_service])
                 folder = directory / f"envoy-{number}"
                 folder.mkdir()
-                gateways.append(Gateway(folder, tree, port=client, admin_port=admin))
-                gateways[-1].start()
-            mesh = Mesh(xds, gateways, pods, rejections)
-            mesh.publish(0, 1, 2)
-            for gateway in gateways:
-                await asyncio.to_thread(gateway.wait_ready)
-            await mesh.until(0, 1, 2)
+                mesh.gateways.append(Gateway(folder, tree, port=client, admin_port=admin))
+                stack.enter_context(mesh.gateways[-1])
             yield mesh
-    finally:
-        for gateway in gateways:
-            gateway.stop()
-        await server.stop(0)
+
+
+@asynccontextmanager
+async def run_mesh(directory: Path, *, envoys: int = 1) -> AsyncGenerator[Mesh]:
+    """Yields Envoys in step with a pool `llama` of the first three pods."""
+    async with run_envoys(directory, envoys) as mesh, mesh.serving():
+        mesh.publish(0, 1, 2)
+        await mesh.until_ready()
+        yield mesh
 
 
 async def served(mesh: Mesh, session: aiohttp.ClientSession, count: int, *numbers: int) -> Counter[str]:
@@ -130,16 +141,123 @@ async def test_a_published_endpoint_is_served_within_a_second_by_every_envoy(tmp
         assert took_s < 1
 
 
-async def test_a_draining_endpoint_is_passed_by_even_if_it_is_picked(tmp_path: Path) -> None:
+async def test_the_fallback_passes_by_a_draining_endpoint_a_pick_does_not(tmp_path: Path) -> None:
+    """Envoy takes an override whatever the host's health: not to pick it is the service's business."""
     async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
-        assert await served(mesh, session, 5, 1, 2) == {mesh.address(1): 5}
-
         mesh.publish(0, 1, 2, draining=[1])
         began = perf_counter()
         await mesh.until(0, 1, 2, draining=[1])
         took_s = perf_counter() - began
 
-        print("DRAIN listed", await served(mesh, session, 20, 1, 2))
-        print("DRAIN alone", await served(mesh, session, 20, 1))
-        print("DRAIN fallback", await served(mesh, session, 60))
-        print(took_s)
+        fallen_back = await served(mesh, session, 40)
+        picked = await served(mesh, session, 5, 1, 2)
+
+    assert took_s < 1
+    assert fallen_back.keys() == {mesh.address(0), mesh.address(2)}
+    assert picked == {mesh.address(1): 5}
+
+
+async def test_a_pool_of_draining_endpoints_takes_picks_and_nothing_else(tmp_path: Path) -> None:
+    async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
+        mesh.publish(0, 1, draining=[0, 1])
+        await mesh.until(0, 1, draining=[0, 1])
+
+        picked = await mesh.ask(session, 1)
+        fallen_back = await mesh.ask(session)
+
+    assert (picked.status, picked.served_by) == (200, mesh.address(1))
+    assert fallen_back.status == 503
+    assert fallen_back.error["code"] == "upstream_unavailable"
+
+
+async def test_a_removed_endpoint_finishes_its_streams_and_gets_no_more(tmp_path: Path) -> None:
+    async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
+        streams = [asyncio.create_task(mesh.ask(session, 1, body=HELD)) for _ in range(20)]
+        await until(lambda: mesh.pods.held == 20)
+
+        mesh.publish(0, 2)
+        await mesh.until(0, 2)
+        later = await served(mesh, session, 5, 1, 2)
+        mesh.pods.release.set()
+        answers = await asyncio.gather(*streams)
+
+    assert later == {mesh.address(2): 5}
+    assert Counter((answer.status, answer.body) for answer in answers) == {(200, b"first last"): 20}
+
+
+async def test_pools_come_and_go_and_the_first_one_is_the_default(tmp_path: Path) -> None:
+    async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
+        mesh.publish(3, pool="qwen")
+        await mesh.until(3, cluster="qwen")
+        assert (await mesh.ask(session, 3, pool="qwen")).served_by == mesh.address(3)
+        assert (await mesh.ask(session, pool="")).served_by != mesh.address(3)
+
+        mesh.xds.remove("llama")
+        await until_hosts(mesh.gateway, "llama", {})
+        await mesh.until(3, cluster="_default")
+
+        assert (await mesh.ask(session, pool="")).served_by == mesh.address(3)
+        gone = await mesh.ask(session, pool="llama")
+    assert gone.status == 503
+    assert gone.error["code"] == "upstream_unavailable"
+
+
+async def test_a_removed_pool_comes_back_with_the_endpoints_it_had(tmp_path: Path) -> None:
+    async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
+        mesh.publish(3, pool="qwen")
+        await mesh.until(3, cluster="qwen")
+        for pause_s in (0, 0.001, 0.05):
+            mesh.xds.remove("qwen")
+            await asyncio.sleep(pause_s)
+            mesh.publish(3, pool="qwen")
+            began = perf_counter()
+            await mesh.until(3, cluster="qwen")
+            assert perf_counter() - began < 1
+
+        assert (await mesh.ask(session, pool="qwen")).served_by == mesh.address(3)
+
+
+async def test_envoy_refuses_what_it_cannot_use_and_keeps_what_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
+        mesh.xds.publish("llama", [Endpoint("liar", "not-an-address:8000")])
+        await until(lambda: mesh.rejections)
+        assert sum((await served(mesh, session, 5)).values()) == 5
+
+        mesh.publish(3)
+        await mesh.until(3)
+
+    assert mesh.rejections == ["ClusterLoadAssignment"]
+    assert "not-an-address" in caplog.text
+
+
+async def test_a_new_instance_takes_over_without_a_host_lost(tmp_path: Path) -> None:
+    """Envoy keeps what it has until it is told better.
+
+    1. The service dies: Envoy goes on. 2. A new one does not know its endpoints yet: Envoy goes on.
+    3. It knows them: nothing changes in Envoy. 4. They change: Envoy follows.
+    """
+    async with run_envoys(tmp_path) as mesh, connect(mesh.gateway.url) as session:
+        async with mesh.serving():
+            mesh.publish(0, 1, 2)
+            await mesh.until_ready()
+        assert sum((await served(mesh, session, 5)).values()) == 5
+
+        async with mesh.serving():
+            await until(lambda: mesh.xds.streams_open)
+            await asyncio.sleep(0.2)
+            assert await served(mesh, session, 5, 1) == {mesh.address(1): 5}
+
+            changes = membership_changes(mesh)
+            mesh.publish(2, 1, 0)
+            await asyncio.sleep(0.2)
+            assert membership_changes(mesh) == changes
+
+            mesh.publish(0, 1, 2, 3)
+            await mesh.until(0, 1, 2, 3)
+    assert mesh.rejections == []
+
+
+def membership_changes(mesh: Mesh) -> int:
+    return mesh.gateway.counters("cluster.llama.membership_change")["cluster.llama.membership_change"]
