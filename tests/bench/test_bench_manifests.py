@@ -1,0 +1,89 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from extproc.bench.commands import bench
+from extproc.bench.load.workload import build_workload
+from extproc.bench.plan import Host, plan
+from extproc.bench.registry import build_registry
+from extproc.bench.spec import parse_spec
+
+FOLDER = Path(__file__).parents[2] / "manifests" / "benchmark"
+
+
+def load(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text())
+
+
+def test_spec_of_the_job_can_be_read_and_is_possible() -> None:
+    spec = parse_spec((FOLDER / "benchmark.yaml").read_text())
+    made = plan(
+        spec, build_workload(spec, build_registry()), Host(cores=2, ports=28_000, files=65_536), latency_s=5
+    )
+
+    assert made.faults == ()
+    assert made.honesty.prompts == 8000
+    assert made.honesty.exact_repeats == pytest.approx(0.9, abs=0.01)
+    assert made.in_flight == 1000
+
+
+def test_job_runs_a_command_that_exists_with_options_that_exist() -> None:
+    container = load("job.yaml")["spec"]["template"]["spec"]["containers"][0]
+    name, *_ = [word for word in container["command"] if word not in {"extproc", "bench"}]
+    known = {option for parameter in bench.commands[name].params for option in parameter.opts}
+
+    assert container["command"][:2] == ["extproc", "bench"]
+    assert {word for word in container["args"] if word.startswith("--")} <= known
+
+
+def test_job_keeps_its_results_on_a_volume_that_is_claimed() -> None:
+    pod = load("job.yaml")["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    output = container["args"][container["args"].index("--output") + 1]
+
+    assert set(mounts.values()) == set(volumes)
+    assert (
+        volumes[mounts[output]]["persistentVolumeClaim"]["claimName"]
+        == load("results.yaml")["metadata"]["name"]
+    )
+    generated = load("kustomization.yaml")["configMapGenerator"][0]
+    assert volumes[mounts["/etc/benchmark"]]["configMap"]["name"] == generated["name"]
+
+
+def test_job_is_hardened() -> None:
+    pod = load("job.yaml")["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is False
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"), [("job.yaml", client.V1Job), ("results.yaml", client.V1PersistentVolumeClaim)]
+)
+def test_manifest_has_only_fields_of_its_kind(file: str, kind: type) -> None:
+    assert list(unknown_fields(load(file), kind.__name__)) == []
+
+
+def unknown_fields(value: Any, kind: str) -> Any:
+    """Yields the paths that the Kubernetes client's model of `kind` does not know."""
+    if kind.startswith("list["):
+        for item in value:
+            yield from unknown_fields(item, kind[5:-1])
+    elif isinstance(value, dict) and (model := getattr(client, kind, None)) is not None:
+        types = {model.attribute_map[name]: of for name, of in model.openapi_types.items()}
+        for name, item in value.items():
+            if name not in types:
+                yield f"{kind}.{name}"
+            else:
+                yield from unknown_fields(item, types[name])
