@@ -75,9 +75,16 @@ def test_manifest_has_only_fields_of_its_kind(file: str, kind: type) -> None:
     assert list(unknown_fields(load(file), kind.__name__)) == []
 
 
+def test_misspelt_field_would_be_found() -> None:
+    job = load("job.yaml")
+    job["spec"]["template"]["spec"]["containers"][0]["imagePolicy"] = "Never"
+
+    assert list(unknown_fields(job, "V1Job")) == ["V1Container.imagePolicy"]
+
+
 def unknown_fields(value: Any, kind: str) -> Any:
     """Yields the paths that the Kubernetes client's model of `kind` does not know."""
-    if kind.startswith("list["):
+    if kind.startswith("List["):
         for item in value:
             yield from unknown_fields(item, kind[5:-1])
     elif isinstance(value, dict) and (model := getattr(client, kind, None)) is not None:
