@@ -3,11 +3,10 @@
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from xxhash import xxh3_64_intdigest
 
-from extproc.vllm.kv_events import BlockRemoved, EventSink
+from extproc.vllm.cache_events import BlockRemoved, EventSink
 
 
 def hash_blocks(token_ids: Sequence[int], block_size: int, extra_key: str = "") -> tuple[int, ...]:
@@ -18,7 +17,7 @@ def hash_blocks(token_ids: Sequence[int], block_size: int, extra_key: str = "") 
     """
     tokens = array("Q", token_ids).tobytes()
     width = 8 * block_size
-    hashes, parent = [], xxh3_64_intdigest(extra_key)
+    hashes, parent = [], xxh3_64_intdigest(extra_key.encode())
     for start in range(0, len(tokens) - width + 1, width):
         parent = xxh3_64_intdigest(tokens[start : start + width], seed=parent)
         hashes.append(parent)
@@ -107,7 +106,3 @@ class BlockCache:
         self._idle.clear()
         self._blank = self.size
         return True
-
-    def oldest(self, count: int) -> list[int]:
-        """Returns the blocks that are evicted next."""
-        return list(islice(self._idle, count))

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Final
 
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from extproc.errors import SettingsError
+
+DEFAULT_PROFILE: Final = "l4-llama8b-fp8"
 
 Count = Annotated[int, Field(gt=0)]
 Cost = Annotated[float, Field(ge=0)]
@@ -37,8 +39,6 @@ class Profile:
     max_model_len: Count
     is_calibrated: bool = False
     note: str = ""
-
-    DEFAULT: ClassVar[str] = "l4-llama8b-fp8"
 
     def __post_init__(self) -> None:
         if self.blocks * self.block_size < self.max_model_len:
