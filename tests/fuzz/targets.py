@@ -3,6 +3,7 @@
 Run by the fuzzer for as long as one likes, and by the tests on every input that ever was a finding.
 """
 
+import json
 import random
 from collections.abc import Callable, Iterable, Iterator
 from types import MappingProxyType
@@ -69,7 +70,8 @@ def prompt(data: bytes) -> None:
         try:
             read = parse(path, content_type, given, is_partial=is_partial)
         except PromptError:
-            assert not _is_object(body), "a JSON object was refused"
+            is_form = content_type.startswith("multipart")
+            assert is_form or is_partial or not _is_vllms(body), "an object that vLLM reads was refused"
             continue
         _check_prompt(read, chars)
 
@@ -95,9 +97,12 @@ TARGETS: Final = MappingProxyType[str, Callable[[bytes], None]](
 )
 
 
-def _is_object(body: bytes) -> bool:
-    """A crude reader of the plainest objects, that no reader may refuse."""
-    return body in {b"{}", b'{"model":"m"}'}
+def _is_vllms(body: bytes) -> bool:
+    """Whether Python's own reader, which is vLLM's, takes the body for an object; of moderate depth."""
+    try:
+        return isinstance(json.loads(body), dict) and body.count(b"[") + body.count(b"{") < 500
+    except (ValueError, RecursionError):
+        return False
 
 
 def _check_prompt(read: Prompt, chars: int) -> None:
