@@ -65,12 +65,20 @@ class Lab:
         return counts
 
     async def _flush(self, endpoint: str) -> None:
+        """Empties a cache; blocks that a request still holds cannot go, so that it may take a moment."""
+        async with asyncio.timeout(self._ab.switch_timeout):
+            while not await self._is_flushed(endpoint):  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
+
+    async def _is_flushed(self, endpoint: str) -> bool:
         async with self._http.post(f"http://{endpoint}/reset_prefix_cache") as answer:
             if answer.status != 200:
                 raise LabError(
                     f"{endpoint} does not empty its cache (status {answer.status}): vLLM does with "
                     "VLLM_SERVER_DEV_MODE=1; `flush: []` goes without"
                 )
+            # Some versions say nothing, others whether it worked.
+            return (await answer.text()).replace(" ", "") != '{"success":false}'
 
     async def restore(self) -> None:
         await self._switch.restore()

@@ -30,6 +30,7 @@ class Router:
         self.path = path
         self.flushes = 0
         self.flush_status = 200
+        self.flush_failures = 0
         self.refuses = False
         self.polls_until_seen = 2
         self.reloads = {"applied": 0, "refused": 0}
@@ -57,6 +58,8 @@ class Router:
 
     async def flush(self, _: web.Request) -> web.Response:
         self.flushes += 1
+        if self.flushes <= self.flush_failures:
+            return web.json_response({"success": False})
         return web.Response(status=self.flush_status)
 
 
@@ -159,6 +162,15 @@ async def test_every_cache_is_emptied_before_each_arm(http: aiohttp.ClientSessio
     await lab.prepare(ROUND_ROBIN)
 
     assert router.flushes == 4
+
+
+async def test_cache_that_a_request_still_holds_is_emptied_a_moment_later(
+    http: aiohttp.ClientSession, router: Router
+) -> None:
+    router.flush_failures = 2
+    await lab_of(http, router, [router.address]).prepare(PREFIX_HASH)
+
+    assert router.flushes == 3
 
 
 async def test_cache_that_is_not_emptied_ends_the_comparison(
