@@ -1,0 +1,331 @@
+"""The dataset preprocessor: sources, filters, lengths, order, and the account of the result."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.bench.conversation import Conversation, Message, Turn, build_prompts, join_prompt
+from extproc.bench.datasets.honesty import account, find_period
+from extproc.bench.datasets.prepare import fit_messages, prepare
+from extproc.bench.datasets.prepared import write_prepared
+from extproc.bench.datasets.presets import PRESETS
+from extproc.bench.registry import build_registry
+from extproc.bench.spec import TrafficShape
+from extproc.bench.text import estimate_tokens, fit_text, trim_text
+from extproc.errors import SettingsError
+
+
+def build(dataset: object, *, need: int = 100, seed: int = 1, **traffic: Any) -> list[Conversation]:
+    shape = TrafficShape.model_validate({"req_rate": 1, "total_prompts": need, "dataset": dataset, **traffic})
+    source = build_registry().dataset(shape.dataset.name)
+    return prepare(shape, source, need, np.random.SeedSequence(seed))
+
+
+def chat(messages: int, size: int = 10) -> dict[str, object]:
+    roles = ["human", "gpt"]
+    return {"conversations": [{"from": roles[i % 2], "value": f"{i} " * size} for i in range(messages)]}
+
+
+def write_json(path: Path, rows: object) -> Path:
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_sharegpt_is_cut_at_its_answers(tmp_path: Path) -> None:
+    rows = [
+        {
+            "conversations": [
+                {"from": "gpt", "value": "welcome"},
+                {"from": "system", "value": "be brief"},
+                {"from": "human", "value": "a"},
+                {"from": "human", "value": "b"},
+                {"from": "gpt", "value": "one"},
+                {"from": "human", "value": "unanswered"},
+            ]
+        }
+    ]
+    (conversation,) = build({"name": "share-gpt", "path": write_json(tmp_path / "s.json", rows)})
+
+    asked = (Message("system", "be brief"), Message("user", "a"), Message("user", "b"))
+    assert conversation.turns == (Turn(asked, 1, "one"),)
+
+
+def test_openorca_rows_are_single_turns(tmp_path: Path) -> None:
+    path = tmp_path / "o.jsonl"
+    path.write_text('{"system_prompt": "s", "question": "q", "response": "r"}\n{"question": ""}\n')
+    (conversation,) = build({"name": "open-orca", "path": path})
+
+    assert conversation.turns == (Turn((Message("system", "s"), Message("user", "q")), 1, "r"),)
+
+
+def test_filters_of_both_published_benchmarks(tmp_path: Path) -> None:
+    """16 messages or more; 5 user messages or more and 2,500 characters or more."""
+    rows = [chat(14), chat(16), chat(30), chat(8, size=2000), chat(10, size=2000)]
+    path = write_json(tmp_path / "s.json", rows)
+
+    long = build({"name": "share-gpt", "path": path, "min-messages": 16})
+    wordy = build(
+        {"name": "share-gpt", "path": path, "min-user-messages": 5, "min-user-characters": 2500},
+    )
+    assert [c.message_count for c in long] == [16, 30]
+    assert [c.message_count for c in wordy] == [10]
+
+
+def test_prompts_per_turn_extend_one_another_as_recorded(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "s.json", [chat(6)])
+    prompts = build({"name": "share-gpt", "path": path, "turns": "prompts"})
+
+    texts = [join_prompt(prompt.turns[0].messages) for prompt in prompts]
+    assert [len(prompt.turns[0].messages) for prompt in prompts] == [1, 3, 5]
+    assert texts[1].startswith(texts[0])
+    assert texts[2].startswith(texts[1])
+
+
+def test_max_prompts_cuts_prompts_and_repeat_takes_them_again(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "s.json", [chat(6), chat(6)])
+    dataset = {"name": "share-gpt", "path": path, "turns": "prompts", "max-prompts": 4, "repeat": 3}
+    prompts = build(dataset)
+    shuffled = build({**dataset, "shuffle": True})
+
+    assert len(prompts) == 12
+    assert prompts[:4] == prompts[4:8]
+    assert shuffled != prompts
+    assert sorted(map(repr, shuffled)) == sorted(map(repr, prompts))
+
+
+def test_prompts_beyond_max_prompt_tokens_are_dropped(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "s.json", [chat(6, size=40)])
+    dataset = {"name": "share-gpt", "path": path, "turns": "prompts", "max-prompt-tokens": 60}
+
+    assert [len(c.turns[0].messages) for c in build(dataset)] == [1, 3]
+
+
+def test_stand_in_for_long_sharegpt_has_its_published_means() -> None:
+    prompts = build({"name": "synthetic", "turns": "prompts"}, need=8000)
+
+    honesty = account(prompts, 8000, 8)
+    assert honesty.input_tokens / 8000 == pytest.approx(832.0, rel=0.005)
+    assert honesty.output_tokens / 8000 == pytest.approx(76.06, rel=0.005)
+    assert honesty.input_quantiles[2] <= 8192
+    assert all(len(c.turns) >= 8 for c in build("synthetic", need=500))
+
+
+def test_same_seed_same_text_other_seed_another() -> None:
+    assert build("synthetic", need=20) == build("synthetic", need=20)
+    assert build("synthetic", need=20) != build("synthetic", need=20, seed=2)
+
+
+def test_shared_prefixes_are_shared_by_popularity() -> None:
+    dataset = {"name": "shared-prefix", "groups": 4, "prefix-tokens": 50, "hot-share": 0.25}
+    prompts = build(dataset, need=4000)
+
+    systems = [prompt.turns[0].messages[0].content for prompt in prompts]
+    shares = sorted(systems.count(system) / 4000 for system in set(systems))
+    assert shares[:3] == pytest.approx([0.1875] * 3, abs=0.03)
+    assert shares[3] == pytest.approx(0.4375, abs=0.03)
+
+
+def test_random_prompts_share_nothing() -> None:
+    honesty = account(build("random", need=50), 50, 8)
+
+    assert honesty.exact_repeats == 0
+    assert honesty.ideal_hit_rate == 0
+    assert honesty.distinct_tokens == honesty.input_tokens == 50 * 1024
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_builds(name: str) -> None:
+    traffic = TrafficShape.model_validate({"preset": name, "req_rate": 1, "total_prompts": 20})
+    source = build_registry().dataset(traffic.dataset.name)
+
+    assert len(prepare(traffic, source, 20, np.random.SeedSequence(1))) > 0
+
+
+def test_presets_cover_both_directions() -> None:
+    sums = {}
+    for name in ("summarization", "generation"):
+        traffic = TrafficShape.model_validate({"preset": name, "req_rate": 1, "total_prompts": 200})
+        prompts = prepare(traffic, build_registry().dataset("random"), 200, np.random.SeedSequence(1))
+        honesty = account(prompts, 200, 1)
+        sums[name] = honesty.input_tokens / honesty.output_tokens
+
+    assert sums["summarization"] > 10
+    assert sums["generation"] < 0.2
+
+
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 18:17:03.9799600,12,4\n2023-11-16 18:17:05.4799600,8,2\n"
+)
+BURSTGPT = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,12,4,16,Conversation log\n6,ChatGPT,9,0,9,API log\n6.5,GPT-4,8,2,10,API log\n"
+)
+
+
+@pytest.mark.parametrize(("layout", "text"), [("azure", AZURE), ("burstgpt", BURSTGPT)])
+def test_trace_keeps_times_and_lengths(layout: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    first, second = build({"name": "trace", "layout": layout, "path": path, "speed": 2}, shape="trace")
+
+    assert [first.arrival_s, second.arrival_s] == pytest.approx([0.0, 0.75])
+    assert [c.turns[0].output_tokens for c in (first, second)] == [4, 2]
+    assert [estimate_tokens(c.turns[0].messages[0].content) for c in (first, second)] == [12, 8]
+
+
+def test_mooncake_blocks_give_equal_text_for_equal_ids(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [(0, 1000, [1, 2]), (500, 1000, [1, 3])]
+    path.write_text(
+        "".join(
+            json.dumps({"timestamp": at, "input_length": size, "output_length": 2, "hash_ids": ids}) + "\n"
+            for at, size, ids in rows
+        )
+    )
+    first, second = (
+        c.turns[0].messages[0].content
+        for c in build({"name": "trace", "layout": "mooncake", "path": path}, shape="trace")
+    )
+
+    assert first[: 512 * 4] == second[: 512 * 4]
+    assert first[512 * 4 :] != second[512 * 4 :]
+
+
+def test_openai_bodies_keep_everything_but_model_and_length(tmp_path: Path) -> None:
+    path = tmp_path / "bodies.jsonl"
+    path.write_text(
+        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 3}\n'
+        '{"body": {"prompt": "once"}}\n'
+    )
+    chat_body, completion = build({"name": "openai-bodies", "path": path})
+
+    assert chat_body.turns == (Turn((Message("user", "hi"),), 3),)
+    assert chat_body.body is not None
+    assert completion.turns[0].messages == (Message("user", "once"),)
+
+
+def test_prepared_file_reads_back_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "dataset.jsonl"
+    conversations = build("synthetic", need=20)
+    write_prepared(path, conversations)
+
+    assert build({"name": "prepared", "path": path}) == conversations
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("share-gpt", "{nope", "line 1 is not JSON"),
+        ("share-gpt", "[1]", "rows must be JSON objects"),
+        ("share-gpt", "[]", "nothing is left"),
+        ("prepared", "{}", "not a dataset file"),
+        ("trace", "a,b\n1,2\n", "not a trace of layout azure"),
+    ],
+)
+def test_file_that_cannot_be_used_is_told(name: str, text: str, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    options = {"layout": "azure"} if name == "trace" else {}
+
+    with pytest.raises(SettingsError, match=fault):
+        build({"name": name, "path": path, **options})
+
+
+def test_missing_path_and_missing_file_are_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="give the path of a local file"):
+        build("share-gpt")
+    with pytest.raises(SettingsError, match="No such file"):
+        build({"name": "share-gpt", "path": tmp_path / "none"})
+
+
+TEXTS = st.text(alphabet="ab é👋", max_size=60)
+
+
+@given(TEXTS, st.integers(min_value=1, max_value=30))
+def test_fitted_text_has_its_length_and_keeps_its_head(text: str, tokens: int) -> None:
+    fitted = fit_text(text, tokens)
+
+    assert estimate_tokens(fitted) == tokens
+    assert fitted.startswith(trim_text(text, tokens))
+
+
+@given(TEXTS, TEXTS, TEXTS, st.integers(min_value=1, max_value=20))
+def test_fitting_keeps_common_prefixes(head: str, one: str, other: str, tokens: int) -> None:
+    """Equal prompts stay equal; prompts share what they shared, as far as their new length goes."""
+    prompts = [(Message("system", head), Message("user", tail)) for tail in (one, other)]
+    a, b = ("\0".join(m.content for m in fit_messages(prompt, tokens)) for prompt in prompts)
+
+    assert (a == b) or one != other
+    shared = trim_text(head, tokens)
+    assert a.startswith(shared)
+    assert b.startswith(shared)
+
+
+def test_padding_does_not_continue_the_prompt_that_was_continued() -> None:
+    """Were filler equal for all, a prompt and its continuation would share it by accident."""
+    short = (Message("user", "tell me"),)
+    long = (Message("user", "tell me more"),)
+    a, b = (fit_messages(prompt, 40)[0].content for prompt in (short, long))
+
+    assert estimate_tokens(a) == estimate_tokens(b) == 40
+    assert a[7:20] != b[12:25]
+
+
+def test_input_length_applies_to_prompts_and_variable_lengths_are_drawn(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "s.json", [chat(6), chat(8)])
+    dataset = {"name": "share-gpt", "path": path, "turns": "prompts"}
+    fixed = build(dataset, input_length=64, max_output_length=9)
+    varied = build(dataset, input_length={"kind": "uniform", "min": 10, "max": 90})
+
+    sizes = {estimate_tokens(join_prompt(c.turns[0].messages).replace("\n\n", "")) for c in fixed}
+    assert sizes <= {64, 65}
+    assert {c.turns[0].output_tokens for c in fixed} == {9}
+    assert len({estimate_tokens(join_prompt(c.turns[0].messages)) for c in varied}) > 3
+
+
+def test_account_of_a_cycled_dataset_warns_of_its_period() -> None:
+    prompts = build("random", need=16)
+    honesty = account(prompts, 64, endpoints=8)
+
+    assert honesty.exact_repeats == 0.75
+    assert honesty.period == 16
+    assert honesty.has_faked_affinity
+    assert "round robin will look like affinity" in str(honesty)
+    assert not account(prompts[:15], 60, endpoints=8).has_faked_affinity
+
+
+def test_account_counts_hits_of_whole_blocks_and_recomputes_the_last() -> None:
+    text = fit_text("", 32)
+    conversation = Conversation((Turn((Message("user", text),), 1),))
+    honesty = account([conversation], 2, endpoints=8)
+
+    assert honesty.ideal_hit_rate == 16 / 64
+    assert honesty.distinct_tokens == 32
+    assert honesty.reuse == {"2": 1.0}
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.integers(2, 4))
+def test_period_of_a_repeated_list_divides_nothing_smaller(keys: list[int], times: int) -> None:
+    period = find_period(keys * times)
+
+    assert period is not None
+    assert period <= len(keys)
+    assert all(a == b for a, b in zip(keys * times, (keys * times)[period:], strict=False))
+
+
+def test_sequence_without_repetition_has_no_period() -> None:
+    assert find_period([1, 2, 3, 4]) is None
+    assert find_period([]) is None
+
+
+def test_turns_without_reply_add_nothing_to_the_next_prompt() -> None:
+    turns = (Turn((Message("user", "a"),), 1), Turn((Message("user", "b"),), 1))
+    prompts = list(build_prompts(Conversation(turns)))
+
+    assert [len(prompt.turns[0].messages) for prompt in prompts] == [1, 2]

@@ -1,0 +1,243 @@
+"""What a load process does, against a client that answers as a test says."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+
+from extproc.bench.clients.client import RunClock
+from extproc.bench.conversation import Conversation, Message, Turn
+from extproc.bench.load.cap import Cap
+from extproc.bench.load.generator import LoadGenerator, Share
+from extproc.bench.load.watch import Watch
+from extproc.bench.load.workload import Numbering
+from extproc.bench.processors.processor import Ask
+from extproc.bench.record import Record
+from extproc.bench.spec import Spec
+
+THREE_TURNS = Conversation(
+    tuple(Turn((Message("user", f"question {i}"),), 5, f"recorded {i}") for i in range(3))
+)
+
+
+class FakeClient:
+    """Answers after `delay_s`; `spoil` may make a record fail."""
+
+    def __init__(
+        self, clock: RunClock, delay_s: float = 0.0, spoil: Callable[[Record], None] = lambda _: None
+    ) -> None:
+        self.asks: list[Ask] = []
+        self.most = self._now = 0
+        self._clock, self._delay_s, self._spoil = clock, delay_s, spoil
+
+    async def send(self, ask: Ask, record: Record) -> None:
+        self.asks.append(ask)
+        self._now += 1
+        self.most = max(self.most, self._now)
+        try:
+            record.started_s = record.sent_s = self._clock()
+            await asyncio.sleep(self._delay_s)
+            record.end_s = record.first_token_s = self._clock()
+            record.text = f"answer {record.index}"
+            self._spoil(record)
+        finally:
+            self._now -= 1
+
+    async def close(self) -> None:
+        pass
+
+
+def build_share(
+    conversations: Sequence[Conversation] = (THREE_TURNS,),
+    starts: Sequence[tuple[int, float]] = (),
+    requests: int | None = None,
+    users: int = 0,
+    cap: int | None = None,
+    **traffic: Any,
+) -> Share:
+    rate = {} if users else {"req_rate": 10}
+    shape = {"total_prompts": 100, "vus": users or None, **rate, **traffic}
+    spec = Spec.model_validate({"endpoint": "x", "performance": {"traffic-shape": shape}})
+    return Share(0, spec, "m", tuple(conversations), requests, tuple(starts), users, cap)
+
+
+def build_generator(
+    share: Share, *, delay_s: float = 0.0, spoil: Callable[[Record], None] = lambda _: None, jobs: int = 10**9
+) -> tuple[LoadGenerator, FakeClient]:
+    clock = RunClock()
+    client = FakeClient(clock, delay_s, spoil)
+    numbers = count()
+
+    def take_next() -> int | None:
+        number = next(numbers)
+        return number if number < jobs else None
+
+    return LoadGenerator(share, client, clock, take_next), client
+
+
+async def test_session_asks_turn_by_turn_and_quotes_real_answers() -> None:
+    generator, client = build_generator(build_share(starts=[(0, 0.0)]))
+    await generator.run()
+
+    assert [len(ask.messages) for ask in client.asks] == [1, 3, 5]
+    assert [m.content for m in client.asks[2].messages] == [
+        "question 0",
+        "answer 0",
+        "question 1",
+        "answer 1",
+        "question 2",
+    ]
+    assert [(r.session, r.turn) for r in generator.records] == [(0, 0), (0, 1), (0, 2)]
+
+
+async def test_session_quotes_recorded_answers_where_asked_to() -> None:
+    dataset = {"name": "synthetic", "replies": "recorded"}
+    generator, client = build_generator(build_share(starts=[(0, 0.0)], dataset=dataset))
+    await generator.run()
+
+    assert client.asks[1].messages[1] == Message("assistant", "recorded 0")
+
+
+async def test_think_time_lies_between_an_answer_and_the_next_question() -> None:
+    generator, _ = build_generator(build_share(starts=[(0, 0.0)], think_time=0.05), delay_s=0.01)
+    await generator.run()
+
+    first, second, _ = generator.records
+    assert first.end_s is not None
+    assert second.intended_s - first.end_s == pytest.approx(0.05)
+    assert second.started_s is not None
+    assert second.started_s >= second.intended_s
+
+
+async def test_failed_answer_ends_its_session() -> None:
+    def spoil(record: Record) -> None:
+        record.failure = "http 500"
+
+    generator, _ = build_generator(build_share(starts=[(0, 0.0), (1, 0.0)]), spoil=spoil)
+    await generator.run()
+
+    assert [(r.session, r.turn) for r in generator.records] == [(0, 0), (1, 0)]
+
+
+async def test_users_share_iterations_and_work_alone() -> None:
+    """k6's shared iterations: four users, ten conversations, each run by one user to its end."""
+    generator, client = build_generator(build_share(users=4), delay_s=0.005, jobs=10)
+    await generator.run()
+
+    assert sorted({record.session for record in generator.records}) == list(range(10))
+    assert len(generator.records) == 30
+    assert client.most == 4
+
+
+async def test_closed_loop_intends_each_request_when_its_user_is_free() -> None:
+    generator, _ = build_generator(build_share(users=1), delay_s=0.02, jobs=1)
+    await generator.run()
+
+    records = generator.records
+    assert [r.intended_s for r in records[1:]] == [r.end_s for r in records[:-1]]
+
+
+async def test_duration_ends_a_closed_loop_and_later_turns_of_an_open_one() -> None:
+    closed, _ = build_generator(build_share(users=2, duration=0.1, total_prompts=None), delay_s=0.02)
+    await closed.run()
+    opened, _ = build_generator(build_share(starts=[(0, 0.0)], duration=0.05), delay_s=0.03)
+    await opened.run()
+
+    assert 6 <= len(closed.records) <= 12
+    assert [r.turn for r in opened.records] == [0, 1]
+
+
+async def test_requests_beyond_the_count_are_not_made() -> None:
+    generator, _ = build_generator(build_share(starts=[(0, 0.0), (1, 0.0)], requests=4))
+    await generator.run()
+
+    assert sorted(record.index for record in generator.records) == [0, 1, 2, 3]
+
+
+async def test_cap_holds_requests_back_in_order() -> None:
+    single = Conversation(THREE_TURNS.turns[:1])
+    share = build_share([single], [(i, 0.0) for i in range(6)], cap=2)
+    generator, client = build_generator(share, delay_s=0.02)
+    await generator.run()
+
+    admitted = [r.admitted_s for r in generator.records]
+    assert client.most == 2
+    assert admitted == sorted(a for a in admitted if a is not None)
+    assert admitted[:2] == [0.0, 0.0]
+    assert generator.cap.full_s == pytest.approx(0.06, abs=0.03)
+
+
+async def test_graceful_stop_interrupts_what_is_in_flight_and_owns_up_to_the_unsent() -> None:
+    share = build_share(starts=[(0, 0.0), (1, 5.0)], duration=0.05, graceful_stop=0.05)
+    generator, _ = build_generator(share, delay_s=10)
+    await generator.run()
+
+    assert [r.failure for r in generator.records] == ["interrupted", "not sent"]
+    assert generator.records[0].end_s is not None
+    assert generator.records[1].started_s is None
+
+
+async def test_cancelled_waiter_does_not_keep_its_slot() -> None:
+    cap = Cap(1, lambda: 0.0)
+    await cap.enter(0.0)
+    waiter = asyncio.create_task(cap.enter(0.0))
+    given = asyncio.create_task(cap.enter(0.0))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    await asyncio.sleep(0)
+    cap.leave()
+
+    assert await given == 0.0
+    cap.leave()
+    assert cap.in_flight == 0
+
+
+async def test_slot_given_to_a_waiter_that_is_cancelled_then_goes_on() -> None:
+    cap = Cap(1, lambda: 0.0)
+    await cap.enter(0.0)
+    waiter = asyncio.create_task(cap.enter(0.0))
+    await asyncio.sleep(0)
+    cap.leave()
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+
+    assert cap.in_flight == 0
+
+
+async def test_watch_reports_totals_and_only_new_latencies() -> None:
+    def spoil(record: Record) -> None:
+        record.failure = "http 500" if record.index == 3 else None
+
+    generator, _ = build_generator(build_share(starts=[(0, 0.0), (1, 0.0)]), spoil=spoil)
+    watch = Watch(generator, RunClock())
+    await generator.run()
+    first, second = watch.snapshot(), watch.snapshot()
+
+    assert (first.sent, first.finished, first.in_flight) == (4, 4, 0)
+    assert first.failures == second.failures == {"http 500": 1}
+    assert (len(first.ttft_s), len(first.lag_s)) == (4, 4)
+    assert (second.ttft_s, second.lag_s) == ((), ())
+
+
+async def test_watch_sees_a_blocked_event_loop() -> None:
+    generator, _ = build_generator(build_share())
+    watch = Watch(generator, RunClock())
+    sampling = asyncio.create_task(watch.sample())
+    await asyncio.sleep(0.03)
+    blocked_until_s = asyncio.get_running_loop().time() + 0.1
+    while asyncio.get_running_loop().time() < blocked_until_s:
+        pass
+    await asyncio.sleep(0.03)
+    sampling.cancel()
+
+    assert max(sample.lag_s for sample in watch.samples) > 0.06
+
+
+def test_numbering_cycles_through_the_dataset() -> None:
+    numbering = Numbering([THREE_TURNS, Conversation(THREE_TURNS.turns[:1])])
+
+    assert [numbering.first_index(n) for n in range(5)] == [0, 3, 4, 7, 8]
+    assert [numbering.count_conversations(n) for n in range(9)] == [0, 1, 1, 1, 2, 3, 3, 3, 4]
