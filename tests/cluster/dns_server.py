@@ -17,12 +17,13 @@ import dns.rrset
 
 @dataclass
 class DnsServer(asyncio.DatagramProtocol):
-    """Answers from `records`: (name, type) to texts. Counts the questions."""
+    """Answers from `records`: (name, type) to texts. `patience_s` is its resolvers'."""
 
     records: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     ttl_s: int = 5
     rcode: dns.rcode.Rcode = dns.rcode.NOERROR
     is_silent: bool = False
+    patience_s: float = 2.0
     truncates: bool = False
     port: int = 0
     questions: list[str] = field(default_factory=list)
@@ -62,7 +63,7 @@ class DnsServer(asyncio.DatagramProtocol):
         resolver = dns.asyncresolver.Resolver(configure=False)
         resolver.nameservers = ["127.0.0.1"]
         resolver.port = self.port
-        resolver.timeout = resolver.lifetime = 0.2
+        resolver.timeout = resolver.lifetime = self.patience_s
         resolver.search = [dns.name.from_text("default.svc.cluster.local.")]
         return resolver
 

@@ -136,7 +136,7 @@ def fail(server: DnsServer) -> None:
 
 
 def fall_silent(server: DnsServer) -> None:
-    server.is_silent = True
+    server.is_silent, server.patience_s = True, 0.1
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ async def test_a_failure_keeps_the_last_good_list_and_backs_off(
         break_(server)
         await sink.until(lambda told: len(told.restarts) >= 3)
         delays_s = delays[-2:]
-        server.rcode, server.is_silent = dns.rcode.NOERROR, False
+        server.rcode, server.is_silent, server.patience_s = dns.rcode.NOERROR, False, 2.0
         server.records[NAME, "A"] = ["10.0.0.3"]
         await sink.until(lambda told: told.addresses == ["10.0.0.3:8000"])
 

@@ -28,7 +28,8 @@ from tests.cluster.harness import RecordingSink, running
 from tests.cluster.objects import draining_pod, pod, slice_object
 
 A, B, C = pod("a", "10.0.0.1"), pod("b", "10.0.0.2"), pod("c", "10.0.0.3")
-IMPATIENT = Patience(answer_s=0.2, silence_s=0.2)
+PATIENT = Patience()
+IMPATIENT = Patience(answer_s=0.5, silence_s=0.5)
 BuildSource = Callable[..., KubernetesSource]
 
 
@@ -58,7 +59,7 @@ def build(server: ApiServer, token: Path, tmp_path: Path, delays: list[float]) -
         delays.append(delay_s)
         await asyncio.sleep(0.001)
 
-    def build(patience: Patience = IMPATIENT, **options: object) -> KubernetesSource:
+    def build(patience: Patience = PATIENT, **options: object) -> KubernetesSource:
         path = tmp_path / "kubeconfig"
         write_kubeconfig(path, server.url, token)
         arguments = {"settle_s": 0.01, "sleep": nap, "rng": Random(7)} | options
@@ -96,7 +97,7 @@ async def test_lists_then_watches_from_the_lists_version(
 async def test_follows_added_modified_and_deleted_slices(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(lambda _: server.watchers)
         server.put(slice_object("s2", C))
         await sink.until(has("a", "b", "c"))
@@ -122,7 +123,7 @@ async def test_slices_of_other_services_are_not_asked_for(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:
     server.put(slice_object("other", C, service="other"))
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(lambda _: server.watchers)
         server.put(slice_object("other", C, service="other"))
         server.put(slice_object("s2", pod("d", "10.0.0.4")))
@@ -134,7 +135,7 @@ async def test_slices_of_other_services_are_not_asked_for(
 async def test_a_burst_of_events_is_told_once(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:
-    async with running(build(Patience(), settle_s=0.1), sink):
+    async with running(build(settle_s=0.1), sink):
         await sink.until(lambda _: server.watchers)
         for number in range(10, 30):
             server.put(slice_object("s2", pod(f"p{number}", f"10.0.0.{number}")))
@@ -146,7 +147,7 @@ async def test_a_burst_of_events_is_told_once(
 async def test_a_pod_that_moves_between_slices_never_goes(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:
-    async with running(build(Patience(), settle_s=0.1), sink):
+    async with running(build(settle_s=0.1), sink):
         await sink.until(lambda _: server.watchers)
         server.put(slice_object("s1", A))  # the controller's updates come in any order
         server.put(slice_object("s2", B))
@@ -158,7 +159,7 @@ async def test_a_pod_that_moves_between_slices_never_goes(
 async def test_a_bookmark_moves_the_version_and_confirms_the_list(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(lambda _: server.watchers)
         server.version = 500
         server.bookmark()
@@ -173,7 +174,7 @@ async def test_a_bookmark_moves_the_version_and_confirms_the_list(
 async def test_a_watch_ended_by_the_server_goes_on_from_where_it_was(
     server: ApiServer, build: BuildSource, sink: RecordingSink, delays: list[float]
 ) -> None:
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(lambda _: server.watchers)
         server.put(slice_object("s2", C))
         await sink.until(has("a", "b", "c"))
@@ -209,7 +210,7 @@ async def test_lines_are_read_however_they_are_cut(
 ) -> None:
     server.answer_next("watch", streams(*chunks))
     server.version = 160
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(has("a", "b", "c"))
         await sink.until(lambda _: len(server.watches) == 2)
 
@@ -221,7 +222,7 @@ async def test_unknown_events_are_skipped(server: ApiServer, build: BuildSource,
     unknown = line("RENAMED", {"metadata": {"name": "s1", "resourceVersion": "150"}})
     server.answer_next("watch", streams(unknown, ADDED, MARK))
     server.version = 160
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(has("a", "b", "c"))
 
 
@@ -258,7 +259,7 @@ async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
     server: ApiServer, build: BuildSource, sink: RecordingSink, fault: Answer, why: str, *, lists_again: bool
 ) -> None:
     server.answer_next("watch", fault)
-    async with running(build(), sink):
+    async with running(build(IMPATIENT if why == "stalled" else PATIENT), sink):
         await sink.until(lambda told: told.restarts)
         server.put(slice_object("s2", C))
         await sink.until(has("a", "b", "c"))
@@ -286,7 +287,7 @@ async def test_a_list_that_fails_is_tried_again_and_tells_nothing(
     server: ApiServer, build: BuildSource, sink: RecordingSink, fault: Answer, why: str
 ) -> None:
     server.answer_next("list", fault, fault)
-    async with running(build(), sink):
+    async with running(build(IMPATIENT if why == "stalled" else PATIENT), sink):
         await sink.until(lambda told: told.restarts)
         assert sink.lists == []
         await sink.until(has("a", "b"))
@@ -300,7 +301,7 @@ async def test_a_slow_list_is_waited_for(server: ApiServer, build: BuildSource, 
         return await server._list(request)  # type: ignore[arg-type]  # the scripted form of an answer
 
     server.answer_next("list", slow)  # type: ignore[arg-type]
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(has("a", "b"))
 
     assert sink.restarts == []
@@ -309,7 +310,7 @@ async def test_a_slow_list_is_waited_for(server: ApiServer, build: BuildSource, 
 async def test_an_expired_version_lists_again_without_dropping_the_pool(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(lambda _: server.watchers)
         server.put(slice_object("s2", C))
         await sink.until(has("a", "b", "c"))
@@ -327,7 +328,7 @@ async def test_a_version_from_the_future_lists_again(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:
     # etcd was restored from a backup: the version that we know is not reached for days.
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(lambda _: server.watchers)
         server.version = 90
         server.oldest = 80
@@ -343,7 +344,7 @@ async def test_a_version_from_the_future_lists_again(
 async def test_a_rotated_token_is_read_after_a_401(
     server: ApiServer, build: BuildSource, sink: RecordingSink, token: Path
 ) -> None:
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(lambda _: server.watchers)
         server.tokens = {"token-2"}
         server.end_watches()
@@ -362,7 +363,7 @@ async def test_an_outage_keeps_the_pool_and_backs_off(
         port = int(second.url.rpartition(":")[2])
         second.put(slice_object("s1", A, B))
         server.url = second.url
-        source = build(Patience())
+        source = build()
         task = asyncio.create_task(source.run(sink))
         await sink.until(lambda _: second.watchers)
     await sink.until(lambda _: len(delays) > 20)
@@ -382,7 +383,7 @@ async def test_back_off_starts_over_once_a_watch_has_said_something(
     server: ApiServer, build: BuildSource, sink: RecordingSink, delays: list[float]
 ) -> None:
     server.answer_next("list", *[refuses(500)] * 10)
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(lambda _: server.watchers)
         server.bookmark()
         await sink.until(lambda told: told.confirmed_total)
@@ -437,7 +438,7 @@ async def test_a_slice_without_the_port_is_logged_once(
 ) -> None:
     caplog.set_level(logging.WARNING)
     server.put(slice_object("s2", C, ports=[]))
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(lambda _: server.watchers)
         server.put(slice_object("s1", A))
         await sink.until(has("a"))
@@ -451,7 +452,7 @@ async def test_idling_costs_less_than_one_percent_of_a_core(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:
     server.put(slice_object("s1", *(pod(f"p{number}", f"10.0.1.{number}") for number in range(100))))
-    async with running(build(Patience()), sink):
+    async with running(build(), sink):
         await sink.until(lambda _: server.watchers)
         start_s = thread_time()
         for _ in range(2):

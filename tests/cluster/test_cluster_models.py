@@ -16,7 +16,7 @@ from tests.cluster.harness import RecordingSink, running
 
 BASE = {"id": "llama", "object": "model", "parent": None}
 LORA = {"id": "sql-lora", "object": "model", "parent": "llama"}
-QUICK = Pace(refresh_s=300, timeout_s=0.2, settle_s=0.01)
+QUICK = Pace(settle_s=0.01)
 
 
 class Told:
@@ -157,7 +157,7 @@ async def test_a_silent_endpoint_is_asked_again_after_a_back_off(
 ) -> None:
     caplog.set_level(logging.WARNING)
     vllm.delay_s = 0.5
-    async with running(learning(Told(endpoint), delays), sink):
+    async with running(learning(Told(endpoint), delays, Pace(timeout_s=0.1)), sink):
         await sink.until(lambda _: len(delays) >= 3)
         assert all(delay <= 2**number for number, delay in enumerate(delays))
         vllm.delay_s = 0

@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.cluster.slicebook import SliceBook
@@ -117,6 +117,7 @@ slices = st.builds(
 events = st.lists(st.tuples(st.sampled_from(["ADDED", "MODIFIED", "DELETED"]), slices), max_size=12)
 
 
+@settings(deadline=None)
 @given(events)
 def test_any_sequence_of_events_gives_the_same_pool_as_a_fresh_list(script: list[tuple[str, Object]]) -> None:
     followed = SliceBook("http")
@@ -134,6 +135,7 @@ def test_any_sequence_of_events_gives_the_same_pool_as_a_fresh_list(script: list
     assert followed.faults == book_of(*final.values()).faults
 
 
+@settings(deadline=None)
 @given(st.lists(slices, max_size=6), st.sampled_from(["IPv4", "IPv6"]))
 def test_no_name_and_no_address_is_listed_twice(some: list[Object], family: AddressFamily) -> None:
     endpoints = book_of(*some, family=family).endpoints()
