@@ -7,6 +7,8 @@ from pydantic_core import ErrorDetails
 
 from extproc.errors import ExtprocError
 
+# The type of errors found before a handler is asked: FastAPI's word, not vLLM's.
+INVALID = "Bad Request"
 # vLLM bounds what it echoes of a bad request.
 REPORTED_ERRORS = 10
 ECHOED_CHARACTERS = 200
@@ -62,7 +64,7 @@ def refuse_shape(errors: Sequence[ErrorDetails]) -> Refusal:
     lines += [f"  {_describe(error)}" for error in errors[:REPORTED_ERRORS]]
     if count > REPORTED_ERRORS:
         lines.append(f"  ...and {count - REPORTED_ERRORS} more errors")
-    return Refusal("\n".join(lines), kind="Bad Request", param=_locate(errors[0]))
+    return Refusal("\n".join(lines), kind=INVALID, param=_locate(errors[0]))
 
 
 def _describe(error: ErrorDetails) -> dict[str, Any]:

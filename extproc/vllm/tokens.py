@@ -6,8 +6,6 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, Protocol
 
-import xxhash
-
 from extproc.errors import SettingsError
 
 BYTES_PER_TOKEN = 4
@@ -21,7 +19,8 @@ class Tokenizer(Protocol):
     itself when a client sends an answer as part of its next prompt.
     """
 
-    words: Sequence[int]
+    @property
+    def words(self) -> Sequence[int]: ...
 
     def encode(self, pieces: Sequence[str]) -> list[int]:
         """Returns the tokens of a prompt given in pieces (a message's head, its text, its end)."""
@@ -89,7 +88,12 @@ class FileTokenizer:
         # Low numbers first: in most vocabularies these are the commonest words.
         for token in sorted(self._tokenizer.get_vocab(with_added_tokens=False).values()):
             text = self.decode([token])
-            if text.isascii() and text.startswith(" ") and text[1:].isalpha() and self.encode([text]) == [token]:
+            if (
+                text.isascii()
+                and text.startswith(" ")
+                and text[1:].isalpha()
+                and self.encode([text]) == [token]
+            ):
                 yield token
 
 
@@ -97,20 +101,10 @@ def _load(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer as Fast  # noqa: PLC0415, an optional extra
     except ImportError:
-        raise SettingsError("a tokenizer.json needs the extra: pip install extproc-router[tokenizers]") from None
+        raise SettingsError(
+            "a tokenizer.json needs the extra: pip install extproc-router[tokenizers]"
+        ) from None
     try:
         return Fast.from_file(str(path))
-    except Exception as fault:  # tokenizers raises bare Exceptions
+    except Exception as fault:  # noqa: BLE001, tokenizers raises bare Exceptions
         raise SettingsError(f"{path}: {fault}") from None
-
-
-def compose(words: Sequence[int], prompt: Sequence[int], count: int, seed: int) -> list[int]:
-    """Writes an answer of `count` words: always the same for a prompt and a seed.
-
-    A stride through the words costs no random numbers, and neighbouring prompts start far apart.
-    """
-    tail = array("Q", prompt[-256:]).tobytes()
-    start = xxhash.xxh3_64_intdigest(tail, seed & 0xFFFF_FFFF_FFFF_FFFF)
-    size = len(words)
-    stride = 1 + (start >> 32) % (size - 1) if size > 1 else 1
-    return [words[(start + stride * index) % size] for index in range(count)]

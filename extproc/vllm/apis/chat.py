@@ -26,7 +26,9 @@ class Chat:
         request = ChatRequest.read(body)
         request.check()
         if not request.messages:
-            raise Refusal("Cannot apply chat template to an empty conversation. Provide at least one message.")
+            raise Refusal(
+                "Cannot apply chat template to an empty conversation. Provide at least one message."
+            )
         is_new_name = request.max_completion_tokens is not None
         return Ask(
             prompts=[tokenizer.encode(render(request.messages, request.tools))],
@@ -43,10 +45,13 @@ class Chat:
             wants_continuous_usage=request.wants_continuous_usage,
         )
 
+    def describe(self, refusal: Refusal) -> dict[str, Any]:
+        return refusal.describe()
+
     def frames(self, head: Head, ask: Ask) -> Frames:
         return ChatFrames(head, ask)
 
-    def whole(self, head: Head, ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+    def whole(self, head: Head, _ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         return {
             "id": head.id,
             "object": "chat.completion",
@@ -69,7 +74,12 @@ class ChatFrames:
     """Chunks of one stream; all but the text is encoded once."""
 
     def __init__(self, head: Head, ask: Ask) -> None:
-        opening = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
+        opening = {
+            "id": head.id,
+            "object": "chat.completion.chunk",
+            "created": head.created,
+            "model": head.model,
+        }
         self._head = b"data: " + orjson.dumps(opening)[:-1]
         self._answers = ask.n
         self._prompt_tokens = ask.prompt_tokens
@@ -131,7 +141,8 @@ def running_usage(usage: Usage) -> bytes:
     """Returns the `usage` member of a chunk under `continuous_usage_stats`, with its comma."""
     return (
         b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,'
-        b'"completion_tokens_details":null}' % (usage.prompt_tokens, usage.total_tokens, usage.completion_tokens)
+        b'"completion_tokens_details":null}'
+        % (usage.prompt_tokens, usage.total_tokens, usage.completion_tokens)
     )
 
 

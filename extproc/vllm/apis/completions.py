@@ -26,7 +26,7 @@ class Completions:
         request = CompletionRequest.read(body)
         request.check()
         return Ask(
-            prompts=_read_prompts(request.prompt, tokenizer),
+            prompts=read_prompts(request.prompt, tokenizer),
             model=request.model,
             max_tokens=request.max_tokens,
             min_tokens=request.min_tokens,
@@ -40,10 +40,13 @@ class Completions:
             echoes=bool(request.echo),
         )
 
+    def describe(self, refusal: Refusal) -> dict[str, Any]:
+        return refusal.describe()
+
     def frames(self, head: Head, ask: Ask) -> Frames:
         return CompletionFrames(head, ask)
 
-    def whole(self, head: Head, ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+    def whole(self, head: Head, _ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         details: dict[str, int | None] | None = None
         if usage.cached_tokens is not None:
             details = {
@@ -85,7 +88,9 @@ class CompletionFrames:
         return b""
 
     def piece(self, index: int, text: bytes, usage: Usage) -> bytes:
-        return self._frame(index, text, b"null", running_usage(usage) if self._wants_continuous_usage else b"")
+        return self._frame(
+            index, text, b"null", running_usage(usage) if self._wants_continuous_usage else b""
+        )
 
     def last_piece(self, index: int, text: bytes, reason: str, usage: Usage) -> bytes:
         end = running_usage(usage) if self._wants_continuous_usage else b""
@@ -110,11 +115,13 @@ class CompletionFrames:
     def _frame(self, index: int, text: bytes, reason: bytes, end: bytes) -> bytes:
         return (
             self._head + b',"choices":[{"index":%d,"text":"%b","logprobs":null,"finish_reason":%b,'
-            b'"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]%b}\n\n' % (index, text, reason, end)
+            b'"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]%b}\n\n'
+            % (index, text, reason, end)
         )
 
 
-def _read_prompts(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
+def read_prompts(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
+    """Returns the tokens of each prompt: a text, tokens, or a list of either; raises `Refusal`."""
     if not prompt and not isinstance(prompt, list):
         raise Refusal(
             "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)",

@@ -17,7 +17,7 @@ class Fields(BaseModel):
     def read(cls, body: object) -> Self:
         """Returns a decoded body's fields; raises `Refusal` with every fault of its shape."""
         try:
-            return cls.model_validate(body)
+            return cls.model_validate(body, from_attributes=True)
         except ValidationError as fault:
             raise refuse_shape(fault.errors(include_url=False)) from None
 

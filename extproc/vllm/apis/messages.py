@@ -10,6 +10,7 @@ from extproc.vllm.apis.api import Frames
 from extproc.vllm.apis.fields import Fields, Message, Part
 from extproc.vllm.ask import Ask, Choice, Head, Usage
 from extproc.vllm.prompts import read_content, render
+from extproc.vllm.refusals import INVALID, Refusal
 from extproc.vllm.tokens import Tokenizer
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
@@ -53,10 +54,16 @@ class Messages:
             is_stream=bool(request.stream),
         )
 
+    def describe(self, refusal: Refusal) -> dict[str, Any]:
+        # A body of the wrong shape is refused before this API's own handler sees it.
+        if refusal.kind == INVALID:
+            return refusal.describe()
+        return {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
+
     def frames(self, head: Head, ask: Ask) -> Frames:
         return MessageFrames(head, ask)
 
-    def whole(self, head: Head, ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+    def whole(self, head: Head, _ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         return {
             "id": head.id,
             "type": "message",
@@ -75,7 +82,7 @@ class MessageFrames:
         self._reason = "stop"
 
     def opening(self) -> bytes:
-        message = {
+        message: dict[str, Any] = {
             "id": self._head.id,
             "type": "message",
             "role": "assistant",
@@ -88,7 +95,7 @@ class MessageFrames:
         block = {"content_block": {"type": "text", "text": ""}, "index": 0}
         return _event("message_start", {"message": message}) + _event("content_block_start", block)
 
-    def piece(self, index: int, text: bytes, usage: Usage) -> bytes:
+    def piece(self, _index: int, text: bytes, _usage: Usage) -> bytes:
         return (
             b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":'
             b'{"type":"text_delta","text":"%b"},"index":0}\n\n' % text
@@ -121,7 +128,7 @@ def _describe_usage(usage: Usage) -> dict[str, int]:
     cached = usage.cached_tokens or 0
     return {
         # Anthropic counts what came from the cache apart from the input.
-        "input_tokens": usage.prompt_tokens - cached - usage.created_tokens,
+        "input_tokens": max(0, usage.prompt_tokens - cached - usage.created_tokens),
         "output_tokens": usage.completion_tokens,
         "cache_creation_input_tokens": usage.created_tokens,
         "cache_read_input_tokens": cached,

@@ -9,6 +9,7 @@ from extproc.vllm.apis.api import Frames
 from extproc.vllm.apis.fields import Fields, Message
 from extproc.vllm.ask import Ask, Choice, Head, Usage
 from extproc.vllm.prompts import render
+from extproc.vllm.refusals import Refusal
 from extproc.vllm.tokens import Tokenizer
 
 
@@ -21,7 +22,7 @@ class ResponseRequest(Fields):
     seed: int | None = None
     cache_salt: str | None = None
     stream: bool | None = False
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
 
 
 class Responses:
@@ -44,6 +45,9 @@ class Responses:
             cache_salt=request.cache_salt or "",
             is_stream=bool(request.stream),
         )
+
+    def describe(self, refusal: Refusal) -> dict[str, Any]:
+        return refusal.describe()
 
     def frames(self, head: Head, ask: Ask) -> Frames:
         return ResponseFrames(head, ask)
@@ -70,7 +74,7 @@ class ResponseFrames:
     def opening(self) -> bytes:
         response = describe_response(self._head, self._ask, None, None)
         item = {"id": self._item_id, "content": [], "role": "assistant", "status": "in_progress"}
-        part = {"annotations": [], "text": "", "type": "output_text", "logprobs": []}
+        part: dict[str, Any] = {"annotations": [], "text": "", "type": "output_text", "logprobs": []}
         return (
             self._event("response.created", {"response": response})
             + self._event("response.in_progress", {"response": response})
@@ -81,7 +85,7 @@ class ResponseFrames:
             + self._event("response.content_part.added", self._position | {"part": part})
         )
 
-    def piece(self, index: int, text: bytes, usage: Usage) -> bytes:
+    def piece(self, _index: int, text: bytes, _usage: Usage) -> bytes:
         self._text += text
         end = b',"sequence_number":%d,"type":"response.output_text.delta"}\n\n' % self._number
         self._number += 1
@@ -153,7 +157,7 @@ def describe_response(head: Head, ask: Ask, choice: Choice | None, usage: Usage 
 
 
 def _describe_item(head: Head, choice: Choice) -> dict[str, Any]:
-    part = {"annotations": [], "text": choice.text, "type": "output_text", "logprobs": None}
+    part: dict[str, Any] = {"annotations": [], "text": choice.text, "type": "output_text", "logprobs": None}
     return {
         "id": name_item(head),
         "content": [part],

@@ -1,0 +1,170 @@
+"""One simulated vLLM endpoint, without its HTTP: models, adapters, an engine, and its faults."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from xxhash import xxh3_64_hexdigest
+
+from extproc.vllm.adapters import Adapters
+from extproc.vllm.answers import Author
+from extproc.vllm.ask import Ask, Head
+from extproc.vllm.clock import Clock
+from extproc.vllm.counts import Counts, Reading
+from extproc.vllm.distributions import Distributions
+from extproc.vllm.driver import Driver, Job
+from extproc.vllm.engine import Engine
+from extproc.vllm.faults import Faults
+from extproc.vllm.profiles import Profile
+from extproc.vllm.publisher import Publisher
+from extproc.vllm.refusals import UnknownName, refuse_length, refuse_value
+from extproc.vllm.reply import Reply, Strand
+from extproc.vllm.tokens import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What all endpoints of a process share.
+
+    `models` are names of the one base model, the first one its own; `max_loras` of 0 means no LoRA
+    adapters; `answer_tokens` is the mean natural length of answers, 0 for none. `forces_usage` and
+    `shows_cached` are vLLM's `--enable-force-include-usage` and `--enable-prompt-tokens-details`.
+    """
+
+    profile: Profile
+    tokenizer: Tokenizer
+    models: tuple[str, ...] = ("simulated",)
+    adapters: tuple[str, ...] = ()
+    max_loras: int = 0
+    answer_tokens: int = 0
+    forces_usage: bool = False
+    shows_cached: bool = True
+    faults: Faults = field(default_factory=Faults)
+
+
+class SimulatedEndpoint:
+    """Takes requests and answers them at its engine's pace; `run` must be running.
+
+    `faults` may be replaced at any time. `load` counts the requests to serving APIs that are here.
+    `epoch_s()` tells the time of day. Request ids and the draws of faults come from `name`, so endpoints
+    differ and a run repeats.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Options,
+        clock: Clock,
+        epoch_s: Callable[[], float],
+        publisher: Publisher | None = None,
+    ) -> None:
+        self.name = name
+        self.options = options
+        self.faults = options.faults
+        self.adapters = Adapters(options.models, options.adapters)
+        self.registry = CollectorRegistry()
+        self.epoch_s = epoch_s
+        self.random = Random(name)  # noqa: S311, faults need no secrets
+        self._distributions = Distributions(self.registry, options.models[0], options.profile)
+        engine = Engine(options.profile, sink=publisher.collect if publisher else None)
+        self.driver = Driver(engine, clock, self._distributions, publisher.flush if publisher else None)
+        self.publisher = publisher
+        self._author = Author(options.tokenizer, options.answer_tokens)
+        self.load = 0
+        self._named = 0
+        self._register()
+
+    def __repr__(self) -> str:
+        return f"<SimulatedEndpoint {self.name}: {self.driver.engine}>"
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        await self.driver.run()
+
+    def name_request(self, prefix: str) -> str:
+        """Returns a new id, in the form of vLLM's."""
+        self._named += 1
+        return prefix + xxh3_64_hexdigest(f"{self.name}/{self._named}".encode())
+
+    def find_model(self, name: str | None) -> str:
+        """Returns the model or adapter that answers to a name; raises `UnknownName`."""
+        if not name:
+            return self.options.models[0]
+        if name in self.adapters or name in self.options.models:
+            return name
+        raise UnknownName(name, [*self.options.models, *self.adapters.paths])
+
+    def head(self, ask: Ask, prefix: str) -> Head:
+        """Returns how an answer begins; raises `UnknownName`."""
+        return Head(self.name_request(prefix), self.find_model(ask.model), int(self.epoch_s()))
+
+    def begin(self, ask: Ask, head: Head) -> Reply:
+        """Queues a request's prompts; raises `Refusal`, as vLLM does, before any of them is queued."""
+        if self.options.forces_usage:
+            ask = replace(ask, wants_usage=True)
+        rooms = [self._find_room(ask, len(prompt)) for prompt in ask.prompts]
+        wake = asyncio.Event()
+        strands = list(self._start(ask, rooms, head, wake))
+        return Reply(ask, strands, wake, self.driver, shows_cached=self.options.shows_cached)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets all cached blocks; returns whether it could: not while requests run."""
+        is_reset = self.driver.engine.reset_prefix_cache()
+        if self.publisher:
+            self.publisher.flush()
+        return is_reset
+
+    def _find_room(self, ask: Ask, tokens: int) -> int:
+        # In vLLM's order: the prompt alone, what is asked for, what is left for it.
+        limit = self.options.profile.max_model_len
+        name = ask.max_tokens_name
+        if tokens > limit:
+            raise refuse_length(limit, tokens)
+        if ask.max_tokens is not None and ask.max_tokens > limit:
+            message = (
+                f"{name}={ask.max_tokens} cannot be greater than max_model_len={limit}. "
+                "Please request fewer output tokens."
+            )
+            raise refuse_value(message, name, ask.max_tokens)
+        room = limit - tokens
+        allowed = room if ask.max_tokens is None else min(ask.max_tokens, room)
+        if allowed < 1:
+            raise refuse_value(f"max_tokens must be at least 1, got {allowed}.", "max_tokens", allowed)
+        return room
+
+    def _start(self, ask: Ask, rooms: Sequence[int], head: Head, wake: asyncio.Event) -> Iterator[Strand]:
+        adapter = head.model if head.model in self.adapters else ""
+        for number, (prompt, room) in enumerate(zip(ask.prompts, rooms, strict=True)):
+            echo = self.options.tokenizer.decode(prompt) if ask.echoes else ""
+            for variant in range(ask.n):
+                answer = self._author.write(ask, prompt, room, variant)
+                job_id = f"{head.id}-{number * ask.n + variant}"
+                job = Job(job_id, prompt, answer.tokens, answer.reason, adapter, ask.cache_salt, ask.n)
+                yield Strand(answer, self.driver.submit(job, wake), echo)
+
+    def _register(self) -> None:
+        GCCollector(self.registry)
+        PlatformCollector(self.registry)
+        ProcessCollector(registry=self.registry)
+        model, profile = self.options.models[0], self.options.profile
+        self.registry.register(Counts(model, profile, self._read, self.epoch_s(), self.epoch_s))
+
+    def _read(self) -> Reading:
+        counters = self.driver.engine.counters
+        return Reading(
+            running=self.driver.running,
+            waiting=counters.waiting,
+            kv_usage=counters.kv_usage,
+            prefix_queries=counters.prefix_queries_total,
+            prefix_hits=counters.prefix_hits_total,
+            preemptions=counters.preemptions_total,
+            prompt_tokens=counters.prompt_tokens_total,
+            cached_tokens=self.driver.cached_tokens_total,
+            generation_tokens=counters.generation_tokens_total,
+            ended=self._distributions.ended,
+            max_loras=self.options.max_loras,
+            running_adapters=",".join(self.driver.adapters(is_running=True)),
+            waiting_adapters=",".join(self.driver.adapters(is_running=False)),
+        )

@@ -1,0 +1,105 @@
+"""One request being answered: its generations, and the bytes that are due to the client."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+
+from extproc.vllm.answers import Answer, escape
+from extproc.vllm.apis.api import Frames
+from extproc.vllm.ask import Ask, Choice, Usage
+from extproc.vllm.driver import Driver, Generation
+
+
+@dataclass(slots=True, eq=False)
+class Strand:
+    """One of the answers that a request gets. `echo` is the prompt's text, if that goes before it."""
+
+    answer: Answer
+    generation: Generation
+    echo: str = ""
+    sent: int = 0
+
+    def finish(self) -> Choice:
+        return Choice(self.echo + self.answer.text, self.answer.reason)
+
+    def take(self) -> bytes:
+        """Returns the text that has come since the last call; slow clients get several tokens at once."""
+        texts = self.answer.texts[self.sent : self.generation.emitted]
+        head = b"" if self.sent else escape(self.echo)
+        self.sent = self.generation.emitted
+        return head + b"".join(texts)
+
+
+class Reply:
+    """Waits for a request's generations. Leave it by `close`, however it ends."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        strands: Sequence[Strand],
+        wake: asyncio.Event,
+        driver: Driver,
+        *,
+        shows_cached: bool,
+    ) -> None:
+        self._ask = ask
+        self._strands = strands
+        self._wake = wake
+        self._driver = driver
+        self._shows_cached = shows_cached
+
+    def close(self) -> None:
+        """Aborts what has not finished."""
+        for strand in self._strands:
+            self._driver.abort(strand.generation)
+
+    @property
+    def is_finished(self) -> bool:
+        return all(strand.generation.is_finished for strand in self._strands)
+
+    async def collect(self) -> list[Choice]:
+        """Returns all answers when the last one is complete."""
+        while not self.is_finished:
+            await self._next()
+        return [strand.finish() for strand in self._strands]
+
+    async def stream(self, frames: Frames) -> AsyncIterator[bytes]:
+        """Yields what is due after each step that brought this request something."""
+        opening = frames.opening()
+        while True:
+            await self._next()
+            due = opening + b"".join(self._frame(frames))
+            opening = b""
+            if self.is_finished:
+                yield due + frames.closing(self.usage)
+                return
+            yield due
+
+    def _frame(self, frames: Frames) -> Iterator[bytes]:
+        for index, strand in enumerate(self._strands):
+            generation = strand.generation
+            if strand.sent == generation.emitted:
+                continue
+            text = strand.take()
+            usage = Usage(len(generation.job.prompt), strand.sent, None)
+            if generation.is_finished:
+                yield frames.last_piece(index, text, strand.answer.reason, usage)
+            else:
+                yield frames.piece(index, text, usage)
+
+    async def _next(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far. Of several prompts vLLM tells the last one's cached tokens."""
+        last = self._strands[-1].generation
+        block_size = self._driver.engine.profile.block_size
+        full_tokens = len(last.job.prompt) // block_size * block_size
+        return Usage(
+            prompt_tokens=self._ask.prompt_tokens,
+            completion_tokens=sum(strand.generation.emitted for strand in self._strands),
+            cached_tokens=last.cached_tokens if self._shows_cached else None,
+            created_tokens=max(0, full_tokens - last.cached_tokens),
+        )
