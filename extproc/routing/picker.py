@@ -6,14 +6,15 @@ from fnmatch import translate
 from re import Pattern
 from re import compile as compile_pattern
 
+from msgspec import Struct
+
 from extproc.errors import NoEndpoint, PromptError, UnknownModel
 from extproc.routing.pool import Pick, Pool
 from extproc.routing.prefix import Key, KeyKind, prefix_of, routing_key
 from extproc.routing.prompt import Prompt, parse, reads_body
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """What the picker may know of a request; headers by lower-case name.
 
     `body` is `None` where there is none, or none to be had. `is_partial` says that more of it exists
@@ -30,8 +31,7 @@ class Ask:
     pool: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """A pick and what it came from: the routing key (`None`: no prefix), and why the body was no help."""
 
     pick: Pick

@@ -1,8 +1,11 @@
 """A pool: an immutable snapshot of its endpoints, a strategy, and the load book."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc.errors import NoEndpoint, Overloaded
 from extproc.routing.endpoint import Endpoint
@@ -68,8 +71,7 @@ def _group(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return groups
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(Struct, frozen=True):
     """Where one request goes. Counted from the moment it exists until `release`."""
 
     pool: "Pool"

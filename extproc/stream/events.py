@@ -1,11 +1,13 @@
 """What a proxy tells us, and what we answer: the ext_proc protocol as plain values.
 
-Built by the codec and trusted everywhere else. No protobuf, no gRPC, no clock here.
+Built by the codec and trusted everywhere else. No protobuf, no gRPC, no clock here. Structs, because a
+request makes a dozen of them and a frozen dataclass takes eight times as long to make.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
+
+from msgspec import Struct
 
 from extproc.routing.picker import Decision
 
@@ -20,8 +22,7 @@ class BodyMode(IntEnum):
     FULL_DUPLEX_STREAMED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class StreamConfig:
+class StreamConfig(Struct, frozen=True):
     """How the proxy's filter runs, told once, with the first message (`protocol_config`).
 
     `None` for a mode means that the proxy did not say: one that knows no `protocol_config`.
@@ -32,8 +33,7 @@ class StreamConfig:
     sends_body_without_waiting: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeaders:
+class RequestHeaders(Struct, frozen=True):
     """Lower-case names; of a header that comes twice, the last value counts."""
 
     headers: Mapping[str, str]
@@ -42,34 +42,29 @@ class RequestHeaders:
     config: StreamConfig = StreamConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBody:
+class RequestBody(Struct, frozen=True):
     data: bytes
     end_of_stream: bool = True
     subset: Sequence[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTrailers:
+class RequestTrailers(Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHeaders:
+class ResponseHeaders(Struct, frozen=True):
     """`served` is the `ip:port` that answered, where the gateway tells it (EPP 1.0.0)."""
 
     served: str | None = None
     end_of_stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseBody:
+class ResponseBody(Struct, frozen=True):
     data: bytes
     end_of_stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseTrailers:
+class ResponseTrailers(Struct, frozen=True):
     pass
 
 
@@ -87,15 +82,13 @@ class Phase(IntEnum):
     RESPONSE_TRAILERS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Continue:
+class Continue(Struct, frozen=True):
     """Go on, nothing changes."""
 
     phase: Phase
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(Struct, frozen=True):
     """Go on, to the picked endpoint: headers set and removed, the same said as dynamic metadata."""
 
     phase: Phase
@@ -106,8 +99,7 @@ class Routed:
     skip_body: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """A part of a body given back unchanged, in FULL_DUPLEX_STREAMED mode."""
 
     phase: Phase
@@ -115,14 +107,13 @@ class Piece:
     end_of_stream: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """An answer of our own to the client, JSON; ends the exchange. `outcome` is a metric label."""
 
     status: int
     body: bytes
     outcome: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
 
 
 Reply = Continue | Routed | Piece | Answer

@@ -92,7 +92,7 @@ class Session:
         if self._state is _State.ANSWERED:
             return []
         try:
-            return list(self._replies(event))
+            return self._replies(event)
         except RequestError as error:
             self._state = _State.ANSWERED
             return [refuse(error)]
@@ -104,7 +104,7 @@ class Session:
         if pick is not None:
             pick.release()
 
-    def _replies(self, event: Event) -> Iterator[Reply]:
+    def _replies(self, event: Event) -> list[Reply]:
         match event:
             case RequestHeaders():
                 return self._on_request_headers(event)
@@ -115,54 +115,49 @@ class Session:
             case ResponseHeaders():
                 return self._on_response_headers(event)
             case ResponseBody():
-                return self._on_response_body(event)
+                return _pass_on(event, Phase.RESPONSE_BODY, self._request.config.response_body)
             case ResponseTrailers():
-                return iter([Continue(Phase.RESPONSE_TRAILERS)])
+                return [Continue(Phase.RESPONSE_TRAILERS)]
 
-    def _on_request_headers(self, event: RequestHeaders) -> Iterator[Reply]:
+    def _on_request_headers(self, event: RequestHeaders) -> list[Reply]:
         if self._state is not _State.WAITING:
-            yield Continue(Phase.REQUEST_HEADERS)
-            return
+            return [Continue(Phase.REQUEST_HEADERS)]
         self._request, self._subset = event, event.subset
         ask = self._ask(None)
         if self._picker.answers_models(ask):
             self._state = _State.ANSWERED
-            yield _list_models(self._picker.model_names())
-        elif self._is_decided_by_headers(ask):
-            yield self._route(Phase.REQUEST_HEADERS, ask)
-        elif event.config.request_body in _BUFFERED:
-            yield Continue(Phase.REQUEST_HEADERS)
-        else:
-            self._state = _State.HOLDING
+            return [_list_models(self._picker.model_names())]
+        if self._is_decided_by_headers(ask):
+            return [self._route(Phase.REQUEST_HEADERS, ask)]
+        if event.config.request_body in _BUFFERED:
+            return [Continue(Phase.REQUEST_HEADERS)]
+        self._state = _State.HOLDING
+        return []
 
-    def _on_request_body(self, event: RequestBody) -> Iterator[Reply]:
+    def _on_request_body(self, event: RequestBody) -> list[Reply]:
         if self._has_body_ended:
             # Above about 1 MB Envoy sends the end of a FULL_DUPLEX_STREAMED body twice.
-            return
+            return []
         self._has_body_ended = event.end_of_stream
         if self._state is _State.ROUTED:
-            yield from self._pass_on(event.data, Phase.REQUEST_BODY, self._request.config.request_body, event)
-            return
+            return _pass_on(event, Phase.REQUEST_BODY, self._request.config.request_body)
         self._collect(event)
         if self._state is _State.WAITING:
-            yield self._route(Phase.REQUEST_BODY, self._ask(event))
-        elif event.end_of_stream:
-            yield from self._stop_holding(event)
+            return [self._route(Phase.REQUEST_BODY, self._ask(event))]
+        return self._stop_holding(event) if event.end_of_stream else []
 
-    def _on_request_trailers(self) -> Iterator[Reply]:
+    def _on_request_trailers(self) -> list[Reply]:
+        replies: list[Reply] = []
         if self._state is _State.HOLDING:
-            yield from self._stop_holding(RequestBody(b"", end_of_stream=False))
-        yield Continue(Phase.REQUEST_TRAILERS)
+            replies = self._stop_holding(RequestBody(b"", end_of_stream=False))
+        return [*replies, Continue(Phase.REQUEST_TRAILERS)]
 
-    def _on_response_headers(self, event: ResponseHeaders) -> Iterator[Reply]:
+    def _on_response_headers(self, event: ResponseHeaders) -> list[Reply]:
         pick = self._pick
         if pick is not None and event.served not in {None, pick.endpoint.address}:
             self.served_elsewhere = pick.pool
             self._pick = pick.pool.move(pick, event.served or "")
-        yield Continue(Phase.RESPONSE_HEADERS)
-
-    def _on_response_body(self, event: ResponseBody) -> Iterator[Reply]:
-        return self._pass_on(event.data, Phase.RESPONSE_BODY, self._request.config.response_body, event)
+        return [Continue(Phase.RESPONSE_HEADERS)]
 
     def _is_decided_by_headers(self, ask: Ask) -> bool:
         request = self._request
@@ -185,20 +180,12 @@ class Session:
             self._body.clear()
             raise BodyTooLarge(f"the request is larger than {self._max_body_bytes} bytes")
 
-    def _stop_holding(self, last: RequestBody) -> Iterator[Reply]:
+    def _stop_holding(self, last: RequestBody) -> list[Reply]:
         messages, body = len(self._body), b"".join(self._body)
-        yield self._route(Phase.REQUEST_HEADERS, self._ask(last, body))
+        routed = self._route(Phase.REQUEST_HEADERS, self._ask(last, body))
         if self._request.config.request_body is BodyMode.STREAMED:
-            yield from [Continue(Phase.REQUEST_BODY)] * messages
-        else:
-            yield from _pieces(body, Phase.REQUEST_BODY, last.end_of_stream)
-
-    def _pass_on(
-        self, data: bytes, phase: Phase, mode: BodyMode | None, event: RequestBody | ResponseBody
-    ) -> Iterator[Reply]:
-        if mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return _pieces(data, phase, event.end_of_stream)
-        return iter([Continue(phase)])
+            return [routed, *[Continue(Phase.REQUEST_BODY)] * messages]
+        return [routed, *_pieces(body, Phase.REQUEST_BODY, last.end_of_stream)]
 
     def _ask(self, last: RequestBody | None, body: bytes | None = None) -> Ask:
         headers = self._request.headers
@@ -247,6 +234,12 @@ def refuse(error: RequestError) -> Answer:
 def _list_models(names: Sequence[str]) -> Answer:
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "extproc"} for name in names]
     return Answer(200, orjson.dumps({"object": "list", "data": data}), "models")
+
+
+def _pass_on(event: RequestBody | ResponseBody, phase: Phase, mode: BodyMode | None) -> list[Reply]:
+    if mode is BodyMode.FULL_DUPLEX_STREAMED:
+        return [*_pieces(event.data, phase, event.end_of_stream)]
+    return [Continue(phase)]
 
 
 def _pieces(data: bytes, phase: Phase, end_of_stream: bool) -> Iterator[Piece]:

@@ -1,10 +1,11 @@
 """What a strategy sees, and what it answers."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 from typing import Protocol
+
+from msgspec import Struct
 
 from extproc.routing.load import LoadBook
 from extproc.routing.ring import Ring
@@ -20,8 +21,7 @@ class Reason(StrEnum):
     NO_PREFIX = "no_prefix"  # nothing to hash: least load
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """Names in order of preference, never empty: the pick, then the fallbacks for a retry."""
 
     names: tuple[str, ...]
@@ -33,6 +33,8 @@ class Candidates:
 
     `eligible` of `None` means all. Costs O(1) for a whole pool, O(k) for k eligible endpoints.
     """
+
+    __slots__ = ("_all_names", "_book", "_eligible", "_ring", "in_flight")
 
     def __init__(
         self, ring: Ring, book: LoadBook, names: tuple[str, ...], eligible: frozenset[str] | None
