@@ -5,6 +5,7 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 
@@ -31,9 +32,10 @@ class _Process:
         self.is_over = asyncio.Event()
         self.snapshot: Snapshot | None = None
         self.done: Done | None = None
+        self.is_dead = False
 
     def hear(self) -> Snapshot | None:
-        """Takes one message in; returns it if it is news. A dead process is ready and over."""
+        """Takes one message in; returns it if it is news."""
         try:
             message = self.pipe.recv()
         except (EOFError, ConnectionError):
@@ -43,7 +45,7 @@ class _Process:
             return message
         self.is_ready.set()
         if not isinstance(message, Ready):
-            self.done = message
+            self.done, self.is_dead = message, message is None
             self.is_over.set()
             asyncio.get_running_loop().remove_reader(self.pipe.fileno())
         return None
@@ -68,14 +70,15 @@ async def drive(shares: Sequence[Share], jobs: int | None, progress: Progress) -
         for process in processes:
             _listen(process, processes, progress)
         await asyncio.gather(*(process.is_ready.wait() for process in processes))
-        start = Start(time.monotonic() + _LEAD_S)
-        for process in processes:
-            _require_alive(process)
-            process.pipe.send(start)
-        await asyncio.gather(*(process.is_over.wait() for process in processes))
+        if not any(process.is_dead for process in processes):
+            _start(processes)
+            await asyncio.gather(*(process.is_over.wait() for process in processes))
     finally:
         await asyncio.gather(*(process.end() for process in processes))
-    return [_require_done(process) for process in processes]
+    for process in processes:
+        if process.is_dead:
+            raise LoadError(f"a load process died with exit code {process.process.exitcode}")
+    return [process.done for process in processes if process.done is not None]
 
 
 def _spawn(context: SpawnContext, work: tuple[Share, object, int | None]) -> _Process:
@@ -92,8 +95,21 @@ def _listen(process: _Process, processes: Sequence[_Process], progress: Progress
         news = process.hear()
         if news is not None:
             progress.update(_sum([p.snapshot for p in processes if p.snapshot is not None], news))
+        if process.is_dead:
+            # Nobody waits for the others: a part of the load is no load.
+            for each in processes:
+                each.is_ready.set()
+                each.is_over.set()
 
     asyncio.get_running_loop().add_reader(process.pipe.fileno(), hear)
+
+
+def _start(processes: Sequence[_Process]) -> None:
+    start = Start(time.monotonic() + _LEAD_S)
+    for process in processes:
+        # One that has just died is heard of as such.
+        with suppress(BrokenPipeError):
+            process.pipe.send(start)
 
 
 def _sum(snapshots: Sequence[Snapshot], news: Snapshot) -> Snapshot:
@@ -110,16 +126,3 @@ def _sum(snapshots: Sequence[Snapshot], news: Snapshot) -> Snapshot:
         ttft_s=news.ttft_s,
         lag_s=news.lag_s,
     )
-
-
-def _require_alive(process: _Process) -> None:
-    if process.is_over.is_set():
-        _require_done(process)
-
-
-def _require_done(process: _Process) -> Done:
-    if process.done is None:
-        raise LoadError(
-            f"a load process died with exit code {process.process.exitcode}; see its output above"
-        )
-    return process.done

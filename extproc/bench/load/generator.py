@@ -133,7 +133,7 @@ class LoadGenerator:
 
     async def _sleep_until(self, at_s: float) -> None:
         # A loop that counts in milliseconds wakes up to half of one early.
-        while (delay_s := at_s - self._clock()) > 0:
+        while (delay_s := at_s - self._clock()) > 0:  # noqa: ASYNC110  a time is awaited, not an event
             await asyncio.sleep(max(delay_s, _TICK_S))
 
     def _is_over(self, at_s: float) -> bool:

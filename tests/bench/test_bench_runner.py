@@ -1,0 +1,296 @@
+"""Whole runs in processes of their own: stalls, scrapes, plugins, deaths, exit codes."""
+
+import asyncio
+import multiprocessing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp.web
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from extproc.bench.commands import CLIENT_LIMITED, bench
+from extproc.bench.load.driver import LoadError
+from extproc.bench.registry import build_registry
+from extproc.bench.result import CacheCounters, RunResult
+from extproc.bench.runner import find_model, run
+from extproc.bench.scrape import read_cache_counters, scrape
+from extproc.bench.spec import Spec
+from extproc.errors import SettingsError
+from tests.bench.scripted import DONE, USAGE, chunk
+
+Handler = Callable[[aiohttp.web.Request], Awaitable[aiohttp.web.Response]]
+
+
+class Silence:
+    def update(self, snapshot: object) -> None:
+        pass
+
+
+@asynccontextmanager
+async def serving(**handlers: Handler) -> AsyncIterator[int]:
+    """Serves `name=handler` at `/name`, and `chat` at the chat path."""
+    app = aiohttp.web.Application()
+    for name, handler in handlers.items():
+        path = {"chat": "/v1/chat/completions", "models": "/v1/models"}.get(name, f"/{name}")
+        app.router.add_route("*", path, handler)
+    runner = aiohttp.web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
+    await request.read()
+    headers = {"x-extproc-endpoint": "10.0.0.1:8000"}
+    return aiohttp.web.Response(body=chunk("bab ") + USAGE + DONE, headers=headers)
+
+
+def build_spec(port: int, traffic: dict[str, object], **fields: Any) -> Spec:
+    shape = {"dataset": {"name": "random", "input_tokens": 8}, **traffic}
+    base = {"endpoint": "127.0.0.1", "port": port, "target": {"model": "m"}}
+    return Spec.model_validate({**base, "performance": {"traffic-shape": shape}, **fields})
+
+
+async def run_quietly(spec: Spec) -> RunResult:
+    return await run(spec, progress=Silence())
+
+
+async def test_stalled_server_shows_in_latency_from_the_intended_start() -> None:
+    """Coordinated omission: a server that stops for 2 s delays all that was due meanwhile.
+
+    1. One request at a time may be in flight, 20 a second are due.
+    2. The server answers at once, but at its fifth request it stops for two seconds.
+    3. From send, one request took more than a second. From the intended start, some twenty did.
+    """
+    seen = 0
+
+    async def stall(request: aiohttp.web.Request) -> aiohttp.web.Response:
+        nonlocal seen
+        seen += 1
+        if seen == 5:
+            await asyncio.sleep(2)
+        return await answer(request)
+
+    async with serving(chat=stall) as port:
+        result = await run_quietly(build_spec(port, {"req-rate": 20, "duration": 3, "max-concurrency": 1}))
+
+    from_send = np.array([(r.end_s or 0) - (r.sent_s or 0) for r in result.records])
+    from_start = np.array([(r.end_s or 0) - r.intended_s for r in result.records])
+    assert np.sum(from_send > 1) == 1
+    assert np.sum(from_start > 1) >= 18
+    assert float(np.max(from_start)) == pytest.approx(2, abs=0.3)
+
+
+async def test_open_loop_keeps_sending_through_a_stall() -> None:
+    """Without a cap nothing waits for the stalled request."""
+    gate = asyncio.Event()
+    seen = 0
+
+    async def stall(request: aiohttp.web.Request) -> aiohttp.web.Response:
+        nonlocal seen
+        seen += 1
+        if seen == 20:
+            gate.set()
+        await gate.wait()
+        return await answer(request)
+
+    async with serving(chat=stall) as port:
+        result = await run_quietly(build_spec(port, {"req-rate": 20, "duration": 1}))
+
+    lags = [record.lag_s for record in result.records]
+    assert len(lags) == 20
+    assert all(lag is not None and lag < 0.25 for lag in lags)
+    assert all(record.is_ok for record in result.records)
+
+
+METRICS = """# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{{engine="0"}} {queries}
+vllm:prefix_cache_queries_total{{engine="1"}} 5
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{{engine="0"}} {hits}
+"""
+
+
+async def test_hit_rate_is_what_the_counters_rose_during_the_run() -> None:
+    asked = 0
+
+    async def metrics(request: aiohttp.web.Request) -> aiohttp.web.Response:
+        del request
+        nonlocal asked
+        asked += 1
+        return aiohttp.web.Response(text=METRICS.format(queries=100 * asked, hits=100 + 60 * asked))
+
+    async with serving(chat=answer, metrics=metrics) as port:
+        scraped = (f"127.0.0.1:{port}", "127.0.0.1:1")
+        spec = build_spec(port, {"req-rate": 10, "total-prompts": 3}, scrape=scraped)
+        result = await run_quietly(spec)
+
+    good, dead = result.info.scrapes
+    assert good.before == CacheCounters(105.0, 160.0)
+    assert good.hit_rate == pytest.approx(0.6)
+    assert (dead.before, dead.after, dead.hit_rate) == (None, None, None)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense {", "# TYPE other counter\nother_total 1\n"])
+def test_exposition_without_counters_gives_none(text: str) -> None:
+    assert read_cache_counters(text) is None
+
+
+async def test_scrape_of_an_error_page_gives_none() -> None:
+    async def metrics(request: aiohttp.web.Request) -> aiohttp.web.Response:
+        del request
+        return aiohttp.web.Response(status=500)
+
+    async with serving(metrics=metrics) as port:
+        assert await scrape([f"http://127.0.0.1:{port}/"]) == [None]
+
+
+async def test_records_hold_endpoint_cached_tokens_and_window() -> None:
+    async with serving(chat=answer) as port:
+        traffic: dict[str, object] = {"req-rate": 20, "duration": 1, "warm-up": 0.2, "cool-down": 0.3}
+        result = await run_quietly(build_spec(port, traffic))
+
+    record = result.records[0]
+    assert (record.endpoint, record.cached_tokens, record.input_tokens) == ("10.0.0.1:8000", 3, 7)
+    assert (result.info.window.start_s, result.info.window.end_s) == (0.2, 0.7)
+    assert sum(map(result.info.window.holds, result.records)) == 10
+    assert result.info.offered_rps == pytest.approx(20)
+
+
+async def test_model_is_asked_for_where_the_spec_names_none() -> None:
+    async def models(request: aiohttp.web.Request) -> aiohttp.web.Response:
+        del request
+        return aiohttp.web.json_response({"data": [{"id": "tiny"}]})
+
+    async with serving(models=models) as port:
+        assert await find_model(f"http://127.0.0.1:{port}") == "tiny"
+    with pytest.raises(LoadError, match=r"give target\.model"):
+        await find_model(f"http://127.0.0.1:{port}")
+
+
+PLUGIN = """
+import os
+from extproc.bench.conversation import Conversation, Message, Turn
+
+def register(registry):
+    def poems(dataset, need, rng):
+        return [Conversation((Turn((Message("user", f"poem {i}"),), 3),)) for i in range(need)]
+    registry.datasets["poems"] = poems
+    registry.reports["poem.txt"] = lambda result, verdict: f"{len(result.records)} poems, {verdict}"
+    registry.clients["suicide"] = lambda wiring: os._exit(9)
+"""
+
+
+async def test_users_module_brings_its_own_parts(tmp_path: Path) -> None:
+    plugin = tmp_path / "poems.py"
+    plugin.write_text(PLUGIN)
+    async with serving(chat=answer) as port:
+        traffic: dict[str, object] = {"req-rate": 20, "total-prompts": 4, "dataset": "poems"}
+        result = await run_quietly(build_spec(port, traffic, plugins=(str(plugin),)))
+
+    assert [record.is_ok for record in result.records] == [True] * 4
+
+
+async def test_dead_load_process_is_an_error_not_a_result(tmp_path: Path) -> None:
+    plugin = tmp_path / "poems.py"
+    plugin.write_text(PLUGIN)
+    target = {"model": "m", "api": "suicide"}
+    spec = build_spec(1, {"req-rate": 20, "total-prompts": 4}, plugins=(str(plugin),), target=target)
+
+    with pytest.raises(LoadError, match="exit code 9"):
+        await run_quietly(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [("nosuch.module", "", "No module"), ("x.py", "a =", "invalid syntax"), ("x.py", "", "no function")],
+)
+def test_plugin_that_cannot_be_used_is_told(name: str, text: str, fault: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(text)
+    plugin = str(tmp_path / name) if name.endswith(".py") else name
+
+    with pytest.raises(SettingsError, match=fault):
+        build_registry([plugin])
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"target": {"api": "smoke-signals"}}, "no api 'smoke-signals'"),
+        ({"target": {"api-key-env": "EXTPROC_TEST_NO_SUCH_KEY"}}, "EXTPROC_TEST_NO_SUCH_KEY is not set"),
+        ({"processes": 4}, "cannot share a concurrency of 2"),
+    ],
+)
+async def test_spec_that_cannot_be_run_is_refused_before_it_starts(
+    fields: dict[str, Any], fault: str
+) -> None:
+    target = {"model": "m", **fields.get("target", {})}
+    spec = build_spec(1, {"vus": 2, "total-prompts": 4}, **{**fields, "target": target})
+
+    with pytest.raises(SettingsError, match=fault):
+        await run_quietly(spec)
+
+
+async def test_cancelled_run_leaves_no_process_behind() -> None:
+    async with serving(chat=answer) as port:
+        running = asyncio.create_task(run_quietly(build_spec(port, {"req-rate": 5, "duration": 60})))
+        await asyncio.sleep(1.5)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    assert multiprocessing.active_children() == []
+
+
+def write_spec(tmp_path: Path, spec: dict[str, Any]) -> str:
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    return str(path)
+
+
+def test_run_command_prints_the_report_and_exits_by_its_verdict(null_server: int, tmp_path: Path) -> None:
+    spec: dict[str, Any] = {
+        "endpoint": "127.0.0.1",
+        "port": null_server,
+        "target": {"model": "m"},
+        "performance": {"traffic-shape": {"req-rate": 50, "total-prompts": 20, "dataset": "random"}},
+        "limits": {"lag-p99": 5, "loop-lag-p99": 5, "cpu": 5},
+    }
+    output = tmp_path / "out"
+    good = CliRunner().invoke(
+        bench, ["run", write_spec(tmp_path, spec), "--quiet", "--output", str(output), "--metrics-port", "0"]
+    )
+    strict = write_spec(tmp_path, {**spec, "limits": {"lag-p99": 1e-9}})
+    bad = CliRunner().invoke(bench, ["run", strict, "--quiet"])
+    allowed = CliRunner().invoke(bench, ["run", strict, "--allow-client-limited"])
+
+    assert good.exit_code == 0, good.output
+    assert "Successful requests:                     20" in good.stdout
+    assert (output / "report.json").exists()
+    assert bad.exit_code == CLIENT_LIMITED
+    assert "invalid: client-limited" in bad.stderr
+    assert allowed.exit_code == 0
+
+
+def test_dataset_command_writes_the_file_and_the_account(tmp_path: Path) -> None:
+    spec = {
+        "endpoint": "x",
+        "performance": {"traffic-shape": {"req-rate": 1, "total-prompts": 50, "dataset": "synthetic"}},
+    }
+    dataset = tmp_path / "dataset.jsonl"
+    told = CliRunner().invoke(bench, ["dataset", write_spec(tmp_path, spec), "--output", str(dataset)])
+    as_json = CliRunner().invoke(bench, ["dataset", write_spec(tmp_path, spec), "--json"])
+
+    assert told.exit_code == 0, told.output
+    assert "ideal hit rate" in told.output
+    assert dataset.read_text().startswith('{"format":"extproc-dataset"')
+    assert '"prompts": 50' in as_json.output
