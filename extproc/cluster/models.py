@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from extproc.cluster.backoff import Backoff
+from extproc.cluster.decoding import Unreadable, decode
 from extproc.cluster.soon import Soon
 from extproc.cluster.source import Sink, Source
 from extproc.errors import ExtprocError
@@ -169,8 +170,8 @@ async def ask_models(session: ClientSession, slots: asyncio.Semaphore, address: 
         async with slots, session.get(f"http://{address}/v1/models", allow_redirects=False) as response:
             if response.status != 200:
                 raise ModelsUnknown(f"it answers {response.status}")
-            cards = msgspec.json.decode(await response.read(), type=_Cards).data
-    except (ClientError, OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            cards = decode(await response.read(), _Cards).data
+    except (ClientError, OSError, TimeoutError, Unreadable) as error:
         raise ModelsUnknown(repr(error)) from error
     return Served(
         models=frozenset(card.id for card in cards if card.parent is None),

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import ClientError, ClientResponse, StreamReader
 from kubernetes.aio.client import ApiClient, DiscoveryV1Api
 
+from extproc.cluster.decoding import Unreadable, decode
 from extproc.cluster.slices import EndpointSlice, EndpointSliceList
 from extproc.errors import ExtprocError
 
@@ -71,7 +72,7 @@ class SliceApi:
         with _losses():
             async with asyncio.timeout(self._patience.answer_s):
                 response = await self._get(self._patience.answer_s)
-                return msgspec.json.decode(await response.read(), type=EndpointSliceList)
+                return decode(await response.read(), EndpointSliceList)
 
     async def watch(self, version: str, timeout_s: int) -> AsyncGenerator[tuple[str, EndpointSlice]]:
         """Yields what happens after `version` until the server ends the watch, after `timeout_s` or before.
@@ -89,7 +90,7 @@ class SliceApi:
                 )
             async with response, aclosing(_lines(response.content, self._patience.silence_s)) as lines:
                 async for line in lines:
-                    yield _read_event(line)
+                    yield read_event(line)
 
     async def _get(self, timeout_s: float, **parameters: Any) -> ClientResponse:
         response: ClientResponse = await self._api.list_namespaced_endpoint_slice_without_preload_content(
@@ -116,20 +117,23 @@ async def _lines(content: StreamReader, silence_s: float) -> AsyncGenerator[byte
         raise WatchLost("connection", "the watch ended within a line", keeps_version=True)
 
 
-def _read_event(line: bytes) -> tuple[str, EndpointSlice]:
-    event = msgspec.json.decode(line, type=_Event)
+def read_event(line: bytes) -> tuple[str, EndpointSlice]:
+    """Reads a line of a watch: the event's type and slice.
+
+    Raises `Unreadable`, and for an ERROR event `WatchLost`.
+    """
+    event = decode(line, _Event)
     if event.type == "ERROR":
-        status = msgspec.json.decode(event.object, type=_Status)
+        status = decode(event.object, _Status)
         raise _loss(status.code, status.message)
-    return event.type, msgspec.json.decode(event.object, type=EndpointSlice)
+    return event.type, decode(event.object, EndpointSlice)
 
 
 def _refusal(code: int, body: bytes) -> WatchLost:
     try:
-        message = msgspec.json.decode(body, type=_Status).message
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        message = "no reason given"
-    return _loss(code, message)
+        return _loss(code, decode(body, _Status).message)
+    except Unreadable:
+        return _loss(code, "no reason given")
 
 
 def _loss(code: int, message: str) -> WatchLost:
@@ -146,5 +150,5 @@ def _losses() -> Iterator[None]:
         raise WatchLost("stalled", "no word from the API server", keeps_version=True) from error
     except (ClientError, OSError) as error:
         raise WatchLost("connection", repr(error), keeps_version=True) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except Unreadable as error:
         raise WatchLost("garbled", str(error)) from error

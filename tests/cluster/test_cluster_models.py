@@ -132,8 +132,9 @@ async def test_refreshes_are_slow_and_jittered(
         {"body": b"<html>"},
         {"body": b"\xff"},
         {"body": b'{"data": [{"name": "no id"}]}'},
+        {"body": b'{"data": ' + b"[" * 100_000},
     ],
-    ids=["401", "redirect", "html", "not UTF-8", "no id"],
+    ids=["401", "redirect", "html", "not UTF-8", "no id", "deep"],
 )
 async def test_an_answer_of_no_use_keeps_what_is_known(
     vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float], answer: dict[str, Any]
