@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).parent
-LOGS: Final = HERE.parent / ".run"
+LOGS: Final = HERE.parent.joinpath(".run")
 MODEL: Final = "tiny"
 ENDPOINT_PORTS: Final = range(8001, 8005)
 PORTS: Final = {"Envoy": 8080, "Envoy admin": 9901, "ext_proc": 9002, "service admin": 9090}
@@ -30,13 +30,14 @@ TOLD: Final = f"""
   simulated vLLM endpoints    http://127.0.0.1:8001 … 8004
   service: pools and metrics  http://127.0.0.1:9090/pools   http://127.0.0.1:9090/metrics
   Envoy admin                 http://127.0.0.1:9901
-  logs                        {LOGS}/
+  logs                        .run/
 
 Ask it something, twice; the header x-served-by stays, the cached tokens grow:
 
   curl -si http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Tell me about prefix caches, \
-and why the next turn of a conversation should find the one that it filled."}}]}}'
+and why the next turn of a conversation should find the one that it filled."}}], \
+"max_tokens": 40}}'
 
 Ctrl-C stops everything.
 """
@@ -75,12 +76,9 @@ def _run(stack: ExitStack) -> None:
         _start(stack, "envoy", [_envoy(), "-c", str(HERE / "standalone.yaml"), "--log-level", "warning"]),
     ]
     print("starting …", flush=True)
-    for url in (
-        "http://127.0.0.1:9090/readyz",
-        "http://127.0.0.1:9901/ready",
-        "http://127.0.0.1:8080/v1/models",
-    ):
-        _wait_for(url, started)
+    _wait_for("http://127.0.0.1:9090/readyz", started)
+    # Envoy serves without us, too: only an answer that names a pool has been through the service.
+    _wait_for("http://127.0.0.1:8080/v1/models", started, header="x-extproc-pool")
     print(TOLD, flush=True)
     while True:
         _check(started)
@@ -110,15 +108,17 @@ def _check(started: Sequence[subprocess.Popen[bytes]]) -> None:
             raise RuntimeError(f"{process.args!r} ended with {process.returncode}; see {LOGS}/")
 
 
-def _wait_for(url: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
+def _wait_for(url: str, started: Sequence[subprocess.Popen[bytes]], header: str | None = None) -> None:
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s:
         _check(started)
         try:
-            with urllib.request.urlopen(url, timeout=1):  # noqa: S310  # our own, on loopback
-                return
+            with urllib.request.urlopen(url, timeout=1) as answer:  # noqa: S310  # our own, on loopback
+                if header is None or header in answer.headers:
+                    return
         except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
+            pass
+        time.sleep(0.1)
     raise RuntimeError(f"{url} does not answer after {START_S:.0f} s; see {LOGS}/")
 
 
