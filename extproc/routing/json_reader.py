@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import islice
+from math import isfinite
 from typing import Final
 
 import jiter
@@ -102,7 +103,7 @@ def _open_whole(body: bytes | memoryview) -> Object:
 
 
 def _open_lenient(body: bytes) -> Object:
-    value = json.loads(body, parse_float=_null, parse_constant=_null)
+    value = json.loads(body, parse_float=_finite, parse_constant=_finite)
     return _OBJECT.decode(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
@@ -118,8 +119,10 @@ def _lenient_value(written: bytes) -> object:
         return None
 
 
-def _null(_: str) -> None:
-    """Stands for a number that JSON cannot spell; no prompt is made of those."""
+def _finite(written: str) -> float | None:
+    """`None` stands for what JSON cannot spell: NaN and the infinities."""
+    number = float(written)
+    return number if isfinite(number) else None
 
 
 def _each_number(raw: Raw) -> Iterator[str]:

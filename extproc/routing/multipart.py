@@ -1,6 +1,6 @@
 """The short text fields of a `multipart/form-data` body (RFC 7578), such as the model of an audio request.
 
-Files are stepped over: nothing here copies or decodes them.
+Files are stepped over, neither copied nor decoded.
 """
 
 import re
@@ -19,11 +19,10 @@ MAX_HEAD_BYTES: Final = 4_096
 MAX_VALUE_BYTES: Final = 4_096
 
 _BOUNDARY: Final = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
-_HEAD_END: Final = re.compile(rb"\r\n\r\n")
 _NAME: Final = re.compile(
-    rb'content-disposition:[^\r\n]*?;\s*name=(?:"([^"\r\n]*)"|([^\s;"]+))', re.IGNORECASE
+    rb'^content-disposition:[^\r\n]*?;\s*name=(?:"([^"\r\n]*)"|([^\s;"]+))', re.IGNORECASE | re.MULTILINE
 )
-_FILE: Final = re.compile(rb"content-disposition:[^\r\n]*?;\s*filename\*?=", re.IGNORECASE)
+_FILE: Final = re.compile(rb"^content-disposition:[^\r\n]*?;\s*filename\*?=", re.IGNORECASE | re.MULTILINE)
 
 
 def is_form(content_type: str) -> bool:
@@ -39,30 +38,29 @@ def open_form(content_type: str, body: bytes | memoryview) -> dict[str, Raw]:
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:
         raise PromptError("the form's content type names no boundary")
-    delimiter = re.compile(re.escape(b"--" + (boundary[1] or boundary[2]).encode()))
-    view = memoryview(body)
-    if delimiter.search(view) is None:
+    delimiter = b"--" + (boundary[1] or boundary[2]).encode(errors="replace")
+    data = bytes(body)
+    if delimiter not in data:
         raise PromptError("the form has no part")
-    fields = (_field(view[start:end]) for start, end in islice(_spans(delimiter, view), MAX_PARTS))
+    fields = (_field(data, start, end) for start, end in islice(_spans(delimiter, data), MAX_PARTS))
     return {name: Raw(msgspec.json.encode(value)) for name, value in filter(None, fields)}
 
 
-def _spans(delimiter: re.Pattern[bytes], body: memoryview) -> Iterator[tuple[int, int]]:
+def _spans(delimiter: bytes, data: bytes) -> Iterator[tuple[int, int]]:
     """Yields where each part that ends lies, from behind its delimiter to the next one."""
-    start: int | None = None
-    for match in delimiter.finditer(body):
-        if start is not None:
-            yield start, match.start()
-        start = match.end()
+    start = data.find(delimiter) + len(delimiter)
+    while (end := data.find(delimiter, start)) >= 0:
+        yield start, end
+        start = end + len(delimiter)
 
 
-def _field(part: memoryview) -> tuple[str, str] | None:
-    head_end = _HEAD_END.search(part, 0, MAX_HEAD_BYTES)
-    if head_end is None or len(part) - head_end.end() > MAX_VALUE_BYTES:
+def _field(data: bytes, start: int, end: int) -> tuple[str, str] | None:
+    head_end = data.find(b"\r\n\r\n", start, min(end, start + MAX_HEAD_BYTES))
+    if head_end < 0 or end - head_end > MAX_VALUE_BYTES:
         return None
-    head = bytes(part[: head_end.start()])
+    head = data[start:head_end]
     name = _NAME.search(head)
     if name is None or _FILE.search(head):
         return None
-    value = bytes(part[head_end.end() :]).removesuffix(b"\r\n")
+    value = data[head_end + 4 : end].removesuffix(b"\r\n")
     return (name[1] or name[2] or b"").decode(errors="replace"), value.decode(errors="replace")

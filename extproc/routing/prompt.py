@@ -6,6 +6,7 @@ far as needed and never changed.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 
 from xxhash import xxh3_64_hexdigest
 
@@ -26,9 +27,9 @@ class Prompt:
     """
 
     model: str | None
-    cache_salt: str
-    _api: Api
-    _fields: Object
+    cache_salt: str = dataclass_field(repr=False)
+    _api: Api = dataclass_field(repr=False)
+    _fields: Object = dataclass_field(repr=False)
 
     def first_user_message(self, chars: int) -> str:
         """The first characters of the first message by `user`; KubeAI's rule, 100 there.

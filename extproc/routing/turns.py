@@ -5,7 +5,8 @@ order with marked boundaries, which is what makes equal prefixes equal.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from xxhash import xxh3_64_hexdigest
 
@@ -34,7 +35,8 @@ _MEDIA_DATA: Final = ("url", "data", "file_data", "file_url", "file_id")
 _LEVELS: Final = 2
 
 
-class Turn(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Turn:
     """One speaker's part of a prompt; a turn without a role is bare text.
 
     `said` holds JSON values: texts, parts, or lists of these.

@@ -1,5 +1,7 @@
 """Forms: the model of an audio request, whatever the file beside it."""
 
+import time
+
 import pytest
 from aiohttp import FormData
 from hypothesis import given
@@ -97,6 +99,15 @@ def test_broken_form_raises(content_type: str, body: bytes) -> None:
 )
 def test_form_without_a_readable_model_has_none(body: bytes) -> None:
     assert parse(PATH, FORM, body).model is None
+
+
+def test_hostile_heads_cost_no_time() -> None:
+    # A pattern that tried every occurrence against the rest of its line would take seconds.
+    head = b"--X\r\n" + b"content-disposition:" * 200 + b"\r\n\r\n\r\n"
+    start_s = time.process_time()
+
+    assert open_form(FORM, form(*[head] * MAX_PARTS)) == {}
+    assert time.process_time() - start_s < 0.1
 
 
 def test_form_of_an_audio_request_has_no_prompt() -> None:

@@ -314,3 +314,7 @@ def test_body_may_be_a_view() -> None:
     body = memoryview(b'..{"model": "m", "messages": [{"role": "user", "content": "hi"}]}..')[2:-2]
 
     assert parse(CHAT, JSON, body).first_user_message(100) == "hi"
+
+
+def test_prompt_shows_nothing_that_a_log_must_not_hold() -> None:
+    assert repr(chat(user("secret"), cache_salt="secret")) == "Prompt(model='m')"

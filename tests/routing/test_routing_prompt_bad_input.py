@@ -75,6 +75,13 @@ def test_lone_surrogates_in_the_prompt_are_read_as_question_marks() -> None:
     assert ("?m", "a?b😀") == (prompt.model, prompt.first_user_message(100))
 
 
+def test_slow_reader_gives_the_same_prompt() -> None:
+    tool = {"name": "f", "default": 0.50, "big": 10**30, "list": [1, -2.5e-3, True, None]}
+    body = json.dumps({**BODY, "tools": [tool]}).encode()
+
+    assert read(body[:-1] + b',"x":NaN}').head(300) == read(body).head(300)
+
+
 UNREADABLE = {
     "nothing": b"",
     "white space": b"  \n",
