@@ -20,17 +20,12 @@ pytestmark = pytest.mark.envoy
 @contextmanager
 def terminal(command: str) -> Iterator[subprocess.Popen[bytes]]:
     """Runs `command` in a terminal of its own; what is written to its stdin is typed there."""
-    process = subprocess.Popen(
-        ["script", "--quiet", "--return", "--command", command, "/dev/null"],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
+    words = ["script", "--quiet", "--return", "--command", command, "/dev/null"]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 def read_until(process: subprocess.Popen[bytes], words: str) -> str:
