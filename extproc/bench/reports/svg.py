@@ -117,8 +117,9 @@ def _axis(values: Sequence[float], start_px: float, end_px: float, *, is_log: bo
     low, high = min(values), max(values)
     if is_log:
         return Axis(low / 1.05, high * 1.05, start_px, end_px, is_log=True)
-    low = min(low, 0.0) if low < 0.5 * high or low <= 0 else low
-    return Axis(low, high + (high - low) * 0.05 or low + 1.0, start_px, end_px)
+    if low > 0 and low < high / 2:
+        low = 0.0
+    return Axis(low, high + 0.05 * (high - low or abs(high) or 1.0), start_px, end_px)
 
 
 def _path(index: int, line: Series, x_axis: Axis, y_axis: Axis, points: Sequence[tuple[float, float]]) -> str:

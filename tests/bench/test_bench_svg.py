@@ -1,0 +1,82 @@
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.bench.reports.svg import Axis, Bar, Series, bars, lines, number
+
+VALUES = st.floats(-1e9, 1e9).map(lambda value: round(value, 6)) | st.just(float("nan"))
+POINTS = st.lists(st.tuples(VALUES, VALUES), max_size=30)
+
+
+def parsed(plot: str) -> ET.Element:
+    return ET.fromstring(f"<figure>{plot}</figure>")
+
+
+def coordinates(plot: str) -> list[float]:
+    return [
+        float(value) for points in re.findall(r'points="([^"]*)"', plot) for value in re.split("[ ,]", points)
+    ]
+
+
+@given(POINTS, st.booleans(), st.booleans())
+def test_any_points_make_a_plot_within_its_frame(
+    points: list[tuple[float, float]], is_log_x: bool, is_log_y: bool
+) -> None:
+    series = [Series("a & <b>", [x for x, _ in points], [y for _, y in points])]
+    plot = lines(series, x_label="x", y_label="y", is_log_x=is_log_x, is_log_y=is_log_y)
+
+    assert parsed(plot) is not None
+    assert all(0 <= value <= 640 for value in coordinates(plot))
+
+
+@given(st.lists(st.floats(0, 1e12).map(lambda value: round(value, 6)) | st.just(float("inf")), max_size=20))
+def test_any_bars_make_a_plot(values: list[float]) -> None:
+    assert parsed(bars([Bar(f"<{value}>", value) for value in values], y_label="y")) is not None
+
+
+@pytest.mark.parametrize(
+    ("axis", "expected"),
+    [
+        (Axis(0, 100, 0, 1), [0, 20, 40, 60, 80, 100]),
+        (Axis(0, 0.9, 0, 1), [0, 0.2, 0.4, 0.6, 0.8]),
+        (Axis(7, 12, 0, 1), [7, 8, 9, 10, 11, 12]),
+        (Axis(1, 100, 0, 1, is_log=True), [1, 2, 5, 10, 20, 50, 100]),
+        (Axis(0.5, 2e4, 0, 1, is_log=True), [1, 10, 100, 1000, 10_000]),
+    ],
+)
+def test_ticks_are_round_numbers_within_the_axis(axis: Axis, expected: list[float]) -> None:
+    assert axis.ticks() == pytest.approx(expected)
+
+
+def test_axis_maps_its_ends_to_its_pixels() -> None:
+    assert [Axis(0, 10, 100, 200).px(value) for value in (0, 5, 10)] == [100, 150, 200]
+    assert [Axis(1, 100, 200, 100, is_log=True).px(value) for value in (1, 10, 100)] == [200, 150, 100]
+
+
+@pytest.mark.parametrize(
+    ("value", "label"), [(0, "0"), (0.25, "0.25"), (999, "999"), (1200, "1.2k"), (5e6, "5M"), (2e9, "2G")]
+)
+def test_numbers_are_short(value: float, label: str) -> None:
+    assert number(value) == label
+
+
+def test_long_labels_keep_their_ends_and_their_full_text_as_a_title() -> None:
+    plot = bars([Bar(f"10.0.0.{index}:8000", 1) for index in range(12)], y_label="y")
+
+    assert "<title>10.0.0.7:8000: 1</title>" in plot
+    assert ">…:8000<" in plot
+
+
+def test_interval_becomes_a_whisker_above_which_the_value_stands() -> None:
+    with_interval = bars([Bar("a", 10, 0, 8, 12)], y_label="y")
+
+    assert with_interval.count('class="whisker"') == 1
+    assert 'class="whisker"' not in bars([Bar("a", 10)], y_label="y")
+
+
+def test_nothing_to_plot_is_said() -> None:
+    assert "Nothing to plot." in lines([], x_label="x", y_label="y")
+    assert "Nothing to plot." in bars([], y_label="y")
