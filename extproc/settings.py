@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from extproc.errors import AddressError, SettingsError
-from extproc.routing.endpoint import parse_address
+from extproc.routing.endpoint import parse_address, parse_target
 from extproc.routing.prefix import parse_key
 
 ENVIRONMENT_PREFIX: Final = "EXTPROC_"
@@ -108,6 +108,13 @@ class EndpointsSettings(Section):
         if len(set(addresses)) < len(addresses):
             raise ValueError("an address is given twice")
         return static and addresses
+
+    @field_validator("dns")
+    @classmethod
+    def _is_target(cls, dns: str | None) -> str | None:
+        if dns is not None:
+            parse_target(dns)
+        return dns
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:

@@ -18,19 +18,18 @@ from extproc.cluster.backoff import Backoff
 from extproc.cluster.slices import AddressFamily
 from extproc.cluster.source import Sink
 from extproc.cluster.teller import Teller
-from extproc.errors import AddressError
-from extproc.routing.endpoint import Endpoint, join_address
+from extproc.routing.endpoint import Endpoint, join_address, parse_target
 
 _log = logging.getLogger("extproc.cluster")
 
 
 class DnsSource:
-    """Tells every address that the host of `target` (`host:port`) has, again after the answer's TTL.
+    """Tells every address that the host of `target` (`name:port`) has, again after the answer's TTL.
 
     The TTL is taken as no less than `least_s` and no more than `most_s`, and lengthened by up to a
-    fifth so that many routers do not ask at once. The search domains of resolv.conf apply. With addresses
-    of both families only those of `family` are told, since nothing says which two are one pod's. Raises
-    `AddressError` if `target` is not `host:port`.
+    fifth so that many routers do not ask at once. The search domains of resolv.conf apply; /etc/hosts is
+    not read. With addresses of both families only those of `family` are told, since nothing says which
+    two are one pod's. Raises `AddressError` if `target` is not `name:port`.
     """
 
     def __init__(
@@ -92,14 +91,6 @@ class DnsSource:
             self._fault = why
             _log.warning("%s cannot be resolved, the last good list stays: %s", self._host, error)
         return self._backoff.next_s()
-
-
-def parse_target(target: str) -> tuple[str, int]:
-    """Splits `host:port`; raises `AddressError`."""
-    host, _, port = target.strip().rpartition(":")
-    if not host or ":" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise AddressError(f"{target!r} is not host:port")
-    return host, int(port)
 
 
 def _word(error: Exception) -> str:

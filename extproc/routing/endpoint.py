@@ -56,3 +56,16 @@ def parse_address(text: str) -> str:
     if bracketed != (":" in ip):
         raise AddressError(f"{text!r}: write an IPv6 address as [address]:port")
     return join_address(ip[1:-1] if bracketed else ip, int(port))
+
+
+def parse_target(text: str) -> tuple[str, int]:
+    """Splits `name:port`; raises `AddressError`, also for an address, which needs no name server."""
+    name, _, port = text.strip().rpartition(":")
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not name or ":" in name or not (is_number and 0 < int(port) < 65536):
+        raise AddressError(f"{text!r} is not name:port")
+    try:
+        ip_address(name)
+    except ValueError:
+        return name, int(port)
+    raise AddressError(f"{text!r} is an address, not a name: give it as static")

@@ -8,7 +8,7 @@ import pytest
 from dns.asyncresolver import Resolver
 from dns.resolver import NoResolverConfiguration
 
-from extproc.cluster.dns import DnsSource, parse_target
+from extproc.cluster.dns import DnsSource
 from extproc.errors import AddressError
 from tests.cluster.dns_server import DnsServer, serving_dns
 from tests.cluster.harness import RecordingSink, running
@@ -190,10 +190,9 @@ async def test_a_missing_resolver_configuration_is_a_failure_like_others(
     assert sink.restarts == ["dns_failure", "dns_failure"]
 
 
-@pytest.mark.parametrize("target", ["vllm", ":8000", "vllm:", "vllm:http", "vllm:0", "vllm:70000", "a:b:1"])
-def test_a_target_is_host_and_port(target: str) -> None:
-    with pytest.raises(AddressError, match="is not host:port"):
-        parse_target(target)
+def test_a_target_that_is_no_name_is_refused() -> None:
+    with pytest.raises(AddressError, match="give it as static"):
+        DnsSource("10.0.0.1:8000", rng=Random(1))
 
 
 def test_dns_source_says_its_target_in_logs() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from extproc.errors import AddressError
-from extproc.routing.endpoint import Endpoint, join_address, parse_address
+from extproc.routing.endpoint import Endpoint, join_address, parse_address, parse_target
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,26 @@ def test_the_parts_of_an_address() -> None:
     endpoint = Endpoint("pod", join_address("fd00::1", 8000))
 
     assert (endpoint.ip, endpoint.port) == ("fd00::1", 8000)
+
+
+def test_a_target_is_a_name_and_a_port() -> None:
+    assert parse_target(" vllm-headless.default.svc:8000 ") == ("vllm-headless.default.svc", 8000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm",
+        ":80",
+        "vllm:",
+        "vllm:http",
+        "vllm:0",
+        "vllm:65536",
+        "vllm:" + "9" * 5_000,
+        "a:b:1",
+        "10.0.0.1:80",
+    ],
+)
+def test_what_is_no_target_is_refused(text: str) -> None:
+    with pytest.raises(AddressError):
+        parse_target(text)
