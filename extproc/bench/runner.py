@@ -1,6 +1,7 @@
 """A run from spec to result: builds the workload, drives the load processes, gathers what they noted."""
 
 import asyncio
+import math
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -62,8 +63,8 @@ async def find_model(base_url: str) -> str:
 
 def find_window(spec: Spec, workload: Workload, records: Sequence[Record]) -> Window:
     """Returns the run without warm-up and cool-down: from the schedule, or from what closed users did."""
-    ends = (r.intended_s for r in records)
-    end_s = spec.traffic.duration or workload.span_s or max(ends, default=0.0) + 1e-6
+    last_s = max((record.intended_s for record in records), default=0.0)
+    end_s = workload.span_s or spec.traffic.duration or math.nextafter(last_s, math.inf)
     start_s = spec.traffic.warm_up
     return Window(start_s, max(start_s, end_s - spec.traffic.cool_down))
 

@@ -329,3 +329,28 @@ def test_turns_without_reply_add_nothing_to_the_next_prompt() -> None:
     prompts = list(build_prompts(Conversation(turns)))
 
     assert [len(prompt.turns[0].messages) for prompt in prompts] == [1, 2]
+
+
+def test_preset_of_the_published_benchmark_has_its_figures() -> None:
+    """8,000 requests, 6,656,338 tokens in and 608,447 out; nine in ten prompts came before."""
+    traffic = TrafficShape.model_validate({"preset": "kubeai-8xl4", "req_rate": 200, "max_concurrency": 1600})
+    prompts = prepare(traffic, build_registry().dataset("synthetic"), 800, np.random.SeedSequence(1))
+    honesty = account(prompts, 8000, 8)
+
+    assert len(prompts) == 8000
+    assert honesty.input_tokens == pytest.approx(6_656_338, rel=0.01)
+    assert honesty.output_tokens == pytest.approx(608_447, rel=0.01)
+    assert honesty.exact_repeats == pytest.approx(0.9, abs=0.01)
+    assert honesty.period is None
+
+
+def test_preset_of_the_published_k6_run_has_its_figures() -> None:
+    """1,000 threads of 7.34 requests, 680 tokens in."""
+    traffic = TrafficShape.model_validate({"preset": "kubeai-k6", "vus": 320})
+    threads = prepare(traffic, build_registry().dataset("synthetic"), 1, np.random.SeedSequence(1))
+    prompts = [prompt for thread in threads for prompt in build_prompts(thread)]
+
+    assert len(threads) == 1000
+    assert len(prompts) / 1000 == pytest.approx(7.34, rel=0.03)
+    assert account(threads, len(prompts), 8).input_tokens / len(prompts) == pytest.approx(680, rel=0.01)
+    assert {prompt.turns[0].output_tokens for prompt in prompts} == {10}

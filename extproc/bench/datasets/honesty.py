@@ -12,7 +12,6 @@ from extproc.bench.text import BYTES_PER_TOKEN, estimate_tokens
 
 _BLOCK_TOKENS = 16
 _BLOCK_BYTES = _BLOCK_TOKENS * BYTES_PER_TOKEN
-# vLLM always recomputes at least one token, so a full hit misses its last block.
 _REUSE_BUCKETS = ((1, "1"), (2, "2"), (4, "3-4"), (8, "5-8"), (16, "9-16"), (64, "17-64"))
 
 
@@ -113,6 +112,7 @@ def _read_blocks(texts: Iterable[str]) -> tuple[Counter[int], int, int]:
         blocks = list(_hash_blocks(text.encode()))
         known = next((i for i, block in enumerate(blocks) if block not in reads), len(blocks))
         tokens = estimate_tokens(text)
+        # vLLM always recomputes at least one token, so a full hit misses its last block.
         hits += min(known, (tokens - 1) // _BLOCK_TOKENS) * _BLOCK_TOKENS
         distinct += tokens - known * _BLOCK_TOKENS
         reads.update(blocks)

@@ -20,7 +20,33 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 "mean_output_tokens": None,
             }
         },
-        "sharegpt-16": {"dataset": "synthetic"},
+        # KubeAI's benchmark of 8 x L4, whose 8,000 requests are 800 prompts, each ten times; a spec adds
+        # its req-rate and max-concurrency.
+        "kubeai-8xl4": {
+            "dataset": {
+                "name": "synthetic",
+                "turns": "prompts",
+                "max_prompts": 800,
+                "repeat": 10,
+                "shuffle": True,
+            },
+            "arrivals": "poisson",
+            "total_prompts": 8000,
+        },
+        # KubeAI's k6 benchmark: threads of 7.34 requests, 680 tokens in, 9.24 out; a spec adds its vus.
+        "kubeai-k6": {
+            "dataset": {
+                "name": "synthetic",
+                "turns_min": 5,
+                "turns_extra": {"kind": "exponential", "mean": 2.81},
+                "user_tokens": {"kind": "lognormal", "mean": 130, "sigma": 1.0, "min": 4},
+                "reply_tokens": {"kind": "uniform", "min": 8.5, "max": 10},
+                "mean_input_tokens": 680,
+                "mean_output_tokens": None,
+                "max_conversations": 1000,
+            },
+            "max_output_length": 10,
+        },
         "summarization": {
             "dataset": "random",
             "input_length": {"kind": "lognormal", "mean": 3000, "sigma": 0.6, "min": 500, "max": 7500},

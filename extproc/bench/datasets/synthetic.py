@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from extproc.bench.conversation import Conversation, Message, Turn
-from extproc.bench.draws import Draws, draw_tokens
+from extproc.bench.draws import Draws, draw, draw_tokens
 from extproc.bench.section import Section
 from extproc.bench.spec import Dataset, Distribution
 from extproc.bench.text import write_text
@@ -105,8 +105,8 @@ def _draw_lengths(
     lengths: list[Lengths] = []
     missing = need
     while len(lengths) < conversations if conversations else missing > 0:
-        extra = draw_tokens(options.turns_extra, 1, rng)[0] - 1 if options.turns_extra else 0
-        turns = options.turns_min + extra
+        extra = draw(options.turns_extra, 1, rng)[0] if options.turns_extra else 0
+        turns = options.turns_min + int(extra)
         users = draw_tokens(options.user_tokens, turns, rng)
         replies = draw_tokens(options.reply_tokens, turns, rng)
         lengths.append(list(zip(users, replies, strict=True)))

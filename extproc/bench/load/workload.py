@@ -45,24 +45,19 @@ class Numbering:
 class Workload:
     """`starts_s` are the conversations' starts in an open loop, `None` in a closed one.
 
-    `jobs` conversations are begun (`None`: until time is up), `requests` requests made at most.
+    `jobs` conversations are begun (`None`: until time is up), `requests` requests made at most. The
+    schedule spans `span_s`: the duration, or if the count ends it, one mean gap beyond its last start.
     """
 
     conversations: tuple[Conversation, ...]
     starts_s: tuple[float, ...] | None
     jobs: int | None
     requests: int | None
+    span_s: float | None = None
 
     @property
     def turns_mean(self) -> float:
         return Numbering(self.conversations).per_cycle / len(self.conversations)
-
-    @property
-    def span_s(self) -> float | None:
-        """How long the schedule is: up to one mean gap after its last start."""
-        if not self.starts_s:
-            return None
-        return self.starts_s[-1] * (1 + 1 / max(1, len(self.starts_s) - 1))
 
     @property
     def offered_rps(self) -> float | None:
@@ -91,7 +86,12 @@ def build_workload(spec: Spec, registry: Registry) -> Workload:
         starts = _build_starts(traffic, conversations, registry, jobs, np.random.default_rng(arrival_seed))
     except ValueError as error:
         raise SettingsError(f"traffic-shape: {error}") from None
-    return Workload(conversations, tuple(starts.tolist()), len(starts), requests)
+    if not len(starts):
+        raise SettingsError("traffic-shape: the schedule has no start; give it more time or a higher rate")
+    span_s = float(starts[-1]) * (1 + 1 / max(1, len(starts) - 1))
+    if traffic.duration is not None and len(starts) != jobs:
+        span_s = traffic.duration
+    return Workload(conversations, tuple(starts.tolist()), len(starts), requests, span_s)
 
 
 def _build_starts(
