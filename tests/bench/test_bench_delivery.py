@@ -11,11 +11,13 @@ import pytest
 from extproc.bench.result import RunResult, Snapshot
 from extproc.bench.runner import run
 from extproc.bench.spec import Spec
+from extproc.bench.verdict import judge
 from tests.bench.ks import exponential_cdf, ks_distance, ks_limit, sampled_cdf
 
 # A busy machine stops a process for this long now and then; the median must be good all the same.
 LATE_S = 0.25
 MEDIAN_LATE_S = 0.01
+ATTEMPTS = 4
 
 
 class Silence:
@@ -40,7 +42,13 @@ def build_spec(port: int, **traffic: Any) -> Spec:
 
 
 async def deliver(port: int, **traffic: Any) -> RunResult:
-    return await run(build_spec(port, **traffic), progress=Silence())
+    """Runs until the verdict says that the machine was not busy with other things; sends all, always."""
+    for _ in range(ATTEMPTS):
+        result = await run(build_spec(port, **traffic), progress=Silence())
+        assert all(record.is_ok for record in result.records)
+        if judge(result).is_valid:
+            return result
+    pytest.fail(f"the client was the limit {ATTEMPTS} times: {judge(result).reasons}")
 
 
 def starts(result: RunResult) -> npt.NDArray[np.float64]:
@@ -68,7 +76,6 @@ async def test_every_start_is_delivered_on_time(traffic: dict[str, object], null
 
     offered = np.array(result.info.schedule_s)
     delivered = starts(result)
-    assert all(record.is_ok for record in result.records)
     assert len(delivered) == len(offered)
     edges = np.arange(0, 1.01, 0.25)
     counts = np.cumsum(np.histogram(delivered, edges)[0])
