@@ -80,6 +80,9 @@ class Pick(Struct, frozen=True):
     endpoint: Endpoint
     fallbacks: tuple[Endpoint, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Pick {self.endpoint.name} of {self.pool.name}: {self.strategy}, {self.reason}>"
+
     @property
     def destination(self) -> str:
         """`ip:port[,ip:port…]`: the pick, then the ordered fallbacks (EPP 1.0.0)."""

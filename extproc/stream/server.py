@@ -107,6 +107,7 @@ class ExternalProcessor:
         match replies:
             case [Routed(decision=decision), *_]:
                 self._metrics.count_decision(decision, elapsed_s)
+                log.debug("routed to %r", decision.pick)
             case [Answer(outcome=outcome)]:
                 self._metrics.requests.labels("", outcome).inc()
 

@@ -199,6 +199,7 @@ def test_a_pick_names_its_fallbacks_in_order() -> None:
     assert pick.destination.split(",")[0] == pick.endpoint.address
     assert len(pick.destination.split(",")) == 3
     assert repr(built) == "<Pool llama: 5 ready, prefix_hash>"
+    assert repr(pick) == f"<Pick {pick.endpoint.name} of llama: prefix_hash, home>"
 
 
 def test_draining_endpoints_get_no_picks_and_keep_their_requests() -> None:
