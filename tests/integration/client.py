@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -11,6 +12,8 @@ import orjson
 
 CHAT = "/v1/chat/completions"
 MODEL = "simulated"
+# Larger ones are read from a file, as aiohttp asks for.
+_SEND_WHOLE = 1_000_000
 _WAIT = aiohttp.ClientTimeout(total=60)
 
 
@@ -66,7 +69,8 @@ async def send(
 ) -> Answer:
     """Sends one request and reads the whole answer."""
     fields = {"content-type": "application/json", **(headers or {})}
-    async with session.request(method, path, data=body, headers=fields) as answer:
+    data = body if len(body) < _SEND_WHOLE else BytesIO(body)
+    async with session.request(method, path, data=data, headers=fields) as answer:
         return Answer(answer.status, await answer.read(), {k.lower(): v for k, v in answer.headers.items()})
 
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.integration.client import Answer, ask, connect, send, statuses
+from tests.integration.client import CHAT, Answer, ask, connect, send, statuses
 from tests.integration.service import Pool, pool
 from tests.integration.stack import Stack, eventually, run_stack
 
@@ -44,7 +44,7 @@ async def _open_streams(
 
 async def _stream(session: aiohttp.ClientSession, text: str, max_tokens: int, begun: asyncio.Event) -> Answer:
     body = ask(text, max_tokens=max_tokens, stream=True, ignore_eos=True)
-    async with session.post("/v1/chat/completions", data=body) as answer:
+    async with session.post(CHAT, data=body, headers={"content-type": "application/json"}) as answer:
         received = [await answer.content.readany()]
         begun.set()
         received.append(await answer.content.read())
