@@ -97,9 +97,11 @@ class KubernetesSource:
             async for kind, slice_ in events:
                 self._apply(kind, slice_, telling)
                 self._backoff.reset()
-        # A server that ends every watch at once is one to back off from; one with nothing to say is not.
+        # A server that ends every watch at once is one to back off from. One that had nothing to say for
+        # long is not, and has told us that nothing changed.
         if self._clock() - start_s > 30:
             self._backoff.reset()
+            telling.confirm()
 
     def _apply(self, kind: str, slice_: EndpointSlice, telling: "_Telling") -> None:
         self._version = slice_.metadata.resource_version

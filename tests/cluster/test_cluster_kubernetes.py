@@ -406,7 +406,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_backed_off_from(
     assert max(delays) > 4
 
 
-async def test_a_long_quiet_watch_counts_as_a_good_one(
+async def test_a_long_quiet_watch_counts_as_a_good_one_and_confirms_the_list(
     server: ApiServer, build: BuildSource, sink: RecordingSink, delays: list[float]
 ) -> None:
     now_s = iter(range(0, 100_000, 240))
@@ -415,6 +415,7 @@ async def test_a_long_quiet_watch_counts_as_a_good_one(
         await sink.until(lambda _: len(delays) >= 12)
 
     assert max(delays) <= 0.5
+    assert sink.confirmed_total >= 12
 
 
 async def test_broken_credentials_are_tried_again(
