@@ -91,8 +91,7 @@ class KubernetesSource:
 
     async def _watch(self, api: SliceApi, version: str, telling: "_Telling") -> None:
         start_s = self._clock()
-        # Five minutes at most, as client-go has it; jittered, so that the routers that an API server's
-        # restart brought together do not stay together.
+        # Jittered, so that the routers that an API server's restart brought together do not stay together.
         async with aclosing(api.watch(version, self._rng.randint(240, 300))) as events:
             async for kind, slice_ in events:
                 self._apply(kind, slice_, telling)
