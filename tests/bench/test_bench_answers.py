@@ -132,6 +132,19 @@ async def test_answer_that_is_not_json_is_a_failure_of_its_own() -> None:
     assert record.failure == "bad answer"
 
 
+async def test_answer_that_is_not_http_is_a_failure_of_its_own() -> None:
+    record = await ask_once([(0, b"SSH-2.0-OpenSSH_9.6\r\n\r\n")])
+
+    assert record.failure == "protocol"
+    assert record.status is None
+
+
+async def test_refusal_that_is_not_json_keeps_its_text() -> None:
+    record = await ask_once([(0, b"HTTP/1.1 503 No\r\nContent-Length: 8\r\n\r\nno hosts")])
+
+    assert (record.failure, record.failure_detail) == ("http 503", "no hosts")
+
+
 async def test_server_that_says_nothing_times_out() -> None:
     record = await ask_once([(1.0, STREAM)], target=Target(timeout=0.2))
 

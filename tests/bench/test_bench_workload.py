@@ -1,0 +1,138 @@
+"""A run worked out before it begins; draws; tokens counted after it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from extproc.bench.conversation import Message
+from extproc.bench.draws import draw, draw_tokens
+from extproc.bench.load.workload import Workload, build_workload
+from extproc.bench.record import Record, TokenSource
+from extproc.bench.registry import build_registry
+from extproc.bench.spec import Distribution, Spec
+from extproc.bench.tokens import load_tokenizer, recount
+from extproc.errors import SettingsError
+
+
+def build(**traffic: Any) -> Workload:
+    spec = Spec.model_validate({"endpoint": "x", "performance": {"traffic-shape": traffic}})
+    return build_workload(spec, build_registry())
+
+
+def test_sessions_start_at_the_request_rate_over_their_turns() -> None:
+    workload = build(req_rate=22, total_prompts=1100, dataset="synthetic")
+
+    assert workload.starts_s is not None
+    turns = workload.turns_mean
+    assert turns > 8
+    assert workload.starts_s[1] == pytest.approx(turns / 22)
+    assert workload.offered_rps == pytest.approx(22, rel=0.02)
+    assert workload.requests == 1100
+
+
+def test_prompts_start_at_the_request_rate() -> None:
+    workload = build(req_rate=22, duration=10, dataset={"name": "synthetic", "turns": "prompts"})
+
+    assert workload.starts_s is not None
+    assert len(workload.starts_s) == 220
+    assert (workload.span_s, workload.offered_rps) == (10, 22)
+
+
+def test_count_that_ends_a_schedule_before_its_duration_sets_the_span() -> None:
+    workload = build(req_rate=10, duration=100, total_prompts=20, dataset="random")
+
+    assert workload.span_s == pytest.approx(2.0)
+    assert workload.offered_rps == pytest.approx(10)
+
+
+def test_closed_loop_has_no_schedule_and_runs_the_dataset_once_unless_told() -> None:
+    once = build(vus=5, dataset={"name": "synthetic", "max_conversations": 7})
+    timed = build(vus=5, duration=3, dataset={"name": "random", "max_prompts": 7})
+
+    assert (once.starts_s, once.jobs, once.offered_rps) == (None, 7, None)
+    assert (timed.jobs, timed.requests, len(timed.conversations)) == (None, None, 7)
+
+
+def test_all_at_once_offers_no_rate() -> None:
+    workload = build(req_rate="inf", total_prompts=5, dataset="random")
+
+    assert workload.starts_s == (0.0,) * 5
+    assert workload.offered_rps is None
+
+
+def test_same_seed_same_workload() -> None:
+    traffic = {"req_rate": 5, "total_prompts": 50, "arrivals": "poisson", "dataset": "synthetic"}
+
+    assert build(**traffic) == build(**traffic)
+
+
+@pytest.mark.parametrize(
+    ("traffic", "fault"),
+    [
+        ({"req_rate": 1, "total_prompts": 5, "dataset": "nosuch"}, "no dataset 'nosuch'"),
+        ({"req_rate": 1, "total_prompts": 5, "shape": "zigzag"}, "no shape 'zigzag'"),
+        ({"shape": "trace", "total_prompts": 5, "dataset": "random"}, "arrival times"),
+        ({"req_rate": 1e7, "duration": "1h", "dataset": {"name": "random", "max_prompts": 1}}, "more than"),
+        ({"req_rate": 0.001, "duration": 1, "arrivals": "poisson"}, "no start"),
+    ],
+)
+def test_workload_that_cannot_be_built_is_told(traffic: dict[str, Any], fault: str) -> None:
+    with pytest.raises(SettingsError, match=fault):
+        build(**traffic)
+
+
+@pytest.mark.parametrize(
+    ("fields", "mean", "deviation"),
+    [
+        ({"value": 7}, 7, 0),
+        ({"kind": "uniform", "min": 10, "max": 30}, 20, 20 / 12**0.5),
+        ({"kind": "normal", "mean": 50, "std": 5}, 50, 5),
+        ({"kind": "lognormal", "mean": 94.46, "sigma": 0.5}, 94.46, 94.46 * (np.exp(0.25) - 1) ** 0.5),
+        ({"kind": "exponential", "mean": 12}, 12, 12),
+        ({"kind": "choice", "values": [1, 3]}, 2, 1),
+    ],
+)
+def test_draws_have_the_mean_that_was_asked_for(
+    fields: dict[str, Any], mean: float, deviation: float
+) -> None:
+    values = draw(Distribution.model_validate(fields), 40_000, np.random.default_rng(1))
+
+    assert float(np.mean(values)) == pytest.approx(mean, rel=0.02)
+    assert float(np.std(values)) == pytest.approx(deviation, rel=0.05)
+
+
+def test_draws_are_clipped_and_tokens_are_at_least_one() -> None:
+    wild = Distribution(kind="normal", mean=0, std=50, min=-5, max=9)
+    tokens = draw_tokens(wild, 1000, np.random.default_rng(1))
+
+    assert (min(tokens), max(tokens)) == (1, 9)
+
+
+def build_record(source: TokenSource) -> Record:
+    return Record(0, 0, 0, 0.0, text="three little words", token_source=source, output_tokens=9)
+
+
+def test_tokenizer_counts_beside_the_server_and_instead_of_nobody() -> None:
+    told, untold = build_record(TokenSource.SERVER), build_record(TokenSource.ESTIMATE)
+    recount([told, untold], [(Message("user", "a b"),)] * 2, lambda text: len(text.split()))
+
+    assert (told.output_tokens, told.estimated_output_tokens) == (9, 3)
+    assert told.token_source is TokenSource.SERVER
+    assert (untold.input_tokens, untold.output_tokens) == (2, 3)
+    assert untold.token_source is TokenSource.TOKENIZER
+
+
+def test_local_tokenizer_file_is_read(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    path = tmp_path / "tokenizer.json"
+    model = tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(path))
+
+    assert load_tokenizer(path)("a b a nosuch") == 4
+    path.write_text("{}")
+    with pytest.raises(SettingsError, match="not a tokenizer"):
+        load_tokenizer(path)
