@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S: Final = 5.0
+_NEVER_S: Final = 1e6
 
 
 class Application:
@@ -131,7 +132,9 @@ async def _drain(
     app.is_draining = True
     await app.health.update()
     log.info("draining: %d streams open", app.processor.streams_open)
-    refusing = asyncio.create_task(server.stop(drain_s))
+    # Refuses new streams. Its own end of grace is put off for good: two stops that cut at the same moment
+    # crash grpcio 1.85 (one destroys the server under the other).
+    refusing = asyncio.create_task(server.stop(_NEVER_S))
     # Streams of health watchers and of xDS never end by themselves: only requests are waited for.
     ends = {asyncio.create_task(app.processor.drained()), asyncio.create_task(signals.get())}
     await asyncio.wait(ends, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
