@@ -23,6 +23,11 @@ class Fleet:
     admin: str
     settings_file: Path
     addresses: Sequence[str]
+    directory: Path
+
+    def count_late(self) -> int:
+        """How often an endpoint has said that it is too late for its simulated time."""
+        return sum(log.read_text().count("the simulation is") for log in self.directory.glob("vllm-*.log"))
 
     def spec(self, traffic: dict[str, Any], **fields: Any) -> dict[str, Any]:
         """A spec file's tree for this fleet; `ab` among the fields gets the ways to switch and flush."""
@@ -64,7 +69,7 @@ def run_fleet(
             running.enter_context(part)
         for part in (*simulators, service, gateway):
             part.wait_until(part.is_ready)
-        yield Fleet(gateway.url, f"127.0.0.1:{service_admin}", service.config, addresses)
+        yield Fleet(gateway.url, f"127.0.0.1:{service_admin}", service.config, addresses, directory)
 
 
 def _set_endpoints(tree: Tree, ports: Sequence[int]) -> None:

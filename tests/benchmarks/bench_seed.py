@@ -1,0 +1,173 @@
+"""KubeAI's published 8 x L4 benchmark, run again: Envoy, the service, eight simulated endpoints.
+
+Four caps, three strategies, the same seed for all; our table beside theirs. The endpoints run `--speed`
+times as fast as they would; figures are told in their time. Answers come whole, TTFT and ITL from the
+endpoints' own histograms: at speed 10 two cores cannot carry 40,000 chunks a second. `--stream` does it
+the published way, for a slower fleet or a larger machine. `python -m tests.benchmarks.bench_seed`.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import aiohttp
+import orjson
+
+from extproc.bench.ab import Trial, run_trials
+from extproc.bench.lab import Lab
+from extproc.bench.published import Row, read_published
+from extproc.bench.reports.markdown import markdown_table
+from extproc.bench.reports.words import fixed, percent
+from extproc.bench.result import RunResult, Snapshot
+from extproc.bench.runner import run
+from extproc.bench.spec import Spec
+from extproc.bench.switch import build_switch
+from extproc.bench.verdict import judge_cell
+from tests.bench.fleet import Fleet, run_fleet
+from tests.integration.fetch import get
+
+PUBLISHED = Path(__file__).parents[1] / "bench" / "kubeai-8xl4.csv"
+# A Kubernetes Service spreads connections at random, whatever the published table calls it. Strict round
+# robin would send each of 800 cycled prompts to the same one of eight endpoints every time.
+PUBLISHED_AS = {"random": "round_robin", "least_load": "least_load", "prefix_hash": "prefix_hash"}
+TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
+HEADER = (
+    "strategy, cap",
+    "tok/s",
+    "theirs",
+    "ratio",
+    "TTFT mean s",
+    "theirs",
+    "ITL mean ms",
+    "theirs",
+    "hit rate",
+    "verdict",
+    "theirs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What the endpoints' histograms add up to, in their time: seconds and how many, per name.
+
+    `late` counts how often an endpoint could not keep its pace; its times then mean nothing.
+    """
+
+    sums: Mapping[str, float]
+    late: int
+
+    def __sub__(self, before: Self) -> "Waits":
+        sums = {name: value - before.sums[name] for name, value in self.sums.items()}
+        return Waits(sums, self.late - before.late)
+
+    def mean_s(self, name: str) -> float | None:
+        count = self.sums[f"{name}_count"]
+        return self.sums[f"{name}_sum"] / count if count else None
+
+
+def read_waits(fleet: Fleet) -> Waits:
+    sums = {f"{name}_{part}": 0.0 for name in (TTFT, ITL) for part in ("sum", "count")}
+    for address in fleet.addresses:
+        for line in get(f"http://{address}/metrics").splitlines():
+            name, value = line.partition("{")[0], line.rpartition(" ")[2]
+            if name in sums:
+                sums[name] += float(value)
+    return Waits(sums, fleet.count_late())
+
+
+class Silence:
+    """Implements `Progress`: a line per cell is enough."""
+
+    def update(self, snapshot: Snapshot) -> None: ...
+
+
+def build_spec(fleet: Fleet, row: Row, options: argparse.Namespace) -> Spec:
+    """The cell's load: 800 prompts of long conversations, sent ten times over in one shuffled order."""
+    traffic = {
+        "req_rate": row.figures["request_rate"] * options.speed,
+        "max_concurrency": row.cap,
+        "total_prompts": options.requests,
+        "dataset": {
+            "name": "synthetic",
+            "turns": "prompts",
+            "max_prompts": options.requests // 10,
+            "shuffle": True,
+        },
+    }
+    fields = {"ab": {"arms": options.arms, "repeats": 1}, "target": {"is_streaming": options.stream}}
+    return Spec.model_validate(fleet.spec(traffic, processes=options.processes, seed=12345, **fields))
+
+
+async def run_cap(fleet: Fleet, row: Row, options: argparse.Namespace) -> list[tuple[Trial, Waits]]:
+    spec, waits = build_spec(fleet, row, options), list[Waits]()
+
+    async def measure(seeded: Spec, title: str) -> RunResult:
+        print(f"cap {row.cap}: {title}", file=sys.stderr, flush=True)
+        before = read_waits(fleet)
+        result = await run(seeded, progress=Silence())
+        waits.append(read_waits(fleet) - before)
+        return result
+
+    async with aiohttp.ClientSession() as http:
+        lab = Lab(http, build_switch(spec.ab), spec.ab, fleet.addresses)
+        return list(zip(await run_trials(spec, measure, lab), waits, strict=True))
+
+
+def describe(trial: Trial, waits: Waits, theirs: Row, speed: float) -> Sequence[str]:
+    """Our cell in the endpoints' time beside the published one."""
+    ours = trial.report.whole.throughput.total_tps / speed
+    ttft_s, itl_s = waits.mean_s(TTFT), waits.mean_s(ITL)
+    return (
+        f"{trial.arm}, {theirs.cap}",
+        fixed(ours, 0),
+        fixed(theirs.figures["total_tok_per_s"], 0),
+        fixed(ours / theirs.figures["total_tok_per_s"]),
+        fixed(ttft_s),
+        fixed(theirs.figures["ttft_mean_ms"] / 1000),
+        fixed(itl_s and itl_s * 1000, 1),
+        fixed(theirs.figures["itl_mean_ms"], 1),
+        percent(trial.report.hit_rate),
+        f"invalid: endpoints late {waits.late}x" if waits.late else trial.report.verdict.text,
+        str(judge_cell(theirs.cell)),
+    )
+
+
+def run_all(options: argparse.Namespace, published: Mapping[tuple[int, str], Row]) -> list[Sequence[str]]:
+    simulate = ("--speed", str(options.speed), "--profile", options.profile)
+    lines = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        run_fleet(Path(folder), endpoints=8, simulate=simulate, processes=options.simulators) as fleet,
+    ):
+        for cap in options.caps:
+            for trial, waits in asyncio.run(run_cap(fleet, published[cap, "prefix_hash"], options)):
+                lines.append(describe(trial, waits, published[cap, PUBLISHED_AS[trial.arm]], options.speed))
+    return lines
+
+
+def main() -> None:
+    rows = read_published(PUBLISHED.read_text("utf-8").splitlines())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--speed", type=float, default=10.0, help="engine seconds per second (default 10)")
+    parser.add_argument("--requests", type=int, default=8000, help="per cell (default 8000, as published)")
+    parser.add_argument("--caps", type=int, nargs="+", default=sorted({row.cap for row in rows}))
+    parser.add_argument("--arms", nargs="+", default=list(PUBLISHED_AS), choices=list(PUBLISHED_AS))
+    parser.add_argument("--profile", default="l4-llama8b-fp8")
+    parser.add_argument("--processes", type=int, default=1, help="load processes")
+    parser.add_argument("--simulators", type=int, default=1, help="processes that share the endpoints")
+    parser.add_argument("--stream", action="store_true", help="stream answers, as published")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    options = parser.parse_args()
+    lines = run_all(options, {(row.cap, row.strategy): row for row in rows})
+    print(markdown_table(HEADER, lines), end="")
+    if options.json is not None:
+        options.json.write_bytes(orjson.dumps([dict(zip(HEADER, line, strict=True)) for line in lines]))
+
+
+if __name__ == "__main__":
+    main()
