@@ -20,7 +20,7 @@ from rich.table import Table
 HERE = Path(__file__).parent
 GATHERED = HERE.parents[1] / "build" / "fuzz"
 # One input must not take longer, nor the process more memory.
-LIMITS = ("-timeout=5", "-rss_limit_mb=1024", "-max_len=4096", "-print_final_stats=1", "-verbosity=1")
+LIMITS = ("-timeout=5", "-rss_limit_mb=1024", "-max_len=1000", "-print_final_stats=1", "-verbosity=1")
 
 
 def fuzz_here(target: str, arguments: list[str]) -> None:
