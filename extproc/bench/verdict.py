@@ -10,10 +10,12 @@ import numpy as np
 
 from extproc.bench.record import Record
 from extproc.bench.result import ClientStats, RunResult
-from extproc.bench.spec import Limits
+from extproc.bench.spec import Limits, TrafficShape
 
 # With fewer in flight on average the samples are too coarse to check anything.
 _FEW_IN_FLIGHT = 1.0
+# Random arrivals in a short window are off by a few percent; less than this is no longer chance.
+_RAMPED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +23,16 @@ class Figures:
     """What a verdict was judged by; `None` where a run has no such figure.
 
     `cpu` is the busiest load process's share of a core. `cap_full` the longest share of time a process
-    had no slot left. `littles_residual` compares the sampled mean in flight with rate times latency.
+    had no slot left. `asked_rps` is the rate of an even schedule, `offered_rps` what was due in the
+    window: in sessions less, as later turns wait for answers. `littles_residual` compares the sampled
+    mean in flight with rate times latency.
     """
 
     lag_p99_s: float | None = None
     loop_lag_p99_s: float | None = None
     cpu: float | None = None
     cap_full: float | None = None
+    asked_rps: float | None = None
     offered_rps: float | None = None
     achieved_rps: float | None = None
     in_flight: float | None = None
@@ -125,11 +130,16 @@ def _measure(result: RunResult) -> Figures:
         loop_lag_p99_s=_p99([s.lag_s for client in info.clients for s in client.samples]),
         cpu=max((c.cpu_s / c.wall_s for c in info.clients if c.wall_s), default=None),
         cap_full=max((c.cap_full_s / c.wall_s for c in info.clients if c.cap and c.wall_s), default=None),
+        asked_rps=info.offered_rps if _is_even(info.spec.traffic) else None,
         offered_rps=offered / width_s if is_open else None,
         achieved_rps=started / width_s if is_open else None,
         in_flight=in_flight,
         littles_residual=residual,
     )
+
+
+def _is_even(traffic: TrafficShape) -> bool:
+    return traffic.shape.name == "constant" and traffic.traffic_spike is None
 
 
 def _intentions(result: RunResult) -> Iterator[float]:
@@ -186,6 +196,12 @@ def _find_remarks(figures: Figures, limits: Limits) -> Iterator[str]:
         yield (
             f"the concurrency cap was full {full:.0%} of the time: {offered:.2f} req/s offered, "
             f"{achieved or 0.0:.2f} begun; read this as a closed loop"
+        )
+    asked = figures.asked_rps
+    if asked and offered is not None and offered < _RAMPED * asked:
+        yield (
+            f"{asked:.2f} req/s asked for, {offered:.2f} due in the window: sessions had not all begun, "
+            "or waited for answers; warm up for two session lifetimes"
         )
     residual = figures.littles_residual
     if residual is not None and residual > limits.littles_residual:

@@ -96,6 +96,14 @@ def test_growing_queue_is_told_as_not_steady() -> None:
     assert "not steady" in verdict.remarks[0]
 
 
+def test_sessions_that_had_not_all_begun_are_told() -> None:
+    run = build_run()
+    verdict = judge(replace(run, info=replace(run.info, offered_rps=20.0)))
+
+    assert verdict.is_valid
+    assert "20.00 req/s asked for, 10.00 due" in verdict.remarks[0]
+
+
 def test_limits_of_the_spec_decide() -> None:
     run = build_run(lag_s=0.08)
     spec = SPEC.model_copy(update={"limits": SPEC.limits.model_copy(update={"lag_p99": 0.1})})
