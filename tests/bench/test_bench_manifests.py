@@ -27,7 +27,7 @@ def test_spec_of_the_job_can_be_read_and_is_possible() -> None:
     assert made.faults == ()
     assert made.honesty.prompts == 8000
     assert made.honesty.exact_repeats == pytest.approx(0.9, abs=0.01)
-    assert made.in_flight == 1000
+    assert made.in_flight == pytest.approx(1000, rel=0.1)
 
 
 def test_job_runs_a_command_that_exists_with_options_that_exist() -> None:

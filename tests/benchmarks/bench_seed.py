@@ -32,9 +32,7 @@ from tests.bench.fleet import Fleet, run_fleet
 from tests.integration.fetch import get
 
 PUBLISHED = Path(__file__).parents[1] / "bench" / "kubeai-8xl4.csv"
-# A Kubernetes Service spreads connections at random, whatever the published table calls it. Strict round
-# robin would send each of 800 cycled prompts to the same one of eight endpoints every time.
-PUBLISHED_AS = {"random": "round_robin", "least_load": "least_load", "prefix_hash": "prefix_hash"}
+ARMS = ("round_robin", "least_load", "prefix_hash")
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 HEADER = (
     "strategy, cap",
@@ -87,17 +85,12 @@ class Silence:
 
 
 def build_spec(fleet: Fleet, row: Row, options: argparse.Namespace) -> Spec:
-    """The cell's load: 800 prompts of long conversations, sent ten times over in one shuffled order."""
+    """The cell's load: 800 prompts of long conversations, each ten times, in one shuffled order."""
     traffic = {
+        "preset": "kubeai-8xl4",
         "req_rate": row.figures["request_rate"] * options.speed,
         "max_concurrency": row.cap,
         "total_prompts": options.requests,
-        "dataset": {
-            "name": "synthetic",
-            "turns": "prompts",
-            "max_prompts": options.requests // 10,
-            "shuffle": True,
-        },
     }
     fields = {"ab": {"arms": options.arms, "repeats": 1}, "target": {"is_streaming": options.stream}}
     return Spec.model_validate(fleet.spec(traffic, processes=options.processes, seed=12345, **fields))
@@ -145,8 +138,8 @@ def run_all(options: argparse.Namespace, published: Mapping[tuple[int, str], Row
         run_fleet(Path(folder), endpoints=8, simulate=simulate, processes=options.simulators) as fleet,
     ):
         for cap in options.caps:
-            for trial, waits in asyncio.run(run_cap(fleet, published[cap, "prefix_hash"], options)):
-                lines.append(describe(trial, waits, published[cap, PUBLISHED_AS[trial.arm]], options.speed))
+            for trial, waits in asyncio.run(run_cap(fleet, published[cap, ARMS[0]], options)):
+                lines.append(describe(trial, waits, published[cap, trial.arm], options.speed))
     return lines
 
 
@@ -156,7 +149,7 @@ def main() -> None:
     parser.add_argument("--speed", type=float, default=10.0, help="engine seconds per second (default 10)")
     parser.add_argument("--requests", type=int, default=8000, help="per cell (default 8000, as published)")
     parser.add_argument("--caps", type=int, nargs="+", default=sorted({row.cap for row in rows}))
-    parser.add_argument("--arms", nargs="+", default=list(PUBLISHED_AS), choices=list(PUBLISHED_AS))
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--profile", default="l4-llama8b-fp8")
     parser.add_argument("--processes", type=int, default=1, help="load processes")
     parser.add_argument("--simulators", type=int, default=1, help="processes that share the endpoints")
