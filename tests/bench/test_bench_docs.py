@@ -1,0 +1,41 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from extproc.bench.commands import bench
+from extproc.bench.load.workload import build_workload
+from extproc.bench.outputs import write_reports
+from extproc.bench.plan import Host, plan
+from extproc.bench.registry import build_registry
+from extproc.bench.spec import parse_spec
+from extproc.bench.verdict import judge
+from tests.bench.synthetic import steady
+
+DOCS = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text()
+LARGE = Host(cores=16, ports=60_000, files=100_000)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", DOCS, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("text", blocks("yaml"), ids=range(len(blocks("yaml"))))
+def test_every_spec_in_the_manual_can_be_run(text: str) -> None:
+    spec = parse_spec(text)
+
+    assert plan(spec, build_workload(spec, build_registry()), LARGE, latency_s=2).faults == ()
+
+
+def test_plugin_in_the_manual_adds_its_report(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(blocks("python")[0])
+    registry = build_registry([str(tmp_path / "mine.py")])
+    run = steady(10)
+    write_reports(run, judge(run), tmp_path, registry.reports)
+
+    assert float((tmp_path / "slowest.txt").read_text()) == pytest.approx(1.5)
+
+
+def test_every_command_is_in_the_manual() -> None:
+
+    assert {name for name in bench.commands if f"extproc bench {name} " not in DOCS} == set()
