@@ -14,7 +14,7 @@ ask() {  # METHOD PATH -> the answer, head and body
 
 ask POST /healthcheck/fail >/dev/null
 sleep "$settle_s"
-ask POST '/drain_listeners?graceful&skip_exit' >/dev/null
+ask POST /drain_listeners >/dev/null
 for ((waited = 0; waited < limit_s; waited++)); do
   ask GET '/stats?filter=^http\.clients\.downstream_rq_active$' | grep -q 'downstream_rq_active: [1-9]' || exit 0
   sleep 1

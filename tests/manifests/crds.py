@@ -1,0 +1,181 @@
+"""JSON schemas of the custom resources that the manifests use, as far as they use them.
+
+Written after the projects' API references: Gateway API 1.4, Gateway API Inference Extension 1.0, Envoy
+Gateway 1.5, Istio 1.28, Prometheus Operator 0.86. A field that is not here is refused, so that a
+misspelt one is.
+"""
+
+from typing import Any, Final
+
+Schema = dict[str, Any]
+
+NAME: Final[Schema] = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
+GROUP: Final[Schema] = {"type": "string", "pattern": r"^$|^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"}
+KIND: Final[Schema] = {"type": "string", "pattern": "^[A-Z][A-Za-z0-9]*$"}
+TEXT: Final[Schema] = {"type": "string", "minLength": 1}
+PORT: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 65_535}
+COUNT: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 4_294_967_295}
+FLAG: Final[Schema] = {"type": "boolean"}
+DURATION: Final[Schema] = {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
+LABELS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
+FREE: Final[Schema] = {"type": "object"}
+
+
+def one_of(*values: str) -> Schema:
+    return {"enum": list(values)}
+
+
+def some(item: Schema) -> Schema:
+    return {"type": "array", "items": item, "minItems": 1}
+
+
+def record(required: str = "", **fields: Schema) -> Schema:
+    """An object with these fields and no others; `required` names some of them."""
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": required.split(),
+        "additionalProperties": False,
+    }
+
+
+def resource(spec: Schema) -> Schema:
+    metadata = record("name", name=NAME, namespace=NAME, labels=LABELS, annotations=LABELS)
+    return record("apiVersion kind metadata spec", apiVersion=TEXT, kind=KIND, metadata=metadata, spec=spec)
+
+
+TARGETS: Final = some(record("group kind name", group=GROUP, kind=KIND, name=NAME, sectionName=NAME))
+SELECTOR: Final = record(matchLabels=LABELS)
+SCRAPES: Final = some(record("port", port=NAME, path=TEXT, interval=DURATION))
+BREAKER: Final = record(
+    maxConnections=COUNT, maxPendingRequests=COUNT, maxParallelRequests=COUNT, maxParallelRetries=COUNT
+)
+
+GATEWAY_CLASS: Final = record("controllerName", controllerName=TEXT)
+GATEWAY: Final = record(
+    "gatewayClassName listeners",
+    gatewayClassName=NAME,
+    infrastructure=record(parametersRef=record("group kind name", group=GROUP, kind=KIND, name=NAME)),
+    listeners=some(
+        record("name protocol port", name=NAME, protocol=one_of("HTTP", "HTTPS", "TLS", "TCP"), port=PORT)
+    ),
+)
+HTTP_ROUTE: Final = record(
+    "parentRefs rules",
+    parentRefs=some(record("name", name=NAME, namespace=NAME)),
+    rules=some(
+        record(
+            matches=some(record(path=record("type value", type=one_of("PathPrefix", "Exact"), value=TEXT))),
+            backendRefs=some(record("name", group=GROUP, kind=KIND, name=NAME, port=PORT)),
+            timeouts=record(request=DURATION, backendRequest=DURATION),
+        )
+    ),
+)
+INFERENCE_POOL: Final = record(
+    "selector targetPorts endpointPickerRef",
+    selector=record("matchLabels", matchLabels=LABELS),
+    targetPorts=some(record("number", number=PORT)),
+    endpointPickerRef=record(
+        "name port",
+        group=GROUP,
+        kind=KIND,
+        name=NAME,
+        port=record("number", number=PORT),
+        failureMode=one_of("FailOpen", "FailClose"),
+    ),
+)
+ENVOY_PROXY: Final = record(
+    "provider",
+    provider=record(
+        "type",
+        type=one_of("Kubernetes"),
+        kubernetes=record(envoyDeployment=record(replicas=COUNT, container=record(image=TEXT))),
+    ),
+)
+ENVOY_EXTENSION_POLICY: Final = record(
+    "targetRefs extProc",
+    targetRefs=TARGETS,
+    extProc=some(
+        record(
+            "backendRefs",
+            backendRefs=some(record("name port", name=NAME, port=PORT)),
+            processingMode=record(
+                request=record(body=one_of("Streamed", "Buffered", "BufferedPartial", "FullDuplexStreamed")),
+                response=record(),
+                allowModeOverride=FLAG,
+            ),
+            messageTimeout=DURATION,
+            failOpen=FLAG,
+            backendSettings=record(circuitBreaker=BREAKER),
+        )
+    ),
+)
+BACKEND_TRAFFIC_POLICY: Final = record(
+    "targetRefs",
+    targetRefs=TARGETS,
+    loadBalancer=record(
+        "type",
+        type=one_of("ConsistentHash", "LeastRequest", "Random", "RoundRobin"),
+        endpointOverride=record("extractFrom", extractFrom=some(record(header=TEXT))),
+    ),
+    circuitBreaker=BREAKER,
+    retry=record(
+        numRetries=COUNT,
+        retryOn=record(
+            triggers=some(one_of("5xx", "gateway-error", "reset", "connect-failure", "refused-stream"))
+        ),
+    ),
+)
+CLIENT_TRAFFIC_POLICY: Final = record(
+    "targetRefs",
+    targetRefs=TARGETS,
+    headers=record(earlyRequestHeaders=record(remove=some(TEXT))),
+    connection=record(bufferLimit={"type": "string", "pattern": "^[1-9]+[0-9]*([EPTGMK]i|[EPTGMk])?$"}),
+)
+ENVOY_FILTER: Final = record(
+    "configPatches",
+    targetRefs=TARGETS,
+    configPatches=some(
+        record(
+            "applyTo match patch",
+            applyTo=one_of("LISTENER", "NETWORK_FILTER", "HTTP_FILTER", "CLUSTER"),
+            match=record(
+                context=one_of("ANY", "SIDECAR_INBOUND", "SIDECAR_OUTBOUND", "GATEWAY"),
+                listener=record(
+                    filterChain=record(filter=record("name", name=TEXT, subFilter=record("name", name=TEXT)))
+                ),
+                cluster=record(service=TEXT, portNumber=PORT),
+            ),
+            patch=record("operation", operation=one_of("ADD", "MERGE", "INSERT_BEFORE"), value=FREE),
+        )
+    ),
+)
+DESTINATION_RULE: Final = record(
+    "host",
+    host=TEXT,
+    trafficPolicy=record(
+        tls=record("mode", mode=one_of("DISABLE", "SIMPLE", "MUTUAL", "ISTIO_MUTUAL")),
+        connectionPool=record(
+            http=record(http1MaxPendingRequests=COUNT, http2MaxRequests=COUNT, maxRetries=COUNT)
+        ),
+    ),
+)
+
+SCHEMAS: Final = {
+    ("gateway.networking.k8s.io/v1", "GatewayClass"): resource(GATEWAY_CLASS),
+    ("gateway.networking.k8s.io/v1", "Gateway"): resource(GATEWAY),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"): resource(HTTP_ROUTE),
+    ("inference.networking.k8s.io/v1", "InferencePool"): resource(INFERENCE_POOL),
+    ("gateway.envoyproxy.io/v1alpha1", "EnvoyProxy"): resource(ENVOY_PROXY),
+    ("gateway.envoyproxy.io/v1alpha1", "EnvoyExtensionPolicy"): resource(ENVOY_EXTENSION_POLICY),
+    ("gateway.envoyproxy.io/v1alpha1", "BackendTrafficPolicy"): resource(BACKEND_TRAFFIC_POLICY),
+    ("gateway.envoyproxy.io/v1alpha1", "ClientTrafficPolicy"): resource(CLIENT_TRAFFIC_POLICY),
+    ("networking.istio.io/v1alpha3", "EnvoyFilter"): resource(ENVOY_FILTER),
+    ("networking.istio.io/v1", "DestinationRule"): resource(DESTINATION_RULE),
+    ("monitoring.coreos.com/v1", "ServiceMonitor"): resource(
+        record("selector endpoints", selector=SELECTOR, endpoints=SCRAPES)
+    ),
+    ("monitoring.coreos.com/v1", "PodMonitor"): resource(
+        record("selector podMetricsEndpoints", selector=SELECTOR, podMetricsEndpoints=SCRAPES)
+    ),
+}

@@ -1,0 +1,71 @@
+"""What `kubectl kustomize` makes of an overlay."""
+
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Object = dict[str, Any]
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+KUBECTL = Path(sysconfig.get_path("scripts")) / "kubectl"
+
+# Every folder that can be applied; a new one is tested without being listed.
+APPLICABLE = sorted(
+    str(path.parent.relative_to(MANIFESTS))
+    for path in MANIFESTS.rglob("kustomization.yaml")
+    if "components" not in path.parts
+)
+OVERLAYS = [folder for folder in APPLICABLE if folder == "base" or folder.startswith("overlays/")]
+# Those that run the service.
+SERVING = [folder for folder in OVERLAYS if folder != "overlays/example-vllm"]
+
+
+@cache
+def render(overlay: str) -> list[Object]:
+    """Returns the objects of an overlay; fails with kubectl's words if there are none."""
+    command = [str(KUBECTL), "kustomize", str(MANIFESTS / overlay)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr, result.stderr
+    return list(yaml.safe_load_all(result.stdout))
+
+
+def of_kind(overlay: str, *kinds: str) -> list[Object]:
+    return [item for item in render(overlay) if item["kind"] in kinds]
+
+
+def named(overlay: str, kind: str, name: str) -> Object:
+    [found] = [item for item in of_kind(overlay, kind) if item["metadata"]["name"] == name]
+    return found
+
+
+def pods(overlay: str) -> dict[str, Object]:
+    """Returns the Pod specs of an overlay's workloads by the workloads' names."""
+    workloads = of_kind(overlay, "Deployment", "StatefulSet", "DaemonSet")
+    return {item["metadata"]["name"]: item["spec"]["template"]["spec"] for item in workloads}
+
+
+def containers(pod: Object) -> list[Object]:
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def files(overlay: str, suffix: str) -> Iterator[tuple[str, str]]:
+    """Yields name and text of the files in an overlay's ConfigMaps."""
+    for item in of_kind(overlay, "ConfigMap"):
+        for name, text in item["data"].items():
+            if name.endswith(suffix):
+                yield name, text
+
+
+def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+def pod_labels(overlay: str) -> dict[str, dict[str, str]]:
+    workloads = of_kind(overlay, "Deployment")
+    return {item["metadata"]["name"]: item["spec"]["template"]["metadata"]["labels"] for item in workloads}

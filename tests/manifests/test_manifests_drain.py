@@ -1,0 +1,93 @@
+"""The script that runs before an Envoy container is told to end, with a real Envoy."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+from tests.integration.client import connect, send
+from tests.integration.fetch import answers
+from tests.integration.gateway import Gateway, Tree, cluster, edited, load
+from tests.integration.mesh import HELD, Pods, run_pods, until
+from tests.integration.ports import free_ports
+from tests.manifests.rendering import MANIFESTS
+
+pytestmark = pytest.mark.envoy
+
+SCRIPT = MANIFESTS / "components" / "drain" / "drain.sh"
+
+
+def run_script(admin_port: int, *, limit_s: int = 20) -> "asyncio.Task[subprocess.CompletedProcess[bytes]]":
+    settings = {"ENVOY_ADMIN_PORT": str(admin_port), "SETTLE_S": "1", "LIMIT_S": str(limit_s)}
+    environment = {**os.environ, **settings}
+    run = asyncio.to_thread(
+        subprocess.run, ["bash", str(SCRIPT)], env=environment, capture_output=True, timeout=60, check=False
+    )
+    return asyncio.create_task(run)
+
+
+def alone(tree: Tree) -> None:
+    """Envoy without the service and with one endpoint: what drains is Envoy."""
+    manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["http_filters"] = manager["http_filters"][-1:]
+    del cluster(tree, "vllm")["load_assignment"]["endpoints"][0]["lb_endpoints"][1:]
+
+
+@asynccontextmanager
+async def run_envoy(directory: Path) -> AsyncGenerator[tuple[Gateway, Pods, int]]:
+    """Yields an Envoy, its one pod and Envoy's admin port."""
+    client, admin, service, pod = free_ports(4)
+    tree = edited(load("standalone.yaml"), {8080: client, 9901: admin, 9002: service, 8001: pod}, [alone])
+    async with run_pods(["127.0.0.1"], pod) as pods:
+        with Gateway(directory, tree, port=client, admin_port=admin) as gateway:
+            await asyncio.to_thread(gateway.wait_ready)
+            yield gateway, pods, admin
+
+
+async def test_draining_waits_for_open_answers_and_takes_no_new_connection(tmp_path: Path) -> None:
+    """What a client sees of a Pod that goes.
+
+    1. Answers are open. 2. The script runs: Envoy is not ready at once, then takes no new connection.
+    3. The answers end as they should. 4. The script ends, and Envoy may.
+    """
+    async with run_envoy(tmp_path) as (gateway, pods, admin), connect(gateway.url) as session:
+        streams = [asyncio.create_task(send(session, HELD)) for _ in range(4)]
+        await until(lambda: pods.held == 4)
+
+        script = run_script(admin)
+        await until_not(f"{gateway.admin_url}/ready")
+        await until_not(f"{gateway.url}/health")
+        is_waiting = not script.done()
+        pods.release.set()
+        ended = [(answer.status, answer.body) for answer in await asyncio.gather(*streams)]
+        result = await script
+
+    assert is_waiting
+    assert ended == [(200, b"first last")] * 4
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+async def test_draining_ends_at_its_limit(tmp_path: Path) -> None:
+    async with run_envoy(tmp_path) as (gateway, pods, admin), connect(gateway.url) as session:
+        stream = asyncio.create_task(send(session, HELD))
+        await until(lambda: pods.held)
+        began = perf_counter()
+        result = await run_script(admin, limit_s=2)
+        took_s = perf_counter() - began
+        pods.release.set()
+        await stream
+
+    assert result.returncode == 0
+    assert 2.5 < took_s < 15
+
+
+async def until_not(url: str) -> None:
+    """Waits until a GET fails."""
+    async with asyncio.timeout(10):
+        while await asyncio.to_thread(answers, url):
+            pass

@@ -1,0 +1,166 @@
+"""What the ConfigMaps hold is what the programs take: the service, Envoy, bash."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from extproc.cli import cli
+from extproc.settings import load_settings
+from tests.integration.gateway import cluster, find_envoy
+from tests.manifests.rendering import MANIFESTS, OVERLAYS, SERVING, containers, files, named, pods
+
+Tree = dict[str, Any]
+
+ENVOY = MANIFESTS.parent / "envoy"
+WITH_ENVOY = ["overlays/gateway", "overlays/sidecar", "overlays/simulated"]
+
+
+def load(path: Path) -> Tree:
+    tree: Tree = yaml.safe_load(path.read_text())
+    return tree
+
+
+@pytest.mark.parametrize("overlay", SERVING)
+def test_the_service_takes_its_configuration(overlay: str, tmp_path: Path) -> None:
+    [(name, text)] = files(overlay, "extproc.yaml")
+    path = tmp_path / name
+    path.write_text(text)
+
+    result = CliRunner().invoke(cli, ["check", str(path)])
+
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("overlay", SERVING)
+def test_the_service_takes_what_its_environment_overrides(overlay: str, tmp_path: Path) -> None:
+    [(name, text)] = files(overlay, "extproc.yaml")
+    path = tmp_path / name
+    path.write_text(text)
+    [container] = [each for each in containers(pods(overlay)["extproc"]) if each["name"] == "extproc"]
+    environment = {variable["name"]: variable["value"] for variable in container.get("env", [])}
+
+    settings = load_settings(path, environment)
+
+    is_sidecar = "/s" in overlay
+    assert settings.server.listen == ("unix:/run/extproc/ext_proc.sock" if is_sidecar else "0.0.0.0:9002")
+    assert settings.server.xds is (overlay == "overlays/gateway")
+    assert container["args"] == ["serve", "--config", "/etc/extproc/extproc.yaml"]
+
+
+@pytest.mark.parametrize("overlay", SERVING)
+def test_the_pools_service_is_the_one_that_the_examples_have(overlay: str) -> None:
+    [(_, text)] = files(overlay, "extproc.yaml")
+    [pool] = yaml.safe_load(text)["pools"]
+    source = pool["endpoints"]["kubernetes"]
+    for example in ("overlays/example-vllm", "overlays/simulated"):
+        service = named(example, "Service", source["service"])
+        assert service["spec"]["clusterIP"] == "None"
+        assert [port["name"] for port in service["spec"]["ports"]] == [source["port"]]
+
+
+@pytest.mark.envoy
+@pytest.mark.parametrize("overlay", WITH_ENVOY)
+def test_envoy_takes_its_configuration(overlay: str, tmp_path: Path) -> None:
+    [(name, text)] = files(overlay, "envoy.yaml")
+    path = tmp_path / name
+    path.write_text(text)
+
+    assert validate(path) == ""
+
+
+def validate(path: Path) -> str:
+    """Returns Envoy's complaint about a configuration, empty if it has none."""
+    command = [find_envoy(), "--mode", "validate", "--log-level", "warning", "-c", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return result.stderr if result.returncode or "deprecated" in result.stderr.lower() else ""
+
+
+@pytest.mark.envoy
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_envoys_arguments_are_taken(overlay: str, tmp_path: Path) -> None:
+    """The options in the manifests are options of this Envoy; the file is another one's."""
+    path = tmp_path / "envoy.yaml"
+    path.write_text("{}")
+    for pod in pods(overlay).values():
+        for container in pod["containers"]:
+            if container["name"] == "envoy":
+                arguments = [str(path) if "/" in each else each for each in container["args"]]
+                command = [find_envoy(), *arguments, "--mode", "validate"]
+                subprocess.run(command, capture_output=True, timeout=60, check=True)
+
+
+@pytest.mark.envoy
+def test_envoy_takes_what_istio_adds(tmp_path: Path) -> None:
+    """The patches of the EnvoyFilter, put where Istio puts them."""
+    patches = named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
+    values = [(each["applyTo"], each["patch"]["operation"], each["patch"]["value"]) for each in patches]
+    by_place = {(place, operation): value for place, operation, value in values}
+    tree = load(ENVOY / "standalone.yaml")
+    listener = tree["static_resources"]["listeners"][0] | by_place["LISTENER", "MERGE"]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager |= by_place["NETWORK_FILTER", "MERGE"]["typed_config"]
+    manager["http_filters"][0] = by_place["HTTP_FILTER", "INSERT_BEFORE"]
+    vllm = cluster(tree, "vllm") | by_place["CLUSTER", "MERGE"]
+    tree["static_resources"] = {"listeners": [listener], "clusters": [by_place["CLUSTER", "ADD"], vllm]}
+    path = tmp_path / "envoy.yaml"
+    path.write_text(yaml.safe_dump(tree))
+
+    assert len(by_place) == len(patches)
+    assert validate(path) == ""
+
+
+def test_istio_asks_the_service_as_the_shipped_envoy_does() -> None:
+    patches = named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
+    [added] = [each["patch"]["value"] for each in patches if each["applyTo"] == "HTTP_FILTER"]
+    shipped = load(ENVOY / "sidecar.yaml")["static_resources"]["listeners"][0]
+    manager = shipped["filter_chains"][0]["filters"][0]["typed_config"]
+
+    assert added == manager["http_filters"][0]
+
+
+def test_the_sidecars_envoy_is_the_shipped_one() -> None:
+    shipped = (ENVOY / "sidecar.yaml").read_text()
+
+    assert (MANIFESTS / "overlays/sidecar/envoy.yaml").read_text() == shipped
+
+
+def test_the_gateways_envoy_is_the_shipped_one_at_other_addresses() -> None:
+    """envoy/xds.yaml, with the sidecar's metrics listener and the service found by DNS."""
+    tree = load(MANIFESTS / "overlays/gateway/envoy.yaml")
+    expected, sidecar = load(ENVOY / "xds.yaml"), load(ENVOY / "sidecar.yaml")
+    listeners = expected["static_resources"]["listeners"]
+    listeners[0]["address"]["socket_address"]["address"] = "0.0.0.0"
+    listeners.append(sidecar["static_resources"]["listeners"][1])
+    service = cluster(expected, "extproc")
+    del service["type"]
+    service["cluster_type"] = cluster(sidecar, "vllm")["cluster_type"]
+    [entry] = service["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    entry["endpoint"]["address"]["socket_address"]["address"] = "extproc.default.svc.cluster.local"
+    expected["static_resources"]["clusters"].append(cluster(sidecar, "admin"))
+
+    assert tree == expected
+
+
+def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
+    """What the two modes share stays the same: all but the routes and the pool's cluster."""
+    xds, standalone = load(ENVOY / "xds.yaml"), load(ENVOY / "standalone.yaml")
+    for tree in (xds, standalone):
+        manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+        routes = manager.pop("route_config")["virtual_hosts"][0]["routes"]
+        tree["routes"] = [
+            (each["route"]["retry_policy"], each["route"]["timeout"], each["response_headers_to_add"])
+            for each in routes
+        ]
+        service = cluster(tree, "extproc")
+        service.pop("typed_extension_protocol_options")
+        tree["static_resources"]["clusters"] = [service]
+    assert xds["routes"] == standalone["routes"] * 2
+    for place in ("node", "dynamic_resources", "routes"):
+        xds.pop(place, None)
+        standalone.pop(place, None)
+
+    assert xds == standalone
