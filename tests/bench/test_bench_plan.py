@@ -66,6 +66,16 @@ def test_more_processes_make_a_fast_run_possible() -> None:
     assert not planned(host, req_rate=1000, duration=1, processes=8).faults
 
 
+def test_closed_loop_bound_by_time_counts_one_cycle_of_its_dataset() -> None:
+    dataset = {"name": "random", "turns": "prompts", "max_prompts": 50}
+
+    assert planned(req_rate=None, vus=7, dataset=dataset).honesty.prompts == 50
+
+
+def test_more_processes_than_cores_are_remarked() -> None:
+    assert "4 processes share 2 core(s)" in planned(processes=4).remarks
+
+
 def test_cap_below_what_the_rate_needs_is_remarked() -> None:
     remarks = planned(max_concurrency=5).remarks
 

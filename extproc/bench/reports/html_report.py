@@ -42,6 +42,11 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
         ("By share of the prompt found cached", said.groups.hits),
     ):
         yield page.table(title, _GROUP_HEADER, [_group_row(row) for row in rows])
+    if said.caches:
+        rows = [(cache.endpoint, percent(cache.hit_rate)) for cache in said.caches]
+        yield page.table("Prefix caches by the endpoints' own counters", ("", "hit rate"), rows)
+    yield _tokens_table(said)
+    yield _verdict_table(said)
     yield page.definitions(said.definitions)
     yield page.folded("Spec", orjson.dumps(said.spec, option=orjson.OPT_INDENT_2).decode())
 
@@ -159,6 +164,21 @@ def _totals_table(said: Report) -> str:
         "goodput",
     )
     return page.table("Load and throughput", header, rows)
+
+
+def _tokens_table(said: Report) -> str:
+    tokens = said.measured.tokens
+    sources = ", ".join(f"{source} {count:,}" for source, count in tokens.sources.items())
+    row = (f"{tokens.input:,}", f"{tokens.output:,}", sources, percent(tokens.estimate_error))
+    return page.table("Tokens", ("input", "output", "counted by, requests", "estimate off by"), [row])
+
+
+def _verdict_table(said: Report) -> str:
+    """What the verdict was judged by."""
+    figures = {name.replace("_", " "): value for name, value in said.verdict.figures.items()}
+    return page.table(
+        "The client", ("", "figure"), [(name, fixed(value, 4)) for name, value in figures.items()]
+    )
 
 
 _GROUP_HEADER = (

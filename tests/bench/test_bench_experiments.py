@@ -1,0 +1,120 @@
+"""The commands `ab` and `saturate` as a user runs them, against small servers."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+from click.testing import CliRunner, Result
+
+from extproc.bench.commands import bench
+from tests.bench.scripted import DONE, USAGE, chunk
+
+# The machine that runs the tests is busy with other things, too.
+LIMITS = {"lag_p99": 0.3, "loop_lag_p99": 0.3}
+SERVICE_S = 0.05
+
+
+class SlowServer:
+    """Answers one request after the other, `SERVICE_S` each: 20 requests/s and no more."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._is_up = threading.Event()
+        self._end = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._one = asyncio.Lock()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._is_up.wait(10)
+
+    def stop(self) -> None:
+        assert self._loop
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.port = runner.addresses[0][1]
+        self._is_up.set()
+        await self._end.wait()
+        await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        await request.read()
+        async with self._one:
+            await asyncio.sleep(SERVICE_S)
+        return web.Response(body=chunk("bab ") + USAGE + DONE)
+
+
+@pytest.fixture
+def slow_server() -> Iterator[int]:
+    server = SlowServer()
+    server.start()
+    yield server.port
+    server.stop()
+
+
+def invoke(command: str, folder: Path, port: int, traffic: Mapping[str, object], **fields: object) -> Result:
+    tree = {
+        "endpoint": "127.0.0.1",
+        "port": port,
+        "target": {"model": "m"},
+        "performance": {"traffic-shape": {"dataset": {"name": "random", "input_tokens": 8}, **traffic}},
+        "limits": LIMITS,
+        **fields,
+    }
+    (folder / "spec.yaml").write_text(yaml.safe_dump(tree))
+    return CliRunner().invoke(bench, [command, str(folder / "spec.yaml"), "--output", str(folder / "out")])
+
+
+@pytest.mark.slow
+def test_saturate_finds_the_rate_that_a_slow_server_can_serve(slow_server: int, tmp_path: Path) -> None:
+    traffic = {"req-rate": 1, "duration": 2, "warm-up": 0.5}
+    ladder = {"start": 8, "factor": 2, "steps": 5, "precision": 0.3}
+    told = invoke("saturate", tmp_path, slow_server, traffic, saturate=ladder)
+
+    assert told.exit_code == 0, told.output
+    found = json.loads((tmp_path / "out" / "saturation.json").read_text())
+    assert found["is_bracketed"]
+    assert 8 <= found["inflection_rps"] <= 24
+    assert found["best_rps"] <= 1.1 / SERVICE_S
+    assert "Inflection point at" in told.stdout
+    assert "Inflection point at" in (tmp_path / "out" / "saturation.html").read_text()
+
+
+def test_ab_switches_by_command_and_compares(null_server: int, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    ab = {
+        "arms": ["random", "least_load"],
+        "command": ["sh", "-c", f"echo {{strategy}} >> {asked}"],
+        "flush": [],
+        "repeats": 1,
+        "prime": 0.2,
+        "tolerance": 0.5,
+    }
+    told = invoke("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab=ab)
+
+    assert told.exit_code == 0, told.output
+    assert asked.read_text().split() == ["random", "least_load"]
+    assert "| req/s" in told.stdout
+    assert "comparable" in told.stderr
+    assert (tmp_path / "out" / "least_load-1" / "vllm.json").exists()
+
+
+def test_ab_of_arms_that_cannot_be_switched_ends_with_the_reason(null_server: int, tmp_path: Path) -> None:
+    told = invoke("ab", tmp_path, null_server, {"req-rate": 40, "duration": 1}, ab={"command": ["false"]})
+
+    assert told.exit_code == 1
+    assert "false ended with 1" in str(told.exception)
