@@ -1,21 +1,24 @@
 """What a request asks of the engine, whichever API it came by, and what it got."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request: one or more prompts (in tokens), each answered `n` times.
 
-    `model` is None if the request names none. `max_tokens` is None if the client leaves the length
-    to the model; `max_tokens_name` is what its API calls that number.
+    `is_text` tells prompts that came as text from those that came as tokens. `model` is None if the
+    request names none, `max_tokens` if it leaves the length to the model; `max_tokens_name` is what its
+    API calls that number. `repeated` holds fields of the request that its answer repeats.
     """
 
     prompts: Sequence[Sequence[int]]
     model: str | None = None
     max_tokens: int | None = None
     max_tokens_name: str = "max_tokens"
+    is_text: bool = True
     min_tokens: int = 0
     ignore_eos: bool = False
     n: int = 1
@@ -25,6 +28,7 @@ class Ask:
     wants_usage: bool = False
     wants_continuous_usage: bool = False
     echoes: bool = False
+    repeated: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def prompt_tokens(self) -> int:

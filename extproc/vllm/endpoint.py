@@ -96,14 +96,16 @@ class SimulatedEndpoint:
             return name
         raise UnknownName(name, [*self.options.models, *self.adapters.paths])
 
+    def complete(self, ask: Ask) -> Ask:
+        """Returns the ask with what the endpoint's own options add to it."""
+        return replace(ask, wants_usage=True) if self.options.forces_usage else ask
+
     def head(self, ask: Ask, prefix: str) -> Head:
         """Returns how an answer begins; raises `UnknownName`."""
         return Head(self.name_request(prefix), self.find_model(ask.model), int(self.epoch_s()))
 
     def begin(self, ask: Ask, head: Head) -> Reply:
         """Queues a request's prompts; raises `Refusal`, as vLLM does, before any of them is queued."""
-        if self.options.forces_usage:
-            ask = replace(ask, wants_usage=True)
         rooms = [self._find_room(ask, len(prompt)) for prompt in ask.prompts]
         wake = asyncio.Event()
         strands = list(self._start(ask, rooms, head, wake))
@@ -117,17 +119,16 @@ class SimulatedEndpoint:
         return is_reset
 
     def _find_room(self, ask: Ask, tokens: int) -> int:
-        # In vLLM's order: the prompt alone, what is asked for, what is left for it.
+        # In vLLM's order: what is asked for, the prompt, what the prompt leaves.
         limit = self.options.profile.max_model_len
-        name = ask.max_tokens_name
-        if tokens > limit:
-            raise refuse_length(limit, tokens)
         if ask.max_tokens is not None and ask.max_tokens > limit:
             message = (
-                f"{name}={ask.max_tokens} cannot be greater than max_model_len={limit}. "
+                f"{ask.max_tokens_name}={ask.max_tokens} cannot be greater than max_model_len={limit}. "
                 "Please request fewer output tokens."
             )
-            raise refuse_value(message, name, ask.max_tokens)
+            raise refuse_value(message, ask.max_tokens_name, ask.max_tokens)
+        if tokens > limit:
+            raise refuse_length(limit, tokens, is_text=ask.is_text)
         room = limit - tokens
         allowed = room if ask.max_tokens is None else min(ask.max_tokens, room)
         if allowed < 1:

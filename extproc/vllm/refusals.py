@@ -33,6 +33,13 @@ class Refusal(ExtprocError):
         }
 
 
+class UnreadableBody(Refusal):
+    """The body is not JSON in a way that vLLM leaves to its web framework."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"detail": self.message}
+
+
 class UnknownName(Refusal):
     """The request names a model or an adapter that this endpoint does not serve."""
 
@@ -46,14 +53,19 @@ def refuse_value(message: str, param: str, value: object) -> Refusal:
     return Refusal(f"{message} (parameter={param}, value={value})", param=param)
 
 
-def refuse_length(limit: int, tokens: int) -> Refusal:
-    """Builds the answer to a prompt that is longer than the model's context."""
+def refuse_length(limit: int, tokens: int, *, is_text: bool) -> Refusal:
+    """Builds the answer to a prompt that is longer than the model's context, `limit`.
+
+    vLLM stops reading a text one token after the limit, and says so.
+    """
+    counted = min(tokens, limit + 1) if is_text else tokens
+    qualifier = "at least " if counted == limit + 1 else ""
     return refuse_value(
         f"This model's maximum context length is {limit} tokens. However, your prompt contains "
-        f"{tokens} input tokens, which exceeds this limit even without any output tokens. "
+        f"{qualifier}{counted} input tokens, which exceeds this limit even without any output tokens. "
         "Please reduce the length of the input prompt.",
         "input_tokens",
-        tokens,
+        counted,
     )
 
 

@@ -8,7 +8,7 @@ from logging import getLogger
 from aiohttp import web
 
 from extproc.errors import SettingsError
-from extproc.vllm.bodies import BODY_HASH, send_json
+from extproc.vllm.bodies import send_json
 from extproc.vllm.endpoint import SimulatedEndpoint
 from extproc.vllm.http_metrics import HttpMetrics
 from extproc.vllm.refusals import Refusal
@@ -16,9 +16,8 @@ from extproc.vllm.serving import add_serving_routes
 from extproc.vllm.side_routes import SideRoutes
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# Who answered, and the hash of the body as it arrived: what a test of a gateway wants to know.
+# Who answered: what a test of a gateway wants to know.
 ENDPOINT_HEADER = "x-simulated-endpoint"
-BODY_HEADER = "x-simulated-body-xxh3"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = getLogger("extproc.vllm")
@@ -32,10 +31,8 @@ def build_app(endpoint: SimulatedEndpoint) -> web.Application:
     async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await http_metrics.measure(request, handler)
 
-    async def sign(request: web.Request, response: web.StreamResponse) -> None:
+    async def sign(_request: web.Request, response: web.StreamResponse) -> None:
         response.headers[ENDPOINT_HEADER] = endpoint.name
-        if BODY_HASH in request:
-            response.headers[BODY_HEADER] = request[BODY_HASH]
 
     async def work(_app: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(endpoint.run())

@@ -1,9 +1,11 @@
 """The routes that generate text: every serving API through the same handler."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 
 from aiohttp import web
+from xxhash import xxh3_64_hexdigest
 
 from extproc.vllm.apis.api import Api
 from extproc.vllm.apis.chat import Chat
@@ -16,6 +18,9 @@ from extproc.vllm.endpoint import SimulatedEndpoint
 from extproc.vllm.refusals import Refusal
 from extproc.vllm.reply import Reply
 
+# The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was sent.
+BODY_HEADER = "x-simulated-body-xxh3"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 APIS: dict[str, type[Api]] = {
     "/v1/chat/completions": Chat,
     "/v1/completions": Completions,
@@ -40,21 +45,28 @@ class Serving:
         """Answers one request, or lets it suffer what the endpoint's faults have in store."""
         self._endpoint.load += 1
         try:
-            body = await read_json(request)
-            closes = await self._suffer()
-            ask = self._api.read(body, self._endpoint.options.tokenizer)
-            head = self._endpoint.head(ask, self._api.id_prefix)
-            reply = self._endpoint.begin(ask, head)
-            try:
-                if ask.is_stream:
-                    return await self._stream(request, ask, head, reply, closes=closes)
-                return await self._send_whole(request, ask, head, reply, closes=closes)
-            finally:
-                reply.close()
-        except Refusal as refusal:
-            return send_json(self._api.describe(refusal), refusal.status)
+            response = await self._answer(request)
         finally:
             self._endpoint.load -= 1
+        return response
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        headers = {BODY_HEADER: xxh3_64_hexdigest(await request.read())}
+        try:
+            body = await read_json(request)
+            closes = await self._suffer()
+            ask = self._endpoint.complete(self._api.read(body, self._endpoint.options.tokenizer))
+            head = self._endpoint.head(ask, self._api.id_prefix)
+            reply = self._endpoint.begin(ask, head)
+        except Refusal as refusal:
+            return send_json(self._api.describe(refusal), refusal.status, headers)
+        exchange = Exchange(request, self._api, ask, head, reply, headers)
+        try:
+            if closes:
+                return await exchange.break_off(self._endpoint.faults.close_after)
+            return await exchange.complete()
+        finally:
+            reply.close()
 
     async def _suffer(self) -> bool:
         """Delays, hangs or fails this request on purpose; returns whether its connection shall close."""
@@ -68,36 +80,45 @@ class Serving:
             raise Refusal("A fault on purpose.", status=faults.error_status, kind="InternalServerError")
         return fate.closes
 
-    async def _send_whole(
-        self, request: web.Request, ask: Ask, head: Head, reply: Reply, *, closes: bool
-    ) -> web.StreamResponse:
-        choices = await reply.collect()
-        if closes:
-            _cut(request)
-        return send_json(self._api.whole(head, ask, choices, reply.usage))
 
-    async def _stream(
-        self, request: web.Request, ask: Ask, head: Head, reply: Reply, *, closes: bool
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
-        pieces = reply.stream(self._api.frames(head, ask))
-        if closes:
-            await self._send_some(response, pieces)
-            _cut(request)
-            return response
-        async for piece in pieces:
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request that is being answered, whole or as a stream."""
+
+    request: web.Request
+    api: Api
+    ask: Ask
+    head: Head
+    reply: Reply
+    headers: Mapping[str, str]
+
+    async def complete(self) -> web.StreamResponse:
+        if not self.ask.is_stream:
+            choices = await self.reply.collect()
+            answer = self.api.whole(self.head, self.ask, choices, self.reply.usage)
+            return send_json(answer, headers=self.headers)
+        response = await self._open_stream()
+        async for piece in self._pieces():
             await response.write(piece)
         return response
 
-    async def _send_some(self, response: web.StreamResponse, pieces: AsyncIterator[bytes]) -> None:
-        left = self._endpoint.faults.close_after
-        while left:
-            await response.write(await anext(pieces))
-            left -= 1
+    async def break_off(self, pieces: int) -> web.StreamResponse:
+        """Closes the connection after some pieces of a stream; before any byte of a whole answer."""
+        if self.ask.is_stream:
+            response = await self._open_stream()
+            source = self._pieces()
+            for _ in range(pieces):
+                await response.write(await anext(source, b""))
+        else:
+            await self.reply.collect()
+        assert self.request.transport is not None  # noqa: S101, the handler is cancelled when it is lost
+        self.request.transport.abort()
+        return web.Response()
 
+    async def _open_stream(self) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": EVENT_STREAM, **self.headers})
+        await response.prepare(self.request)
+        return response
 
-def _cut(request: web.Request) -> None:
-    """Closes a connection in the middle of an answer."""
-    if request.transport is not None:
-        request.transport.abort()
+    def _pieces(self) -> AsyncIterator[bytes]:
+        return self.reply.stream(self.api.frames(self.head, self.ask))

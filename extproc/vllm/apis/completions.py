@@ -27,6 +27,7 @@ class Completions:
         request.check()
         return Ask(
             prompts=read_prompts(request.prompt, tokenizer),
+            is_text=_is_text(request.prompt),
             model=request.model,
             max_tokens=request.max_tokens,
             min_tokens=request.min_tokens,
@@ -134,6 +135,10 @@ def read_prompts(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
     if isinstance(prompt[0], int):
         return [prompt]
     return [tokenizer.encode([item]) if isinstance(item, str) else item for item in prompt]
+
+
+def _is_text(prompt: Any) -> bool:
+    return isinstance(prompt, str) or isinstance(prompt[0], str)
 
 
 def _describe(index: int, choice: Choice) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from extproc.vllm.prompts import render
 from extproc.vllm.refusals import Refusal
 from extproc.vllm.tokens import Tokenizer
 
+REPEATED = {"temperature", "top_p", "metadata", "user"}
+
 
 class ResponseRequest(Fields):
     input: str | list[Message]
@@ -20,6 +22,10 @@ class ResponseRequest(Fields):
     max_output_tokens: int | None = None
     ignore_eos: bool = False
     seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
     cache_salt: str | None = None
     stream: bool | None = False
     tools: list[dict[str, Any]] | None = None
@@ -44,6 +50,7 @@ class Responses:
             seed=request.seed or 0,
             cache_salt=request.cache_salt or "",
             is_stream=bool(request.stream),
+            repeated=request.model_dump(include=REPEATED, exclude_none=True),
         )
 
     def describe(self, refusal: Refusal) -> dict[str, Any]:
@@ -107,7 +114,9 @@ class ResponseFrames:
         )
 
     def _event(self, kind: str, members: dict[str, Any]) -> bytes:
-        data = orjson.dumps(members | {"sequence_number": self._number, "type": kind})
+        # OpenAI's events have their members in alphabetical order.
+        members |= {"sequence_number": self._number, "type": kind}
+        data = orjson.dumps({name: members[name] for name in sorted(members)})
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
@@ -153,7 +162,7 @@ def describe_response(head: Head, ask: Ask, choice: Choice | None, usage: Usage 
         "ec_transfer_params": None,
         "input_messages": None,
         "output_messages": None,
-    }
+    } | dict(ask.repeated)
 
 
 def _describe_item(head: Head, choice: Choice) -> dict[str, Any]:

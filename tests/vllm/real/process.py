@@ -1,0 +1,63 @@
+"""A real vLLM server as a child process."""
+
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+STARTS_WITHIN_S = 240
+OPTIONS = (
+    *("--load-format", "dummy", "--dtype", "float32", "--served-model-name", "tiny"),
+    *("--max-model-len", "4096", "--enforce-eager", "--enable-prefix-caching", "--block-size", "32"),
+    *("--enable-prompt-tokens-details", "--host", "127.0.0.1"),
+)
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+}
+
+
+@contextmanager
+def run_vllm(directory: Path, port: int, log: Path, *options: str) -> Iterator[str]:
+    """Runs the vLLM of `install.py`; yields its URL when it is ready, and ends it with its children."""
+    command = [str((directory / "venv/bin/vllm").absolute()), "serve", "model", *OPTIONS, "--port", str(port)]
+    environment = os.environ | ENVIRONMENT
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [*command, *options],
+            cwd=directory,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait(process, url, log)
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + STARTS_WITHIN_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.5)
+    ending = log.read_text(errors="replace").splitlines()[-20:]
+    raise RuntimeError("vLLM does not start:\n" + "\n".join(ending))
