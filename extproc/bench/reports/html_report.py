@@ -43,8 +43,8 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
     ):
         yield page.table(title, _GROUP_HEADER, [_group_row(row) for row in rows])
     if said.caches:
-        rows = [(cache.endpoint, percent(cache.hit_rate)) for cache in said.caches]
-        yield page.table("Prefix caches by the endpoints' own counters", ("", "hit rate"), rows)
+        caches = [(cache.endpoint, percent(cache.hit_rate)) for cache in said.caches]
+        yield page.table("Prefix caches by the endpoints' own counters", ("", "hit rate"), caches)
     yield _tokens_table(said)
     yield _verdict_table(said)
     yield page.definitions(said.definitions)
