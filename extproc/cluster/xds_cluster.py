@@ -53,7 +53,7 @@ def build_cluster(name: str, pool: str) -> Cluster:
         name=name,
         type=ClusterDiscoveryType.EDS,
         eds_cluster_config=ClusterEdsClusterConfig(eds_config=over_ads, service_name=pool),
-        connect_timeout=timedelta(seconds=1),
+        connect_timeout=timedelta(seconds=0.5),
         circuit_breakers=_breakers(),
         typed_extension_protocol_options={_HTTP_OPTIONS: Any.pack(_http_options())},
         upstream_connection_options=UpstreamConnectionOptions(

@@ -142,17 +142,35 @@ async def test_conversations_of_a_closed_endpoint_move_to_the_next(tmp_path: Pat
     assert moved == again
 
 
-async def test_endpoint_that_swallows_connections_is_passed_by(tmp_path: Path) -> None:
-    """A node that vanished answers no SYN: a few requests wait for the timeout, the rest do not."""
+async def test_endpoint_that_swallows_connections_costs_its_conversations_a_moment(tmp_path: Path) -> None:
+    """A node that vanished answers no SYN: half a second later the next endpoint is asked."""
     with run_stack(tmp_path) as stack:
+        (gone,) = stack.simulators[1].addresses
+        async with connect(stack.url) as session:
+            homes = await _served(session)
+            stack.simulators[1].kill()
+            with _black_hole(stack.simulators[1].ports[0]):
+                homeless = [text for text in TEXTS if homes[text] == gone]
+                began = time.monotonic()
+                moved = await _served(session, homeless)
+                took_s = time.monotonic() - began
+
+    assert homeless
+    assert gone not in moved.values()
+    assert 0.5 <= took_s / len(homeless) < 1
+
+
+async def test_without_the_service_a_vanished_endpoint_is_ejected(tmp_path: Path) -> None:
+    """Three requests meet it, then the fallback policy knows: 100 do not wait 12 seconds in all."""
+    with run_stack(tmp_path) as stack:
+        stack.service.kill()
         stack.simulators[1].kill()
         with _black_hole(stack.simulators[1].ports[0]):
             async with connect(stack.url) as session:
                 began = time.monotonic()
-                await asyncio.gather(*(_served(session, TEXTS[start::4]) for start in range(4)))
+                await _served(session, [f"anyone {number}" for number in range(100)])
                 took_s = time.monotonic() - began
 
-    # Six or so of the 24 live there; at a second each, without ejection, they would take longer.
     assert took_s < 6
 
 

@@ -1,0 +1,67 @@
+"""A cluster per pool without xDS, as docs/envoy.md describes it."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+import pytest
+
+from tests.integration.client import ask, connect, send
+from tests.integration.gateway import Tree, cluster, find
+from tests.integration.service import Pool, pool
+from tests.integration.stack import Stack, run_stack
+
+pytestmark = pytest.mark.envoy
+
+
+def split_cluster(tree: Tree) -> None:
+    """Gives each pool a cluster of its name with its endpoints; the service's header chooses among them."""
+    llama = cluster(tree, "vllm")
+    qwen = deepcopy(llama)
+    for one, name, keep in ((llama, "llama", slice(0, 2)), (qwen, "qwen", slice(2, 4))):
+        one["name"] = one["load_assignment"]["cluster_name"] = name
+        endpoints = one["load_assignment"]["endpoints"][0]
+        endpoints["lb_endpoints"] = endpoints["lb_endpoints"][keep]
+    tree["static_resources"]["clusters"].append(qwen)
+    for host in next(find(tree, "virtual_hosts")):
+        (route,) = host["routes"]
+        named = deepcopy(route)
+        named["match"]["headers"] = [{"name": "x-extproc-pool", "present_match": True}]
+        del named["route"]["cluster"]
+        named["route"]["cluster_header"] = "x-extproc-pool"
+        route["route"]["cluster"] = "llama"
+        host["routes"] = [named, route]
+
+
+def two_pools(addresses: list[str]) -> list[Pool]:
+    return [
+        pool(addresses[:2], name="llama", models=["llama-3"]),
+        pool(addresses[2:], name="qwen", models=["qwen-2"]),
+    ]
+
+
+@pytest.fixture
+def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    directory = tmp_path_factory.mktemp("split")
+    with run_stack(directory, edits=[split_cluster], pools=two_pools, clear_route_cache=True) as stack:
+        yield stack
+
+
+async def test_header_of_the_service_chooses_the_cluster(split: Stack) -> None:
+    async with connect(split.url) as session:
+        llamas = [await send(session, ask(f"{number}", model="llama-3")) for number in range(8)]
+        qwens = [await send(session, ask(f"{number}", model="qwen-2")) for number in range(8)]
+
+    assert {answer.served_by for answer in llamas} <= set(split.addresses[:2])
+    assert {answer.served_by for answer in qwens} <= set(split.addresses[2:])
+
+
+async def test_clients_own_pool_header_chooses_nothing(split: Stack) -> None:
+    """With the service up its own wins; with the service down the default cluster serves."""
+    claim = {"x-extproc-pool": "qwen"}
+    async with connect(split.url) as session:
+        routed = [await send(session, ask(f"{n}", model="llama-3"), headers=claim) for n in range(8)]
+        split.service.kill()
+        without = [await send(session, ask(f"{n}", model="llama-3"), headers=claim) for n in range(8)]
+
+    assert {answer.status for answer in (*routed, *without)} <= {200, 404}
+    assert {answer.served_by for answer in (*routed, *without)} <= set(split.addresses[:2])
