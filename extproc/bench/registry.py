@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -27,6 +27,7 @@ from extproc.bench.processors.generate import JetStreamHttp, SGLang, Tgi, Triton
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import Processor
 from extproc.bench.result import RunResult
+from extproc.bench.section import Component
 from extproc.bench.verdict import Verdict
 from extproc.errors import SettingsError
 
@@ -48,10 +49,10 @@ class Registry:
     reports: dict[str, Renderer] = field(default_factory=dict)
 
     def add_processor(self, name: str, processor: Processor) -> None:
-        """Makes an HTTP API known as a target's `api`."""
+        """Makes an HTTP API known as a target's `api`; the api's options are the processor's fields."""
 
         def build(wiring: Wiring) -> Client:
-            return HttpClient(wiring, processor)
+            return HttpClient(wiring, _configure(processor, wiring.target.api))
 
         self.clients[name] = build
 
@@ -78,8 +79,7 @@ def build_registry(plugins: Iterable[str] = ()) -> Registry:
     _add_datasets(registry)
     registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps, sine=build_sine)
     _add_processors(registry)
-    registry.clients["grpc"] = GrpcClient
-    registry.clients["jetstream"] = GrpcClient
+    registry.clients.update(grpc=_build_grpc, jetstream=_build_grpc)
     for plugin in plugins:
         _import(plugin).register(registry)
     return registry
@@ -116,6 +116,21 @@ def _add_processors(registry: Registry) -> None:
         ("jetstream-http", JetStreamHttp()),
     ):
         registry.add_processor(name, processor)
+
+
+def _configure(processor: Processor, api: Component) -> Processor:
+    if not api.options:
+        return processor
+    try:
+        return replace(processor, **api.options)  # type: ignore[type-var]  # TypeError if it is no dataclass
+    except (TypeError, ValueError):
+        raise SettingsError(f"target.api: {api.name} has no such options: {', '.join(api.options)}") from None
+
+
+def _build_grpc(wiring: Wiring) -> Client:
+    if wiring.target.api.options:
+        raise SettingsError(f"target.api: {wiring.target.api.name} has no options")
+    return GrpcClient(wiring)
 
 
 def _find(known: dict[str, _T], name: str, kind: str) -> _T:

@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 
 import aiohttp
 
+from extproc.bench.clients.client import RunClock, Wiring
 from extproc.bench.load.driver import LoadError, drive
 from extproc.bench.load.generator import Share
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.record import Record
-from extproc.bench.registry import build_registry
+from extproc.bench.registry import Registry, build_registry
 from extproc.bench.result import Progress, RunInfo, RunResult, Window
 from extproc.bench.scrape import pair, scrape
 from extproc.bench.spec import Spec
@@ -26,9 +27,7 @@ async def run(spec: Spec, *, progress: Progress) -> RunResult:
     goes wrong at the server is in the records.
     """
     registry = build_registry(spec.plugins)
-    registry.client(spec.target.api.name)
-    if spec.target.api_key_env and spec.target.api_key_env not in os.environ:
-        raise SettingsError(f"target.api-key-env: {spec.target.api_key_env} is not set")
+    await _check_target(spec, registry)
     workload = await asyncio.to_thread(build_workload, spec, registry)
     model = spec.target.model or await find_model(spec.base_url)
     before = await scrape(spec.scrape)
@@ -49,6 +48,15 @@ async def run(spec: Spec, *, progress: Progress) -> RunResult:
         scrapes=scrapes,
     )
     return RunResult(info, records)
+
+
+async def _check_target(spec: Spec, registry: Registry) -> None:
+    """Builds a client as every process will: a spec's faults belong here, before there are processes."""
+    target = spec.target
+    if target.api_key_env and target.api_key_env not in os.environ:
+        raise SettingsError(f"target.api-key-env: {target.api_key_env} is not set")
+    wiring = Wiring(spec.base_url, target, None, RunClock())
+    await registry.client(target.api.name)(wiring).close()
 
 
 async def find_model(base_url: str) -> str:

@@ -1,6 +1,6 @@
 """The building blocks of the spec file: a strict section, and a component chosen by name."""
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 
 def _kebab(name: str) -> str:
@@ -30,3 +30,8 @@ class Component(Section):
     @property
     def options(self) -> dict[str, object]:
         return {name.replace("-", "_"): value for name, value in (self.model_extra or {}).items()}
+
+
+def list_faults(error: ValidationError) -> str:
+    """Returns every fault on a line of its own: where it is, and what is wrong."""
+    return "\n".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())

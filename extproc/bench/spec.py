@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from extproc.bench.datasets.presets import apply_preset
 from extproc.bench.experiment import Ab, Ladder
-from extproc.bench.section import Component, Section
+from extproc.bench.section import Component, Section, list_faults
 from extproc.bench.units import Rate, Seconds
 from extproc.errors import SettingsError
 
@@ -207,7 +207,7 @@ class Target(Section):
     headers: dict[str, str] = Field(default_factory=dict)
     body: dict[str, object] = Field(default_factory=dict)
     api_key_env: str | None = None
-    endpoint_header: str = "x-extproc-endpoint"
+    endpoint_header: str = "x-served-by"
     tokenizer: Path | None = None
     timeout: Seconds = Field(default=600.0, gt=0)
 
@@ -255,5 +255,4 @@ def parse_spec(text: str) -> Spec:
     except yaml.YAMLError as error:
         raise SettingsError(f"not YAML: {error}") from None
     except ValidationError as error:
-        faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-        raise SettingsError("\n".join(faults)) from None
+        raise SettingsError(list_faults(error)) from None

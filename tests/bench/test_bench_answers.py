@@ -168,7 +168,7 @@ async def test_refused_connection_is_told_from_a_lost_one() -> None:
 async def test_whole_answer_has_tokens_but_no_first_token() -> None:
     usage = b'"usage": {"prompt_tokens": 5, "completion_tokens": 1}'
     body = b'{"choices": [{"message": {"content": "hi"}}], %s}' % usage
-    head = b"HTTP/1.1 200 OK\r\nx-extproc-endpoint: 10.0.0.1:8000\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"HTTP/1.1 200 OK\r\nx-served-by: 10.0.0.1:8000\r\nContent-Length: %d\r\n\r\n" % len(body)
     ask = Ask("m", ASK.messages, 10, is_streaming=False)
     record = await ask_once([(0, head + body)], ask=ask)
 

@@ -121,6 +121,17 @@ async def test_failed_answer_ends_its_session() -> None:
     assert [(r.session, r.turn) for r in generator.records] == [(0, 0), (1, 0)]
 
 
+async def test_refused_user_asks_again_when_the_server_says_so() -> None:
+    def refuse(record: Record) -> None:
+        record.failure, record.retry_after_s = "http 429", 0.1
+
+    generator, _ = build_generator(build_share(users=1, duration=0.25, total_prompts=None), spoil=refuse)
+    await generator.run()
+
+    starts = [record.intended_s for record in generator.records]
+    assert starts == pytest.approx([0.0, 0.1, 0.2], abs=0.04)
+
+
 async def test_users_share_iterations_and_work_alone() -> None:
     """k6's shared iterations: four users, ten conversations, each run by one user to its end."""
     generator, client = build_generator(build_share(users=4), delay_s=0.005, jobs=10)

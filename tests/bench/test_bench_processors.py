@@ -271,7 +271,8 @@ def test_recorded_body_is_sent_with_its_own_fields() -> None:
         "tools": [1],
         "max_completion_tokens": 99,
     }
-    sent = OpenAIChat().body(Ask("m", CHAT, 5, is_streaming=False, body=body))
+    processor = OpenAIChat(length_field="max_completion_tokens")
+    sent = processor.body(Ask("m", CHAT, 5, is_streaming=False, body=body))
 
     assert sent == {
         "model": "m",

@@ -50,7 +50,7 @@ async def serving(**handlers: Handler) -> AsyncIterator[int]:
 
 async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
     await request.read()
-    headers = {"x-extproc-endpoint": "10.0.0.1:8000"}
+    headers = {"x-served-by": "10.0.0.1:8000"}
     return aiohttp.web.Response(body=chunk("bab ") + USAGE + DONE, headers=headers)
 
 
@@ -186,7 +186,17 @@ def register(registry):
         return [Conversation((Turn((Message("user", f"poem {i}"),), 3),)) for i in range(need)]
     registry.datasets["poems"] = poems
     registry.reports["poem.txt"] = lambda result, verdict: f"{len(result.records)} poems, {verdict}"
-    registry.clients["suicide"] = lambda wiring: os._exit(9)
+    registry.clients["fatal"] = Fatal
+
+class Fatal:
+    def __init__(self, wiring):
+        pass
+
+    async def send(self, ask, record):
+        os._exit(9)
+
+    async def close(self):
+        pass
 """
 
 
@@ -203,7 +213,7 @@ async def test_users_module_brings_its_own_parts(tmp_path: Path) -> None:
 async def test_dead_load_process_is_an_error_not_a_result(tmp_path: Path) -> None:
     plugin = tmp_path / "poems.py"
     plugin.write_text(PLUGIN)
-    target = {"model": "m", "api": "suicide"}
+    target = {"model": "m", "api": "fatal"}
     spec = build_spec(1, {"req-rate": 20, "total-prompts": 4}, plugins=(str(plugin),), target=target)
 
     with pytest.raises(LoadError, match="exit code 9"):
@@ -226,6 +236,12 @@ def test_plugin_that_cannot_be_used_is_told(name: str, text: str, fault: str, tm
     ("fields", "fault"),
     [
         ({"target": {"api": "smoke-signals"}}, "no api 'smoke-signals'"),
+        (
+            {"target": {"api": {"name": "openai-chat", "colour": 1}}},
+            "openai-chat has no such options: colour",
+        ),
+        ({"target": {"api": {"name": "tgi", "framing": "json"}}}, "tgi has no such options: framing"),
+        ({"target": {"api": {"name": "grpc", "colour": 1}}}, "grpc has no options"),
         ({"target": {"api-key-env": "EXTPROC_TEST_NO_SUCH_KEY"}}, "EXTPROC_TEST_NO_SUCH_KEY is not set"),
         ({"processes": 4}, "cannot share a concurrency of 2"),
     ],

@@ -73,6 +73,11 @@ def test_same_seed_same_workload() -> None:
     [
         ({"req_rate": 1, "total_prompts": 5, "dataset": "nosuch"}, "no dataset 'nosuch'"),
         ({"req_rate": 1, "total_prompts": 5, "shape": "zigzag"}, "no shape 'zigzag'"),
+        (
+            {"req_rate": 1, "total_prompts": 5, "dataset": {"name": "random", "size": 1}},
+            "random: size: Extra",
+        ),
+        ({"vus": 1, "dataset": {"name": "share-gpt", "path": "x", "min_mesages": 1}}, "min_mesages: Extra"),
         ({"shape": "trace", "total_prompts": 5, "dataset": "random"}, "arrival times"),
         ({"req_rate": 1e7, "duration": "1h", "dataset": {"name": "random", "max_prompts": 1}}, "more than"),
         ({"req_rate": 0.001, "duration": 1, "arrivals": "poisson"}, "no start"),

@@ -39,7 +39,7 @@ def prepare(
 
 
 def is_kept(conversation: Conversation, dataset: Dataset) -> bool:
-    """Tells whether a conversation has the messages and characters that the dataset section asks for."""
+    """Tells whether a conversation, cut at its answers, has the messages and characters asked for."""
     contents = conversation.user_contents
     return (
         conversation.message_count >= dataset.min_messages

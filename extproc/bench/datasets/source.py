@@ -7,6 +7,7 @@ import numpy as np
 import orjson
 
 from extproc.bench.conversation import Conversation
+from extproc.bench.section import Section
 from extproc.bench.spec import Dataset
 from extproc.errors import SettingsError
 
@@ -16,8 +17,12 @@ Source = Callable[[Dataset, int, np.random.Generator], list[Conversation]]
 Row = Mapping[str, object]
 
 
-def require_path(dataset: Dataset) -> Path:
-    """Returns the local file of a dataset; nothing is ever downloaded. Raises `SettingsError`."""
+def require_path(dataset: Dataset, options: type[Section] = Section) -> Path:
+    """Returns the local file of a dataset; nothing is ever downloaded.
+
+    Raises `SettingsError` without one, pydantic's `ValidationError` for options it does not have.
+    """
+    options.model_validate(dataset.options)
     if dataset.path is None:
         raise SettingsError(f"dataset {dataset.name}: give the path of a local file")
     return dataset.path

@@ -42,9 +42,10 @@ def replay_trace(dataset: Dataset, need: int, rng: np.random.Generator) -> list[
     """Reads a trace and writes a prompt of its length for each row; equal block ids give equal text."""
     del need
     options = TraceOptions.model_validate(dataset.options)
+    path = require_path(dataset, TraceOptions)
     seed = int(rng.integers(2**32))
     try:
-        rows = sorted(_READERS[options.layout](require_path(dataset)), key=lambda row: row.at_s)
+        rows = sorted(_READERS[options.layout](path), key=lambda row: row.at_s)
     except (KeyError, ValueError, OSError) as error:
         raise SettingsError(f"{dataset.path}: not a trace of layout {options.layout}: {error!r}") from None
     first_s = rows[0].at_s if rows else 0.0

@@ -18,6 +18,9 @@ from extproc.bench.spec import Spec
 # Wake at most this often, then start everything that is due: a timer per request falls behind from
 # about 500 req/s per process.
 _TICK_S = 0.001
+# A user who got no answer asks again after a pause: the server's Retry-After, or this. A dead server
+# would be asked thousands of times per second otherwise.
+_RETRY_S = 1.0
 
 Next = Callable[[], int | None]
 """Takes the next conversation's number, shared by all processes; `None` when there is none left."""
@@ -75,26 +78,32 @@ class LoadGenerator:
             self._begun += 1
 
     async def _be_user(self) -> None:
-        while not self._is_over(at_s := self._clock()) and (number := self._take_next()) is not None:
-            await self._converse(number, at_s)
+        at_s = self._clock()
+        while not self._is_over(at_s) and (number := self._take_next()) is not None:
+            at_s = await self._converse(number, at_s)
+            await self._sleep_until(at_s)
 
-    async def _converse(self, number: int, at_s: float) -> None:
-        """Asks turn by turn; a failed answer ends the conversation, as there is nothing to go on with."""
+    async def _converse(self, number: int, at_s: float) -> float:
+        """Asks turn by turn; returns when its user is ready for something else.
+
+        A failed answer ends the conversation, as there is nothing to go on with.
+        """
         conversation = self._share.conversations[number % len(self._share.conversations)]
         thinks = self._draw_thinking(number, len(conversation.turns))
         first = self._numbering.first_index(number)
         history: tuple[Message, ...] = ()
         for turn_number, turn in enumerate(conversation.turns):
             if self._is_beyond(first + turn_number) or (turn_number and self._is_over(at_s)):
-                return
+                break
+            await self._sleep_until(at_s)
             history += turn.messages
             record = Record(first + turn_number, number, turn_number, at_s)
             await self._ask(record, turn, history, conversation)
             if not record.is_ok:
-                return
+                return self._clock() + (record.retry_after_s or _RETRY_S)
             history += self._quote(turn, record)
             at_s = (record.end_s or 0.0) + thinks[turn_number]
-            await self._sleep_until(at_s)
+        return at_s
 
     async def _ask(
         self, record: Record, turn: Turn, history: tuple[Message, ...], conversation: Conversation

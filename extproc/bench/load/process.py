@@ -43,10 +43,13 @@ class Done:
 def run_process(share: Share, pipe: Connection, taken: "Synchronized[int]", jobs: int | None) -> None:
     """Is a load process's whole life. The parent decides about interrupts, so SIGINT is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        done = runner.run(_serve(share, pipe, _share_counter(taken, jobs)))
-    pipe.send(done)
-    pipe.close()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            done = runner.run(_serve(share, pipe, _share_counter(taken, jobs)))
+        pipe.send(done)
+        pipe.close()
+    except* (BrokenPipeError, EOFError):
+        pass  # The parent is gone: there is nobody to load for, or to tell.
 
 
 def _share_counter(taken: "Synchronized[int]", jobs: int | None) -> Next:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+from pydantic import ValidationError
 
 from extproc.bench.conversation import Conversation
 from extproc.bench.datasets.prepare import prepare
 from extproc.bench.load.arrivals import Times
 from extproc.bench.load.schedule import build_schedule, build_shape
 from extproc.bench.registry import Registry
+from extproc.bench.section import list_faults
 from extproc.bench.spec import Spec, TrafficShape
 from extproc.errors import SettingsError
 
@@ -76,7 +78,10 @@ def build_workload(spec: Spec, registry: Registry) -> Workload:
     traffic = spec.traffic
     dataset_seed, arrival_seed = np.random.SeedSequence(spec.seed).spawn(2)
     source = registry.dataset(traffic.dataset.name)
-    conversations = tuple(prepare(traffic, source, _estimate_need(traffic), dataset_seed))
+    try:
+        conversations = tuple(prepare(traffic, source, _estimate_need(traffic), dataset_seed))
+    except ValidationError as error:
+        raise SettingsError(f"dataset {traffic.dataset.name}: {list_faults(error)}") from None
     requests = _bound(traffic, conversations)
     numbering = Numbering(conversations)
     jobs = None if requests is None else numbering.count_conversations(requests)

@@ -7,15 +7,20 @@ from extproc.bench.conversation import join_prompt
 from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
 from extproc.bench.processors.processor import EMPTY, Ask, HttpApi, Piece, Usage
 
-_PROMPT_FIELDS = frozenset({"messages", "prompt", "input"})
+_OWN_FIELDS = frozenset({"messages", "prompt", "input", "max_tokens", "max_completion_tokens"})
 _FINISHED = frozenset({"response.completed", "response.incomplete"})
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIChat(HttpApi):
-    """`/v1/chat/completions`; `forces_length` adds the `ignore_eos` of vLLM and SGLang."""
+    """`/v1/chat/completions`.
+
+    `forces_length` adds the `ignore_eos` of vLLM and SGLang. `length_field` is the field that limits the
+    answer: newer hosted models want `max_completion_tokens`.
+    """
 
     forces_length: bool = False
+    length_field: str = "max_tokens"
 
     def path(self, ask: Ask) -> str:
         del ask
@@ -26,10 +31,7 @@ class OpenAIChat(HttpApi):
 
     def _common(self, ask: Ask) -> dict[str, object]:
         body = {**_list_settings(ask), "model": ask.model, "stream": ask.is_streaming}
-        if "max_completion_tokens" in body:
-            body["max_completion_tokens"] = ask.max_tokens
-        else:
-            body["max_tokens"] = ask.max_tokens
+        body[self.length_field] = ask.max_tokens
         if ask.is_streaming:
             body["stream_options"] = {"include_usage": True}
         if self.forces_length:
@@ -103,7 +105,7 @@ def _list_messages(ask: Ask, field: str) -> object:
 
 
 def _list_settings(ask: Ask) -> dict[str, object]:
-    return {name: value for name, value in (ask.body or {}).items() if name not in _PROMPT_FIELDS}
+    return {name: value for name, value in (ask.body or {}).items() if name not in _OWN_FIELDS}
 
 
 def _read_choice(choice: object) -> str:
