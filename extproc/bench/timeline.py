@@ -10,6 +10,9 @@ from extproc.bench.metrics import sample
 from extproc.bench.record import Record
 from extproc.bench.stats import Floats
 
+_MOST_SLICES = 60
+_REQUESTS_PER_SLICE = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
@@ -24,8 +27,10 @@ class Timeline:
     ttft_p99_ms: Floats
 
 
-def cut(records: Sequence[Record], duration_s: float, *, slices: int = 60) -> Timeline:
+def cut(records: Sequence[Record], duration_s: float) -> Timeline:
     """Cuts `[0, duration_s]`; latencies go by the intended start, `in_flight` by the middle."""
+    # A slice needs some requests, or the plot shows their arrivals instead of the load.
+    slices = min(_MOST_SLICES, 1 + len(records) // _REQUESTS_PER_SLICE)
     edges = np.linspace(0.0, max(duration_s, 1e-9), slices + 1)
     width_s = float(edges[1] - edges[0])
     middles = (edges[:-1] + edges[1:]) / 2

@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+
+from extproc.bench.timeline import cut
+from tests.bench.synthetic import failed, record, steady
+
+
+def test_slices_hold_the_rates_the_latencies_and_what_was_in_flight() -> None:
+    run = steady(1200)
+    at = cut(run.records, run.info.duration_s)
+
+    assert at.at_s.size == 60
+    assert np.median(at.asked_rps) == pytest.approx(10, rel=0.05)
+    assert np.median(at.completed_rps) == pytest.approx(10, rel=0.05)
+    assert np.median(at.in_flight) == 15
+    assert at.ttft_p99_ms[5] == pytest.approx(500)
+
+
+def test_rates_add_up_to_the_requests() -> None:
+    records = [record(index, index / 7) for index in range(300)] + [
+        failed(index, index) for index in range(5)
+    ]
+    at = cut(records, 45.0)
+    width_s = at.at_s[1] - at.at_s[0]
+
+    assert at.asked_rps.sum() * width_s == pytest.approx(305)
+    assert at.failed_rps.sum() * width_s == pytest.approx(5)
+
+
+def test_slice_without_requests_has_no_latency() -> None:
+    records = [record(index, 0.0) for index in range(40)]
+
+    assert np.isnan(cut(records, 30.0).ttft_p50_ms[-1])
+
+
+def test_run_without_requests_is_one_empty_slice() -> None:
+    at = cut([], 0.0)
+
+    assert at.at_s.size == 1
+    assert at.asked_rps.tolist() == [0.0]
