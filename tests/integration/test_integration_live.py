@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.cluster.objects import Object, draining_pod, pod, slice_object
-from tests.integration.client import Answer, ask, connect, send, statuses
+from tests.integration.client import MODEL, Answer, ask, connect, send, statuses
 from tests.integration.gateway import Gateway, edited, load
 from tests.integration.mesh import Pods, run_pods, until, until_hosts
 from tests.integration.ports import free_ports
@@ -43,11 +43,25 @@ class Cluster:
         yield
         await self.api_running.enter_async_context(serving(self.api, port))
 
-    def apply(self, *numbers: int, draining: frozenset[int] = frozenset()) -> None:
-        """Writes the EndpointSlice that has these pods."""
+    def apply(self, *numbers: int, draining: frozenset[int] = frozenset(), service: str = "vllm") -> None:
+        """Writes the EndpointSlice of a Service that has these pods."""
         entries = [self._entry(number, draining) for number in numbers]
         ports: list[Object] = [{"name": "http", "port": self.pods.port, "protocol": "TCP"}]
-        self.api.put(slice_object("vllm-1", *entries, ports=ports))
+        self.api.put(slice_object(f"{service}-1", *entries, ports=ports, service=service))
+
+    def configure(self, **services: str) -> None:
+        """Writes the service's configuration: pools by name, each the pods of a Service."""
+        kubeconfig = self.service.config.with_name("kubeconfig")
+        source = {"namespace": "default", "port": "http", "kubeconfig": str(kubeconfig)}
+        pools: list[Object] = [
+            {
+                "name": name,
+                "models": [MODEL if name == "llama" else name],
+                "endpoints": {"kubernetes": source | {"service": service}},
+            }
+            for name, service in services.items()
+        ]
+        self.service.configure(pools, xds=True)
 
     def _entry(self, number: int, draining: frozenset[int]) -> Object:
         name = f"pod-{number}"
@@ -80,10 +94,8 @@ async def run_cluster(directory: Path) -> AsyncGenerator[Cluster]:
         api = await api_running.enter_async_context(serving(ApiServer()))
         cluster = Cluster(gateway, service, api, pods, api_running)
         cluster.apply(0, 1, 2)
-        kubeconfig = directory / "kubeconfig"
-        write_kubeconfig(kubeconfig, api.url, token)
-        source = {"namespace": "default", "service": "vllm", "port": "http", "kubeconfig": str(kubeconfig)}
-        service.configure([{"name": "llama", "endpoints": {"kubernetes": source}}], xds=True)
+        write_kubeconfig(directory / "kubeconfig", api.url, token)
+        cluster.configure(llama="vllm")
         with service:
             await asyncio.to_thread(service.wait_ready)
             with gateway:
@@ -154,6 +166,26 @@ async def test_an_outage_of_the_api_server_does_not_touch_traffic(tmp_path: Path
             cluster.apply(0, 1, 2, 3)
 
         await until_hosts(cluster.gateway, "llama", cluster.hosts(0, 1, 2, 3), timeout_s=35)
+
+
+async def test_a_pool_added_to_the_configuration_is_served_without_touching_envoy(tmp_path: Path) -> None:
+    """One file, one more pool.
+
+    1. A second Service has a pod. 2. The configuration names it as a pool: Envoy has a cluster for it.
+    3. A request for its model goes there, others do not. 4. The service is killed: the first pool answers.
+    """
+    async with run_cluster(tmp_path) as cluster, connect(cluster.gateway.url) as session:
+        cluster.apply(3, service="qwen-pods")
+        cluster.configure(llama="vllm", qwen="qwen-pods")
+        await until_hosts(cluster.gateway, "qwen", cluster.hosts(3))
+
+        theirs = [await send(session, ask(f"chat {number}", model="qwen")) for number in range(8)]
+        others = await sweep(session, 20)
+        await asyncio.to_thread(cluster.service.kill)
+        fallen_back = [await send(session, ask(f"chat {number}", model="qwen")) for number in range(8)]
+
+    assert servers(theirs) == {cluster.address(3): 8}
+    assert cluster.address(3) not in servers(others) | servers(fallen_back)
 
 
 async def test_a_restarted_service_finds_envoy_with_its_clusters_and_affinity_is_back(tmp_path: Path) -> None:
