@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 from extproc.bench.commands import CLIENT_LIMITED, bench
 from extproc.bench.load.driver import LoadError
+from extproc.bench.load.process import _allow_files
 from extproc.bench.registry import build_registry
 from extproc.bench.result import CacheCounters, RunResult
 from extproc.bench.runner import find_model, run
@@ -164,6 +166,31 @@ async def test_records_hold_endpoint_cached_tokens_and_window() -> None:
     assert (result.info.window.start_s, result.info.window.end_s) == (0.2, 0.7)
     assert sum(map(result.info.window.holds, result.records)) == 10
     assert result.info.offered_rps == pytest.approx(20)
+
+
+async def test_key_from_the_environment_reaches_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: set[str | None] = set()
+
+    async def check(request: aiohttp.web.Request) -> aiohttp.web.Response:
+        keys.add(request.headers.get("Authorization"))
+        return await answer(request)
+
+    monkeypatch.setenv("EXTPROC_TEST_KEY", "secret")
+    target = {"model": "m", "api-key-env": "EXTPROC_TEST_KEY"}
+    async with serving(chat=check) as port:
+        await run_quietly(build_spec(port, {"req-rate": 20, "total-prompts": 2}, target=target))
+
+    assert keys == {"Bearer secret"}
+
+
+def test_load_process_may_open_as_many_files_as_the_machine_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+        _allow_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_model_is_asked_for_where_the_spec_names_none() -> None:

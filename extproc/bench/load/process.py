@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import resource
 import signal
 import time
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Done:
 def run_process(share: Share, pipe: Connection, taken: "Synchronized[int]", jobs: int | None) -> None:
     """Is a load process's whole life. The parent decides about interrupts, so SIGINT is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _allow_files()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             done = runner.run(_serve(share, pipe, _share_counter(taken, jobs)))
@@ -50,6 +52,12 @@ def run_process(share: Share, pipe: Connection, taken: "Synchronized[int]", jobs
         pipe.close()
     except* (BrokenPipeError, EOFError):
         pass  # The parent is gone: there is nobody to load for, or to tell.
+
+
+def _allow_files() -> None:
+    """Raises the limit of open files as far as it goes: every request in flight is a socket."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _share_counter(taken: "Synchronized[int]", jobs: int | None) -> Next:
