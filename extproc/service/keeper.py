@@ -89,8 +89,10 @@ class PoolKeeper:
         if ring is self._ring:
             self._ring = snapshot.ring
         self.pool.install(snapshot)
-        if self._confirmed_s is not None:
-            self.synced.set()
+        if self._confirmed_s is None:
+            # Another ring before the first list: an empty pool is not the news.
+            return
+        self.synced.set()
         log.info(
             "pool %s: %d ready, %d draining", self.pool.name, len(snapshot.names), len(snapshot.draining)
         )
