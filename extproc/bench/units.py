@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -9,8 +10,10 @@ from pydantic import BeforeValidator
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
 _DURATION = re.compile(rf"{_NUMBER}\s*(ms|s|m|h)?")
 _RATE = re.compile(rf"{_NUMBER}\s*(qps|rps|req/s|/s|/m|/h)?")
-_SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PER_SECOND = {None: 1.0, "qps": 1.0, "rps": 1.0, "req/s": 1.0, "/s": 1.0, "/m": 1 / 60, "/h": 1 / 3600}
+_SECONDS = MappingProxyType({"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0})
+_PER_SECOND = MappingProxyType(
+    {None: 1.0, "qps": 1.0, "rps": 1.0, "req/s": 1.0, "/s": 1.0, "/m": 1 / 60, "/h": 1 / 3600}
+)
 
 
 def parse_duration(value: object) -> object:

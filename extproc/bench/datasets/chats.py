@@ -1,6 +1,7 @@
 """Published chat datasets from local files: ShareGPT and OpenOrca."""
 
 from collections.abc import Iterable
+from types import MappingProxyType
 
 import numpy as np
 
@@ -9,7 +10,9 @@ from extproc.bench.datasets.source import read_objects, read_rows, read_text, re
 from extproc.bench.spec import Dataset
 from extproc.bench.text import estimate_tokens
 
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "system": "system"}
+_ROLES = MappingProxyType(
+    {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "system": "system"}
+)
 
 
 def read_sharegpt(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:

@@ -1,10 +1,11 @@
 """Published traces of real services: arrival times and lengths; the text is generated."""
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -107,8 +108,6 @@ def _write_block(block: int, tokens: int, seed: int) -> str:
     return write_text(tokens, np.random.default_rng(key))
 
 
-_READERS: dict[str, Callable[[Path], Iterator[TraceRow]]] = {
-    "azure": _read_azure,
-    "burstgpt": _read_burstgpt,
-    "mooncake": _read_mooncake,
-}
+_READERS: Mapping[str, Callable[[Path], Iterator[TraceRow]]] = MappingProxyType(
+    {"azure": _read_azure, "burstgpt": _read_burstgpt, "mooncake": _read_mooncake}
+)

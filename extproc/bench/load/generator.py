@@ -81,10 +81,9 @@ class LoadGenerator:
         at_s = self._clock()
         while not self._is_over(at_s) and (number := self._take_next()) is not None:
             at_s = await self._converse(number, at_s)
-            await self._sleep_until(at_s)
 
     async def _converse(self, number: int, at_s: float) -> float:
-        """Asks turn by turn; returns when its user is ready for something else.
+        """Asks turn by turn, from `at_s` on; returns when its user is ready for something else.
 
         A failed answer ends the conversation, as there is nothing to go on with.
         """

@@ -1,8 +1,9 @@
 """Reading foreign JSON without trusting it: a missing or mistyped field is simply not there."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
-_NOTHING: Mapping[str, object] = {}
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 def get_object(parent: object, field: str) -> Mapping[str, object]:
