@@ -2,117 +2,18 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-import aiohttp
 import pytest
 
-from tests.cluster.api_server import ApiServer, serving, write_kubeconfig
-from tests.cluster.objects import Object, draining_pod, pod, slice_object
-from tests.integration.client import MODEL, Answer, ask, connect, send, statuses
-from tests.integration.gateway import Gateway, edited, load
-from tests.integration.mesh import Pods, run_pods, until, until_hosts
-from tests.integration.ports import free_ports
-from tests.integration.service import Service
+from tests.integration.client import ask, connect, send
+from tests.integration.live import run_cluster, servers, sweep
+from tests.integration.mesh import until, until_hosts
 
 pytestmark = pytest.mark.envoy
 
-IPS = [f"127.0.2.{number}" for number in range(1, 5)]
 STREAMS = 200
-
-
-@dataclass
-class Cluster:
-    """Everything that runs. Pods are known by their numbers."""
-
-    gateway: Gateway
-    service: Service
-    api: ApiServer
-    pods: Pods
-    api_running: AsyncExitStack
-
-    @asynccontextmanager
-    async def outage(self) -> AsyncGenerator[None]:
-        """Stops the API server, and starts it again at its address."""
-        port = int(self.api.url.rpartition(":")[2])
-        await self.api_running.aclose()
-        yield
-        await self.api_running.enter_async_context(serving(self.api, port))
-
-    def apply(self, *numbers: int, draining: frozenset[int] = frozenset(), service: str = "vllm") -> None:
-        """Writes the EndpointSlice of a Service that has these pods."""
-        entries = [self._entry(number, draining) for number in numbers]
-        ports: list[Object] = [{"name": "http", "port": self.pods.port, "protocol": "TCP"}]
-        self.api.put(slice_object(f"{service}-1", *entries, ports=ports, service=service))
-
-    def configure(self, **services: str) -> None:
-        """Writes the service's configuration: pools by name, each the pods of a Service."""
-        kubeconfig = self.service.config.with_name("kubeconfig")
-        source = {"namespace": "default", "port": "http", "kubeconfig": str(kubeconfig)}
-        pools: list[Object] = [
-            {
-                "name": name,
-                "models": [MODEL if name == "llama" else name],
-                "endpoints": {"kubernetes": source | {"service": service}},
-            }
-            for name, service in services.items()
-        ]
-        self.service.configure(pools, xds=True)
-
-    def _entry(self, number: int, draining: frozenset[int]) -> Object:
-        name = f"pod-{number}"
-        return draining_pod(name, IPS[number]) if number in draining else pod(name, IPS[number], ready=True)
-
-    def address(self, number: int) -> str:
-        return f"{IPS[number]}:{self.pods.port}"
-
-    def hosts(self, *numbers: int, draining: frozenset[int] = frozenset()) -> dict[str, str]:
-        return {self.address(n): "DRAINING" if n in draining else "HEALTHY" for n in numbers}
-
-    async def until(self, *numbers: int, draining: frozenset[int] = frozenset()) -> None:
-        await until_hosts(self.gateway, "llama", self.hosts(*numbers, draining=draining))
-
-    async def until_asked(self) -> None:
-        """Waits until Envoy asks the service again."""
-        await asyncio.to_thread(self.gateway.wait_until, self.gateway.sees_service)
-
-
-@asynccontextmanager
-async def run_cluster(directory: Path) -> AsyncGenerator[Cluster]:
-    ports = free_ports(5)
-    client, admin, ext_proc, service_admin, pod_port = ports
-    tree = edited(load("xds.yaml"), {8080: client, 9901: admin, 9002: ext_proc})
-    gateway = Gateway(directory, tree, port=client, admin_port=admin)
-    service = Service(directory, port=ext_proc, admin_port=service_admin)
-    token = directory / "token"
-    token.write_text("token-1")
-    async with AsyncExitStack() as api_running, run_pods(IPS, pod_port) as pods:
-        api = await api_running.enter_async_context(serving(ApiServer()))
-        cluster = Cluster(gateway, service, api, pods, api_running)
-        cluster.apply(0, 1, 2)
-        write_kubeconfig(directory / "kubeconfig", api.url, token)
-        cluster.configure(llama="vllm")
-        with service:
-            await asyncio.to_thread(service.wait_ready)
-            with gateway:
-                await asyncio.to_thread(gateway.wait_ready)
-                await cluster.until(0, 1, 2)
-                await cluster.until_asked()
-                yield cluster
-
-
-async def sweep(session: aiohttp.ClientSession, count: int, text: str = "sweep") -> list[Answer]:
-    """Asks `count` different things, one after the other."""
-    return [await send(session, ask(f"{text} {number}")) for number in range(count)]
-
-
-def servers(answers: list[Answer]) -> Counter[str]:
-    assert statuses(answers) == {200: len(answers)}
-    return Counter(answer.served_by for answer in answers)
 
 
 async def test_pods_come_drain_and_go_under_open_streams(tmp_path: Path) -> None:
