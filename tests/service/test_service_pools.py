@@ -1,0 +1,122 @@
+"""Pools and their keepers, with a clock and sources of the test's own."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from extproc.cluster.source import Sink
+from extproc.routing.endpoint import Endpoint
+from extproc.routing.pool import Pool
+from extproc.routing.ring import Ring
+from extproc.routing.strategies.prefix_hash import PrefixHash
+from extproc.service.keeper import PoolKeeper
+from extproc.service.pools import Pools
+from extproc.settings import parse_settings
+from extproc.telemetry import Metrics
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Told:
+    """A source that tells what the test tells it."""
+
+    def __init__(self, *lists: Sequence[str], fails: bool = False) -> None:
+        self._lists = lists
+        self._fails = fails
+
+    async def run(self, sink: Sink) -> None:
+        for names in self._lists:
+            sink.replace([Endpoint(name, f"10.0.0.{ord(name) - 96}:80") for name in names])
+            await asyncio.sleep(0)
+        if self._fails:
+            raise RuntimeError("a bug")
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def keeping(
+    source: Told, metrics: Metrics, clock: Clock
+) -> AsyncIterator[tuple[PoolKeeper, list[list[str]]]]:
+    published: list[list[str]] = []
+    keeper = PoolKeeper(
+        Pool("llama", PrefixHash(random.Random(0)), Ring(positions=4)),
+        metrics,
+        clock=clock,
+        on_change=lambda _, endpoints: published.append([endpoint.name for endpoint in endpoints]),
+    )
+    task = asyncio.create_task(keeper.run(source))
+    await asyncio.wait_for(keeper.synced.wait(), 5)
+    yield keeper, published
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_the_last_of_several_lists_counts() -> None:
+    async with keeping(Told("ab", "abc", "c"), Metrics(), Clock()) as (keeper, published):
+        async with asyncio.timeout(5):
+            while keeper.pool.snapshot.names != ("c",):  # noqa: ASYNC110  # built in a thread
+                await asyncio.sleep(0.005)
+
+        assert published[-1] == ["c"]
+        assert repr(keeper) == "<PoolKeeper of <Pool llama: 1 ready, prefix_hash>>"
+
+
+async def test_a_source_that_fails_for_good_leaves_the_pool_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics, clock = Metrics(), Clock()
+    async with keeping(Told("ab", fails=True), metrics, clock) as (keeper, _):
+        clock.now_s += 60
+
+        assert keeper.pool.snapshot.names == ("a", "b")
+        assert keeper.age_s == 60
+        assert metrics.registry.get_sample_value("extproc_watch_restarts_total", {"why": "internal"}) == 1
+        assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+async def test_another_ring_is_built_for_the_endpoints_that_are_there() -> None:
+    async with keeping(Told("ab"), Metrics(), Clock()) as (keeper, _):
+        keeper.use_ring(Ring(positions=7))
+        async with asyncio.timeout(5):
+            while keeper.pool.snapshot.ring.positions_per_member != 7:  # noqa: ASYNC110  # built in a thread
+                await asyncio.sleep(0.005)
+
+        assert list(keeper.pool.snapshot.ring.walk(0)) in (["a", "b"], ["b", "a"])
+
+
+async def test_a_list_that_grows_old_makes_the_service_not_ready(tmp_path: Path) -> None:
+    text = "pools: [{name: a, stale_after_s: 30, endpoints: {static: ['10.0.0.1:80']}}]"
+    clock = Clock()
+    pools = Pools(
+        Metrics(),
+        base=tmp_path,
+        rng=random.Random(0),
+        clock=clock,
+        publish=lambda *_: None,
+        retract=lambda _: None,
+    )
+    pools.apply(parse_settings(text, {}).pools)
+
+    assert pools.faults() == ["pool a: no list of endpoints yet"]
+
+    await asyncio.gather(*(keeper.synced.wait() for keeper in pools))
+
+    assert pools.faults() == []
+
+    clock.now_s += 31
+
+    assert pools.faults() == ["pool a: the list of endpoints is 31 s old"]
+
+    await pools.stop()
