@@ -114,7 +114,7 @@ async def run_cap(fleet: Fleet, row: Row, options: argparse.Namespace) -> list[t
 def describe(trial: Trial, waits: Waits, theirs: Row, speed: float) -> Sequence[str]:
     """Our cell in the endpoints' time beside the published one."""
     ours = trial.report.whole.throughput.total_tps / speed
-    ttft_s, itl_s = waits.mean_s(TTFT), waits.mean_s(ITL)
+    ttft_s, itl_s = (None, None) if waits.late else (waits.mean_s(TTFT), waits.mean_s(ITL))
     return (
         f"{trial.arm}, {theirs.cap}",
         fixed(ours, 0),
@@ -125,7 +125,7 @@ def describe(trial: Trial, waits: Waits, theirs: Row, speed: float) -> Sequence[
         fixed(itl_s and itl_s * 1000, 1),
         fixed(theirs.figures["itl_mean_ms"], 1),
         percent(trial.report.hit_rate),
-        f"invalid: endpoints late {waits.late}x" if waits.late else trial.report.verdict.text,
+        f"invalid: endpoints {waits.late}x late" if waits.late else trial.report.verdict.text,
         str(judge_cell(theirs.cell)),
     )
 
@@ -146,13 +146,13 @@ def run_all(options: argparse.Namespace, published: Mapping[tuple[int, str], Row
 def main() -> None:
     rows = read_published(PUBLISHED.read_text("utf-8").splitlines())
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--speed", type=float, default=10.0, help="engine seconds per second (default 10)")
+    parser.add_argument("--speed", type=float, default=5.0, help="engine seconds per second (default 5)")
     parser.add_argument("--requests", type=int, default=8000, help="per cell (default 8000, as published)")
     parser.add_argument("--caps", type=int, nargs="+", default=sorted({row.cap for row in rows}))
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--profile", default="l4-llama8b-fp8")
     parser.add_argument("--processes", type=int, default=1, help="load processes")
-    parser.add_argument("--simulators", type=int, default=1, help="processes that share the endpoints")
+    parser.add_argument("--simulators", type=int, default=2, help="processes that share the endpoints")
     parser.add_argument("--stream", action="store_true", help="stream answers, as published")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
