@@ -8,6 +8,7 @@ the published way, for a slower fleet or a larger machine. `python -m tests.benc
 
 import argparse
 import asyncio
+import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -88,7 +89,7 @@ def build_spec(fleet: Fleet, row: Row, options: argparse.Namespace) -> Spec:
     """The cell's load: 800 prompts of long conversations, each ten times, in one shuffled order."""
     traffic = {
         "preset": "kubeai-8xl4",
-        "req_rate": row.figures["request_rate"] * options.speed,
+        "req_rate": min(row.figures["request_rate"], options.ceiling) * options.speed,
         "max_concurrency": row.cap,
         "total_prompts": options.requests,
     }
@@ -148,6 +149,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--speed", type=float, default=5.0, help="engine seconds per second (default 5)")
     parser.add_argument("--requests", type=int, default=8000, help="per cell (default 8000, as published)")
+    parser.add_argument(
+        "--ceiling",
+        type=float,
+        default=math.inf,
+        help="the published client's: it sent some 75 requests/s at most",
+    )
     parser.add_argument("--caps", type=int, nargs="+", default=sorted({row.cap for row in rows}))
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--profile", default="l4-llama8b-fp8")
