@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,20 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import msgspec
 import orjson
 import pytest
+import zmq
+import zmq.asyncio
 
 from extproc.vllm.endpoint import Options
+from extproc.vllm.publisher import Publisher
 from extproc.vllm.tokens import FileTokenizer
-from tests.vllm.face import QUICK, events, post, serving
+from tests.integration.ports import free_ports
+from tests.vllm.face import NOON, QUICK, events, post, serving
 from tests.vllm.real.process import run_vllm
-from tests.vllm.wording import CHAT, ERRORS, HELLO, STREAMS, WHOLE, as_stream, list_kinds, mask
+from tests.vllm.recorder import Recorder
+from tests.vllm.wording import CHAT, COMPLETIONS, ERRORS, HELLO, STREAMS, WHOLE, as_stream, list_kinds, mask
 
 DIRECTORY = os.environ.get("EXTPROC_REAL_VLLM")
 pytestmark = [
@@ -29,11 +34,22 @@ WORDS = ("import", "return", "class", "value", "yield", "except", "module", "str
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def events_port() -> int:
+    """Where the real server publishes KV events."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory, events_port: int) -> Iterator[str]:
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with run_vllm(Path(DIRECTORY or ""), port, log) as url:
+    events_config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{events_port}",
+        "topic": "kv@real",
+    }
+    options = ("--kv-events-config", orjson.dumps(events_config).decode())
+    with run_vllm(Path(DIRECTORY or ""), free_ports(1)[0], log, *options) as url:
         yield url
 
 
@@ -151,6 +167,56 @@ async def test_metrics_have_vllms_names_and_labels(real: str, options: Options) 
         expected, actual = [await read_families(one) for one in (client, face.client)]
 
     assert expected == actual
+
+
+async def test_cache_events_are_vllms(real: str, options: Options, events_port: int) -> None:
+    asked: list[dict[str, Any]] = [
+        {"prompt": [9] * 100},
+        {"prompt": [9] * 100},
+        {"prompt": [9] * 64 + [8] * 64},
+        {"prompt": [9] * 100, "cache_salt": "pepper"},
+        {"prompt": [7] * 10},
+    ]
+    recorder = Recorder()
+    publisher = Publisher(recorder, "tcp://*:0", "kv@simulated", lambda: NOON)
+    with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.subscribe("kv@real")
+        subscriber.connect(f"tcp://127.0.0.1:{events_port}")
+        async with aiohttp.ClientSession(real) as client, serving(options, publisher=publisher) as face:
+            # Until the subscription has arrived, nothing of what happens is heard.
+            while not await subscriber.poll(200):
+                await post(client, COMPLETIONS, {"prompt": [5] * 40, "max_tokens": 1})
+                await post(client, "/reset_prefix_cache", b"")
+            for body in asked:
+                for one in (client, face.client):
+                    await post(one, COMPLETIONS, body | {"max_tokens": 1})
+            for one in (client, face.client):
+                await post(one, "/reset_prefix_cache", b"")
+                # vLLM tells of a reset with its next step.
+                await post(one, COMPLETIONS, {"prompt": [6] * 40, "max_tokens": 1})
+        received: list[dict[str, Any]] = []
+        while await subscriber.poll(1000):
+            topic, _, payload = await subscriber.recv_multipart()
+            received += msgspec.msgpack.decode(payload)[1]
+
+    assert topic == b"kv@real"
+    expected = number_hashes(received[-len(recorder.events) :])
+    print(f"\n{len(expected)} events: {[event['type'] for event in expected]}")  # noqa: T201
+    assert expected == number_hashes(recorder.events)
+
+
+def number_hashes(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns events with every block's hash replaced by its place in the order of appearance."""
+    numbers: dict[int | None, int | None] = {None: None}
+    for event in found:
+        for block in event.get("block_hashes", ()):
+            numbers.setdefault(block, len(numbers))
+    return [
+        event
+        | {"block_hashes": [numbers[block] for block in event.get("block_hashes", ())]}
+        | ({"parent_block_hash": numbers[event["parent_block_hash"]]} if "parent_block_hash" in event else {})
+        for event in found
+    ]
 
 
 async def read_families(client: aiohttp.ClientSession) -> dict[str, set[tuple[str, ...]]]:

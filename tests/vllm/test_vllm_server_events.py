@@ -1,8 +1,7 @@
 """KV cache events as vLLM 0.32.0 publishes them."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +12,7 @@ from extproc.errors import SettingsError
 from extproc.vllm.cache_events import AllBlocksCleared, BlockRemoved, BlockStored
 from extproc.vllm.publisher import Publisher, open_socket
 from tests.vllm.face import NOON, QUICK, serving
+from tests.vllm.recorder import Recorder
 
 TOPIC = "kv@vllm@tiny"
 # The fields of a BlockStored event as received from a vLLM 0.32.0 server, in their order.
@@ -20,20 +20,6 @@ STORED_FIELDS = [
     *("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
     *("lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"),
 ]
-
-
-class Recorder:
-    """Stands in for a socket; keeps what would have been sent."""
-
-    def __init__(self) -> None:
-        self.frames: list[Sequence[bytes]] = []
-
-    def send_multipart(self, msg_parts: Sequence[bytes]) -> None:
-        self.frames.append(msg_parts)
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return [event for _, _, payload in self.frames for event in msgspec.msgpack.decode(payload)[1]]
 
 
 @pytest.fixture

@@ -198,6 +198,30 @@ async def test_parts_tools_and_lone_surrogates_become_prompts() -> None:
         assert status == 200
 
 
+async def test_instructions_and_turns_of_a_response_are_one_conversation() -> None:
+    turns = [{"role": "user", "content": "hello"}]
+    async with serving() as face:
+        _, chat = await face.post(
+            CHAT, {"messages": [{"role": "system", "content": "be brief"}, *turns], "max_tokens": 3}
+        )
+        body = {"input": turns, "instructions": "be brief", "max_output_tokens": 3, "temperature": 0.5}
+        _, response = await face.post("/v1/responses", body)
+
+        assert response["output"][0]["content"][0]["text"] == text_of(chat)
+        assert response["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+        assert response["temperature"] == 0.5
+
+
+async def test_only_the_first_ten_faults_of_a_body_are_told() -> None:
+    async with serving() as face:
+        status, answer = await face.post(CHAT, {"messages": [{}] * 12})
+        lines = answer["error"]["message"].splitlines()
+
+        assert (status, len(lines)) == (400, 12)
+        assert lines[0] == "12 validation errors:"
+        assert lines[-1] == "  ...and 2 more errors"
+
+
 async def test_echo_repeats_the_prompt_before_the_answer() -> None:
     body = {"prompt": "say it again", "max_tokens": 2, "echo": True}
     async with serving() as face:
