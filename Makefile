@@ -78,6 +78,10 @@ test-vllm: $(READY)  ## Compare the simulated vLLM with a real one; sets that up
 	$(BIN)/python tests/vllm/real/install.py .vllm
 	EXTPROC_REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py
 
+.PHONY: test-envoys
+test-envoys: $(READY)  ## Run the tests of configuration, in-flight and failover on every supported Envoy
+	$(BIN)/python tests/integration/envoys.py $(ENVOYS)
+
 .PHONY: fuzz
 fuzz: $(READY)  ## Fuzz the parsers and the session for FUZZ_SECONDS
 	$(BIN)/python -m pip install --quiet --group fuzz
