@@ -61,7 +61,7 @@ class Xds:
         self._streams: set[Stream] = set()
 
     def __repr__(self) -> str:
-        return f"<Xds streams={len(self._streams)} {self._catalog!r}>"
+        return f"<Xds streams={self.streams_open} {self._catalog!r}>"
 
     @property
     def streams_open(self) -> int:

@@ -27,8 +27,13 @@ SERVING = [folder for folder in OVERLAYS if folder != "overlays/example-vllm"]
 
 @cache
 def render(overlay: str) -> list[Object]:
-    """Returns the objects of an overlay; fails with kubectl's words if there are none."""
-    command = [str(KUBECTL), "kustomize", str(MANIFESTS / overlay)]
+    """Returns the objects of an overlay of ours, once rendered."""
+    return render_folder(MANIFESTS / overlay)
+
+
+def render_folder(folder: Path) -> list[Object]:
+    """Returns the objects of a kustomization; fails with kubectl's words if there are none."""
+    command = [str(KUBECTL), "kustomize", str(folder)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert not result.stderr, result.stderr

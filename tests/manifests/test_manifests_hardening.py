@@ -13,7 +13,6 @@ from tests.manifests.rendering import (
     of_kind,
     pod_labels,
     pods,
-    render,
     selects,
 )
 
@@ -227,18 +226,6 @@ def test_the_sidecars_socket_is_in_memory_and_shared() -> None:
     assert socket["emptyDir"]["medium"] == "Memory"
     assert paths == {"extproc": "/run/extproc", "envoy": "/run/extproc"}
     assert pod["initContainers"][0]["restartPolicy"] == "Always"
-
-
-def test_the_service_monitor_finds_the_services() -> None:
-    """The component is optional; where it is used, its ports are those of the Services."""
-    rendered = render("overlays/sidecar")
-    services = [item for item in rendered if item["kind"] == "Service"]
-    named_ports = {port["name"] for item in services for port in item["spec"]["ports"]}
-
-    assert {"metrics", "envoy-metrics"} <= named_ports
-    assert all(
-        item["metadata"]["labels"]["app.kubernetes.io/part-of"] == "extproc-router" for item in services
-    )
 
 
 def _ports(pod: Object) -> set[str]:

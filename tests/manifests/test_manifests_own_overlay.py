@@ -1,0 +1,55 @@
+"""An overlay of a user's own, as docs/kubernetes.md describes it: image, namespace, monitoring."""
+
+import os
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.manifests.crds import SCHEMAS
+from tests.manifests.rendering import MANIFESTS, Object, render_folder
+
+
+@pytest.fixture(params=["sidecar", "gateway"])
+def rendered(request: pytest.FixtureRequest, tmp_path: Path) -> list[Object]:
+    ours = os.path.relpath(MANIFESTS, tmp_path.resolve())
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": "llm",
+        "resources": [f"{ours}/overlays/{request.param}"],
+        "components": [f"{ours}/components/monitoring"],
+        "images": [{"name": "extproc-router", "newName": "images.example/extproc", "newTag": "9.9.9"}],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return render_folder(tmp_path)
+
+
+def test_everything_moves_to_its_namespace(rendered: list[Object]) -> None:
+    [binding] = [item for item in rendered if item["kind"] == "RoleBinding"]
+
+    assert {item["metadata"]["namespace"] for item in rendered} == {"llm"}
+    assert [subject["namespace"] for subject in binding["subjects"]] == ["llm"]
+
+
+def test_the_image_is_its_own(rendered: list[Object]) -> None:
+    [deployment] = [
+        item for item in rendered if (item["kind"], item["metadata"]["name"]) == ("Deployment", "extproc")
+    ]
+    pod = deployment["spec"]["template"]["spec"]
+    images = {each["name"]: each["image"] for each in [*pod.get("initContainers", []), *pod["containers"]]}
+
+    assert images["extproc"] == "images.example/extproc:9.9.9"
+
+
+def test_a_service_monitor_is_added_and_finds_the_services(rendered: list[Object]) -> None:
+    [monitor] = [item for item in rendered if item["kind"] == "ServiceMonitor"]
+    services = [item for item in rendered if item["kind"] == "Service"]
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    found = [item for item in services if wanted <= item["metadata"]["labels"].items()]
+    ports = {port["name"] for item in found for port in item["spec"]["ports"]}
+
+    jsonschema.validate(monitor, SCHEMAS["monitoring.coreos.com/v1", "ServiceMonitor"])
+    assert found
+    assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
