@@ -24,11 +24,17 @@ Script = Sequence[tuple[float, bytes]]
 
 @dataclass
 class ScriptedServer:
-    """Answers one request per connection with the script, then closes it; keeps what it was sent."""
+    """Answers one request per connection with the script, then closes it.
+
+    Keeps what it was sent, and when it really wrote: on a busy machine that is later than the script's
+    time, and not the client's fault.
+    """
 
     script: Script
     port: int = 0
     requests: list[bytes] = field(default_factory=list)
+    received_s: float = 0.0
+    written_s: list[float] = field(default_factory=list)
     answering: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -54,12 +60,13 @@ class ScriptedServer:
         size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
         self.requests.append(head + await reader.readexactly(size))
         loop = asyncio.get_running_loop()
-        due_s = loop.time()
+        due_s = self.received_s = loop.time()
         for wait_s, data in self.script:
             # From an absolute time, so that the script's own lateness does not add up.
             due_s += wait_s
             await asyncio.sleep(due_s - loop.time())
             writer.write(data)
+            self.written_s.append(loop.time())
 
 
 @asynccontextmanager
@@ -84,11 +91,19 @@ async def http_client(
         await client.close()
 
 
-async def ask_once(script: Script, *, ask: Ask = ASK, target: Target | None = None) -> Record:
-    """Sends one request to a scripted server and returns what was recorded."""
+async def ask_server(
+    script: Script, *, ask: Ask = ASK, target: Target | None = None
+) -> tuple[Record, ScriptedServer]:
+    """Sends one request to a scripted server and returns what was recorded at both ends."""
     record = Record(0, 0, 0, 0.0)
     async with scripted(script) as server, http_client(server.port, target=target) as client:
         await client.send(ask, record)
+    return record, server
+
+
+async def ask_once(script: Script, *, ask: Ask = ASK, target: Target | None = None) -> Record:
+    """Sends one request to a scripted server and returns what the client recorded."""
+    record, _ = await ask_server(script, ask=ask, target=target)
     return record
 
 
