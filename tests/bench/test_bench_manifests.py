@@ -30,6 +30,14 @@ def test_spec_of_the_job_can_be_read_and_is_possible() -> None:
     assert made.in_flight == pytest.approx(1000, rel=0.1)
 
 
+def test_job_asks_the_gateway_that_the_manifests_install() -> None:
+    service = yaml.safe_load((FOLDER.parent / "overlays" / "gateway" / "envoy-service.yaml").read_text())
+    spec = parse_spec((FOLDER / "benchmark.yaml").read_text())
+
+    assert spec.base_url == f"http://{service['metadata']['name']}"
+    assert 80 in {port["port"] for port in service["spec"]["ports"]}
+
+
 def test_job_runs_a_command_that_exists_with_options_that_exist() -> None:
     container = load("job.yaml")["spec"]["template"]["spec"]["containers"][0]
     name, *_ = [word for word in container["command"] if word not in {"extproc", "bench"}]
