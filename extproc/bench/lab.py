@@ -71,7 +71,8 @@ class Lab:
                 await asyncio.sleep(_POLL_S)
 
     async def _is_flushed(self, endpoint: str) -> bool:
-        async with self._http.post(f"http://{endpoint}/reset_prefix_cache") as answer:
+        base = endpoint.rstrip("/") if "://" in endpoint else f"http://{endpoint}"
+        async with self._http.post(f"{base}/reset_prefix_cache") as answer:
             if answer.status != 200:
                 raise LabError(
                     f"{endpoint} does not empty its cache (status {answer.status}): vLLM does with "

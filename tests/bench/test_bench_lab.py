@@ -157,7 +157,7 @@ async def test_unknown_pool_ends_the_comparison(http: aiohttp.ClientSession, rou
 
 
 async def test_every_cache_is_emptied_before_each_arm(http: aiohttp.ClientSession, router: Router) -> None:
-    lab = lab_of(http, router, [router.address, router.address])
+    lab = lab_of(http, router, [router.address, f"http://{router.address}/"])
     await lab.prepare(PREFIX_HASH)
     await lab.prepare(ROUND_ROBIN)
 
