@@ -172,8 +172,10 @@ BURSTGPT = (
 def test_trace_keeps_times_and_lengths(layout: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(text)
-    first, second = build({"name": "trace", "layout": layout, "path": path, "speed": 2}, shape="trace")
+    dataset = {"name": "trace", "layout": layout, "path": path, "speed": 2}
+    first, second = build(dataset, shape="trace")
 
+    assert build({**dataset, "max-prompts": 1}, shape="trace") == [first]
     assert [first.arrival_s, second.arrival_s] == pytest.approx([0.0, 0.75])
     assert [c.turns[0].output_tokens for c in (first, second)] == [4, 2]
     assert [estimate_tokens(c.turns[0].messages[0].content) for c in (first, second)] == [12, 8]

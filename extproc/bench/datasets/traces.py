@@ -23,7 +23,10 @@ _MOONCAKE_BLOCK = 512
 
 
 class TraceOptions(Section):
-    """`speed` above one replays faster. A trace's own sessions are not rebuilt: it holds no text."""
+    """`speed` above one replays faster. A trace's own sessions are not rebuilt: it holds no text.
+
+    Text is written for every row, four bytes per token: cut a long trace with `max-prompts`.
+    """
 
     layout: Literal["azure", "mooncake", "burstgpt"]
     speed: float = 1.0
@@ -49,6 +52,7 @@ def replay_trace(dataset: Dataset, need: int, rng: np.random.Generator) -> list[
         rows = sorted(_READERS[options.layout](path), key=lambda row: row.at_s)
     except (KeyError, ValueError, OSError) as error:
         raise SettingsError(f"{dataset.path}: not a trace of layout {options.layout}: {error!r}") from None
+    rows = rows[: dataset.max_prompts]
     first_s = rows[0].at_s if rows else 0.0
     return [
         Conversation(
