@@ -1,8 +1,9 @@
 """CPU of the service per request at saturation through a real Envoy, beside a handler that does nothing.
 
-Three Envoys run envoy/standalone.yaml: one asks the service, one asks the idle processor, one asks nobody.
-A further Envoy is the four endpoints and answers at once. A closed loop drives one arm after the other, in
-rounds; a round yields one ratio. CPU is user + system time of the server process, from /proc.
+Envoys run envoy/standalone.yaml, one per arm: nobody asked, the idle processor, the service, and the service
+where it needs no bodies (round_robin). A further Envoy is the four endpoints and answers at once. A closed
+loop drives one arm after the other, in rounds; a round yields one ratio. CPU is user + system time of the
+server process, from /proc.
 """
 
 import argparse
@@ -13,10 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import orjson
 
@@ -28,6 +31,8 @@ from tests.integration.stack import SHIPPED_PORTS
 
 PROMPT_CHARS = 2_000
 PROMPTS = 200
+
+P = TypeVar("P", bound=Process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,15 @@ def drop_access_log(tree: Tree) -> None:
         connection.pop("access_log", None)
 
 
+def drop_health_checks(tree: Tree) -> None:
+    """The idle processor answers none."""
+    for clusters in find(tree, "clusters"):
+        for one in clusters:
+            one.pop("health_checks", None)
+
+
 def drop_ext_proc(tree: Tree) -> None:
+    drop_health_checks(tree)
     for filters in find(tree, "http_filters"):
         filters[:] = [one for one in filters if one["name"] != "envoy.filters.http.ext_proc"]
 
@@ -127,54 +140,61 @@ def drop_ext_proc(tree: Tree) -> None:
 @contextmanager
 def run_arms(directory: Path) -> Iterator[list[Arm]]:
     """Starts everything; yields the arms in the order of the table."""
-    ports = free_ports(16)
-    endpoints = ports[12:16]
+    ports = iter(free_ports(24))
+    endpoints = list(islice(ports, 4))
     addresses = [f"127.0.0.1:{port}" for port in endpoints]
-    service = Service(_under(directory, "service"), port=ports[9], admin_port=ports[11])
+
+    def start(part: P) -> P:
+        running.enter_context(part)
+        part.wait_ready()
+        return part
+
+    def add_arm(name: str, server: Process | None, port: int) -> Arm:
+        below = _under(directory, f"envoy-{name}")
+        return Arm(name, start(_gateway(below, next(ports), next(ports), port, endpoints)), server)
+
+    with ExitStack() as running:
+        start(_endpoints(_under(directory, "endpoints"), next(ports), next(ports), endpoints))
+        arms = [add_arm(ALONE, None, 0)]
+        for name, build in SERVERS.items():
+            port = next(ports)
+            server = start(build(_under(directory, name), port, next(ports), addresses))
+            arms.append(add_arm(name, server, port))
+        yield arms
+
+
+def _idle(directory: Path, port: int, _: int, addresses: list[str]) -> Process:
+    module = [sys.executable, "-m", "tests.benchmarks.idle_processor"]
+    return Process("idle", [*module, "--port", str(port), "--address", addresses[0]], directory)
+
+
+def _prefix_hash(directory: Path, port: int, admin_port: int, addresses: list[str]) -> Process:
+    service = Service(directory, port=port, admin_port=admin_port)
     service.configure([pool(addresses)])
-    idle = [sys.executable, "-m", "tests.benchmarks.idle_processor"]
-    reference = Process(
-        "idle", [*idle, "--port", str(ports[10]), "--address", addresses[0]], _under(directory, "idle")
-    )
-    upstream = _gateway(_under(directory, "endpoints"), ports[0:2], 9, endpoints, is_upstream=True)
-    with service, reference, upstream:
-        service.wait_ready()
-        names = [
-            ("envoy alone", 9, None),
-            ("do nothing", ports[10], reference),
-            ("extproc", ports[9], service),
-        ]
-        arms = []
-        for place, (name, ext_proc, server) in enumerate(names):
-            own = ports[2 + 2 * place : 4 + 2 * place]
-            gateway = _gateway(
-                _under(directory, name.replace(" ", "-")), own, ext_proc, endpoints, asks=bool(server)
-            )
-            arms.append(Arm(name, gateway, server))
-        with arms[0].gateway, arms[1].gateway, arms[2].gateway:
-            for arm in arms:
-                arm.gateway.wait_ready()
-            yield arms
+    return service
 
 
-def _gateway(
-    directory: Path,
-    own: Sequence[int],
-    ext_proc: int,
-    endpoints: Sequence[int],
-    *,
-    is_upstream: bool = False,
-    asks: bool = True,
-) -> Gateway:
-    moved = dict(zip(SHIPPED_PORTS, (*own, ext_proc, 9090, *endpoints), strict=True))
-    edits = [drop_access_log] if asks else [drop_access_log, drop_ext_proc]
+def _round_robin(directory: Path, port: int, admin_port: int, addresses: list[str]) -> Process:
+    service = Service(directory, port=port, admin_port=admin_port)
+    service.configure([pool(addresses, {"name": "round_robin"})])
+    return service
+
+
+ALONE, IDLE, EXTPROC, BODILESS = "Envoy alone", "do nothing", "extproc", "extproc, no bodies"
+SERVERS = {IDLE: _idle, EXTPROC: _prefix_hash, BODILESS: _round_robin}
+
+
+def _gateway(directory: Path, port: int, admin_port: int, ext_proc: int, endpoints: Sequence[int]) -> Gateway:
+    """Returns an Envoy that asks at port `ext_proc`, or nobody if it is 0."""
+    moved = dict(zip(SHIPPED_PORTS, (port, admin_port, ext_proc, 9090, *endpoints), strict=True))
+    edits = [drop_access_log, drop_health_checks] if ext_proc else [drop_access_log, drop_ext_proc]
     tree = edited(load("standalone.yaml"), moved, edits)
-    # The idle processor answers no health checks.
-    for one in tree["static_resources"]["clusters"]:
-        one.pop("health_checks", None)
-    if is_upstream:
-        tree = answer_at_once(tree, endpoints)
-    return Gateway(directory, tree, port=own[0], admin_port=own[1])
+    return Gateway(directory, tree, port=port, admin_port=admin_port)
+
+
+def _endpoints(directory: Path, port: int, admin_port: int, endpoints: Sequence[int]) -> Gateway:
+    tree = edited(load("standalone.yaml"), {9901: admin_port}, [drop_ext_proc])
+    return Gateway(directory, answer_at_once(tree, endpoints), port=port, admin_port=admin_port)
 
 
 def _under(directory: Path, name: str) -> Path:
@@ -192,12 +212,12 @@ def summarise(rounds: Sequence[Round]) -> list[tuple[str, list[float], str]]:
     for name, ones in by_arm.items():
         rows.append((f"{name}: rate", [one.requests_per_s for one in ones], "req/s"))
         rows.append((f"{name}: Envoy CPU", [one.envoy_us for one in ones], "us/req"))
-        if name != "envoy alone":
+        if name != ALONE:
             rows.append((f"{name}: server CPU", [one.server_us for one in ones], "us/req"))
-    pairs = zip(by_arm["extproc"], by_arm["do nothing"], strict=True)
-    rows.append(
-        ("server CPU, extproc / do nothing (aim <= 1.2)", [a.server_us / b.server_us for a, b in pairs], "")
-    )
+    for name, aim in ((EXTPROC, " (aim <= 1.2)"), (BODILESS, "")):
+        pairs = zip(by_arm[name], by_arm[IDLE], strict=True)
+        ratios = [one.server_us / idle.server_us for one, idle in pairs]
+        rows.append((f"server CPU, {name} / {IDLE}{aim}", ratios, ""))
     return rows
 
 

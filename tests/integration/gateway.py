@@ -68,6 +68,7 @@ class Gateway(Process):
         config = directory / "envoy.yaml"
         config.write_text(yaml.safe_dump(tree))
         options = ["--concurrency", str(threads), "--use-dynamic-base-id", "--log-level", "warning"]
+        options += ["--file-flush-interval-msec", "50"]  # of the access log; 10 s otherwise
         super().__init__("envoy", [find_envoy(), "-c", str(config), *options], directory)
         self.url = f"http://127.0.0.1:{port}"
         self.admin_url = f"http://127.0.0.1:{admin_port}"

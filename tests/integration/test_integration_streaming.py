@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import aiohttp
 import pytest
 import xxhash
 
 from tests.integration.client import CHAT, ask, connect, send
-from tests.integration.stack import Stack, eventually
+from tests.integration.service import pool
+from tests.integration.stack import Stack, eventually, run_stack
 
 pytestmark = pytest.mark.envoy
 
@@ -96,6 +98,21 @@ async def test_request_without_a_body_costs_one_message(stack: Stack) -> None:
 
     assert answer.status == 200
     assert (_used(stack, before)["stream_msgs_sent"], _used(stack, before)["stream_msgs_received"]) == (1, 1)
+
+
+async def test_body_that_the_pick_does_not_need_is_not_sent(tmp_path: Path) -> None:
+    """With round_robin the service decides by the headers and tells Envoy to keep the body to itself."""
+    with run_stack(tmp_path, pools=lambda addresses: [pool(addresses, {"name": "round_robin"})]) as stack:
+        before, body = stack.gateway.ext_proc(), ask("not read " * 1_000)
+        async with connect(stack.url) as session:
+            answers = [await send(session, body) for _ in range(4)]
+        assert eventually(lambda: _used(stack, before)["streams_closed"] == 4)
+
+        assert _used(stack, before) == dict.fromkeys(
+            ("streams_started", "stream_msgs_sent", "stream_msgs_received", "streams_closed"), 4
+        )
+    assert {answer.headers["x-simulated-body-xxh3"] for answer in answers} == {xxhash.xxh3_64_hexdigest(body)}
+    assert {answer.served_by for answer in answers} == set(stack.addresses)
 
 
 def _used(stack: Stack, before: dict[str, int]) -> dict[str, int]:
