@@ -6,7 +6,7 @@ No ext_proc here: the test names pool and endpoint in the headers that the servi
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +19,7 @@ from extproc.cluster.xds import Xds
 from extproc.cluster.xds_cluster import PICK_KEY
 from extproc.routing.endpoint import Endpoint
 from tests.integration.client import Answer, connect, send, statuses
-from tests.integration.gateway import Gateway, Tree, edited, find, load
+from tests.integration.gateway import Gateway, Tree, cluster, edited, find, load
 from tests.integration.mesh import HELD, Pods, run_pods, until, until_hosts
 from tests.integration.ports import free_ports
 
@@ -33,7 +33,7 @@ def no_service(tree: Tree) -> None:
     [manager] = [value for value in find(tree, "typed_config") if value.get("stat_prefix") == "clients"]
     manager["http_filters"] = [manager["http_filters"][-1]]
     del manager["early_header_mutation_extensions"]
-    tree["static_resources"]["clusters"][0].pop("health_checks")
+    del cluster(tree, "extproc")["health_checks"]
 
 
 @dataclass
@@ -41,20 +41,20 @@ class Mesh:
     """Envoys, one discovery service, pods."""
 
     pods: Pods
-    port: int
+    ports: Sequence[int]
     gateways: list[Gateway] = field(default_factory=list)
     rejections: list[str] = field(default_factory=list)
 
     @asynccontextmanager
-    async def serving(self) -> AsyncGenerator[None]:
+    async def serving(self, replica: int = 0) -> AsyncGenerator[Xds]:
         """Runs a discovery service that knows the pool `llama`, but none of its endpoints."""
         self.xds = Xds(["llama"], on_rejection=self.rejections.append)
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self.xds.add_to(server)
-        server.add_insecure_port(f"127.0.0.1:{self.port}")
+        server.add_insecure_port(f"127.0.0.1:{self.ports[replica]}")
         await server.start()
         try:
-            yield
+            yield self.xds
         finally:
             await server.stop(0)
 
@@ -93,20 +93,27 @@ class Mesh:
 
 
 @asynccontextmanager
-async def run_envoys(directory: Path, count: int = 1) -> AsyncGenerator[Mesh]:
-    """Yields Envoys and pods, without a discovery service yet."""
-    ports = free_ports(2 + 2 * count)
-    async with run_pods(IPS, ports[0]) as pods:
-        mesh = Mesh(pods, ports[1])
+async def run_envoys(directory: Path, count: int = 1, *, replicas: int = 1) -> AsyncGenerator[Mesh]:
+    """Yields Envoys and pods, and places for replicas of a discovery service that is not there yet."""
+    pod_port, *ports = free_ports(1 + replicas + 2 * count)
+    async with run_pods(IPS, pod_port) as pods:
+        mesh = Mesh(pods, ports[:replicas])
         with ExitStack() as stack:
             for number in range(count):
-                client, admin = ports[2 + 2 * number :][:2]
-                tree = edited(load("xds.yaml"), {8080: client, 9901: admin, 9002: mesh.port}, [no_service])
+                client, admin = ports[replicas + 2 * number :][:2]
+                edits = [no_service, lambda tree: place_replicas(tree, mesh.ports)]
+                tree = edited(load("xds.yaml"), {8080: client, 9901: admin}, edits)
                 folder = directory / f"envoy-{number}"
                 folder.mkdir()
                 mesh.gateways.append(Gateway(folder, tree, port=client, admin_port=admin))
                 stack.enter_context(mesh.gateways[-1])
             yield mesh
+
+
+def place_replicas(tree: Tree, ports: Sequence[int]) -> None:
+    addresses = [{"socket_address": {"address": "127.0.0.1", "port_value": port}} for port in ports]
+    endpoints = [{"endpoint": {"address": address}} for address in addresses]
+    cluster(tree, "extproc")["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
 
 
 @asynccontextmanager
@@ -256,6 +263,24 @@ async def test_a_new_instance_takes_over_without_a_host_lost(tmp_path: Path) -> 
 
             mesh.publish(0, 1, 2, 3)
             await mesh.until(0, 1, 2, 3)
+    assert mesh.rejections == []
+
+
+async def test_an_envoy_whose_replica_dies_hears_of_changes_from_another(tmp_path: Path) -> None:
+    async with run_envoys(tmp_path, replicas=2) as mesh, AsyncExitStack() as one, AsyncExitStack() as other:
+        running = {
+            await stack.enter_async_context(mesh.serving(n)): stack for n, stack in enumerate((one, other))
+        }
+        for xds in running:
+            xds.publish("llama", [mesh.endpoint(number) for number in range(3)])
+        await mesh.until_ready()
+        [asked] = [xds for xds in running if xds.streams_open]
+        [spare] = running.keys() - {asked}
+
+        await running[asked].aclose()
+        spare.publish("llama", [mesh.endpoint(number) for number in range(4)])
+        await mesh.until(0, 1, 2, 3)
+
     assert mesh.rejections == []
 
 
