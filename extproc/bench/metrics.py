@@ -1,6 +1,7 @@
 """Figures of many requests: counts, throughput, latency, goodput, hit rate. Pure."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -156,7 +157,7 @@ def throughput(records: Iterable[Record], window: Window) -> Throughput:
         arrivals = record.chunk_s or [record.end_s]
         requests += _is_within(record.end_s, window)
         input_tokens += record.input_tokens * _is_within(arrivals[0], window)
-        inside = sum(_is_within(at_s, window) for at_s in arrivals)
+        inside = bisect_right(arrivals, window.end_s) - bisect_left(arrivals, window.start_s)
         output_tokens += record.output_tokens * inside / len(arrivals)
     span_s = window.end_s - window.start_s
     per_second = (value / span_s for value in (started, requests, input_tokens, output_tokens, busy_s))
