@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.bench.result import CacheCounters, EndpointScrape
 
-# vLLM 0.32, and the names of V1 until 0.8.
+# The names of vLLM 0.32, and those of its earlier versions.
 _QUERIES = frozenset({"vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"})
 _HITS = frozenset({"vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"})
 _TIMEOUT_S = 5.0

@@ -14,7 +14,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 "name": "synthetic",
                 "turns_min": 1,
                 "turns_extra": {"kind": "exponential", "mean": 3.0},
-                "user_tokens": {"kind": "lognormal", "mean": 94.46, "sigma": 1.4, "min": 4},
+                "user_tokens": {"kind": "lognormal", "mean": 94.46, "sigma": 1.95, "min": 4},
                 "reply_tokens": {"kind": "lognormal", "mean": 348, "sigma": 0.69, "min": 4, "max": 2048},
                 "mean_input_tokens": None,
                 "mean_output_tokens": None,

@@ -111,7 +111,7 @@ def _list_settings(ask: Ask) -> dict[str, object]:
 def _read_choice(choice: object) -> str:
     """Reads a streamed `delta`, a whole `message`, or a completion's `text`."""
     part = get_object(choice, "delta") or get_object(choice, "message") or choice
-    # Reasoning arrives as `reasoning` or, before vLLM 0.12, as `reasoning_content`.
+    # vLLM says `reasoning`; its older versions and other servers say `reasoning_content`.
     reasoning = get_text(part, "reasoning") or get_text(part, "reasoning_content")
     return reasoning + (get_text(part, "content") or get_text(part, "text"))
 
