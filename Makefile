@@ -73,6 +73,10 @@ format: $(READY)  ## Format the code, fix what can be fixed
 bench: $(READY)  ## Measure; prints tables, writes JSON to build/bench/
 	$(BIN)/python -m tests.benchmarks --out build/bench
 
+.PHONY: bench-seed
+bench-seed: $(READY)  ## Run KubeAI's published 8 x L4 benchmark again, beside its figures
+	$(BIN)/python -m tests.benchmarks --out build/bench seed
+
 .PHONY: test-vllm
 test-vllm: $(READY)  ## Compare the simulated vLLM with a real one; sets that up in .vllm/ (about 4 GB)
 	$(BIN)/python tests/vllm/real/install.py .vllm
@@ -81,6 +85,10 @@ test-vllm: $(READY)  ## Compare the simulated vLLM with a real one; sets that up
 .PHONY: test-envoys
 test-envoys: $(READY)  ## Run the tests of configuration, in-flight and failover on every supported Envoy
 	$(BIN)/python tests/integration/envoys.py $(ENVOYS)
+
+.PHONY: test-compose
+test-compose: $(READY)  ## Build the image, run the composed stack once; needs Docker (COMPOSE_ARGS=--stand-ins without a registry)
+	$(BIN)/python tests/compose/run.py $(COMPOSE_ARGS)
 
 .PHONY: fuzz
 fuzz: $(READY)  ## Fuzz the parsers and the session for FUZZ_SECONDS
