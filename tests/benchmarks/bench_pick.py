@@ -78,7 +78,7 @@ def sessions(count: int) -> Callable[[], None]:
     return once
 
 
-def arrivals(count: int) -> Callable[[], None]:
+def arrivals(count: int) -> Callable[[], Snapshot]:
     """One more endpoint: the snapshot with it, built in a thread."""
     known = endpoints(count + 1)
     before = Snapshot.build(known[:-1], Ring())
