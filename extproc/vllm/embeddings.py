@@ -9,7 +9,7 @@ from typing import Any
 import xxhash
 
 from extproc.vllm.apis.completions import read_prompts
-from extproc.vllm.apis.fields import Fields
+from extproc.vllm.apis.fields import Fields, Token
 from extproc.vllm.ask import Ask, Head
 from extproc.vllm.tokens import Tokenizer
 
@@ -17,7 +17,7 @@ DIMENSIONS = 64
 
 
 class EmbeddingRequest(Fields):
-    input: list[int] | list[list[int]] | str | list[str]
+    input: list[Token] | list[list[Token]] | str | list[str]
     model: str | None = None
     dimensions: int | None = None
     cache_salt: str | None = None

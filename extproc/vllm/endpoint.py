@@ -19,7 +19,7 @@ from extproc.vllm.engine import Engine
 from extproc.vllm.faults import Faults
 from extproc.vllm.profiles import Profile
 from extproc.vllm.publisher import Publisher
-from extproc.vllm.refusals import UnknownName, refuse_length, refuse_value
+from extproc.vllm.refusals import Refusal, UnknownName, refuse_length, refuse_value
 from extproc.vllm.reply import Reply, Strand
 from extproc.vllm.tokens import Tokenizer
 
@@ -106,7 +106,7 @@ class SimulatedEndpoint:
 
     def begin(self, ask: Ask, head: Head) -> Reply:
         """Queues a request's prompts; raises `Refusal`, as vLLM does, before any of them is queued."""
-        rooms = [self._find_room(ask, len(prompt)) for prompt in ask.prompts]
+        rooms = [self._find_room(ask, prompt) for prompt in ask.prompts]
         wake = asyncio.Event()
         strands = list(self._start(ask, rooms, head, wake))
         return Reply(ask, strands, wake, self.driver, shows_cached=self.options.shows_cached)
@@ -118,9 +118,9 @@ class SimulatedEndpoint:
             self.publisher.flush()
         return is_reset
 
-    def _find_room(self, ask: Ask, tokens: int) -> int:
+    def _find_room(self, ask: Ask, prompt: Sequence[int]) -> int:
         # In vLLM's order: what is asked for, the prompt, what the prompt leaves.
-        limit = self.options.profile.max_model_len
+        tokens, limit = len(prompt), self.options.profile.max_model_len
         if ask.max_tokens is not None and ask.max_tokens > limit:
             message = (
                 f"{ask.max_tokens_name}={ask.max_tokens} cannot be greater than max_model_len={limit}. "
@@ -129,10 +129,17 @@ class SimulatedEndpoint:
             raise refuse_value(message, ask.max_tokens_name, ask.max_tokens)
         if tokens > limit:
             raise refuse_length(limit, tokens, is_text=ask.is_text)
+        if not tokens:
+            raise Refusal("The decoder prompt cannot be empty")
+        if (largest := max(prompt)) >= self.options.tokenizer.size:
+            raise Refusal(f"Token id {largest} is out of vocabulary")
         room = limit - tokens
         allowed = room if ask.max_tokens is None else min(ask.max_tokens, room)
         if allowed < 1:
             raise refuse_value(f"max_tokens must be at least 1, got {allowed}.", "max_tokens", allowed)
+        if ask.min_tokens > allowed:
+            message = f"min_tokens must be less than or equal to max_tokens={allowed}, got {ask.min_tokens}."
+            raise Refusal(message)
         return room
 
     def _start(self, ask: Ask, rooms: Sequence[int], head: Head, wake: asyncio.Event) -> Iterator[Strand]:

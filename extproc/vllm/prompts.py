@@ -3,18 +3,21 @@
 The template is ChatML. Its pieces (head, text, end of each message) are tokenised one by one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
 from extproc.vllm.apis.fields import Message, Part
+from extproc.vllm.refusals import Refusal
 
 END = "<|im_end|>\n"
 
 
-def render(messages: Iterable[Message], tools: Sequence[Any] | None = None) -> list[str]:
-    """Returns the pieces of the prompt for the assistant's next answer."""
+def render(messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str]:
+    """Returns the pieces of the prompt for the assistant's next answer; raises `Refusal` without messages."""
+    if not messages:
+        raise Refusal("Cannot apply chat template to an empty conversation. Provide at least one message.")
     pieces: list[str] = []
     if tools:
         pieces += [head("tools"), orjson.dumps(tools).decode(), END]

@@ -20,6 +20,9 @@ from extproc.vllm.publisher import Publisher, open_socket
 from extproc.vllm.server import serve
 from extproc.vllm.tokens import FileTokenizer, FourByteTokenizer
 
+SPEED = click.FloatRange(0, min_open=True)
+COUNT = click.IntRange(0)
+
 
 def read_ports(text: str) -> list[int]:
     """Reads `8001`, `8001-8008`, or several of these with commas; raises `SettingsError`."""
@@ -45,17 +48,23 @@ def read_ports(text: str) -> list[int]:
     "--model", "models", multiple=True, default=["simulated"], show_default=True, help="Served names."
 )
 @click.option("--adapter", "adapters", multiple=True, help="A LoRA adapter that is loaded at the start.")
-@click.option("--max-loras", default=4, show_default=True, help="LoRA adapters per step; 0 for no LoRA.")
+@click.option(
+    "--max-loras", type=COUNT, default=4, show_default=True, help="LoRA adapters per step; 0 for no LoRA."
+)
 @click.option(
     "--profile", default=DEFAULT_PROFILE, show_default=True, help="A built-in profile, or a YAML file."
 )
-@click.option("--speed", default=1.0, show_default=True, help="Engine seconds per real second.")
-@click.option("--block-size", type=int, help="Tokens per KV block, instead of the profile's.")
-@click.option("--max-model-len", type=int, help="The context's length, instead of the profile's.")
+@click.option("--speed", type=SPEED, default=1.0, show_default=True, help="Engine seconds per real second.")
+@click.option("--block-size", type=click.IntRange(1), help="Tokens per KV block, instead of the profile's.")
+@click.option(
+    "--max-model-len", type=click.IntRange(1), help="The context's length, instead of the profile's."
+)
 @click.option(
     "--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json; else 4 bytes per token."
 )
-@click.option("--answer-tokens", default=0, help="Mean natural length of answers; 0: up to max_tokens.")
+@click.option(
+    "--answer-tokens", type=COUNT, default=0, help="Mean natural length of answers; 0: up to max_tokens."
+)
 @click.option("--force-include-usage", is_flag=True, help="Streams end with usage, asked for or not.")
 @click.option("--prompt-tokens-details/--no-prompt-tokens-details", default=True, help="Tell cached tokens.")
 @click.option("--kv-events", metavar="ENDPOINT", help="Publish KV events there, as in tcp://*:5557.")

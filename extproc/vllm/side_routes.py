@@ -7,7 +7,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 
-from extproc.vllm.apis.fields import Fields, Message
+from extproc.vllm.apis.fields import Fields, Message, Token
 from extproc.vllm.apis.messages import count_tokens
 from extproc.vllm.bodies import read_json, send_json
 from extproc.vllm.embeddings import describe_embeddings, read_embedding
@@ -50,7 +50,7 @@ class TokenizeChatRequest(Fields):
 
 class DetokenizeRequest(Fields):
     model: str | None = None
-    tokens: list[int]
+    tokens: list[Token]
 
 
 class SideRoutes:

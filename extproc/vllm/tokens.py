@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from extproc.errors import SettingsError
+from extproc.vllm.refusals import Refusal
 
 BYTES_PER_TOKEN = 4
 MOST_WORDS = 4096
@@ -16,14 +17,19 @@ class Tokenizer(Protocol):
     """What the simulator needs of a tokenizer.
 
     `words` are the tokens that pseudo-text is made of: each reads as a word, and reads back as
-    itself when a client sends an answer as part of its next prompt.
+    itself when a client sends an answer as part of its next prompt. Tokens are less than `size`.
     """
+
+    size: int
 
     @property
     def words(self) -> Sequence[int]: ...
 
     def encode(self, pieces: Sequence[str]) -> list[int]:
-        """Returns the tokens of a prompt given in pieces (a message's head, its text, its end)."""
+        """Returns the tokens of a prompt given in pieces (a message's head, its text, its end).
+
+        Raises `Refusal` for a text with lone surrogates, as vLLM's tokenizers do.
+        """
         ...
 
     def decode(self, tokens: Iterable[int]) -> str: ...
@@ -42,6 +48,8 @@ class FourByteTokenizer:
     comes back within a conversation.
     """
 
+    size = 1 << 32
+
     def __init__(self) -> None:
         consonants, vowels = "bcdfghjklmnprstvwz", "aeiou"
         syllables = map("".join, product(consonants, vowels, consonants))
@@ -50,7 +58,7 @@ class FourByteTokenizer:
     def encode(self, pieces: Sequence[str]) -> list[int]:
         tokens: list[int] = []
         for piece in pieces:
-            data = piece.encode("utf-8", "replace")
+            data = _encode_text(piece)
             data += b"\0" * (-len(data) % BYTES_PER_TOKEN)
             tokens += memoryview(data).cast("I")
         return tokens
@@ -68,12 +76,13 @@ class FileTokenizer:
 
     def __init__(self, path: Path) -> None:
         self._tokenizer = _load(path)
+        self.size: int = self._tokenizer.get_vocab_size()
         self.words = list(islice(self._find_words(), MOST_WORDS))
         if not self.words:
             raise SettingsError(f"{path}: no token reads as an English word after a space")
 
     def encode(self, pieces: Sequence[str]) -> list[int]:
-        text = "".join(pieces).encode("utf-8", "replace").decode()
+        text = _encode_text("".join(pieces)).decode()
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -95,6 +104,14 @@ class FileTokenizer:
                 and self.encode([text]) == [token]
             ):
                 yield token
+
+
+def _encode_text(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        message = "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
+        raise Refusal(message) from None
 
 
 def _load(path: Path) -> Any:

@@ -47,19 +47,21 @@ def test_four_bytes_are_a_token() -> None:
     assert len(tokenizer.encode(["ab", "cd"])) == 2
 
 
-@given(st.text())
+TEXTS = st.text(st.characters(codec="utf-8"))
+
+
+@given(TEXTS)
 def test_a_text_survives_four_byte_tokens(text: str) -> None:
     tokenizer = FourByteTokenizer()
-    kept = text.replace("\0", "").encode("utf-8", "replace").decode()
 
-    assert kept == tokenizer.decode(tokenizer.encode([text]))
+    assert text.replace("\0", "") == tokenizer.decode(tokenizer.encode([text]))
 
 
-@given(st.text(), st.text())
+@given(TEXTS, TEXTS)
 def test_equal_heads_give_equal_tokens(head: str, tail: str) -> None:
     tokenizer = FourByteTokenizer()
     whole, part = tokenizer.encode([head + tail]), tokenizer.encode([head])
-    full = len(head.encode("utf-8", "replace")) // 4
+    full = len(head.encode()) // 4
 
     assert part[:full] == whole[:full]
 

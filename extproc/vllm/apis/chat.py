@@ -25,10 +25,6 @@ class Chat:
     def read(self, body: object, tokenizer: Tokenizer) -> Ask:
         request = ChatRequest.read(body)
         request.check()
-        if not request.messages:
-            raise Refusal(
-                "Cannot apply chat template to an empty conversation. Provide at least one message."
-            )
         is_new_name = request.max_completion_tokens is not None
         return Ask(
             prompts=[tokenizer.encode(render(request.messages, request.tools))],
@@ -37,7 +33,7 @@ class Chat:
             max_tokens_name="max_completion_tokens" if is_new_name else "max_tokens",
             min_tokens=request.min_tokens,
             ignore_eos=request.ignore_eos,
-            n=request.n or 1,
+            n=request.n,
             seed=request.seed or 0,
             cache_salt=request.cache_salt or "",
             is_stream=bool(request.stream),

@@ -7,14 +7,14 @@ import orjson
 
 from extproc.vllm.apis.api import FINGERPRINT, Frames
 from extproc.vllm.apis.chat import running_usage
-from extproc.vllm.apis.fields import Sampling
+from extproc.vllm.apis.fields import Sampling, Token
 from extproc.vllm.ask import Ask, Choice, Head, Usage
 from extproc.vllm.refusals import Refusal
 from extproc.vllm.tokens import Tokenizer
 
 
 class CompletionRequest(Sampling):
-    prompt: list[int] | list[list[int]] | str | list[str] | None = None
+    prompt: list[Token] | list[list[Token]] | str | list[str] | None = None
     # OpenAI's legacy default, which vLLM keeps for this API alone.
     max_tokens: int | None = 16
 
@@ -32,7 +32,7 @@ class Completions:
             max_tokens=request.max_tokens,
             min_tokens=request.min_tokens,
             ignore_eos=request.ignore_eos,
-            n=request.n or 1,
+            n=request.n,
             seed=request.seed or 0,
             cache_salt=request.cache_salt or "",
             is_stream=bool(request.stream),

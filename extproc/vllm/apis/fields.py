@@ -3,11 +3,14 @@
 Names and limits are vLLM 0.32's; pydantic's errors are what vLLM itself sends to clients.
 """
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from extproc.vllm.refusals import Refusal, refuse_shape, refuse_value
+
+MOST_ANSWERS = 16_384
+Token = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class Fields(BaseModel):
@@ -52,7 +55,7 @@ class Sampling(Fields):
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
-    n: int | None = 1
+    n: int = 1
     seed: int | None = None
     temperature: float | None = None
     cache_salt: str | None = None
@@ -67,11 +70,25 @@ class Sampling(Fields):
                 "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
                 param="stream_options",
             )
-        if self.n is not None and self.n < 1:
-            raise Refusal(f"n must be at least 1, got {self.n}.")
+        self._check_n(self.n)
+        if self.min_tokens < 0:
+            raise Refusal(f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.")
+        if self.cache_salt == "":
+            message = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
+            raise Refusal(message, param="cache_salt")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
             message = f"temperature must be in [0, 2], got {self.temperature}."
             raise refuse_value(message, "temperature", self.temperature)
+
+    @staticmethod
+    def _check_n(n: int) -> None:
+        if n < 1:
+            raise Refusal(f"n must be at least 1, got {n}.")
+        if n > MOST_ANSWERS:
+            raise Refusal(
+                f"n must be at most {MOST_ANSWERS}, got {n}. "
+                "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
+            )
 
     @property
     def wants_usage(self) -> bool:
