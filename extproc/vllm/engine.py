@@ -167,13 +167,14 @@ class Engine:
             self._admit(plan, now)
         context_tokens = self._context_tokens + sum(map(self._computed, self._prefilling.values()))
         duration_s = self.profile.step_s(context_tokens, plan.prefill_tokens)
-        self._complete_prefills()
+        prefilled = self._complete_prefills()
         emitted = tuple(self._decoding)
         self._generated += len(emitted)
         return StepResult(
             duration_s=duration_s,
             ends_at=now + duration_s,
             emitted=emitted,
+            prefilled=prefilled,
             finished=self._finish(),
             admitted=tuple(plan.admitted),
             preempted=tuple(plan.preempted),
@@ -289,7 +290,7 @@ class Engine:
         plan.budget -= chunk
         plan.prefill_tokens += chunk
 
-    def _complete_prefills(self) -> None:
+    def _complete_prefills(self) -> tuple[str, ...]:
         """Turns every request whose prompt is computed into one that decodes, its next token emitted."""
         done = [request for request in self._prefilling.values() if request.computed == request.tokens]
         for request in done:
@@ -302,6 +303,7 @@ class Engine:
             request.last_step = self._steps + request.max_tokens - request.generated - 1
             self._due[self._due_slot(request)][request.id] = request
             heappush(self._ends, (request.last_step, request.number, request))
+        return tuple(request.id for request in done)
 
     def _finish(self) -> tuple[str, ...]:
         finished = []

@@ -21,13 +21,15 @@ class Admission:
 class StepResult:
     """One step. Everything in it becomes visible to clients at `ends_at`.
 
-    `emitted` names the requests that got one token; `finished` those of them that are complete.
+    `emitted` names the requests that got one token; `prefilled` those of them whose prompt was completed
+    in this step (their first token, or the next one after a preemption), `finished` those that are done.
     `context_tokens` and `prefill_tokens` are the step's terms in `Profile.step_s`.
     """
 
     duration_s: float
     ends_at: float
     emitted: tuple[str, ...]
+    prefilled: tuple[str, ...]
     finished: tuple[str, ...]
     admitted: tuple[Admission, ...]
     preempted: tuple[str, ...]

@@ -1,0 +1,1 @@
+"""A fleet of simulated endpoints behind the project's own picker, in virtual time."""

@@ -1,0 +1,107 @@
+"""KubeAI's published 8 x L4 benchmark, simulated cell by cell and printed beside what was published."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+
+from extproc.vllm.fleet.client import Traffic
+from extproc.vllm.fleet.fleet import Setup, simulate
+from extproc.vllm.fleet.gateway import Routing
+from extproc.vllm.fleet.report import lay_out
+from extproc.vllm.fleet.summary import Summary, summarize
+from extproc.vllm.fleet.workloads import draw_sessions
+from extproc.vllm.profiles import Profile
+
+PROFILE: Final = "l4-llama8b-fp8-fitted"
+CEILING: Final = 83.0
+"""What the old client can do per second at best; over a whole run, ramp and tail included, about 75."""
+
+_REQUESTS: Final = 8000
+# The arm called round robin went through kube-proxy, which draws an endpoint for every connection.
+_ARMS: Final = {"round_robin": "random", "least_load": "least_load", "prefix_hash": "prefix_hash"}
+_HEAD = ("cap, rate, strategy", "ceiling", "total tok/s", "published", "ratio")
+_LATENCY_HEAD = ("TTFT mean", "published", "ratio", "ITL median", "published", "ratio", "hit rate")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One cell of the published table."""
+
+    cap: int
+    rate: float
+    strategy: str
+    total_tok_per_s: float
+    ttft_mean_ms: float
+    itl_median_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A published cell and its simulation, with or without the client's ceiling."""
+
+    published: Published
+    has_ceiling: bool
+    simulated: Summary
+
+    @property
+    def total_ratio(self) -> float:
+        return self.simulated.total_tok_per_s / self.published.total_tok_per_s
+
+    @property
+    def ttft_ratio(self) -> float:
+        return self.simulated.ttft.mean_ms / self.published.ttft_mean_ms
+
+    @property
+    def itl_ratio(self) -> float:
+        return self.simulated.itl.median_ms / self.published.itl_median_ms
+
+
+def read_published() -> list[Published]:
+    """Reads the 12 cells that come with the package."""
+    text = files("extproc.vllm.fleet").joinpath("kubeai-8xl4.csv").read_text("utf-8")
+    return [
+        Published(
+            cap=int(row["max_concurrency"]),
+            rate=float(row["request_rate"]),
+            strategy=row["strategy"],
+            total_tok_per_s=float(row["total_tok_per_s"]),
+            ttft_mean_ms=float(row["ttft_mean_ms"]),
+            itl_median_ms=float(row["itl_median_ms"]),
+        )
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
+def simulate_cells(profile: Profile, seed: int, *, has_ceiling: bool) -> Iterator[Cell]:
+    """Simulates all cells from one workload, with the same constants for each."""
+    sessions = draw_sessions("replay", _REQUESTS, 0.0, seed)
+    for published in read_published():
+        traffic = Traffic(rate=published.rate, cap=published.cap, ceiling=CEILING if has_ceiling else None)
+        routing = Routing(_ARMS[published.strategy])
+        run = simulate(Setup(profile, 8, routing, traffic, seed=seed), sessions)
+        yield Cell(published, has_ceiling, summarize(run))
+
+
+def render_cells(cells: Sequence[Cell]) -> str:
+    """Lays out the cells: simulated, published, and simulated over published."""
+    return lay_out([(*_HEAD, *_LATENCY_HEAD), *map(_row, cells)])
+
+
+def _row(cell: Cell) -> Sequence[str]:
+    published, simulated = cell.published, cell.simulated
+    return (
+        f"{published.cap}, {published.rate:.0f}, {published.strategy}",
+        "yes" if cell.has_ceiling else "no",
+        f"{simulated.total_tok_per_s:.0f}",
+        f"{published.total_tok_per_s:.0f}",
+        f"{cell.total_ratio:.2f}",
+        f"{simulated.ttft.mean_ms:.0f}",
+        f"{published.ttft_mean_ms:.0f}",
+        f"{cell.ttft_ratio:.2f}",
+        f"{simulated.itl.median_ms:.0f}",
+        f"{published.itl_median_ms:.0f}",
+        f"{cell.itl_ratio:.2f}",
+        f"{simulated.hit_rate:.2f}",
+    )
