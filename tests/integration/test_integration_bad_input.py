@@ -47,6 +47,7 @@ async def test_one_pool_passes_it_on_unchanged(stack: Stack, body: bytes) -> Non
     assert answer.served_by in stack.addresses
     assert answer.headers["x-extproc-pool"] == "vllm"
     assert answer.headers["x-simulated-body-xxh3"] == xxhash.xxh3_64_hexdigest(body)
+    assert SECRET not in stack.service.log.read_text() + stack.gateway.log.read_text()
 
 
 async def test_unknown_path_and_method_are_passed_on(stack: Stack) -> None:
