@@ -28,8 +28,6 @@ ENVIRONMENT_PREFIX: Final = "EXTPROC_"
 # Names become metric labels, header values and cluster names of Envoy: nothing that needs escaping.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
 Listen = Annotated[str, StringConstraints(pattern=r"^(unix:/\S+|\[?[^\s/\]]*\]?:\d{1,5})$")]
-
-
 HostPort = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+:\d{1,5}$")]
 
 
@@ -69,6 +67,14 @@ class ServerSettings(Section):
     """Certificates for the gRPC listener; omitted, it speaks plain text."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG writes one line per request; no level ever writes a prompt."""
+
+    @field_validator("listen", "admin")
+    @classmethod
+    def _is_a_port(cls, listen: str) -> str:
+        port = listen.rpartition(":")[2]
+        if not listen.startswith("unix:") and int(port) >= 65536:
+            raise ValueError(f"{port} is not a port")
+        return listen
 
 
 class KubernetesSettings(Section):
@@ -220,12 +226,7 @@ def load_settings(path: Path, environment: dict[str, str] | None = None) -> Sett
 
 def parse_settings(text: str, environment: dict[str, str], where: str = "settings") -> Settings:
     """Parses YAML text, see `load_settings`."""
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{where}: not YAML: {error}") from None
-    except RecursionError:
-        raise SettingsError(f"{where}: nested too deeply") from None
+    tree = _parse_yaml(text, where)
     if not isinstance(tree, dict):
         raise SettingsError(f"{where}: expected a mapping with the keys server and pools")
     try:
@@ -240,6 +241,16 @@ def read_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
 
 
+def _parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except RecursionError:
+        raise SettingsError(f"{where}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        # PyYAML lets a date or a number that is none through as a plain ValueError: `2026-13-45`.
+        raise SettingsError(f"{where}: not YAML: {error}") from None
+
+
 def _override(tree: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
     """Lays `EXTPROC_SERVER__DRAIN_S=5` over the tree; the value is read as YAML."""
     for name, value in sorted(environment.items()):
@@ -249,7 +260,7 @@ def _override(tree: dict[str, Any], environment: dict[str, str]) -> dict[str, An
             for step in path[:-1]:
                 below = branch.get(step)
                 branch[step] = branch = below if isinstance(below, dict) else {}
-            branch[path[-1]] = yaml.safe_load(value)
+            branch[path[-1]] = _parse_yaml(value, name)
     return tree
 
 

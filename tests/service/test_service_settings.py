@@ -112,6 +112,9 @@ def test_defaults_are_the_contract() -> None:
         ),
         ("[1, 2]", "expected a mapping"),
         ("a: [", "not YAML"),
+        ("a: 2026-13-45", "f.yaml: not YAML: month must be in 1..12"),
+        ("server: {listen: '0.0.0.0:99999'}", "f.yaml:1: server.listen: 99999 is not a port"),
+        ("server: {admin: ':65536'}", "server.admin: 65536 is not a port"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
@@ -136,6 +139,7 @@ def test_the_environment_overrides_the_server_section() -> None:
     assert (settings.server.listen, settings.server.drain_s) == ("127.0.0.1:1", 7)
     assert parse_settings(MINIMAL, environment).server.drain_s == 7
     assert "server.nonsense: there is no such setting" in faults(GOOD, EXTPROC_SERVER__NONSENSE="1")
+    assert "EXTPROC_SERVER__LISTEN: not YAML" in faults(GOOD, EXTPROC_SERVER__LISTEN="[")
 
 
 def test_a_key_may_be_a_single_word() -> None:
