@@ -81,7 +81,12 @@ class PoolKeeper:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            await self._install()
+            try:
+                await self._install()
+            except Exception:
+                # A list that cannot be placed must not keep the next one from being heard.
+                log.exception("the list of pool %s cannot be used; the last one stays", self.pool.name)
+                self.restarted("internal")
 
     async def _install(self) -> None:
         endpoints, ring = self._endpoints, self._ring

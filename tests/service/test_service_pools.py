@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -63,11 +63,15 @@ async def keeping(
         await task
 
 
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_true():  # noqa: ASYNC110  # snapshots are built in a thread
+            await asyncio.sleep(0.005)
+
+
 async def test_the_last_of_several_lists_counts() -> None:
     async with keeping(Told("ab", "abc", "c"), Metrics(), Clock()) as (keeper, published):
-        async with asyncio.timeout(5):
-            while keeper.pool.snapshot.names != ("c",):  # noqa: ASYNC110  # built in a thread
-                await asyncio.sleep(0.005)
+        await until(lambda: keeper.pool.snapshot.names == ("c",))
 
         assert published[-1] == ["c"]
         assert repr(keeper) == "<PoolKeeper of <Pool llama: 1 ready, prefix_hash>>"
@@ -86,12 +90,29 @@ async def test_a_source_that_fails_for_good_leaves_the_pool_as_it_is(
         assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
+async def test_a_list_that_cannot_be_placed_does_not_keep_the_next_from_being_heard() -> None:
+    """A name that UTF-8 cannot spell has no place on a ring."""
+    metrics = Metrics()
+    async with keeping(Told("ab"), metrics, Clock()) as (keeper, published):
+        keeper.replace([Endpoint("\ud800", "10.0.0.1:80")])
+        await until(
+            lambda: (
+                metrics.registry.get_sample_value("extproc_watch_restarts_total", {"why": "internal"}) == 1
+            )
+        )
+
+        assert published == [["a", "b"]]
+
+        keeper.replace([Endpoint("c", "10.0.0.3:80")])
+        await until(lambda: keeper.pool.snapshot.names == ("c",))
+
+        assert published == [["a", "b"], ["c"]]
+
+
 async def test_another_ring_is_built_for_the_endpoints_that_are_there() -> None:
     async with keeping(Told("ab"), Metrics(), Clock()) as (keeper, _):
         keeper.use_ring(Ring(positions=7))
-        async with asyncio.timeout(5):
-            while keeper.pool.snapshot.ring.positions_per_member != 7:  # noqa: ASYNC110  # built in a thread
-                await asyncio.sleep(0.005)
+        await until(lambda: keeper.pool.snapshot.ring.positions_per_member == 7)
 
         assert list(keeper.pool.snapshot.ring.walk(0)) in (["a", "b"], ["b", "a"])
 
