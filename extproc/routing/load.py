@@ -28,9 +28,6 @@ class LoadBook:
     def __repr__(self) -> str:
         return f"<LoadBook of {len(self._places)} members, {self.total} in flight>"
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def in_flight(self, name: str) -> int:
         return self._in_flight.get(name, 0)
 

@@ -59,6 +59,13 @@ def test_least_load_takes_the_least_loaded_and_names_the_next() -> None:
     assert choice == Choice(("b", "c"), Reason.LEAST_LOAD)
 
 
+def test_ties_fall_evenly_among_the_eligible() -> None:
+    strategy, some = LeastLoad(random.Random(5)), candidates(dict.fromkeys("abcd", 0), eligible="ab")
+    firsts = Counter(strategy.choose(None, some, 2).names[0] for _ in range(1_000))
+
+    assert min(firsts["a"], firsts["b"]) > 400
+
+
 def test_only_eligible_endpoints_are_chosen() -> None:
     some = candidates({"a": 0, "b": 8, "c": 3, "d": 0}, eligible="bc")
 

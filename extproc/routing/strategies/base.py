@@ -31,7 +31,8 @@ class Choice(Struct, frozen=True):
 class Candidates:
     """The endpoints that may take one request: a pool's ready ones, or the eligible ones among them.
 
-    `eligible` of `None` means all. Costs O(1) for a whole pool, O(k) for k eligible endpoints.
+    `eligible` of `None` means all. A whole pool's total and least loaded cost O(1), those of k eligible
+    endpoints O(k log k).
     """
 
     __slots__ = ("_all_names", "_book", "_eligible", "_ring", "in_flight")
@@ -63,15 +64,16 @@ class Candidates:
         return sum(map(self._book.in_flight, self._eligible))
 
     def walk(self, key: int) -> Iterator[str]:
-        return self._filter(self._ring.walk(key))
+        eligible, names = self._eligible, self._ring.walk(key)
+        return names if eligible is None else (name for name in names if name in eligible)
 
     def least_loaded(self, rng: Random) -> Iterator[str]:
-        return self._filter(self._book.least_loaded(rng))
-
-    def _filter(self, names: Iterator[str]) -> Iterator[str]:
+        """Fewest in flight first, ties in random order."""
         if self._eligible is None:
-            return names
-        return (name for name in names if name in self._eligible)
+            return self._book.least_loaded(rng)
+        # Not the book's order with gaps: who stands behind a gap would win the ties of all in it.
+        shuffled = rng.sample(sorted(self._eligible), len(self._eligible))
+        return iter(sorted(shuffled, key=self.in_flight))
 
 
 class Strategy(Protocol):
