@@ -1,6 +1,7 @@
 """The gRPC service over a real socket: the conversations again, and every way a stream can end."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -9,10 +10,11 @@ import grpc.aio
 import pytest
 
 from extproc.routing.picker import Picker
-from extproc.stream.events import RequestBody
+from extproc.stream.events import RequestBody, ResponseHeaders
 from extproc.stream.server import SERVICE, ExternalProcessor
 from extproc.telemetry import Metrics
 from tests.stream.conversations import (
+    ADDRESSES,
     BODY,
     CONVERSATIONS,
     MAX_BODY_BYTES,
@@ -31,12 +33,20 @@ class Served:
     """A running service and a channel to it."""
 
     def __init__(
-        self, picker: Picker, processor: ExternalProcessor, metrics: Metrics, channel: grpc.aio.Channel
+        self,
+        picker: Picker,
+        processor: ExternalProcessor,
+        metrics: Metrics,
+        server: grpc.aio.Server,
+        target: str,
     ) -> None:
+        self.server = server
+        self.target = target
         self.picker = picker
         self.processor = processor
         self.metrics = metrics
-        self._open = channel.stream_stream(f"/{SERVICE}/Process", None, None)
+        self.channel = grpc.aio.insecure_channel(target)
+        self._open = self.channel.stream_stream(f"/{SERVICE}/Process", None, None)
 
     def open(self, pool: str | None = None) -> Call:
         return self._open(None, metadata=grpc.aio.Metadata(("x-extproc-pool", pool)) if pool else None)
@@ -59,8 +69,9 @@ async def serving(picker: Picker) -> AsyncIterator[Served]:
     processor.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield Served(picker, processor, metrics, channel)
+    served = Served(picker, processor, metrics, server, f"127.0.0.1:{port}")
+    async with served.channel:
+        yield served
     await server.stop(0)
 
 
@@ -144,6 +155,81 @@ async def test_an_unforeseen_failure_tells_nothing_of_the_request(
         assert "secret" not in caplog.text
         assert served.sample("extproc_stream_errors_total", why="internal") == 1
         await until(lambda: served.processor.streams_open == 0)
+
+
+async def test_a_failure_after_the_pick_releases_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> bytes:
+        raise RuntimeError("cannot be written")
+
+    async with serving(one_pool()) as served:
+        monkeypatch.setattr("extproc.stream.server.encode", fail)
+        call = served.open()
+        await call.write(write(headers(end=True)))
+
+        assert await call.code() is grpc.StatusCode.INTERNAL
+        await until(lambda: served.processor.streams_open == 0)
+        assert served.in_flight == 0
+
+
+async def test_a_stop_of_the_server_releases_the_request() -> None:
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(headers(end=True)))
+        await call.read()
+        assert served.in_flight == 1
+
+        await served.server.stop(0)
+        await until(lambda: served.processor.streams_open == 0)
+
+        assert served.in_flight == 0
+
+
+# A proxy that opens a stream, hears the pick, says so, and never ends.
+PROXY = """
+import sys, time, grpc
+
+def messages():
+    yield bytes.fromhex(sys.argv[3])
+    time.sleep(60)
+
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    call = channel.stream_stream(sys.argv[2])(messages())
+    next(call)
+    print("picked", flush=True)
+    time.sleep(60)
+"""
+
+
+async def test_a_killed_proxy_releases_its_requests() -> None:
+    async with serving(one_pool()) as served:
+        arguments = (served.target, f"/{SERVICE}/Process", write(headers(end=True)).hex())
+        proxy = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", PROXY, *arguments, stdout=asyncio.subprocess.PIPE
+        )
+        assert proxy.stdout is not None
+        assert await proxy.stdout.readline() == b"picked\n"
+        assert served.in_flight == 1
+
+        proxy.kill()
+        await proxy.wait()
+        await until(lambda: served.processor.streams_open == 0)
+
+        assert served.in_flight == 0
+
+
+async def test_picks_served_elsewhere_are_counted() -> None:
+    async with serving(one_pool()) as served:
+        for address in (*ADDRESSES, None):
+            call = served.open()
+            await call.write(write(headers(end=True, subset=["10.0.0.1:8000"])))
+            await call.read()
+            await call.write(write(ResponseHeaders(served=address)))
+            await call.read()
+            await call.done_writing()
+        await until(lambda: served.processor.streams_open == 0)
+
+        assert served.sample("extproc_picks_served_elsewhere_total", pool="llama") == 2
+        assert served.in_flight == 0
 
 
 async def test_decisions_are_counted() -> None:
