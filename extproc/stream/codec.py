@@ -107,8 +107,7 @@ def encode(reply: Reply) -> bytes:
             return _routed(reply)
         case Piece():
             return _piece(reply)
-        case Answer():
-            return _answer(reply)
+    return _answer(reply)
 
 
 def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:

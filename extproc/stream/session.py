@@ -27,7 +27,6 @@ from extproc.stream.events import (
     RequestTrailers,
     ResponseBody,
     ResponseHeaders,
-    ResponseTrailers,
     Routed,
 )
 
@@ -116,8 +115,7 @@ class Session:
                 return self._on_response_headers(event)
             case ResponseBody():
                 return _pass_on(event, Phase.RESPONSE_BODY, self._request.config.response_body)
-            case ResponseTrailers():
-                return [Continue(Phase.RESPONSE_TRAILERS)]
+        return [Continue(Phase.RESPONSE_TRAILERS)]
 
     def _on_request_headers(self, event: RequestHeaders) -> list[Reply]:
         if self._state is not _State.WAITING:
