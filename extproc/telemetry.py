@@ -32,7 +32,7 @@ class Metrics:
             "picks_served_elsewhere", "Picks that another endpoint answered, as the gateway told.", "pool"
         )
         self.prompt_errors = self._counter(
-            "prompt_errors", "Bodies that could not be read, routed anyway or not.", "why"
+            "prompt_errors", "Requests routed without their body, which could not be read.", "why"
         )
         self.stream_errors = self._counter("stream_errors", "Streams that ended with a fault.", "why")
         self.watch_restarts = self._counter("watch_restarts", "Lost or refused watches of a source.", "why")
