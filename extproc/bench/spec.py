@@ -195,7 +195,9 @@ class Limits(Section):
 class Target(Section):
     """How to speak to the server.
 
-    `api` names a request processor. `api_key_env` names the environment variable with the key.
+    `api` names a request processor; its options are the processor's fields. `api_key_env` names the
+    environment variable with the key. An `https` endpoint is verified: `SSL_CERT_FILE` in the environment
+    names an authority of your own.
     `endpoint_header` is the response header that tells who served; `tokenizer` a local
     `tokenizer.json` for servers that report no usage.
     """
