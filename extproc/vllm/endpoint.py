@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from logging import getLogger
 from random import Random
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -22,6 +23,8 @@ from extproc.vllm.publisher import Publisher
 from extproc.vllm.refusals import Refusal, UnknownName, refuse_length, refuse_value
 from extproc.vllm.reply import Reply, Strand
 from extproc.vllm.tokens import Tokenizer
+
+log = getLogger("extproc.vllm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class SimulatedEndpoint:
         self.driver = Driver(engine, clock, self._distributions, publisher.flush if publisher else None)
         self.publisher = publisher
         self._author = Author(options.tokenizer, options.answer_tokens)
+        self.is_alive = True
         self.load = 0
         self._named = 0
         self._register()
@@ -80,8 +84,13 @@ class SimulatedEndpoint:
         return f"<SimulatedEndpoint {self.name}: {self.driver.engine}>"
 
     async def run(self) -> None:
-        """Works until cancelled."""
-        await self.driver.run()
+        """Works until cancelled. If the engine fails, `is_alive` is false from then on, and it is logged."""
+        try:
+            await self.driver.run()
+        except Exception:
+            log.exception("%s: the engine died", self.name)
+        finally:
+            self.is_alive = False
 
     def name_request(self, prefix: str) -> str:
         """Returns a new id, in the form of vLLM's."""
@@ -106,6 +115,8 @@ class SimulatedEndpoint:
 
     def begin(self, ask: Ask, head: Head) -> Reply:
         """Queues a request's prompts; raises `Refusal`, as vLLM does, before any of them is queued."""
+        if not self.is_alive:
+            raise Refusal("The engine has died.", status=500, kind="InternalServerError")
         rooms = [self._find_room(ask, prompt) for prompt in ask.prompts]
         wake = asyncio.Event()
         strands = list(self._start(ask, rooms, head, wake))

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from logging import getLogger
 
 from aiohttp import web
 
@@ -20,7 +19,6 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 ENDPOINT_HEADER = "x-simulated-endpoint"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-log = getLogger("extproc.vllm")
 
 
 def build_app(endpoint: SimulatedEndpoint) -> web.Application:
@@ -36,7 +34,6 @@ def build_app(endpoint: SimulatedEndpoint) -> web.Application:
 
     async def work(_app: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(endpoint.run())
-        task.add_done_callback(_complain)
         yield
         task.cancel()
         await asyncio.wait([task])
@@ -107,8 +104,3 @@ async def serve(
     except* SettingsError as faults:
         # One port is enough to name; `from None` because the group says nothing more.
         raise faults.exceptions[0] from None
-
-
-def _complain(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (fault := task.exception()):
-        log.error("a simulated engine stopped: %r", fault)

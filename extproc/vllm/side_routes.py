@@ -85,7 +85,8 @@ class SideRoutes:
             app.router.add_post("/v1/unload_lora_adapter", self.unload_adapter)
 
     async def health(self, _request: web.Request) -> web.Response:
-        return web.Response(status=503 if self._endpoint.faults.is_sick else 200)
+        is_well = self._endpoint.is_alive and not self._endpoint.faults.is_sick
+        return web.Response(status=200 if is_well else 503)
 
     async def load(self, _request: web.Request) -> web.Response:
         return send_json({"server_load": self._endpoint.load})

@@ -75,6 +75,21 @@ async def test_a_sick_endpoint_says_so_and_still_serves() -> None:
         assert await count_chunks(face) == 7
 
 
+async def test_an_engine_that_dies_makes_its_endpoint_sick_and_useless(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as face:
+        monkeypatch.setattr(face.endpoint.driver.engine, "step", lambda now: 1 / 0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(face.post(CHAT, BODY), timeout=0.3)
+        status, answer = await face.post(CHAT, BODY)
+        async with face.client.get("/health") as health:
+            assert health.status == 503
+
+    assert (status, answer["error"]["type"]) == (500, "InternalServerError")
+    assert "vllm: the engine died" in caplog.text
+
+
 async def test_faults_are_replaced_while_the_endpoint_serves() -> None:
     async with serving() as face:
         before, _ = await face.post(CHAT, BODY)
