@@ -3,6 +3,9 @@
 import asyncio
 import multiprocessing
 import resource
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -337,3 +340,39 @@ def test_dataset_command_writes_the_file_and_the_account(tmp_path: Path) -> None
     assert "ideal hit rate" in told.output
     assert dataset.read_text().startswith('{"format":"extproc-dataset"')
     assert '"prompts": 50' in as_json.output
+
+
+def read_children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not (done := is_true()) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return done
+
+
+def test_load_ends_when_its_parent_is_killed(null_server: int, tmp_path: Path) -> None:
+    spec = {
+        "endpoint": "127.0.0.1",
+        "port": null_server,
+        "target": {"model": "m"},
+        "processes": 2,
+        "performance": {"traffic-shape": {"req-rate": 10, "duration": "10m", "dataset": "random"}},
+    }
+    command = [sys.executable, "-m", "extproc", "bench", "run", write_spec(tmp_path, spec), "--quiet"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as parent:
+        # Two load processes and the resource tracker of multiprocessing.
+        assert wait_until(lambda: len(read_children(parent.pid)) == 3)
+        children = read_children(parent.pid)
+        parent.kill()
+
+    assert wait_until(lambda: not any(map(is_running, children)))
