@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import math
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +143,7 @@ async def test_table_has_every_figure_and_the_changes() -> None:
 
 
 async def test_csv_begins_with_the_published_columns() -> None:
-    published = Path(__file__).with_name("kubeai-8xl4.csv").read_text().splitlines()[0]
+    published = files("extproc.vllm.fleet").joinpath("kubeai-8xl4.csv").read_text().splitlines()[0]
     text = ab_csv(await compared(World(), comparing()))
     rows = list(csv.DictReader(io.StringIO(text)))
 

@@ -14,7 +14,7 @@ from extproc.bench.result import RunResult, Window
 from extproc.bench.verdict import judge, judge_cell
 from tests.bench.synthetic import record, result, spec, steady
 
-PUBLISHED = Path(__file__).with_name("kubeai-8xl4.csv")
+PUBLISHED = Path(__file__).parents[2] / "extproc" / "vllm" / "fleet" / "kubeai-8xl4.csv"
 
 
 def said(run: RunResult) -> Report:

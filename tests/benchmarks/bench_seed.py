@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
@@ -32,7 +33,7 @@ from extproc.bench.verdict import judge_cell
 from tests.bench.fleet import Fleet, run_fleet
 from tests.integration.fetch import get
 
-PUBLISHED = Path(__file__).parents[1] / "bench" / "kubeai-8xl4.csv"
+PUBLISHED = files("extproc.vllm.fleet") / "kubeai-8xl4.csv"
 ARMS = ("round_robin", "least_load", "prefix_hash")
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 HEADER = (
@@ -54,7 +55,7 @@ HEADER = (
 class Waits:
     """What the endpoints' histograms add up to, in their time: seconds and how many, per name.
 
-    `late` counts how often an endpoint could not keep its pace; its times then mean nothing.
+    `late` counts how often an endpoint could not keep its pace; its times are then wrong by as much.
     """
 
     sums: Mapping[str, float]
@@ -115,7 +116,7 @@ async def run_cap(fleet: Fleet, row: Row, options: argparse.Namespace) -> list[t
 def describe(trial: Trial, waits: Waits, theirs: Row, speed: float) -> Sequence[str]:
     """Our cell in the endpoints' time beside the published one."""
     ours = trial.report.whole.throughput.total_tps / speed
-    ttft_s, itl_s = (None, None) if waits.late else (waits.mean_s(TTFT), waits.mean_s(ITL))
+    ttft_s, itl_s = waits.mean_s(TTFT), waits.mean_s(ITL)
     return (
         f"{trial.arm}, {theirs.cap}",
         fixed(ours, 0),
