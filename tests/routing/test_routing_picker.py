@@ -194,10 +194,13 @@ def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picke
 def test_a_pick_names_its_fallbacks_in_order() -> None:
     endpoints = [Endpoint(f"e{i}", f"10.0.0.{i}:80") for i in range(1, 6)]
     built = pool("llama", *endpoints)
-    pick = Picker([Route(built, keys=FIRST_USER)]).pick(chat("a")).pick
+    decision = Picker([Route(built, keys=FIRST_USER)]).pick(chat("a"))
+    pick = decision.pick
+    assert decision.key is not None
+    walk = list(built.snapshot.ring.walk(decision.key))
 
+    assert pick.destination == ",".join(built.snapshot.ready[name].address for name in walk[:3])
     assert pick.destination.split(",")[0] == pick.endpoint.address
-    assert len(pick.destination.split(",")) == 3
     assert repr(built) == "<Pool llama: 5 ready, prefix_hash>"
     assert repr(pick) == f"<Pick {pick.endpoint.name} of llama: prefix_hash, home>"
 

@@ -90,6 +90,8 @@ def test_walk_skips_overloaded_endpoint() -> None:
 
 
 def test_bound_counts_the_request_itself_but_not_on_the_candidate() -> None:
+    # (1 + 1) / 2 * 1.25 = 1.25: one is not too many, as half of 1.25 would say.
+    assert kubeai().choose(1, candidates({"a": 1, "b": 0}), 1).reason is Reason.HOME
     # (7 + 1) / 4 * 1.25 = 2.5: three are too many, two are not, though two would become three.
     assert kubeai().choose(1, candidates({"a": 2, "b": 2, "c": 2, "d": 1}), 1).reason is Reason.HOME
     assert kubeai().choose(1, candidates({"a": 3, "b": 2, "c": 2, "d": 0}), 1).reason is Reason.SPILL

@@ -187,6 +187,7 @@ CONVERSATIONS = [
     Conversation("no body mode", [(headers(BodyMode.NONE), [Went(H)])]),
     Conversation("headers only", [(headers(method="GET", path="/v1/models", end=True), [Went(H)])]),
     Conversation("websocket", [(headers(method="GET", upgrade="websocket"), [Went(H, skip_body=True)])]),
+    Conversation("upgrade of a POST", [(headers(upgrade="websocket"), [Went(H, skip_body=True)])]),
     Conversation("request id kept", [(headers(end=True, x_request_id="abc"), [Went(H, request_id=None)])]),
     Conversation(
         "session header decides, body skipped",

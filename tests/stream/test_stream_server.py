@@ -248,6 +248,21 @@ async def test_decisions_are_counted() -> None:
         call.cancel()
 
 
+async def test_unreadable_bodies_and_refusals_are_counted() -> None:
+    async with serving(one_pool()) as served:
+        for body in (b"not JSON", b"x" * (MAX_BODY_BYTES + 1)):
+            call = served.open()
+            await call.write(write(headers()))
+            await call.read()
+            await call.write(write(RequestBody(body)))
+            await call.read()
+            call.cancel()
+
+        assert served.sample("extproc_prompt_errors_total", why="PromptError") == 1
+        assert served.sample("extproc_requests_total", pool="llama", outcome="routed") == 1
+        assert served.sample("extproc_requests_total", pool="", outcome="body_too_large") == 1
+
+
 async def test_drained_waits_for_the_last_stream() -> None:
     async with serving(one_pool()) as served:
         await served.processor.drained()
