@@ -64,6 +64,20 @@ async def test_a_drain_lets_requests_end(service: Service) -> None:
     assert await stop(service, hold=False) == 0
 
 
+async def test_a_drain_refuses_new_streams(service: Service) -> None:
+    async with grpc.aio.insecure_channel(service._listen) as channel:
+        held = await open_stream(service, channel)
+        service.send(signal.SIGTERM)
+        await asyncio.to_thread(eventually, lambda: service.health() != "SERVING")
+        late = channel.stream_stream(f"/{SERVICE}/Process", None, None)(None)
+
+        assert await late.code() is grpc.StatusCode.UNAVAILABLE
+        assert not held.done()
+
+        await held.done_writing()
+        assert await asyncio.to_thread(exit_status, service) == 0
+
+
 async def test_a_drain_cuts_what_takes_too_long_and_says_so(service: Service) -> None:
     service.stop()
     service.configure([pool(ADDRESSES)], drain_s=1)
@@ -74,6 +88,11 @@ async def test_a_drain_cuts_what_takes_too_long_and_says_so(service: Service) ->
 
 
 async def test_a_second_signal_forces_the_end(service: Service) -> None:
+    service.stop()
+    service.configure([pool(ADDRESSES)], drain_s=600)
+    service.start()
+    service.wait_ready()
+
     assert await stop(service, hold=True, signals=2) == 1
 
 
