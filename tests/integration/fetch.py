@@ -13,13 +13,6 @@ def get(url: str, timeout_s: float = 2.0) -> str:
     return body.decode()
 
 
-def post(url: str, timeout_s: float = 2.0) -> str:
-    request = urllib.request.Request(url, data=b"", method="POST")
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        body: bytes = answer.read()
-    return body.decode()
-
-
 def get_json(url: str) -> Any:
     return json.loads(get(url))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tests.integration.fetch import answers, get, get_json
+from tests.integration.fetch import answers, get
 from tests.integration.process import Process
 
 Tree = dict[str, Any]
@@ -64,10 +64,10 @@ def cluster(tree: Tree, name: str) -> Tree:
 class Gateway(Process):
     """Envoy listening for clients on `port`, for its operator on `admin_port`."""
 
-    def __init__(self, directory: Path, tree: Tree, *, port: int, admin_port: int, threads: int = 1) -> None:
+    def __init__(self, directory: Path, tree: Tree, *, port: int, admin_port: int) -> None:
         config = directory / "envoy.yaml"
         config.write_text(yaml.safe_dump(tree))
-        options = ["--concurrency", str(threads), "--use-dynamic-base-id", "--log-level", "warning"]
+        options = ["--concurrency", "2", "--use-dynamic-base-id", "--log-level", "warning"]
         options += ["--file-flush-interval-msec", "50"]  # of the access log; 10 s otherwise
         super().__init__("envoy", [find_envoy(), "-c", str(config), *options], directory)
         self.url = f"http://127.0.0.1:{port}"
@@ -89,10 +89,6 @@ class Gateway(Process):
     def sees_service(self) -> bool:
         """Whether the health check of the service passes."""
         return self.counters("cluster.extproc.membership_healthy")["cluster.extproc.membership_healthy"] > 0
-
-    def version(self) -> str:
-        info = get_json(f"{self.admin_url}/server_info")
-        return str(info["version"]).split("/")[1]
 
     def access_log(self) -> list[Tree]:
         """Returns the access log's lines, as far as Envoy has written them."""

@@ -50,7 +50,6 @@ def run_stack(
     edits: Sequence[Edit] = (),
     pools: Callable[[list[str]], list[Pool]] = lambda addresses: [pool(addresses)],
     simulate: Sequence[str] | None = ("--speed", "10"),
-    threads: int = 1,
     **server: object,
 ) -> Iterator[Stack]:
     """Starts envoy/standalone.yaml (after `edits`), the service and four endpoints; stops them all.
@@ -61,16 +60,10 @@ def run_stack(
     ports = free_ports(len(SHIPPED_PORTS))
     client, admin, ext_proc, service_admin = ports[:4]
     tree = edited(load("standalone.yaml"), dict(zip(SHIPPED_PORTS, ports, strict=True)), edits)
-    simulators = (
-        []
-        if simulate is None
-        else [
-            Simulators(directory, ports[4:7], *simulate, name="vllm-a"),
-            Simulators(directory, ports[7:8], *simulate, name="vllm-b"),
-        ]
-    )
+    parts = {} if simulate is None else {"vllm-a": ports[4:7], "vllm-b": ports[7:8]}
+    simulators = [Simulators(directory, own, *(simulate or ()), name=name) for name, own in parts.items()]
     service = Service(directory, port=ext_proc, admin_port=service_admin)
-    gateway = Gateway(directory, tree, port=client, admin_port=admin, threads=threads)
+    gateway = Gateway(directory, tree, port=client, admin_port=admin)
     stack = Stack(gateway, service, ports[4:], simulators)
     service.configure(pools(stack.addresses), **server)
     with ExitStack() as running:
