@@ -44,10 +44,6 @@ class Flight:
         return self.first_at - self.due_at
 
     @property
-    def e2e_s(self) -> float:
-        return self.ended_at - self.sent_at
-
-    @property
     def tpot_s(self) -> float:
         """Time per output token after the first; of one that has more than one."""
         return (self.ended_at - self.first_at) / (self.asked.output_tokens - 1)

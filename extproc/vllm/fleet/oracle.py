@@ -1,7 +1,7 @@
 """Oracles: how much of a run's prompts an ideal cache would have had, under the run's own timing."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from extproc.vllm.blocks import BlockCache
 from extproc.vllm.fleet.flight import Flight
@@ -11,14 +11,14 @@ from extproc.vllm.fleet.flight import Flight
 class _Held:
     hashes: Sequence[int]
     shared: int = 0
-    private: int = field(default=0)
+    private: int = 0
 
 
 def ideal_hit_rate(flights: Sequence[Flight], block_size: int, blocks: int | None) -> float:
     """Returns the share of prompt tokens that one cache of the whole fleet would have had, 0..1.
 
-    The cache takes and frees blocks when the run's requests were admitted and ended, so running
-    requests pin theirs. `blocks` is its size, `None` for one that never evicts. A request that does
+    `flights` are completed ones. The cache takes and frees blocks when they were admitted and ended, so
+    running requests pin theirs. `blocks` is its size, `None` for one that never evicts. A request that does
     not fit (the run had preempted another one for it) is computed and forgotten.
     """
     moves = sorted(_moves(flights), key=lambda move: move[:2])
@@ -42,9 +42,8 @@ def ideal_hit_rate(flights: Sequence[Flight], block_size: int, blocks: int | Non
 def _moves(flights: Sequence[Flight]) -> Iterator[tuple[float, bool, Flight]]:
     """Admissions and ends; of one moment the ends come first."""
     for flight in flights:
-        if flight.ended_at >= 0:
-            yield flight.admitted_at, True, flight
-            yield flight.ended_at, False, flight
+        yield flight.admitted_at, True, flight
+        yield flight.ended_at, False, flight
 
 
 def _admit(cache: BlockCache, request: _Held, tokens: int, block_size: int) -> int:

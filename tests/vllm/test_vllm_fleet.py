@@ -1,0 +1,284 @@
+"""The fleet as a whole: its own picker in front of its engines, in virtual time."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from extproc.errors import SettingsError
+from extproc.vllm.commands import simulate as command
+from extproc.vllm.engine import Engine
+from extproc.vllm.fleet.change import Change, Kind
+from extproc.vllm.fleet.client import Traffic
+from extproc.vllm.fleet.fleet import Run, Setup, simulate
+from extproc.vllm.fleet.gateway import Routing
+from extproc.vllm.fleet.seed_preset import Cell, read_published, render_cells
+from extproc.vllm.fleet.session import Session, Turn
+from extproc.vllm.fleet.summary import summarize
+from extproc.vllm.fleet.workloads import draw_sessions
+from extproc.vllm.profiles import find_profile
+
+PROFILE = find_profile("l4-llama8b-fp8")
+LOST = Change(5, Kind.CRASH, 1)
+
+
+def play(
+    workload: str = "sessions",
+    *,
+    requests: int = 600,
+    endpoints: int = 4,
+    routing: Routing | None = None,
+    traffic: Traffic | None = None,
+    changes: tuple[Change, ...] = (),
+    seed: int = 0,
+) -> Run:
+    setup = Setup(
+        PROFILE, endpoints, routing or Routing(), traffic or Traffic(rate=30), changes=changes, seed=seed
+    )
+    return simulate(setup, draw_sessions(workload, requests, 1.0, seed))
+
+
+def picture(run: Run) -> list[tuple[int, str, float, float, int]]:
+    return [(f.number, f.endpoint, f.first_at, f.ended_at, f.cached_tokens) for f in run.flights]
+
+
+def hit_rate(run: Run) -> float:
+    return summarize(run).hit_rate
+
+
+def test_fleet_of_one_serves_a_request_as_its_engine_does() -> None:
+    setup = Setup(PROFILE, 1, Routing(), Traffic())
+    (flight,) = simulate(setup, [Session(1, 0, (Turn(832, 76),))]).flights
+    engine, times = Engine(PROFILE), [0.0]
+    engine.add_hashed("a", 832, range(56), 76, now=0)
+    while not engine.is_idle:
+        times.append(engine.step(times[-1]).ends_at)
+
+    assert flight.first_at == times[1]
+    assert flight.ended_at == pytest.approx(times[-1])
+
+
+def test_arrival_amid_a_quiet_stretch_waits_for_the_step_that_runs() -> None:
+    sessions = [Session(1, 0, (Turn(100, 200),)), Session(2, 0, (Turn(100, 5), Turn(200, 5, think_s=1.0)))]
+    run = simulate(Setup(PROFILE, 1, Routing(), Traffic()), sessions)
+    stepwise, sent = Engine(PROFILE), run.flights[2].sent_at
+    stepwise.add_hashed("0", 100, range(18), 200, now=0)
+    stepwise.add_hashed("1", 100, range(100, 106), 5, now=0)
+    now = 0.0
+    while now < sent:
+        now = stepwise.step(now).ends_at
+
+    assert run.flights[2].admitted_at == pytest.approx(now)
+
+
+def test_same_seed_gives_the_same_run() -> None:
+    assert picture(play()) == picture(play())
+
+
+def test_other_seed_gives_another_run() -> None:
+    assert picture(play()) != picture(play(seed=1))
+
+
+def test_strategies_see_the_same_arrivals() -> None:
+    one, other = (
+        play("unique", routing=Routing(strategy)).flights for strategy in ("round_robin", "prefix_hash")
+    )
+
+    assert [flight.due_at for flight in one] == [flight.due_at for flight in other]
+
+
+def test_prefix_hash_finds_more_cached_than_any_other() -> None:
+    rates = {name: hit_rate(play(routing=Routing(name))) for name in ("random", "round_robin", "least_load")}
+    best = summarize(play(routing=Routing("prefix_hash")))
+
+    assert 1 - best.hit_rate < 0.5 * (1 - max(rates.values()))
+    assert best.hit_rate <= best.shared_hit_rate <= best.ideal_hit_rate + 1e-9
+
+
+def test_prefix_hash_loses_nothing_where_nothing_is_reused() -> None:
+    ours, least = (
+        summarize(play("unique", requests=800, routing=Routing(name)))
+        for name in ("prefix_hash", "least_load")
+    )
+
+    assert ours.hit_rate == least.hit_rate == 0
+    assert ours.ttft.mean_ms < 1.2 * least.ttft.mean_ms
+
+
+def test_reasons_and_requests_add_up() -> None:
+    run = play("hot-prefix", requests=300)
+    summary = summarize(run)
+
+    assert sum(summary.reasons.values()) == summary.requests == 300
+    assert sum(node.requests for node in run.nodes) == 300
+    assert summary.reasons["spill"] > 0
+    assert summary.failed == 0
+
+
+def test_gateways_pick_apart_and_the_prefixes_stay_together() -> None:
+    together, apart = (hit_rate(play(routing=Routing(gateways=count))) for count in (1, 4))
+
+    assert apart == pytest.approx(together, abs=0.1)
+
+
+@pytest.mark.parametrize(("delay_s", "used"), [(0.0, 1), (60.0, 2)])
+def test_gateway_with_late_signals_counts_what_has_ended(delay_s: float, used: int) -> None:
+    busy = Session(1, 0, (Turn(64, 2000),))
+    brief = Session(2, 0, tuple(Turn(64, 2, think_s=1.0) for _ in range(8)))
+    run = simulate(Setup(PROFILE, 2, Routing("least_load", signal_delay_s=delay_s), Traffic()), [busy, brief])
+
+    # While the long request runs, a short one goes to the other endpoint, if the gateway knows it is idle.
+    assert len({flight.endpoint for flight in run.flights if flight.session is brief}) == used
+
+
+def test_crash_loses_what_runs_and_spares_the_rest() -> None:
+    run = play(changes=(LOST,))
+    lost = [flight for flight in run.flights if flight.is_failed]
+
+    assert lost
+    assert {flight.endpoint for flight in lost} == {"endpoint-1"}
+    assert all(flight.sent_at <= 5 for flight in run.flights if flight.endpoint == "endpoint-1")
+    assert summarize(run).failed == len(lost)
+
+
+def test_crash_that_nobody_heard_of_is_retried_elsewhere() -> None:
+    run = play(changes=(LOST,), routing=Routing("least_load", discovery_delay_s=1e6))
+
+    assert all(flight.sent_at <= 5 for flight in run.flights if flight.is_failed)
+    assert not any(f.sent_at > 5 for f in run.flights if f.endpoint == "endpoint-1")
+
+
+def test_fleet_without_endpoints_fails_every_request() -> None:
+    run = play(endpoints=1, changes=(Change(0, Kind.CRASH, 0),), requests=20, traffic=Traffic(users=2))
+
+    assert all(flight.is_failed for flight in run.flights)
+    summary = summarize(run)
+    assert (summary.failed, summary.hit_rate, summary.req_per_s) == (summary.requests, 0, 0)
+
+
+def test_fleet_whose_every_endpoint_refuses_fails_too() -> None:
+    changes = tuple(Change(0, Kind.CRASH, number) for number in range(2))
+    run = play(endpoints=2, changes=changes, requests=20, routing=Routing(discovery_delay_s=1e6))
+
+    assert all(flight.is_failed for flight in run.flights)
+
+
+def test_drained_endpoint_finishes_what_it_has() -> None:
+    run = play(changes=(Change(5, Kind.DRAIN, 1),))
+
+    assert not any(flight.is_failed for flight in run.flights)
+    assert max(flight.sent_at for flight in run.flights if flight.endpoint == "endpoint-1") <= 5
+
+
+def test_endpoint_that_comes_back_starts_cold_and_serves() -> None:
+    run = play(requests=1200, changes=(LOST, Change(10, Kind.JOIN, 1)))
+    back = [f for f in run.flights if f.endpoint == "endpoint-1" and f.sent_at > 10]
+
+    assert back
+    assert not any(flight.is_failed for flight in back)
+
+
+def test_new_endpoint_joins_and_slow_one_is_slow() -> None:
+    run = play(
+        "unique",
+        routing=Routing("round_robin"),
+        traffic=Traffic(rate=5),
+        changes=(Change(5, Kind.JOIN, 4), Change(0, Kind.SLOW, 0, 3.0), Change(8, Kind.SLOW, 0, 1.0)),
+    )
+    tpot = {
+        name: [f.tpot_s for f in run.flights if f.endpoint == name and f.sent_at < 2]
+        for name in ("endpoint-0", "endpoint-1")
+    }
+
+    assert len(run.nodes) == 5
+    assert run.nodes[4].requests > 0
+    assert min(tpot["endpoint-0"]) > 1.5 * max(tpot["endpoint-1"])
+
+
+def test_inter_token_latencies_count_every_token_after_the_first() -> None:
+    run = play("unique", requests=200, endpoints=1, traffic=Traffic())
+    outputs = sum(flight.asked.output_tokens - 1 for flight in run.flights)
+
+    assert sum(node.preemptions for node in run.nodes) > 0
+    assert sum(sum(node.gap_counts) for node in run.nodes) == outputs
+
+
+def test_gaps_of_a_request_add_up_to_its_decoding() -> None:
+    (node,) = simulate(Setup(PROFILE, 1, Routing(), Traffic()), [Session(1, 0, (Turn(832, 76),))]).nodes
+    total_s = sum(gap * count for gap, count in zip(node.gaps_s, node.gap_counts, strict=True))
+
+    assert total_s == pytest.approx(75 * PROFILE.step_s(832 + 38, 0), rel=0.001)
+
+
+def test_steady_window_leaves_the_warm_up_out() -> None:
+    run = play("unique", traffic=Traffic(rate=6))
+    steady = summarize(run, warmup_s=10).steady
+
+    assert steady.start_s == 10
+    assert steady.offered_rps == pytest.approx(6, rel=0.2)
+    assert steady.served_rps == pytest.approx(steady.offered_rps, rel=0.15)
+
+
+def test_unknown_strategy_is_refused() -> None:
+    with pytest.raises(SettingsError, match="choose from round_robin"):
+        play(routing=Routing("best"))
+
+
+def test_command_prints_every_strategy_and_writes_all_figures(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.json"
+    arguments = ["fleet", "--requests", "200", "--rate", "20", "--change", "3:slow:0:2", "--json", str(path)]
+
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+
+    assert result.output.count("prefix_hash") == 5
+    assert [run["strategy"] for run in json.loads(path.read_text())] == [
+        "round_robin",
+        "least_load",
+        "prefix_hash",
+    ]
+
+
+def test_command_names_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    arguments = ["fleet", "--requests", "20", "--json", str(tmp_path / "none" / "fleet.json")]
+
+    with pytest.raises(SettingsError, match="none"):
+        CliRunner().invoke(command, arguments, catch_exceptions=False)
+
+
+def test_published_table_has_twelve_cells() -> None:
+    cells = read_published()
+
+    assert len(cells) == 12
+    assert (cells[0].strategy, cells[0].ttft_mean_ms) == ("round_robin", 1319.77)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_published_benchmark_is_reproduced_within_its_aims(tmp_path: Path) -> None:
+    path = tmp_path / "cells.json"
+    result = CliRunner().invoke(
+        command, ["fleet", "--preset", "seed-000", "--json", str(path)], catch_exceptions=False
+    )
+    cells = [cell for cell in json.loads(path.read_text()) if cell["has_ceiling"]]
+
+    assert result.output.count("prefix_hash") == 8
+    assert len(cells) == 12
+    for cell in cells:
+        published, simulated = cell["published"], cell["simulated"]
+        ttft = simulated["ttft"]["mean_ms"] / published["ttft_mean_ms"]
+        assert simulated["total_tok_per_s"] == pytest.approx(published["total_tok_per_s"], rel=0.15)
+        if published["strategy"] == "prefix_hash":
+            assert 1 / 1.5 < ttft < 1.5
+        elif published["cap"] >= 1600:
+            assert ttft == pytest.approx(1, abs=0.35)
+
+
+def test_cell_compares_with_what_was_published() -> None:
+    published = read_published()[0]
+    simulated = summarize(play(requests=50))
+    cell = Cell(replace(published, total_tok_per_s=simulated.total_tok_per_s / 2), True, simulated)
+
+    assert cell.total_ratio == pytest.approx(2)
+    assert "800, 800, round_robin" in render_cells([cell])
