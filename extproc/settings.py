@@ -187,7 +187,8 @@ class PoolSettings(Section):
     max_in_flight: int | None = Field(default=None, ge=1)
     """Mean requests in flight per endpoint beyond which the pool answers 429; omitted: never."""
     stale_after_s: float | None = Field(default=None, gt=0)
-    """Age of the endpoint list, seconds, beyond which the service is not ready; omitted: never."""
+    """Age of the endpoint list, seconds, beyond which the service is not ready; omitted: never. Take more
+    than a source needs to say that its list holds: 5 s static and file, 30 s DNS, 100 s Kubernetes."""
 
     @field_validator("models")
     @classmethod
