@@ -16,7 +16,7 @@ from extproc.vllm.fleet.fleet import Setup, simulate
 from extproc.vllm.fleet.gateway import STRATEGIES, Routing
 from extproc.vllm.fleet.report import render
 from extproc.vllm.fleet.summary import Summary, summarize
-from extproc.vllm.fleet.workloads import WORKLOADS, draw_sessions
+from extproc.vllm.fleet.workloads import WORKLOADS, Demand, draw_sessions
 from extproc.vllm.profiles import DEFAULT_PROFILE, find_profile
 
 _POSITIVE = click.IntRange(1)
@@ -29,6 +29,7 @@ _RATE = click.FloatRange(0, min_open=True)
 @click.option("--workload", type=click.Choice([*WORKLOADS]), default="sessions", show_default=True)
 @click.option("--requests", type=_POSITIVE, default=8000, show_default=True)
 @click.option("--think-s", type=_SECONDS, default=0.0, help="Mean pause before a session's next turn.")
+@click.option("--tenants", type=_POSITIVE, default=150, show_default=True, help="Shared prefixes.")
 @click.option("--endpoints", type=_POSITIVE, default=8, show_default=True)
 @click.option(
     "--profile", "profile_name", help=f"A profile's name or YAML file. [default: {DEFAULT_PROFILE}]"
@@ -68,6 +69,7 @@ def fleet(
     workload: str,
     requests: int,
     think_s: float,
+    tenants: int,
     endpoints: int,
     profile_name: str | None,
     strategies: Sequence[str],
@@ -91,7 +93,7 @@ def fleet(
         _print_preset(profile_name or seed_preset.PROFILE, seed, json_path)
         return
     traffic = Traffic(rate, users, cap, ceiling)
-    sessions = draw_sessions(workload, requests, think_s, seed)
+    sessions = draw_sessions(workload, Demand(requests, think_s, tenants), seed)
     summaries = []
     for strategy in strategies:
         routing = Routing(
@@ -113,6 +115,7 @@ def fleet(
 def _print_preset(profile_name: str, seed: int, json_path: Path | None) -> None:
     profile = find_profile(profile_name)
     click.echo(f"KubeAI's published 8 x L4 benchmark; profile {profile.name}: {profile.note}")
+    click.echo(seed_preset.NOTE)
     cells = [
         cell
         for has_ceiling in (True, False)

@@ -14,10 +14,11 @@ from extproc.vllm.fleet.change import Change, Kind
 from extproc.vllm.fleet.client import Traffic
 from extproc.vllm.fleet.fleet import Run, Setup, simulate
 from extproc.vllm.fleet.gateway import Routing
+from extproc.vllm.fleet.report import render
 from extproc.vllm.fleet.seed_preset import Cell, read_published, render_cells
 from extproc.vllm.fleet.session import Session, Turn
 from extproc.vllm.fleet.summary import summarize
-from extproc.vllm.fleet.workloads import draw_sessions
+from extproc.vllm.fleet.workloads import Demand, draw_sessions
 from extproc.vllm.profiles import find_profile
 
 PROFILE = find_profile("l4-llama8b-fp8")
@@ -37,7 +38,7 @@ def play(
     setup = Setup(
         PROFILE, endpoints, routing or Routing(), traffic or Traffic(rate=30), changes=changes, seed=seed
     )
-    return simulate(setup, draw_sessions(workload, requests, 1.0, seed))
+    return simulate(setup, draw_sessions(workload, Demand(requests, 1.0), seed))
 
 
 def picture(run: Run) -> list[tuple[int, str, float, float, int]]:
@@ -254,6 +255,12 @@ def test_published_table_has_twelve_cells() -> None:
     assert (cells[0].strategy, cells[0].ttft_mean_ms) == ("round_robin", 1319.77)
 
 
+def test_steady_window_that_never_comes_is_empty() -> None:
+    steady = summarize(play("unique", requests=20, traffic=Traffic())).steady
+
+    assert (steady.offered_rps, steady.served_rps, steady.hit_rate) == (0, 0, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_published_benchmark_is_reproduced_within_its_aims(tmp_path: Path) -> None:
@@ -282,3 +289,15 @@ def test_cell_compares_with_what_was_published() -> None:
 
     assert cell.total_ratio == pytest.approx(2)
     assert "800, 800, round_robin" in render_cells([cell])
+
+
+def test_report_warns_where_offered_loads_differ() -> None:
+    slow, fast = (
+        summarize(play(requests=1200, traffic=Traffic(users=40), routing=Routing(name)))
+        for name in ("round_robin", "prefix_hash")
+    )
+    same = summarize(play("unique", requests=50))
+
+    assert fast.steady.offered_rps > 1.03 * slow.steady.offered_rps
+    assert "do not compare" in render([slow, fast])
+    assert "do not compare" not in render([same, same])

@@ -14,7 +14,7 @@ from extproc.vllm.fleet.report import lay_out
 from extproc.vllm.fleet.session import Session, Turn
 from extproc.vllm.fleet.summary import Latency, Skew
 from extproc.vllm.fleet.timeline import Timeline
-from extproc.vllm.fleet.workloads import SHAREGPT, WORKLOADS, draw_sessions
+from extproc.vllm.fleet.workloads import SHAREGPT, WORKLOADS, Demand, draw_sessions
 
 ASK = (Turn(64, 32),)
 
@@ -69,7 +69,7 @@ def test_family_text_is_common_and_own_text_is_not() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_chats_have_the_published_means(seed: int) -> None:
-    turns = requests(draw_sessions("sessions", 8000, 0, seed))
+    turns = requests(draw_sessions("sessions", Demand(8000), seed))
 
     assert sum(turn.prompt_tokens for turn in turns) / 8000 == pytest.approx(832.0, rel=0.003)
     assert sum(turn.output_tokens for turn in turns) / 8000 == pytest.approx(76.06, rel=0.003)
@@ -84,7 +84,7 @@ def test_chats_have_at_least_eight_turns_and_three_more_on_average() -> None:
 
 
 def test_replay_asks_each_of_a_tenth_ten_times() -> None:
-    sessions = draw_sessions("replay", 8000, 0, 0)
+    sessions = draw_sessions("replay", Demand(8000), 0)
 
     assert len(set(sessions)) == 800
     assert 70 <= len({session.owner for session in sessions}) <= 76
@@ -92,7 +92,7 @@ def test_replay_asks_each_of_a_tenth_ten_times() -> None:
 
 
 def test_k6_threads_are_those_of_the_published_benchmark() -> None:
-    sessions = draw_sessions("k6-chat", 7340, 0, 0)
+    sessions = draw_sessions("k6-chat", Demand(7340), 0)
     turns = requests(sessions)
 
     assert len(sessions) == pytest.approx(1000, rel=0.05)
@@ -102,15 +102,15 @@ def test_k6_threads_are_those_of_the_published_benchmark() -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workload_has_exactly_the_requests_and_repeats_for_a_seed(name: str) -> None:
-    sessions = draw_sessions(name, 505, 2.0, 1)
+    sessions = draw_sessions(name, Demand(505, 2.0), 1)
 
     assert len(requests(sessions)) == 505
-    assert sessions == draw_sessions(name, 505, 2.0, 1)
+    assert sessions == draw_sessions(name, Demand(505, 2.0), 1)
     assert max(turn.prompt_tokens + turn.output_tokens for turn in requests(sessions)) < 16_384
 
 
 def test_a_quarter_and_a_bit_of_the_requests_have_the_hot_prefix() -> None:
-    sessions = draw_sessions("hot-prefix", 4000, 0, 0)
+    sessions = draw_sessions("hot-prefix", Demand(4000), 0)
 
     share = sum(session.family == 0 for session in sessions) / 4000
     assert share == pytest.approx(0.25 + 0.75 / 150, abs=0.02)
@@ -118,7 +118,7 @@ def test_a_quarter_and_a_bit_of_the_requests_have_the_hot_prefix() -> None:
 
 def test_unknown_workload_lists_the_known_ones() -> None:
     with pytest.raises(SettingsError, match="replay, distinct, sessions"):
-        draw_sessions("nope", 1, 0, 0)
+        draw_sessions("nope", Demand(1), 0)
 
 
 class Answerer:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from extproc.vllm.fleet.summary import Latency, Summary
 
+_TOLERANCE = 1.03
 _RESULT = ("strategy", "requests", "failed", "duration s", "req/s", "output tok/s", "total tok/s")
 _LATENCIES = tuple(f"{name} {kind}" for name in ("TTFT", "TPOT", "ITL") for kind in ("mean", "median", "p99"))
 _CACHE = ("strategy", "hit rate", "ideal", "ideal at this size", "preempted", "TTFT from due mean")
@@ -20,7 +21,15 @@ def render(summaries: Sequence[Summary]) -> str:
         [_LOAD, *map(_load, summaries)],
         [_STEADY, *map(_steady, summaries)],
     )
-    return "\n".join(lay_out(table) for table in tables)
+    return "\n".join(map(lay_out, tables)) + _warn(summaries)
+
+
+def _warn(summaries: Sequence[Summary]) -> str:
+    """Where turns follow answers, a slow strategy is offered less: its latencies flatter it."""
+    offered = [summary.steady.offered_rps for summary in summaries]
+    if max(offered) <= _TOLERANCE * min(offered):
+        return ""
+    return "\nThe offered loads differ by more than 3 %: these latencies do not compare.\n"
 
 
 def lay_out(rows: Sequence[Sequence[str]]) -> str:

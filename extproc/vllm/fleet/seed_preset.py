@@ -11,15 +11,19 @@ from extproc.vllm.fleet.fleet import Setup, simulate
 from extproc.vllm.fleet.gateway import Routing
 from extproc.vllm.fleet.report import lay_out
 from extproc.vllm.fleet.summary import Summary, summarize
-from extproc.vllm.fleet.workloads import draw_sessions
+from extproc.vllm.fleet.workloads import Demand, draw_sessions
 from extproc.vllm.profiles import Profile
 
 PROFILE: Final = "l4-llama8b-fp8-fitted"
 CEILING: Final = 83.0
 """What the old client can do per second at best; over a whole run, ramp and tail included, about 75."""
 
+NOTE: Final = (
+    "round_robin went through kube-proxy, which draws an endpoint per connection: simulated by `random`. "
+    f"The ceiling: a client that can do {CEILING:.0f} requests per second, about 75 with ramp and tail."
+)
+
 _REQUESTS: Final = 8000
-# The arm called round robin went through kube-proxy, which draws an endpoint for every connection.
 _ARMS: Final = {"round_robin": "random", "least_load": "least_load", "prefix_hash": "prefix_hash"}
 _HEAD = ("cap, rate, strategy", "ceiling", "total tok/s", "published", "ratio")
 _LATENCY_HEAD = ("TTFT mean", "published", "ratio", "ITL median", "published", "ratio", "hit rate")
@@ -76,16 +80,16 @@ def read_published() -> list[Published]:
 
 def simulate_cells(profile: Profile, seed: int, *, has_ceiling: bool) -> Iterator[Cell]:
     """Simulates all cells from one workload, with the same constants for each."""
-    sessions = draw_sessions("replay", _REQUESTS, 0.0, seed)
+    sessions = draw_sessions("replay", Demand(_REQUESTS), seed)
     for published in read_published():
         traffic = Traffic(rate=published.rate, cap=published.cap, ceiling=CEILING if has_ceiling else None)
         routing = Routing(_ARMS[published.strategy])
         run = simulate(Setup(profile, 8, routing, traffic, seed=seed), sessions)
-        yield Cell(published, has_ceiling, summarize(run))
+        yield Cell(published, has_ceiling, summarize(run, with_ideals=False))
 
 
 def render_cells(cells: Sequence[Cell]) -> str:
-    """Lays out the cells: simulated, published, and simulated over published."""
+    """Lays out the cells: simulated, published, and simulated over published; latencies in milliseconds."""
     return lay_out([(*_HEAD, *_LATENCY_HEAD), *map(_row, cells)])
 
 

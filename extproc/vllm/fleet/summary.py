@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf, nan
 from statistics import fmean, pstdev
 
 from extproc.vllm.fleet.fleet import Run
@@ -31,7 +32,7 @@ class Latency:
         pairs = sorted(counted)
         ends = list(accumulate(count for _, count in pairs))
         if not pairs:
-            return cls(float("nan"), float("nan"), float("nan"))
+            return cls(nan, nan, nan)
         mean = sum(value * count for value, count in pairs) / ends[-1]
         values = [value for value, _ in pairs]
         return cls(1000 * mean, 1000 * _quantile(values, ends, 0.5), 1000 * _quantile(values, ends, 0.99))
@@ -64,7 +65,7 @@ class Skew:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """The window from the end of the warm-up until the last session started.
+    """The window from the end of the warm-up until the last session started; all zero if there is none.
 
     `served_rps` counts answers that ended in it, `offered_rps` requests that were due in it: strategies
     are comparable where they were offered the same.
@@ -80,7 +81,7 @@ class Steady:
     @classmethod
     def of(cls, flights: Sequence[Flight], warmup_s: float) -> "Steady":
         end_s = max((flight.due_at for flight in flights if not flight.turn), default=0.0)
-        span_s = max(end_s - warmup_s, 1e-9)
+        span_s = end_s - warmup_s if end_s > warmup_s else inf
         due = [flight for flight in flights if warmup_s <= flight.due_at <= end_s]
         served = [flight for flight in _completed(flights) if warmup_s <= flight.ended_at <= end_s]
         return cls(
@@ -98,8 +99,9 @@ class Summary:
     """One run. Latencies count from the sending of a request, `ttft_due` from when it was due.
 
     `ideal_hit_rate` is that of one unlimited cache shared by all endpoints, `shared_hit_rate` that of one
-    shared cache as large as all of theirs together, both under this run's timing. `itl` is over all
-    gaps, `tpot` over requests of more than one token. Failed requests count in `requests` only.
+    shared cache as large as all of theirs together, both under this run's timing; NaN if not asked for.
+    `itl` is over all gaps, `tpot` over requests of more than one token. Failed requests count in
+    `requests` only.
     """
 
     strategy: str
@@ -126,9 +128,9 @@ class Summary:
     steady: Steady
 
 
-def summarize(run: Run, warmup_s: float = 0.0) -> Summary:
-    """Measures a run; the oracles replay it, which costs about as much as the run itself."""
-    profile = run.setup.profile
+def summarize(run: Run, warmup_s: float = 0.0, *, with_ideals: bool = True) -> Summary:
+    """Measures a run; the two ideals replay it, which costs more than the run itself."""
+    size, blocks = run.setup.profile.block_size, run.setup.profile.blocks * len(run.nodes)
     done = _completed(run.flights)
     duration_s = max((flight.ended_at for flight in done), default=0.0) or 1e-9
     inputs = sum(flight.asked.prompt_tokens for flight in done)
@@ -149,8 +151,8 @@ def summarize(run: Run, warmup_s: float = 0.0) -> Summary:
         tpot=Latency.of(flight.tpot_s for flight in done if flight.asked.output_tokens > 1),
         itl=Latency.of_counted(_gaps(run.nodes)),
         hit_rate=_hit_rate(done),
-        ideal_hit_rate=ideal_hit_rate(done, profile.block_size, None),
-        shared_hit_rate=ideal_hit_rate(done, profile.block_size, profile.blocks * len(run.nodes)),
+        ideal_hit_rate=ideal_hit_rate(done, size, None) if with_ideals else nan,
+        shared_hit_rate=ideal_hit_rate(done, size, blocks) if with_ideals else nan,
         requests_skew=Skew.of([node.requests for node in run.nodes]),
         uncached_skew=Skew.of([node.uncached_tokens for node in run.nodes]),
         preemptions=sum(node.preemptions for node in run.nodes),

@@ -1,13 +1,15 @@
 """The workloads: what a fleet is asked, from a few parameters and a seed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
 from random import Random
 from types import MappingProxyType
 
 from xxhash import xxh3_64_intdigest
 
 from extproc.errors import SettingsError
-from extproc.vllm.fleet.chats import Chat, ChatKind, lognormal
+from extproc.vllm.fleet.chats import ChatKind, lognormal
 from extproc.vllm.fleet.session import Session, Turn
 
 SHAREGPT = ChatKind(
@@ -39,33 +41,45 @@ AGENT = ChatKind(
 )
 """Agent loops: tools and instructions that all have in common, then results that make the context grow."""
 
-TENANTS, TENANT_TOKENS, QUESTION_TOKENS = 150, 6000, 120
-"""llm-d's published case of shared system prompts: this many, of this length."""
-
-Workload = Callable[[int, float, Random], Iterator[Session]]
-"""Takes the number of requests and the mean think time in seconds."""
+TENANT_TOKENS, QUESTION_TOKENS, HOT_SHARE = 6000, 120, 0.25
 
 
-def draw_sessions(name: str, requests: int, think_s: float, seed: int) -> list[Session]:
-    """Returns the sessions of a workload: `requests` turns together.
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """How much of a workload: `requests` turns together, with pauses of `think_s` seconds on average.
+
+    `tenants` is how many prefixes there are where prefixes are shared, as in llm-d's published case; a
+    larger fleet should have more of them.
+    """
+
+    requests: int
+    think_s: float = 0.0
+    tenants: int = 150
+
+
+Workload = Callable[[Demand, Random], Iterator[Session]]
+
+
+def draw_sessions(name: str, demand: Demand, seed: int) -> list[Session]:
+    """Returns the sessions of a workload, the same for the same seed.
 
     Raises `SettingsError` for a name that is not in `WORKLOADS`.
     """
     if name not in WORKLOADS:
         raise SettingsError(f"{name!r} is no workload: choose from {', '.join(WORKLOADS)}")
     rng = Random(f"{name} {seed}")  # noqa: S311  # no secret
-    return list(WORKLOADS[name](requests, think_s, rng))
+    return list(WORKLOADS[name](demand, rng))
 
 
-def _replay(requests: int, _think_s: float, rng: Random) -> Iterator[Session]:
+def _replay(demand: Demand, rng: Random) -> Iterator[Session]:
     """A tenth as many prompts, ten times each, in one random order."""
-    prompts = list(_prompts(-(-requests // 10), rng)) * 10
+    prompts = list(_prompts(-(-demand.requests // 10), rng)) * 10
     rng.shuffle(prompts)
-    return iter(prompts[:requests])
+    return iter(prompts[: demand.requests])
 
 
-def _distinct(requests: int, _think_s: float, rng: Random) -> Iterator[Session]:
-    prompts = list(_prompts(requests, rng))
+def _distinct(demand: Demand, rng: Random) -> Iterator[Session]:
+    prompts = list(_prompts(demand.requests, rng))
     rng.shuffle(prompts)
     return iter(prompts)
 
@@ -77,34 +91,36 @@ def _prompts(requests: int, rng: Random) -> Iterator[Session]:
             yield Session(owner, _key("chat", owner), (Turn(prompt, output),), is_replayed=True)
 
 
-def _sessions(requests: int, think_s: float, rng: Random) -> Iterator[Session]:
-    return _chats(SHAREGPT, SHAREGPT.draw(requests, rng), think_s, rng)
+def _sessions(demand: Demand, rng: Random) -> Iterator[Session]:
+    return _chats(SHAREGPT, demand, rng)
 
 
-def _k6_chat(requests: int, think_s: float, rng: Random) -> Iterator[Session]:
-    return _chats(K6_CHAT, K6_CHAT.draw(requests, rng), think_s, rng)
+def _k6_chat(demand: Demand, rng: Random) -> Iterator[Session]:
+    return _chats(K6_CHAT, demand, rng)
 
 
-def _agents(requests: int, think_s: float, rng: Random) -> Iterator[Session]:
+def _agents(demand: Demand, rng: Random) -> Iterator[Session]:
     """One key for each loop: its first user message, after what all of them have in common."""
-    return _chats(AGENT, AGENT.draw(requests, rng), think_s, rng)
+    return _chats(AGENT, demand, rng)
 
 
-def _chats(kind: ChatKind, chats: Sequence[Chat], think_s: float, rng: Random) -> Iterator[Session]:
-    for owner, chat in enumerate(chats):
-        pauses = [0.0] + [rng.expovariate(1 / think_s) if think_s else 0.0 for _ in chat[1:]]
+def _chats(kind: ChatKind, demand: Demand, rng: Random) -> Iterator[Session]:
+    per_s = 1 / demand.think_s if demand.think_s else inf
+    for owner, chat in enumerate(kind.draw(demand.requests, rng)):
+        pauses = [0.0, *(rng.expovariate(per_s) for _ in chat[1:])]
         turns = tuple(Turn(*asked, pause) for asked, pause in zip(kind.prompts(chat), pauses, strict=True))
         yield Session(owner, _key("chat", owner), turns, family_tokens=kind.system_tokens)
 
 
-def _tenants(requests: int, _think_s: float, rng: Random) -> Iterator[Session]:
-    families = (rng.randrange(TENANTS) for _ in range(requests))
+def _tenants(demand: Demand, rng: Random) -> Iterator[Session]:
+    families = (rng.randrange(demand.tenants) for _ in range(demand.requests))
     return _questions(families, rng)
 
 
-def _hot_prefix(requests: int, _think_s: float, rng: Random) -> Iterator[Session]:
+def _hot_prefix(demand: Demand, rng: Random) -> Iterator[Session]:
     """A quarter of the requests have one prefix in common, the others one of the tenants'."""
-    families = (0 if rng.random() < 0.25 else rng.randrange(TENANTS) for _ in range(requests))
+    hot = (rng.random() < HOT_SHARE for _ in range(demand.requests))
+    families = (0 if is_hot else rng.randrange(demand.tenants) for is_hot in hot)
     return _questions(families, rng)
 
 
@@ -115,8 +131,8 @@ def _questions(families: Iterator[int], rng: Random) -> Iterator[Session]:
         yield Session(owner, _key("tenant", family), (turn,), family, TENANT_TOKENS)
 
 
-def _unique(requests: int, _think_s: float, _rng: Random) -> Iterator[Session]:
-    for owner in range(requests):
+def _unique(demand: Demand, _rng: Random) -> Iterator[Session]:
+    for owner in range(demand.requests):
         yield Session(owner, _key("unique", owner), (Turn(1024, 128),))
 
 
