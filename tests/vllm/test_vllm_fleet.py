@@ -213,6 +213,16 @@ def test_gaps_of_a_request_add_up_to_its_decoding() -> None:
     assert total_s == pytest.approx(75 * PROFILE.step_s(832 + 38, 0), rel=0.001)
 
 
+def test_client_with_a_ceiling_sees_answers_late_and_is_asked_no_more() -> None:
+    free, busy = (
+        summarize(play("unique", requests=100, traffic=Traffic(users=20, ceiling=c))) for c in (None, 1.5)
+    )
+
+    assert free.req_per_s > 2
+    assert 1 < busy.req_per_s < 1.52
+    assert busy.ttft.mean_ms > free.ttft.mean_ms
+
+
 def test_steady_window_leaves_the_warm_up_out() -> None:
     run = play("unique", traffic=Traffic(rate=6))
     steady = summarize(run, warmup_s=10).steady
