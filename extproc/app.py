@@ -116,6 +116,7 @@ async def serve(path: Path) -> int:
         app.start()
         for routine in (app.health.run(), app.watch_settings()):
             task = asyncio.create_task(routine)
+            task.add_done_callback(_report)
             stack.callback(task.cancel)
         await server.start()
         # What start-up made stays; a collection need not look at it again while requests wait.
@@ -145,6 +146,12 @@ async def _drain(
     await refusing
     log.info("stopped: %d streams cut", cut)
     return 1 if cut else 0
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """Tells of a routine that a bug ended: requests are served on, but somebody should know."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("%s ended: %s", task.get_coro(), type(task.exception()).__name__)
 
 
 def _catch_signals() -> asyncio.Queue[int]:

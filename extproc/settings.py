@@ -4,6 +4,7 @@ Each field says its unit and why its default is what it is; `extproc schema` pri
 """
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -210,6 +211,10 @@ class Settings(Section):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"pool names used twice: {', '.join(twice)}")
+        models = Counter(name for pool in self.pools for name in {*(pool.models or ()), *pool.adapters})
+        shared = sorted(name for name, count in models.items() if count > 1)
+        if shared:
+            raise ValueError(f"models that two pools serve: {', '.join(shared)}")
         return self
 
 

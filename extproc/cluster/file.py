@@ -96,6 +96,9 @@ def parse_endpoints(content: bytes) -> list[Endpoint]:
         ) from None
     except AddressError as error:
         raise SettingsError(str(error)) from None
+    except ValueError as error:
+        # YAML's own dates and numbers, half of which are none: 2026-13-45.
+        raise SettingsError(f"not YAML: {error}") from None
     _refuse_repeats("name", [endpoint.name for endpoint in endpoints])
     _refuse_repeats("address", [endpoint.address for endpoint in endpoints])
     return endpoints

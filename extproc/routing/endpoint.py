@@ -69,3 +69,15 @@ def parse_target(text: str) -> tuple[str, int]:
     except ValueError:
         return name, int(port)
     raise AddressError(f"{text!r} is an address, not a name: give it as static")
+
+
+def canonical_location(text: str) -> str:
+    """The one spelling of `ip:port` or of a bare `ip`, brackets or not; other texts stay as they are."""
+    try:
+        return parse_address(text)
+    except AddressError:
+        pass
+    try:
+        return str(ip_address(text.strip("[]")))
+    except ValueError:
+        return text

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.errors import NoEndpoint, Overloaded
-from extproc.routing.endpoint import Endpoint
+from extproc.routing.endpoint import Endpoint, canonical_location
 from extproc.routing.load import LoadBook
 from extproc.routing.ring import Ring
 from extproc.routing.strategies.base import Candidates, Reason, Strategy
@@ -51,7 +51,11 @@ class Snapshot:
 
     def locate(self, subset: Iterable[str]) -> frozenset[str]:
         """Names of the ready endpoints at these `ip:port`s; a bare `ip` means all its ports."""
-        return frozenset(name for location in subset for name in self.by_location.get(location, ()))
+        return frozenset(name for location in subset for name in self._at(location))
+
+    def _at(self, location: str) -> tuple[str, ...]:
+        # Any spelling of an IPv6 address is that address.
+        return self.by_location.get(location) or self.by_location.get(canonical_location(location), ())
 
 
 def _adapters(endpoints: Collection[Endpoint]) -> Iterable[tuple[str, str]]:

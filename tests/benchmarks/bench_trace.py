@@ -17,7 +17,7 @@ import yaml
 from extproc.vllm.fleet.client import Traffic
 from extproc.vllm.fleet.fleet import Setup, simulate
 from extproc.vllm.fleet.gateway import Routing
-from extproc.vllm.fleet.workloads import draw_sessions
+from extproc.vllm.fleet.workloads import Demand, draw_sessions
 from extproc.vllm.profiles import Profile, find_profile
 from tests.benchmarks.report import Row, report
 from tests.benchmarks.trace import Outcome, replay, sum_up
@@ -58,7 +58,7 @@ def serving(profile: Profile) -> Iterator[dict[str, str]]:
 def measure() -> tuple[Outcome, Sequence[Outcome]]:
     # Few sequences at a time keep the chunks per second far below what the server can send.
     profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=16)
-    sessions = draw_sessions("distinct", REQUESTS, 0.0, seed=7)
+    sessions = draw_sessions("distinct", Demand(REQUESTS), seed=7)
     setup = Setup(profile, ENDPOINTS, Routing("prefix_hash"), Traffic(rate=RATE))
     flights = simulate(setup, sessions).flights
     rounds = []

@@ -62,6 +62,7 @@ def test_an_empty_list_is_no_endpoints_on_purpose() -> None:
         (b"- {address: 10.0.0.1, po", "not YAML"),
         (b"\xff\xfe\x00", "not YAML"),
         (b"[" * 500, "not YAML"),
+        (b"- {address: 10.0.0.1, port: 8000, name: 2026-13-45}", "not YAML"),
         (b"endpoints: []", "valid list"),
         (b"- {address: 10.0.0.1}", "0.port: Field required"),
         (b"- {address: 10.0.0.1, port: '8000'}", "0.port: "),

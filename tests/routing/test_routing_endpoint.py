@@ -3,7 +3,7 @@
 import pytest
 
 from extproc.errors import AddressError
-from extproc.routing.endpoint import Endpoint, join_address, parse_address, parse_target
+from extproc.routing.endpoint import Endpoint, canonical_location, join_address, parse_address, parse_target
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,17 @@ def test_a_target_is_a_name_and_a_port() -> None:
 def test_what_is_no_target_is_refused(text: str) -> None:
     with pytest.raises(AddressError):
         parse_target(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("FD00:0::3", "fd00::3"),
+        ("[FD00:0::3]", "fd00::3"),
+        ("[FD00:0::3]:80", "[fd00::3]:80"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_a_location_has_one_spelling(text: str, canonical: str) -> None:
+    assert canonical_location(text) == canonical

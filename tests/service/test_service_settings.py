@@ -95,6 +95,10 @@ def test_defaults_are_the_contract() -> None:
         ("pools: [{name: a, models: [], endpoints: {static: []}}]", "an empty list serves no request"),
         ("pools: [{name: a, endpoints: {static: []}}, {name: a, endpoints: {static: []}}]", "used twice: a"),
         (
+            "pools: [{name: a, models: [m], endpoints: {dns: 'v:1'}},\n{name: b, adapters: [m], endpoints: {dns: 'v:1'}}]",
+            "models that two pools serve: m",
+        ),
+        (
             "pools: [{name: a, endpoints: {static: []}, strategy: {name: best}}]",
             "expected tags: 'round_robin'",
         ),

@@ -308,6 +308,10 @@ CONVERSATIONS = [
         [(headers(end=True, subset=["[fd00::3]:8000"]), [Went(H, address="[fd00::3]:8000")])],
     ),
     Conversation(
+        "subset with a bare IPv6 address, spelt at length",
+        [(headers(end=True, subset=["[FD00:0::3]"]), [Went(H, address="[fd00::3]:8000")])],
+    ),
+    Conversation(
         "subset told with the body",
         [
             (headers(), [GO_ON]),

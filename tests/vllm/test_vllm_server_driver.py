@@ -16,7 +16,7 @@ from extproc.vllm.engine import Engine
 from extproc.vllm.fleet.client import Traffic
 from extproc.vllm.fleet.fleet import Setup, simulate
 from extproc.vllm.fleet.gateway import Routing
-from extproc.vllm.fleet.workloads import draw_sessions
+from extproc.vllm.fleet.workloads import Demand, draw_sessions
 from extproc.vllm.profiles import Profile, find_profile
 from tests.benchmarks.trace import write_prompt
 from tests.vllm.face import QUICK
@@ -62,7 +62,7 @@ async def finish(generation: Generation) -> Generation:
 
 async def test_a_trace_gets_the_same_times_as_in_the_virtual_fleet() -> None:
     profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=16)
-    sessions = draw_sessions("distinct", 120, 0.0, seed=7)
+    sessions = draw_sessions("distinct", Demand(120), seed=7)
     flights = simulate(Setup(profile, 1, Routing("round_robin"), Traffic(rate=6)), sessions).flights
     clock = VirtualClock()
     driver, _ = build_driver(profile, clock)

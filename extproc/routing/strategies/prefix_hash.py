@@ -39,12 +39,15 @@ class PrefixHash:
             return self._least_load.choose(key, candidates, count, Reason.NO_PREFIX)
         bound, in_flight = self.bound(candidates), candidates.in_flight
         names: list[str] = []
+        passed: list[str] = []
         reason = Reason.HOME
         for name in candidates.walk(key):
             if in_flight(name) <= bound:
                 names.append(name)
                 if len(names) == count:
                     break
-            elif not names:
-                reason = Reason.SPILL
-        return Choice(tuple(names), reason)
+            else:
+                passed.append(name)
+                reason = reason if names else Reason.SPILL
+        # A retry on a busy endpoint is better than none: those that were passed over come last.
+        return Choice((*names, *passed)[:count], reason)
