@@ -26,6 +26,8 @@ pools:
 
 MINIMAL = "pools: [{name: a, endpoints: {static: ['10.0.0.1:8000']}}]"
 
+DNS = "endpoints: {dns: 'v:1'}"
+
 
 def faults(text: str, **environment: str) -> str:
     with pytest.raises(SettingsError) as caught:
@@ -95,7 +97,7 @@ def test_defaults_are_the_contract() -> None:
         ("pools: [{name: a, models: [], endpoints: {static: []}}]", "an empty list serves no request"),
         ("pools: [{name: a, endpoints: {static: []}}, {name: a, endpoints: {static: []}}]", "used twice: a"),
         (
-            "pools: [{name: a, models: [m], endpoints: {dns: 'v:1'}},\n{name: b, adapters: [m], endpoints: {dns: 'v:1'}}]",
+            f"pools: [{{name: a, models: [m], {DNS}}}, {{name: b, adapters: [m], {DNS}}}]",
             "models that two pools serve: m",
         ),
         (
