@@ -5,8 +5,7 @@ FROM ${BASE_IMAGE} AS build
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY extproc extproc
-# The extra is what `extproc bench` needs: manifests/benchmark runs it from this image.
-RUN python3 -m venv /opt/extproc && /opt/extproc/bin/pip install --no-cache-dir '.[bench]'
+RUN python3 -m venv /opt/extproc && /opt/extproc/bin/pip install --no-cache-dir .
 
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/extproc /opt/extproc

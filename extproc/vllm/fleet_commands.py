@@ -146,7 +146,7 @@ def fit(steps: Path, name: str, like: str) -> None:
     STEPS is CSV with a heading or JSON lines: context_tokens (in the KV cache of all that runs),
     prefill_tokens (prompt tokens computed) and step_ms of each step.
     """
-    from extproc.vllm import fit as fitting  # noqa: PLC0415  # numpy is an extra
+    from extproc.vllm import fit as fitting  # noqa: PLC0415  # numpy takes time to load
 
     fitted = fitting.fit(fitting.read_steps(steps))
     profile = asdict(find_profile(like)) | {

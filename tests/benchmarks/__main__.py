@@ -1,4 +1,7 @@
-"""`make bench`: every benchmark of this folder, one after the other; each prints a table and writes JSON."""
+"""`make bench`: the benchmarks of this folder, one after the other; each prints a table and writes JSON.
+
+`seed` takes minutes and is left to `make bench-seed`.
+"""
 
 import argparse
 import subprocess
@@ -11,10 +14,11 @@ HERE = Path(__file__).parent
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder of the JSON files")
-    parser.add_argument("names", nargs="*", help="which ones, as in `pick gateway`; all if omitted")
+    parser.add_argument("names", nargs="*", help="which ones, as in `pick gateway`; all but `seed` if omitted")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    names = arguments.names or sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
+    every = {path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py")}
+    names = arguments.names or sorted(every - {"seed"})
     failed = [name for name in names if not _run(name, arguments.out / f"{name}.json")]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
