@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder of the JSON files")
-    parser.add_argument("names", nargs="*", help="which ones, as in `pick gateway`; all but `seed` if omitted")
+    parser.add_argument("names", nargs="*", help="which ones, as in `pick gateway`; else all but `seed`")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     every = {path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py")}
