@@ -1,0 +1,71 @@
+"""The seam between a transport and the services on it: one gRPC call, seen from either side.
+
+A transport (ours, or grpcio's) opens a handler for each call and tells it what comes; the handler answers
+through the call, now or later. Every method is called on the event loop and returns at once: no coroutine
+per call, no await between a question and its answer.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Protocol
+
+
+class Status(IntEnum):
+    """gRPC's status codes, those that are said here (grpc/doc/statuscodes.md)."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class Call(Protocol):
+    """One gRPC call, as a handler sees it. Once the call has ended, `send` and `finish` do nothing."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The request's headers by lower-case name, pseudo-headers left out."""
+        ...
+
+    @property
+    def peer(self) -> str:
+        """Where the client is, for a log line."""
+        ...
+
+    def send(self, message: bytes) -> None:
+        """Sends one message, in the order of the calls."""
+        ...
+
+    def finish(self, status: Status = Status.OK, details: str = "") -> None:
+        """Ends the call once what was sent is on its way. `details` is printable ASCII, nothing of a client's."""
+        ...
+
+
+class Handler(Protocol):
+    """What a service does with one call. An exception ends the call as INTERNAL and is never told."""
+
+    def on_message(self, message: bytes) -> None: ...
+
+    def on_skipped(self, size: int) -> None:
+        """A message of `size` bytes came that there was no room for; it is gone."""
+        ...
+
+    def on_half_close(self) -> None:
+        """The client will send no more messages. Most services answer with `Call.finish`."""
+        ...
+
+    def on_close(self) -> None:
+        """The call is over: finished, cancelled, timed out, or its connection lost. Told exactly once."""
+        ...
+
+
+Open = Callable[[Call], Handler]
+
+# Handlers by path: "/package.Service/Method".
+Routes = Mapping[str, Open]
