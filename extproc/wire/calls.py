@@ -43,7 +43,7 @@ class Call(Protocol):
         ...
 
     def finish(self, status: Status = Status.OK, details: str = "") -> None:
-        """Ends the call once what was sent is on its way. `details` is printable ASCII, nothing of a client's."""
+        """Ends the call after what was sent. `details` is printable ASCII, nothing that a client chose."""
         ...
 
 
