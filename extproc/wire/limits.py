@@ -1,0 +1,39 @@
+"""What a peer may cost us. Every bound has a test; the reasons stand beside the numbers."""
+
+from msgspec import Struct
+
+
+class Limits(Struct, frozen=True):
+    """Bounds of the listener and of each of its connections.
+
+    A bound that an honest proxy could reach costs it as little as possible: a refused stream, a skipped
+    message. Only what no honest peer does ends a connection, for that ends everybody's requests on it.
+    """
+
+    connections: int = 1_024
+    """An Envoy opens one per worker thread; more than this at once is somebody else."""
+    streams: int = 10_000
+    """Open at once on one connection, each a request in flight. A further one is REFUSED_STREAM."""
+    message_bytes: int = 34_603_008
+    """Longest message: a body and its framing. Refused by its length, before a byte of it is kept."""
+    header_bytes: int = 16_384
+    """Of one header block, encoded and decoded: gRPC's own customary limit. Envoy sends a few hundred."""
+    continuations: int = 8
+    """CONTINUATION frames of one header block (CVE-2024-27316 and its kin): 16 KB need none."""
+    early_resets_per_s: int = 5_000
+    """Streams reset before they were answered (CVE-2023-44487). Higher than what a proxy does whose own
+    timeouts all end at once."""
+    control_frames_per_s: int = 20_000
+    """SETTINGS, PING, PRIORITY, WINDOW_UPDATE, RST_STREAM, unknown frames and empty DATA (CVE-2019-9512
+    to 9518). A busy grpc-go client pings once a round trip."""
+    preface_s: float = 10.0
+    """From the connection to the client's preface and SETTINGS."""
+    stalled_s: float = 30.0
+    """How long a stream may owe the rest of a message, or its first one."""
+    idle_s: float = 20.0
+    """Silence after which a PING asks whether the peer still lives."""
+    answer_s: float = 10.0
+    """Time to answer that PING; and to read again, for a peer that stopped reading what we send."""
+    stream_window_bytes: int = 1_048_576
+    """What a stream may send before we take it in: most bodies never wait for a WINDOW_UPDATE."""
+    connection_window_bytes: int = 16_777_216

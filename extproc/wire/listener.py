@@ -1,0 +1,303 @@
+"""The asyncio adaptor: sockets to connections, connections to services. The only part of the wire with I/O.
+
+A read is one step: the bytes go through the connection, its events to the services, their replies back, and
+one write ends it. No coroutine and no queue per call. What services send later is written in the loop's
+next turn.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Mapping
+from typing import Final, cast
+
+from extproc.budget import Budget
+from extproc.wire.calls import Handler, Routes, Status
+from extproc.wire.connection import Connection
+from extproc.wire.limits import Limits
+from extproc.wire.streams import Closed, Event, Failed, HalfClosed, Message, MessageSkipped, Opened, Stream
+
+log = logging.getLogger(__name__)
+
+# Of one read: bounds how long a peer's bytes, whatever they are, keep the loop from others.
+_READ_BYTES: Final = 65_536
+_BACKLOG: Final = 1_024
+_TICK_S: Final = 1.0
+# Output that a peer has not taken in before we stop reading from it.
+_HIGH_WATER_BYTES: Final = 1_048_576
+
+
+class Listener:
+    """Serves gRPC calls by `routes` on one address, over HTTP/2 of our own."""
+
+    def __init__(self, routes: Routes, *, limits: Limits, budget: Budget) -> None:
+        self.routes = routes
+        self.limits = limits
+        self.budget = budget
+        self.links: set[Link] = set()
+        self.refusals = Refusals()
+        self.is_draining = False
+        # All links read into the same memory: what is read is worked off before the next read.
+        self.memory = memoryview(bytearray(_READ_BYTES))
+        self._server: asyncio.Server | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __repr__(self) -> str:
+        return f"<Listener connections={len(self.links)}>"
+
+    async def bind(self, listen: str, tls: ssl.SSLContext | None = None) -> int:
+        """Binds `host:port` or `unix:path`; returns the port, 0 for a socket. Raises `OSError`."""
+        loop = asyncio.get_running_loop()
+        if listen.startswith("unix:"):
+            path = listen.removeprefix("unix:")
+            self._server = await loop.create_unix_server(
+                lambda: Link(self), path, ssl=tls, backlog=_BACKLOG, start_serving=False
+            )
+            return 0
+        host, _, port = listen.rpartition(":")
+        self._server = await loop.create_server(
+            lambda: Link(self), host.strip("[]"), int(port), ssl=tls, backlog=_BACKLOG, start_serving=False
+        )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        if self._server is not None:
+            await self._server.start_serving()
+        self._tick()
+
+    def drain(self) -> None:
+        """Takes no new connections and, once the peers know, no new calls."""
+        self.is_draining = True
+        if self._server is not None:
+            self._server.close()
+        for link in list(self.links):
+            link.drain()
+
+    async def stop(self) -> None:
+        """Ends every call and every connection."""
+        self.drain()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for link in list(self.links):
+            link.abort()
+        await self._empty.wait()
+
+    def add(self, link: "Link") -> None:
+        self.links.add(link)
+        self._empty.clear()
+
+    def discard(self, link: "Link") -> None:
+        self.links.discard(link)
+        if not self.links:
+            self._empty.set()
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        for link in list(self.links):
+            link.tick(loop.time())
+        self._ticking = loop.call_later(_TICK_S, self._tick)
+
+
+class Refusals:
+    """One log line a second for connections that end by their own fault, however many there are."""
+
+    def __init__(self) -> None:
+        self._logged_s = float("-inf")
+        self._silent = 0
+
+    def log(self, now_s: float, peer: str, reason: str) -> None:
+        if now_s - self._logged_s < 1:
+            self._silent += 1
+            return
+        more = f"; {self._silent} more since the last such line" if self._silent else ""
+        log.warning("the connection of %s is closed: %s%s", peer, reason, more)
+        self._logged_s, self._silent = now_s, 0
+
+
+class WireCall:
+    """One call as its service sees it."""
+
+    __slots__ = ("_link", "_stream", "handler", "timer")
+
+    def __init__(self, link: "Link", stream: Stream) -> None:
+        self._link = link
+        self._stream = stream
+        self.handler: Handler | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self._stream.head.metadata
+
+    @property
+    def peer(self) -> str:
+        return self._link.peer
+
+    def send(self, message: bytes) -> None:
+        self._link.connection.send(self._stream, message)
+        self._link.flush_soon()
+
+    def finish(self, status: Status = Status.OK, details: str = "") -> None:
+        self._link.connection.finish(self._stream, status, details)
+        self._link.flush_soon()
+
+
+class Link(asyncio.BufferedProtocol):
+    """One socket and the connection on it."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._is_at_work = False
+        self._flushing: asyncio.Handle | None = None
+        self._stuck_s: float | None = None  # since when the peer does not read
+        self.connection = Connection(listener.limits, listener.budget, self._loop.time())
+
+    def __repr__(self) -> str:
+        return f"<Link {self.peer} {self.connection!r}>"
+
+    @property
+    def peer(self) -> str:
+        name = self._transport.get_extra_info("peername")
+        return ":".join(map(str, name[:2])) if isinstance(name, tuple) else "a unix socket"
+
+    # What asyncio says.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
+        listener = self._listener
+        listener.add(self)
+        if len(listener.links) > listener.limits.connections or listener.is_draining:
+            listener.refusals.log(self._loop.time(), self.peer, "too many connections")
+            self._transport.abort()
+            return
+        self._write()
+
+    def get_buffer(self, _: int) -> memoryview:
+        return self._listener.memory
+
+    def buffer_updated(self, count: int) -> None:
+        self._is_at_work = True
+        self.connection.receive(bytes(self._listener.memory[:count]), self._loop.time())
+        self._work_off()
+        self._is_at_work = False
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._listener.discard(self)
+        if self._flushing is not None:
+            self._flushing.cancel()
+        self._is_at_work = True
+        self.connection.abort()
+        self._tell_all()
+
+    def pause_writing(self) -> None:
+        """Reads no more from a peer that reads not: its next frames could only make more output."""
+        self._stuck_s = self._loop.time()
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._stuck_s = None
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # What the listener says.
+
+    def tick(self, now_s: float) -> None:
+        if self._stuck_s is not None and now_s - self._stuck_s > self._listener.limits.answer_s:
+            self._listener.refusals.log(now_s, self.peer, "it does not read what it asked for")
+            self._transport.abort()
+            return
+        self._is_at_work = True
+        self.connection.tick(now_s)
+        self._work_off()
+        self._is_at_work = False
+
+    def drain(self) -> None:
+        self.connection.drain()
+        self._work_off()
+
+    def abort(self) -> None:
+        self.connection.abort()
+        self._work_off()
+        self._transport.abort()
+
+    def flush_soon(self) -> None:
+        """Writes what was said outside of a read, together with whatever else this turn brings."""
+        if not self._is_at_work and self._flushing is None:
+            self._flushing = self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = None
+        self._is_at_work = True
+        self._work_off()
+        self._is_at_work = False
+
+    def _work_off(self) -> None:
+        self._tell_all()
+        self._write()
+
+    def _write(self) -> None:
+        output = self.connection.take_output()
+        if output:
+            self._transport.write(output)
+        if self.connection.is_over:
+            self._stuck_s = self._stuck_s or self._loop.time()
+            self._transport.close()
+
+    # What the connection says.
+
+    def _tell_all(self) -> None:
+        events = self.connection.events
+        # Replies may add to the events: the last of them is worked off, too.
+        for event in events:
+            if isinstance(event, Failed):
+                self._listener.refusals.log(self._loop.time(), self.peer, event.reason)
+                continue
+            try:
+                self._tell(event, event.stream)
+            except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the peer
+                # No traceback either: it may quote a prompt.
+                log.error("a call of %s failed: %s", event.stream.head.path, type(error).__name__)  # noqa: TRY400
+                self.connection.finish(event.stream, Status.INTERNAL, "internal error")
+        events.clear()
+
+    def _tell(self, event: Event, stream: Stream) -> None:
+        kind = type(event)
+        if kind is Opened:
+            self._open(stream)
+            return
+        call = cast("WireCall | None", stream.owner)
+        handler = call.handler if call is not None else None
+        if call is None or handler is None:
+            return
+        if kind is Closed:
+            if call.timer is not None:
+                call.timer.cancel()
+            handler.on_close()
+        elif stream.is_finished:
+            return
+        elif isinstance(event, Message):
+            handler.on_message(event.data)
+        elif kind is HalfClosed:
+            handler.on_half_close()
+        elif isinstance(event, MessageSkipped):
+            handler.on_skipped(event.size)
+
+    def _open(self, stream: Stream) -> None:
+        if stream.is_over:
+            return
+        service = self._listener.routes.get(stream.head.path)
+        if service is None:
+            self.connection.finish(stream, Status.UNIMPLEMENTED, "there is no such method here")
+            return
+        call = WireCall(self, stream)
+        stream.owner = call
+        call.handler = service(call)
+        if stream.head.timeout_s is not None:
+            call.timer = self._loop.call_later(stream.head.timeout_s, self._time_out, call)
+
+    def _time_out(self, call: WireCall) -> None:
+        call.finish(Status.DEADLINE_EXCEEDED, "the client's own limit")
