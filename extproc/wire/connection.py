@@ -707,6 +707,4 @@ def _what_else(data: bytes) -> str:
     if data.startswith(b"\x16\x03"):
         return "TLS, where plain text is served"
     is_http = data.split(b" ", 1)[0] in _METHODS
-    return (
-        "HTTP/1.1, where gRPC is served" if is_http else "neither HTTP/2 nor anything else that is known here"
-    )
+    return "HTTP/1.1, where gRPC is served" if is_http else "no HTTP/2 preface"

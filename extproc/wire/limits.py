@@ -34,6 +34,8 @@ class Limits(Struct, frozen=True):
     """Silence after which a PING asks whether the peer still lives."""
     answer_s: float = 10.0
     """Time to answer that PING; and to read again, for a peer that stopped reading what we send."""
+    tick_s: float = 1.0
+    """How often the times above are looked at."""
     stream_window_bytes: int = 1_048_576
     """What a stream may send before we take it in: most bodies never wait for a WINDOW_UPDATE."""
     connection_window_bytes: int = 16_777_216

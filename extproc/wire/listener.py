@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 # Of one read: bounds how long a peer's bytes, whatever they are, keep the loop from others.
 _READ_BYTES: Final = 65_536
 _BACKLOG: Final = 1_024
-_TICK_S: Final = 1.0
 # Output that a peer has not taken in before we stop reading from it.
 _HIGH_WATER_BYTES: Final = 1_048_576
 
@@ -97,7 +96,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         for link in list(self.links):
             link.tick(loop.time())
-        self._ticking = loop.call_later(_TICK_S, self._tick)
+        self._ticking = loop.call_later(self.limits.tick_s, self._tick)
 
 
 class Refusals:
