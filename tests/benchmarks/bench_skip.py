@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.benchmarks.bench_gateway import Arm, answer_at_once, drop_access_log, measure
+from tests.benchmarks.gateway_arms import Arm, answer_at_once, drop_access_log, measure
 from tests.benchmarks.report import Row, report
 from tests.integration.gateway import Gateway, Tree, edited, ext_proc_filter, load
 from tests.integration.ports import free_ports

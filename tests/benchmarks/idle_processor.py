@@ -1,16 +1,35 @@
-"""The least an ext_proc server can do: read a message, write fixed bytes. The reference of bench_gateway."""
+"""The least an ext_proc server can do: read a message, write fixed bytes. The reference of bench_gateway.
+
+On each of three transports: grpc.aio, `h2` (the sans-IO library, under uvloop) and our own.
+"""
 
 import argparse
 import asyncio
+from typing import cast
 
 import grpc
 import grpc.aio
+import h2.config
+import h2.connection
+import h2.events
+import uvloop
 
+from extproc.budget import Budget
 from extproc.stream import ext_proc_pb2 as pb
+from extproc.wire.calls import Call
+from extproc.wire.limits import Limits
+from extproc.wire.listener import Listener
 
-SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+PATH = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+def acknowledgement() -> bytes:
+    """Returns the reply to the headers of a request."""
+    response = pb.ProcessingResponse()
+    response.request_headers.SetInParent()
+    return response.SerializeToString()
 
 
 def fixed_pick(address: str) -> bytes:
@@ -29,29 +48,100 @@ def fixed_pick(address: str) -> bytes:
     return response.SerializeToString()
 
 
-async def serve(port: int, address: str) -> None:
-    headers = pb.ProcessingResponse()
-    headers.request_headers.SetInParent()
-    acknowledge, pick = headers.SerializeToString(), fixed_pick(address)
-
+async def serve_grpcio(port: int, replies: list[bytes]) -> None:
     async def process(_: object, context: Context) -> None:
-        await context.read()
-        await context.write(acknowledge)
-        await context.read()
-        await context.write(pick)
+        for reply in replies:
+            await context.read()
+            await context.write(reply)
         await context.read()
 
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    service, method = PATH.strip("/").split("/")
     handler = grpc.stream_stream_rpc_method_handler(process)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     await server.wait_for_termination()
+
+
+class Idle:
+    """A handler of our transport that answers each message with the next fixed reply."""
+
+    def __init__(self, call: Call, replies: list[bytes]) -> None:
+        self._call = call
+        self._replies = iter(replies)
+
+    def on_message(self, _: bytes) -> None:
+        self._call.send(next(self._replies))
+
+    def on_skipped(self, _: int) -> None:
+        self._call.send(next(self._replies))
+
+    def on_half_close(self) -> None:
+        self._call.finish()
+
+    def on_close(self) -> None: ...
+
+
+async def serve_native(port: int, replies: list[bytes]) -> None:
+    routes = {PATH: lambda call: Idle(call, replies)}
+    listener = Listener(routes, limits=Limits(), budget=Budget(1 << 28))
+    await listener.bind(f"127.0.0.1:{port}")
+    await listener.start()
+    await asyncio.Event().wait()
+
+
+class OnH2(asyncio.Protocol):
+    """HTTP/2 by the `h2` library, and of gRPC only what a whole message per DATA frame needs."""
+
+    def __init__(self, replies: list[bytes]) -> None:
+        config = h2.config.H2Configuration(client_side=False, header_encoding=None)
+        self._connection = h2.connection.H2Connection(config)
+        self._replies = [b"\0" + len(reply).to_bytes(4, "big") + reply for reply in replies]
+        self._answered: dict[int, int] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._connection.initiate_connection()
+        self._connection.increment_flow_control_window(1 << 30)
+        self._transport.write(self._connection.data_to_send())
+
+    def data_received(self, data: bytes) -> None:
+        for event in self._connection.receive_data(data):
+            match event:
+                case h2.events.RequestReceived(stream_id=int(stream_id)):
+                    self._answered[stream_id] = 0
+                    headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+                    self._connection.send_headers(stream_id, headers)
+                case h2.events.DataReceived(stream_id=int(stream_id), data=payload) if payload:
+                    self._connection.acknowledge_received_data(len(payload), stream_id)
+                    if self._is_whole(stream_id, bytes(payload)):
+                        self._connection.send_data(stream_id, self._replies[self._answered[stream_id]])
+                        self._answered[stream_id] += 1
+                case h2.events.StreamReset(stream_id=int(stream_id)):
+                    self._answered.pop(stream_id, None)
+        self._transport.write(self._connection.data_to_send())
+
+    def _is_whole(self, stream_id: int, payload: bytes) -> bool:
+        is_head = len(payload) == 5 + int.from_bytes(payload[1:5], "big")
+        return is_head and self._answered[stream_id] < len(self._replies)
+
+
+async def serve_h2(port: int, replies: list[bytes]) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: OnH2(replies), "127.0.0.1", port)
+    await server.serve_forever()
+
+
+TRANSPORTS = {"grpcio": serve_grpcio, "h2": serve_h2, "native": serve_native}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--address", required=True, help="the endpoint that every request is sent to")
+    parser.add_argument("--transport", choices=TRANSPORTS, default="grpcio")
     arguments = parser.parse_args()
-    asyncio.run(serve(arguments.port, arguments.address))
+    serve = TRANSPORTS[arguments.transport]
+    run = asyncio.run if arguments.transport == "grpcio" else uvloop.run
+    run(serve(arguments.port, [acknowledgement(), fixed_pick(arguments.address)]))

@@ -32,12 +32,25 @@ def pool(addresses: Sequence[str], strategy: dict[str, Any] | None = None, **fie
 
 
 class Service(Process):
-    """`extproc serve`, listening for Envoy on `port` and for its operator on `admin_port`."""
+    """`extproc serve`, listening for Envoy on `port` and for its operator on `admin_port`.
 
-    def __init__(self, directory: Path, *, port: int, admin_port: int, listen: str | None = None) -> None:
+    `package` is the folder of another release of the package.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int,
+        admin_port: int,
+        listen: str | None = None,
+        package: Path | None = None,
+    ) -> None:
         self.config = directory / "extproc.yaml"
-        command = [sys.executable, "-m", "extproc", "serve", "--config", str(self.config)]
-        super().__init__("extproc", command, directory)
+        # `-P`: or else the working folder would come before PYTHONPATH.
+        options = ["-P"] if package else []
+        command = [sys.executable, *options, "-m", "extproc", "serve", "--config", str(self.config)]
+        super().__init__("extproc", command, directory, {"PYTHONPATH": str(package)} if package else None)
         self.admin_url = f"http://127.0.0.1:{admin_port}"
         self._listen = listen or f"127.0.0.1:{port}"
         self._admin = f"127.0.0.1:{admin_port}"
