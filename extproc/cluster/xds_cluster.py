@@ -41,7 +41,8 @@ from envoy_data_plane.envoy.type.metadata.v3 import MetadataKey, MetadataKeyPath
 from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any
 
-PICK_KEY: Final = "x-gateway-destination-endpoint"
+from extproc.stream.names import DESTINATION, LB_NAMESPACE
+
 _POLICIES: Final = "envoy.load_balancing_policies"
 _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
@@ -106,11 +107,11 @@ def _outlier_detection() -> OutlierDetection:
 
 def _override_host() -> OverrideHost:
     """The endpoint that we picked, in metadata or header; without one, the least loaded of two."""
-    metadata = MetadataKey(key="envoy.lb", path=[MetadataKeyPathSegment(key=PICK_KEY)])
+    metadata = MetadataKey(key=LB_NAMESPACE, path=[MetadataKeyPathSegment(key=DESTINATION)])
     return OverrideHost(
         override_host_sources=[
             OverrideHostOverrideHostSource(metadata=metadata),
-            OverrideHostOverrideHostSource(header=PICK_KEY),
+            OverrideHostOverrideHostSource(header=DESTINATION),
         ],
         fallback_policy=_policy("least_request", LeastRequest()),
     )

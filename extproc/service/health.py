@@ -7,10 +7,7 @@ from typing import Final
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from extproc.stream.server import SERVICE
-
-LIVENESS: Final = "liveness"
-READINESS: Final = (health.OVERALL_HEALTH, "readiness", SERVICE)
+from extproc.stream.names import LIVENESS, READINESS
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -25,13 +25,16 @@ from extproc.stream.events import (
     Routed,
     StreamConfig,
 )
-from extproc.stream.session import DESTINATION, POOL, REQUEST_ID
-
-SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
-SUBSET_KEY: Final = f"{DESTINATION}-subset"
-LB_NAMESPACE: Final = "envoy.lb"
-SERVED_KEY: Final = f"{DESTINATION}-served"
-METADATA_NAMESPACE: Final = "extproc"
+from extproc.stream.names import (
+    DECISION_NAMESPACE,
+    DESTINATION,
+    LB_NAMESPACE,
+    POOL,
+    REQUEST_ID,
+    SERVED,
+    SUBSET,
+    SUBSET_NAMESPACE,
+)
 
 # Stands for the 16 digits of the routing key in a reply serialised ahead; no other string holds a NUL.
 _PREFIX: Final = b"\0" * 16
@@ -133,7 +136,7 @@ def _subset(request: pb.ProcessingRequest) -> tuple[str, ...] | None:
     """The addresses the proxy allows; a list, or one comma-separated string. `None`: the key is absent."""
     if not request.HasField("metadata_context"):
         return None
-    value = _metadata(request, SUBSET_NAMESPACE).get(SUBSET_KEY)
+    value = _metadata(request, SUBSET_NAMESPACE).get(SUBSET)
     if value is None:
         return None
     if value.WhichOneof("kind") == "list_value":
@@ -144,7 +147,7 @@ def _subset(request: pb.ProcessingRequest) -> tuple[str, ...] | None:
 
 
 def _served(request: pb.ProcessingRequest) -> str | None:
-    value = _metadata(request, LB_NAMESPACE).get(SERVED_KEY)
+    value = _metadata(request, LB_NAMESPACE).get(SERVED)
     return value.string_value or None if value is not None else None
 
 
@@ -204,7 +207,7 @@ def _build(fixed: _Fixed, request_id: str | None) -> bytes:
     _set_headers(common.header_mutation, headers)
     metadata = response.dynamic_metadata.fields
     metadata[LB_NAMESPACE].struct_value.fields[DESTINATION].string_value = fixed.destination
-    ours = metadata[METADATA_NAMESPACE].struct_value.fields
+    ours = metadata[DECISION_NAMESPACE].struct_value.fields
     for name in ("pool", "strategy", "reason", "endpoint"):
         ours[name].string_value = getattr(fixed, name)
     if fixed.has_prefix:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
-from typing import Final
 from uuid import uuid4
 
 import grpc
@@ -18,10 +17,9 @@ from extproc.errors import ProtocolError
 from extproc.routing.picker import Picker
 from extproc.stream.codec import decode, encode
 from extproc.stream.events import Answer, Reply, Routed
-from extproc.stream.session import POOL, READ_HEADERS, Session
+from extproc.stream.names import EXT_PROC, POOL, READ_HEADERS
+from extproc.stream.session import Session
 from extproc.telemetry import Metrics
-
-SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ class ExternalProcessor:
         # Messages stay bytes: our codec reads and writes them, most replies are serialised ahead.
         handler = grpc.stream_stream_rpc_method_handler(self.process)
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
+            (grpc.method_handlers_generic_handler(EXT_PROC, {"Process": handler}),)
         )
 
     async def process(self, _: object, context: Context) -> None:

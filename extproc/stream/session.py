@@ -29,19 +29,10 @@ from extproc.stream.events import (
     ResponseHeaders,
     Routed,
 )
+from extproc.stream.names import CONTROL_HEADERS, REQUEST_ID
 
 # Envoy refuses larger pieces of a body in FULL_DUPLEX_STREAMED mode.
 PIECE_BYTES: Final = 62_000
-
-DESTINATION: Final = "x-gateway-destination-endpoint"
-POOL: Final = "x-extproc-pool"
-REQUEST_ID: Final = "x-request-id"
-
-# A client's own copies are removed before ours are set: they never win and never reach an endpoint.
-CONTROL_HEADERS: Final = (DESTINATION, f"{DESTINATION}-subset", f"{DESTINATION}-served", POOL)
-
-# What a session reads of a request's headers, beside those that a pool's keys name.
-READ_HEADERS: Final = frozenset({":method", ":path", "content-type", "upgrade", REQUEST_ID, *CONTROL_HEADERS})
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 

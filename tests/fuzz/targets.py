@@ -34,7 +34,8 @@ from extproc.stream.events import (
     Routed,
     StreamConfig,
 )
-from extproc.stream.session import PIECE_BYTES, READ_HEADERS, Session
+from extproc.stream.names import READ_HEADERS
+from extproc.stream.session import PIECE_BYTES, Session
 from tests.fuzz.choices import Choices
 
 PATHS: Final = (

@@ -16,8 +16,8 @@ import grpc.aio
 import pytest
 
 from extproc.cluster.xds import Xds
-from extproc.cluster.xds_cluster import PICK_KEY
 from extproc.routing.endpoint import Endpoint
+from extproc.stream.names import DESTINATION
 from tests.integration.client import Answer, connect, send, statuses
 from tests.integration.gateway import Gateway, Tree, cluster, edited, find, load
 from tests.integration.mesh import HELD, Pods, run_pods, until, until_hosts
@@ -88,7 +88,7 @@ class Mesh:
         """Sends a request for a pool with these endpoints picked, best first."""
         headers = {"x-extproc-pool": pool} if pool else {}
         if numbers:
-            headers[PICK_KEY] = ",".join(map(self.address, numbers))
+            headers[DESTINATION] = ",".join(map(self.address, numbers))
         return await send(session, body, headers=headers)
 
 

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 import yaml
 
-from extproc.stream.server import SERVICE
+from extproc.stream.names import EXT_PROC, PROCESS
 from tests.integration.fetch import get, get_json
 from tests.integration.ports import free_ports
 from tests.integration.service import Service, pool
@@ -33,7 +33,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 async def open_stream(service: Service, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[bytes, bytes]:
     """A request in flight: decided at its headers, its answer not yet ended."""
-    call = channel.stream_stream(f"/{SERVICE}/Process", None, None)(None)
+    call = channel.stream_stream(PROCESS, None, None)(None)
     await call.write(write(headers(end=True)))
     await call.read()
     assert service.metric("extproc_streams_open") == 1
@@ -69,7 +69,7 @@ async def test_a_drain_refuses_new_streams(service: Service) -> None:
         held = await open_stream(service, channel)
         service.send(signal.SIGTERM)
         await asyncio.to_thread(eventually, lambda: service.health() != "SERVING")
-        late = channel.stream_stream(f"/{SERVICE}/Process", None, None)(None)
+        late = channel.stream_stream(PROCESS, None, None)(None)
 
         assert await late.code() is grpc.StatusCode.UNAVAILABLE
         assert not held.done()
@@ -113,7 +113,7 @@ async def test_a_watcher_of_health_does_not_hold_up_the_end(service: Service) ->
         assert await asyncio.to_thread(exit_status, service) == 0
 
 
-@pytest.mark.parametrize("name", ["", "liveness", "readiness", SERVICE])
+@pytest.mark.parametrize("name", ["", "liveness", "readiness", EXT_PROC])
 def test_health_answers_under_every_name(service: Service, name: str) -> None:
     assert service.health(name) == "SERVING"
 

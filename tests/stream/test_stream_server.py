@@ -11,7 +11,8 @@ import pytest
 
 from extproc.routing.picker import Picker
 from extproc.stream.events import RequestBody, ResponseHeaders
-from extproc.stream.server import SERVICE, ExternalProcessor
+from extproc.stream.names import PROCESS
+from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics
 from tests.stream.conversations import (
     ADDRESSES,
@@ -46,7 +47,7 @@ class Served:
         self.processor = processor
         self.metrics = metrics
         self.channel = grpc.aio.insecure_channel(target)
-        self._open = self.channel.stream_stream(f"/{SERVICE}/Process", None, None)
+        self._open = self.channel.stream_stream(PROCESS, None, None)
 
     def open(self, pool: str | None = None) -> Call:
         return self._open(None, metadata=grpc.aio.Metadata(("x-extproc-pool", pool)) if pool else None)
@@ -202,7 +203,7 @@ with grpc.insecure_channel(sys.argv[1]) as channel:
 
 async def test_a_killed_proxy_releases_its_requests() -> None:
     async with serving(one_pool()) as served:
-        arguments = (served.target, f"/{SERVICE}/Process", write(headers(end=True)).hex())
+        arguments = (served.target, PROCESS, write(headers(end=True)).hex())
         proxy = await asyncio.create_subprocess_exec(
             sys.executable, "-c", PROXY, *arguments, stdout=asyncio.subprocess.PIPE
         )

@@ -1,0 +1,34 @@
+"""The names of the protocols we speak: headers, metadata, services. Constants, for everybody to read."""
+
+from typing import Final
+
+# Endpoint Picker Protocol 1.0.0: the pick, the addresses a proxy allows, the address that answered.
+DESTINATION: Final = "x-gateway-destination-endpoint"
+SUBSET: Final = f"{DESTINATION}-subset"
+SERVED: Final = f"{DESTINATION}-served"
+
+# The pool that was chosen, told to the proxy; in a stream's own metadata, the operator's choice of one.
+POOL: Final = "x-extproc-pool"
+
+REQUEST_ID: Final = "x-request-id"
+
+# A client's own copies are removed before ours are set: they never win and never reach an endpoint.
+CONTROL_HEADERS: Final = (DESTINATION, SUBSET, SERVED, POOL)
+
+# What a session reads of a request's headers, beside those that a pool's keys name.
+READ_HEADERS: Final = frozenset({":method", ":path", "content-type", "upgrade", REQUEST_ID, *CONTROL_HEADERS})
+
+# Namespaces of dynamic metadata: EPP's two, and the one where operators see a decision.
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+LB_NAMESPACE: Final = "envoy.lb"
+DECISION_NAMESPACE: Final = "extproc"
+
+EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+PROCESS: Final = f"/{EXT_PROC}/Process"
+DISCOVER: Final = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
+CHECK: Final = "/grpc.health.v1.Health/Check"
+WATCH: Final = "/grpc.health.v1.Health/Watch"
+
+# Names that gRPC health answers under (EPP 1.0.0): the process lives; it can route.
+LIVENESS: Final = "liveness"
+READINESS: Final = ("", "readiness", EXT_PROC)
