@@ -22,6 +22,7 @@ class RequestError(ExtprocError):
 
     `status` is an HTTP status code; `kind`, `param` and `code` fill the fields `type`, `param`
     and `code` of OpenAI's error object. `retry_after_s` is for failures that pass by themselves.
+    `pool` is the pool that refused it, empty if none was chosen yet.
     """
 
     status = 400
@@ -29,10 +30,11 @@ class RequestError(ExtprocError):
     code: str | None = None
     retry_after_s: int | None = None
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, pool: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.pool = pool
 
 
 class PromptError(RequestError):

@@ -137,10 +137,11 @@ class Pool:
         snapshot = self.snapshot
         candidates = self.candidates(adapter, subset)
         if not candidates:
-            raise NoEndpoint(f"pool {self.name!r} has no ready endpoint for this request")
+            raise NoEndpoint(f"pool {self.name!r} has no ready endpoint for this request", pool=self.name)
         if self.max_in_flight is not None and candidates.total >= self.max_in_flight * len(candidates):
             raise Overloaded(
-                f"pool {self.name!r} is at its limit of {self.max_in_flight} requests per endpoint"
+                f"pool {self.name!r} is at its limit of {self.max_in_flight} requests per endpoint",
+                pool=self.name,
             )
         choice = self.strategy.choose(key, candidates, 1 + self.fallbacks)
         first, *rest = (snapshot.ready[name] for name in choice.names)

@@ -11,7 +11,7 @@ from extproc.routing.picker import Ask
 from extproc.service.explain import explain
 from extproc.service.keeper import PoolKeeper
 from extproc.service.pools import Pools
-from extproc.stream.session import refuse
+from extproc.stream.answers import refuse
 
 
 class Service(Protocol):

@@ -108,12 +108,16 @@ class Piece(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """An answer of our own to the client, JSON; ends the exchange. `outcome` is a metric label."""
+    """An answer of our own to the client, JSON; ends the exchange.
+
+    `outcome` is a metric label, and so is `pool`: the one that refused, empty if none was chosen.
+    """
 
     status: int
     body: bytes
     outcome: str
     headers: Mapping[str, str] = {}
+    pool: str = ""
 
 
 Reply = Continue | Routed | Piece | Answer

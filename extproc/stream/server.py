@@ -106,8 +106,8 @@ class ExternalProcessor:
             case [Routed(decision=decision), *_]:
                 self._metrics.count_decision(decision, elapsed_s)
                 log.debug("routed to %r", decision.pick)
-            case [Answer(outcome=outcome)]:
-                self._metrics.requests.labels("", outcome).inc()
+            case [Answer(outcome=outcome, pool=pool)]:
+                self._metrics.requests.labels(pool, outcome).inc()
 
 
 def _chosen_pool(context: Context) -> str | None:

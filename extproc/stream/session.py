@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Final
 
-import orjson
-
 from extproc.errors import BodyTooLarge, RequestError
 from extproc.routing.picker import Ask, Picker
 from extproc.routing.pool import Pick, Pool
+from extproc.stream.answers import list_models, refuse
 from extproc.stream.events import (
     Answer,
     BodyMode,
@@ -115,7 +114,7 @@ class Session:
         ask = self._ask(None)
         if self._picker.answers_models(ask):
             self._state = _State.ANSWERED
-            return [_list_models(self._picker.model_names())]
+            return [list_models(self._picker.model_names())]
         if self._is_decided_by_headers(ask):
             return [self._route(Phase.REQUEST_HEADERS, ask)]
         if event.config.request_body in _BUFFERED:
@@ -209,20 +208,6 @@ class Session:
         request = self._request
         is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
         return is_ahead_of_body and request.config.request_body in _BUFFERED
-
-
-def refuse(error: RequestError) -> Answer:
-    """Says `error` in OpenAI's words: `{"error": {"message", "type", "param", "code"}}`."""
-    fields = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
-    # A client's model name may hold what UTF-8 cannot: a lone surrogate.
-    fields["message"] = error.message.encode(errors="replace").decode()
-    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    return Answer(error.status, orjson.dumps({"error": fields}), error.code or "bad_request", headers)
-
-
-def _list_models(names: Sequence[str]) -> Answer:
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "extproc"} for name in names]
-    return Answer(200, orjson.dumps({"object": "list", "data": data}), "models")
 
 
 def _pass_on(event: RequestBody | ResponseBody, phase: Phase, mode: BodyMode | None) -> list[Reply]:

@@ -264,6 +264,19 @@ async def test_unreadable_bodies_and_refusals_are_counted() -> None:
         assert served.sample("extproc_requests_total", pool="", outcome="body_too_large") == 1
 
 
+@pytest.mark.parametrize(
+    ("picker", "outcome"), [(one_pool(()), "no_endpoint"), (one_pool(limit=0), "overloaded")]
+)
+async def test_a_refusal_is_counted_under_the_pool_that_refused(picker: Picker, outcome: str) -> None:
+    async with serving(picker) as served:
+        call = served.open()
+        await call.write(write(headers(end=True)))
+        await call.read()
+
+        assert served.sample("extproc_requests_total", pool="llama", outcome=outcome) == 1
+        call.cancel()
+
+
 async def test_drained_waits_for_the_last_stream() -> None:
     async with serving(one_pool()) as served:
         await served.processor.drained()
