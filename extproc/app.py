@@ -23,6 +23,8 @@ from extproc.service.pools import Pools
 from extproc.settings import ServerSettings, Settings, load_settings, read_environment
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics, PoolCollector
+from extproc.wire.calls import Routes
+from extproc.wire.grpcio import add_routes
 
 if TYPE_CHECKING:
     from extproc.cluster.xds import Xds
@@ -65,11 +67,13 @@ class Application:
 
     def build_grpc(self) -> grpc.aio.Server:
         server = build_server(self._settings.server)
-        self.processor.add_to(server)
-        self.health.add_to(server)
-        if self.xds:
-            self.xds.add_to(server)
+        add_routes(server, self.routes())
         return server
+
+    def routes(self) -> Routes:
+        """Every gRPC method that is served."""
+        discovery = self.xds.routes() if self.xds else {}
+        return {**self.processor.routes(), **self.health.routes(), **discovery}
 
     def start(self) -> None:
         self.pools.apply(self._settings.pools)
@@ -131,7 +135,7 @@ async def _drain(
 ) -> int:
     """First signal: no new streams, open ones go on up to `drain_s`. A second one cuts them."""
     app.is_draining = True
-    await app.health.update()
+    app.health.update()
     log.info("draining: %d streams open", app.processor.streams_open)
     # Refuses new streams. Its own end of grace is put off for good: two stops that cut at the same moment
     # crash grpcio 1.85 (one destroys the server under the other).

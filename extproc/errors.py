@@ -38,7 +38,22 @@ class RequestError(ExtprocError):
 
 
 class PromptError(RequestError):
-    """The body cannot be read as a request of the API its path names: the client's fault."""
+    """The body cannot be read as a request of the API its path names: the client's fault.
+
+    `why` is a metric label, where the request is routed without its body.
+    """
+
+    why = "PromptError"
+
+
+class NoRoomForBody(PromptError):
+    """The body came when the process held as much as it may: no fault of the client's."""
+
+    status = 503
+    kind = "service_unavailable"
+    code = "no_room"
+    retry_after_s = 1
+    why = "budget"
 
 
 class UnknownModel(RequestError):

@@ -2,13 +2,17 @@
 
 import json
 import logging
+from bisect import bisect_left
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Final, TextIO
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Info
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from extproc import __version__
 from extproc.routing.picker import Decision
@@ -18,51 +22,85 @@ from extproc.routing.pool import Pool
 _PICK_BUCKETS: Final = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 
 
-class Metrics:
-    """Every metric of the service, in a registry of its own."""
+class Metrics(Collector):
+    """Every metric of the service, in a registry of its own; the observer of the streams.
+
+    What is counted for each request is counted in plain integers, and read when it is scraped: a counter
+    of the library takes a lock and costs as much as a pick.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._pick_counters: dict[tuple[str, str, str], tuple[Counter, Counter]] = {}
-        self.requests = self._counter("requests", "Requests by what became of them.", "pool", "outcome")
-        self.picks = self._counter(
-            "picks", "Picks by why the endpoint was chosen.", "pool", "strategy", "reason"
-        )
-        self.served_elsewhere = self._counter(
+        self.streams_open = 0
+        self._picks: dict[tuple[str, str, str], int] = {}
+        self._answers: dict[tuple[str, str], int] = {}
+        self._pick_counts = [0] * (len(_PICK_BUCKETS) + 1)
+        self._pick_sum_s = 0.0
+        self._served_elsewhere = self._counter(
             "picks_served_elsewhere", "Picks that another endpoint answered, as the gateway told.", "pool"
         )
-        self.prompt_errors = self._counter(
+        self._prompt_errors = self._counter(
             "prompt_errors", "Requests routed without their body, which could not be read.", "why"
         )
-        self.stream_errors = self._counter("stream_errors", "Streams that ended with a fault.", "why")
+        self._stream_errors = self._counter("stream_errors", "Streams that ended with a fault.", "why")
         self.watch_restarts = self._counter("watch_restarts", "Lost or refused watches of a source.", "why")
         self.reloads = self._counter("config_reloads", "Attempts to load a changed configuration.", "result")
         self.xds_nacks = self._counter("xds_nacks", "Configurations that an Envoy refused.", "type")
-        self.streams_open = Gauge(
-            "extproc_streams_open", "ext_proc streams open: requests in flight.", registry=self.registry
+        Info("extproc", "The running service.", registry=self.registry).info({"version": __version__})
+        self.registry.register(self)
+
+    def opened(self) -> None:
+        self.streams_open += 1
+
+    def closed(self) -> None:
+        self.streams_open -= 1
+
+    def routed(self, decision: Decision, elapsed_s: float) -> None:
+        pick = decision.pick
+        kind = (pick.pool.name, pick.strategy, pick.reason)
+        self._picks[kind] = self._picks.get(kind, 0) + 1
+        self._pick_counts[bisect_left(_PICK_BUCKETS, elapsed_s)] += 1
+        self._pick_sum_s += elapsed_s
+        if decision.fault is not None:
+            self._prompt_errors.labels(decision.fault.why).inc()
+
+    def answered(self, pool: str, outcome: str) -> None:
+        self._answers[pool, outcome] = self._answers.get((pool, outcome), 0) + 1
+
+    def served_elsewhere(self, pool: str) -> None:
+        self._served_elsewhere.labels(pool).inc()
+
+    def failed(self, why: str) -> None:
+        self._stream_errors.labels(why).inc()
+
+    def collect(self) -> Iterator[Metric]:
+        picks = CounterMetricFamily(
+            "extproc_picks", "Picks by why the endpoint was chosen.", labels=["pool", "strategy", "reason"]
         )
-        self.pick_duration = Histogram(
+        requests = CounterMetricFamily(
+            "extproc_requests", "Requests by what became of them.", labels=["pool", "outcome"]
+        )
+        routed = Counts[str]()
+        for kind, count in self._picks.items():
+            picks.add_metric(kind, count)
+            routed[kind[0]] += count
+        for pool, count in routed.items():
+            requests.add_metric([pool, "routed"], count)
+        for outcome, count in self._answers.items():
+            requests.add_metric(outcome, count)
+        streams = GaugeMetricFamily(
+            "extproc_streams_open", "ext_proc streams open: requests in flight.", value=self.streams_open
+        )
+        yield from (requests, picks, streams, self._pick_duration())
+
+    def _pick_duration(self) -> Metric:
+        bounds = [*map(floatToGoString, _PICK_BUCKETS), "+Inf"]
+        return HistogramMetricFamily(
             "extproc_pick_duration_seconds",
             "From a request's last message read to its answer ready.",
-            buckets=_PICK_BUCKETS,
-            registry=self.registry,
+            buckets=list(zip(bounds, accumulate(self._pick_counts), strict=True)),
+            sum_value=self._pick_sum_s,
         )
-        Info("extproc", "The running service.", registry=self.registry).info({"version": __version__})
-
-    def count_decision(self, decision: Decision, elapsed_s: float) -> None:
-        pick = decision.pick
-        for counter in self._of_pick(pick.pool.name, pick.strategy, pick.reason.value):
-            counter.inc()
-        self.pick_duration.observe(elapsed_s)
-        if decision.fault is not None:
-            self.prompt_errors.labels(type(decision.fault).__name__).inc()
-
-    def _of_pick(self, pool: str, strategy: str, reason: str) -> tuple[Counter, Counter]:
-        """The counters of one kind of pick, looked up once: a look-up costs more than the counting."""
-        kind = (pool, strategy, reason)
-        if kind not in self._pick_counters:
-            self._pick_counters[kind] = (self.requests.labels(pool, "routed"), self.picks.labels(*kind))
-        return self._pick_counters[kind]
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"extproc_{name}_total", text, labels, registry=self.registry)

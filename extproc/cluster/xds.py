@@ -1,50 +1,24 @@
 """Envoy's discovery service (ADS) over the pools: state of the world, clusters and endpoints.
 
-The gRPC edge; xds_state.py decides what is sent. Incremental (delta) discovery is left out: a change
-of endpoints is one resource either way.
+The edge to a transport; xds_state.py decides what is sent. Incremental (delta) discovery is left out: a
+change of endpoints is one resource either way.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-import grpc
-import grpc.aio
-
 from extproc.cluster.xds_resources import Catalog
-from extproc.cluster.xds_state import Subscriber
+from extproc.cluster.xds_state import Rejection, Subscriber
 from extproc.cluster.xds_wire import decode_request
 from extproc.errors import ProtocolError
 from extproc.routing.endpoint import Endpoint
+from extproc.stream.names import DISCOVER
+from extproc.wire.calls import Call, Handler, Routes, Status
 
 log = logging.getLogger(__name__)
 
-SERVICE: Final = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 _LOGGED_CHARS: Final = 500
-
-Context = grpc.aio.ServicerContext[bytes, bytes]
-
-
-class Stream:
-    """One Envoy's open stream: its subscriber, and what wakes its writer."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self.subscriber = Subscriber(catalog)
-        self.is_open = True
-        self._wake = asyncio.Event()
-
-    def wake(self) -> None:
-        self._wake.set()
-
-    async def wait(self) -> None:
-        """Returns when woken since the last call, or then."""
-        await self._wake.wait()
-        self._wake.clear()
-
-    def close(self) -> None:
-        self.is_open = False
-        self.wake()
 
 
 class Xds:
@@ -58,68 +32,81 @@ class Xds:
     def __init__(self, pools: Iterable[str], *, on_rejection: Callable[[str], None]) -> None:
         self._catalog = Catalog(pools)
         self._on_rejection = on_rejection
-        self._streams: set[Stream] = set()
+        self._envoys: set[_Envoy] = set()
 
     def __repr__(self) -> str:
         return f"<Xds streams={self.streams_open} {self._catalog!r}>"
 
     @property
     def streams_open(self) -> int:
-        return len(self._streams)
+        return len(self._envoys)
 
     def publish(self, pool: str, endpoints: Sequence[Endpoint]) -> None:
         """Tells every Envoy a pool's endpoints, all of them; an unknown pool becomes a cluster."""
         self._catalog.replace(pool, endpoints)
-        self._wake()
+        self._push()
 
     def remove(self, pool: str) -> None:
         """Takes a pool's cluster from every Envoy."""
         self._catalog.remove(pool)
-        self._wake()
+        self._push()
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(SERVICE, {"StreamAggregatedResources": handler})]
-        )
+    def routes(self) -> Routes:
+        return {DISCOVER: self._open}
 
-    def _wake(self) -> None:
-        for stream in self._streams:
-            stream.wake()
-
-    async def _serve(self, _: object, context: Context) -> None:
-        stream = Stream(self._catalog)
-        self._streams.add(stream)
-        log.info("an Envoy at %s is connected", context.peer())
-        reader = asyncio.create_task(self._read(stream, context))
-        try:
-            await self._write(stream, context)
-        finally:
-            self._streams.discard(stream)
-            reader.cancel()
-            log.info("the Envoy at %s is gone", context.peer())
-
-    async def _read(self, stream: Stream, context: Context) -> None:
-        try:
-            while (data := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # not in the stubs
-                rejection = stream.subscriber.on(decode_request(data))
-                stream.wake()
-                if rejection:
-                    self._reject(rejection.type_url, rejection.reason, context.peer())
-        except ProtocolError as error:
-            log.warning("the stream of %s is ended: %s", context.peer(), error)
-        finally:
-            stream.close()
-
-    async def _write(self, stream: Stream, context: Context) -> None:
-        while stream.is_open:
-            response = stream.subscriber.next()
-            if response:
-                await context.write(bytes(response))
-            else:
-                await stream.wait()
-
-    def _reject(self, type_url: str, reason: str, peer: str) -> None:
-        kind = type_url.rpartition(".")[2]
-        log.error("the Envoy at %s refused a %s: %r", peer, kind, reason[:_LOGGED_CHARS])
+    def reject(self, rejection: Rejection, peer: str) -> None:
+        kind = rejection.type_url.rpartition(".")[2]
+        log.error("the Envoy at %s refused a %s: %r", peer, kind, rejection.reason[:_LOGGED_CHARS])
         self._on_rejection(kind)
+
+    def forget(self, envoy: "_Envoy") -> None:
+        self._envoys.discard(envoy)
+
+    def _open(self, call: Call) -> Handler:
+        envoy = _Envoy(self, call, Subscriber(self._catalog))
+        self._envoys.add(envoy)
+        log.info("an Envoy at %s is connected", call.peer)
+        return envoy
+
+    def _push(self) -> None:
+        # One that goes meanwhile takes itself out.
+        for envoy in tuple(self._envoys):
+            envoy.push()
+
+
+class _Envoy:
+    """One connected Envoy. Holds at most one message per type that the Envoy has not answered."""
+
+    __slots__ = ("_call", "_subscriber", "_xds")
+
+    def __init__(self, xds: Xds, call: Call, subscriber: Subscriber) -> None:
+        self._xds = xds
+        self._call = call
+        self._subscriber = subscriber
+
+    def push(self) -> None:
+        """Sends what is owed now."""
+        while response := self._subscriber.next():
+            self._call.send(bytes(response))
+
+    def on_message(self, message: bytes) -> None:
+        try:
+            rejection = self._subscriber.on(decode_request(message))
+        except ProtocolError as error:
+            log.warning("the stream of %s is ended: %s", self._call.peer, error)
+            self._call.finish(Status.INVALID_ARGUMENT, str(error))
+            return
+        if rejection:
+            self._xds.reject(rejection, self._call.peer)
+        self.push()
+
+    def on_skipped(self, size: int) -> None:
+        log.warning("the stream of %s is ended: a request of %d bytes", self._call.peer, size)
+        self._call.finish(Status.RESOURCE_EXHAUSTED)
+
+    def on_half_close(self) -> None:
+        self._call.finish()
+
+    def on_close(self) -> None:
+        self._xds.forget(self)
+        log.info("the Envoy at %s is gone", self._call.peer)

@@ -19,7 +19,7 @@ class Ask(Struct, frozen=True):
 
     `body` is `None` where there is none, or none to be had. `is_partial` says that more of it exists
     than came. `subset` holds the addresses that the proxy allows (EPP 1.0.0), `None` for any. `pool`
-    is the operator's choice of a pool.
+    is the operator's choice of a pool. `fault` says why there is no body to be had of a request with one.
     """
 
     method: str
@@ -29,6 +29,7 @@ class Ask(Struct, frozen=True):
     is_partial: bool = False
     subset: Sequence[str] | None = None
     pool: str | None = None
+    fault: PromptError | None = None
 
 
 class Decision(Struct, frozen=True):
@@ -127,7 +128,7 @@ class Picker:
 
     def _read(self, ask: Ask) -> tuple[Prompt | None, PromptError | None]:
         if ask.body is None or not reads_body(ask.method, ask.path):
-            return None, None
+            return None, ask.fault
         try:
             content_type = ask.headers.get("content-type", "")
             return parse(ask.path, content_type, ask.body, is_partial=ask.is_partial), None

@@ -4,13 +4,20 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2 as pb
 
-from extproc.stream.names import LIVENESS, READINESS
+from extproc.stream.names import CHECK, LIVENESS, READINESS, WATCH
+from extproc.wire.calls import Call, Handler, Routes, Status
 
-_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+
+def _response(status: int) -> bytes:
+    return bytes(pb.HealthCheckResponse(status=status).SerializeToString())
+
+
+_SERVING: Final = _response(pb.HealthCheckResponse.SERVING)
+_NOT_SERVING: Final = _response(pb.HealthCheckResponse.NOT_SERVING)
+_UNKNOWN: Final = _response(pb.HealthCheckResponse.SERVICE_UNKNOWN)
 
 
 class Health:
@@ -19,19 +26,96 @@ class Health:
     def __init__(self, is_ready: Callable[[], bool], *, period_s: float = 0.2) -> None:
         self._is_ready = is_ready
         self._period_s = period_s
-        self._servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in the stubs
+        self._told = dict.fromkeys(READINESS, _NOT_SERVING) | {LIVENESS: _SERVING}
+        self._watchers: dict[_Watcher, str] = {}
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+    def routes(self) -> Routes:
+        return {CHECK: self._open_check, WATCH: self._open_watch}
 
-    async def update(self) -> None:
-        status = _SERVING if self._is_ready() else _NOT_SERVING
-        await self._servicer.set(LIVENESS, _SERVING)
-        for name in READINESS:
-            await self._servicer.set(name, status)
+    def update(self) -> None:
+        """Asks `is_ready` and tells the watchers what is new."""
+        fresh = _SERVING if self._is_ready() else _NOT_SERVING
+        changed = {name for name in READINESS if self._told[name] != fresh}
+        self._told |= dict.fromkeys(changed, fresh)
+        for watcher, name in tuple(self._watchers.items()):
+            if name in changed:
+                watcher.tell(fresh)
 
     async def run(self) -> None:
         """Keeps the answers true until cancelled: a list that grows stale tells nobody."""
         while True:
-            await self.update()
+            self.update()
             await asyncio.sleep(self._period_s)
+
+    def told(self, name: str) -> bytes | None:
+        """The answer in force for `name`, serialised; `None` for a name that is not known."""
+        return self._told.get(name)
+
+    def watch(self, watcher: "_Watcher", name: str) -> None:
+        self._watchers[watcher] = name
+
+    def forget(self, watcher: "_Watcher") -> None:
+        self._watchers.pop(watcher, None)
+
+    def _open_check(self, call: Call) -> Handler:
+        return _Checker(self, call)
+
+    def _open_watch(self, call: Call) -> Handler:
+        return _Watcher(self, call)
+
+
+class _Question:
+    """A call that begins with one HealthCheckRequest, and no more."""
+
+    def __init__(self, health: Health, call: Call) -> None:
+        self._health = health
+        self._call = call
+        self._is_asked = False
+
+    def on_message(self, message: bytes) -> None:
+        try:
+            name = pb.HealthCheckRequest.FromString(message).service
+        except DecodeError:
+            self._call.finish(Status.INVALID_ARGUMENT, "not a HealthCheckRequest")
+            return
+        if not self._is_asked:
+            self._is_asked = True
+            self._answer(name)
+
+    def on_skipped(self, size: int) -> None:
+        del size
+        self._call.finish(Status.RESOURCE_EXHAUSTED)
+
+    def on_half_close(self) -> None:
+        if not self._is_asked:
+            self._call.finish(Status.INVALID_ARGUMENT, "no HealthCheckRequest")
+
+    def on_close(self) -> None:
+        pass
+
+    def _answer(self, name: str) -> None:
+        raise NotImplementedError
+
+
+class _Checker(_Question):
+    def _answer(self, name: str) -> None:
+        told = self._health.told(name)
+        if told is None:
+            self._call.finish(Status.NOT_FOUND, "unknown service")
+            return
+        self._call.send(told)
+        self._call.finish()
+
+
+class _Watcher(_Question):
+    """Told now, and whenever the answer changes. One of a name nobody knows stays open (health.proto)."""
+
+    def on_close(self) -> None:
+        self._health.forget(self)
+
+    def tell(self, answer: bytes) -> None:
+        self._call.send(answer)
+
+    def _answer(self, name: str) -> None:
+        self.tell(self._health.told(name) or _UNKNOWN)
+        self._health.watch(self, name)

@@ -23,6 +23,7 @@ from extproc.stream.events import (
     ResponseHeaders,
     ResponseTrailers,
     Routed,
+    ServedElsewhere,
     StreamConfig,
 )
 from extproc.stream.names import (
@@ -106,6 +107,8 @@ def encode(reply: Reply) -> bytes:
     match reply:
         case Continue():
             return _CONTINUE[reply.phase]
+        case ServedElsewhere():
+            return _CONTINUE[Phase.RESPONSE_HEADERS]
         case Routed():
             return _routed(reply)
         case Piece():

@@ -48,6 +48,10 @@ class RequestBody(Struct, frozen=True):
     subset: Sequence[str] | None = None
 
 
+class BodySkipped(Struct, frozen=True):
+    """A message came that there was no room for, and it is gone: by its size, one with a body."""
+
+
 class RequestTrailers(Struct, frozen=True):
     pass
 
@@ -68,7 +72,15 @@ class ResponseTrailers(Struct, frozen=True):
     pass
 
 
-Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers
+Event = (
+    RequestHeaders
+    | RequestBody
+    | BodySkipped
+    | RequestTrailers
+    | ResponseHeaders
+    | ResponseBody
+    | ResponseTrailers
+)
 
 
 class Phase(IntEnum):
@@ -86,6 +98,15 @@ class Continue(Struct, frozen=True):
     """Go on, nothing changes."""
 
     phase: Phase
+
+
+class ServedElsewhere(Struct, frozen=True):
+    """Go on with the response: another endpoint than the pick answered, as the gateway tells (EPP 1.0.0).
+
+    `pool` is the name of its pool.
+    """
+
+    pool: str
 
 
 class Routed(Struct, frozen=True):
@@ -120,4 +141,4 @@ class Answer(Struct, frozen=True):
     pool: str = ""
 
 
-Reply = Continue | Routed | Piece | Answer
+Reply = Continue | ServedElsewhere | Routed | Piece | Answer

@@ -1,7 +1,7 @@
-"""The gRPC service: reads a stream's messages, asks its session, writes the replies.
+"""The ext_proc service: tells a stream's messages to its session, and sends the session's replies.
 
-Everything of the request that can fail is caught here: an exception that reached gRPC would send its
-text, and with it pieces of a prompt, to the proxy.
+Everything of a request that can fail is caught here: an exception's text, and with it pieces of a prompt,
+must reach neither the proxy nor a log.
 """
 
 import asyncio
@@ -10,112 +10,150 @@ from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from uuid import uuid4
 
-import grpc
-import grpc.aio
-
+from extproc.budget import Budget
 from extproc.errors import ProtocolError
 from extproc.routing.picker import Picker
 from extproc.stream.codec import decode, encode
-from extproc.stream.events import Answer, Reply, Routed
-from extproc.stream.names import EXT_PROC, POOL, READ_HEADERS
+from extproc.stream.events import Answer, BodySkipped, Event, Reply, Routed, ServedElsewhere
+from extproc.stream.names import POOL, PROCESS, READ_HEADERS
+from extproc.stream.observer import Observer
 from extproc.stream.session import Session
-from extproc.telemetry import Metrics
+from extproc.wire.calls import Call, Handler, Routes, Status
 
 log = logging.getLogger(__name__)
-
-Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class ExternalProcessor:
     """`envoy.service.ext_proc.v3.ExternalProcessor`: one session per stream.
 
     `picker` is asked for the picker in force when a stream opens, so a reload meets no stream halfway.
+    `budget` is the process's, for bodies that are held.
     """
 
     def __init__(
         self,
         picker: Callable[[], Picker],
-        metrics: Metrics,
+        observer: Observer,
         *,
         max_body_bytes: int,
         clear_route_cache: bool,
+        budget: Budget | None = None,
     ) -> None:
         self._picker = picker
-        self._metrics = metrics
+        self.observer = observer
         self._max_body_bytes = max_body_bytes
         self._clear_route_cache = clear_route_cache
+        self._budget = budget
+        self._wanted: tuple[Picker | None, frozenset[str]] = (None, READ_HEADERS)
         self.streams_open = 0
         self._idle = asyncio.Event()
-        metrics.streams_open.set_function(lambda: self.streams_open)
 
-    def add_to(self, server: grpc.aio.Server) -> None:
-        # Messages stay bytes: our codec reads and writes them, most replies are serialised ahead.
-        handler = grpc.stream_stream_rpc_method_handler(self.process)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(EXT_PROC, {"Process": handler}),)
-        )
+    def __repr__(self) -> str:
+        return f"<ExternalProcessor streams={self.streams_open}>"
 
-    async def process(self, _: object, context: Context) -> None:
-        """Serves one stream. The session is closed however the stream ends, a cancellation included."""
-        picker = self._picker()
-        session = self._open(picker, context)
-        self.streams_open += 1
-        self._idle.clear()
-        try:
-            await self._converse(session, context, READ_HEADERS | picker.key_headers)
-        except ProtocolError as error:
-            self._metrics.stream_errors.labels("protocol").inc()
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the proxy
-            self._metrics.stream_errors.labels("internal").inc()
-            log.error("a stream failed: %s", type(error).__name__)  # noqa: TRY400  # no traceback: it may quote a prompt
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
-        finally:
-            self.streams_open -= 1
-            if not self.streams_open:
-                self._idle.set()
-            if session.served_elsewhere is not None:
-                self._metrics.served_elsewhere.labels(session.served_elsewhere.name).inc()
-            session.close()
+    def routes(self) -> Routes:
+        return {PROCESS: self.open}
 
     async def drained(self) -> None:
         """Waits until no stream is open."""
         if self.streams_open:
             await self._idle.wait()
 
-    def _open(self, picker: Picker, context: Context) -> Session:
-        return Session(
+    def open(self, call: Call) -> Handler:
+        picker = self._picker()
+        session = Session(
             picker,
-            new_request_id=lambda: str(uuid4()),
+            new_request_id=_new_request_id,
             max_body_bytes=self._max_body_bytes,
             clear_route_cache=self._clear_route_cache,
-            pool=_chosen_pool(context) if len(picker.routes) > 1 else None,
+            # The operator's Envoy configuration may name the pool in the stream's own metadata. A client's
+            # headers never get there, so unlike a request header it needs no stripping to be trusted.
+            pool=call.metadata.get(POOL) if len(picker.routes) > 1 else None,
+            budget=self._budget,
         )
+        self.streams_open += 1
+        self._idle.clear()
+        self.observer.opened()
+        return _Stream(self, call, session, self._headers_of(picker))
 
-    async def _converse(self, session: Session, context: Context, wanted: Collection[str]) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # not in the stubs
-            start_s = perf_counter()
-            replies = session.on(decode(message, wanted))
-            encoded = [encode(reply) for reply in replies]
-            self._observe(replies, perf_counter() - start_s)
-            for reply in encoded:
-                await context.write(reply)
+    def closed(self) -> None:
+        """Hears of each stream's end."""
+        self.streams_open -= 1
+        if not self.streams_open:
+            self._idle.set()
+        self.observer.closed()
 
-    def _observe(self, replies: Sequence[Reply], elapsed_s: float) -> None:
+    def _headers_of(self, picker: Picker) -> frozenset[str]:
+        """Which headers a session reads: one set for all streams of a picker."""
+        if self._wanted[0] is not picker:
+            self._wanted = (picker, READ_HEADERS | picker.key_headers)
+        return self._wanted[1]
+
+
+class _Stream:
+    """One open stream. Small: thousands stay open while their responses stream."""
+
+    __slots__ = ("_call", "_service", "_session", "_wanted")
+
+    def __init__(
+        self, service: ExternalProcessor, call: Call, session: Session, wanted: Collection[str]
+    ) -> None:
+        self._service = service
+        self._call = call
+        self._session = session
+        self._wanted = wanted
+
+    def on_message(self, message: bytes) -> None:
+        start_s = perf_counter()
+        try:
+            self._answer(decode(message, self._wanted), start_s)
+        except ProtocolError as error:
+            self._fail("protocol", Status.INVALID_ARGUMENT, str(error))
+        except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the proxy
+            self._fail_internally(error)
+
+    def on_skipped(self, size: int) -> None:
+        start_s = perf_counter()
+        log.debug("no room for a message of %d bytes", size)
+        try:
+            self._answer(BodySkipped(), start_s)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._fail_internally(error)
+
+    def on_half_close(self) -> None:
+        self._call.finish()
+
+    def on_close(self) -> None:
+        self._session.close()
+        self._service.closed()
+
+    def _answer(self, event: Event, start_s: float) -> None:
+        replies = self._session.on(event)
+        # All of them or none: half an answer would be taken for one.
+        encoded = [encode(reply) for reply in replies]
+        self._tell(replies, start_s)
+        for message in encoded:
+            self._call.send(message)
+
+    def _tell(self, replies: Sequence[Reply], start_s: float) -> None:
+        observer = self._service.observer
         match replies:
             case [Routed(decision=decision), *_]:
-                self._metrics.count_decision(decision, elapsed_s)
+                observer.routed(decision, perf_counter() - start_s)
                 log.debug("routed to %r", decision.pick)
-            case [Answer(outcome=outcome, pool=pool)]:
-                self._metrics.requests.labels(pool, outcome).inc()
+            case [Answer(pool=pool, outcome=outcome)]:
+                observer.answered(pool, outcome)
+            case [ServedElsewhere(pool=pool)]:
+                observer.served_elsewhere(pool)
+
+    def _fail_internally(self, error: Exception) -> None:
+        log.error("a stream failed: %s", type(error).__name__)  # no traceback: it may quote a prompt
+        self._fail("internal", Status.INTERNAL, "internal error")
+
+    def _fail(self, why: str, status: Status, details: str) -> None:
+        self._service.observer.failed(why)
+        self._call.finish(status, details)
 
 
-def _chosen_pool(context: Context) -> str | None:
-    """The pool that the operator's Envoy configuration names in the stream's own metadata.
-
-    A client's headers never get there, so unlike a request header it needs no stripping to be trusted.
-    """
-    for name, value in context.invocation_metadata() or ():
-        if name == POOL:
-            return value if isinstance(value, str) else value.decode(errors="replace")
-    return None
+def _new_request_id() -> str:
+    return str(uuid4())

@@ -1,21 +1,60 @@
-"""One ext_proc stream as a pure state machine: events in, replies out.
+"""One ext_proc stream as a pure state machine: events in, replies out. No socket, no clock, no protobuf.
 
-The rules are Envoy's: one reply per message, in the messages' order; but in FULL_DUPLEX_STREAMED mode
-the request's headers are answered only when its body has ended, and the body is then given back in
-pieces. Whatever comes in whatever order, a session never raises and decides at most once.
+Whatever comes in whatever order, a session never raises, decides at most once, and releases once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from enum import Enum, auto
-from typing import Final
+# The rules, and whose they are.
+#
+# Envoy's (`ext_proc.proto` and "External Processing" in its documentation; measured on 1.36 to 1.40):
+# - Every message gets one reply of its own kind, in the messages' order. A reply too many or out of order
+#   fails the stream, and with it the request unless the filter fails open.
+# - How a request's body comes is the filter's `request_body_mode`, told with the first message. What we do:
+#
+#   | mode                        | at the headers | a message of the body      | once it is routed      |
+#   | --------------------------- | -------------- | -------------------------- | ---------------------- |
+#   | BUFFERED, BUFFERED_PARTIAL, | go on          | the only one: route in     | go on, for each        |
+#   |   or not told               |                | its reply                  |                        |
+#   | NONE                        | route          | none comes                 |                        |
+#   | STREAMED                    | route          | (comes after its headers   | go on, for each        |
+#   |                             |                | are answered)              |                        |
+#   | STREAMED, not waiting       | hold           | hold; at the last: route   | go on, for each        |
+#   |                             |                | in the headers' reply, then|                        |
+#   |                             |                | go on, for each held       |                        |
+#   | FULL_DUPLEX_STREAMED        | hold           | hold; at the last: route   | given back, in pieces  |
+#   |                             |                | in the headers' reply, then|                        |
+#   |                             |                | the body, in pieces        |                        |
+#
+#   Any mode routes at the headers where no body can change the decision, none comes, or it never ends
+#   (an upgrade to a websocket). To a buffering Envoy the reply then says not to send the body.
+# - FULL_DUPLEX_STREAMED alone: nothing is answered before the headers' reply; Envoy keeps no copy of the
+#   body, so what we do not give back is lost; a piece holds at most 62,000 bytes; above about 1 MB the end
+#   of the body can come twice, and the second time wants no reply; trailers end a body, too.
+# - BUFFERED with trailers ends the body without `end_of_stream`, BUFFERED_PARTIAL also where it cut it.
+#
+# The Endpoint Picker Protocol's, 1.0.0: the subset may come with the headers or with the body; the response
+# tells which endpoint answered; a refusal is an immediate response.
+#
+# Ours:
+# - A request counts from its pick until its response has ended: end of stream in its headers or body, or
+#   its trailers. Where a proxy does not tell, until the stream is closed.
+# - A body that there is no room for is done without: routed as if there were none. But what nobody kept
+#   cannot be given back, and half a body must not reach an endpoint: then the request is refused.
+#
+# What was tried: answering the headers of a streamed body at once gives no affinity at all; BUFFERED without
+# the request's headers does not work (Envoy picks its host first: 503); keeping pieces in a list lets a
+# client of one-byte pieces hold forty times its bytes.
 
-from extproc.errors import BodyTooLarge, RequestError
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from extproc.budget import Budget
+from extproc.errors import BodyTooLarge, NoRoomForBody, RequestError
 from extproc.routing.picker import Ask, Picker
-from extproc.routing.pool import Pick, Pool
+from extproc.routing.pool import Pick
 from extproc.stream.answers import list_models, refuse
 from extproc.stream.events import (
-    Answer,
     BodyMode,
+    BodySkipped,
     Continue,
     Event,
     Phase,
@@ -26,7 +65,9 @@ from extproc.stream.events import (
     RequestTrailers,
     ResponseBody,
     ResponseHeaders,
+    ResponseTrailers,
     Routed,
+    ServedElsewhere,
 )
 from extproc.stream.names import CONTROL_HEADERS, REQUEST_ID
 
@@ -34,21 +75,33 @@ from extproc.stream.names import CONTROL_HEADERS, REQUEST_ID
 PIECE_BYTES: Final = 62_000
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
-
-
-class _State(Enum):
-    WAITING = auto()  # for headers or, once they are acknowledged, for the buffered body
-    HOLDING = auto()  # back the reply to the headers until the streamed body has ended
-    ROUTED = auto()
-    ANSWERED = auto()
+_NO_REQUEST: Final = RequestHeaders({})
 
 
 class Session:
     """One request's state. `close` ends it, as often as one likes; its pick is released once.
 
     `pool` is the operator's choice of a pool, told with the stream. `new_request_id` makes an
-    `x-request-id` for a request that came without one.
+    `x-request-id` for a request that came without one. `budget` is the process's, for held bodies.
     """
+
+    __slots__ = (
+        "_budget",
+        "_clear_route_cache",
+        "_has_response",
+        "_held",
+        "_is_duplex",
+        "_is_response_duplex",
+        "_max_body_bytes",
+        "_messages_held",
+        "_new_request_id",
+        "_pick",
+        "_picker",
+        "_pool",
+        "_request",
+        "_state",
+        "_subset",
+    )
 
     def __init__(
         self,
@@ -58,94 +111,101 @@ class Session:
         max_body_bytes: int = 33_554_432,
         clear_route_cache: bool = False,
         pool: str | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self._picker = picker
         self._new_request_id = new_request_id
         self._max_body_bytes = max_body_bytes
         self._clear_route_cache = clear_route_cache
         self._pool = pool
-        self._state = _State.WAITING
-        self._request = RequestHeaders({})
+        self._budget = budget
+        self._state = _NEW
+        self._request = _NO_REQUEST
         self._subset: Sequence[str] | None = None
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._has_body_ended = False
+        self._held: bytes | bytearray = b""
+        self._messages_held = 0
+        self._is_duplex = False
+        self._is_response_duplex = False
+        self._has_response = False
         self._pick: Pick | None = None
-        self.served_elsewhere: Pool | None = None
 
     def __repr__(self) -> str:
-        return f"<Session {self._state.name.lower()}>"
+        return f"<Session {self._state.name}>"
 
     def on(self, event: Event) -> list[Reply]:
         """Returns what to send back for `event`, in order; nothing more once the client is answered."""
-        if self._state is _State.ANSWERED:
+        if self._state is _CLOSED:
             return []
         try:
             return self._replies(event)
         except RequestError as error:
-            self._state = _State.ANSWERED
+            self.close()
             return [refuse(error)]
 
     def close(self) -> None:
         """Releases what the request held. For every end: served, aborted, failed, shut down."""
-        pick, self._pick = self._pick, None
-        self._state = _State.ANSWERED
-        if pick is not None:
-            pick.release()
+        self._state = _CLOSED
+        self._forget()
+        self._release()
 
     def _replies(self, event: Event) -> list[Reply]:
         match event:
             case RequestHeaders():
-                return self._on_request_headers(event)
+                return self._state.headers(self, event)
             case RequestBody():
-                return self._on_request_body(event)
+                return self._state.body(self, event)
             case RequestTrailers():
-                return self._on_request_trailers()
+                return self._state.trailers(self)
+            case BodySkipped():
+                return self._state.skipped(self)
+        return self._on_response(event)
+
+    # The response: the same in every state.
+
+    def _on_response(self, event: ResponseHeaders | ResponseBody | ResponseTrailers) -> list[Reply]:
+        match event:
             case ResponseHeaders():
                 return self._on_response_headers(event)
             case ResponseBody():
-                return _pass_on(event, Phase.RESPONSE_BODY, self._request.config.response_body)
+                return self._on_response_body(event)
+        self._release()
         return [Continue(Phase.RESPONSE_TRAILERS)]
 
-    def _on_request_headers(self, event: RequestHeaders) -> list[Reply]:
-        if self._state is not _State.WAITING:
-            return [Continue(Phase.REQUEST_HEADERS)]
+    def _on_response_headers(self, event: ResponseHeaders) -> list[Reply]:
+        reply: Reply = Continue(Phase.RESPONSE_HEADERS)
+        pick = self._pick
+        if pick is not None and not self._has_response and event.served not in {None, pick.endpoint.address}:
+            self._pick = pick.pool.move(pick, event.served or "")
+            reply = ServedElsewhere(pick.pool.name)
+        self._has_response = True
+        if event.end_of_stream:
+            self._release()
+        return [reply]
+
+    def _on_response_body(self, event: ResponseBody) -> list[Reply]:
+        if event.end_of_stream:
+            self._release()
+        if self._is_response_duplex:
+            return [*_pieces(event.data, Phase.RESPONSE_BODY, event.end_of_stream)]
+        return [Continue(Phase.RESPONSE_BODY)]
+
+    # Its headers.
+
+    def _begin(self, event: RequestHeaders) -> list[Reply]:
         self._request, self._subset = event, event.subset
+        self._is_duplex = event.config.request_body is BodyMode.FULL_DUPLEX_STREAMED
+        self._is_response_duplex = event.config.response_body is BodyMode.FULL_DUPLEX_STREAMED
         ask = self._ask(None)
         if self._picker.answers_models(ask):
-            self._state = _State.ANSWERED
+            self.close()
             return [list_models(self._picker.model_names())]
         if self._is_decided_by_headers(ask):
             return [self._route(Phase.REQUEST_HEADERS, ask)]
         if event.config.request_body in _BUFFERED:
+            self._state = _BUFFERING
             return [Continue(Phase.REQUEST_HEADERS)]
-        self._state = _State.HOLDING
+        self._state = _HOLDING
         return []
-
-    def _on_request_body(self, event: RequestBody) -> list[Reply]:
-        if self._has_body_ended:
-            # Above about 1 MB Envoy sends the end of a FULL_DUPLEX_STREAMED body twice.
-            return []
-        self._has_body_ended = event.end_of_stream
-        if self._state is _State.ROUTED:
-            return _pass_on(event, Phase.REQUEST_BODY, self._request.config.request_body)
-        self._collect(event)
-        if self._state is _State.WAITING:
-            return [self._route(Phase.REQUEST_BODY, self._ask(event))]
-        return self._stop_holding(event) if event.end_of_stream else []
-
-    def _on_request_trailers(self) -> list[Reply]:
-        replies: list[Reply] = []
-        if self._state is _State.HOLDING:
-            replies = self._stop_holding(RequestBody(b"", end_of_stream=False))
-        return [*replies, Continue(Phase.REQUEST_TRAILERS)]
-
-    def _on_response_headers(self, event: ResponseHeaders) -> list[Reply]:
-        pick = self._pick
-        if pick is not None and event.served not in {None, pick.endpoint.address}:
-            self.served_elsewhere = pick.pool
-            self._pick = pick.pool.move(pick, event.served or "")
-        return [Continue(Phase.RESPONSE_HEADERS)]
 
     def _is_decided_by_headers(self, ask: Ask) -> bool:
         request = self._request
@@ -155,65 +215,166 @@ class Session:
             case BodyMode.NONE:
                 return True
             case BodyMode.STREAMED:
-                # Envoy sends no body before its headers are answered, unless it says so.
                 return not request.config.sends_body_without_waiting
         return False
 
-    def _collect(self, event: RequestBody) -> None:
-        if event.subset is not None:
-            self._subset = event.subset
-        self._body.append(event.data)
-        self._body_bytes += len(event.data)
-        if self._body_bytes > self._max_body_bytes:
-            self._body.clear()
-            raise BodyTooLarge(f"the request is larger than {self._max_body_bytes} bytes")
+    def _go_on(self, _: RequestHeaders) -> list[Reply]:
+        return [Continue(Phase.REQUEST_HEADERS)]
 
-    def _stop_holding(self, last: RequestBody) -> list[Reply]:
-        messages, body = len(self._body), b"".join(self._body)
-        routed = self._route(Phase.REQUEST_HEADERS, self._ask(last, body))
-        if self._request.config.request_body is BodyMode.STREAMED:
-            return [routed, *[Continue(Phase.REQUEST_BODY)] * messages]
-        return [routed, *_pieces(body, Phase.REQUEST_BODY, last.end_of_stream)]
+    # A body that a proxy buffered, or one that came before any headers.
 
-    def _ask(self, last: RequestBody | None, body: bytes | None = None) -> Ask:
+    def _decide(self, event: RequestBody) -> list[Reply]:
+        self._check_size(event)
+        mode = self._request.config.request_body
+        is_partial = not event.end_of_stream and mode is not BodyMode.BUFFERED
+        routed = self._route(Phase.REQUEST_BODY, self._ask(event.data, is_partial=is_partial))
+        if event.end_of_stream:
+            self._state = _PAST_BODY
+        return [routed]
+
+    def _decide_without(self) -> list[Reply]:
+        routed = self._route(Phase.REQUEST_BODY, self._ask(None, fault=_no_room()))
+        self._state = _PAST_BODY
+        return [routed]
+
+    # A body that is held until it has ended.
+
+    def _hold(self, event: RequestBody) -> list[Reply]:
+        self._check_size(event)
+        if self._budget is not None and not self._budget.take(len(event.data)):
+            return [*self._stop_holding(_no_room()), *self._pass_on(event)]
+        self._messages_held += 1
+        if not self._held:
+            self._held = event.data
+        else:
+            self._held = bytearray(self._held) if isinstance(self._held, bytes) else self._held
+            self._held += event.data
+        if not event.end_of_stream:
+            return []
+        replies = self._stop_holding(None, has_ended=True)
+        self._state = _PAST_BODY
+        return replies
+
+    def _stop_holding(self, fault: NoRoomForBody | None, *, has_ended: bool = False) -> list[Reply]:
+        """Answers everything that was held back: the headers, then the body."""
+        held = bytes(self._held)
+        routed = self._route(Phase.REQUEST_HEADERS, self._ask(None if fault else held, fault=fault))
+        if self._is_duplex:
+            return [routed, *_pieces(held, Phase.REQUEST_BODY, has_ended)]
+        return [routed, *[Continue(Phase.REQUEST_BODY)] * self._messages_held]
+
+    def _end_by_trailers(self) -> list[Reply]:
+        return [*self._stop_holding(None), Continue(Phase.REQUEST_TRAILERS)]
+
+    def _do_without(self) -> list[Reply]:
+        if self._is_duplex:
+            raise _no_room()
+        return [*self._stop_holding(_no_room()), Continue(Phase.REQUEST_BODY)]
+
+    # What comes of the request when it is routed.
+
+    def _pass_on(self, event: RequestBody) -> list[Reply]:
+        if event.end_of_stream:
+            self._state = _PAST_BODY
+        if self._is_duplex:
+            return [*_pieces(event.data, Phase.REQUEST_BODY, event.end_of_stream)]
+        return [Continue(Phase.REQUEST_BODY)]
+
+    def _miss(self) -> list[Reply]:
+        if self._is_duplex:
+            raise _no_room()
+        return self._miss_response() if self._has_response else [Continue(Phase.REQUEST_BODY)]
+
+    def _miss_response(self) -> list[Reply]:
+        if self._is_response_duplex:
+            raise _no_room()
+        return [Continue(Phase.RESPONSE_BODY)]
+
+    def _go_on_trailers(self) -> list[Reply]:
+        return [Continue(Phase.REQUEST_TRAILERS)]
+
+    def _ignore(self, _: RequestBody) -> list[Reply]:
+        return []
+
+    def _lose(self) -> list[Reply]:
+        raise _no_room()
+
+    # The decision, and what is kept for it.
+
+    def _ask(
+        self, body: bytes | None, *, is_partial: bool = False, fault: NoRoomForBody | None = None
+    ) -> Ask:
         headers = self._request.headers
-        if body is None and last is not None:
-            body = b"".join(self._body)
         return Ask(
             method=headers.get(":method", ""),
             path=headers.get(":path", ""),
             headers=headers,
             body=body,
-            is_partial=last is not None and not last.end_of_stream,
+            is_partial=is_partial,
             subset=self._subset,
             pool=self._pool,
+            fault=fault,
         )
 
     def _route(self, phase: Phase, ask: Ask) -> Routed:
         decision = self._picker.pick(ask)
         self._pick = decision.pick
-        self._state = _State.ROUTED
-        self._body.clear()
-        headers = self._request.headers
+        request = self._request
+        is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
+        self._state = _ROUTED
+        self._forget()
         return Routed(
             phase,
             decision,
-            request_id=None if REQUEST_ID in headers else self._new_request_id(),
-            remove_headers=[name for name in CONTROL_HEADERS if name in headers],
+            request_id=None if REQUEST_ID in request.headers else self._new_request_id(),
+            remove_headers=[name for name in CONTROL_HEADERS if name in request.headers],
             clear_route_cache=self._clear_route_cache,
-            skip_body=self._can_skip_body(phase),
+            skip_body=is_ahead_of_body and request.config.request_body in _BUFFERED,
         )
 
-    def _can_skip_body(self, phase: Phase) -> bool:
-        request = self._request
-        is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
-        return is_ahead_of_body and request.config.request_body in _BUFFERED
+    def _check_size(self, event: RequestBody) -> None:
+        if event.subset is not None:
+            self._subset = event.subset
+        if len(self._held) + len(event.data) > self._max_body_bytes:
+            raise BodyTooLarge(f"the request is larger than {self._max_body_bytes} bytes")
+
+    def _forget(self) -> None:
+        """Keeps nothing of the request: an open stream may last for minutes after its decision."""
+        if self._budget is not None:
+            self._budget.give(len(self._held))
+        self._held, self._request, self._subset = b"", _NO_REQUEST, None
+
+    def _release(self) -> None:
+        pick, self._pick = self._pick, None
+        if pick is not None:
+            pick.release()
 
 
-def _pass_on(event: RequestBody | ResponseBody, phase: Phase, mode: BodyMode | None) -> list[Reply]:
-    if mode is BodyMode.FULL_DUPLEX_STREAMED:
-        return [*_pieces(event.data, phase, event.end_of_stream)]
-    return [Continue(phase)]
+class _State(NamedTuple):
+    """What a session does with each part of the request."""
+
+    name: str
+    headers: Callable[[Session, RequestHeaders], list[Reply]]
+    body: Callable[[Session, RequestBody], list[Reply]]
+    skipped: Callable[[Session], list[Reply]]
+    trailers: Callable[[Session], list[Reply]]
+
+
+# The table. A closed session is not asked: the client is answered, or gone.
+_S = Session
+# fmt: off
+#                                headers     its body     no room for it      trailers
+_NEW       = _State("new",       _S._begin,  _S._decide,  _S._lose,           _S._go_on_trailers)
+_BUFFERING = _State("buffering", _S._go_on,  _S._decide,  _S._decide_without, _S._go_on_trailers)
+_HOLDING   = _State("holding",   _S._go_on,  _S._hold,    _S._do_without,     _S._end_by_trailers)
+_ROUTED    = _State("routed",    _S._go_on,  _S._pass_on, _S._miss,           _S._go_on_trailers)
+_PAST_BODY = _State("past body", _S._go_on,  _S._ignore,  _S._miss_response,  _S._go_on_trailers)
+_CLOSED    = _State("closed",    _S._go_on,  _S._ignore,  _S._lose,           _S._go_on_trailers)
+# fmt: on
+
+
+def _no_room() -> NoRoomForBody:
+    return NoRoomForBody("there is no room for the request's body now")
 
 
 def _pieces(data: bytes, phase: Phase, end_of_stream: bool) -> Iterator[Piece]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import MappingProxyType
 from typing import Final
 
+from extproc.budget import Budget
 from extproc.errors import PromptError, ProtocolError
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Picker, Route
@@ -21,6 +22,7 @@ from extproc.stream.codec import decode, encode
 from extproc.stream.events import (
     Answer,
     BodyMode,
+    BodySkipped,
     Event,
     Phase,
     Piece,
@@ -125,7 +127,8 @@ def _check_prompt(read: Prompt, chars: int) -> None:
 
 def _converse(picker: Picker, pools: list[Pool], events: Iterable[Event], choices: Choices) -> None:
     pool = choices.one_of((None, None, "a", "x"))
-    stream = Session(picker, new_request_id=lambda: "id", max_body_bytes=300, pool=pool)
+    budget = Budget(200)
+    stream = Session(picker, new_request_id=lambda: "id", max_body_bytes=300, pool=pool, budget=budget)
     replies: list[Reply] = []
     sent = b""
     for event in events:
@@ -140,6 +143,7 @@ def _converse(picker: Picker, pools: list[Pool], events: Iterable[Event], choice
     assert sum(pool.book.total for pool in pools) <= 1, "more than one pick"
     for _ in range(2):
         stream.close()
+    assert budget.used == 0, "bytes not given back"
     assert not any(count for pool in pools for count in pool.book.counts().values()), "not released"
 
 
@@ -184,7 +188,11 @@ def _decoded(choices: Choices, wanted: frozenset[str]) -> Iterator[Event]:
 
 def _events(choices: Choices, pools: list[Pool]) -> Iterator[Event]:
     while choices:
-        match choices.byte() % 8:
+        kind = choices.byte()
+        if kind >= 248:
+            yield BodySkipped()
+            continue
+        match kind % 8:
             case 0 | 1:
                 yield _request_headers(choices)
             case 2:

@@ -18,6 +18,7 @@ import pytest
 from extproc.cluster.xds import Xds
 from extproc.routing.endpoint import Endpoint
 from extproc.stream.names import DESTINATION
+from extproc.wire.grpcio import add_routes
 from tests.integration.client import Answer, connect, send, statuses
 from tests.integration.gateway import Gateway, Tree, cluster, edited, find, load
 from tests.integration.mesh import HELD, Pods, run_pods, until, until_hosts
@@ -50,7 +51,7 @@ class Mesh:
         """Runs a discovery service that knows the pool `llama`, but none of its endpoints."""
         self.xds = Xds(["llama"], on_rejection=self.rejections.append)
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        self.xds.add_to(server)
+        add_routes(server, self.xds.routes())
         server.add_insecure_port(f"127.0.0.1:{self.ports[replica]}")
         await server.start()
         try:

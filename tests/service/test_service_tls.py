@@ -14,6 +14,7 @@ from extproc.errors import SettingsError
 from extproc.service.health import Health
 from extproc.service.listener import bind, build_server
 from extproc.settings import ServerSettings, TlsSettings
+from extproc.wire.grpcio import add_routes
 
 
 class Files:
@@ -42,8 +43,8 @@ async def serving(files: Files, *, is_mutual: bool = False) -> AsyncIterator[int
     settings = ServerSettings(listen="127.0.0.1:0", tls=tls)
     server = build_server(settings)
     health = Health(lambda: True)
-    health.add_to(server)
-    await health.update()
+    add_routes(server, health.routes())
+    health.update()
     port = bind(server, settings)
     await server.start()
     yield port

@@ -19,6 +19,7 @@ from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.stream.events import (
     Answer,
     BodyMode,
+    BodySkipped,
     Continue,
     Event,
     Phase,
@@ -31,6 +32,7 @@ from extproc.stream.events import (
     ResponseHeaders,
     ResponseTrailers,
     Routed,
+    ServedElsewhere,
     StreamConfig,
 )
 
@@ -91,10 +93,13 @@ Expected = Continue | Piece | Went | Said
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
+    """`budget_bytes` limits what the session may hold of a body."""
+
     name: str
     turns: Sequence[tuple[Event, Sequence[Expected]]]
     picker: Picker = field(default_factory=one_pool)
     pool: str | None = None
+    budget_bytes: int = 10_000_000
 
     def __str__(self) -> str:
         return self.name
@@ -117,6 +122,8 @@ def summarize(reply: Reply) -> Expected:
             error = orjson.loads(reply.body).get("error", {})
             retry_after = reply.headers.get("retry-after")
             return Said(reply.status, error.get("code"), error.get("message", ""), retry_after)
+        case ServedElsewhere():
+            return Continue(Phase.RESPONSE_HEADERS)
         case _:
             return reply
 
@@ -156,7 +163,9 @@ def headers(
 
 
 H, B, T = Phase.REQUEST_HEADERS, Phase.REQUEST_BODY, Phase.REQUEST_TRAILERS
+RESPONSE = Phase.RESPONSE_HEADERS
 GO_ON = Continue(H)
+MODEL_LAST = b'{"prompt": "x", "model": "qwen-7b"}'
 DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 
 
@@ -382,6 +391,71 @@ CONVERSATIONS = [
         picker=two_pools(),
         pool="mistral",
     ),
+    Conversation(
+        "full duplex, ended by trailers: the body is whole",
+        [
+            (headers(DUPLEX), []),
+            (RequestBody(MODEL_LAST, end_of_stream=False), []),
+            (
+                RequestTrailers(),
+                [Went(H, "qwen"), Piece(B, MODEL_LAST, end_of_stream=False), Continue(T)],
+            ),
+        ],
+        picker=two_pools(),
+    ),
+    Conversation(
+        "buffered, ended by trailers: the body is whole",
+        [(headers(), [GO_ON]), (RequestBody(MODEL_LAST, end_of_stream=False), [Went(B, "qwen")])],
+        picker=two_pools(),
+    ),
+    Conversation(
+        "full duplex, no room to hold the body",
+        [
+            (headers(DUPLEX), []),
+            (RequestBody(b"a" * 9, end_of_stream=False), []),
+            (
+                RequestBody(b"b" * 9, end_of_stream=False),
+                [
+                    Went(H),
+                    Piece(B, b"a" * 9, end_of_stream=False),
+                    Piece(B, b"b" * 9, end_of_stream=False),
+                ],
+            ),
+            (RequestBody(b"c", end_of_stream=False), [Piece(B, b"c", end_of_stream=False)]),
+            (RequestBody(b"d"), [Piece(B, b"d", end_of_stream=True)]),
+            (RequestBody(b""), []),
+        ],
+        budget_bytes=10,
+    ),
+    Conversation(
+        "full duplex, no room for the last piece",
+        [
+            (headers(DUPLEX), []),
+            (RequestBody(b"a", end_of_stream=False), []),
+            (
+                RequestBody(b"b"),
+                [Went(H), Piece(B, b"a", end_of_stream=False), Piece(B, b"b", end_of_stream=True)],
+            ),
+            (RequestBody(b""), []),
+        ],
+        budget_bytes=1,
+    ),
+    Conversation(
+        "streamed without waiting, no room to hold the body",
+        [
+            (headers(BodyMode.STREAMED, waits=False), []),
+            (RequestBody(b"a", end_of_stream=False), []),
+            (RequestBody(b"b", end_of_stream=False), [Went(H), Continue(B), Continue(B)]),
+            (RequestBody(b"c"), [Continue(B)]),
+        ],
+        budget_bytes=1,
+    ),
+    Conversation(
+        "several pools, no room for the body that decides",
+        [(headers(DUPLEX), []), (RequestBody(BODY), [Said(503, "no_room", retry_after="1")])],
+        picker=two_pools(),
+        budget_bytes=1,
+    ),
     Conversation("overload", [(headers(end=True), [Said(429, "overloaded", "limit of 1", retry_after="1")])]),
 ]
 
@@ -393,3 +467,68 @@ def overload(conversation: Conversation) -> Conversation:
     picker = one_pool(ADDRESSES[:1], limit=1)
     picker.routes["llama"].pool.pick(None)
     return Conversation(conversation.name, conversation.turns, picker)
+
+
+# A skipped message has no bytes of its own: these go to the session alone.
+SKIPPED = [
+    Conversation(
+        "buffered body skipped",
+        [(headers(), [GO_ON]), (BodySkipped(), [Went(B)]), (ResponseHeaders(), [Continue(RESPONSE)])],
+    ),
+    Conversation(
+        "streamed body skipped while it is held",
+        [
+            (headers(BodyMode.STREAMED, waits=False), []),
+            (RequestBody(b"a", end_of_stream=False), []),
+            (BodySkipped(), [Went(H), Continue(B), Continue(B)]),
+            (RequestBody(b"c", end_of_stream=False), [Continue(B)]),
+            (BodySkipped(), [Continue(B)]),
+        ],
+    ),
+    Conversation(
+        "a piece that nobody kept cannot be given back",
+        [
+            (headers(DUPLEX), []),
+            (RequestBody(b"a", end_of_stream=False), []),
+            (BodySkipped(), [Said(503, "no_room", retry_after="1")]),
+            (RequestBody(b"c"), []),
+        ],
+    ),
+    Conversation(
+        "nor one of a request already routed",
+        [
+            (headers(DUPLEX, x_session="s"), [Went(H)]),
+            (BodySkipped(), [Said(503, "no_room", retry_after="1")]),
+        ],
+    ),
+    Conversation("nothing at all was heard", [(BodySkipped(), [Said(503, "no_room", retry_after="1")])]),
+    Conversation(
+        "several pools, the body that decides skipped",
+        [(headers(), [GO_ON]), (BodySkipped(), [Said(503, "no_room", retry_after="1")])],
+        picker=two_pools(),
+    ),
+    Conversation(
+        "a response's body skipped",
+        [
+            (headers(end=True, response=BodyMode.BUFFERED), [Went(H)]),
+            (ResponseHeaders(), [Continue(RESPONSE)]),
+            (BodySkipped(), [Continue(Phase.RESPONSE_BODY)]),
+        ],
+    ),
+    Conversation(
+        "a response's body skipped after the request's",
+        [
+            (headers(response=BodyMode.BUFFERED), [GO_ON]),
+            (RequestBody(BODY), [Went(B)]),
+            (BodySkipped(), [Continue(Phase.RESPONSE_BODY)]),
+        ],
+    ),
+    Conversation(
+        "a response's piece that nobody kept",
+        [
+            (headers(response=DUPLEX), [GO_ON]),
+            (RequestBody(BODY), [Went(B)]),
+            (BodySkipped(), [Said(503, "no_room", retry_after="1")]),
+        ],
+    ),
+]

@@ -59,6 +59,7 @@ from extproc.stream.events import (
     ResponseHeaders,
     ResponseTrailers,
     Routed,
+    ServedElsewhere,
     StreamConfig,
 )
 from tests.stream.wire import write
@@ -189,6 +190,8 @@ def _expected(reply: Reply) -> ProcessingResponse:
     match reply:
         case Continue():
             return _answering(reply.phase, None)
+        case ServedElsewhere():
+            return _answering(Phase.RESPONSE_HEADERS, None)
         case Piece():
             streamed = StreamedBodyResponse(body=reply.data, end_of_stream=reply.end_of_stream)
             return _answering(

@@ -9,11 +9,13 @@ import grpc
 import grpc.aio
 import pytest
 
+from extproc.budget import Budget
 from extproc.routing.picker import Picker
 from extproc.stream.events import RequestBody, ResponseHeaders
 from extproc.stream.names import PROCESS
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics
+from extproc.wire.grpcio import add_routes
 from tests.stream.conversations import (
     ADDRESSES,
     BODY,
@@ -61,13 +63,13 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(picker: Picker) -> AsyncIterator[Served]:
+async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator[Served]:
     metrics = Metrics()
     processor = ExternalProcessor(
-        lambda: picker, metrics, max_body_bytes=MAX_BODY_BYTES, clear_route_cache=True
+        lambda: picker, metrics, max_body_bytes=MAX_BODY_BYTES, clear_route_cache=True, budget=budget
     )
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    processor.add_to(server)
+    add_routes(server, processor.routes())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     served = Served(picker, processor, metrics, server, f"127.0.0.1:{port}")
@@ -85,7 +87,7 @@ async def until(is_true: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("conversation", CONVERSATIONS, ids=str)
 async def test_conversation_goes_as_recorded_over_a_socket(conversation: Conversation) -> None:
     conversation = overload(conversation)
-    async with serving(conversation.picker) as served:
+    async with serving(conversation.picker, Budget(conversation.budget_bytes)) as served:
         before = served.in_flight
         call = served.open(conversation.pool)
         for event, expected in conversation.turns:

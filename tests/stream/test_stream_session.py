@@ -1,5 +1,6 @@
 """The session, by recorded conversations and by invariants."""
 
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 
@@ -8,13 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.budget import Budget
 from extproc.routing.picker import Picker
 from extproc.stream.events import (
     Answer,
     BodyMode,
+    BodySkipped,
     Continue,
     Event,
+    Phase,
     Piece,
+    Reply,
     RequestBody,
     RequestHeaders,
     RequestTrailers,
@@ -22,6 +27,7 @@ from extproc.stream.events import (
     ResponseHeaders,
     ResponseTrailers,
     Routed,
+    ServedElsewhere,
     StreamConfig,
 )
 from extproc.stream.session import Session
@@ -30,6 +36,7 @@ from tests.stream.conversations import (
     BODY,
     CONVERSATIONS,
     MAX_BODY_BYTES,
+    SKIPPED,
     Conversation,
     agrees,
     headers,
@@ -40,19 +47,22 @@ from tests.stream.conversations import (
 )
 
 
-def open_session(picker: Picker, pool: str | None = None) -> Session:
-    return Session(picker, new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES, pool=pool)
+def open_session(picker: Picker, pool: str | None = None, budget: Budget | None = None) -> Session:
+    return Session(
+        picker, new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES, pool=pool, budget=budget
+    )
 
 
 def in_flight(picker: Picker) -> int:
     return sum(route.pool.book.total for route in picker.routes.values())
 
 
-@pytest.mark.parametrize("conversation", CONVERSATIONS, ids=str)
+@pytest.mark.parametrize("conversation", [*CONVERSATIONS, *SKIPPED], ids=str)
 def test_conversation_goes_as_recorded(conversation: Conversation) -> None:
     conversation = overload(conversation)
     before = in_flight(conversation.picker)
-    session = open_session(conversation.picker, conversation.pool)
+    budget = Budget(conversation.budget_bytes)
+    session = open_session(conversation.picker, conversation.pool, budget)
     for event, expected in conversation.turns:
         replies = [summarize(reply) for reply in session.on(event)]
 
@@ -61,6 +71,7 @@ def test_conversation_goes_as_recorded(conversation: Conversation) -> None:
     session.close()
 
     assert before == in_flight(conversation.picker)
+    assert budget.used == 0
 
 
 def test_a_routed_request_counts_until_it_is_closed() -> None:
@@ -86,9 +97,8 @@ def test_a_request_served_elsewhere_counts_there() -> None:
     assert isinstance(routed, Routed)
     picked = routed.decision.pick.endpoint
     other = next(address for address in ADDRESSES if address != picked.address)
-    session.on(ResponseHeaders(served=other))
 
-    assert session.served_elsewhere is pool
+    assert session.on(ResponseHeaders(served=other)) == [ServedElsewhere("llama")]
     assert {f"llama-{other}": 1} == {name: count for name, count in pool.book.counts().items() if count}
 
     session.close()
@@ -101,10 +111,69 @@ def test_a_request_stays_counted_where_nobody_knows_better(served: str | None) -
     picker = one_pool(ADDRESSES[:1])
     session = open_session(picker)
     session.on(headers(end=True))
-    session.on(ResponseHeaders(served=ADDRESSES[0] if served == "picked" else served))
+    event = ResponseHeaders(served=ADDRESSES[0] if served == "picked" else served)
 
-    assert (session.served_elsewhere is not None) is (served == "9.9.9.9:1")
+    assert ([ServedElsewhere("llama")] == session.on(event)) is (served == "9.9.9.9:1")
+    assert session.on(event) == [Continue(Phase.RESPONSE_HEADERS)], "told a second time"
     assert in_flight(picker) == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ResponseHeaders(end_of_stream=True),
+        ResponseHeaders(ADDRESSES[0], end_of_stream=True),
+        ResponseBody(b"", end_of_stream=True),
+        ResponseTrailers(),
+    ],
+    ids=repr,
+)
+def test_a_request_counts_until_its_response_has_ended(end: Event) -> None:
+    picker = one_pool()
+    session = open_session(picker)
+    session.on(headers(end=True))
+    session.on(ResponseHeaders())
+    session.on(ResponseBody(b"data"))
+
+    assert in_flight(picker) == 1
+
+    session.on(end)
+
+    assert in_flight(picker) == 0
+
+    session.on(end)
+    session.close()
+
+    assert in_flight(picker) == 0
+
+
+@pytest.mark.parametrize("event", [RequestBody(BODY), BodySkipped()], ids=["budget", "skipped"])
+def test_a_request_routed_without_its_body_says_why(event: Event) -> None:
+    is_skipped = isinstance(event, BodySkipped)
+    session = open_session(one_pool(), budget=Budget(1))
+    session.on(headers(BodyMode.BUFFERED if is_skipped else BodyMode.FULL_DUPLEX_STREAMED))
+    routed = session.on(event)[0]
+    assert isinstance(routed, Routed)
+
+    assert routed.decision.fault is not None
+    assert routed.decision.fault.why == "budget"
+    assert routed.decision.pick.reason == "no_prefix"
+
+
+def test_a_routed_session_holds_nothing_of_its_request() -> None:
+    picker, count = one_pool(), 500
+    sessions = []
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(count):
+        session = open_session(picker)
+        session.on(headers(x_user=f"{number}" * 1_000))
+        session.on(RequestBody(orjson.dumps({"model": "llama", "prompt": f"{number}" * 1_000})))
+        sessions.append(session)
+    held = (tracemalloc.get_traced_memory()[0] - before) / count
+    tracemalloc.stop()
+
+    assert held < 600, f"{held} bytes each"
 
 
 def test_turns_of_a_conversation_go_to_one_endpoint() -> None:
@@ -150,8 +219,9 @@ EVENTS = st.one_of(
         ),
     ),
     st.builds(RequestBody, st.sampled_from([b"", BODY, BODY[:9], b"x" * 150_000, b"[" * 999]), st.booleans()),
+    st.builds(BodySkipped),
     st.builds(RequestTrailers),
-    st.builds(ResponseHeaders, st.none() | st.sampled_from([*ADDRESSES, "x"])),
+    st.builds(ResponseHeaders, st.none() | st.sampled_from([*ADDRESSES, "x"]), st.booleans()),
     st.builds(ResponseBody, st.binary(max_size=4), st.booleans()),
     st.builds(ResponseTrailers),
 )
@@ -159,19 +229,36 @@ EVENTS = st.one_of(
 BUILDERS: list[Callable[[], Picker]] = [one_pool, two_pools]
 
 
-@given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS))
+def ends_response(event: Event) -> bool:
+    return isinstance(event, ResponseTrailers) or (
+        isinstance(event, ResponseHeaders | ResponseBody) and event.end_of_stream
+    )
+
+
+@given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS), st.integers(0, 400_000))
 def test_any_order_of_events_is_answered_once_and_released_once(
-    events: list[Event], build: Callable[[], Picker]
+    events: list[Event], build: Callable[[], Picker], limit_bytes: int
 ) -> None:
     picker = build()
-    session = open_session(picker)
-    replies = [reply for event in events for reply in session.on(event)]
+    budget = Budget(limit_bytes)
+    session = open_session(picker, budget=budget)
+    replies: list[Reply] = []
+    counted = 0
+    for event in events:
+        new = session.on(event)
+        replies += new
+        if any(isinstance(reply, Routed) for reply in new):
+            counted = 1
+        if ends_response(event) or any(isinstance(reply, Answer) for reply in new):
+            counted = 0
+
+        assert in_flight(picker) == counted
+        assert 0 <= budget.used <= limit_bytes
     decisions = [reply for reply in replies if isinstance(reply, Routed | Answer)]
     routed = [reply for reply in decisions if isinstance(reply, Routed)]
 
     assert sum(isinstance(reply, Answer) for reply in replies) <= 1
     assert len(routed) <= 1
-    assert in_flight(picker) == len(routed)
     if any(isinstance(reply, Answer) for reply in replies):
         assert isinstance(replies[-1], Answer)
 
@@ -179,11 +266,14 @@ def test_any_order_of_events_is_answered_once_and_released_once(
     session.close()
 
     assert in_flight(picker) == 0
+    assert budget.used == 0
 
 
-@given(st.lists(st.binary(max_size=90_000), max_size=3), st.sampled_from(BodyMode))
-def test_a_body_given_back_is_the_body_that_came(chunks: list[bytes], mode: BodyMode) -> None:
-    session = open_session(one_pool())
+@given(st.lists(st.binary(max_size=90_000), max_size=3), st.sampled_from(BodyMode), st.integers(0, 200_000))
+def test_a_body_given_back_is_the_body_that_came(
+    chunks: list[bytes], mode: BodyMode, limit_bytes: int
+) -> None:
+    session = open_session(one_pool(), budget=Budget(limit_bytes))
     replies = list(session.on(headers(mode)))
     sent = [*((chunk, False) for chunk in chunks), (b"", True)]
     if sum(map(len, chunks)) > MAX_BODY_BYTES:

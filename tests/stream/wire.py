@@ -20,6 +20,7 @@ from envoy_data_plane.google.protobuf import ListValue, Struct, Value
 
 from extproc.stream.events import (
     BodyMode,
+    BodySkipped,
     Continue,
     Event,
     Phase,
@@ -56,6 +57,8 @@ def read(message: bytes) -> Expected:
 
 def _request(event: Event) -> ProcessingRequest:
     match event:
+        case BodySkipped():
+            raise ValueError("it is what a transport says of a message, not a message")
         case RequestHeaders():
             headers = HttpHeaders(headers=_header_map(event.headers), end_of_stream=event.end_of_stream)
             config = _config(event.config)
