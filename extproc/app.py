@@ -11,20 +11,19 @@ from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-import grpc.aio
 from aiohttp import web
 
+from extproc.budget import Budget
 from extproc.cluster.file import wakeups
 from extproc.errors import SettingsError
 from extproc.service.admin import build_admin
 from extproc.service.health import Health
-from extproc.service.listener import bind, build_server
 from extproc.service.pools import Pools
+from extproc.service.transport import Transport, build_transport
 from extproc.settings import ServerSettings, Settings, load_settings, read_environment
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics, PoolCollector
 from extproc.wire.calls import Routes
-from extproc.wire.grpcio import add_routes
 
 if TYPE_CHECKING:
     from extproc.cluster.xds import Xds
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S: Final = 5.0
-_NEVER_S: Final = 1e6
 
 
 class Application:
@@ -41,6 +39,7 @@ class Application:
     def __init__(self, settings: Settings, path: Path) -> None:
         self.metrics = Metrics()
         self.is_draining = False
+        self.budget = Budget(settings.server.budget_bytes)
         self.xds = _build_xds(settings, self.metrics)
         self.pools = Pools(
             self.metrics,
@@ -55,6 +54,7 @@ class Application:
             self.metrics,
             max_body_bytes=settings.server.max_body_bytes,
             clear_route_cache=settings.server.clear_route_cache or settings.server.xds,
+            budget=self.budget,
         )
         self.health = Health(lambda: not self.faults())
         self._settings = settings
@@ -64,11 +64,6 @@ class Application:
     def faults(self) -> list[str]:
         """Why the service is not ready; empty if it is."""
         return ["draining"] if self.is_draining else self.pools.faults()
-
-    def build_grpc(self) -> grpc.aio.Server:
-        server = build_server(self._settings.server)
-        add_routes(server, self.routes())
-        return server
 
     def routes(self) -> Routes:
         """Every gRPC method that is served."""
@@ -114,40 +109,35 @@ async def serve(path: Path) -> int:
     app = Application(settings, path)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(app.pools.stop)
-        server = app.build_grpc()
-        bind(server, settings.server)
+        transport = build_transport(settings.server, app.routes(), app.budget)
+        await transport.bind()
         await stack.enter_async_context(_admin(app, settings.server))
         app.start()
         for routine in (app.health.run(), app.watch_settings()):
             task = asyncio.create_task(routine)
             task.add_done_callback(_report)
             stack.callback(task.cancel)
-        await server.start()
+        await transport.start()
         # What start-up made stays; a collection need not look at it again while requests wait.
         gc.freeze()
         log.info("serving on %s, admin on %s", settings.server.listen, settings.server.admin)
         await signals.get()
-        return await _drain(app, server, signals, settings.server.drain_s)
+        return await _drain(app, transport, signals, settings.server.drain_s)
 
 
-async def _drain(
-    app: Application, server: grpc.aio.Server, signals: asyncio.Queue[int], drain_s: float
-) -> int:
+async def _drain(app: Application, transport: Transport, signals: asyncio.Queue[int], drain_s: float) -> int:
     """First signal: no new streams, open ones go on up to `drain_s`. A second one cuts them."""
     app.is_draining = True
     app.health.update()
     log.info("draining: %d streams open", app.processor.streams_open)
-    # Refuses new streams. Its own end of grace is put off for good: two stops that cut at the same moment
-    # crash grpcio 1.85 (one destroys the server under the other).
-    refusing = asyncio.create_task(server.stop(_NEVER_S))
+    transport.drain()
     # Streams of health watchers and of xDS never end by themselves: only requests are waited for.
     ends = {asyncio.create_task(app.processor.drained()), asyncio.create_task(signals.get())}
     await asyncio.wait(ends, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     cut = app.processor.streams_open
     for end in ends:
         end.cancel()
-    await server.stop(0)
-    await refusing
+    await transport.stop()
     log.info("stopped: %d streams cut", cut)
     return 1 if cut else 0
 

@@ -42,12 +42,15 @@ def cli() -> None:
 @click.option("--config", required=True, type=_FILE, help="The configuration file; it is watched.")
 def serve(config: Path) -> None:
     """Run the ext_proc service until SIGTERM or SIGINT; a second signal forces the end."""
+    import uvloop  # noqa: PLC0415
+
     from extproc.app import serve as run  # noqa: PLC0415
     from extproc.settings import load_settings, read_environment  # noqa: PLC0415
     from extproc.telemetry import configure_logging  # noqa: PLC0415
 
     configure_logging(load_settings(config, read_environment()).server.log_level, sys.stderr)
-    sys.exit(asyncio.run(run(config)))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sys.exit(runner.run(run(config)))
 
 
 @cli.command()

@@ -58,6 +58,10 @@ class ServerSettings(Section):
     """Processes. One only, in this release."""
     max_body_bytes: int = Field(default=33_554_432, ge=1_024, le=1_073_741_824)
     """The largest request body; Envoy's buffer limit should be the same. 32 MiB takes a few images."""
+    budget_bytes: int = Field(default=134_217_728, ge=65_536)
+    """What all bodies on their way may hold at once; a request beyond it is routed without its body."""
+    transport: Literal["native", "grpcio"] = "native"
+    """Our own HTTP/2, or grpcio's: the reference, and the way back. Both answer alike."""
     drain_s: float = Field(default=30, ge=0)
     """How long open requests may go on after SIGTERM, seconds."""
     clear_route_cache: bool = False

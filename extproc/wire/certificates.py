@@ -1,6 +1,7 @@
 """TLS for the listener: certificates from files, read again when they change."""
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,30 +25,38 @@ class Certificates:
 
         Raises `SettingsError` where they cannot be read now.
         """
-        self._seen = self._read()
+        self.read()
         self._context = self._build()
         listening = self._build()
         listening.sni_callback = self._choose
         return listening
 
-    def _choose(self, handshake: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
-        """Called in each handshake, with a server name or without one."""
-        try:
-            seen = self._read()
-            if seen != self._seen:
-                self._context, self._seen = self._build(), seen
-        except SettingsError:
-            # A half-written or missing file leaves the last good ones.
-            pass
-        if self._context is not None:
-            handshake.context = self._context
-
-    def _read(self) -> list[bytes]:
+    def read(self) -> list[bytes]:
+        """Returns certificate, key and, for mTLS, authority. Raises `SettingsError`."""
         paths = [self._certificate, self._key, *([self._client_ca] if self._client_ca else [])]
         try:
-            return [path.read_bytes() for path in paths]
+            self._seen = [path.read_bytes() for path in paths]
         except OSError as error:
             raise SettingsError(f"server.tls: {error.filename}: {error.strerror}") from None
+        return self._seen
+
+    def read_if_changed(self) -> list[bytes] | None:
+        """Returns what `read` does, or `None` where nothing new can be read: the last good ones stay."""
+        seen = self._seen
+        try:
+            fresh = self.read()
+        except SettingsError:
+            return None
+        return None if fresh == seen else fresh
+
+    def _choose(self, handshake: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
+        """Called in each handshake, with a server name or without one."""
+        if self.read_if_changed() is not None:
+            # A certificate and a key of two generations, half-written, leave the last good ones, too.
+            with suppress(SettingsError):
+                self._context = self._build()
+        if self._context is not None:
+            handshake.context = self._context
 
     def _build(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -8,10 +8,10 @@ import pytest
 from tests.integration.stack import Stack, run_stack
 
 
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One stack for all tests that leave it as they found it."""
-    with run_stack(tmp_path_factory.mktemp("stack")) as stack:
+@pytest.fixture(scope="session", params=["native", "grpcio"])
+def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """One stack for all tests that leave it as they found it; they run on both transports."""
+    with run_stack(tmp_path_factory.mktemp("stack"), transport=request.param) as stack:
         yield stack
 
 

@@ -34,7 +34,7 @@ def pool(addresses: Sequence[str], strategy: dict[str, Any] | None = None, **fie
 class Service(Process):
     """`extproc serve`, listening for Envoy on `port` and for its operator on `admin_port`.
 
-    `package` is the folder of another release of the package.
+    `transport` is how it serves gRPC, `package` the folder of another release of the package.
     """
 
     def __init__(
@@ -44,9 +44,11 @@ class Service(Process):
         port: int,
         admin_port: int,
         listen: str | None = None,
+        transport: str = "native",
         package: Path | None = None,
     ) -> None:
         self.config = directory / "extproc.yaml"
+        self._transport = {} if transport == "native" else {"transport": transport}
         # `-P`: or else the working folder would come before PYTHONPATH.
         options = ["-P"] if package else []
         command = [sys.executable, *options, "-m", "extproc", "serve", "--config", str(self.config)]
@@ -57,7 +59,7 @@ class Service(Process):
 
     def configure(self, pools: Sequence[Pool], **server: Any) -> None:
         """Writes the configuration file, in one step as an editor or a ConfigMap would."""
-        fields = {"listen": self._listen, "admin": self._admin, "drain_s": 5, **server}
+        fields = {"listen": self._listen, "admin": self._admin, "drain_s": 5, **self._transport, **server}
         draft = self.config.with_suffix(".draft")
         draft.write_text(yaml.safe_dump({"server": fields, "pools": list(pools)}))
         draft.replace(self.config)

@@ -50,19 +50,21 @@ def run_stack(
     edits: Sequence[Edit] = (),
     pools: Callable[[list[str]], list[Pool]] = lambda addresses: [pool(addresses)],
     simulate: Sequence[str] | None = ("--speed", "10"),
+    transport: str = "native",
     **server: object,
 ) -> Iterator[Stack]:
     """Starts envoy/standalone.yaml (after `edits`), the service and four endpoints; stops them all.
 
     `pools` makes the service's pools from the endpoints' addresses; `server` are further settings of
-    its section of that name; `simulate` are options of the simulated endpoints, `None` starts none.
+    its section of that name, `transport` how it serves gRPC; `simulate` are options of the simulated
+    endpoints, `None` starts none.
     """
     ports = free_ports(len(SHIPPED_PORTS))
     client, admin, ext_proc, service_admin = ports[:4]
     tree = edited(load("standalone.yaml"), dict(zip(SHIPPED_PORTS, ports, strict=True)), edits)
     parts = {} if simulate is None else {"vllm-a": ports[4:7], "vllm-b": ports[7:8]}
     simulators = [Simulators(directory, own, *(simulate or ()), name=name) for name, own in parts.items()]
-    service = Service(directory, port=ext_proc, admin_port=service_admin)
+    service = Service(directory, port=ext_proc, admin_port=service_admin, transport=transport)
     gateway = Gateway(directory, tree, port=client, admin_port=admin)
     stack = Stack(gateway, service, ports[4:], simulators)
     service.configure(pools(stack.addresses), **server)

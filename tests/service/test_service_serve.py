@@ -21,10 +21,10 @@ from tests.stream.wire import write
 ADDRESSES = ["127.0.0.1:8001", "127.0.0.1:8002"]
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
+@pytest.fixture(params=["native", "grpcio"])
+def service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
     port, admin_port = free_ports(2)
-    service = Service(tmp_path, port=port, admin_port=admin_port)
+    service = Service(tmp_path, port=port, admin_port=admin_port, transport=request.param)
     service.configure([pool(ADDRESSES)])
     with service:
         service.wait_ready()

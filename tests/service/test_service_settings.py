@@ -59,6 +59,8 @@ def test_defaults_are_the_contract() -> None:
         "admin": "0.0.0.0:9090",
         "workers": 1,
         "max_body_bytes": 33_554_432,
+        "budget_bytes": 134_217_728,
+        "transport": "native",
         "drain_s": 30,
         "clear_route_cache": False,
         "xds": False,

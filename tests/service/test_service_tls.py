@@ -10,11 +10,11 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from extproc.budget import Budget
 from extproc.errors import SettingsError
 from extproc.service.health import Health
-from extproc.service.listener import bind, build_server
+from extproc.service.transport import build_transport
 from extproc.settings import ServerSettings, TlsSettings
-from extproc.wire.grpcio import add_routes
 
 
 class Files:
@@ -35,20 +35,26 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
+@pytest.fixture(params=["native", "grpcio"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @asynccontextmanager
-async def serving(files: Files, *, is_mutual: bool = False) -> AsyncIterator[int]:
+async def serving(files: Files, transport: str, *, is_mutual: bool = False) -> AsyncIterator[int]:
     tls = TlsSettings(
         certificate=str(files.certificate), key=str(files.key), client_ca=str(files.ca) if is_mutual else None
     )
-    settings = ServerSettings(listen="127.0.0.1:0", tls=tls)
-    server = build_server(settings)
+    settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", "tls": tls, "transport": transport})
     health = Health(lambda: True)
-    add_routes(server, health.routes())
     health.update()
-    port = bind(server, settings)
+    server = build_transport(settings, health.routes(), Budget(1 << 20))
+    port = await server.bind()
     await server.start()
-    yield port
-    await server.stop(0)
+    try:
+        yield port
+    finally:
+        await server.stop()
 
 
 async def ask(port: int, trusted: trustme.CA, client: trustme.CA | None = None) -> int:
@@ -63,44 +69,44 @@ async def ask(port: int, trusted: trustme.CA, client: trustme.CA | None = None) 
         return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=3)).status)
 
 
-async def test_tls_is_served(files: Files) -> None:
+async def test_tls_is_served(files: Files, transport: str) -> None:
     authority = trustme.CA()
     files.issue(authority)
-    async with serving(files) as port:
+    async with serving(files, transport) as port:
         assert await ask(port, authority) == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError):
             await ask(port, trustme.CA())
 
 
-async def test_mtls_asks_for_a_certificate_of_the_authority(files: Files) -> None:
+async def test_mtls_asks_for_a_certificate_of_the_authority(files: Files, transport: str) -> None:
     authority = trustme.CA()
     files.issue(authority)
-    async with serving(files, is_mutual=True) as port:
+    async with serving(files, transport, is_mutual=True) as port:
         assert await ask(port, authority, authority) == health_pb2.HealthCheckResponse.SERVING
         for stranger in (None, trustme.CA()):
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask(port, authority, stranger)
 
 
-async def test_changed_certificates_serve_the_next_handshake(files: Files) -> None:
+async def test_changed_certificates_serve_the_next_handshake(files: Files, transport: str) -> None:
     old, new = trustme.CA(), trustme.CA()
     files.issue(old)
-    async with serving(files) as port:
+    async with serving(files, transport) as port:
         assert await ask(port, old) == health_pb2.HealthCheckResponse.SERVING
         files.issue(new)
         assert await ask(port, new) == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_certificates_that_vanish_leave_the_last_good_ones(files: Files) -> None:
+async def test_certificates_that_vanish_leave_the_last_good_ones(files: Files, transport: str) -> None:
     authority = trustme.CA()
     files.issue(authority)
-    async with serving(files) as port:
+    async with serving(files, transport) as port:
         files.certificate.unlink()
         assert await ask(port, authority) == health_pb2.HealthCheckResponse.SERVING
         assert await ask(port, authority) == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_missing_certificates_are_an_error_that_names_the_file(files: Files) -> None:
+async def test_missing_certificates_are_an_error_that_names_the_file(files: Files, transport: str) -> None:
     with pytest.raises(SettingsError, match=r"server\.tls: .*tls\.crt: No such file"):
-        async with serving(files):
+        async with serving(files, transport):
             pass

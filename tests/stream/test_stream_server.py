@@ -11,11 +11,12 @@ import pytest
 
 from extproc.budget import Budget
 from extproc.routing.picker import Picker
+from extproc.service.transport import Transport, build_transport
+from extproc.settings import ServerSettings
 from extproc.stream.events import RequestBody, ResponseHeaders
 from extproc.stream.names import PROCESS
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics
-from extproc.wire.grpcio import add_routes
 from tests.stream.conversations import (
     ADDRESSES,
     BODY,
@@ -40,7 +41,7 @@ class Served:
         picker: Picker,
         processor: ExternalProcessor,
         metrics: Metrics,
-        server: grpc.aio.Server,
+        server: Transport,
         target: str,
     ) -> None:
         self.server = server
@@ -62,20 +63,29 @@ class Served:
         return self.metrics.registry.get_sample_value(name, labels)
 
 
+# Which transport `serving` uses: each test runs on both.
+chosen = {"transport": "native"}
+
+
+@pytest.fixture(autouse=True, params=["native", "grpcio"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(chosen, "transport", request.param)
+
+
 @asynccontextmanager
 async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator[Served]:
     metrics = Metrics()
     processor = ExternalProcessor(
         lambda: picker, metrics, max_body_bytes=MAX_BODY_BYTES, clear_route_cache=True, budget=budget
     )
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    add_routes(server, processor.routes())
-    port = server.add_insecure_port("127.0.0.1:0")
+    settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", **chosen})
+    server = build_transport(settings, processor.routes(), Budget(1 << 26))
+    port = await server.bind()
     await server.start()
     served = Served(picker, processor, metrics, server, f"127.0.0.1:{port}")
     async with served.channel:
         yield served
-    await server.stop(0)
+    await server.stop()
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -181,7 +191,7 @@ async def test_a_stop_of_the_server_releases_the_request() -> None:
         await call.read()
         assert served.in_flight == 1
 
-        await served.server.stop(0)
+        await served.server.stop()
         await until(lambda: served.processor.streams_open == 0)
 
         assert served.in_flight == 0

@@ -1,0 +1,167 @@
+"""How gRPC is served: our own transport, or grpcio's; where it binds, what certificates it shows."""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Final, Protocol
+
+import grpc
+import grpc.aio
+
+from extproc.budget import Budget
+from extproc.errors import SettingsError
+from extproc.settings import ServerSettings, TlsSettings
+from extproc.wire.calls import Routes
+from extproc.wire.certificates import Certificates
+from extproc.wire.grpcio import add_routes
+from extproc.wire.limits import Limits
+from extproc.wire.listener import Listener
+
+# A message holds a body and its framing.
+_FRAMING_BYTES: Final = 1_048_576
+_NEVER_S: Final = 1e6
+
+
+class Transport(Protocol):
+    """Serves gRPC calls on one address: bound, started, drained, stopped, in this order."""
+
+    async def bind(self) -> int:
+        """Returns the port (0 for a unix socket).
+
+        Raises `SettingsError` that names the address where it is taken or cannot be had.
+        """
+        ...
+
+    async def start(self) -> None: ...
+
+    def drain(self) -> None:
+        """Takes no new calls; those that are open go on."""
+        ...
+
+    async def stop(self) -> None:
+        """Cuts what is open."""
+        ...
+
+
+def build_transport(settings: ServerSettings, routes: Routes, budget: Budget) -> Transport:
+    if settings.transport == "grpcio":
+        return GrpcioTransport(settings, routes)
+    return NativeTransport(settings, routes, budget)
+
+
+class NativeTransport:
+    """Our own HTTP/2."""
+
+    def __init__(self, settings: ServerSettings, routes: Routes, budget: Budget) -> None:
+        limits = Limits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES)
+        self._settings = settings
+        self._listener = Listener(routes, limits=limits, budget=budget)
+
+    async def bind(self) -> int:
+        listen, tls = self._settings.listen, self._settings.tls
+        _refuse_live_socket(listen)
+        context = _certificates(tls).context() if tls else None
+        try:
+            return await self._listener.bind(listen, context)
+        except OSError as error:
+            raise _cannot_listen(listen) from error
+
+    async def start(self) -> None:
+        await self._listener.start()
+
+    def drain(self) -> None:
+        self._listener.drain()
+
+    async def stop(self) -> None:
+        await self._listener.stop()
+
+
+class GrpcioTransport:
+    """The official implementation: the reference, and the way back."""
+
+    def __init__(self, settings: ServerSettings, routes: Routes) -> None:
+        limit = settings.max_body_bytes + _FRAMING_BYTES
+        self._settings = settings
+        self._refusing: asyncio.Task[None] | None = None
+        self._server = grpc.aio.server(
+            options=[
+                # Without it a second process would share an occupied port in silence.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", limit),
+                # Every request is a stream of a proxy's few connections: pings between them are welcome.
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                # A proxy whose node vanished would be counted for hours.
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+            ]
+        )
+        add_routes(self._server, routes)
+
+    async def bind(self) -> int:
+        listen, tls = self._settings.listen, self._settings.tls
+        _refuse_live_socket(listen)
+        try:
+            if tls is None:
+                return self._server.add_insecure_port(listen)
+            return self._server.add_secure_port(listen, _credentials(_certificates(tls), tls))
+        except (RuntimeError, OSError) as error:
+            raise _cannot_listen(listen) from error
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    def drain(self) -> None:
+        # Its own end of grace is put off for good: two stops that cut at the same moment crash grpcio 1.85
+        # (one destroys the server under the other).
+        self._refusing = asyncio.create_task(self._server.stop(_NEVER_S))
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+        if self._refusing is not None:
+            await self._refusing
+
+
+def _certificates(tls: TlsSettings) -> Certificates:
+    return Certificates(Path(tls.certificate), Path(tls.key), Path(tls.client_ca) if tls.client_ca else None)
+
+
+def _credentials(files: Certificates, tls: TlsSettings) -> grpc.ServerCredentials:
+    """Certificates for grpcio; a handshake after they changed sees the new ones.
+
+    Raises `SettingsError` where they cannot be read now. Later unreadable files leave the last good ones.
+    """
+
+    def configuration(contents: list[bytes]) -> grpc.ServerCertificateConfiguration:
+        certificate, key, *client_ca = contents
+        return grpc.ssl_server_certificate_configuration(
+            [(key, certificate)], client_ca[0] if client_ca else None
+        )
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        fresh = files.read_if_changed()
+        return None if fresh is None else configuration(fresh)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(files.read()),
+        changed,  # type: ignore[arg-type]  # gRPC takes None for "unchanged"
+        require_client_authentication=tls.client_ca is not None,
+    )
+
+
+def _cannot_listen(listen: str) -> SettingsError:
+    return SettingsError(f"server.listen: cannot listen on {listen}: is it in use?")
+
+
+def _refuse_live_socket(listen: str) -> None:
+    """A unix socket is unlinked before it is bound, even one that another process serves."""
+    if not listen.startswith("unix:"):
+        return
+    path = listen.removeprefix("unix:")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return
+    raise SettingsError(f"server.listen: {listen} is in use by another process")
