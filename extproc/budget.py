@@ -13,9 +13,9 @@ class Budget:
     def __repr__(self) -> str:
         return f"<Budget {self.used} of {self.limit_bytes} bytes>"
 
-    def take(self, count: int) -> bool:
-        """Takes `count` bytes if that many are left; whether they were."""
-        if self.used + count > self.limit_bytes:
+    def take(self, count: int, *, extra: int = 0) -> bool:
+        """Takes `count` bytes if that many are left, or missing by no more than `extra`; whether so."""
+        if self.used + count > self.limit_bytes + extra:
             return False
         self.used += count
         return True

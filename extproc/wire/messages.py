@@ -7,6 +7,11 @@ from msgspec import Struct
 
 from extproc.budget import Budget
 
+# A message of a request's headers, or a piece of a body (62,000 bytes in FULL_DUPLEX_STREAMED mode). Without
+# the first no request can be routed and without the second none can be given back: such messages find room
+# when large ones do not, for as long as what they hold is half as much again as the budget.
+_SMALL_BYTES: Final = 131_072
+
 # A flag, "compressed", and four bytes of length (gRPC over HTTP/2, "Length-Prefixed-Message").
 PREFIX_BYTES: Final = 5
 
@@ -76,13 +81,17 @@ class MessageReader:
     def _read_part(self, data: bytes, place: int) -> int:
         part = data[place : place + self._size - self._have]
         self._have += len(part)
-        if not self._is_skipped and self._budget.take(len(part)):
+        if not self._is_skipped and self._take(len(part)):
             self._kept += part
         elif not self._is_skipped:
             self._is_skipped = True
             self._budget.give(len(self._kept))
             self._kept = bytearray()
         return place + len(part)
+
+    def _take(self, count: int) -> bool:
+        extra = self._budget.limit_bytes // 2 if self._size <= _SMALL_BYTES else 0
+        return self._budget.take(count, extra=extra)
 
     def _end(self) -> bytes | Skipped:
         told = Skipped(self._size) if self._is_skipped else bytes(self._kept)

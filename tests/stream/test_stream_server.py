@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -13,22 +14,25 @@ from extproc.budget import Budget
 from extproc.routing.picker import Picker
 from extproc.service.transport import Transport, build_transport
 from extproc.settings import ServerSettings
-from extproc.stream.events import RequestBody, ResponseHeaders
+from extproc.stream.events import Continue, Phase, RequestBody, ResponseHeaders
 from extproc.stream.names import PROCESS
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics
+from extproc.wire.calls import Handler, Status
 from tests.stream.conversations import (
     ADDRESSES,
     BODY,
     CONVERSATIONS,
     MAX_BODY_BYTES,
     Conversation,
+    Went,
     agrees,
     headers,
     one_pool,
     overload,
 )
 from tests.stream.wire import read, write
+from tests.wire.calls import RecordedCall
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -274,6 +278,54 @@ async def test_unreadable_bodies_and_refusals_are_counted() -> None:
         assert served.sample("extproc_prompt_errors_total", why="PromptError") == 1
         assert served.sample("extproc_requests_total", pool="llama", outcome="routed") == 1
         assert served.sample("extproc_requests_total", pool="", outcome="body_too_large") == 1
+
+
+def open_recorded(picker: Picker, metrics: Metrics) -> tuple[RecordedCall, Handler, ExternalProcessor]:
+    processor = ExternalProcessor(
+        lambda: picker, metrics, max_body_bytes=MAX_BODY_BYTES, clear_route_cache=False
+    )
+    call = RecordedCall()
+    return call, processor.open(call), processor
+
+
+def test_a_skipped_body_is_routed_without_and_counted() -> None:
+    metrics = Metrics()
+    call, handler, processor = open_recorded(one_pool(), metrics)
+    handler.on_message(write(headers()))
+    handler.on_skipped(10_000_000)
+
+    acknowledged, went = map(read, call.sent)
+
+    assert acknowledged == Continue(Phase.REQUEST_HEADERS)
+    assert agrees(Went(Phase.REQUEST_BODY), went)
+    assert metrics.registry.get_sample_value("extproc_prompt_errors_total", {"why": "budget"}) == 1
+
+    handler.on_half_close()
+    handler.on_close()
+
+    assert call.status is Status.OK
+    assert processor.streams_open == 0
+
+
+def test_an_open_stream_is_small() -> None:
+    """The session and its handler; the transport's share is its own."""
+    picker, metrics, count = one_pool(), Metrics(), 500
+    _, first, processor = open_recorded(picker, metrics)
+    messages = write(headers()), write(RequestBody(BODY))
+    for message in messages:  # what all streams share is made once
+        first.on_message(message)
+    call, handlers = RecordedCall(), []
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for _ in range(count):
+        handlers.append(processor.open(call))
+        for message in messages:
+            handlers[-1].on_message(message)
+        call.sent.clear()
+    held_bytes = (tracemalloc.get_traced_memory()[0] - before) / count
+    tracemalloc.stop()
+
+    assert held_bytes < 700
 
 
 @pytest.mark.parametrize(
