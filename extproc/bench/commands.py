@@ -12,13 +12,13 @@ from rich.console import Console
 from extproc.bench.datasets.honesty import account
 from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.experiment_commands import ab, compare_command, plan_command, saturate_command
+from extproc.bench.experiments.run import run as run_spec
+from extproc.bench.judge.verdict import judge
+from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import Numbering, build_workload
-from extproc.bench.outputs import print_verdict, write_reports
-from extproc.bench.registry import build_registry
-from extproc.bench.reports.vllm_text import vllm_text
-from extproc.bench.runner import run as run_spec
-from extproc.bench.spec import parse_spec
-from extproc.bench.verdict import judge
+from extproc.bench.report.outputs import print_verdict, write_reports
+from extproc.bench.report.vllm_text import vllm_text
+from extproc.bench.spec.tree import parse_spec
 from extproc.bench.watching import watching
 
 CLIENT_LIMITED = 3

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from extproc.bench.reports.words import milliseconds
+from extproc.bench.measure.words import milliseconds
 from extproc.bench.result import Progress, Snapshot
 
 # Percentiles on the screen are of the last so many requests: they follow the run instead of its average.

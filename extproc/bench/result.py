@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Protocol
 
 from extproc.bench.record import Record
-from extproc.bench.spec import Spec
+from extproc.bench.spec.tree import Spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from extproc.bench.result import (
     RunResult,
     Window,
 )
-from extproc.bench.spec import Spec
+from extproc.bench.spec.tree import Spec
 
 
 def spec(**traffic: object) -> Spec:

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from extproc.bench import ab_report, report
-from extproc.bench.ab import Trial, label, run_trials
-from extproc.bench.ab_report import AbReport, summarise
-from extproc.bench.interval import mean_interval, student_quantile
-from extproc.bench.reports.ab_formats import ab_csv, ab_html, ab_markdown
+from extproc.bench.experiments import ab_report
+from extproc.bench.experiments.ab import Trial, label, run_trials
+from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
+from extproc.bench.experiments.ab_report import AbReport, summarise
+from extproc.bench.judge.verdict import judge
+from extproc.bench.measure.interval import mean_interval, student_quantile
+from extproc.bench.report import report
 from extproc.bench.result import RunResult
-from extproc.bench.section import Component
-from extproc.bench.spec import Spec
-from extproc.bench.verdict import judge
+from extproc.bench.spec.section import Component
+from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 from tests.bench import browser
 from tests.bench.synthetic import record, result, spec

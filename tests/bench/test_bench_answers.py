@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-from extproc.bench.clients.client import RunClock
+from extproc.bench.processors.client import RunClock
 from extproc.bench.processors.processor import Ask
 from extproc.bench.record import Record, TokenSource
-from extproc.bench.spec import Target
+from extproc.bench.spec.tree import Target
 from tests.bench.scripted import (
     ASK,
     DONE,

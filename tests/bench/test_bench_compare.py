@@ -3,15 +3,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from extproc.bench import report
 from extproc.bench.commands import bench
-from extproc.bench.compare import compare, find_remarks
-from extproc.bench.figures import FIGURES
-from extproc.bench.published import PublishedError, read_published
-from extproc.bench.report import Report
-from extproc.bench.reports.compare_formats import comparison_markdown
+from extproc.bench.experiments.compare import compare, find_remarks
+from extproc.bench.experiments.compare_formats import comparison_markdown
+from extproc.bench.judge.published import PublishedError, read_published
+from extproc.bench.judge.verdict import judge, judge_cell
+from extproc.bench.report import report
+from extproc.bench.report.figures import FIGURES
+from extproc.bench.report.report import Report
 from extproc.bench.result import RunResult, Window
-from extproc.bench.verdict import judge, judge_cell
 from tests.bench.synthetic import record, result, spec, steady
 
 PUBLISHED = Path(__file__).parents[2] / "extproc" / "vllm" / "fleet" / "kubeai-8xl4.csv"

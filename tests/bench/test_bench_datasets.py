@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.conversation import Conversation, Message, Turn, build_prompts, join_prompt
+from extproc.bench.datasets.conversation import Conversation, Message, Turn, build_prompts, join_prompt
 from extproc.bench.datasets.honesty import account, find_period
 from extproc.bench.datasets.prepare import fit_messages, prepare
 from extproc.bench.datasets.prepared import write_prepared
-from extproc.bench.datasets.presets import PRESETS
-from extproc.bench.registry import build_registry
-from extproc.bench.spec import TrafficShape
-from extproc.bench.text import estimate_tokens, fit_text, trim_text
+from extproc.bench.datasets.text import estimate_tokens, fit_text, trim_text
+from extproc.bench.load.registry import build_registry
+from extproc.bench.spec.presets import PRESETS
+from extproc.bench.spec.tree import TrafficShape
 from extproc.errors import SettingsError
 
 

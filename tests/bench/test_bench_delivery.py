@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from extproc.bench.experiments.run import run
+from extproc.bench.judge.verdict import judge
 from extproc.bench.result import RunResult, Snapshot
-from extproc.bench.runner import run
-from extproc.bench.spec import Spec
-from extproc.bench.verdict import judge
+from extproc.bench.spec.tree import Spec
 from tests.bench.ks import exponential_cdf, ks_distance, ks_limit, sampled_cdf
 
 # A busy machine stops a process for this long now and then; the median must be good all the same.

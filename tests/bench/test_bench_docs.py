@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 
 from extproc.bench.commands import bench
+from extproc.bench.experiments.plan import Host, plan
+from extproc.bench.judge.verdict import judge
+from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
-from extproc.bench.outputs import write_reports
-from extproc.bench.plan import Host, plan
-from extproc.bench.registry import build_registry
-from extproc.bench.spec import parse_spec
-from extproc.bench.verdict import judge
+from extproc.bench.report.outputs import write_reports
+from extproc.bench.spec.tree import parse_spec
 from tests.bench.synthetic import steady
 
 DOCS = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text()

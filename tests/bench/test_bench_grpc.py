@@ -8,11 +8,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from extproc.bench.clients.client import RunClock, Wiring
-from extproc.bench.clients.grpc import GrpcClient
+from extproc.bench.processors.client import RunClock, Wiring
+from extproc.bench.processors.grpc import GrpcClient
 from extproc.bench.processors.jetstream_pb2 import DecodeRequest, DecodeResponse
 from extproc.bench.record import Record
-from extproc.bench.spec import Target
+from extproc.bench.spec.tree import Target
 from tests.bench.scripted import ASK
 
 Context = grpc.aio.ServicerContext[DecodeRequest, DecodeResponse]

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from extproc.bench.clients.client import RunClock
-from extproc.bench.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.conversation import Conversation, Message, Turn
 from extproc.bench.load.cap import Cap
 from extproc.bench.load.generator import LoadGenerator, Share
 from extproc.bench.load.watch import Watch
 from extproc.bench.load.workload import Numbering
+from extproc.bench.processors.client import RunClock
 from extproc.bench.processors.processor import Ask
 from extproc.bench.record import Record
-from extproc.bench.spec import Spec
+from extproc.bench.spec.tree import Spec
 
 THREE_TURNS = Conversation(
     tuple(Turn((Message("user", f"question {i}"),), 5, f"recorded {i}") for i in range(3))

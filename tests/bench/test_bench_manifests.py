@@ -6,10 +6,10 @@ import yaml
 from kubernetes import client
 
 from extproc.bench.commands import bench
+from extproc.bench.experiments.plan import Host, plan
+from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
-from extproc.bench.plan import Host, plan
-from extproc.bench.registry import build_registry
-from extproc.bench.spec import parse_spec
+from extproc.bench.spec.tree import parse_spec
 
 FOLDER = Path(__file__).parents[2] / "manifests" / "benchmark"
 

@@ -5,11 +5,11 @@ import yaml
 from click.testing import CliRunner
 
 from extproc.bench.commands import bench
+from extproc.bench.experiments.plan import Host, Plan, plan
+from extproc.bench.experiments.plan_text import plan_text
+from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
-from extproc.bench.plan import Host, Plan, plan
-from extproc.bench.registry import build_registry
-from extproc.bench.reports.plan_text import plan_text
-from extproc.bench.spec import Spec
+from extproc.bench.spec.tree import Spec
 from tests.bench.synthetic import spec
 
 HOST = Host(cores=2, ports=28_000, files=1024)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.collector import collect_stream, collect_whole
-from extproc.bench.conversation import Message
+from extproc.bench.datasets.conversation import Message
 from extproc.bench.processors.anthropic import AnthropicMessages
+from extproc.bench.processors.collector import collect_stream, collect_whole
 from extproc.bench.processors.generate import JetStreamHttp, SGLang, Tgi, Triton
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import Ask, Processor

@@ -18,13 +18,13 @@ import yaml
 from click.testing import CliRunner
 
 from extproc.bench.commands import CLIENT_LIMITED, bench
+from extproc.bench.experiments.run import find_model, run
+from extproc.bench.experiments.scrape import read_cache_counters, scrape
 from extproc.bench.load.driver import LoadError
 from extproc.bench.load.process import _allow_files
-from extproc.bench.registry import build_registry
+from extproc.bench.load.registry import build_registry
 from extproc.bench.result import CacheCounters, RunResult
-from extproc.bench.runner import find_model, run
-from extproc.bench.scrape import read_cache_counters, scrape
-from extproc.bench.spec import Spec
+from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 from tests.bench.scripted import DONE, USAGE, chunk
 
@@ -209,7 +209,7 @@ async def test_model_is_asked_for_where_the_spec_names_none() -> None:
 
 PLUGIN = """
 import os
-from extproc.bench.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.conversation import Conversation, Message, Turn
 
 def register(registry):
     def poems(dataset, need, rng):

@@ -3,12 +3,12 @@ from collections.abc import Callable
 
 import pytest
 
-from extproc.bench import report
-from extproc.bench.experiment import Ladder
-from extproc.bench.reports.saturation_formats import saturation_html, saturation_markdown
+from extproc.bench.experiments.saturate import Rung, Saturation, encode, next_rate, summarise
+from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
+from extproc.bench.judge.verdict import judge
+from extproc.bench.report import report
 from extproc.bench.result import Window
-from extproc.bench.saturate import Rung, Saturation, encode, next_rate, summarise
-from extproc.bench.verdict import judge
+from extproc.bench.spec.experiments import Ladder
 from tests.bench.synthetic import record, result
 
 LADDER = Ladder(start=1, factor=2, steps=12, precision=0.1)

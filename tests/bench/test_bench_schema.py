@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from extproc.bench import report
+from extproc.bench.report import report
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "benchmark-report.schema.json"
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from extproc.bench.spec import Distribution, Spec, TrafficShape, parse_spec
-from extproc.bench.units import parse_duration, parse_rate
+from extproc.bench.spec.tree import Distribution, Spec, TrafficShape, parse_spec
+from extproc.bench.spec.units import parse_duration, parse_rate
 from extproc.errors import SettingsError
 
 RESOURCE = """

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench import metrics
-from extproc.bench.groups import Groups
+from extproc.bench.measure import metrics
+from extproc.bench.measure.groups import Groups
 from extproc.bench.record import Record
 from extproc.bench.result import Window
-from extproc.bench.spec import Slo
+from extproc.bench.spec.tree import Slo
 from tests.bench.synthetic import failed, record
 
 KINDS = st.sampled_from(["good", "timeout", "unsent", "open", "untold"])

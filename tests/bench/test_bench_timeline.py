@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from extproc.bench.timeline import cut
+from extproc.bench.measure.timeline import cut
 from tests.bench.synthetic import failed, record, steady
 
 

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from extproc.bench.judge.verdict import Cell, judge, judge_cell, on_time_in_flight
 from extproc.bench.record import Record
 from extproc.bench.result import ClientStats, LoopSample, RunInfo, RunResult, Window
-from extproc.bench.spec import Spec
-from extproc.bench.verdict import Cell, judge, judge_cell, on_time_in_flight
+from extproc.bench.spec.tree import Spec
 
 SPEC = Spec.model_validate(
     {

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extproc.bench.conversation import Message
-from extproc.bench.draws import draw, draw_tokens
+from extproc.bench.datasets.conversation import Message
+from extproc.bench.datasets.draws import draw, draw_tokens
+from extproc.bench.datasets.tokens import load_tokenizer, recount
+from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.record import Record, TokenSource
-from extproc.bench.registry import build_registry
-from extproc.bench.spec import Distribution, Spec
-from extproc.bench.tokens import load_tokenizer, recount
+from extproc.bench.spec.tree import Distribution, Spec
 from extproc.errors import SettingsError
 
 

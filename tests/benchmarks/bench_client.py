@@ -16,10 +16,10 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from extproc.bench.experiments.run import run
+from extproc.bench.judge.verdict import judge
 from extproc.bench.result import RunResult, Snapshot
-from extproc.bench.runner import run
-from extproc.bench.spec import Spec
-from extproc.bench.verdict import judge
+from extproc.bench.spec.tree import Spec
 from tests.benchmarks.report import Row
 
 RATES = (200, 2_000)

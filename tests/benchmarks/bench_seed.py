@@ -20,16 +20,16 @@ from typing import Self
 import aiohttp
 import orjson
 
-from extproc.bench.ab import Trial, run_trials
-from extproc.bench.lab import Lab
-from extproc.bench.published import Row, read_published
-from extproc.bench.reports.markdown import markdown_table
-from extproc.bench.reports.words import fixed, percent
+from extproc.bench.experiments.ab import Trial, run_trials
+from extproc.bench.experiments.lab import Lab
+from extproc.bench.experiments.run import run
+from extproc.bench.experiments.switch import build_switch
+from extproc.bench.judge.published import Row, read_published
+from extproc.bench.judge.verdict import judge_cell
+from extproc.bench.measure.words import fixed, percent
+from extproc.bench.report.markdown import markdown_table
 from extproc.bench.result import RunResult, Snapshot
-from extproc.bench.runner import run
-from extproc.bench.spec import Spec
-from extproc.bench.switch import build_switch
-from extproc.bench.verdict import judge_cell
+from extproc.bench.spec.tree import Spec
 from tests.bench.fleet import Fleet, run_fleet
 from tests.integration.fetch import get
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from extproc.bench.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.conversation import Conversation, Message, Turn
 from extproc.bench.datasets.source import Row, read_objects, read_rows, read_text, require_path
-from extproc.bench.spec import Dataset
+from extproc.bench.spec.tree import Dataset
 
 _DEFAULT_OUTPUT_TOKENS = 256
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from extproc.bench.conversation import Conversation, build_prompts, count_prompt_tokens, join_prompt
-from extproc.bench.text import BYTES_PER_TOKEN, estimate_tokens
+from extproc.bench.datasets.conversation import Conversation, build_prompts, count_prompt_tokens, join_prompt
+from extproc.bench.datasets.text import BYTES_PER_TOKEN, estimate_tokens
 
 _BLOCK_TOKENS = 16
 _BLOCK_BYTES = _BLOCK_TOKENS * BYTES_PER_TOKEN

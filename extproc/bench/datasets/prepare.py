@@ -6,11 +6,17 @@ from itertools import repeat
 
 import numpy as np
 
-from extproc.bench.conversation import Conversation, Message, Turn, build_prompts, count_prompt_tokens
+from extproc.bench.datasets.conversation import (
+    Conversation,
+    Message,
+    Turn,
+    build_prompts,
+    count_prompt_tokens,
+)
+from extproc.bench.datasets.draws import draw_tokens
 from extproc.bench.datasets.source import Source
-from extproc.bench.draws import draw_tokens
-from extproc.bench.spec import Dataset, Distribution, TrafficShape
-from extproc.bench.text import estimate_tokens, fit_text, trim_text
+from extproc.bench.datasets.text import estimate_tokens, fit_text, trim_text
+from extproc.bench.spec.tree import Dataset, Distribution, TrafficShape
 from extproc.errors import SettingsError
 
 

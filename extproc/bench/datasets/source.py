@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from extproc.bench.conversation import Conversation
-from extproc.bench.section import Section
-from extproc.bench.spec import Dataset
+from extproc.bench.datasets.conversation import Conversation
+from extproc.bench.spec.section import Section
+from extproc.bench.spec.tree import Dataset
 from extproc.errors import SettingsError
 
 Source = Callable[[Dataset, int, np.random.Generator], list[Conversation]]

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 from pydantic import Field
 
-from extproc.bench.conversation import Conversation, Message, Turn
-from extproc.bench.draws import Draws, draw, draw_tokens
-from extproc.bench.section import Section
-from extproc.bench.spec import Dataset, Distribution
-from extproc.bench.text import write_text
+from extproc.bench.datasets.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.draws import Draws, draw, draw_tokens
+from extproc.bench.datasets.text import write_text
+from extproc.bench.spec.section import Section
+from extproc.bench.spec.tree import Dataset, Distribution
 
 
 class SyntheticOptions(Section):

@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from extproc.bench.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.conversation import Conversation, Message, Turn
 from extproc.bench.datasets.source import Row, read_rows, require_path
-from extproc.bench.section import Section
-from extproc.bench.spec import Dataset
-from extproc.bench.text import write_text
+from extproc.bench.datasets.text import write_text
+from extproc.bench.spec.section import Section
+from extproc.bench.spec.tree import Dataset
 from extproc.errors import SettingsError
 
 # Mooncake hashes blocks of 512 tokens (Mooncake trace format, FAST'25).

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from extproc.bench.clients.client import Client, Clock
-from extproc.bench.conversation import Conversation, Message, Turn, count_prompt_tokens
-from extproc.bench.draws import draw
+from extproc.bench.datasets.conversation import Conversation, Message, Turn, count_prompt_tokens
+from extproc.bench.datasets.draws import draw
 from extproc.bench.load.cap import Cap
 from extproc.bench.load.workload import Numbering
+from extproc.bench.processors.client import Client, Clock
 from extproc.bench.processors.processor import Ask
 from extproc.bench.record import Record
-from extproc.bench.spec import Spec
+from extproc.bench.spec.tree import Spec
 
 # Wake at most this often, then start everything that is due: a timer per request falls behind from
 # about 500 req/s per process.

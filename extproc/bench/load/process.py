@@ -12,13 +12,13 @@ from multiprocessing.sharedctypes import Synchronized
 
 import uvloop
 
-from extproc.bench.clients.client import RunClock, Wiring
+from extproc.bench.datasets.tokens import load_tokenizer, recount
 from extproc.bench.load.generator import LoadGenerator, Next, Share
+from extproc.bench.load.registry import build_registry
 from extproc.bench.load.watch import Watch
+from extproc.bench.processors.client import RunClock, Wiring
 from extproc.bench.record import Record
-from extproc.bench.registry import build_registry
 from extproc.bench.result import ClientStats
-from extproc.bench.tokens import load_tokenizer, recount
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from extproc.bench.load.arrivals import Times, draw_unit_arrivals
 from extproc.bench.load.shapes import Shape, ShapeFactory, add_spike
-from extproc.bench.spec import TrafficShape
+from extproc.bench.spec.tree import TrafficShape
 
 _MAX_STARTS = 50_000_000
 

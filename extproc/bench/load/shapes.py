@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from extproc.bench.section import Section
-from extproc.bench.spec import Spike, TrafficShape
-from extproc.bench.units import Rate, Seconds
+from extproc.bench.spec.section import Section
+from extproc.bench.spec.tree import Spike, TrafficShape
+from extproc.bench.spec.units import Rate, Seconds
 
 Times = npt.NDArray[np.float64]
 

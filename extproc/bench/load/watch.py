@@ -4,8 +4,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from extproc.bench.clients.client import Clock
 from extproc.bench.load.generator import LoadGenerator
+from extproc.bench.processors.client import Clock
 from extproc.bench.result import LoopSample, Snapshot
 
 _SAMPLE_S = 0.02

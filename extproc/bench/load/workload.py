@@ -9,13 +9,13 @@ from itertools import accumulate
 import numpy as np
 from pydantic import ValidationError
 
-from extproc.bench.conversation import Conversation
+from extproc.bench.datasets.conversation import Conversation
 from extproc.bench.datasets.prepare import prepare
 from extproc.bench.load.arrivals import Times
+from extproc.bench.load.registry import Registry
 from extproc.bench.load.schedule import build_schedule, build_shape
-from extproc.bench.registry import Registry
-from extproc.bench.section import list_faults
-from extproc.bench.spec import Spec, TrafficShape
+from extproc.bench.spec.section import list_faults
+from extproc.bench.spec.tree import Spec, TrafficShape
 from extproc.errors import SettingsError
 
 # Requests that a generated dataset provides when only the server's speed will tell how many are made.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from extproc.bench.conversation import join_prompt
+from extproc.bench.datasets.conversation import join_prompt
 from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
 from extproc.bench.processors.processor import Ask, HttpApi, Piece, Usage
 

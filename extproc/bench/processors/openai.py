@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extproc.bench.conversation import join_prompt
+from extproc.bench.datasets.conversation import join_prompt
 from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
 from extproc.bench.processors.processor import EMPTY, Ask, HttpApi, Piece, Usage
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from extproc.bench.conversation import Message
+from extproc.bench.datasets.conversation import Message
 
 Json = Mapping[str, object]
 

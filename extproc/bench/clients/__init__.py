@@ -1,1 +1,0 @@
-"""Clients: the edge where requests leave and answers are stamped."""

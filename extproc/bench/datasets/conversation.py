@@ -1,0 +1,66 @@
+"""What is asked: conversations, their turns, and the prompts they become."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from extproc.bench.datasets.text import estimate_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a chat: a role of OpenAI's API and plain text."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one request adds to a conversation, and the answer that was recorded for it.
+
+    `output_tokens` is what the request allows the answer to take; `reply` is empty if none is known.
+    """
+
+    messages: tuple[Message, ...]
+    output_tokens: int
+    reply: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns in order. `arrival_s` is set by traces; `body` is a whole request body to send as it is."""
+
+    turns: tuple[Turn, ...]
+    arrival_s: float | None = None
+    body: Mapping[str, object] | None = None
+
+    @property
+    def message_count(self) -> int:
+        return sum(len(turn.messages) + bool(turn.reply) for turn in self.turns)
+
+    @property
+    def user_contents(self) -> list[str]:
+        return [m.content for turn in self.turns for m in turn.messages if m.role == "user"]
+
+
+def build_prompts(conversation: Conversation) -> Iterator[Conversation]:
+    """Yields one single-turn conversation per turn: everything before its reply, as recorded.
+
+    A turn without a recorded reply contributes none to the history of the next.
+    """
+    history: tuple[Message, ...] = ()
+    for turn in conversation.turns:
+        history += turn.messages
+        yield replace(conversation, turns=(replace(turn, messages=history),))
+        if turn.reply:
+            history += (Message("assistant", turn.reply),)
+
+
+def count_prompt_tokens(messages: Sequence[Message]) -> int:
+    """Returns the estimated tokens of a prompt, without what a chat template adds."""
+    return sum(estimate_tokens(message.content) for message in messages)
+
+
+def join_prompt(messages: Sequence[Message]) -> str:
+    """Renders a prompt for an API without messages; a longer history extends a shorter one's text."""
+    return "\n\n".join(message.content for message in messages)

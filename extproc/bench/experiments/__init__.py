@@ -1,0 +1,1 @@
+"""One run, or several that answer a question together; and what a run would be."""

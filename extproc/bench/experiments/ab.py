@@ -1,0 +1,76 @@
+"""The order of a comparison: every arm over the same schedule, again with another seed. Knows no network."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from extproc.bench.judge.verdict import judge
+from extproc.bench.report import report
+from extproc.bench.report.report import Report
+from extproc.bench.result import RunResult
+from extproc.bench.spec.section import Component
+from extproc.bench.spec.tree import Spec
+
+Run = Callable[[Spec, str], Awaitable[RunResult]]
+"""Runs a spec; the text says on the terminal what is running."""
+
+# Far from the seeds of measured runs: priming must not show the caches the prompts that are measured.
+_PRIME_SEED = 1_000_000
+
+
+class Prepares(Protocol):
+    async def prepare(self, arm: Component) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One arm measured once. Trials of one `repeat` have one seed and thus one schedule."""
+
+    arm: str
+    repeat: int
+    report: Report
+
+
+def label(arm: Component) -> str:
+    """The arm's name, and its settings if it has some: `prefix_hash(load_factor=2)`."""
+    settings = ", ".join(f"{name}={value}" for name, value in arm.options.items())
+    return f"{arm.name}({settings})" if settings else arm.name
+
+
+async def run_trials(
+    spec: Spec,
+    run: Run,
+    lab: Prepares,
+    keep: Callable[[Trial, RunResult], None] = lambda _trial, _result: None,
+) -> list[Trial]:
+    """Measures every arm in every repeat; `keep` sees each trial as it ends. Raises as `lab` and `run` do."""
+    trials = []
+    for repeat in range(spec.ab.repeats):
+        for arm in _rotate(spec.ab.arms, repeat):
+            await lab.prepare(arm)
+            title = f"{label(arm)}, repeat {repeat + 1} of {spec.ab.repeats}"
+            if spec.ab.prime:
+                await run(_priming(spec, repeat), f"{title}: priming")
+            result = await run(spec.model_copy(update={"seed": spec.seed + repeat}), title)
+            trials.append(Trial(label(arm), repeat, report.build(result, judge(result))))
+            keep(trials[-1], result)
+    return trials
+
+
+def _rotate(arms: Sequence[Component], repeat: int) -> Sequence[Component]:
+    """Each repeat begins with another arm, so that no arm always runs on the warmest machine."""
+    first = repeat % len(arms)
+    return [*arms[first:], *arms[:first]]
+
+
+def _priming(spec: Spec, repeat: int) -> Spec:
+    """The same kind of load with other prompts, for `prime` seconds."""
+    changes = {"duration": spec.ab.prime, "total_prompts": None, "warm_up": 0.0, "cool_down": 0.0}
+    return with_traffic(spec, changes).model_copy(update={"seed": spec.seed + repeat + _PRIME_SEED})
+
+
+def with_traffic(spec: Spec, changes: Mapping[str, object]) -> Spec:
+    """The spec with fields of its traffic shape replaced."""
+    traffic = spec.traffic.model_copy(update=changes)
+    performance = spec.performance.model_copy(update={"traffic_shape": traffic})
+    return spec.model_copy(update={"performance": performance})

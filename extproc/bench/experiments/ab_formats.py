@@ -1,0 +1,140 @@
+"""A comparison of strategies as a table, as CSV in the columns of KubeAI's published results, as HTML."""
+
+import csv
+import io
+from collections.abc import Iterator
+
+from extproc.bench.experiments.ab import Trial
+from extproc.bench.experiments.ab_report import AbReport, Arm
+from extproc.bench.judge.published import COLUMNS
+from extproc.bench.measure.interval import Interval
+from extproc.bench.measure.words import DASH, fixed, percent
+from extproc.bench.report import page
+from extproc.bench.report.figures import FIGURES
+from extproc.bench.report.markdown import markdown_table
+from extproc.bench.report.plots import Bar, bars
+
+_SHARES = frozenset({"hit_rate", "goodput"})
+_PLOTTED = ("total_tok_per_s", "hit_rate", "ttft_median_ms", "ttft_p99_ms", "itl_mean_ms", "e2e_median_ms")
+
+
+def ab_markdown(report: AbReport) -> str:
+    """Every figure by arm, then its change against the baseline."""
+    figures = markdown_table(*_figures(report))
+    return f"{figures}\n{markdown_table(*_changes(report))}" if len(report.arms) > 1 else figures
+
+
+def _figures(report: AbReport) -> tuple[list[str], list[list[str]]]:
+    header = [f"mean, {report.confidence:.0%} interval", *(arm.label for arm in report.arms)]
+    return header, [
+        [FIGURES[name].heading, *(_show(name, arm.figures.get(name)) for arm in report.arms)]
+        for name in _present(report)
+    ]
+
+
+def _changes(report: AbReport) -> tuple[list[str], list[list[str]]]:
+    others = [arm for arm in report.arms if arm.label != report.baseline]
+    return [f"against {report.baseline}", *(arm.label for arm in others)], [
+        [FIGURES[name].heading, *(_show_change(arm.changes.get(name)) for arm in others)]
+        for name in _present(report)
+    ]
+
+
+def _present(report: AbReport) -> list[str]:
+    return [name for name in FIGURES if any(name in arm.figures for arm in report.arms)]
+
+
+def _show(name: str, interval: Interval | None) -> str:
+    if interval is None:
+        return DASH
+    show = percent if name in _SHARES else fixed
+    margin = "" if interval.high is None else f" ± {show(interval.high - interval.mean)}"
+    return f"{show(interval.mean)}{margin}"
+
+
+def _show_change(interval: Interval | None) -> str:
+    """A change in percent with its interval; a star where the interval excludes no change."""
+    if interval is None:
+        return DASH
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:+.1%}"
+    star = "*" if interval.excludes_zero else ""
+    return f"{interval.mean:+.1%} [{interval.low:+.1%}, {interval.high:+.1%}]{star}"
+
+
+def ab_csv(report: AbReport) -> str:
+    """A row per trial in the published columns: vLLM's figures of the whole run; then what else is known."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, (*COLUMNS, "repeat", "hit_rate", "verdict"), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_row(trial) for trial in report.trials)
+    return text.getvalue()
+
+
+def _row(trial: Trial) -> dict[str, object]:
+    report, whole = trial.report, trial.report.whole
+    traffic = report.spec["performance"]["traffic-shape"]
+    row: dict[str, object] = {
+        "max_concurrency": traffic.get("max-concurrency", traffic.get("vus")),
+        "request_rate": traffic.get("req-rate"),
+        "strategy": trial.arm,
+        "requests": whole.counts.completed,
+        "duration_s": round(whole.window.end_s, 2),
+        "input_tokens": whole.tokens.input,
+        "output_tokens": whole.tokens.output,
+        "req_per_s": round(whole.throughput.requests_rps, 2),
+        "output_tok_per_s": round(whole.throughput.output_tps, 2),
+        "total_tok_per_s": round(whole.throughput.total_tps, 2),
+        "repeat": trial.repeat + 1,
+        "hit_rate": report.hit_rate,
+        "verdict": report.verdict.text,
+    }
+    for measure, short in (("ttft_sent", "ttft"), ("tpot", "tpot"), ("itl", "itl")):
+        if summary := whole.latency_ms.get(measure):
+            for point, value in (("mean", summary.mean), ("median", summary.p50), ("p99", summary.p99)):
+                row[f"{short}_{point}_ms"] = round(value, 2)
+    return row
+
+
+def ab_html(report: AbReport) -> str:
+    subtitle = f"{report.model} · baseline {report.baseline} · {len(report.trials)} runs"
+    return page.page(f"{report.name}: strategies compared", subtitle, _parts(report))
+
+
+def _parts(report: AbReport) -> Iterator[str]:
+    title = "comparable" if report.is_valid else "not comparable"
+    yield page.notice(title, report.faults, is_good=report.is_valid)
+    yield page.remarks(report.remarks)
+    yield page.cards(
+        {
+            FIGURES[name].heading: bars(_bars(report, name), y_label=_unit(name))
+            for name in _PLOTTED
+            if _has(report, name)
+        }
+    )
+    yield page.table("Figures", *_figures(report))
+    if len(report.arms) > 1:
+        yield page.table("Changes, paired by repeat; a star excludes no change", *_changes(report))
+    yield page.definitions(report.trials[0].report.definitions)
+
+
+def _has(report: AbReport, name: str) -> bool:
+    return any(name in arm.figures for arm in report.arms)
+
+
+def _unit(name: str) -> str:
+    return "%" if name in _SHARES else "ms" if name.endswith("_ms") else "tokens/s"
+
+
+def _bars(report: AbReport, name: str) -> list[Bar]:
+    return [
+        _bar(arm, arm.figures[name], name, place)
+        for place, arm in enumerate(report.arms)
+        if name in arm.figures
+    ]
+
+
+def _bar(arm: Arm, interval: Interval, name: str, colour: int) -> Bar:
+    scale = 100.0 if name in _SHARES else 1.0
+    low, high = (None if end is None else end * scale for end in (interval.low, interval.high))
+    return Bar(arm.label, interval.mean * scale, colour, low, high)

@@ -1,0 +1,126 @@
+"""What a spec would do, worked out before it is run, and why it could not. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from extproc.bench.datasets.honesty import Honesty, account
+from extproc.bench.load.workload import Numbering, Workload
+from extproc.bench.spec.tree import Spec
+
+# What one core of a load process spends at most: on writing a request and reading its head; on a chunk.
+_REQUEST_CPU_S = 500e-6
+_CHUNK_CPU_S = 40e-6
+# Files that a process needs besides its requests' sockets: pipes, the event loop, scrapes.
+_OTHER_FILES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What this machine has to give: cores, local ports, open files per process."""
+
+    cores: int
+    ports: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run to come; `faults` say why it is impossible, `remarks` what to expect.
+
+    `starts` counts starts per slice of `slice_s`; rates are of requests. `in_flight` is the most at once if
+    a request takes `latency_s`; `cpu_cores` is what the load processes need together at the peak.
+    """
+
+    honesty: Honesty
+    span_s: float | None
+    offered_rps: float | None
+    peak_rps: float | None
+    slice_s: float
+    starts: tuple[int, ...]
+    latency_s: float
+    in_flight: int
+    cpu_cores: float
+    faults: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def plan(spec: Spec, workload: Workload, host: Host, *, latency_s: float, slices: int = 20) -> Plan:
+    """Works out a run; `latency_s` is how long a request is assumed to take from its sending to its end."""
+    honesty = account(workload.conversations, count_requests(workload), max(1, len(spec.scrape)))
+    starts, slice_s = _slice(workload, slices)
+    peak_rps = max(starts) / slice_s * workload.turns_mean if slice_s else None
+    in_flight = _find_in_flight(spec, peak_rps, honesty.prompts, latency_s)
+    rate = peak_rps or in_flight / latency_s
+    cpu_cores = rate * (_REQUEST_CPU_S + honesty.output_tokens / honesty.prompts * _CHUNK_CPU_S)
+    return Plan(
+        honesty=honesty,
+        span_s=workload.span_s,
+        offered_rps=workload.offered_rps,
+        peak_rps=peak_rps,
+        slice_s=slice_s,
+        starts=starts,
+        latency_s=latency_s,
+        in_flight=in_flight,
+        cpu_cores=cpu_cores,
+        faults=tuple(_find_faults(spec, workload, host, in_flight, cpu_cores)),
+        remarks=tuple(_find_remarks(spec, host, peak_rps, latency_s)),
+    )
+
+
+def count_requests(workload: Workload) -> int:
+    """How many requests the workload makes; of a closed loop bound by time only, one cycle of its dataset."""
+    if workload.requests is not None:
+        return workload.requests
+    if workload.starts_s is not None:
+        return max(1, round(len(workload.starts_s) * workload.turns_mean))
+    return Numbering(workload.conversations).per_cycle
+
+
+def _slice(workload: Workload, slices: int) -> tuple[tuple[int, ...], float]:
+    """Starts per slice and the slice's length; nothing to slice in a closed loop or if all start at once."""
+    if not workload.starts_s or not workload.span_s:
+        return (), 0.0
+    counts, _ = np.histogram(workload.starts_s, bins=slices, range=(0.0, workload.span_s))
+    return tuple(counts.tolist()), workload.span_s / slices
+
+
+def _find_in_flight(spec: Spec, peak_rps: float | None, requests: int, latency_s: float) -> int:
+    """Little's law at the peak, within the cap; everything at once where there is no schedule to follow."""
+    wanted = requests if peak_rps is None else round(peak_rps * latency_s)
+    return max(1, min(wanted, requests, spec.traffic.concurrency or wanted))
+
+
+def _find_faults(
+    spec: Spec, workload: Workload, host: Host, in_flight: int, cpu_cores: float
+) -> Iterator[str]:
+    if workload.starts_s is not None and not workload.starts_s:
+        yield "the schedule has no start: raise req-rate, duration or total-prompts"
+    if in_flight > host.ports:
+        yield f"{in_flight} connections at once from {host.ports} local ports: widen ip_local_port_range"
+    per_process = -(-in_flight // spec.processes) + _OTHER_FILES
+    if per_process > host.files:
+        yield f"{per_process} open files per process, {host.files} allowed: raise `ulimit -n` or processes"
+    budget = min(spec.processes, host.cores) * spec.limits.cpu
+    if cpu_cores > budget:
+        yield (
+            f"about {cpu_cores:.1f} cores are needed to send this; {spec.processes} process(es) on "
+            f"{host.cores} core(s) at {spec.limits.cpu:.0%} have {budget:.1f}"
+        )
+    span_s = spec.traffic.duration or workload.span_s
+    if span_s is not None and spec.traffic.warm_up + spec.traffic.cool_down >= span_s:
+        yield f"warm-up and cool-down leave nothing of {span_s:.1f} s to measure"
+
+
+def _find_remarks(spec: Spec, host: Host, peak_rps: float | None, latency_s: float) -> Iterator[str]:
+    cap = spec.traffic.max_concurrency
+    if cap is not None and peak_rps is not None and peak_rps * latency_s > cap:
+        yield (
+            f"at {latency_s:g} s each, {cap} at once are {cap / latency_s:.1f} req/s at most: the cap, not "
+            f"the schedule ({peak_rps:.1f} req/s), will set the load"
+        )
+    if spec.processes > host.cores:
+        yield f"{spec.processes} processes share {host.cores} core(s)"
+    if not spec.scrape:
+        yield "scrape lists no endpoint: hit rates come from usage only, if the server reports cached tokens"

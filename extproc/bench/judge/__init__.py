@@ -1,0 +1,1 @@
+"""Whether figures mean what they seem to. Pure."""

@@ -1,0 +1,217 @@
+"""Whether a run measured the server or the client. Pure: figures in, a verdict out.
+
+Reasons make a run invalid; remarks say how a valid one must be read.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from extproc.bench.record import Record
+from extproc.bench.result import ClientStats, RunResult
+from extproc.bench.spec.tree import Limits, TrafficShape
+
+# With fewer in flight on average the samples are too coarse to check anything.
+_FEW_IN_FLIGHT = 1.0
+# Random arrivals in a short window are off by a few percent; less than this is no longer chance.
+_RAMPED = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a verdict was judged by; `None` where a run has no such figure.
+
+    `cpu` is the busiest load process's share of a core. `cap_full` the longest share of time a process
+    had no slot left. `asked_rps` is the rate of an even schedule, `offered_rps` what was due in the
+    window: in sessions less, as later turns wait for answers. `littles_residual` compares the sampled
+    mean in flight with rate times latency.
+    """
+
+    lag_p99_s: float | None = None
+    loop_lag_p99_s: float | None = None
+    cpu: float | None = None
+    cap_full: float | None = None
+    asked_rps: float | None = None
+    offered_rps: float | None = None
+    achieved_rps: float | None = None
+    in_flight: float | None = None
+    on_time_in_flight: float | None = None
+    littles_residual: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`valid`, or `invalid: client-limited` with the reasons."""
+
+    reasons: tuple[str, ...]
+    remarks: tuple[str, ...]
+    figures: Figures
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.reasons
+
+    def __str__(self) -> str:
+        return "valid" if self.is_valid else "invalid: client-limited"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A published result: what was asked (`rate`, `cap`) and the means that came out."""
+
+    requests: int
+    duration_s: float
+    rate: float
+    cap: int
+    ttft_mean_s: float
+    itl_mean_s: float
+    output_tokens: int
+
+    @property
+    def throughput(self) -> float:
+        return self.requests / self.duration_s
+
+    @property
+    def in_flight(self) -> float:
+        """The mean in flight by Little's law, a request lasting TTFT and a gap per further token."""
+        tokens = self.output_tokens / self.requests
+        return self.throughput * (self.ttft_mean_s + self.itl_mean_s * (tokens - 1))
+
+
+def judge(result: RunResult) -> Verdict:
+    """Judges a run by the limits of its spec. Linear in records and samples."""
+    limits = result.info.spec.limits
+    figures = _measure(result)
+    return Verdict(tuple(_find_reasons(figures, limits)), tuple(_find_remarks(figures, limits)), figures)
+
+
+def judge_cell(cell: Cell, limits: Limits | None = None) -> Verdict:
+    """Judges a published result, of which only means are known.
+
+    An on-time client would have had a known number in flight (`on_time_in_flight`). Far fewer means
+    that the client did not ask as often as it says.
+    """
+    limits = limits or Limits()
+    figures = Figures(
+        offered_rps=cell.rate,
+        achieved_rps=cell.throughput,
+        in_flight=cell.in_flight,
+        on_time_in_flight=on_time_in_flight(cell.rate, cell.cap, cell.requests, cell.throughput),
+    )
+    return Verdict(tuple(_find_idle_client(figures, limits)), (), figures)
+
+
+def on_time_in_flight(rate: float, cap: float, count: int, throughput: float) -> float:
+    """Returns the mean in flight of a client that asks on time, if the server answers evenly.
+
+    A fluid model: requests in flight grow at `rate - throughput` until the cap or the last request,
+    stay there while requests are left, then fall at `throughput`.
+    """
+    if rate <= throughput:
+        return 0.0
+    grow_s = min(cap / (rate - throughput), count / rate)
+    peak = grow_s * (rate - throughput)
+    drain_s = peak / throughput
+    hold_s = count / throughput - grow_s - drain_s
+    return peak * (grow_s / 2 + hold_s + drain_s / 2) / (grow_s + hold_s + drain_s)
+
+
+def _measure(result: RunResult) -> Figures:
+    info = result.info
+    records = [record for record in result.records if info.window.holds(record)]
+    in_flight, residual = _check_littles_law(result)
+    width_s = info.window.end_s - info.window.start_s
+    started = sum(info.window.start_s <= s < info.window.end_s for s in _starts(result.records))
+    offered = sum(info.window.start_s <= s < info.window.end_s for s in _intentions(result))
+    is_open = info.offered_rps is not None and width_s > 0
+    return Figures(
+        lag_p99_s=_p99([lag for record in records if (lag := record.lag_s) is not None]),
+        loop_lag_p99_s=_p99([s.lag_s for client in info.clients for s in client.samples]),
+        cpu=max((c.cpu_s / c.wall_s for c in info.clients if c.wall_s), default=None),
+        cap_full=max((c.cap_full_s / c.wall_s for c in info.clients if c.cap and c.wall_s), default=None),
+        asked_rps=info.offered_rps if _is_even(info.spec.traffic) else None,
+        offered_rps=offered / width_s if is_open else None,
+        achieved_rps=started / width_s if is_open else None,
+        in_flight=in_flight,
+        littles_residual=residual,
+    )
+
+
+def _is_even(traffic: TrafficShape) -> bool:
+    return traffic.shape.name == "constant" and traffic.traffic_spike is None
+
+
+def _intentions(result: RunResult) -> Iterator[float]:
+    return (record.intended_s for record in result.records)
+
+
+def _starts(records: tuple[Record, ...]) -> Iterator[float]:
+    return (record.started_s for record in records if record.started_s is not None)
+
+
+def _p99(values: list[float]) -> float | None:
+    return float(np.percentile(values, 99)) if values else None
+
+
+def _check_littles_law(result: RunResult) -> tuple[float | None, float | None]:
+    """Returns the sampled mean in flight and how far rate times latency is from it, as a share."""
+    window = result.info.window
+    width_s = window.end_s - window.start_s
+    sampled = sum(_mean_in_flight(c, window.start_s, window.end_s) for c in result.info.clients)
+    latencies = [
+        record.end_s - record.started_s
+        for record in result.records
+        if record.started_s is not None
+        and record.end_s is not None
+        and window.start_s <= record.started_s < window.end_s
+    ]
+    if width_s <= 0 or sampled < _FEW_IN_FLIGHT:
+        return sampled, None
+    return sampled, abs(sampled - sum(latencies) / width_s) / sampled
+
+
+def _mean_in_flight(client: ClientStats, start_s: float, end_s: float) -> float:
+    seen = [s.in_flight for s in client.samples if start_s <= s.at_s < end_s]
+    return sum(seen) / len(seen) if seen else 0.0
+
+
+def _find_reasons(figures: Figures, limits: Limits) -> Iterator[str]:
+    lag, loop_lag, cpu = figures.lag_p99_s, figures.loop_lag_p99_s, figures.cpu
+    if lag is not None and lag > limits.lag_p99:
+        yield f"lag p99 {lag * 1e3:.1f} ms: requests were due {limits.lag_p99 * 1e3:.0f} ms before they began"
+    if loop_lag is not None and loop_lag > limits.loop_lag_p99:
+        yield f"event loop lag p99 {loop_lag * 1e3:.1f} ms is above {limits.loop_lag_p99 * 1e3:.0f} ms"
+    if cpu is not None and cpu > limits.cpu:
+        yield f"a load process used {cpu:.0%} of a core: add processes"
+    offered, achieved = figures.offered_rps, figures.achieved_rps
+    is_capped = (figures.cap_full or 0.0) > limits.cap_full
+    if offered and achieved is not None and achieved < limits.achieved * offered and not is_capped:
+        yield f"offered {offered:.2f} req/s, began {achieved:.2f}, and no cap held them back"
+
+
+def _find_remarks(figures: Figures, limits: Limits) -> Iterator[str]:
+    offered, achieved, full = figures.offered_rps, figures.achieved_rps, figures.cap_full
+    if full is not None and full > limits.cap_full and offered:
+        yield (
+            f"the concurrency cap was full {full:.0%} of the time: {offered:.2f} req/s offered, "
+            f"{achieved or 0.0:.2f} begun; read this as a closed loop"
+        )
+    asked = figures.asked_rps
+    if asked and offered is not None and offered < _RAMPED * asked:
+        yield (
+            f"{asked:.2f} req/s asked for, {offered:.2f} due in the window: sessions had not all begun, "
+            "or waited for answers; warm up for two session lifetimes"
+        )
+    residual = figures.littles_residual
+    if residual is not None and residual > limits.littles_residual:
+        yield f"not steady: in flight is {residual:.0%} off rate times latency (Little's law)"
+
+
+def _find_idle_client(figures: Figures, limits: Limits) -> Iterator[str]:
+    expected, had = figures.on_time_in_flight or 0.0, figures.in_flight or 0.0
+    if had < limits.in_flight * expected:
+        yield (
+            f"{had:.0f} in flight by Little's law where {figures.offered_rps:.0f} req/s on time would "
+            f"have had {expected:.0f}: the client sent about {figures.achieved_rps:.1f} req/s"
+        )

@@ -1,0 +1,158 @@
+"""Benchmark as code: every part that a spec file names, by name, and a user's own beside them."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from extproc.bench.datasets.bodies import read_bodies
+from extproc.bench.datasets.chats import read_openorca, read_sharegpt
+from extproc.bench.datasets.prepared import read_prepared
+from extproc.bench.datasets.source import Source
+from extproc.bench.datasets.synthetic import (
+    generate_conversations,
+    generate_random,
+    generate_shared_prefix,
+)
+from extproc.bench.datasets.traces import replay_trace
+from extproc.bench.judge.verdict import Verdict
+from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_sine, build_steps
+from extproc.bench.processors.anthropic import AnthropicMessages
+from extproc.bench.processors.client import Client, ClientFactory, Wiring
+from extproc.bench.processors.generate import JetStreamHttp, SGLang, Tgi, Triton
+from extproc.bench.processors.grpc import GrpcClient
+from extproc.bench.processors.http import HttpClient
+from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
+from extproc.bench.processors.processor import Processor
+from extproc.bench.result import RunResult
+from extproc.bench.spec.section import Component
+from extproc.errors import SettingsError
+
+Renderer = Callable[[RunResult, Verdict], str]
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Registry:
+    """What there is to choose from. A plugin's `register(registry)` adds to it or replaces in it.
+
+    `datasets` yield conversations, `shapes` request rates, `clients` carry requests (an HTTP API needs
+    only a processor: `add_processor`), `reports` render a finished run.
+    """
+
+    datasets: dict[str, Source] = field(default_factory=dict)
+    shapes: dict[str, ShapeFactory] = field(default_factory=dict)
+    clients: dict[str, ClientFactory] = field(default_factory=dict)
+    reports: dict[str, Renderer] = field(default_factory=dict)
+
+    def add_processor(self, name: str, processor: Processor) -> None:
+        """Makes an HTTP API known as a target's `api`; the api's options are the processor's fields."""
+
+        def build(wiring: Wiring) -> Client:
+            return HttpClient(wiring, _configure(processor, wiring.target.api))
+
+        self.clients[name] = build
+
+    def dataset(self, name: str) -> Source:
+        return _find(self.datasets, name, "dataset")
+
+    def shape(self, name: str) -> ShapeFactory:
+        return _find(self.shapes, name, "shape")
+
+    def client(self, name: str) -> ClientFactory:
+        return _find(self.clients, name, "api")
+
+    def report(self, name: str) -> Renderer:
+        return _find(self.reports, name, "report")
+
+
+def build_registry(plugins: Iterable[str] = ()) -> Registry:
+    """Returns everything built in, then what each plugin registers.
+
+    A plugin is a module's name or a path to a `.py` file. Raises `SettingsError` if it cannot be
+    imported or has no `register`.
+    """
+    registry = Registry()
+    _add_datasets(registry)
+    registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps, sine=build_sine)
+    _add_processors(registry)
+    registry.clients.update(grpc=_build_grpc, jetstream=_build_grpc)
+    for plugin in plugins:
+        _import(plugin).register(registry)
+    return registry
+
+
+def _add_datasets(registry: Registry) -> None:
+    registry.datasets.update(
+        {
+            "share-gpt": read_sharegpt,
+            "sharegpt": read_sharegpt,
+            "open-orca": read_openorca,
+            "openorca": read_openorca,
+            "synthetic": generate_conversations,
+            "shared-prefix": generate_shared_prefix,
+            "random": generate_random,
+            "trace": replay_trace,
+            "openai-bodies": read_bodies,
+            "prepared": read_prepared,
+        }
+    )
+
+
+def _add_processors(registry: Registry) -> None:
+    for name, processor in (
+        ("openai-chat", OpenAIChat()),
+        ("openai-completions", OpenAICompletions()),
+        ("openai-responses", OpenAIResponses()),
+        ("anthropic", AnthropicMessages()),
+        ("vllm", OpenAIChat(forces_length=True)),
+        ("vllm-completions", OpenAICompletions(forces_length=True)),
+        ("sglang", SGLang()),
+        ("tgi", Tgi()),
+        ("triton", Triton()),
+        ("jetstream-http", JetStreamHttp()),
+    ):
+        registry.add_processor(name, processor)
+
+
+def _configure(processor: Processor, api: Component) -> Processor:
+    if not api.options:
+        return processor
+    try:
+        return replace(processor, **api.options)  # type: ignore[type-var]  # TypeError if it is no dataclass
+    except (TypeError, ValueError):
+        raise SettingsError(f"target.api: {api.name} has no such options: {', '.join(api.options)}") from None
+
+
+def _build_grpc(wiring: Wiring) -> Client:
+    if wiring.target.api.options:
+        raise SettingsError(f"target.api: {wiring.target.api.name} has no options")
+    return GrpcClient(wiring)
+
+
+def _find(known: dict[str, _T], name: str, kind: str) -> _T:
+    if name not in known:
+        raise SettingsError(f"no {kind} {name!r}: there are {', '.join(sorted(known))}")
+    return known[name]
+
+
+def _import(plugin: str) -> ModuleType:
+    try:
+        module = _import_file(Path(plugin)) if plugin.endswith(".py") else importlib.import_module(plugin)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise SettingsError(f"plugin {plugin}: {error}") from error
+    if not callable(getattr(module, "register", None)):
+        raise SettingsError(f"plugin {plugin}: it has no function register(registry)")
+    return module
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

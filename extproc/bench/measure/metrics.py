@@ -1,0 +1,220 @@
+"""Figures of many requests: counts, throughput, latency, goodput, hit rate. Pure."""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from extproc.bench.measure import measures
+from extproc.bench.measure.stats import Floats, Stats
+from extproc.bench.record import Record, TokenSource
+from extproc.bench.result import RunResult, Window
+from extproc.bench.spec.tree import Slo
+
+_MS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many requests, and what became of them. `unfinished` ones neither ended nor failed."""
+
+    offered: int
+    sent: int
+    completed: int
+    unfinished: int
+    failures: dict[str, int]
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Per second of the span, completed requests only. `in_flight` is the mean number of sent requests."""
+
+    started_rps: float
+    requests_rps: float
+    input_tps: float
+    output_tps: float
+    in_flight: float
+
+    @property
+    def total_tps(self) -> float:
+        return self.input_tps + self.output_tps
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Requests that meet every limit; failures count against `share`, whose base is all offered ones."""
+
+    good: int
+    share: float
+    good_rps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token totals of completed requests, who counted them, and the hit rate that usage reports.
+
+    `estimate_error` is (estimated - server's) / server's over input and output, where the server counted.
+    """
+
+    input: int
+    output: int
+    sources: dict[str, int]
+    estimate_error: float | None
+    hit_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """All figures of the requests whose intended start lies in `window`; latencies in milliseconds.
+
+    `latency_ms` has a summary per name of `measures.MEASURES`, and `itl`, over completed requests; a name
+    that no request has is absent. Throughput counts what arrived within the window, asked for whenever.
+    """
+
+    window: Window
+    counts: Counts
+    throughput: Throughput
+    tokens: Tokens
+    goodput: Goodput | None
+    latency_ms: dict[str, Stats]
+
+
+def sample(records: Iterable[Record], measure: measures.Measure) -> Floats:
+    """One value per completed request that has the figure."""
+    values = (measure(record) for record in records if record.is_ok)
+    return np.fromiter((value for value in values if value is not None), dtype=np.float64)
+
+
+def chunk_gaps(records: Iterable[Record]) -> Floats:
+    """Inter-token latency as it can be seen: the gaps between chunks, which may carry several tokens."""
+    gaps = [np.diff(record.chunk_s) for record in records if record.is_ok and len(record.chunk_s) > 1]
+    return np.concatenate(gaps) if gaps else np.empty(0)
+
+
+def latencies(records: Sequence[Record]) -> dict[str, Stats]:
+    samples = {name: sample(records, measure) for name, measure in measures.MEASURES.items()}
+    samples["itl"] = chunk_gaps(records)
+    summaries = {name: Stats.of(values, scale=_MS) for name, values in samples.items()}
+    return {name: summary for name, summary in summaries.items() if summary}
+
+
+def counts(records: Sequence[Record]) -> Counts:
+    failures = Counter(record.failure for record in records if record.failure is not None)
+    completed = sum(record.is_ok for record in records)
+    return Counts(
+        offered=len(records),
+        sent=sum(record.sent_s is not None for record in records),
+        completed=completed,
+        unfinished=len(records) - completed - failures.total(),
+        failures=dict(sorted(failures.items())),
+    )
+
+
+def tokens(records: Sequence[Record]) -> Tokens:
+    done = [record for record in records if record.is_ok]
+    return Tokens(
+        input=sum(record.input_tokens for record in done),
+        output=sum(record.output_tokens for record in done),
+        sources=dict(sorted(Counter(str(record.token_source) for record in done).items())),
+        estimate_error=_estimate_error(done),
+        hit_rate=hit_rate(done),
+    )
+
+
+def _estimate_error(done: Iterable[Record]) -> float | None:
+    served = [record for record in done if record.token_source is TokenSource.SERVER]
+    truth = sum(record.input_tokens + record.output_tokens for record in served)
+    guess = sum(record.estimated_input_tokens + record.estimated_output_tokens for record in served)
+    return (guess - truth) / truth if truth else None
+
+
+def hit_rate(records: Iterable[Record]) -> float | None:
+    """Cached prompt tokens per prompt token, of the requests whose usage tells."""
+    told = [record for record in records if record.is_ok and record.cached_tokens is not None]
+    asked = sum(record.input_tokens for record in told)
+    return sum(record.cached_tokens or 0 for record in told) / asked if asked else None
+
+
+def throughput(records: Iterable[Record], window: Window) -> Throughput:
+    """What arrived within the window, per second of it.
+
+    Output tokens are spread evenly over their request's chunks; input tokens count with the first one.
+    """
+    started = requests = input_tokens = 0
+    output_tokens = busy_s = 0.0
+    for record in records:
+        started += record.sent_s is not None and _is_within(record.sent_s, window)
+        busy_s += _overlap(record, window)
+        if not record.is_ok or record.end_s is None:
+            continue
+        arrivals = record.chunk_s or [record.end_s]
+        requests += _is_within(record.end_s, window)
+        input_tokens += record.input_tokens * _is_within(arrivals[0], window)
+        inside = bisect_right(arrivals, window.end_s) - bisect_left(arrivals, window.start_s)
+        output_tokens += record.output_tokens * inside / len(arrivals)
+    span_s = window.end_s - window.start_s
+    per_second = (value / span_s for value in (started, requests, input_tokens, output_tokens, busy_s))
+    return Throughput(*per_second) if span_s > 0 else Throughput(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _is_within(at_s: float, window: Window) -> bool:
+    # Both ends belong to the window: the last byte of a run arrives exactly at its end.
+    return window.start_s <= at_s <= window.end_s
+
+
+def _overlap(record: Record, window: Window) -> float:
+    if record.sent_s is None:
+        return 0.0
+    end_s = window.end_s if record.end_s is None else record.end_s
+    return max(0.0, min(end_s, window.end_s) - max(record.sent_s, window.start_s))
+
+
+def is_good(record: Record, slo: Slo) -> bool:
+    """Whether a request ended well within every limit, latencies from its intended start.
+
+    A figure that the request does not have (one token has no TPOT) breaks no limit.
+    """
+    gap_s = float(np.diff(record.chunk_s).mean()) if len(record.chunk_s) > 1 else None
+    pairs = (
+        (measures.ttft(record), slo.ttft_ms),
+        (measures.tpot(record), slo.tpot_ms),
+        (gap_s, slo.itl_ms),
+        (measures.e2e(record), slo.e2e_ms),
+    )
+    return record.is_ok and all(
+        value_s is None or limit_ms is None or value_s * _MS <= limit_ms for value_s, limit_ms in pairs
+    )
+
+
+def goodput(records: Sequence[Record], slo: Slo, span_s: float) -> Goodput | None:
+    """Counts good requests; `None` when no limit is set."""
+    if slo == Slo() or not records:
+        return None
+    good = sum(is_good(record, slo) for record in records)
+    return Goodput(good, good / len(records), good / span_s if span_s > 0 else 0.0)
+
+
+def measure(records: Sequence[Record], window: Window, slo: Slo) -> Metrics:
+    """All figures of one window. `records` are those of the whole run."""
+    inside = [record for record in records if window.holds(record)]
+    return Metrics(
+        window=window,
+        counts=counts(inside),
+        throughput=throughput(records, window),
+        tokens=tokens(inside),
+        goodput=goodput(inside, slo, window.end_s - window.start_s),
+        latency_ms=latencies(inside),
+    )
+
+
+def whole_run(result: RunResult) -> Window:
+    """From 0 to the end of the run, so that every request lies within it."""
+    last_s = max((record.intended_s for record in result.records), default=0.0)
+    return Window(0.0, max(result.info.duration_s, math.nextafter(last_s, math.inf)))

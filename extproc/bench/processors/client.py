@@ -1,0 +1,50 @@
+"""The seam between the load generator and whatever carries a request."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from extproc.bench.processors.processor import Ask
+from extproc.bench.record import Record
+from extproc.bench.spec.tree import Target
+
+Clock = Callable[[], float]
+
+
+class RunClock:
+    """Seconds since the start of the run, on the machine's monotonic clock that all processes share."""
+
+    def __init__(self, monotonic: Clock = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._start_s = monotonic()
+
+    def start_at(self, monotonic_s: float) -> None:
+        """Puts zero at that reading of the monotonic clock."""
+        self._start_s = monotonic_s
+
+    def __call__(self) -> float:
+        return self._monotonic() - self._start_s
+
+
+class Client(Protocol):
+    """Sends one request at a time, many at once. Lives and dies in a running event loop."""
+
+    async def send(self, ask: Ask, record: Record) -> None:
+        """Fills the record from `started_s` to `end_s`; failures are recorded, never raised."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What a client is made of."""
+
+    base_url: str
+    target: Target
+    api_key: str | None
+    clock: Clock
+
+
+ClientFactory = Callable[[Wiring], Client]

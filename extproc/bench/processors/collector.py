@@ -1,0 +1,108 @@
+"""The response processor: from stamped bytes to what a record says. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from extproc.bench.datasets.text import estimate_tokens
+from extproc.bench.processors.framing import DONE, Read, cut_json, cut_sse
+from extproc.bench.processors.processor import Piece, Processor, Usage
+from extproc.bench.record import Record, TokenSource
+
+_MAX_DETAIL = 300
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What the pieces of an answer add up to."""
+
+    text: list[str] = field(default_factory=list)
+    length: int = 0
+    chunk_s: list[float] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    error: str | None = None
+    is_complete: bool = False
+
+    def add(self, at_s: float, piece: Piece, *, is_cumulative: bool) -> None:
+        text = piece.text[self.length :] if is_cumulative else piece.text
+        if text:
+            self.text.append(text)
+            self.length += len(text)
+            self.chunk_s.append(at_s)
+        if piece.usage:
+            self.usage = _merge(self.usage, piece.usage)
+        self.error = self.error or piece.error
+        self.is_complete = self.is_complete or piece.is_last
+
+
+def collect_stream(record: Record, reads: Sequence[Read], processor: Processor) -> None:
+    """Reads a streamed answer into the record; a first failure, such as a disconnect, stays."""
+    answer = _Answer(is_complete=not processor.has_terminator)
+    try:
+        for at_s, payload in _read_events(reads, processor):
+            if payload == DONE:
+                answer.is_complete = True
+            else:
+                answer.add(at_s, processor.read(orjson.loads(payload)), is_cumulative=processor.is_cumulative)
+    except orjson.JSONDecodeError as error:
+        fail(record, "bad answer", str(error))
+    record.chunk_s = answer.chunk_s
+    record.first_token_s = answer.chunk_s[0] if answer.chunk_s else None
+    _fill(record, answer)
+
+
+def collect_whole(record: Record, reads: Sequence[Read], processor: Processor) -> None:
+    """Reads an answer that came as one body: there is no first token to speak of."""
+    answer = _Answer(is_complete=True)
+    try:
+        piece = processor.read(orjson.loads(b"".join(data for _, data in reads)))
+        answer.add(0.0, piece, is_cumulative=False)
+    except orjson.JSONDecodeError as error:
+        fail(record, "bad answer", str(error))
+    _fill(record, answer)
+
+
+def fail(record: Record, failure: str, detail: str = "") -> None:
+    """Notes the first failure of a request; later ones follow from it."""
+    if record.failure is None:
+        record.failure, record.failure_detail = failure, detail[:_MAX_DETAIL]
+
+
+def _read_events(reads: Iterable[Read], processor: Processor) -> Iterator[Read]:
+    return cut_json(reads) if processor.framing == "json" else cut_sse(reads)
+
+
+def _fill(record: Record, answer: _Answer) -> None:
+    if answer.error is not None:
+        fail(record, "server error", answer.error)
+    elif not answer.is_complete:
+        fail(record, "cut short")
+    record.text = "".join(answer.text)
+    record.estimated_output_tokens = estimate_tokens(record.text)
+    record.cached_tokens = answer.usage.cached_tokens
+    apply_usage(record, answer.usage)
+
+
+def apply_usage(record: Record, usage: Usage) -> None:
+    """Takes the server's counts; without them the estimates, and says so."""
+    told = usage.input_tokens is not None and usage.output_tokens is not None
+    record.token_source = TokenSource.SERVER if told else TokenSource.ESTIMATE
+    record.input_tokens = _either(usage.input_tokens, record.estimated_input_tokens)
+    record.output_tokens = _either(usage.output_tokens, record.estimated_output_tokens)
+
+
+def _merge(old: Usage, new: Usage) -> Usage:
+    return Usage(
+        input_tokens=_latest(old.input_tokens, new.input_tokens),
+        output_tokens=_latest(old.output_tokens, new.output_tokens),
+        cached_tokens=_latest(old.cached_tokens, new.cached_tokens),
+    )
+
+
+def _latest(old: int | None, new: int | None) -> int | None:
+    return old if new is None else new
+
+
+def _either(count: int | None, otherwise: int) -> int:
+    return otherwise if count is None else count

@@ -1,0 +1,105 @@
+"""HTTP: stamps bytes as they arrive and reads them after the last one."""
+
+from types import SimpleNamespace
+
+import aiohttp
+import orjson
+
+from extproc.bench.processors.client import Clock, Wiring
+from extproc.bench.processors.collector import collect_stream, collect_whole, fail
+from extproc.bench.processors.fields import get_error
+from extproc.bench.processors.framing import Read
+from extproc.bench.processors.processor import Ask, Processor
+from extproc.bench.record import Record
+
+# Below the five seconds after which uvicorn, and so vLLM, closes an idle connection: a request must
+# not meet a connection that the server is just closing.
+_KEEPALIVE_S = 4.0
+
+
+class HttpClient:
+    """Sends what a processor makes of a request. Connections are kept and never limited here."""
+
+    def __init__(self, wiring: Wiring, processor: Processor) -> None:
+        self._wiring, self._processor = wiring, processor
+        self._clock = wiring.clock
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=wiring.target.timeout),
+            headers={
+                "Content-Type": "application/json",
+                "Accept-Encoding": "identity",
+                **processor.headers(wiring.api_key),
+                **wiring.target.headers,
+            },
+            trace_configs=[_trace_sending(wiring.clock)],
+        )
+
+    async def send(self, ask: Ask, record: Record) -> None:
+        record.started_s = self._clock()
+        reads: list[Read] = []
+        try:
+            await self._exchange(ask, record, reads)
+        except TimeoutError:
+            fail(record, "timeout")
+        except aiohttp.ClientConnectorError as error:
+            fail(record, "connect", str(error))
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError) as error:
+            fail(record, "disconnect", str(error))
+        except aiohttp.ClientError as error:
+            fail(record, "protocol", repr(error))
+        record.end_s = reads[-1][0] if reads and record.failure is None else self._clock()
+        self._collect(ask, record, reads)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _exchange(self, ask: Ask, record: Record, reads: list[Read]) -> None:
+        url = self._wiring.base_url + (self._wiring.target.path or self._processor.path(ask))
+        body = orjson.dumps({**self._processor.body(ask), **self._wiring.target.body})
+        async with self._session.post(url, data=body, trace_request_ctx=record) as response:
+            record.status = response.status
+            record.endpoint = response.headers.get(self._wiring.target.endpoint_header)
+            record.retry_after_s = _read_retry_after(response.headers.get("Retry-After"))
+            async for data in response.content.iter_any():
+                reads.append((self._clock(), data))  # noqa: PERF401  what came before a failure must stay
+
+    def _collect(self, ask: Ask, record: Record, reads: list[Read]) -> None:
+        record.first_byte_s = reads[0][0] if reads else None
+        if record.status is None:
+            return
+        if record.status >= 300:
+            fail(record, f"http {record.status}", _read_refusal(reads))
+        elif ask.is_streaming:
+            collect_stream(record, reads, self._processor)
+        elif record.failure is None:
+            collect_whole(record, reads, self._processor)
+
+
+def _trace_sending(clock: Clock) -> aiohttp.TraceConfig:
+    """Stamps `sent_s` when the body is written: after the connection is there."""
+
+    async def stamp(
+        session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestChunkSentParams
+    ) -> None:
+        del session, params
+        record: Record = context.trace_request_ctx
+        record.sent_s = clock()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_chunk_sent.append(stamp)
+    return trace
+
+
+def _read_retry_after(value: str | None) -> float | None:
+    """Reads the seconds form; the date form is not worth a clock."""
+    return float(value) if value is not None and value.isascii() and value.isdigit() else None
+
+
+def _read_refusal(reads: list[Read]) -> str:
+    data = b"".join(data for _, data in reads)
+    try:
+        message = get_error(orjson.loads(data))
+    except orjson.JSONDecodeError:
+        message = None
+    return message or data.decode("utf-8", "replace")

@@ -1,0 +1,65 @@
+"""The pieces of an HTML report: one file, no script, nothing fetched."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from extproc.bench.report.report import Judgement
+
+
+def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
+    """A whole document; the parts are HTML, the texts are not."""
+    template = Template(files("extproc.bench.report").joinpath("page.html").read_text("utf-8"))
+    return template.substitute(title=escape(title), subtitle=escape(subtitle), body="\n".join(parts))
+
+
+def banner(verdict: Judgement) -> str:
+    return notice(verdict.text, verdict.reasons, is_good=verdict.is_valid) + remarks(verdict.remarks)
+
+
+def remarks(texts: Sequence[str]) -> str:
+    return f'<ul class="remarks">{_items(texts)}</ul>' if texts else ""
+
+
+def notice(text: str, reasons: Sequence[str], *, is_good: bool) -> str:
+    listed = f"<ul>{_items(reasons)}</ul>" if reasons else ""
+    return f'<div class="banner{"" if is_good else " bad"}"><strong>{escape(text)}</strong>{listed}</div>'
+
+
+def _items(texts: Iterable[str]) -> str:
+    return "".join(f"<li>{escape(text)}</li>" for text in texts)
+
+
+def tiles(figures: Mapping[str, str]) -> str:
+    """Large figures with their names below."""
+    boxes = (
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for name, value in figures.items()
+    )
+    return f'<div class="tiles">{"".join(boxes)}</div>'
+
+
+def cards(plots: Mapping[str, str]) -> str:
+    """Plots (SVG) under their titles, two in a row where there is room."""
+    boxes = (f'<section class="card"><h3>{escape(title)}</h3>{svg}</section>' for title, svg in plots.items())
+    return f'<div class="cards">{"".join(boxes)}</div>'
+
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return (
+        f'<h2>{escape(title)}</h2><div class="card table"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def definitions(terms: Mapping[str, str]) -> str:
+    pairs = "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in terms.items())
+    return f'<h2>Definitions</h2><div class="card"><dl>{pairs}</dl></div>'
+
+
+def folded(title: str, text: str) -> str:
+    """Preformatted text that opens on a click."""
+    return f'<details class="card"><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>'

@@ -1,0 +1,196 @@
+"""Small plots as inline SVG: lines and bars. Colours come from the page's style sheet."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from extproc.bench.measure.stats import Floats
+
+_WIDTH, _HEIGHT = 640, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 16, 44
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line: points in the order of x. A `nan` leaves a gap."""
+
+    label: str
+    xs: Sequence[float] | Floats
+    ys: Sequence[float] | Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A value, and the ends of its confidence interval if there is one; `colour` counts from 0."""
+
+    label: str
+    value: float
+    colour: int = 0
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Maps values in `[low, high]` to pixels; `log` axes hold positive values only."""
+
+    low: float
+    high: float
+    start_px: float
+    end_px: float
+    is_log: bool = False
+
+    def px(self, value: float) -> float:
+        low, high, at = self.low, self.high, value
+        if self.is_log:
+            low, high, at = math.log10(low), math.log10(high), math.log10(value)
+        return self.start_px + (self.end_px - self.start_px) * (at - low) / (high - low)
+
+    def ticks(self) -> list[float]:
+        return _decades(self.low, self.high) if self.is_log else _round_steps(self.low, self.high)
+
+
+def _decades(low: float, high: float) -> list[float]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if high < 1000 * low else (1,)
+    return [
+        factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high
+    ]
+
+
+def _round_steps(low: float, high: float) -> list[float]:
+    """About five round numbers (1, 2 or 5 times a power of ten apart) within the range."""
+    magnitude = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(factor * magnitude for factor in (1, 2, 5, 10) if (high - low) / (factor * magnitude) <= 6)
+    first = math.ceil(low / step - 1e-9)
+    return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def number(value: float) -> str:
+    """A short label: 1200 reads `1.2k`, 0.00021 reads `0.00021`."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def lines(
+    series: Sequence[Series], *, x_label: str, y_label: str, is_log_x: bool = False, is_log_y: bool = False
+) -> str:
+    """A line plot with a legend; says so when there is nothing to plot."""
+    points = [(x, y) for line in series for x, y in _kept(line, is_log_x=is_log_x, is_log_y=is_log_y)]
+    if not points:
+        return _nothing()
+    x_axis = _axis([x for x, _ in points], _LEFT, _WIDTH - _RIGHT, is_log=is_log_x)
+    y_axis = _axis([y for _, y in points], _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
+    body = [
+        _path(index, line, x_axis, y_axis, _kept(line, is_log_x=is_log_x, is_log_y=is_log_y))
+        for index, line in enumerate(series)
+    ]
+    return _figure(
+        [*_grid(x_axis, y_axis), *body, *_labels(x_label, y_label)], [line.label for line in series]
+    )
+
+
+def bars(items: Sequence[Bar], *, y_label: str) -> str:
+    """A bar per item with its value above it, and whiskers where it has an interval."""
+    items = [item for item in items if math.isfinite(item.value)]
+    if not items:
+        return _nothing()
+    top = max(max(item.value, item.high or 0.0) for item in items)
+    y_axis = Axis(0.0, top * 1.12 or 1.0, _HEIGHT - _BOTTOM, _TOP)
+    width = (_WIDTH - _LEFT - _RIGHT) / len(items)
+    body = [_bar(item, _LEFT + (index + 0.5) * width, width, y_axis) for index, item in enumerate(items)]
+    return _figure([*_rules(y_axis), *body, *_labels("", y_label)], [])
+
+
+def _kept(line: Series, *, is_log_x: bool, is_log_y: bool) -> list[tuple[float, float]]:
+    return [
+        (x, y)
+        for x, y in zip(line.xs, line.ys, strict=True)
+        if math.isfinite(x) and math.isfinite(y) and (x > 0 or not is_log_x) and (y > 0 or not is_log_y)
+    ]
+
+
+def _axis(values: Sequence[float], start_px: float, end_px: float, *, is_log: bool) -> Axis:
+    low, high = min(values), max(values)
+    if is_log:
+        return Axis(low / 1.05, high * 1.05, start_px, end_px, is_log=True)
+    if low > 0 and low < high / 2:
+        low = 0.0
+    return Axis(low, high + 0.05 * (high - low or abs(high) or 1.0), start_px, end_px)
+
+
+def _path(index: int, line: Series, x_axis: Axis, y_axis: Axis, points: Sequence[tuple[float, float]]) -> str:
+    steps = " ".join(f"{x_axis.px(x):.1f},{y_axis.px(y):.1f}" for x, y in points)
+    return (
+        f'<polyline class="line s{index % 6}" points="{steps}"><title>{escape(line.label)}</title></polyline>'
+    )
+
+
+def _grid(x_axis: Axis, y_axis: Axis) -> Iterator[str]:
+    yield from _rules(y_axis)
+    floor = _HEIGHT - _BOTTOM
+    for tick in x_axis.ticks():
+        x = x_axis.px(tick)
+        yield _stroke("tick", (x, floor), (x, floor + 4))
+        yield _text(x, floor + 16, number(tick))
+
+
+def _rules(y_axis: Axis) -> Iterator[str]:
+    for tick in y_axis.ticks():
+        y = y_axis.px(tick)
+        yield _stroke("rule", (_LEFT, y), (_WIDTH - _RIGHT, y))
+        yield _text(_LEFT - 6, y + 4, number(tick), css="y")
+
+
+def _labels(x_label: str, y_label: str) -> Iterator[str]:
+    yield _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, x_label, css="axis")
+    middle = (_TOP + _HEIGHT - _BOTTOM) / 2
+    yield f'<g transform="translate(14 {middle}) rotate(-90)">{_text(0, 0, y_label, css="axis")}</g>'
+
+
+def _bar(item: Bar, x: float, slot: float, y_axis: Axis) -> str:
+    top, bottom, width = y_axis.px(item.value), y_axis.px(0.0), min(0.6 * slot, 90.0)
+    shape = f'x="{x - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
+    title = f"<title>{escape(item.label)}: {item.value:.6g}</title>"
+    parts = [
+        f'<rect class="bar s{item.colour % 6}" {shape}>{title}</rect>',
+        _text(x, bottom + 16, _fit(item.label, slot)),
+    ]
+    if item.low is not None and item.high is not None:
+        top = y_axis.px(item.high)
+        parts.append(_stroke("whisker", (x, top), (x, y_axis.px(max(0.0, item.low)))))
+    return "".join([*parts, _text(x, top - 5, _fit(number(item.value), slot), css="value")])
+
+
+def _fit(text: str, width: float) -> str:
+    """The end of a text, where names differ, that fits into so many pixels; nothing if only scraps do."""
+    room = int(width / 7)
+    if len(text) <= room:
+        return text
+    return f"…{text[1 - room :]}" if room > 3 else ""
+
+
+def _text(x: float, y: float, text: str, *, css: str = "x") -> str:
+    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+
+
+def _stroke(css: str, start: tuple[float, float], end: tuple[float, float]) -> str:
+    (x1, y1), (x2, y2) = start, end
+    return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _figure(body: Sequence[str], legend: Sequence[str]) -> str:
+    keys = "".join(
+        f'<span class="key s{index % 6}">{escape(label)}</span>' for index, label in enumerate(legend)
+    )
+    return (
+        f'<div class="legend">{keys}</div>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(body)}</svg>'
+    )
+
+
+def _nothing() -> str:
+    return '<p class="nothing">Nothing to plot.</p>'

@@ -1,0 +1,154 @@
+"""Everything that is said of one run, as one value: what every format renders and `compare` reads back."""
+
+import hashlib
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from extproc.bench.judge.verdict import Verdict
+from extproc.bench.measure import metrics
+from extproc.bench.measure.groups import Groups
+from extproc.bench.measure.metrics import Metrics
+from extproc.bench.result import RunInfo, RunResult
+from extproc.bench.spec.tree import TrafficShape
+from extproc.errors import ExtprocError
+
+# Raised when a field changes its meaning or goes; new fields leave it alone.
+SCHEMA = "extproc-bench-report/1"
+
+DEFINITIONS = {
+    "start": "the intended start, from the schedule; sent: when the request's bytes were written",
+    "ttft": "first chunk with content or reasoning - start; ttft_sent: from sent",
+    "e2e": "last byte - start; e2e_sent: from sent",
+    "tpot": "(last chunk - first chunk) / (output tokens - 1)",
+    "itl": "gaps between chunks, not tokens",
+    "ntpot": "e2e / output tokens",
+    "time_per_token": "e2e_sent / output tokens, as KubeAI's k6 script",
+    "held": "wait at the concurrency cap; lag: how late the client itself took a request up",
+    "goodput": "requests within every limit from start, per offered request: failures count against it",
+    "percentiles": "exact, linear interpolation, completed requests",
+    "throughput": "completed requests; what arrived in the window per second of it",
+}
+
+
+class ReportError(ExtprocError):
+    """A file is not a report of a schema that this version reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict as it was when the run ended; `figures` are what it was judged by."""
+
+    is_valid: bool
+    text: str
+    reasons: tuple[str, ...]
+    remarks: tuple[str, ...]
+    figures: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """An endpoint's prefix-cache hit rate during the run, from its own counters."""
+
+    endpoint: str
+    hit_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run. `schedule` is a digest of the offered starts: equal digests, equal schedules.
+
+    `server_hit_rate` is hit tokens per queried token over all scraped endpoints; `None` without scrapes.
+    `groups` covers the steady window. `is_queued`: a concurrency cap, or an infinite rate, turned the
+    schedule into a queue, so that its times say nothing about the load; the whole run is then measured.
+    """
+
+    schema: str
+    definitions: dict[str, str]
+    name: str
+    model: str
+    started_at: str
+    seed: int
+    schedule: str
+    offered_rps: float | None
+    is_queued: bool
+    verdict: Judgement
+    whole: Metrics
+    steady: Metrics
+    groups: Groups
+    server_hit_rate: float | None
+    caches: tuple[Cache, ...]
+    spec: dict[str, Any]
+
+    @property
+    def measured(self) -> Metrics:
+        """The part of the run that figures are taken from: the steady window if there is one."""
+        return self.whole if self.is_queued else self.steady
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The servers' own count where it was scraped, else what usage told."""
+        return self.measured.tokens.hit_rate if self.server_hit_rate is None else self.server_hit_rate
+
+
+def build(result: RunResult, verdict: Verdict) -> Report:
+    info, slo = result.info, result.info.spec.performance.slo
+    return Report(
+        schema=SCHEMA,
+        definitions=DEFINITIONS,
+        name=info.spec.name,
+        model=info.model,
+        started_at=info.started_at.isoformat(),
+        seed=info.spec.seed,
+        schedule=_digest(info.schedule_s),
+        offered_rps=info.offered_rps,
+        is_queued=_is_queued(info.spec.traffic),
+        verdict=Judgement(
+            verdict.is_valid, str(verdict), verdict.reasons, verdict.remarks, asdict(verdict.figures)
+        ),
+        whole=metrics.measure(result.records, metrics.whole_run(result), slo),
+        steady=metrics.measure(result.records, info.window, slo),
+        groups=Groups.of([record for record in result.records if info.window.holds(record)]),
+        server_hit_rate=_server_hit_rate(info),
+        caches=tuple(Cache(scrape.endpoint, scrape.hit_rate) for scrape in info.scrapes),
+        spec=info.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+    )
+
+
+def _is_queued(traffic: TrafficShape) -> bool:
+    rate = traffic.req_rate
+    return rate is not None and (traffic.max_concurrency is not None or math.isinf(rate))
+
+
+def _digest(schedule_s: tuple[float, ...]) -> str:
+    return hashlib.sha256(",".join(f"{at_s:.6f}" for at_s in schedule_s).encode()).hexdigest()[:16]
+
+
+def _server_hit_rate(info: RunInfo) -> float | None:
+    pairs = [(scrape.before, scrape.after) for scrape in info.scrapes if scrape.before and scrape.after]
+    queries = sum(after.queries - before.queries for before, after in pairs)
+    hits = sum(after.hits - before.hits for before, after in pairs)
+    return hits / queries if queries > 0 else None
+
+
+def encode(report: Report) -> bytes:
+    """Writes indented JSON of the schema `SCHEMA`; an unbounded number becomes null."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+
+def decode(text: bytes) -> Report:
+    """Reads what `encode` wrote; raises `ReportError` for anything else, saying where it differs."""
+    try:
+        report = msgspec.json.decode(text, type=Report)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ReportError(f"not a benchmark report: {error}") from None
+    if report.schema != SCHEMA:
+        raise ReportError(f"the report's schema is {report.schema!r}; this version reads {SCHEMA!r}")
+    return report
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a report."""
+    return msgspec.json.schema(Report)

@@ -1,0 +1,213 @@
+"""The HTML report of one run."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import orjson
+
+from extproc.bench.judge.verdict import Verdict
+from extproc.bench.measure import measures
+from extproc.bench.measure.groups import Row
+from extproc.bench.measure.measures import Measure
+from extproc.bench.measure.metrics import chunk_gaps, sample
+from extproc.bench.measure.stats import Floats, Stats
+from extproc.bench.measure.timeline import cut
+from extproc.bench.measure.words import fixed, milliseconds, percent
+from extproc.bench.record import Record
+from extproc.bench.report import page, report
+from extproc.bench.report.plots import Bar, Series, bars, lines
+from extproc.bench.report.report import Report
+from extproc.bench.result import RunResult
+
+_STATS = ("mean", "std", "p50", "p90", "p95", "p99", "max")
+_CURVE_POINTS = 200
+
+
+def html_report(result: RunResult, verdict: Verdict) -> str:
+    said = report.build(result, verdict)
+    subtitle = f"{said.model} · {said.started_at} · seed {said.seed} · schedule {said.schedule}"
+    return page.page(said.name, subtitle, _parts(result, said))
+
+
+def _parts(result: RunResult, said: Report) -> Iterator[str]:
+    yield page.banner(said.verdict)
+    yield page.tiles(_tiles(said))
+    yield "<h2>The run</h2>"
+    yield page.cards(_plots(result, said))
+    yield _latency_table(said)
+    yield _totals_table(said)
+    for title, rows in (
+        ("By turn", said.groups.turns),
+        ("By endpoint", said.groups.endpoints),
+        ("By share of the prompt found cached", said.groups.hits),
+    ):
+        yield page.table(title, _GROUP_HEADER, [_group_row(row) for row in rows])
+    if said.caches:
+        caches = [(cache.endpoint, percent(cache.hit_rate)) for cache in said.caches]
+        yield page.table("Prefix caches by the endpoints' own counters", ("", "hit rate"), caches)
+    yield _tokens_table(said)
+    yield _verdict_table(said)
+    yield page.definitions(said.definitions)
+    yield page.folded("Spec", orjson.dumps(said.spec, option=orjson.OPT_INDENT_2).decode())
+
+
+def _tiles(said: Report) -> dict[str, str]:
+    measured = said.measured
+    ttft = measured.latency_ms.get("ttft")
+    itl = measured.latency_ms.get("itl")
+    return {
+        "completed requests/s": fixed(measured.throughput.requests_rps),
+        "tokens/s, in and out": fixed(measured.throughput.total_tps, 0),
+        "median TTFT": milliseconds(ttft.p50 if ttft else None),
+        "p99 TTFT": milliseconds(ttft.p99 if ttft else None),
+        "mean gap between chunks": milliseconds(itl.mean if itl else None),
+        "prefix-cache hit rate": percent(said.hit_rate),
+        "goodput": percent(measured.goodput.share if measured.goodput else None),
+        "failed requests": f"{said.whole.counts.failed:,}",
+    }
+
+
+def _plots(result: RunResult, said: Report) -> dict[str, str]:
+    records, at = result.records, cut(result.records, result.info.duration_s)
+    return {
+        "Asked for and served": lines(
+            [Series("asked for", at.at_s, at.asked_rps), Series("completed", at.at_s, at.completed_rps)],
+            x_label="seconds",
+            y_label="requests/s",
+        ),
+        "In flight": lines(
+            [Series("sent, not ended", at.at_s, at.in_flight)], x_label="seconds", y_label="requests"
+        ),
+        "Time to first token, over time": lines(
+            [Series("p50", at.at_s, at.ttft_p50_ms), Series("p99", at.at_s, at.ttft_p99_ms)],
+            x_label="seconds",
+            y_label="ms",
+        ),
+        "Time to first token, distribution": _curves(
+            records, {"from the intended start": measures.ttft, "from the sending": measures.ttft_sent}
+        ),
+        "End to end, distribution": _curves(
+            records, {"from the intended start": measures.e2e, "from the sending": measures.e2e_sent}
+        ),
+        "Gaps between chunks, distribution": lines(
+            [_curve("gaps", chunk_gaps(records))], x_label="ms", y_label="share of gaps", is_log_x=True
+        ),
+        "Hit rate by turn": bars(_hit_bars(said.groups.turns), y_label="% of prompt tokens"),
+        "Requests by endpoint": bars(
+            [Bar(row.label, row.requests) for row in said.groups.endpoints], y_label="requests"
+        ),
+    }
+
+
+def _curves(records: Sequence[Record], wanted: dict[str, Measure]) -> str:
+    series = [_curve(label, sample(records, measure)) for label, measure in wanted.items()]
+    return lines(series, x_label="ms", y_label="share of requests", is_log_x=True)
+
+
+def _curve(label: str, values: Floats) -> Series:
+    """The cumulative distribution, at evenly spaced shares, in milliseconds."""
+    if not values.size:
+        return Series(label, (), ())
+    shares = np.linspace(0.0, 1.0, _CURVE_POINTS)
+    return Series(label, np.quantile(values, shares) * 1000, shares)
+
+
+def _hit_bars(turns: Sequence[Row]) -> list[Bar]:
+    return [
+        Bar(row.label.removeprefix("turn "), 100 * row.hit_rate)
+        for row in turns[:24]
+        if row.hit_rate is not None
+    ]
+
+
+def _latency_table(said: Report) -> str:
+    rows = [
+        (name, f"{summary.count:,}", *(fixed(getattr(summary, point)) for point in _STATS))
+        for name, summary in said.measured.latency_ms.items()
+    ]
+    return page.table(
+        f"Latency in the {'whole run' if said.is_queued else 'steady window'}, ms",
+        ("", "count", *_STATS),
+        rows,
+    )
+
+
+def _totals_table(said: Report) -> str:
+    whole, steady = said.whole, said.steady
+    rows = [
+        (
+            title,
+            f"{part.window.start_s:.1f}–{part.window.end_s:.1f} s",  # noqa: RUF001  (a range takes an en dash)
+            f"{part.counts.offered:,}",
+            f"{part.counts.completed:,}",
+            f"{part.counts.failed:,}",
+            fixed(part.throughput.started_rps),
+            fixed(part.throughput.requests_rps),
+            fixed(part.throughput.output_tps, 1),
+            fixed(part.throughput.total_tps, 1),
+            fixed(part.throughput.in_flight, 1),
+            percent(part.goodput.share if part.goodput else None),
+        )
+        for title, part in (("Whole run", whole), ("Steady window", steady))
+    ]
+    header = (
+        "",
+        "span",
+        "asked",
+        "done",
+        "failed",
+        "sent/s",
+        "done/s",
+        "out tok/s",
+        "tok/s",
+        "in flight",
+        "goodput",
+    )
+    return page.table("Load and throughput", header, rows)
+
+
+def _tokens_table(said: Report) -> str:
+    tokens = said.measured.tokens
+    sources = ", ".join(f"{source} {count:,}" for source, count in tokens.sources.items())
+    row = (f"{tokens.input:,}", f"{tokens.output:,}", sources, percent(tokens.estimate_error))
+    return page.table("Tokens", ("input", "output", "counted by, requests", "estimate off by"), [row])
+
+
+def _verdict_table(said: Report) -> str:
+    """What the verdict was judged by."""
+    figures = {name.replace("_", " "): value for name, value in said.verdict.figures.items()}
+    return page.table(
+        "The client", ("", "figure"), [(name, fixed(value, 4)) for name, value in figures.items()]
+    )
+
+
+_GROUP_HEADER = (
+    "",
+    "requests",
+    "failed",
+    "input tok",
+    "output tok",
+    "hit rate",
+    "TTFT p50",
+    "TTFT p99",
+    "E2E p50",
+)
+
+
+def _group_row(row: Row) -> tuple[str, ...]:
+    return (
+        row.label,
+        f"{row.requests:,}",
+        f"{row.failed:,}",
+        f"{row.input_tokens:,}",
+        f"{row.output_tokens:,}",
+        percent(row.hit_rate),
+        *(
+            milliseconds(_point(*pair))
+            for pair in ((row.ttft_ms, "p50"), (row.ttft_ms, "p99"), (row.e2e_ms, "p50"))
+        ),
+    )
+
+
+def _point(summary: Stats | None, name: str) -> float | None:
+    return getattr(summary, name) if summary else None

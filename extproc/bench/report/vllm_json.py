@@ -1,0 +1,81 @@
+"""vLLM's `bench serve` result file: its keys, one list entry per request in order.
+
+A figure that a request does not have is null where vLLM writes 0. Latencies are vLLM's, from the sending.
+"""
+
+import math
+from typing import Any
+
+import orjson
+
+from extproc.bench.measure import measures, metrics
+from extproc.bench.measure.metrics import Metrics
+from extproc.bench.measure.stats import Stats
+from extproc.bench.result import RunResult
+
+_NAMES = {"ttft": "ttft_sent", "tpot": "tpot", "itl": "itl", "e2el": "e2e_sent"}
+
+
+def vllm_json(result: RunResult) -> str:
+    whole = metrics.measure(result.records, metrics.whole_run(result), result.info.spec.performance.slo)
+    fields = {**_run(result), **_totals(whole), **_requests(result), **_summaries(whole)}
+    return orjson.dumps(fields, option=orjson.OPT_INDENT_2).decode() + "\n"
+
+
+def _run(result: RunResult) -> dict[str, Any]:
+    info, traffic = result.info, result.info.spec.traffic
+    rate = traffic.req_rate
+    tokenizer = info.spec.target.tokenizer
+    return {
+        "date": info.started_at.strftime("%Y%m%d-%H%M%S"),
+        "backend": info.spec.target.api.name,
+        "model_id": info.model,
+        "tokenizer_id": info.model if tokenizer is None else str(tokenizer),
+        "num_prompts": len(result.records),
+        "request_rate": "inf" if rate is None or math.isinf(rate) else rate,
+        "burstiness": traffic.burstiness,
+        "max_concurrency": traffic.concurrency,
+        "duration": info.duration_s,
+    }
+
+
+def _totals(whole: Metrics) -> dict[str, Any]:
+    return {
+        "completed": whole.counts.completed,
+        "failed": whole.counts.failed,
+        "total_input_tokens": whole.tokens.input,
+        "total_output_tokens": whole.tokens.output,
+        "request_throughput": whole.throughput.requests_rps,
+        "request_goodput": whole.goodput.good_rps if whole.goodput else None,
+        "output_throughput": whole.throughput.output_tps,
+        "total_token_throughput": whole.throughput.total_tps,
+    }
+
+
+def _requests(result: RunResult) -> dict[str, Any]:
+    records = result.records
+    return {
+        "input_lens": [record.input_tokens for record in records],
+        "output_lens": [record.output_tokens for record in records],
+        "ttfts": [measures.ttft_sent(record) for record in records],
+        "itls": [
+            [later - earlier for earlier, later in zip(record.chunk_s, record.chunk_s[1:], strict=False)]
+            for record in records
+        ],
+        "start_times": [record.sent_s for record in records],
+        "generated_texts": [record.text for record in records],
+        "errors": [record.failure or "" for record in records],
+    }
+
+
+def _summaries(whole: Metrics) -> dict[str, float | None]:
+    fields: dict[str, float | None] = {}
+    for name, measure in _NAMES.items():
+        summary = whole.latency_ms.get(measure)
+        fields |= {f"{label}_{name}_ms": value for label, value in _points(summary).items()}
+    return fields
+
+
+def _points(summary: Stats | None) -> dict[str, float | None]:
+    labels = {"mean": "mean", "median": "p50", "std": "std", "p90": "p90", "p95": "p95", "p99": "p99"}
+    return {label: getattr(summary, field) if summary else None for label, field in labels.items()}

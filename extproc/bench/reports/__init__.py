@@ -1,1 +1,0 @@
-"""Reports: one finished run, or several, told in different formats."""

@@ -1,0 +1,1 @@
+"""The spec file: what a benchmark is asked to do, as one strict tree."""

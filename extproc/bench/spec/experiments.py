@@ -1,0 +1,52 @@
+"""The parts of the spec file that describe more than one run: `ab` and `saturate`."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from extproc.bench.spec.section import Component, Section
+from extproc.bench.spec.units import Rate, Seconds
+
+
+class Ab(Section):
+    """Which strategies are compared, and how one is put in force.
+
+    `arms` are the router's `strategy` sections: a name, or a name with its settings. The arm in force is
+    changed by rewriting `settings_file`, which the router watches, or by running `command` with
+    `{strategy}` replaced. `admin`: the router's admin `ip:port`, asked at `/pools` until the change shows,
+    `switch_timeout` at most. `flush` lists the endpoints whose prefix cache is emptied before each
+    run (`POST /reset_prefix_cache`); the spec's `scrape` list where omitted.
+
+    Each of `repeats` measures every arm once over one schedule, with the spec's seed plus the repeat.
+    `prime` seconds of other prompts of the same kind go before each measurement. Arms whose offered
+    loads differ by more than `tolerance` are not compared.
+    """
+
+    arms: tuple[Component, ...] = tuple(
+        Component(name=name) for name in ("round_robin", "least_load", "prefix_hash")
+    )
+    baseline: str | None = None
+    settings_file: Path | None = None
+    pool: str | None = None
+    command: tuple[str, ...] = ()
+    admin: str | None = None
+    switch_timeout: Seconds = Field(default=30.0, gt=0)
+    flush: tuple[str, ...] | None = None
+    prime: Seconds = Field(default=0.0, ge=0)
+    repeats: int = Field(default=3, gt=0)
+    tolerance: float = Field(default=0.03, gt=0)
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+
+
+class Ladder(Section):
+    """The rates that `saturate` climbs: from `start` by `factor`, `steps` at most.
+
+    A rung is saturated when less than `served` of the offered rate is served. Then the gap between
+    the last good rung and the first saturated one is halved until it is within `precision`.
+    """
+
+    start: Rate = Field(default=1.0, gt=0)
+    factor: float = Field(default=1.5, gt=1)
+    steps: int = Field(default=12, gt=0)
+    served: float = Field(default=0.95, gt=0, lt=1)
+    precision: float = Field(default=0.1, gt=0)
