@@ -16,10 +16,10 @@ from extproc.bench.experiments.run import run as run_spec
 from extproc.bench.judge.verdict import judge
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import Numbering, build_workload
+from extproc.bench.progress import watching
 from extproc.bench.report.outputs import print_verdict, write_reports
 from extproc.bench.report.vllm_text import vllm_text
 from extproc.bench.spec.tree import parse_spec
-from extproc.bench.watching import watching
 
 CLIENT_LIMITED = 3
 

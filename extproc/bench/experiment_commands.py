@@ -14,24 +14,22 @@ from rich.console import Console
 from extproc.bench.experiments import ab_report, saturate
 from extproc.bench.experiments.ab import Trial, run_trials, with_traffic
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
-from extproc.bench.experiments.compare import compare
-from extproc.bench.experiments.compare_formats import comparison_markdown, published_markdown
+from extproc.bench.experiments.compare import compare, comparison_markdown
 from extproc.bench.experiments.lab import Lab
-from extproc.bench.experiments.plan import Host, plan
-from extproc.bench.experiments.plan_text import plan_text
+from extproc.bench.experiments.plan import Host, plan, plan_text
 from extproc.bench.experiments.run import run as run_spec
 from extproc.bench.experiments.saturate import Rung
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
 from extproc.bench.experiments.switch import build_switch
-from extproc.bench.judge.published import read_published
 from extproc.bench.judge.verdict import judge
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
+from extproc.bench.progress import watching
+from extproc.bench.published.tables import published_markdown, read_published
+from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.outputs import print_faults, write_reports
-from extproc.bench.result import RunResult
 from extproc.bench.spec.tree import Spec, parse_spec
-from extproc.bench.watching import watching
 
 # The exit status of a result that does not hold, as of a run that is client-limited.
 NOT_COMPARABLE = 3

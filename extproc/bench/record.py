@@ -1,7 +1,32 @@
-"""What is known of one benchmarked request. Every figure in a report derives from these records."""
+"""What is noted of a run: its requests, its load processes, the endpoints' counters. No figures.
 
+Every figure in a report derives from this.
+"""
+
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
+
+from extproc.bench.spec.tree import Spec
+
+Clock = Callable[[], float]
+
+
+class RunClock:
+    """Seconds since the start of the run, on the machine's monotonic clock that all processes share."""
+
+    def __init__(self, monotonic: Clock = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._start_s = monotonic()
+
+    def start_at(self, monotonic_s: float) -> None:
+        """Puts zero at that reading of the monotonic clock."""
+        self._start_s = monotonic_s
+
+    def __call__(self) -> float:
+        return self._monotonic() - self._start_s
 
 
 class TokenSource(StrEnum):
@@ -59,3 +84,86 @@ class Record:
         if self.started_s is None or self.admitted_s is None:
             return None
         return self.started_s - self.admitted_s
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The steady part of a run: intended starts in `[start_s, end_s)` on the run's clock."""
+
+    start_s: float
+    end_s: float
+
+    def holds(self, record: Record) -> bool:
+        return self.start_s <= record.intended_s < self.end_s
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSample:
+    """One look at a load process: how late its event loop woke and what was in flight then."""
+
+    at_s: float
+    lag_s: float
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStats:
+    """How one load process fared. `cap` is its share of the concurrency, full for `cap_full_s`."""
+
+    process: int
+    cpu_s: float
+    wall_s: float
+    cap: int | None
+    cap_full_s: float
+    samples: tuple[LoopSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounters:
+    """An endpoint's prefix-cache counters, in tokens, summed over its engines."""
+
+    queries: float
+    hits: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointScrape:
+    """An endpoint's counters before and after a run; `None` where the scrape failed."""
+
+    endpoint: str
+    before: CacheCounters | None
+    after: CacheCounters | None
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Hit tokens per queried token during the run; `None` without both scrapes or queries."""
+        if self.before is None or self.after is None or self.after.queries <= self.before.queries:
+            return None
+        return (self.after.hits - self.before.hits) / (self.after.queries - self.before.queries)
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """The facts about a run.
+
+    `schedule_s` holds the offered starts (of requests, or of conversations in sessions), whether sent
+    or not; it is empty in a closed loop. `offered_rps` is the request rate that the schedule asks for.
+    """
+
+    spec: Spec
+    model: str
+    started_at: datetime
+    duration_s: float
+    window: Window
+    schedule_s: tuple[float, ...]
+    offered_rps: float | None
+    clients: tuple[ClientStats, ...]
+    scrapes: tuple[EndpointScrape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run; records are in the order of `index`."""
+
+    info: RunInfo
+    records: tuple[Record, ...]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import orjson
 
 from extproc.bench.datasets.conversation import Message
-from extproc.bench.processors.client import RunClock, Wiring
+from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.http import HttpClient
 from extproc.bench.processors.openai import OpenAIChat
 from extproc.bench.processors.processor import Ask, Processor
-from extproc.bench.record import Record
+from extproc.bench.record import Record, RunClock
 from extproc.bench.spec.tree import Target
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"

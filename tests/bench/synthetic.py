@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from extproc.bench.record import Record, TokenSource
-from extproc.bench.result import (
+from extproc.bench.record import (
     CacheCounters,
     ClientStats,
     EndpointScrape,
     LoopSample,
+    Record,
     RunInfo,
     RunResult,
+    TokenSource,
     Window,
 )
 from extproc.bench.spec.tree import Spec

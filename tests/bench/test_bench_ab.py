@@ -13,9 +13,9 @@ from extproc.bench.experiments.ab import Trial, label, run_trials
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
 from extproc.bench.experiments.ab_report import AbReport, summarise
 from extproc.bench.judge.verdict import judge
-from extproc.bench.measure.interval import mean_interval, student_quantile
+from extproc.bench.measure.stats import mean_interval, student_quantile
+from extproc.bench.record import RunResult
 from extproc.bench.report import report
-from extproc.bench.result import RunResult
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError

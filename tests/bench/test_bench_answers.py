@@ -4,9 +4,8 @@ import socket
 
 import pytest
 
-from extproc.bench.processors.client import RunClock
 from extproc.bench.processors.processor import Ask
-from extproc.bench.record import Record, TokenSource
+from extproc.bench.record import Record, RunClock, TokenSource
 from extproc.bench.spec.tree import Target
 from tests.bench.scripted import (
     ASK,

@@ -4,14 +4,13 @@ import pytest
 from click.testing import CliRunner
 
 from extproc.bench.commands import bench
-from extproc.bench.experiments.compare import compare, find_remarks
-from extproc.bench.experiments.compare_formats import comparison_markdown
-from extproc.bench.judge.published import PublishedError, read_published
-from extproc.bench.judge.verdict import judge, judge_cell
+from extproc.bench.experiments.compare import compare, comparison_markdown, find_remarks
+from extproc.bench.judge.verdict import judge
+from extproc.bench.published.tables import PublishedError, judge_cell, read_published
+from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
 from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.report import Report
-from extproc.bench.result import RunResult, Window
 from tests.bench.synthetic import record, result, spec, steady
 
 PUBLISHED = Path(__file__).parents[2] / "extproc" / "vllm" / "fleet" / "kubeai-8xl4.csv"
@@ -106,7 +105,7 @@ def test_every_published_prefix_hash_cell_is_client_limited() -> None:
 
     assert [row.cap for row in limited] == [800, 1600, 3200, 8000]
     for row in limited:
-        verdict = judge_cell(row.cell)
+        verdict = judge_cell(row)
         assert str(verdict) == "invalid: client-limited"
         assert verdict.figures.in_flight is not None
         assert verdict.figures.in_flight < 0.7 * (verdict.figures.on_time_in_flight or 0)
@@ -115,7 +114,7 @@ def test_every_published_prefix_hash_cell_is_client_limited() -> None:
 def test_published_round_robin_cells_are_not_client_limited() -> None:
     rows = read_published(PUBLISHED.read_text().splitlines())
 
-    assert {str(judge_cell(row.cell)) for row in rows if row.strategy == "round_robin"} == {"valid"}
+    assert {str(judge_cell(row)) for row in rows if row.strategy == "round_robin"} == {"valid"}
 
 
 def test_compare_judges_a_published_table() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from extproc.bench.experiments.run import run
 from extproc.bench.judge.verdict import judge
-from extproc.bench.result import RunResult, Snapshot
+from extproc.bench.progress import Snapshot
+from extproc.bench.record import RunResult
 from extproc.bench.spec.tree import Spec
 from tests.bench.ks import exponential_cdf, ks_distance, ks_limit, sampled_cdf
 

@@ -8,10 +8,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from extproc.bench.processors.client import RunClock, Wiring
+from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.grpc import GrpcClient
 from extproc.bench.processors.jetstream_pb2 import DecodeRequest, DecodeResponse
-from extproc.bench.record import Record
+from extproc.bench.record import Record, RunClock
 from extproc.bench.spec.tree import Target
 from tests.bench.scripted import ASK
 

@@ -10,11 +10,10 @@ import pytest
 from extproc.bench.datasets.conversation import Conversation, Message, Turn
 from extproc.bench.load.cap import Cap
 from extproc.bench.load.generator import LoadGenerator, Share
-from extproc.bench.load.watch import Watch
 from extproc.bench.load.workload import Numbering
-from extproc.bench.processors.client import RunClock
 from extproc.bench.processors.processor import Ask
-from extproc.bench.record import Record
+from extproc.bench.progress import Watch
+from extproc.bench.record import Record, RunClock
 from extproc.bench.spec.tree import Spec
 
 THREE_TURNS = Conversation(

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from extproc.bench.measure import measures, metrics
 from extproc.bench.measure.groups import Groups
 from extproc.bench.measure.stats import Stats
-from extproc.bench.record import Record
-from extproc.bench.result import Window
+from extproc.bench.record import Record, Window
 from extproc.bench.spec.tree import Slo
 from tests.bench.synthetic import failed, record, result, steady
 

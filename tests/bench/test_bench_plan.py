@@ -5,8 +5,7 @@ import yaml
 from click.testing import CliRunner
 
 from extproc.bench.commands import bench
-from extproc.bench.experiments.plan import Host, Plan, plan
-from extproc.bench.experiments.plan_text import plan_text
+from extproc.bench.experiments.plan import Host, Plan, plan, plan_text
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.spec.tree import Spec

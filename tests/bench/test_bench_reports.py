@@ -8,18 +8,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from extproc.bench.exporter import serving
 from extproc.bench.judge.verdict import Verdict, judge
-from extproc.bench.live import Broadcast, Display, showing
 from extproc.bench.measure import metrics
 from extproc.bench.measure.metrics import Counts, Metrics, Throughput, Tokens
 from extproc.bench.measure.stats import Stats
+from extproc.bench.progress import Broadcast, Display, Snapshot, serving, showing
+from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
 from extproc.bench.report.outputs import REPORTS, print_verdict, write_reports
 from extproc.bench.report.run_page import html_report
 from extproc.bench.report.vllm_json import vllm_json
 from extproc.bench.report.vllm_text import render, vllm_text
-from extproc.bench.result import RunResult, Snapshot, Window
 from extproc.bench.spec.tree import Slo
 from tests.bench import browser
 from tests.bench.synthetic import failed, record, result, steady

@@ -23,7 +23,7 @@ from extproc.bench.experiments.scrape import read_cache_counters, scrape
 from extproc.bench.load.driver import LoadError
 from extproc.bench.load.process import _allow_files
 from extproc.bench.load.registry import build_registry
-from extproc.bench.result import CacheCounters, RunResult
+from extproc.bench.record import CacheCounters, RunResult
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 from tests.bench.scripted import DONE, USAGE, chunk

@@ -6,8 +6,8 @@ import pytest
 from extproc.bench.experiments.saturate import Rung, Saturation, encode, next_rate, summarise
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
 from extproc.bench.judge.verdict import judge
+from extproc.bench.record import Window
 from extproc.bench.report import report
-from extproc.bench.result import Window
 from extproc.bench.spec.experiments import Ladder
 from tests.bench.synthetic import record, result
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Groups
-from extproc.bench.record import Record
-from extproc.bench.result import Window
+from extproc.bench.record import Record, Window
 from extproc.bench.spec.tree import Slo
 from tests.bench.synthetic import failed, record
 

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from extproc.bench.judge.verdict import Cell, judge, judge_cell, on_time_in_flight
-from extproc.bench.record import Record
-from extproc.bench.result import ClientStats, LoopSample, RunInfo, RunResult, Window
+from extproc.bench.judge.verdict import judge
+from extproc.bench.published.tables import Cell, judge_cell, on_time_in_flight
+from extproc.bench.record import ClientStats, LoopSample, Record, RunInfo, RunResult, Window
 from extproc.bench.spec.tree import Spec
 
 SPEC = Spec.model_validate(
@@ -130,7 +130,18 @@ PUBLISHED = {
 
 def published(strategy: str) -> list[Cell]:
     return [
-        Cell(8000, duration, rate, cap, ttft / 1000, itl / 1000, 608447)
+        Cell(
+            strategy,
+            {
+                "max_concurrency": cap,
+                "request_rate": rate,
+                "requests": 8000,
+                "duration_s": duration,
+                "output_tokens": 608447,
+                "ttft_mean_ms": ttft,
+                "itl_mean_ms": itl,
+            },
+        )
         for cap, rate, duration, ttft, itl in PUBLISHED[strategy]
     ]
 

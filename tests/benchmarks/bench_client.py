@@ -18,7 +18,8 @@ from rich.table import Table
 
 from extproc.bench.experiments.run import run
 from extproc.bench.judge.verdict import judge
-from extproc.bench.result import RunResult, Snapshot
+from extproc.bench.progress import Snapshot
+from extproc.bench.record import RunResult
 from extproc.bench.spec.tree import Spec
 from tests.benchmarks.report import Row
 

@@ -24,11 +24,11 @@ from extproc.bench.experiments.ab import Trial, run_trials
 from extproc.bench.experiments.lab import Lab
 from extproc.bench.experiments.run import run
 from extproc.bench.experiments.switch import build_switch
-from extproc.bench.judge.published import Row, read_published
-from extproc.bench.judge.verdict import judge_cell
 from extproc.bench.measure.words import fixed, percent
+from extproc.bench.progress import Snapshot
+from extproc.bench.published.tables import Cell, judge_cell, read_published
+from extproc.bench.record import RunResult
 from extproc.bench.report.markdown import markdown_table
-from extproc.bench.result import RunResult, Snapshot
 from extproc.bench.spec.tree import Spec
 from tests.bench.fleet import Fleet, run_fleet
 from tests.integration.fetch import get
@@ -86,7 +86,7 @@ class Silence:
     def update(self, snapshot: Snapshot) -> None: ...
 
 
-def build_spec(fleet: Fleet, row: Row, options: argparse.Namespace) -> Spec:
+def build_spec(fleet: Fleet, row: Cell, options: argparse.Namespace) -> Spec:
     """The cell's load: 800 prompts of long conversations, each ten times, in one shuffled order."""
     traffic = {
         "preset": "kubeai-8xl4",
@@ -98,7 +98,7 @@ def build_spec(fleet: Fleet, row: Row, options: argparse.Namespace) -> Spec:
     return Spec.model_validate(fleet.spec(traffic, processes=options.processes, seed=12345, **fields))
 
 
-async def run_cap(fleet: Fleet, row: Row, options: argparse.Namespace) -> list[tuple[Trial, Waits]]:
+async def run_cap(fleet: Fleet, row: Cell, options: argparse.Namespace) -> list[tuple[Trial, Waits]]:
     spec, waits = build_spec(fleet, row, options), list[Waits]()
 
     async def measure(seeded: Spec, title: str) -> RunResult:
@@ -113,7 +113,7 @@ async def run_cap(fleet: Fleet, row: Row, options: argparse.Namespace) -> list[t
         return list(zip(await run_trials(spec, measure, lab), waits, strict=True))
 
 
-def describe(trial: Trial, waits: Waits, theirs: Row, speed: float) -> Sequence[str]:
+def describe(trial: Trial, waits: Waits, theirs: Cell, speed: float) -> Sequence[str]:
     """Our cell in the endpoints' time beside the published one."""
     ours = trial.report.whole.throughput.total_tps / speed
     ttft_s, itl_s = waits.mean_s(TTFT), waits.mean_s(ITL)
@@ -128,11 +128,11 @@ def describe(trial: Trial, waits: Waits, theirs: Row, speed: float) -> Sequence[
         fixed(theirs.figures["itl_mean_ms"], 1),
         percent(trial.report.hit_rate),
         f"invalid: endpoints {waits.late}x late" if waits.late else trial.report.verdict.text,
-        str(judge_cell(theirs.cell)),
+        str(judge_cell(theirs)),
     )
 
 
-def run_all(options: argparse.Namespace, published: Mapping[tuple[int, str], Row]) -> list[Sequence[str]]:
+def run_all(options: argparse.Namespace, published: Mapping[tuple[int, str], Cell]) -> list[Sequence[str]]:
     simulate = ("--speed", str(options.speed), "--profile", options.profile)
     lines = []
     with (

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from extproc.bench.judge.verdict import judge
+from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.report import Report
-from extproc.bench.result import RunResult
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from extproc.bench.experiments.ab import Trial
 from extproc.bench.experiments.ab_report import AbReport, Arm
-from extproc.bench.judge.published import COLUMNS
-from extproc.bench.measure.interval import Interval
+from extproc.bench.measure.stats import Interval
 from extproc.bench.measure.words import DASH, fixed, percent
+from extproc.bench.published.tables import COLUMNS
 from extproc.bench.report import page
 from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.markdown import markdown_table

@@ -7,7 +7,7 @@ import msgspec
 
 from extproc.bench.experiments.ab import Trial
 from extproc.bench.experiments.compare import find_faults, find_remarks
-from extproc.bench.measure.interval import Interval, mean_interval
+from extproc.bench.measure.stats import Interval, mean_interval
 from extproc.bench.report.figures import FIGURES, read_figures
 from extproc.bench.report.report import Report
 from extproc.bench.spec.experiments import Ab

@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from extproc.bench.measure.words import DASH, fixed
 from extproc.bench.report.figures import FIGURES, read_figures
+from extproc.bench.report.markdown import markdown_table
 from extproc.bench.report.report import Report
 
 
@@ -82,3 +84,16 @@ def find_remarks(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterat
         if flow.requests_rps < flow.started_rps * (1 - tolerance):
             served = f"{flow.requests_rps:.2f} of {flow.started_rps:.2f} req/s sent"
             yield f"{label} served {served}: past its capacity, or measured without enough warm-up"
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """A row per figure that at least one of the runs has."""
+    known = [change for change in comparison.changes if (change.a, change.b) != (None, None)]
+    return markdown_table(("", "A", "B", "B / A", ""), [_list_change(change) for change in known])
+
+
+def _list_change(change: Change) -> Sequence[str]:
+    better = {None: "", True: "better", False: "worse"}[change.is_better]
+    digits = 4 if change.name in {"hit_rate", "goodput"} else 2
+    ratio = DASH if change.ratio is None else f"{change.ratio:.3f}"
+    return FIGURES[change.name].heading, fixed(change.a, digits), fixed(change.b, digits), ratio, better

@@ -1,6 +1,6 @@
 """What a spec would do, worked out before it is run, and why it could not. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,8 @@ from extproc.bench.spec.tree import Spec
 # What one core of a load process spends at most: on writing a request and reading its head; on a chunk.
 _REQUEST_CPU_S = 500e-6
 _CHUNK_CPU_S = 40e-6
+# A bar of the schedule on the terminal, by height.
+_BLOCKS = "▁▂▃▄▅▆▇█"
 # Files that a process needs besides its requests' sockets: pipes, the event loop, scrapes.
 _OTHER_FILES = 64
 
@@ -124,3 +126,25 @@ def _find_remarks(spec: Spec, host: Host, peak_rps: float | None, latency_s: flo
         yield f"{spec.processes} processes share {host.cores} core(s)"
     if not spec.scrape:
         yield "scrape lists no endpoint: hit rates come from usage only, if the server reports cached tokens"
+
+
+def plan_text(plan: Plan) -> str:
+    """Lines of name and figure; the schedule as a row of bars, one per slice."""
+    return "".join(f"{name:<17}{value}\n" for name, value in _lines(plan)) + f"{plan.honesty}\n"
+
+
+def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.starts:
+        yield "schedule", f"{_sparkline(plan.starts)}  {sum(plan.starts)} starts, {plan.slice_s:.1f} s a bar"
+        yield "span", f"{plan.span_s:.1f} s"
+    else:
+        yield "schedule", "none: users ask again when they are answered, or all start at once"
+    if plan.offered_rps is not None and plan.peak_rps is not None:
+        yield "requests/s", f"{plan.offered_rps:.2f} on average, {plan.peak_rps:.2f} in the busiest bar"
+    yield "in flight, ports", f"{plan.in_flight} at {plan.latency_s:g} s a request"
+    yield "client CPU", f"{plan.cpu_cores:.2f} cores"
+
+
+def _sparkline(counts: Sequence[int]) -> str:
+    top = max(counts) or 1
+    return "".join(_BLOCKS[round(count / top * (len(_BLOCKS) - 1))] for count in counts)

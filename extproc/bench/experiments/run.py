@@ -13,9 +13,9 @@ from extproc.bench.load.driver import LoadError, drive
 from extproc.bench.load.generator import Share
 from extproc.bench.load.registry import Registry, build_registry
 from extproc.bench.load.workload import Workload, build_workload
-from extproc.bench.processors.client import RunClock, Wiring
-from extproc.bench.record import Record
-from extproc.bench.result import Progress, RunInfo, RunResult, Window
+from extproc.bench.processors.client import Wiring
+from extproc.bench.progress import Progress
+from extproc.bench.record import Record, RunClock, RunInfo, RunResult, Window
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.bench.result import CacheCounters, EndpointScrape
+from extproc.bench.record import CacheCounters, EndpointScrape
 
 # The names of vLLM 0.32, and those of its earlier versions.
 _QUERIES = frozenset({"vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"})

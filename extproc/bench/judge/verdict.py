@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from extproc.bench.record import Record
-from extproc.bench.result import ClientStats, RunResult
+from extproc.bench.record import ClientStats, Record, RunResult
 from extproc.bench.spec.tree import Limits, TrafficShape
 
 # With fewer in flight on average the samples are too coarse to check anything.
@@ -56,65 +55,11 @@ class Verdict:
         return "valid" if self.is_valid else "invalid: client-limited"
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A published result: what was asked (`rate`, `cap`) and the means that came out."""
-
-    requests: int
-    duration_s: float
-    rate: float
-    cap: int
-    ttft_mean_s: float
-    itl_mean_s: float
-    output_tokens: int
-
-    @property
-    def throughput(self) -> float:
-        return self.requests / self.duration_s
-
-    @property
-    def in_flight(self) -> float:
-        """The mean in flight by Little's law, a request lasting TTFT and a gap per further token."""
-        tokens = self.output_tokens / self.requests
-        return self.throughput * (self.ttft_mean_s + self.itl_mean_s * (tokens - 1))
-
-
 def judge(result: RunResult) -> Verdict:
     """Judges a run by the limits of its spec. Linear in records and samples."""
     limits = result.info.spec.limits
     figures = _measure(result)
     return Verdict(tuple(_find_reasons(figures, limits)), tuple(_find_remarks(figures, limits)), figures)
-
-
-def judge_cell(cell: Cell, limits: Limits | None = None) -> Verdict:
-    """Judges a published result, of which only means are known.
-
-    An on-time client would have had a known number in flight (`on_time_in_flight`). Far fewer means
-    that the client did not ask as often as it says.
-    """
-    limits = limits or Limits()
-    figures = Figures(
-        offered_rps=cell.rate,
-        achieved_rps=cell.throughput,
-        in_flight=cell.in_flight,
-        on_time_in_flight=on_time_in_flight(cell.rate, cell.cap, cell.requests, cell.throughput),
-    )
-    return Verdict(tuple(_find_idle_client(figures, limits)), (), figures)
-
-
-def on_time_in_flight(rate: float, cap: float, count: int, throughput: float) -> float:
-    """Returns the mean in flight of a client that asks on time, if the server answers evenly.
-
-    A fluid model: requests in flight grow at `rate - throughput` until the cap or the last request,
-    stay there while requests are left, then fall at `throughput`.
-    """
-    if rate <= throughput:
-        return 0.0
-    grow_s = min(cap / (rate - throughput), count / rate)
-    peak = grow_s * (rate - throughput)
-    drain_s = peak / throughput
-    hold_s = count / throughput - grow_s - drain_s
-    return peak * (grow_s / 2 + hold_s + drain_s / 2) / (grow_s + hold_s + drain_s)
 
 
 def _measure(result: RunResult) -> Figures:
@@ -206,12 +151,3 @@ def _find_remarks(figures: Figures, limits: Limits) -> Iterator[str]:
     residual = figures.littles_residual
     if residual is not None and residual > limits.littles_residual:
         yield f"not steady: in flight is {residual:.0%} off rate times latency (Little's law)"
-
-
-def _find_idle_client(figures: Figures, limits: Limits) -> Iterator[str]:
-    expected, had = figures.on_time_in_flight or 0.0, figures.in_flight or 0.0
-    if had < limits.in_flight * expected:
-        yield (
-            f"{had:.0f} in flight by Little's law where {figures.offered_rps:.0f} req/s on time would "
-            f"have had {expected:.0f}: the client sent about {figures.achieved_rps:.1f} req/s"
-        )

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 
-from extproc.bench.processors.client import Clock
+from extproc.bench.record import Clock
 
 
 class Cap:

@@ -11,7 +11,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 
 from extproc.bench.load.generator import Share
 from extproc.bench.load.process import Done, Ready, Start, run_process
-from extproc.bench.result import Progress, Snapshot
+from extproc.bench.progress import Progress, Snapshot
 from extproc.errors import ExtprocError
 
 # From the last process being ready to the start: by then every process must have heard of it.

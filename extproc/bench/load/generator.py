@@ -10,9 +10,9 @@ from extproc.bench.datasets.conversation import Conversation, Message, Turn, cou
 from extproc.bench.datasets.draws import draw
 from extproc.bench.load.cap import Cap
 from extproc.bench.load.workload import Numbering
-from extproc.bench.processors.client import Client, Clock
+from extproc.bench.processors.client import Client
 from extproc.bench.processors.processor import Ask
-from extproc.bench.record import Record
+from extproc.bench.record import Clock, Record
 from extproc.bench.spec.tree import Spec
 
 # Wake at most this often, then start everything that is due: a timer per request falls behind from
@@ -65,6 +65,10 @@ class LoadGenerator:
             return
         finally:
             self._note_unsent()
+
+    @property
+    def in_flight(self) -> int:
+        return self.cap.in_flight
 
     def _deadline_s(self) -> float | None:
         if self._traffic.duration is None or self._traffic.graceful_stop is None:

@@ -15,10 +15,9 @@ import uvloop
 from extproc.bench.datasets.tokens import load_tokenizer, recount
 from extproc.bench.load.generator import LoadGenerator, Next, Share
 from extproc.bench.load.registry import build_registry
-from extproc.bench.load.watch import Watch
-from extproc.bench.processors.client import RunClock, Wiring
-from extproc.bench.record import Record
-from extproc.bench.result import ClientStats
+from extproc.bench.processors.client import Wiring
+from extproc.bench.progress import Watch
+from extproc.bench.record import ClientStats, Record, RunClock
 
 
 @dataclass(frozen=True, slots=True)

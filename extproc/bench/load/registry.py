@@ -27,7 +27,7 @@ from extproc.bench.processors.grpc import GrpcClient
 from extproc.bench.processors.http import HttpClient
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import Processor
-from extproc.bench.result import RunResult
+from extproc.bench.record import RunResult
 from extproc.bench.spec.section import Component
 from extproc.errors import SettingsError
 

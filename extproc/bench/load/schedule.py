@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 
-from extproc.bench.load.arrivals import Times, draw_unit_arrivals
-from extproc.bench.load.shapes import Shape, ShapeFactory, add_spike
+from extproc.bench.load.shapes import Shape, ShapeFactory, Times, add_spike
 from extproc.bench.spec.tree import TrafficShape
 
 _MAX_STARTS = 50_000_000
@@ -48,6 +47,18 @@ def _find_end(shape: Shape, count: int) -> float:
 def _enough(expected: float, burstiness: float) -> int:
     """Returns how many random arrivals surely cover a mean of `expected`: ten deviations more."""
     return int(expected + 10 * math.sqrt(expected / min(burstiness, 1.0)) + 10)
+
+
+def draw_unit_arrivals(kind: str, burstiness: float, count: int, rng: np.random.Generator) -> Times:
+    """Returns `count` ascending arrivals at a mean rate of one.
+
+    `constant`: exactly one apart, the first at zero. `poisson`: exponential gaps. `gamma`: gaps with
+    shape `burstiness` and mean one, so below one is burstier than Poisson (vLLM's definition).
+    """
+    if kind == "constant":
+        return np.arange(count, dtype=np.float64)
+    shape = 1.0 if kind == "poisson" else burstiness
+    return np.cumsum(rng.gamma(shape, 1 / shape, count))
 
 
 class _Thinned:

@@ -10,8 +10,7 @@ import numpy as np
 
 from extproc.bench.measure import measures
 from extproc.bench.measure.stats import Floats, Stats
-from extproc.bench.record import Record, TokenSource
-from extproc.bench.result import RunResult, Window
+from extproc.bench.record import Record, RunResult, TokenSource, Window
 from extproc.bench.spec.tree import Slo
 
 _MS = 1000.0

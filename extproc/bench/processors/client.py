@@ -1,30 +1,12 @@
 """The seam between the load generator and whatever carries a request."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from extproc.bench.processors.processor import Ask
-from extproc.bench.record import Record
+from extproc.bench.record import Clock, Record
 from extproc.bench.spec.tree import Target
-
-Clock = Callable[[], float]
-
-
-class RunClock:
-    """Seconds since the start of the run, on the machine's monotonic clock that all processes share."""
-
-    def __init__(self, monotonic: Clock = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._start_s = monotonic()
-
-    def start_at(self, monotonic_s: float) -> None:
-        """Puts zero at that reading of the monotonic clock."""
-        self._start_s = monotonic_s
-
-    def __call__(self) -> float:
-        return self._monotonic() - self._start_s
 
 
 class Client(Protocol):

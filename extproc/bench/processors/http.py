@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import aiohttp
 import orjson
 
-from extproc.bench.processors.client import Clock, Wiring
+from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.collector import collect_stream, collect_whole, fail
 from extproc.bench.processors.fields import get_error
 from extproc.bench.processors.framing import Read
 from extproc.bench.processors.processor import Ask, Processor
-from extproc.bench.record import Record
+from extproc.bench.record import Clock, Record
 
 # Below the five seconds after which uvicorn, and so vLLM, closes an idle connection: a request must
 # not meet a connection that the server is just closing.

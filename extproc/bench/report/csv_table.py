@@ -4,8 +4,7 @@ import csv
 import io
 
 from extproc.bench.measure.measures import MEASURES
-from extproc.bench.record import Record
-from extproc.bench.result import RunResult
+from extproc.bench.record import Record, RunResult
 
 _FIELDS = (
     "index",

@@ -9,13 +9,13 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from extproc.bench.judge.verdict import Verdict
+from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.csv_table import csv_table
 from extproc.bench.report.run_page import html_report
 from extproc.bench.report.textfile import textfile
 from extproc.bench.report.vllm_json import vllm_json
 from extproc.bench.report.vllm_text import vllm_text
-from extproc.bench.result import RunResult
 
 Render = Callable[[RunResult, Verdict], str]
 

@@ -11,7 +11,7 @@ from extproc.bench.judge.verdict import Verdict
 from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Groups
 from extproc.bench.measure.metrics import Metrics
-from extproc.bench.result import RunInfo, RunResult
+from extproc.bench.record import RunInfo, RunResult
 from extproc.bench.spec.tree import TrafficShape
 from extproc.errors import ExtprocError
 

@@ -13,11 +13,10 @@ from extproc.bench.measure.metrics import chunk_gaps, sample
 from extproc.bench.measure.stats import Floats, Stats
 from extproc.bench.measure.timeline import cut
 from extproc.bench.measure.words import fixed, milliseconds, percent
-from extproc.bench.record import Record
+from extproc.bench.record import Record, RunResult
 from extproc.bench.report import page, report
 from extproc.bench.report.plots import Bar, Series, bars, lines
 from extproc.bench.report.report import Report
-from extproc.bench.result import RunResult
 
 _STATS = ("mean", "std", "p50", "p90", "p95", "p99", "max")
 _CURVE_POINTS = 200

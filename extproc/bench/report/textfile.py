@@ -6,9 +6,9 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from extproc.bench.judge.verdict import Verdict
 from extproc.bench.measure.stats import Stats
+from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.report import Report
-from extproc.bench.result import RunResult
 
 _QUANTILES = {"0.5": "p50", "0.9": "p90", "0.95": "p95", "0.99": "p99", "0.999": "p999"}
 

@@ -11,7 +11,7 @@ import orjson
 from extproc.bench.measure import measures, metrics
 from extproc.bench.measure.metrics import Metrics
 from extproc.bench.measure.stats import Stats
-from extproc.bench.result import RunResult
+from extproc.bench.record import RunResult
 
 _NAMES = {"ttft": "ttft_sent", "tpot": "tpot", "itl": "itl", "e2el": "e2e_sent"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from extproc.bench.measure import metrics
 from extproc.bench.measure.metrics import Metrics
-from extproc.bench.result import RunResult
+from extproc.bench.record import RunResult
 
 _WIDTH = 50
 _SECTIONS = (

@@ -1,0 +1,229 @@
+"""What a run is doing while it goes, from the load process that looks at itself to who watches.
+
+A load process samples its event loop and tells its parent what is new (`Watch`); the parent tells the sum
+to a terminal (`Display`), to Prometheus (`Exporter`), to both or to nobody (`watching`).
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import prometheus_client
+from prometheus_client import CollectorRegistry, Gauge, Histogram, start_http_server
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from extproc.bench.measure.words import milliseconds
+from extproc.bench.record import Clock, LoopSample, Record
+
+_SAMPLE_S = 0.02
+_NEWS_S = 0.5
+# Percentiles on the screen are of the last so many requests: they follow the run instead of its average.
+_RECENT = 2000
+_TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100)
+_LAG_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a run is doing now, summed over its processes. `ttft_s` and `lag_s` are new since the last one."""
+
+    at_s: float
+    sent: int
+    in_flight: int
+    finished: int
+    failures: dict[str, int]
+    ttft_s: tuple[float, ...]
+    lag_s: tuple[float, ...]
+
+
+class Progress(Protocol):
+    """Who watches a run. Calls come from the event loop about twice a second and return at once."""
+
+    def update(self, snapshot: Snapshot) -> None: ...
+
+
+class Watched(Protocol):
+    """What a load process is doing: every request so far, and how many are in flight."""
+
+    @property
+    def records(self) -> Sequence[Record]: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+
+class Watch:
+    """Samples the loop and tells `publish` what is new; both stop when their task is cancelled."""
+
+    def __init__(self, work: Watched, clock: Clock) -> None:
+        self.samples: list[LoopSample] = []
+        self._work, self._clock = work, clock
+        self._told = 0
+        self._unfinished: list[int] = []
+        self._failures: Counter[str] = Counter()
+
+    async def sample(self) -> None:
+        """Sleeps again and again; what a sleep lasts too long is the event loop's lag."""
+        while True:
+            due_s = self._clock() + _SAMPLE_S
+            await asyncio.sleep(_SAMPLE_S)
+            now_s = self._clock()
+            lag_s = max(0.0, now_s - due_s)
+            self.samples.append(LoopSample(now_s, lag_s, self._work.in_flight))
+
+    async def publish(self, tell: Callable[[Snapshot], None]) -> None:
+        while True:
+            await asyncio.sleep(_NEWS_S)
+            tell(self.snapshot())
+
+    def snapshot(self) -> Snapshot:
+        """Returns totals, and the latencies of requests that ended since the last snapshot."""
+        records = self._work.records
+        fresh = [*self._unfinished, *range(self._told, len(records))]
+        self._told = len(records)
+        self._unfinished = [i for i in fresh if records[i].end_s is None]
+        ended = [records[i] for i in fresh if records[i].end_s is not None]
+        self._failures.update(record.failure for record in ended if record.failure)
+        finished, in_flight = len(records) - len(self._unfinished), self._work.in_flight
+        return Snapshot(
+            at_s=self._clock(),
+            sent=finished + in_flight,
+            in_flight=in_flight,
+            finished=finished,
+            failures=dict(self._failures),
+            ttft_s=tuple(r.first_token_s - r.intended_s for r in ended if r.first_token_s is not None),
+            lag_s=tuple(lag for record in ended if (lag := record.lag_s) is not None),
+        )
+
+
+class Display:
+    """Implements `Progress`; `render` returns what is to be shown."""
+
+    def __init__(self, title: str, live: Live | None = None) -> None:
+        self._title = title
+        self._live = live
+        self._ttft_s: deque[float] = deque(maxlen=_RECENT)
+        self._lag_s: deque[float] = deque(maxlen=_RECENT)
+        self._last = Snapshot(0.0, 0, 0, 0, {}, (), ())
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._last = snapshot
+        self._ttft_s.extend(snapshot.ttft_s)
+        self._lag_s.extend(snapshot.lag_s)
+        if self._live:
+            self._live.update(self.render())
+
+    def render(self) -> RenderableType:
+        last = self._last
+        grid = Table.grid(padding=(0, 3))
+        failures = ", ".join(f"{escape(kind)} {count:,}" for kind, count in last.failures.items()) or "0"
+        rows = {
+            "time": f"{last.at_s:.0f} s",
+            "sent": f"{last.sent:,}",
+            "in flight": f"{last.in_flight:,}",
+            "done": f"{last.finished:,}",
+            "errors": failures,
+            "TTFT": _points(self._ttft_s),
+            "lag": _points(self._lag_s),
+        }
+        for label, value in rows.items():
+            grid.add_row(
+                f"[dim]{label}[/]", f"[red]{value}[/]" if label == "errors" and last.failures else value
+            )
+        return Panel.fit(grid, title=self._title)
+
+
+def _points(sample_s: Sequence[float]) -> str:
+    if not sample_s:
+        return milliseconds(None)
+    p50, p99 = np.percentile(sample_s, (50, 99))
+    return f"p50 {milliseconds(1000 * p50)}   p99 {milliseconds(1000 * p99)}"
+
+
+class Broadcast:
+    """Implements `Progress` by telling several others."""
+
+    def __init__(self, watchers: Sequence[Progress]) -> None:
+        self._watchers = watchers
+
+    def update(self, snapshot: Snapshot) -> None:
+        for watcher in self._watchers:
+            watcher.update(snapshot)
+
+
+@contextmanager
+def showing(title: str, console: Console) -> Iterator[Display]:
+    """Shows a display on `console` for as long as the context lasts; a pipe gets its last state only."""
+    with Live(console=console, refresh_per_second=4) as live:
+        yield Display(title, live)
+
+
+class Exporter:
+    """Implements `Progress` by keeping metrics up to date in a registry of its own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._sent = Gauge("extproc_bench_sent", "Requests sent so far", registry=registry)
+        self._finished = Gauge(
+            "extproc_bench_finished", "Requests ended so far, well or not", registry=registry
+        )
+        self._in_flight = Gauge("extproc_bench_in_flight", "Requests sent and not ended", registry=registry)
+        self._failures = Gauge(
+            "extproc_bench_failures", "Requests failed so far", ["kind"], registry=registry
+        )
+        self._ttft = Histogram(
+            "extproc_bench_ttft_seconds",
+            "Time to first token from the intended start",
+            buckets=_TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._lag = Histogram(
+            "extproc_bench_lag_seconds", "How late the client was", buckets=_LAG_BUCKETS_S, registry=registry
+        )
+        self._updates = prometheus_client.Counter(
+            "extproc_bench_updates", "Times the run reported its state", registry=registry
+        )
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._sent.set(snapshot.sent)
+        self._finished.set(snapshot.finished)
+        self._in_flight.set(snapshot.in_flight)
+        for kind, count in snapshot.failures.items():
+            self._failures.labels(kind).set(count)
+        for ttft_s in snapshot.ttft_s:
+            self._ttft.observe(ttft_s)
+        for lag_s in snapshot.lag_s:
+            self._lag.observe(lag_s)
+        self._updates.inc()
+
+
+@contextmanager
+def serving(port: int, address: str = "0.0.0.0") -> Iterator[tuple[Exporter, int]]:
+    """Serves `/metrics` for as long as the context lasts; yields the exporter and the port in use."""
+    registry = CollectorRegistry()
+    server, thread = start_http_server(port, address, registry)
+    try:
+        yield Exporter(registry), server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def watching(title: str, console: Console, metrics_port: int | None, *, quiet: bool) -> Iterator[Progress]:
+    """Yields what to tell the state of a run to; `quiet` leaves the terminal alone."""
+    with ExitStack() as stack:
+        watchers: list[Progress] = []
+        if not quiet:
+            watchers.append(stack.enter_context(showing(title, console)))
+        if metrics_port is not None:
+            watchers.append(stack.enter_context(serving(metrics_port))[0])
+        yield Broadcast(watchers)

@@ -1,0 +1,1 @@
+"""Results that others have published, and what they prove."""
