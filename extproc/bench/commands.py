@@ -12,13 +12,13 @@ from rich.console import Console
 from extproc.bench.datasets.honesty import account
 from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.experiment_commands import ab, compare_command, plan_command, saturate_command
-from extproc.bench.experiments.run import run as run_spec
-from extproc.bench.judge.verdict import judge
+from extproc.bench.experiments.run import run
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import Numbering, build_workload
 from extproc.bench.progress import watching
 from extproc.bench.report.outputs import print_verdict, write_reports
-from extproc.bench.report.vllm_text import vllm_text
+from extproc.bench.report.report import build as build_report
+from extproc.bench.report.vllm import vllm_text
 from extproc.bench.spec.tree import parse_spec
 
 CLIENT_LIMITED = 3
@@ -31,13 +31,13 @@ def bench() -> None:
     """Measure what routing does, and never report a load that was not offered."""
 
 
-@bench.command()
+@bench.command("run")
 @click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for every report.")
 @click.option("--metrics-port", type=int, help="Serve live Prometheus metrics on this port.")
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
-def run(
+def run_command(
     spec_file: Path, output: Path | None, metrics_port: int | None, quiet: bool, allow_client_limited: bool
 ) -> None:
     """Run a benchmark. Exit 3 if it measured the client, not the server."""
@@ -45,14 +45,14 @@ def run(
     registry = build_registry(spec.plugins)
     console = Console(stderr=True)
     with watching(spec.name, console, metrics_port, quiet=quiet) as progress:
-        result = asyncio.run(run_spec(spec, progress=progress))
-    verdict = judge(result)
-    click.echo(vllm_text(result))
-    print_verdict(verdict, console)
+        result = asyncio.run(run(spec, progress=progress))
+    said = build_report(result)
+    click.echo(vllm_text(said.whole))
+    print_verdict(said.verdict, console)
     if output is not None:
-        for path in write_reports(result, verdict, output, registry.reports):
+        for path in write_reports(result, said, output, registry.reports):
             click.echo(str(path), err=True)
-    if not verdict.is_valid and not allow_client_limited:
+    if not said.verdict.is_valid and not allow_client_limited:
         sys.exit(CLIENT_LIMITED)
 
 

@@ -7,21 +7,18 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import aiohttp
 import click
 from rich.console import Console
 
-from extproc.bench.experiments import ab_report, saturate
-from extproc.bench.experiments.ab import Trial, run_trials, with_traffic
+from extproc.bench.experiments import saturate
+from extproc.bench.experiments.ab import Trial, run_trials
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
+from extproc.bench.experiments.ab_report import summarise_trials
+from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.compare import compare, comparison_markdown
-from extproc.bench.experiments.lab import Lab
 from extproc.bench.experiments.plan import Host, plan, plan_text
-from extproc.bench.experiments.run import run as run_spec
-from extproc.bench.experiments.saturate import Rung
+from extproc.bench.experiments.run import run
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
-from extproc.bench.experiments.switch import build_switch
-from extproc.bench.judge.verdict import judge
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.progress import watching
@@ -69,13 +66,13 @@ def ab(spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: 
     """
     spec = parse_spec(spec_file.read_text("utf-8"))
     trials = asyncio.run(_run_ab(spec, output, quiet=quiet))
-    compared = ab_report.summarise(trials, spec.ab)
+    compared = summarise_trials(trials, spec.ab)
     click.echo(ab_markdown(compared), nl=False)
     if output is not None:
         _write(
             output,
             {
-                "ab.json": ab_report.encode(compared).decode(),
+                "ab.json": report.encode(compared).decode(),
                 "ab.html": ab_html(compared),
                 "ab.csv": ab_csv(compared),
                 "ab.md": ab_markdown(compared),
@@ -90,20 +87,15 @@ async def _run_ab(spec: Spec, output: Path | None, *, quiet: bool) -> list[Trial
     def keep(trial: Trial, result: RunResult) -> None:
         if output is not None:
             folder = output / f"{trial.arm}-{trial.repeat + 1}"
-            write_reports(result, judge(result), folder, reports)
+            write_reports(result, trial.report, folder, reports)
 
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
-        endpoints = spec.scrape if spec.ab.flush is None else spec.ab.flush
-        lab = Lab(http, build_switch(spec.ab), spec.ab, endpoints)
-        try:
-            return await run_trials(spec, lambda seeded, title: _run(seeded, title, quiet=quiet), lab, keep)
-        finally:
-            await lab.restore()
+    async with open_lab(spec) as lab:
+        return await run_trials(spec, lambda seeded, title: _run(seeded, title, quiet=quiet), lab, keep)
 
 
 async def _run(spec: Spec, title: str, *, quiet: bool) -> RunResult:
     with watching(title, Console(stderr=True), None, quiet=quiet) as progress:
-        return await run_spec(spec, progress=progress)
+        return await run(spec, progress=progress)
 
 
 @click.command("saturate")
@@ -116,25 +108,17 @@ def saturate_command(spec_file: Path, output: Path | None, quiet: bool) -> None:
     Exit 3 if the client was the limit before the server was.
     """
     spec = parse_spec(spec_file.read_text("utf-8"))
-    found = saturate.summarise(asyncio.run(_climb(spec, quiet=quiet)), spec.saturate)
+    found = saturate.summarise_rungs(
+        asyncio.run(saturate.climb(spec, lambda seeded, title: _run(seeded, title, quiet=quiet))),
+        spec.saturate,
+    )
     click.echo(saturation_markdown(found), nl=False)
     if output is not None:
         _write(
             output,
-            {"saturation.json": saturate.encode(found).decode(), "saturation.html": saturation_html(found)},
+            {"saturation.json": report.encode(found).decode(), "saturation.html": saturation_html(found)},
         )
     _end(found.faults)
-
-
-async def _climb(spec: Spec, *, quiet: bool) -> list[Rung]:
-    rungs: list[Rung] = []
-    while (rate := saturate.next_rate(rungs, spec.saturate)) is not None:
-        # Another seed each time: the prompts of the last rung are still in the caches.
-        seeded = with_traffic(spec, {"req_rate": rate, "vus": None})
-        seeded = seeded.model_copy(update={"seed": spec.seed + len(rungs)})
-        result = await _run(seeded, f"{rate:.2f} req/s", quiet=quiet)
-        rungs.append(Rung(rate, report.build(result, judge(result))))
-    return rungs
 
 
 @click.command("plan")

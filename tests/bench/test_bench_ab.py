@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from extproc.bench.experiments import ab_report
 from extproc.bench.experiments.ab import Trial, label, run_trials
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
-from extproc.bench.experiments.ab_report import AbReport, summarise
-from extproc.bench.judge.verdict import judge
+from extproc.bench.experiments.ab_report import AbReport, summarise_trials
 from extproc.bench.measure.stats import mean_interval, student_quantile
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
@@ -55,7 +53,7 @@ class World:
 
 
 async def compared(world: World, seeded: Spec) -> AbReport:
-    return summarise(await run_trials(seeded, world.run, world), seeded.ab)
+    return summarise_trials(await run_trials(seeded, world.run, world), seeded.ab)
 
 
 async def test_arms_run_in_turn_over_one_schedule_per_repeat() -> None:
@@ -112,9 +110,9 @@ async def test_unequal_load_makes_the_comparison_invalid() -> None:
     world = World()
     trials = await run_trials(comparing(), world.run, world)
     slow = result([record(index, index / 8) for index in range(80)], duration_s=11.4)
-    trials[1] = Trial(trials[1].arm, trials[1].repeat, report.build(slow, judge(slow)))
+    trials[1] = Trial(trials[1].arm, trials[1].repeat, report.build(slow))
 
-    summary = summarise(trials, comparing().ab)
+    summary = summarise_trials(trials, comparing().ab)
 
     assert not summary.is_valid
     assert any("unequal load" in fault for fault in summary.faults)
@@ -155,7 +153,7 @@ async def test_csv_begins_with_the_published_columns() -> None:
 
 
 async def test_json_has_every_trial_and_a_versioned_schema() -> None:
-    fields = json.loads(ab_report.encode(await compared(World(), comparing())))
+    fields = json.loads(report.encode(await compared(World(), comparing())))
 
     assert fields["schema"] == "extproc-bench-ab/1"
     assert [trial["repeat"] for trial in fields["trials"]] == [0, 0, 1, 1, 2, 2]

@@ -5,8 +5,6 @@ from click.testing import CliRunner
 
 from extproc.bench.commands import bench
 from extproc.bench.experiments.compare import compare, comparison_markdown, find_remarks
-from extproc.bench.judge.verdict import judge
-from extproc.bench.published.tables import PublishedError, judge_cell, read_published
 from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
 from extproc.bench.report.figures import FIGURES
@@ -17,7 +15,7 @@ PUBLISHED = Path(__file__).parents[2] / "extproc" / "vllm" / "fleet" / "kubeai-8
 
 
 def said(run: RunResult) -> Report:
-    return report.build(run, judge(run))
+    return report.build(run)
 
 
 def slower(factor: float) -> RunResult:
@@ -96,48 +94,6 @@ def test_capped_schedule_is_measured_as_a_whole() -> None:
     assert said(capped).measured == said(capped).whole
     assert said(steady(100)).measured == said(steady(100)).steady
     assert said(result(steady(100).records, of=spec(req_rate="inf"))).is_queued
-
-
-def test_every_published_prefix_hash_cell_is_client_limited() -> None:
-    """KubeAI's table: in flight by Little's law is far from what a client on time would have had."""
-    rows = read_published(PUBLISHED.read_text().splitlines())
-    limited = [row for row in rows if row.strategy == "prefix_hash"]
-
-    assert [row.cap for row in limited] == [800, 1600, 3200, 8000]
-    for row in limited:
-        verdict = judge_cell(row)
-        assert str(verdict) == "invalid: client-limited"
-        assert verdict.figures.in_flight is not None
-        assert verdict.figures.in_flight < 0.7 * (verdict.figures.on_time_in_flight or 0)
-
-
-def test_published_round_robin_cells_are_not_client_limited() -> None:
-    rows = read_published(PUBLISHED.read_text().splitlines())
-
-    assert {str(judge_cell(row)) for row in rows if row.strategy == "round_robin"} == {"valid"}
-
-
-def test_compare_judges_a_published_table() -> None:
-    told = CliRunner().invoke(bench, ["compare", str(PUBLISHED)])
-
-    verdicts = [line for line in told.output.splitlines() if line.startswith("| prefix_hash")]
-    assert told.exit_code == 0
-    assert len(verdicts) == 4
-    assert all("invalid: client-limited" in line for line in verdicts)
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("strategy,requests\nround_robin,1\n", "lacks columns"),
-        ("", "lacks columns"),
-        (PUBLISHED.read_text().replace("8000.0", "many"), "no number"),
-        (PUBLISHED.read_text().splitlines()[0] + "\n800,800,round_robin\n", "no number"),
-    ],
-)
-def test_table_without_its_columns_or_numbers_is_refused(text: str, fault: str) -> None:
-    with pytest.raises(PublishedError, match=fault):
-        read_published(text.splitlines())
 
 
 def write(path: Path, run: RunResult) -> str:

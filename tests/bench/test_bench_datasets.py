@@ -16,7 +16,7 @@ from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.datasets.text import estimate_tokens, fit_text, trim_text
 from extproc.bench.load.registry import build_registry
 from extproc.bench.spec.presets import PRESETS
-from extproc.bench.spec.tree import TrafficShape
+from extproc.bench.spec.traffic import TrafficShape
 from extproc.errors import SettingsError
 
 

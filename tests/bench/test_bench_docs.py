@@ -5,10 +5,10 @@ import pytest
 
 from extproc.bench.commands import bench
 from extproc.bench.experiments.plan import Host, plan
-from extproc.bench.judge.verdict import judge
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.report.outputs import write_reports
+from extproc.bench.report.report import build
 from extproc.bench.spec.tree import parse_spec
 from tests.bench.synthetic import steady
 
@@ -31,7 +31,7 @@ def test_plugin_in_the_manual_adds_its_report(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks("python")[0])
     registry = build_registry([str(tmp_path / "mine.py")])
     run = steady(10)
-    write_reports(run, judge(run), tmp_path, registry.reports)
+    write_reports(run, build(run), tmp_path, registry.reports)
 
     assert float((tmp_path / "slowest.txt").read_text()) == pytest.approx(1.5)
 

@@ -6,8 +6,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from extproc.bench.experiments.lab import Lab
-from extproc.bench.experiments.switch import CommandSwitch, LabError, SettingsFileSwitch, build_switch
+from extproc.bench.experiments.arms import CommandSwitch, Lab, LabError, SettingsFileSwitch, build_switch
 from extproc.bench.spec.experiments import Ab
 from extproc.bench.spec.section import Component
 from extproc.errors import SettingsError

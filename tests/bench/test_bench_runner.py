@@ -6,7 +6,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,12 @@ from extproc.bench.experiments.scrape import read_cache_counters, scrape
 from extproc.bench.load.driver import LoadError
 from extproc.bench.load.process import _allow_files
 from extproc.bench.load.registry import build_registry
-from extproc.bench.record import CacheCounters, RunResult
-from extproc.bench.spec.tree import Spec
+from extproc.bench.measure import metrics
+from extproc.bench.measure.metrics import Metrics, measure
+from extproc.bench.record import CacheCounters, Record, RunResult, Window
+from extproc.bench.report.outputs import write_reports
+from extproc.bench.report.report import build
+from extproc.bench.spec.tree import Slo, Spec
 from extproc.errors import SettingsError
 from tests.bench.scripted import DONE, USAGE, chunk
 
@@ -376,3 +380,20 @@ def test_load_ends_when_its_parent_is_killed(null_server: int, tmp_path: Path) -
         parent.kill()
 
     assert wait_until(lambda: not any(map(is_running, children)))
+
+
+async def test_run_is_measured_once_however_many_formats_tell_it(
+    null_server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows: list[Window] = []
+
+    def count(records: Sequence[Record], window: Window, slo: Slo) -> Metrics:
+        windows.append(window)
+        return measure(records, window, slo)
+
+    monkeypatch.setattr(metrics, "measure", count)
+    result = await run_quietly(build_spec(null_server, {"req-rate": 50, "total-prompts": 10}))
+    said = build(result)
+    write_reports(result, said, tmp_path, {})
+
+    assert windows == [said.whole.window, said.steady.window]

@@ -3,9 +3,8 @@ from collections.abc import Callable
 
 import pytest
 
-from extproc.bench.experiments.saturate import Rung, Saturation, encode, next_rate, summarise
+from extproc.bench.experiments.saturate import Rung, Saturation, next_rate, summarise_rungs
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
-from extproc.bench.judge.verdict import judge
 from extproc.bench.record import Window
 from extproc.bench.report import report
 from extproc.bench.spec.experiments import Ladder
@@ -34,14 +33,14 @@ def rung(rate: float, capacity: float, *, lag_s: float = 0.0) -> Rung:
             )
         )
     run = result(records, duration_s=max(made.end_s or 0 for made in records), window=Window(5.0, SPAN_S))
-    return Rung(rate, report.build(run, judge(run)))
+    return Rung(rate, report.build(run))
 
 
 def climb(measure: Callable[[float], Rung], ladder: Ladder = LADDER) -> tuple[list[float], Saturation]:
     rungs: list[Rung] = []
     while (rate := next_rate(rungs, ladder)) is not None:
         rungs.append(measure(rate))
-    return [made.rate for made in rungs], summarise(rungs, ladder)
+    return [made.rate for made in rungs], summarise_rungs(rungs, ladder)
 
 
 @pytest.mark.parametrize("capacity", [5.0, 13.0, 47.0])
@@ -99,4 +98,4 @@ def test_reports_name_the_inflection_point() -> None:
     assert "Inflection point at 13.00 req/s" in text
     assert text.count("saturated") == 2
     assert "Inflection point" in saturation_html(found)
-    assert json.loads(encode(found))["schema"] == "extproc-bench-saturation/1"
+    assert json.loads(report.encode(found))["schema"] == "extproc-bench-saturation/1"

@@ -11,7 +11,7 @@ from extproc.bench.load.registry import build_registry
 from extproc.bench.load.schedule import build_schedule, build_shape
 from extproc.bench.load.shapes import ShapeFactory
 from extproc.bench.spec.section import Component
-from extproc.bench.spec.tree import TrafficShape
+from extproc.bench.spec.traffic import TrafficShape
 from tests.bench.ks import exponential_cdf, ks_distance, ks_limit, sampled_cdf
 
 Times = npt.NDArray[np.float64]

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from extproc.bench.spec.tree import Distribution, Spec, TrafficShape, parse_spec
-from extproc.bench.spec.units import parse_duration, parse_rate
+from extproc.bench.spec.section import parse_duration, parse_rate
+from extproc.bench.spec.traffic import Distribution, TrafficShape
+from extproc.bench.spec.tree import Spec, parse_spec
 from extproc.errors import SettingsError
 
 RESOURCE = """

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from extproc.bench.measure.timeline import cut
+from extproc.bench.measure.timeline import cut_timeline
 from tests.bench.synthetic import failed, record, steady
 
 
 def test_slices_hold_the_rates_the_latencies_and_what_was_in_flight() -> None:
     run = steady(1200)
-    at = cut(run.records, run.info.duration_s)
+    at = cut_timeline(run.records, run.info.duration_s)
 
     assert at.at_s.size == 60
     assert np.median(at.asked_rps) == pytest.approx(10, rel=0.05)
@@ -20,7 +20,7 @@ def test_rates_add_up_to_the_requests() -> None:
     records = [record(index, index / 7) for index in range(300)] + [
         failed(index, index) for index in range(5)
     ]
-    at = cut(records, 45.0)
+    at = cut_timeline(records, 45.0)
     width_s = at.at_s[1] - at.at_s[0]
 
     assert at.asked_rps.sum() * width_s == pytest.approx(305)
@@ -30,11 +30,11 @@ def test_rates_add_up_to_the_requests() -> None:
 def test_slice_without_requests_has_no_latency() -> None:
     records = [record(index, 0.0) for index in range(40)]
 
-    assert np.isnan(cut(records, 30.0).ttft_p50_ms[-1])
+    assert np.isnan(cut_timeline(records, 30.0).ttft_p50_ms[-1])
 
 
 def test_run_without_requests_is_one_empty_slice() -> None:
-    at = cut([], 0.0)
+    at = cut_timeline([], 0.0)
 
     assert at.at_s.size == 1
     assert at.asked_rps.tolist() == [0.0]

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 import pytest
 
 from extproc.bench.judge.verdict import judge
-from extproc.bench.published.tables import Cell, judge_cell, on_time_in_flight
 from extproc.bench.record import ClientStats, LoopSample, Record, RunInfo, RunResult, Window
 from extproc.bench.spec.tree import Spec
 
@@ -109,60 +108,3 @@ def test_limits_of_the_spec_decide() -> None:
     spec = SPEC.model_copy(update={"limits": SPEC.limits.model_copy(update={"lag_p99": 0.1})})
 
     assert judge(replace(run, info=replace(run.info, spec=spec))).is_valid
-
-
-# KubeAI's published 8 x L4 benchmark: cap, rate, duration, TTFT mean, ITL mean of each strategy.
-PUBLISHED = {
-    "prefix_hash": [
-        (800, 800, 104.67, 280.2, 85.78),
-        (1600, 200, 110.0, 196.13, 79.2),
-        (3200, 200, 111.37, 213.92, 78.49),
-        (8000, 800, 107.89, 237.06, 79.9),
-    ],
-    "round_robin": [
-        (800, 800, 159.98, 1319.77, 173.06),
-        (1600, 200, 157.07, 10365.29, 197.37),
-        (3200, 200, 156.36, 27183.41, 195.3),
-        (8000, 800, 156.2, 48587.55, 196.77),
-    ],
-}
-
-
-def published(strategy: str) -> list[Cell]:
-    return [
-        Cell(
-            strategy,
-            {
-                "max_concurrency": cap,
-                "request_rate": rate,
-                "requests": 8000,
-                "duration_s": duration,
-                "output_tokens": 608447,
-                "ttft_mean_ms": ttft,
-                "itl_mean_ms": itl,
-            },
-        )
-        for cap, rate, duration, ttft, itl in PUBLISHED[strategy]
-    ]
-
-
-def test_published_prefix_hash_cells_are_client_limited() -> None:
-    verdicts = [judge_cell(cell) for cell in published("prefix_hash")]
-
-    assert [round(verdict.figures.in_flight or 0) for verdict in verdicts] == [513, 447, 439, 462]
-    assert {str(verdict) for verdict in verdicts} == {"invalid: client-limited"}
-
-
-def test_published_round_robin_cells_are_valid() -> None:
-    verdicts = [judge_cell(cell) for cell in published("round_robin")]
-
-    assert [round(verdict.figures.in_flight or 0) for verdict in verdicts] == [716, 1282, 2141, 3245]
-    assert all(verdict.is_valid for verdict in verdicts)
-
-
-def test_on_time_client_below_capacity_leaves_nothing_in_flight() -> None:
-    assert on_time_in_flight(rate=10, cap=100, count=1000, throughput=20) == 0.0
-
-
-def test_on_time_client_that_sends_all_at_once_drains_evenly() -> None:
-    assert on_time_in_flight(rate=1e9, cap=1e9, count=1000, throughput=10) == pytest.approx(500, rel=0.01)

@@ -12,7 +12,8 @@ from extproc.bench.datasets.tokens import load_tokenizer, recount
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.record import Record, TokenSource
-from extproc.bench.spec.tree import Distribution, Spec
+from extproc.bench.spec.traffic import Distribution
+from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 
 

@@ -21,9 +21,8 @@ import aiohttp
 import orjson
 
 from extproc.bench.experiments.ab import Trial, run_trials
-from extproc.bench.experiments.lab import Lab
+from extproc.bench.experiments.arms import Lab, build_switch
 from extproc.bench.experiments.run import run
-from extproc.bench.experiments.switch import build_switch
 from extproc.bench.measure.words import fixed, percent
 from extproc.bench.progress import Snapshot
 from extproc.bench.published.tables import Cell, judge_cell, read_published

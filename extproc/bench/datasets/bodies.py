@@ -3,8 +3,8 @@
 import numpy as np
 
 from extproc.bench.datasets.conversation import Conversation, Message, Turn
-from extproc.bench.datasets.source import Row, read_objects, read_rows, read_text, require_path
-from extproc.bench.spec.tree import Dataset
+from extproc.bench.datasets.source import Entry, read_objects, read_rows, read_text, require_path
+from extproc.bench.spec.traffic import Dataset
 
 _DEFAULT_OUTPUT_TOKENS = 256
 
@@ -16,7 +16,7 @@ def read_bodies(dataset: Dataset, need: int, rng: np.random.Generator) -> list[C
     return [_build(body if isinstance(body := row.get("body"), dict) else row) for row in rows]
 
 
-def _build(body: Row) -> Conversation:
+def _build(body: Entry) -> Conversation:
     messages = tuple(
         Message(read_text(item, "role"), _read_content(item)) for item in read_objects(body, "messages")
     )
@@ -27,6 +27,6 @@ def _build(body: Row) -> Conversation:
     return Conversation((Turn(messages, output_tokens),), body=body)
 
 
-def _read_content(message: Row) -> str:
+def _read_content(message: Entry) -> str:
     parts = [read_text(part, "text") for part in read_objects(message, "content")]
     return read_text(message, "content") or "\n".join(parts)

@@ -8,7 +8,7 @@ import numpy as np
 from extproc.bench.datasets.conversation import Conversation, Message, Turn
 from extproc.bench.datasets.source import read_objects, read_rows, read_text, require_path
 from extproc.bench.datasets.text import estimate_tokens
-from extproc.bench.spec.tree import Dataset
+from extproc.bench.spec.traffic import Dataset
 
 _ROLES = MappingProxyType(
     {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "system": "system"}

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from extproc.bench.spec.tree import Distribution
+from extproc.bench.spec.traffic import Distribution
 
 Draws = npt.NDArray[np.float64]
 

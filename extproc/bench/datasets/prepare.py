@@ -16,7 +16,7 @@ from extproc.bench.datasets.conversation import (
 from extproc.bench.datasets.draws import draw_tokens
 from extproc.bench.datasets.source import Source
 from extproc.bench.datasets.text import estimate_tokens, fit_text, trim_text
-from extproc.bench.spec.tree import Dataset, Distribution, TrafficShape
+from extproc.bench.spec.traffic import Dataset, Distribution, TrafficShape
 from extproc.errors import SettingsError
 
 

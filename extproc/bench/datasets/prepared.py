@@ -8,7 +8,7 @@ import numpy as np
 
 from extproc.bench.datasets.conversation import Conversation
 from extproc.bench.datasets.source import require_path
-from extproc.bench.spec.tree import Dataset
+from extproc.bench.spec.traffic import Dataset
 from extproc.errors import SettingsError
 
 _HEADER = b'{"format":"extproc-dataset","version":1}'

@@ -8,13 +8,13 @@ import orjson
 
 from extproc.bench.datasets.conversation import Conversation
 from extproc.bench.spec.section import Section
-from extproc.bench.spec.tree import Dataset
+from extproc.bench.spec.traffic import Dataset
 from extproc.errors import SettingsError
 
 Source = Callable[[Dataset, int, np.random.Generator], list[Conversation]]
 """Yields conversations for a dataset section; generators make enough for that many requests."""
 
-Row = Mapping[str, object]
+Entry = Mapping[str, object]
 
 
 def require_path(dataset: Dataset, options: type[Section] = Section) -> Path:
@@ -28,7 +28,7 @@ def require_path(dataset: Dataset, options: type[Section] = Section) -> Path:
     return dataset.path
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[Entry]:
     """Yields the objects of a JSON list or of JSON lines; raises `SettingsError` with the place."""
     try:
         data = path.read_bytes()
@@ -42,13 +42,13 @@ def read_rows(path: Path) -> Iterator[Row]:
             yield from _check_rows(path, [_load(path, line, f"line {number}")])
 
 
-def read_text(row: Row, field: str) -> str:
+def read_text(row: Entry, field: str) -> str:
     """Returns a field's text; empty if it is missing or no text."""
     value = row.get(field)
     return value if isinstance(value, str) else ""
 
 
-def read_objects(row: Row, field: str) -> list[Row]:
+def read_objects(row: Entry, field: str) -> list[Entry]:
     """Returns the objects in a field's list; empty if there is none."""
     value = row.get(field)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
@@ -61,7 +61,7 @@ def _load(path: Path, data: bytes, where: str) -> object:
         raise SettingsError(f"{path}: {where} is not JSON: {error}") from None
 
 
-def _check_rows(path: Path, rows: object) -> Iterable[Row]:
+def _check_rows(path: Path, rows: object) -> Iterable[Entry]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise SettingsError(f"{path}: rows must be JSON objects")
     return rows

@@ -9,7 +9,7 @@ from extproc.bench.datasets.conversation import Conversation, Message, Turn
 from extproc.bench.datasets.draws import Draws, draw, draw_tokens
 from extproc.bench.datasets.text import write_text
 from extproc.bench.spec.section import Section
-from extproc.bench.spec.tree import Dataset, Distribution
+from extproc.bench.spec.traffic import Dataset, Distribution
 
 
 class SyntheticOptions(Section):

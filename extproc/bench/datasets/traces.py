@@ -12,10 +12,10 @@ import numpy as np
 import xxhash
 
 from extproc.bench.datasets.conversation import Conversation, Message, Turn
-from extproc.bench.datasets.source import Row, read_rows, require_path
+from extproc.bench.datasets.source import Entry, read_rows, require_path
 from extproc.bench.datasets.text import write_text
 from extproc.bench.spec.section import Section
-from extproc.bench.spec.tree import Dataset
+from extproc.bench.spec.traffic import Dataset
 from extproc.errors import SettingsError
 
 # Mooncake hashes blocks of 512 tokens (Mooncake trace format, FAST'25).
@@ -93,7 +93,7 @@ def _read_mooncake(path: Path) -> Iterator[TraceRow]:
         )
 
 
-def _read_number(row: Row, field: str) -> float:
+def _read_number(row: Entry, field: str) -> float:
     value = row[field]
     if not isinstance(value, int | float):
         raise ValueError(f"{field} is not a number")  # noqa: TRY004  one kind of fault per file

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from extproc.bench.judge.verdict import judge
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.report import Report
@@ -52,7 +51,7 @@ async def run_trials(
             if spec.ab.prime:
                 await run(_priming(spec, repeat), f"{title}: priming")
             result = await run(spec.model_copy(update={"seed": spec.seed + repeat}), title)
-            trials.append(Trial(label(arm), repeat, report.build(result, judge(result))))
+            trials.append(Trial(label(arm), repeat, report.build(result)))
             keep(trials[-1], result)
     return trials
 

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from extproc.bench.experiments.ab import Trial
 from extproc.bench.experiments.compare import find_faults, find_remarks
 from extproc.bench.measure.stats import Interval, mean_interval
@@ -44,7 +42,7 @@ class AbReport:
         return not self.faults
 
 
-def summarise(trials: Sequence[Trial], ab: Ab) -> AbReport:
+def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     """Builds the report of one or more trials per arm; the baseline is `ab.baseline`, else the first arm.
 
     Raises `SettingsError` if the baseline is none of the arms.
@@ -68,10 +66,10 @@ def summarise(trials: Sequence[Trial], ab: Ab) -> AbReport:
     )
 
 
-Figures = Mapping[int, Mapping[str, float | None]]
+_ByRepeat = Mapping[int, Mapping[str, float | None]]
 
 
-def _by_repeat(trials: Sequence[Trial], label: str) -> Figures:
+def _by_repeat(trials: Sequence[Trial], label: str) -> _ByRepeat:
     return {trial.repeat: read_figures(trial.report) for trial in trials if trial.arm == label}
 
 
@@ -81,7 +79,7 @@ def _of_repeat(trials: Sequence[Trial], repeat: int) -> list[tuple[str, Report]]
     ]
 
 
-def _arm(label: str, own: Figures, base: Figures, confidence: float) -> Arm:
+def _arm(label: str, own: _ByRepeat, base: _ByRepeat, confidence: float) -> Arm:
     figures, changes = {}, {}
     for name in FIGURES:
         values = [value for repeat in own if (value := own[repeat][name]) is not None]
@@ -92,8 +90,3 @@ def _arm(label: str, own: Figures, base: Figures, confidence: float) -> Arm:
         if change := mean_interval(shares, confidence):
             changes[name] = change
     return Arm(label, figures, changes)
-
-
-def encode(report: AbReport) -> bytes:
-    """Writes indented JSON of the schema `AB_SCHEMA`, the trials' reports included."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"

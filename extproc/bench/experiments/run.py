@@ -32,7 +32,7 @@ async def run(spec: Spec, *, progress: Progress) -> RunResult:
     model = spec.target.model or await find_model(spec.base_url)
     before = await scrape(spec.scrape)
     started_at = datetime.now(UTC)
-    done = await drive(cut(spec, model, workload), workload.jobs, progress)
+    done = await drive(share_out(spec, model, workload), workload.jobs, progress)
     scrapes = pair(spec.scrape, before, await scrape(spec.scrape))
     records = tuple(sorted((r for d in done for r in d.records), key=lambda record: record.index))
     duration_s = max((r.end_s for r in records if r.end_s is not None), default=0.0)
@@ -77,7 +77,7 @@ def find_window(spec: Spec, workload: Workload, records: Sequence[Record]) -> Wi
     return Window(start_s, max(start_s, end_s - spec.traffic.cool_down))
 
 
-def cut(spec: Spec, model: str, workload: Workload) -> list[Share]:
+def share_out(spec: Spec, model: str, workload: Workload) -> list[Share]:
     """Cuts one schedule over the processes, every n-th start to each; so, too, the concurrency."""
     count = spec.processes
     numbered = tuple(enumerate(workload.starts_s or ()))

@@ -1,12 +1,16 @@
-"""Finds the inflection point: the rate beyond which more requests bring latency and no throughput. Pure."""
+"""Finds the inflection point: the rate beyond which more requests bring latency and no throughput.
+
+Knows no network.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
+from extproc.bench.experiments.ab import Run, with_traffic
+from extproc.bench.report import report
 from extproc.bench.report.report import Report
 from extproc.bench.spec.experiments import Ladder
+from extproc.bench.spec.tree import Spec
 
 SATURATION_SCHEMA = "extproc-bench-saturation/1"
 
@@ -92,7 +96,19 @@ def next_rate(rungs: Sequence[Rung], ladder: Ladder) -> float | None:
     return (low + high) / 2
 
 
-def summarise(rungs: Sequence[Rung], ladder: Ladder) -> Saturation:
+async def climb(spec: Spec, run: Run) -> list[Rung]:
+    """Climbs the ladder of a spec, one run per rung."""
+    rungs: list[Rung] = []
+    while (rate := next_rate(rungs, spec.saturate)) is not None:
+        # Another seed each time: the prompts of the last rung are still in the caches.
+        seeded = with_traffic(spec, {"req_rate": rate, "vus": None})
+        seeded = seeded.model_copy(update={"seed": spec.seed + len(rungs)})
+        result = await run(seeded, f"{rate:.2f} req/s")
+        rungs.append(Rung(rate, report.build(result)))
+    return rungs
+
+
+def summarise_rungs(rungs: Sequence[Rung], ladder: Ladder) -> Saturation:
     ordered = sorted(rungs, key=lambda rung: rung.rate)
     saturated = tuple(is_saturated(rung, ordered, ladder) for rung in ordered)
     first_bad = saturated.index(True) if True in saturated else len(ordered)
@@ -113,8 +129,3 @@ def summarise(rungs: Sequence[Rung], ladder: Ladder) -> Saturation:
         rungs=tuple(ordered),
         saturated=saturated,
     )
-
-
-def encode(saturation: Saturation) -> bytes:
-    """Writes indented JSON of the schema `SATURATION_SCHEMA`."""
-    return msgspec.json.format(msgspec.json.encode(saturation), indent=2) + b"\n"

@@ -3,13 +3,14 @@
 Reasons make a run invalid; remarks say how a valid one must be read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from extproc.bench.record import ClientStats, Record, RunResult
-from extproc.bench.spec.tree import Limits, TrafficShape
+from extproc.bench.spec.traffic import TrafficShape
+from extproc.bench.spec.tree import Limits
 
 # With fewer in flight on average the samples are too coarse to check anything.
 _FEW_IN_FLIGHT = 1.0
@@ -41,25 +42,30 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`valid`, or `invalid: client-limited` with the reasons."""
+    """`valid`, or `invalid: client-limited` with the reasons, and what it was judged by."""
 
+    is_valid: bool
+    text: str
     reasons: tuple[str, ...]
     remarks: tuple[str, ...]
     figures: Figures
 
-    @property
-    def is_valid(self) -> bool:
-        return not self.reasons
-
     def __str__(self) -> str:
-        return "valid" if self.is_valid else "invalid: client-limited"
+        return self.text
+
+
+def build_verdict(reasons: Iterable[str], remarks: Iterable[str], figures: Figures) -> Verdict:
+    """A verdict is valid as long as nothing speaks against it."""
+    against = tuple(reasons)
+    text = "invalid: client-limited" if against else "valid"
+    return Verdict(not against, text, against, tuple(remarks), figures)
 
 
 def judge(result: RunResult) -> Verdict:
     """Judges a run by the limits of its spec. Linear in records and samples."""
     limits = result.info.spec.limits
     figures = _measure(result)
-    return Verdict(tuple(_find_reasons(figures, limits)), tuple(_find_remarks(figures, limits)), figures)
+    return build_verdict(_find_reasons(figures, limits), _find_remarks(figures, limits), figures)
 
 
 def _measure(result: RunResult) -> Figures:

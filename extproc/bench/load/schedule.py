@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from extproc.bench.load.shapes import Shape, ShapeFactory, Times, add_spike
-from extproc.bench.spec.tree import TrafficShape
+from extproc.bench.spec.traffic import TrafficShape
 
 _MAX_STARTS = 50_000_000
 

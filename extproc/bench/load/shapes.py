@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from extproc.bench.spec.section import Section
-from extproc.bench.spec.tree import Spike, TrafficShape
-from extproc.bench.spec.units import Rate, Seconds
+from extproc.bench.spec.section import Rate, Seconds, Section
+from extproc.bench.spec.traffic import Spike, TrafficShape
 
 Times = npt.NDArray[np.float64]
 

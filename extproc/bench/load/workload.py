@@ -15,7 +15,8 @@ from extproc.bench.load.registry import Registry
 from extproc.bench.load.schedule import build_schedule, build_shape
 from extproc.bench.load.shapes import Times
 from extproc.bench.spec.section import list_faults
-from extproc.bench.spec.tree import Spec, TrafficShape
+from extproc.bench.spec.traffic import TrafficShape
+from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 
 # Requests that a generated dataset provides when only the server's speed will tell how many are made.

@@ -27,7 +27,7 @@ class Timeline:
     ttft_p99_ms: Floats
 
 
-def cut(records: Sequence[Record], duration_s: float) -> Timeline:
+def cut_timeline(records: Sequence[Record], duration_s: float) -> Timeline:
     """Cuts `[0, duration_s]`; latencies go by the intended start, `in_flight` by the middle."""
     # A slice needs some requests, or the plot shows their arrivals instead of the load.
     slices = min(_MOST_SLICES, 1 + len(records) // _REQUESTS_PER_SLICE)

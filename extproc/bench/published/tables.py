@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from extproc.bench.judge.verdict import Figures, Verdict
+from extproc.bench.judge.verdict import Figures, Verdict, build_verdict
 from extproc.bench.measure.words import fixed
 from extproc.bench.report.markdown import markdown_table
 from extproc.bench.spec.tree import Limits
@@ -103,7 +103,7 @@ def judge_cell(cell: Cell, limits: Limits | None = None) -> Verdict:
         in_flight=cell.in_flight,
         on_time_in_flight=on_time_in_flight(cell.rate, cell.cap, cell.requests, cell.throughput),
     )
-    return Verdict(tuple(_find_idle_client(figures, limits)), (), figures)
+    return build_verdict(_find_idle_client(figures, limits), (), figures)
 
 
 def on_time_in_flight(rate: float, cap: float, count: int, throughput: float) -> float:

@@ -10,36 +10,36 @@ from rich.panel import Panel
 
 from extproc.bench.judge.verdict import Verdict
 from extproc.bench.record import RunResult
-from extproc.bench.report import report
 from extproc.bench.report.csv_table import csv_table
+from extproc.bench.report.report import Report, encode
 from extproc.bench.report.run_page import html_report
 from extproc.bench.report.textfile import textfile
-from extproc.bench.report.vllm_json import vllm_json
-from extproc.bench.report.vllm_text import vllm_text
+from extproc.bench.report.vllm import vllm_json, vllm_text
 
-Render = Callable[[RunResult, Verdict], str]
+Render = Callable[[RunResult, Report], str]
 
 REPORTS: Mapping[str, Render] = MappingProxyType(
     {
-        "report.json": lambda result, verdict: report.encode(report.build(result, verdict)).decode(),
+        "report.json": lambda _, said: encode(said).decode(),
         "report.html": html_report,
-        "report.txt": lambda result, _: vllm_text(result),
-        "vllm.json": lambda result, _: vllm_json(result),
+        "report.txt": lambda _, said: vllm_text(said.whole),
+        "vllm.json": lambda result, said: vllm_json(result, said.whole),
         "requests.csv": lambda result, _: csv_table(result),
-        "metrics.prom": textfile,
+        "metrics.prom": lambda _, said: textfile(said),
     }
 )
 
 
-def write_reports(result: RunResult, verdict: Verdict, folder: Path, own: Mapping[str, Render]) -> list[Path]:
-    """Writes every report into `folder`, made if missing, under its name; `own` are a user's additions."""
+def write_reports(
+    result: RunResult, said: Report, folder: Path, own: Mapping[str, Callable[[RunResult, Verdict], str]]
+) -> list[Path]:
+    """Writes every format into `folder`, made if missing, under its name; `own` are a user's additions."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, render in {**REPORTS, **own}.items():
-        path = folder / name
-        path.write_text(render(result, verdict), "utf-8")
-        written.append(path)
-    return written
+    texts = {name: render(result, said) for name, render in REPORTS.items()}
+    texts |= {name: render(result, said.verdict) for name, render in own.items()}
+    for name, text in texts.items():
+        (folder / name).write_text(text, "utf-8")
+    return [folder / name for name in texts]
 
 
 def print_verdict(verdict: Verdict, console: Console) -> None:

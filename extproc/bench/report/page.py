@@ -5,7 +5,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from extproc.bench.report.report import Judgement
+from extproc.bench.judge.verdict import Verdict
 
 
 def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
@@ -14,7 +14,7 @@ def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
     return template.substitute(title=escape(title), subtitle=escape(subtitle), body="\n".join(parts))
 
 
-def banner(verdict: Judgement) -> str:
+def banner(verdict: Verdict) -> str:
     return notice(verdict.text, verdict.reasons, is_good=verdict.is_valid) + remarks(verdict.remarks)
 
 

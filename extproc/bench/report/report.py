@@ -2,17 +2,17 @@
 
 import hashlib
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from extproc.bench.judge.verdict import Verdict
+from extproc.bench.judge.verdict import Verdict, judge
 from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Groups
 from extproc.bench.measure.metrics import Metrics
 from extproc.bench.record import RunInfo, RunResult
-from extproc.bench.spec.tree import TrafficShape
+from extproc.bench.spec.traffic import TrafficShape
 from extproc.errors import ExtprocError
 
 # Raised when a field changes its meaning or goes; new fields leave it alone.
@@ -35,17 +35,6 @@ DEFINITIONS = {
 
 class ReportError(ExtprocError):
     """A file is not a report of a schema that this version reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """The verdict as it was when the run ended; `figures` are what it was judged by."""
-
-    is_valid: bool
-    text: str
-    reasons: tuple[str, ...]
-    remarks: tuple[str, ...]
-    figures: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +63,7 @@ class Report:
     schedule: str
     offered_rps: float | None
     is_queued: bool
-    verdict: Judgement
+    verdict: Verdict
     whole: Metrics
     steady: Metrics
     groups: Groups
@@ -93,7 +82,8 @@ class Report:
         return self.measured.tokens.hit_rate if self.server_hit_rate is None else self.server_hit_rate
 
 
-def build(result: RunResult, verdict: Verdict) -> Report:
+def build(result: RunResult) -> Report:
+    """Measures and judges a run: the one place where that is done, however many formats tell it."""
     info, slo = result.info, result.info.spec.performance.slo
     return Report(
         schema=SCHEMA,
@@ -105,9 +95,7 @@ def build(result: RunResult, verdict: Verdict) -> Report:
         schedule=_digest(info.schedule_s),
         offered_rps=info.offered_rps,
         is_queued=_is_queued(info.spec.traffic),
-        verdict=Judgement(
-            verdict.is_valid, str(verdict), verdict.reasons, verdict.remarks, asdict(verdict.figures)
-        ),
+        verdict=judge(result),
         whole=metrics.measure(result.records, metrics.whole_run(result), slo),
         steady=metrics.measure(result.records, info.window, slo),
         groups=Groups.of([record for record in result.records if info.window.holds(record)]),
@@ -133,9 +121,9 @@ def _server_hit_rate(info: RunInfo) -> float | None:
     return hits / queries if queries > 0 else None
 
 
-def encode(report: Report) -> bytes:
-    """Writes indented JSON of the schema `SCHEMA`; an unbounded number becomes null."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+def encode(value: object) -> bytes:
+    """Writes a report of any kind as indented JSON; an unbounded number becomes null."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
 def decode(text: bytes) -> Report:

@@ -1,20 +1,20 @@
 """The HTML report of one run."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import numpy as np
 import orjson
 
-from extproc.bench.judge.verdict import Verdict
 from extproc.bench.measure import measures
 from extproc.bench.measure.groups import Row
 from extproc.bench.measure.measures import Measure
 from extproc.bench.measure.metrics import chunk_gaps, sample
 from extproc.bench.measure.stats import Floats, Stats
-from extproc.bench.measure.timeline import cut
+from extproc.bench.measure.timeline import cut_timeline
 from extproc.bench.measure.words import fixed, milliseconds, percent
 from extproc.bench.record import Record, RunResult
-from extproc.bench.report import page, report
+from extproc.bench.report import page
 from extproc.bench.report.plots import Bar, Series, bars, lines
 from extproc.bench.report.report import Report
 
@@ -22,8 +22,7 @@ _STATS = ("mean", "std", "p50", "p90", "p95", "p99", "max")
 _CURVE_POINTS = 200
 
 
-def html_report(result: RunResult, verdict: Verdict) -> str:
-    said = report.build(result, verdict)
+def html_report(result: RunResult, said: Report) -> str:
     subtitle = f"{said.model} · {said.started_at} · seed {said.seed} · schedule {said.schedule}"
     return page.page(said.name, subtitle, _parts(result, said))
 
@@ -67,7 +66,7 @@ def _tiles(said: Report) -> dict[str, str]:
 
 
 def _plots(result: RunResult, said: Report) -> dict[str, str]:
-    records, at = result.records, cut(result.records, result.info.duration_s)
+    records, at = result.records, cut_timeline(result.records, result.info.duration_s)
     return {
         "Asked for and served": lines(
             [Series("asked for", at.at_s, at.asked_rps), Series("completed", at.at_s, at.completed_rps)],
@@ -174,7 +173,7 @@ def _tokens_table(said: Report) -> str:
 
 def _verdict_table(said: Report) -> str:
     """What the verdict was judged by."""
-    figures = {name.replace("_", " "): value for name, value in said.verdict.figures.items()}
+    figures = {name.replace("_", " "): value for name, value in asdict(said.verdict.figures).items()}
     return page.table(
         "The client", ("", "figure"), [(name, fixed(value, 4)) for name, value in figures.items()]
     )

@@ -4,18 +4,14 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from extproc.bench.judge.verdict import Verdict
 from extproc.bench.measure.stats import Stats
-from extproc.bench.record import RunResult
-from extproc.bench.report import report
 from extproc.bench.report.report import Report
 
 _QUANTILES = {"0.5": "p50", "0.9": "p90", "0.95": "p95", "0.99": "p99", "0.999": "p999"}
 
 
-def textfile(result: RunResult, verdict: Verdict) -> str:
+def textfile(said: Report) -> str:
     """Figures of the measured part in seconds, tokens and shares; absent ones have no line."""
-    said = report.build(result, verdict)
     registry = CollectorRegistry()
     for name, value in _singles(said).items():
         if value is not None:

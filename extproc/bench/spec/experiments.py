@@ -4,8 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from extproc.bench.spec.section import Component, Section
-from extproc.bench.spec.units import Rate, Seconds
+from extproc.bench.spec.section import Component, Rate, Seconds, Section
 
 
 class Ab(Section):

@@ -1,6 +1,22 @@
-"""The building blocks of the spec file: a strict section, and a component chosen by name."""
+"""The building blocks of the spec file: a strict section, a component chosen by name, rates and durations.
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+Rates and durations are written as `10 qps`, `600/m`, `inf`; `30s`, `10m`, `250ms`.
+"""
+
+import math
+import re
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+
+_NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
+_DURATION = re.compile(rf"{_NUMBER}\s*(ms|s|m|h)?")
+_RATE = re.compile(rf"{_NUMBER}\s*(qps|rps|req/s|/s|/m|/h)?")
+_SECONDS = MappingProxyType({"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0})
+_PER_SECOND = MappingProxyType(
+    {None: 1.0, "qps": 1.0, "rps": 1.0, "req/s": 1.0, "/s": 1.0, "/m": 1 / 60, "/h": 1 / 3600}
+)
 
 
 def _kebab(name: str) -> str:
@@ -35,3 +51,29 @@ class Component(Section):
 def list_faults(error: ValidationError) -> str:
     """Returns every fault on a line of its own: where it is, and what is wrong."""
     return "\n".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+
+
+def parse_duration(value: object) -> object:
+    """Returns seconds for a text such as `10m`; leaves everything else to pydantic."""
+    if not isinstance(value, str):
+        return value
+    found = _DURATION.fullmatch(value.strip())
+    if not found:
+        raise ValueError(f"{value!r} is not a duration such as 30s, 10m or 250ms")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def parse_rate(value: object) -> object:
+    """Returns requests per second for a text such as `10 qps`; leaves everything else to pydantic."""
+    if not isinstance(value, str):
+        return value
+    if value.strip() == "inf":
+        return math.inf
+    found = _RATE.fullmatch(value.strip())
+    if not found:
+        raise ValueError(f"{value!r} is not a rate such as 10 qps, 600/m or inf")
+    return float(found[1]) * _PER_SECOND[found[2]]
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration)]
+Rate = Annotated[float, BeforeValidator(parse_rate)]

@@ -1,23 +1,64 @@
-"""vLLM's `bench serve` result file: its keys, one list entry per request in order.
+"""vLLM's two formats: its text report, byte for byte as KubeAI published it, and its result file.
 
-A figure that a request does not have is null where vLLM writes 0. Latencies are vLLM's, from the sending.
+Latencies are vLLM's: from the sending of a request, completed requests of the whole run. The result file
+has an entry per request, in order, and null where vLLM writes 0 for a figure that a request lacks.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
-from extproc.bench.measure import measures, metrics
+from extproc.bench.measure import measures
 from extproc.bench.measure.metrics import Metrics
 from extproc.bench.measure.stats import Stats
 from extproc.bench.record import RunResult
 
+_WIDTH = 50
+_SECTIONS = (
+    ("TTFT", "ttft_sent", "Time to First Token"),
+    ("TPOT", "tpot", "Time per Output Token (excl. 1st token)"),
+    ("ITL", "itl", "Inter-token Latency"),
+)
 _NAMES = {"ttft": "ttft_sent", "tpot": "tpot", "itl": "itl", "e2el": "e2e_sent"}
 
 
-def vllm_json(result: RunResult) -> str:
-    whole = metrics.measure(result.records, metrics.whole_run(result), result.info.spec.performance.slo)
+def vllm_text(whole: Metrics) -> str:
+    """Lays out the figures of a whole run; a latency that no request has reads `nan`."""
+    return "".join(f"{line}\n" for line in _lines(whole))
+
+
+def _lines(whole: Metrics) -> Iterator[str]:
+    yield " Serving Benchmark Result ".center(_WIDTH, "=")
+    yield _count("Successful requests:", whole.counts.completed)
+    yield _value("Benchmark duration (s):", whole.window.end_s)
+    yield _count("Total input tokens:", whole.tokens.input)
+    yield _count("Total generated tokens:", whole.tokens.output)
+    yield _value("Request throughput (req/s):", whole.throughput.requests_rps)
+    if whole.goodput:
+        yield _value("Request goodput (req/s):", whole.goodput.good_rps)
+    yield _value("Output token throughput (tok/s):", whole.throughput.output_tps)
+    yield _value("Total Token throughput (tok/s):", whole.throughput.total_tps)
+    for short, measure, long in _SECTIONS:
+        summary = whole.latency_ms.get(measure)
+        yield f"{long:-^{_WIDTH}}"
+        yield _value(f"Mean {short} (ms):", summary.mean if summary else float("nan"))
+        yield _value(f"Median {short} (ms):", summary.p50 if summary else float("nan"))
+        yield _value(f"P99 {short} (ms):", summary.p99 if summary else float("nan"))
+    yield "=" * _WIDTH
+
+
+def _count(label: str, value: int) -> str:
+    return f"{label:<40} {value:<10}"
+
+
+def _value(label: str, value: float) -> str:
+    return f"{label:<40} {value:<10.2f}"
+
+
+def vllm_json(result: RunResult, whole: Metrics) -> str:
+    """Writes a run's requests and `whole`, the figures of the whole run."""
     fields = {**_run(result), **_totals(whole), **_requests(result), **_summaries(whole)}
     return orjson.dumps(fields, option=orjson.OPT_INDENT_2).decode() + "\n"
 
