@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 import orjson
+import uvloop
 
 from tests.integration.gateway import Gateway, Tree, edited, find, load
 from tests.integration.ports import free_ports
@@ -102,7 +103,7 @@ def measure(arm: Arm, total: int, clients: int) -> Round:
     passed_by = _passed_by(arm)
     before = [cpu_s(pid) if pid else 0.0 for pid in pids]
     began = time.perf_counter()
-    took_s = asyncio.run(_drive(port, total, clients))
+    took_s = uvloop.run(_drive(port, total, clients))
     all_s = time.perf_counter() - began
     used = [(cpu_s(pid) if pid else 0.0) - was for pid, was in zip(pids, before, strict=True)]
     assert passed_by == _passed_by(arm), f"{arm.name}: requests that nobody routed"
