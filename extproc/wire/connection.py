@@ -40,6 +40,7 @@ from extproc.wire.headers import (
     TABLE_OF_NOTHING,
     HeadReader,
     MalformedRequest,
+    encodings_block,
     refusal_block,
     response_block,
     trailers_block,
@@ -171,15 +172,17 @@ class Connection:
         else:
             self._enqueue(stream, (size - PREFIX_BYTES).to_bytes(PREFIX_BYTES, "big") + message)
 
-    def finish(self, stream: Stream, status: Status = Status.OK, details: str = "") -> None:
-        """Ends the call after what was sent."""
+    def finish(
+        self, stream: Stream, status: Status = Status.OK, details: str = "", more: bytes = b""
+    ) -> None:
+        """Ends the call after what was sent. `more` is a piece of header block for the trailers."""
         if stream.is_finished:
             return
         stream.is_finished = True
         is_plain = stream.is_answered and status is Status.OK
         stream.trailers = (
             _SERVED if is_plain else trailers_block(status, details, is_alone=not stream.is_answered)
-        )
+        ) + more
         if stream.queue is None:
             self._end(stream)
 
@@ -374,7 +377,8 @@ class Connection:
     def _refuse_message(self, stream: Stream, refusal: Refused) -> None:
         if refusal.is_compressed:
             # gRPC's compression.md: an encoding that the server does not know.
-            self.finish(stream, Status.UNIMPLEMENTED, "compressed messages are not read here")
+            details = "compressed messages are not read here"
+            self.finish(stream, Status.UNIMPLEMENTED, details, encodings_block())
         else:
             limit = self._limits.message_bytes
             self.finish(stream, Status.RESOURCE_EXHAUSTED, f"a message longer than {limit} bytes")

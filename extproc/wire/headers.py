@@ -143,6 +143,11 @@ def trailers_block(status: Status, details: str = "", *, is_alone: bool = False)
     return block + _literal(b"grpc-message", quote(details, safe=_PLAIN).encode()) if details else block
 
 
+def encodings_block() -> bytes:
+    """What comes with a refusal to read a compressed message: the encoding that is read ("identity")."""
+    return _literal(b"grpc-accept-encoding", b"identity")
+
+
 def refusal_block(status: int) -> bytes:
     """An answer to a request that is no gRPC call, without a body."""
     return _literal(b":status", b"%d" % status)
