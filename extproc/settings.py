@@ -134,19 +134,25 @@ class EndpointsSettings(Section):
         return self
 
 
-class RoundRobinSettings(Section):
+class _StrategySection(Section):
+    def options(self) -> dict[str, Any]:
+        """All but the name, as `routing.strategies.factory` takes it."""
+        return self.model_dump(exclude={"name"})
+
+
+class RoundRobinSettings(_StrategySection):
     name: Literal["round_robin"]
 
 
-class RandomSettings(Section):
+class RandomSettings(_StrategySection):
     name: Literal["random"]
 
 
-class LeastLoadSettings(Section):
+class LeastLoadSettings(_StrategySection):
     name: Literal["least_load"]
 
 
-class PrefixHashSettings(Section):
+class PrefixHashSettings(_StrategySection):
     """Consistent hashing with bounded loads."""
 
     name: Literal["prefix_hash"] = "prefix_hash"

@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from extproc.errors import NoEndpoint, PromptError, UnknownModel
 from extproc.routing.pool import Pick, Pool
-from extproc.routing.prefix import Key, KeyKind, prefix_of, routing_key
 from extproc.routing.prompt import Prompt, parse, reads_body
 
 
@@ -46,14 +45,12 @@ class Route:
     """A pool and what leads to it.
 
     `models` may hold globs; empty takes any model. `adapters` are LoRA names that every endpoint of
-    the pool serves. `keys` is empty for strategies that look at no prefix.
+    the pool serves.
     """
 
     pool: Pool
     models: tuple[str, ...] = ()
     adapters: frozenset[str] = frozenset()
-    keys: tuple[Key, ...] = ()
-    prefix_chars: int = 100
 
     def learnt(self, model: str) -> bool:
         """Whether an endpoint of the pool said that it serves `model`, as a base model or an adapter."""
@@ -72,7 +69,10 @@ class Route:
 
 
 class Picker:
-    """All routes. Replaced as a whole when the settings change; the pools within live on."""
+    """All routes. Replaced as a whole when the settings or a pool's strategy change; the pools live on.
+
+    `key_headers` are the request headers, in lower case, that the pools' strategies read.
+    """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = {route.pool.name: route for route in routes}
@@ -80,8 +80,8 @@ class Picker:
         self._globs: list[tuple[Pattern[str], Route]] = []
         self._catch_all = next((route for route in self.routes.values() if not route.models), None)
         self._sole = next(iter(self.routes.values())) if len(self.routes) == 1 else None
-        self.key_headers = frozenset(
-            key.name for route in self.routes.values() for key in route.keys if key.kind is KeyKind.HEADER
+        self.key_headers = frozenset[str]().union(
+            *(route.pool.strategy.headers for route in self.routes.values())
         )
         for route in self.routes.values():
             for name in [*route.models, *route.adapters]:
@@ -107,16 +107,22 @@ class Picker:
         route = self._chosen(ask) or (None if self._sole is None or self._sole.models else self._sole)
         if route is None or route.adapters or route.pool.snapshot.by_adapter:
             return True
-        return bool(route.keys) and not _is_in_headers(route.keys[0], ask.headers)
+        return route.pool.strategy.needs_body(ask.headers)
 
     def pick(self, ask: Ask) -> Decision:
         """Decides and counts. Raises a `RequestError`, which says what to tell the client."""
+        decision = self.propose(ask)
+        decision.pick.take()
+        return decision
+
+    def propose(self, ask: Ask) -> Decision:
+        """Decides, and leaves it to the caller to take the pick; raises like `pick`."""
         prompt, fault = self._read(ask)
         route = self._chosen(ask) or self._by_model(prompt.model if prompt else None, fault)
-        model = (prompt and prompt.model) or ""
-        adapter = route.adapter(model)
-        key = _key(route, prompt, ask.headers, model, adapter)
-        return Decision(route.pool.pick(key, adapter=adapter, subset=ask.subset), key, adapter, fault)
+        pool, adapter = route.pool, route.adapter(prompt.model or "") if prompt else ""
+        reading = pool.strategy.read(prompt, ask.headers, adapter)
+        pick = pool.propose(reading, adapter=adapter, subset=ask.subset)
+        return Decision(pick, reading.key, adapter, fault)
 
     def _chosen(self, ask: Ask) -> Route | None:
         if ask.pool is None:
@@ -151,19 +157,6 @@ class Picker:
 
     def _by_glob(self, model: str) -> Route | None:
         return next((route for pattern, route in self._globs if pattern.match(model)), None)
-
-
-def _key(
-    route: Route, prompt: Prompt | None, headers: Mapping[str, str], model: str, adapter: str
-) -> int | None:
-    prefix = prefix_of(prompt, route.keys, route.prefix_chars, headers)
-    if not prefix:
-        return None
-    return routing_key(prefix, model=model, adapter=adapter, cache_salt=prompt.cache_salt if prompt else "")
-
-
-def _is_in_headers(key: Key, headers: Mapping[str, str]) -> bool:
-    return key.kind is KeyKind.HEADER and bool(headers.get(key.name))
 
 
 def _is_glob(name: str) -> bool:

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from extproc.errors import NoEndpoint, Overloaded
 from extproc.routing.endpoint import Endpoint, canonical_location
 from extproc.routing.load import LoadBook
-from extproc.routing.ring import Ring
-from extproc.routing.strategies.base import Candidates, Reason, Strategy
+from extproc.routing.strategies.base import NOWHERE, Candidates, Ending, Placement, Reading, Reason, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,35 +18,37 @@ class Snapshot:
     """Everything known of a pool's endpoints at one moment; shared freely, never changed.
 
     `names` are the ready endpoints' names in the source's order, `ready` the endpoints by name,
-    `draining` those that only finish what they have. `by_adapter` holds the names of the ready
-    endpoints that serve an adapter, `models` every model name that one of them said it serves.
+    `draining` those that only finish what they have. `placement` is what the pool's strategy makes of
+    the ready ones. `by_adapter` holds the names of the ready endpoints that serve an adapter, `models`
+    every model name that one of them said it serves.
     """
 
     names: tuple[str, ...]
     ready: Mapping[str, Endpoint]
     draining: tuple[Endpoint, ...]
-    ring: Ring
+    placement: Placement
     models: frozenset[str]
     by_adapter: Mapping[str, frozenset[str]]
     by_location: Mapping[str, tuple[str, ...]] = field(repr=False)
 
     @classmethod
-    def build(cls, endpoints: Iterable[Endpoint], ring: Ring) -> Self:
-        """Takes the whole list; of two endpoints with one name the later stays. O(n), see `Ring.replace`."""
+    def build(cls, endpoints: Iterable[Endpoint], strategy: Strategy, before: Placement = NOWHERE) -> Self:
+        """Takes the whole list; of two endpoints with one name the later stays.
+
+        `before` is the placement of the snapshot that this one follows. O(n), and what `strategy` needs
+        to place them: for a ring of a thousand a third of a second, with `before` a millisecond.
+        """
         all_ = {endpoint.name: endpoint for endpoint in endpoints}
         ready = {name: endpoint for name, endpoint in all_.items() if endpoint.is_ready}
         return cls(
             names=tuple(ready),
             ready=ready,
             draining=tuple(endpoint for endpoint in all_.values() if not endpoint.is_ready),
-            ring=ring.replace(ready),
+            placement=strategy.place(ready, before),
             models=frozenset().union(*(endpoint.models for endpoint in ready.values())),
             by_adapter={key: frozenset(names) for key, names in _group(_adapters(ready.values())).items()},
             by_location={key: tuple(names) for key, names in _group(_locations(ready.values())).items()},
         )
-
-    def replace(self, endpoints: Iterable[Endpoint]) -> Self:
-        return self.build(endpoints, self.ring)
 
     def locate(self, subset: Iterable[str]) -> frozenset[str]:
         """Names of the ready endpoints at these `ip:port`s; a bare `ip` means all its ports."""
@@ -76,13 +77,14 @@ def _group(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 class Pick(Struct, frozen=True):
-    """Where one request goes. Counted from the moment it exists until `release`."""
+    """Where one request goes. Counted from `take` until `release`, each called once at most."""
 
     pool: "Pool"
     strategy: str
     reason: Reason
     endpoint: Endpoint
-    fallbacks: tuple[Endpoint, ...] = ()
+    fallbacks: tuple[Endpoint, ...]
+    reading: Reading
 
     def __repr__(self) -> str:
         return f"<Pick {self.endpoint.name} of {self.pool.name}: {self.strategy}, {self.reason}>"
@@ -92,9 +94,21 @@ class Pick(Struct, frozen=True):
         """`ip:port[,ip:port…]`: the pick, then the ordered fallbacks (EPP 1.0.0)."""
         return ",".join([self.endpoint.address, *(endpoint.address for endpoint in self.fallbacks)])
 
+    def take(self) -> None:
+        """Counts the request on the endpoint."""
+        name = self.endpoint.name
+        self.pool.book.take(name)
+        self.reading.taken(name)
+
     def release(self) -> None:
-        """Counts the request as ended. Exactly once, or the book raises `KeyError`."""
-        self.pool.book.release(self.endpoint.name)
+        """Counts the request as ended; what was not taken, the book refuses with `KeyError`."""
+        name = self.endpoint.name
+        self.pool.book.release(name)
+        self.reading.ended(name)
+
+    def learn(self, ending: Ending) -> None:
+        """Tells the strategy that placed the request what became of it; before or after `release`."""
+        self.reading.learn(self.endpoint.name, ending)
 
 
 class Pool:
@@ -108,7 +122,6 @@ class Pool:
         self,
         name: str,
         strategy: Strategy,
-        ring: Ring,
         *,
         max_in_flight: int | None = None,
         fallbacks: int = 2,
@@ -117,22 +130,39 @@ class Pool:
         self.strategy = strategy
         self.max_in_flight = max_in_flight
         self.fallbacks = fallbacks
-        self.snapshot = Snapshot.build((), ring)
+        self.snapshot = Snapshot.build((), strategy)
         self.book = LoadBook()
 
     def __repr__(self) -> str:
         return f"<Pool {self.name}: {len(self.snapshot.names)} ready, {self.strategy.name}>"
 
-    def install(self, snapshot: Snapshot) -> None:
-        """Routes by `snapshot` from now on. Requests in flight keep their counts."""
+    def install(self, snapshot: Snapshot, strategy: Strategy | None = None) -> None:
+        """Routes by `snapshot` from now on. Requests in flight keep their counts.
+
+        With a `strategy`, for which `snapshot` must have been built, that one takes over in the same step.
+        """
+        if strategy is not None:
+            self.strategy = strategy
         self.snapshot = snapshot
         self.book.set_members(snapshot.names)
+        self.strategy.follow(snapshot.ready)
 
-    def pick(self, key: int | None, *, adapter: str = "", subset: Sequence[str] | None = None) -> Pick:
-        """Picks an endpoint and counts the request on it, in one step.
+    def replace(self, endpoints: Iterable[Endpoint]) -> None:
+        """Builds and installs a snapshot of `endpoints` at once."""
+        self.install(Snapshot.build(endpoints, self.strategy, self.snapshot.placement))
 
-        `adapter` restricts the pick to the endpoints that hold it, `subset` to these addresses.
-        Raises `NoEndpoint` where none is left, `Overloaded` beyond `max_in_flight`.
+    def pick(self, reading: Reading, *, adapter: str = "", subset: Sequence[str] | None = None) -> Pick:
+        """Picks an endpoint and counts the request on it, in one step; see `propose`."""
+        pick = self.propose(reading, adapter=adapter, subset=subset)
+        pick.take()
+        return pick
+
+    def propose(self, reading: Reading, *, adapter: str = "", subset: Sequence[str] | None = None) -> Pick:
+        """Returns the pick that would be right now, not counted yet.
+
+        `reading` is this pool's strategy's. `adapter` restricts the pick to the endpoints that hold it,
+        `subset` to these addresses. Raises `NoEndpoint` where none is left, `Overloaded` beyond
+        `max_in_flight`.
         """
         snapshot = self.snapshot
         candidates = self.candidates(adapter, subset)
@@ -143,10 +173,9 @@ class Pool:
                 f"pool {self.name!r} is at its limit of {self.max_in_flight} requests per endpoint",
                 pool=self.name,
             )
-        choice = self.strategy.choose(key, candidates, 1 + self.fallbacks)
-        first, *rest = (snapshot.ready[name] for name in choice.names)
-        self.book.take(first.name)
-        return Pick(self, self.strategy.name, choice.reason, first, tuple(rest))
+        choice = reading.choose(candidates, 1 + self.fallbacks)
+        first, *rest = [snapshot.ready[name] for name in choice.names]
+        return Pick(self, self.strategy.name, choice.reason, first, tuple(rest), reading)
 
     def move(self, pick: Pick, address: str) -> Pick:
         """Counts the pick's request on the endpoint at `address`, if that is a ready one here."""
@@ -154,8 +183,9 @@ class Pool:
         if not names or names[0] == pick.endpoint.name:
             return pick
         pick.release()
-        self.book.take(names[0])
-        return replace(pick, endpoint=self.snapshot.ready[names[0]])
+        moved = replace(pick, endpoint=self.snapshot.ready[names[0]])
+        moved.take()
+        return moved
 
     def candidates(self, adapter: str = "", subset: Sequence[str] | None = None) -> Candidates:
         snapshot = self.snapshot
@@ -163,4 +193,4 @@ class Pool:
         if subset is not None:
             located = snapshot.locate(subset)
             eligible = located if eligible is None else located & eligible
-        return Candidates(snapshot.ring, self.book, snapshot.names, eligible)
+        return Candidates(snapshot.placement, self.book, snapshot.names, eligible)

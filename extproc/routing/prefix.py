@@ -59,8 +59,10 @@ def prefix_of(
     Prompt texts are cut to `chars` code points, headers and fields count whole. `headers` go by
     lower-case name. `prompt` is `None` where there is no readable body.
     """
-    found = (_find(prompt, key, chars, headers) for key in keys)
-    return next((prefix for prefix in found if prefix), None)
+    for key in keys:
+        if prefix := _find(prompt, key, chars, headers):
+            return prefix
+    return None
 
 
 def routing_key(prefix: str, *, model: str, adapter: str = "", cache_salt: str = "") -> int:

@@ -1,13 +1,6 @@
-"""Explains a decision without taking it: the same picker, its steps told one by one."""
-
-from itertools import islice
-from typing import Final
+"""Explains a decision without taking it: the same picker, and what the strategy has to say."""
 
 from extproc.routing.picker import Ask, Picker
-from extproc.routing.strategies.prefix_hash import PrefixHash
-
-# A walk longer than this tells nobody anything.
-_WALK_LENGTH: Final = 16
 
 
 def explain(picker: Picker, ask: Ask) -> dict[str, object]:
@@ -15,12 +8,10 @@ def explain(picker: Picker, ask: Ask) -> dict[str, object]:
 
     Raises `RequestError` as the decision itself would.
     """
-    decision = picker.pick(ask)
-    decision.pick.release()
+    decision = picker.propose(ask)
     pick, key = decision.pick, decision.key
-    pool = pick.pool
     told: dict[str, object] = {
-        "pool": pool.name,
+        "pool": pick.pool.name,
         "strategy": pick.strategy,
         "reason": pick.reason.value,
         "endpoint": pick.endpoint.name,
@@ -29,16 +20,4 @@ def explain(picker: Picker, ask: Ask) -> dict[str, object]:
         "prefix": None if key is None else f"{key:016x}",
         "body_fault": None if decision.fault is None else decision.fault.message,
     }
-    if key is not None and isinstance(pool.strategy, PrefixHash):
-        candidates = pool.candidates(decision.adapter, ask.subset)
-        bound = pool.strategy.bound(candidates)
-        told["bound"] = round(bound, 3)
-        told["walk"] = [
-            {
-                "endpoint": name,
-                "in_flight": candidates.in_flight(name),
-                "is_within": candidates.in_flight(name) <= bound,
-            }
-            for name in islice(candidates.walk(key), _WALK_LENGTH)
-        ]
-    return told
+    return told | pick.reading.explain(pick.pool.candidates(decision.adapter, ask.subset))

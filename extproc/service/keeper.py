@@ -6,19 +6,20 @@ from collections.abc import Callable, Sequence
 
 from extproc.cluster.source import Source
 from extproc.routing.endpoint import Endpoint
-from extproc.routing.pool import Pool
-from extproc.routing.ring import Ring
+from extproc.routing.pool import Pool, Snapshot
+from extproc.routing.strategies.base import Strategy
 from extproc.telemetry import Metrics
 
 log = logging.getLogger(__name__)
 
 
 class PoolKeeper:
-    """The sink of one pool's source.
+    """The sink of one pool's source, and the one who gives the pool another strategy.
 
     A snapshot is built in a thread, since a ring of a thousand endpoints takes a third of a second,
     and installed on the loop, where picks happen. Lists that come meanwhile replace one another: only
-    the last counts. `on_change` hears of every installed list.
+    the last counts. A new strategy takes over together with the snapshot that was built for it.
+    `on_change` hears of every installed list, `on_strategy` when a new strategy has taken over.
     """
 
     def __init__(
@@ -28,13 +29,15 @@ class PoolKeeper:
         *,
         clock: Callable[[], float],
         on_change: Callable[[str, Sequence[Endpoint]], None],
+        on_strategy: Callable[[], None] = lambda: None,
     ) -> None:
         self.pool = pool
         self._metrics = metrics
         self._clock = clock
         self._on_change = on_change
+        self._on_strategy = on_strategy
         self._endpoints: Sequence[Endpoint] = ()
-        self._ring = pool.snapshot.ring
+        self._strategy = pool.strategy
         self._changed = asyncio.Event()
         self._confirmed_s: float | None = None
         self.synced = asyncio.Event()
@@ -58,9 +61,9 @@ class PoolKeeper:
     def restarted(self, why: str) -> None:
         self._metrics.watch_restarts.labels(why).inc()
 
-    def use_ring(self, ring: Ring) -> None:
-        """Places the endpoints on a ring of another kind; `ring` may be empty."""
-        self._ring = ring
+    def use(self, strategy: Strategy) -> None:
+        """Routes by `strategy` as soon as it has placed the endpoints."""
+        self._strategy = strategy
         self._changed.set()
 
     async def run(self, source: Source) -> None:
@@ -89,13 +92,15 @@ class PoolKeeper:
                 self.restarted("internal")
 
     async def _install(self) -> None:
-        endpoints, ring = self._endpoints, self._ring
-        snapshot = await asyncio.to_thread(type(self.pool.snapshot).build, endpoints, ring)
-        if ring is self._ring:
-            self._ring = snapshot.ring
-        self.pool.install(snapshot)
+        endpoints, strategy = self._endpoints, self._strategy
+        before = self.pool.snapshot.placement
+        snapshot = await asyncio.to_thread(Snapshot.build, endpoints, strategy, before)
+        is_new = strategy is not self.pool.strategy
+        self.pool.install(snapshot, strategy)
+        if is_new:
+            self._on_strategy()
         if self._confirmed_s is None:
-            # Another ring before the first list: an empty pool is not the news.
+            # Another strategy before the first list: an empty pool is not the news.
             return
         self.synced.set()
         log.info(

@@ -9,8 +9,10 @@ from random import Random
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Picker
 from extproc.routing.pool import Pool
+from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.factory import build_strategy
 from extproc.service.keeper import PoolKeeper
-from extproc.service.wiring import build_pool, build_ring, build_route, build_source, build_strategy
+from extproc.service.wiring import build_pool, build_route, build_source
 from extproc.settings import PoolSettings
 from extproc.telemetry import Metrics
 
@@ -37,8 +39,7 @@ class Pools:
         self.picker = Picker(())
         self._metrics = metrics
         self._base = base
-        self._rng = rng
-        self._clock = clock
+        self._outside = Outside(rng, clock)
         self._publish = publish
         self._retract = retract
         self._settings: dict[str, PoolSettings] = {}
@@ -69,13 +70,18 @@ class Pools:
             else:
                 self._add(pool)
         self._settings = wanted
-        self.picker = Picker(build_route(pool, self._keepers[name].pool) for name, pool in wanted.items())
+        self._renew_picker()
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _renew_picker(self) -> None:
+        self.picker = Picker(
+            build_route(settings, self._keepers[name].pool) for name, settings in self._settings.items()
+        )
 
     def _faults_of(self, name: str, settings: PoolSettings) -> Iterator[str]:
         keeper = self._keepers[name]
@@ -86,8 +92,14 @@ class Pools:
             yield f"pool {name}: the list of endpoints is {age_s:.0f} s old"
 
     def _add(self, settings: PoolSettings) -> None:
-        pool = build_pool(settings, self._rng)
-        keeper = PoolKeeper(pool, self._metrics, clock=self._clock, on_change=self._publish)
+        pool = build_pool(settings, self._outside)
+        keeper = PoolKeeper(
+            pool,
+            self._metrics,
+            clock=self._outside.clock,
+            on_change=self._publish,
+            on_strategy=self._renew_picker,
+        )
         self._keepers[settings.name] = keeper
         self._follow(settings)
 
@@ -101,13 +113,12 @@ class Pools:
         keeper.pool.max_in_flight = after.max_in_flight
         if after.strategy != before.strategy:
             log.info("pool %s: strategy %s", after.name, after.strategy.name)
-            keeper.pool.strategy = build_strategy(after.strategy, self._rng)
-            keeper.use_ring(build_ring(after.strategy))
+            keeper.use(build_strategy(after.strategy.name, after.strategy.options(), self._outside))
         if (after.endpoints, after.learn_models) != (before.endpoints, before.learn_models):
             self._tasks.pop(after.name).cancel()
             self._follow(after)
 
     def _follow(self, settings: PoolSettings) -> None:
-        source = build_source(settings, self._base, self._rng)
+        source = build_source(settings, self._base, self._outside.rng)
         run = self._keepers[settings.name].run(source)
         self._tasks[settings.name] = asyncio.create_task(run, name=f"pool {settings.name}")

@@ -1,4 +1,4 @@
-"""From settings to the parts they describe: strategies, keys, sources, credentials."""
+"""From settings to the parts they describe: pools, routes, sources, credentials."""
 
 from pathlib import Path
 from random import Random
@@ -13,51 +13,18 @@ from extproc.cluster.static import StaticSource
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Route
 from extproc.routing.pool import Pool
-from extproc.routing.prefix import parse_key
-from extproc.routing.ring import Ring
-from extproc.routing.strategies.balanced import LeastLoad, RandomChoice, RoundRobin
-from extproc.routing.strategies.base import Strategy
-from extproc.routing.strategies.prefix_hash import PrefixHash
-from extproc.settings import (
-    EndpointsSettings,
-    KubernetesSettings,
-    LeastLoadSettings,
-    PoolSettings,
-    PrefixHashSettings,
-    RandomSettings,
-    RoundRobinSettings,
-    StrategySettings,
-)
+from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.factory import build_strategy
+from extproc.settings import EndpointsSettings, KubernetesSettings, PoolSettings
 
 
-def build_strategy(settings: StrategySettings, rng: Random) -> Strategy:
-    match settings:
-        case RoundRobinSettings():
-            return RoundRobin()
-        case RandomSettings():
-            return RandomChoice(rng)
-        case LeastLoadSettings():
-            return LeastLoad(rng)
-        case PrefixHashSettings():
-            return PrefixHash(rng, load_factor=settings.load_factor, load_floor=settings.load_floor)
-
-
-def build_ring(settings: StrategySettings) -> Ring:
-    """An empty ring; every pool has one, so that a change to `prefix_hash` finds it ready."""
-    return Ring(positions=settings.positions) if isinstance(settings, PrefixHashSettings) else Ring()
-
-
-def build_pool(settings: PoolSettings, rng: Random) -> Pool:
-    strategy = build_strategy(settings.strategy, rng)
-    return Pool(settings.name, strategy, build_ring(settings.strategy), max_in_flight=settings.max_in_flight)
+def build_pool(settings: PoolSettings, outside: Outside) -> Pool:
+    strategy = build_strategy(settings.strategy.name, settings.strategy.options(), outside)
+    return Pool(settings.name, strategy, max_in_flight=settings.max_in_flight)
 
 
 def build_route(settings: PoolSettings, pool: Pool) -> Route:
-    models, adapters = tuple(settings.models or ()), frozenset(settings.adapters)
-    strategy = settings.strategy
-    if not isinstance(strategy, PrefixHashSettings):
-        return Route(pool, models, adapters)
-    return Route(pool, models, adapters, tuple(map(parse_key, strategy.key)), strategy.prefix_chars)
+    return Route(pool, tuple(settings.models or ()), frozenset(settings.adapters))
 
 
 def build_source(settings: PoolSettings, base: Path, rng: Random) -> Source:

@@ -9,11 +9,12 @@ import orjson
 import yaml
 
 from extproc.errors import SettingsError
+from extproc.routing.strategies.factory import STRATEGIES
 from extproc.vllm.fleet import seed_preset
 from extproc.vllm.fleet.change import parse_change
 from extproc.vllm.fleet.client import Traffic
 from extproc.vllm.fleet.fleet import Setup, simulate
-from extproc.vllm.fleet.gateway import STRATEGIES, Routing
+from extproc.vllm.fleet.gateway import Routing
 from extproc.vllm.fleet.report import render
 from extproc.vllm.fleet.summary import Summary, summarize
 from extproc.vllm.fleet.workloads import WORKLOADS, Demand, draw_sessions
@@ -37,7 +38,7 @@ _RATE = click.FloatRange(0, min_open=True)
 @click.option(
     "--strategy",
     "strategies",
-    type=click.Choice(STRATEGIES),
+    type=click.Choice([*STRATEGIES]),
     multiple=True,
     default=["round_robin", "least_load", "prefix_hash"],
     show_default=True,
@@ -94,11 +95,10 @@ def fleet(
         return
     traffic = Traffic(rate, users, cap, ceiling)
     sessions = draw_sessions(workload, Demand(requests, think_s, tenants), seed)
+    options = {"prefix_hash": {"load_factor": load_factor, "load_floor": load_floor, "positions": positions}}
     summaries = []
     for strategy in strategies:
-        routing = Routing(
-            strategy, load_factor, load_floor, positions, gateways, signal_delay_s, discovery_delay_s
-        )
+        routing = Routing(strategy, options.get(strategy, {}), gateways, signal_delay_s, discovery_delay_s)
         setup = Setup(
             profile=find_profile(profile_name or DEFAULT_PROFILE),
             endpoints=endpoints,

@@ -13,14 +13,14 @@ import orjson
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pool, Snapshot
-from extproc.routing.prefix import parse_key
-from extproc.routing.ring import Ring
+from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.stream.codec import encode
 from extproc.stream.events import RequestBody, RequestHeaders, StreamConfig
 from extproc.stream.session import Session
 from tests.benchmarks.report import Row, report, time_us
 
+STRATEGY = PrefixHash(Outside(random.Random(1), lambda: 0.0))
 COUNTS = (8, 100, 1_000)
 BODIES = 512
 
@@ -33,9 +33,9 @@ def endpoints(count: int) -> list[Endpoint]:
 
 
 def build_picker(count: int) -> Picker:
-    pool = Pool("llama", PrefixHash(random.Random(1)), Ring())
-    pool.install(Snapshot.build(endpoints(count), Ring()))
-    return Picker([Route(pool, keys=(parse_key("first_user_message"),))])
+    pool = Pool("llama", STRATEGY)
+    pool.replace(endpoints(count))
+    return Picker([Route(pool)])
 
 
 def bodies() -> list[bytes]:
@@ -81,16 +81,16 @@ def sessions(count: int) -> Callable[[], None]:
 def arrivals(count: int) -> Callable[[], Snapshot]:
     """One more endpoint: the snapshot with it, built in a thread."""
     known = endpoints(count + 1)
-    before = Snapshot.build(known[:-1], Ring())
+    before = Snapshot.build(known[:-1], STRATEGY)
 
-    return partial(before.replace, known)
+    return partial(Snapshot.build, known, STRATEGY, before.placement)
 
 
 def installs(count: int) -> Callable[[], None]:
     known = endpoints(count + 1)
-    before = Snapshot.build(known[:-1], Ring())
-    states = cycle([before.replace(known), before])
-    pool = Pool("llama", PrefixHash(random.Random(1)), Ring())
+    before = Snapshot.build(known[:-1], STRATEGY)
+    states = cycle([Snapshot.build(known, STRATEGY, before.placement), before])
+    pool = Pool("llama", STRATEGY)
     pool.install(before)
 
     return lambda: pool.install(next(states))

@@ -16,7 +16,7 @@ from extproc.routing.picker import Picker, Route
 from extproc.routing.pool import Pool, Snapshot
 from extproc.routing.prefix import parse_key, prefix_of, routing_key
 from extproc.routing.prompt import Prompt, parse
-from extproc.routing.ring import Ring
+from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.stream.codec import decode, encode
 from extproc.stream.events import (
@@ -53,13 +53,13 @@ PATHS: Final = (
     *("/v1/chat/completions/batch", "/v1/audio/transcriptions", "/tokenize", "/v1/models", "/unknown", ""),
 )
 CONTENT_TYPES: Final = ("application/json", "multipart/form-data; boundary=X", "multipart/form-data", "")
-KEYS: Final = tuple(
-    map(parse_key, ["header:x-session", "field:user", "conversation", "first_user_message", "prompt_head"])
-)
+KEY_NAMES: Final = ("header:x-session", "field:user", "conversation", "first_user_message", "prompt_head")
+KEYS: Final = tuple(map(parse_key, KEY_NAMES))
 ENDPOINTS: Final = tuple(
     Endpoint(f"vllm-{n}", f"10.0.0.{n}:8000", adapters=frozenset({"sql"})) for n in (1, 2, 3)
 )
-SNAPSHOTS: Final = tuple(Snapshot.build(ENDPOINTS[:count], Ring(positions=4)) for count in range(4))
+STRATEGY: Final = PrefixHash(Outside(random.Random(1), lambda: 0.0), key=KEY_NAMES, positions=4)
+SNAPSHOTS: Final = tuple(Snapshot.build(ENDPOINTS[:count], STRATEGY) for count in range(4))
 ADDRESSES: Final = (None, "10.0.0.1:8000", "10.0.0.2:8000", "10.9.9.9:1", "", "nonsense")
 
 
@@ -165,7 +165,7 @@ def _check_response(event: Event, replies: list[Reply]) -> None:
 
 
 def _build_pool(name: str) -> Pool:
-    pool = Pool(name, PrefixHash(random.Random(1)), Ring())
+    pool = Pool(name, STRATEGY)
     pool.install(SNAPSHOTS[-1])
     return pool
 
@@ -173,7 +173,7 @@ def _build_pool(name: str) -> Pool:
 def _build_picker(pools: list[Pool]) -> Picker:
     names = (("m", "llama-*"), ("other",))
     return Picker(
-        Route(pool, models=models if len(pools) > 1 else (), keys=KEYS)
+        Route(pool, models=models if len(pools) > 1 else ())
         for pool, models in zip(pools, names, strict=False)
     )
 

@@ -1,6 +1,7 @@
 """The picker: from a request to a pool, a key and an endpoint."""
 
 import random
+from collections.abc import Iterable
 
 import orjson
 import pytest
@@ -8,20 +9,29 @@ import pytest
 from extproc.errors import NoEndpoint, Overloaded, PromptError, UnknownModel
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Ask, Picker, Route
-from extproc.routing.pool import Pool, Snapshot
-from extproc.routing.prefix import parse_key
-from extproc.routing.ring import Ring
+from extproc.routing.pool import Pool
 from extproc.routing.strategies.balanced import LeastLoad
-from extproc.routing.strategies.base import Reason
+from extproc.routing.strategies.base import (
+    NOWHERE,
+    Candidates,
+    Choice,
+    Ending,
+    Outside,
+    Placement,
+    Reading,
+    Reason,
+    Strategy,
+)
 from extproc.routing.strategies.prefix_hash import PrefixHash
 
 CHAT = "/v1/chat/completions"
-FIRST_USER = (parse_key("first_user_message"),)
+FIRST_USER = "first_user_message"
+OUTSIDE = Outside(random.Random(0), lambda: 0.0)
 
 
-def pool(name: str, *endpoints: Endpoint, limit: int | None = None) -> Pool:
-    built = Pool(name, PrefixHash(random.Random(0)), Ring(), max_in_flight=limit)
-    built.install(Snapshot.build(endpoints or [Endpoint(f"{name}-0", "10.0.0.1:80")], Ring()))
+def pool(name: str, *endpoints: Endpoint, limit: int | None = None, strategy: Strategy | None = None) -> Pool:
+    built = Pool(name, strategy or PrefixHash(OUTSIDE), max_in_flight=limit)
+    built.replace(endpoints or [Endpoint(f"{name}-0", "10.0.0.1:80")])
     return built
 
 
@@ -43,8 +53,8 @@ def pool_of(picker: Picker, request: Ask) -> str:
 def several() -> Picker:
     return Picker(
         [
-            Route(pool("llama"), ("llama-8b",), frozenset({"sql"}), FIRST_USER),
-            Route(pool("qwen"), ("qwen-*", "*-coder"), keys=FIRST_USER),
+            Route(pool("llama"), ("llama-8b",), frozenset({"sql"})),
+            Route(pool("qwen"), ("qwen-*", "*-coder")),
             Route(
                 pool(
                     "learnt",
@@ -100,7 +110,7 @@ def test_several_pools_need_a_model(several: Picker) -> None:
 
 
 def test_a_sole_pool_needs_no_model() -> None:
-    picker = Picker([Route(pool("llama"), ("llama-8b",), keys=FIRST_USER)])
+    picker = Picker([Route(pool("llama"), ("llama-8b",))])
     unreadable = picker.pick(Ask("POST", CHAT, {}, b"not json"))
 
     assert unreadable.pick.reason is Reason.NO_PREFIX
@@ -127,7 +137,7 @@ def test_an_adapter_goes_only_where_it_is_loaded() -> None:
     endpoints = [
         Endpoint(f"e{i}", f"10.0.0.{i}:80", adapters=frozenset({"sql"} if i < 3 else ())) for i in range(1, 9)
     ]
-    picker = Picker([Route(pool("llama", *endpoints), keys=FIRST_USER)])
+    picker = Picker([Route(pool("llama", *endpoints))])
     decisions = [picker.pick(chat("sql", f"text {number}")) for number in range(40)]
 
     assert {"e1", "e2"} == {decision.pick.endpoint.name for decision in decisions}
@@ -136,7 +146,7 @@ def test_an_adapter_goes_only_where_it_is_loaded() -> None:
 
 def test_salt_model_and_adapter_make_different_keys() -> None:
     endpoint = Endpoint("e", "10.0.0.1:80", adapters=frozenset({"sql"}))
-    picker = Picker([Route(pool("llama", endpoint), keys=FIRST_USER)])
+    picker = Picker([Route(pool("llama", endpoint))])
     keys = [
         picker.pick(request).key
         for request in (
@@ -174,30 +184,39 @@ def test_a_request_without_a_prompt_needs_no_body(several: Picker, request_: Ask
 
 
 def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picker) -> None:
-    header = (parse_key("header:x-session"), *FIRST_USER)
+    blind, by_header = LeastLoad(OUTSIDE), PrefixHash(OUTSIDE, key=["header:x-session", FIRST_USER])
     learnt = Endpoint("e", "10.0.0.1:80", adapters=frozenset({"sql"}))
     plain = Ask("POST", CHAT, {})
     with_session = Ask("POST", CHAT, {"x-session": "1"})
+    to_b = Ask("POST", CHAT, {}, pool="b")
 
     assert several.needs_body(plain)
-    assert Picker([Route(pool("a"), ("model",)), Route(pool("b"))]).needs_body(plain)
-    assert not Picker([Route(pool("a")), Route(pool("b"))]).needs_body(Ask("POST", CHAT, {}, pool="b"))
-    assert Picker([Route(pool("a"), keys=FIRST_USER)]).needs_body(plain)
-    assert not Picker([Route(pool("a"))]).needs_body(plain)
-    assert Picker([Route(pool("a"), ("model",))]).needs_body(plain)
-    assert Picker([Route(pool("a"), adapters=frozenset({"sql"}))]).needs_body(plain)
-    assert Picker([Route(pool("a", learnt))]).needs_body(plain)
-    assert Picker([Route(pool("a"), keys=header)]).needs_body(plain)
-    assert not Picker([Route(pool("a"), keys=header)]).needs_body(with_session)
+    assert Picker([Route(pool("a", strategy=blind), ("model",)), Route(pool("b"))]).needs_body(plain)
+    assert not Picker([Route(pool("a")), Route(pool("b", strategy=blind))]).needs_body(to_b)
+    assert Picker([Route(pool("a"))]).needs_body(plain)
+    assert not Picker([Route(pool("a", strategy=blind))]).needs_body(plain)
+    assert Picker([Route(pool("a", strategy=blind), ("model",))]).needs_body(plain)
+    assert Picker([Route(pool("a", strategy=blind), adapters=frozenset({"sql"}))]).needs_body(plain)
+    assert Picker([Route(pool("a", learnt, strategy=blind))]).needs_body(plain)
+    assert Picker([Route(pool("a", strategy=by_header))]).needs_body(plain)
+    assert not Picker([Route(pool("a", strategy=by_header))]).needs_body(with_session)
+
+
+def test_headers_that_any_strategy_reads_are_wanted() -> None:
+    by_header = PrefixHash(OUTSIDE, key=["header:X-Session", "header:x-user", FIRST_USER])
+    routes = [Route(pool("a", strategy=by_header)), Route(pool("b", strategy=LeastLoad(OUTSIDE)), ("m",))]
+
+    assert Picker(routes).key_headers == {"x-session", "x-user"}
+    assert Picker(routes[1:]).key_headers == frozenset()
 
 
 def test_a_pick_names_its_fallbacks_in_order() -> None:
     endpoints = [Endpoint(f"e{i}", f"10.0.0.{i}:80") for i in range(1, 6)]
     built = pool("llama", *endpoints)
-    decision = Picker([Route(built, keys=FIRST_USER)]).pick(chat("a"))
+    decision = Picker([Route(built)]).pick(chat("a"))
     pick = decision.pick
     assert decision.key is not None
-    walk = list(built.snapshot.ring.walk(decision.key))
+    walk = list(built.snapshot.placement.walk(decision.key))
 
     assert pick.destination == ",".join(built.snapshot.ready[name].address for name in walk[:3])
     assert pick.destination.split(",")[0] == pick.endpoint.address
@@ -207,17 +226,97 @@ def test_a_pick_names_its_fallbacks_in_order() -> None:
 
 def test_draining_endpoints_get_no_picks_and_keep_their_requests() -> None:
     ready = [Endpoint(f"e{i}", f"10.0.0.{i}:80") for i in (1, 2)]
-    built = pool("llama", *ready)
-    built.strategy = LeastLoad(random.Random(0))
-    picks = [built.pick(None) for _ in range(4)]
+    least_load = LeastLoad(OUTSIDE)
+    built = pool("llama", *ready, strategy=least_load)
+    picks = [built.pick(least_load) for _ in range(4)]
     draining = Endpoint("e1", "10.0.0.1:80", is_ready=False)
-    built.install(built.snapshot.replace([draining, ready[1]]))
+    built.replace([draining, ready[1]])
 
     assert built.snapshot.draining == (draining,)
-    assert {built.pick(None).endpoint.name for _ in range(4)} == {"e2"}
+    assert {built.pick(least_load).endpoint.name for _ in range(4)} == {"e2"}
     assert (built.book.in_flight("e1"), built.book.total) == (2, 6)
 
     for pick in picks:
         pick.release()
 
     assert (built.book.in_flight("e1"), built.book.total) == (0, 4)
+
+
+class Learner(Strategy, Reading):
+    """Takes the first endpoint, and writes down what it hears."""
+
+    name = "learner"
+    headers = ()
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, object]] = []
+
+    def needs_body(self, headers: object) -> bool:  # always
+        return True
+
+    def read(self, prompt: object, headers: object, adapter: str) -> "Learner":  # anything
+        return self
+
+    def place(self, ready: object, before: Placement) -> Placement:  # nowhere
+        return NOWHERE
+
+    def follow(self, ready: Iterable[str]) -> None:
+        self.heard.append(("follow", [*ready]))
+
+    def choose(self, candidates: Candidates, count: int) -> Choice:
+        return Choice(candidates.names[:count], Reason.TURN)
+
+    def taken(self, endpoint: str) -> None:
+        self.heard.append(("taken", endpoint))
+
+    def ended(self, endpoint: str) -> None:
+        self.heard.append(("ended", endpoint))
+
+    def learn(self, endpoint: str, ending: Ending) -> None:
+        self.heard.append(("learn", (endpoint, ending.status)))
+
+
+def learning() -> tuple[Learner, Pool]:
+    learner = Learner()
+    built = pool("llama", Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80"), strategy=learner)
+    return learner, built
+
+
+def test_a_strategy_hears_of_endpoints_and_of_a_request_to_its_end() -> None:
+    learner, built = learning()
+    pick = Picker([Route(built)]).pick(chat("m")).pick
+    moved = built.move(pick, "10.0.0.2:80")
+    moved.release()
+    moved.learn(Ending(status=200))
+    built.replace([Endpoint("b", "10.0.0.2:80")])
+
+    assert learner.heard == [
+        ("follow", ["a", "b"]),
+        ("taken", "a"),
+        ("ended", "a"),
+        ("taken", "b"),
+        ("ended", "b"),
+        ("learn", ("b", 200)),
+        ("follow", ["b"]),
+    ]
+
+
+def test_a_request_ends_with_the_strategy_that_placed_it() -> None:
+    learner, built = learning()
+    pick = Picker([Route(built)]).pick(chat("m")).pick
+    built.install(built.snapshot, LeastLoad(OUTSIDE))
+    pick.release()
+
+    assert learner.heard[-1] == ("ended", "a")
+    assert built.book.total == 0
+
+
+def test_a_proposal_counts_nothing() -> None:
+    learner, built = learning()
+    proposed = Picker([Route(built)]).propose(chat("m"))
+
+    assert proposed.pick.endpoint.name == "a"
+    assert learner.heard == [("follow", ["a", "b"])]
+    assert built.book.total == 0
+    with pytest.raises(KeyError):
+        proposed.pick.release()

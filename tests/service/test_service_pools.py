@@ -5,6 +5,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,15 @@ from extproc.cluster.source import Sink
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pool
 from extproc.routing.ring import Ring
+from extproc.routing.strategies.balanced import LeastLoad, RoundRobin
+from extproc.routing.strategies.base import Outside, Strategy
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.service.keeper import PoolKeeper
 from extproc.service.pools import Pools
 from extproc.settings import parse_settings
 from extproc.telemetry import Metrics
+
+OUTSIDE = Outside(random.Random(0), lambda: 0.0)
 
 
 class Clock:
@@ -50,7 +55,7 @@ async def keeping(
 ) -> AsyncIterator[tuple[PoolKeeper, list[list[str]]]]:
     published: list[list[str]] = []
     keeper = PoolKeeper(
-        Pool("llama", PrefixHash(random.Random(0)), Ring(positions=4)),
+        Pool("llama", PrefixHash(OUTSIDE, positions=4)),
         metrics,
         clock=clock,
         on_change=lambda _, endpoints: published.append([endpoint.name for endpoint in endpoints]),
@@ -67,6 +72,10 @@ async def until(is_true: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not is_true():  # noqa: ASYNC110  # snapshots are built in a thread
             await asyncio.sleep(0.005)
+
+
+def uses(pool: Pool, strategy: Strategy) -> bool:
+    return pool.strategy is strategy
 
 
 async def test_the_last_of_several_lists_counts() -> None:
@@ -109,12 +118,43 @@ async def test_a_list_that_cannot_be_placed_does_not_keep_the_next_from_being_he
         assert published == [["a", "b"], ["c"]]
 
 
-async def test_another_ring_is_built_for_the_endpoints_that_are_there() -> None:
+async def test_another_strategy_takes_over_with_its_placement() -> None:
     async with keeping(Told("ab"), Metrics(), Clock()) as (keeper, _):
-        keeper.use_ring(Ring(positions=7))
-        await until(lambda: keeper.pool.snapshot.ring.positions_per_member == 7)
+        pool, wanted = keeper.pool, PrefixHash(OUTSIDE, positions=7)
+        keeper.use(wanted)
+        assert isinstance(pool.snapshot.placement, Ring)
+        assert (pool.strategy is wanted) == (pool.snapshot.placement.positions_per_member == 7)
 
-        assert list(keeper.pool.snapshot.ring.walk(0)) in (["a", "b"], ["b", "a"])
+        await until(lambda: pool.strategy is wanted)
+
+        assert pool.snapshot.placement == Ring("ab", positions=7)
+
+
+async def test_counts_outlive_every_change_of_strategy() -> None:
+    strategies = (LeastLoad(OUTSIDE), PrefixHash(OUTSIDE), RoundRobin(OUTSIDE))
+    async with keeping(Told("ab"), Metrics(), Clock()) as (keeper, _):
+        pool = keeper.pool
+        picks = [pool.pick(PrefixHash(OUTSIDE).reading(1))]
+        for strategy in strategies:
+            keeper.use(strategy)
+            await until(partial(uses, pool, strategy))
+            picks.append(pool.pick(strategy.read(None, {}, "")))
+
+        assert pool.book.total == 4
+
+        for pick in picks:
+            pick.release()
+
+        assert pool.book.total == 0
+
+
+async def test_a_change_of_other_settings_keeps_the_ring() -> None:
+    async with keeping(Told("ab"), Metrics(), Clock()) as (keeper, _):
+        ring, wanted = keeper.pool.snapshot.placement, PrefixHash(OUTSIDE, positions=4, load_factor=2)
+        keeper.use(wanted)
+        await until(lambda: keeper.pool.strategy is wanted)
+
+        assert keeper.pool.snapshot.placement is ring
 
 
 async def test_a_list_that_grows_old_makes_the_service_not_ready(tmp_path: Path) -> None:
@@ -139,5 +179,25 @@ async def test_a_list_that_grows_old_makes_the_service_not_ready(tmp_path: Path)
     clock.now_s += 31
 
     assert pools.faults() == ["pool a: the list of endpoints is 31 s old"]
+
+    await pools.stop()
+
+
+async def test_a_strategy_that_takes_over_gets_its_headers(tmp_path: Path) -> None:
+    text = "pools: [{{name: a, strategy: {}, endpoints: {{static: ['10.0.0.1:80']}}}}]"
+    pools = Pools(
+        Metrics(),
+        base=tmp_path,
+        rng=random.Random(0),
+        clock=Clock(),
+        publish=lambda *_: None,
+        retract=lambda _: None,
+    )
+    pools.apply(parse_settings(text.format("{name: least_load}"), {}).pools)
+    pools.apply(parse_settings(text.format("{name: prefix_hash, key: 'header:x-session'}"), {}).pools)
+    (keeper,) = pools
+    await until(lambda: keeper.pool.strategy.name == "prefix_hash")
+
+    assert pools.picker.key_headers == {"x-session"}
 
     await pools.stop()

@@ -1,12 +1,22 @@
 """The configuration: strict, every fault with its place, every default documented once."""
 
+from inspect import Parameter, signature
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from extproc.errors import SettingsError
-from extproc.settings import PrefixHashSettings, Settings, load_settings, parse_settings
+from extproc.routing.strategies.factory import STRATEGIES
+from extproc.settings import (
+    PrefixHashSettings,
+    Section,
+    Settings,
+    StrategySettings,
+    load_settings,
+    parse_settings,
+)
 
 GOOD = """
 server:
@@ -177,3 +187,22 @@ def test_the_schema_describes_every_setting() -> None:
     ]
 
     assert undescribed == []
+
+
+@pytest.mark.parametrize("section", get_args(get_args(StrategySettings)[0]))
+def test_a_strategy_has_the_settings_that_its_section_has(section: type[Section]) -> None:
+    name = get_args(section.model_fields["name"].annotation)[0]
+    fields = {field: info.get_default() for field, info in section.model_fields.items() if field != "name"}
+    keywords = {
+        parameter.name: list(parameter.default) if parameter.name == "key" else parameter.default
+        for parameter in signature(STRATEGIES[name]).parameters.values()
+        if parameter.kind is Parameter.KEYWORD_ONLY
+    }
+
+    assert fields == keywords
+
+
+def test_every_strategy_has_a_section() -> None:
+    sections = get_args(get_args(StrategySettings)[0])
+
+    assert {get_args(section.model_fields["name"].annotation)[0] for section in sections} == {*STRATEGIES}

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 import orjson
 
 from extproc.routing.endpoint import Endpoint
-from extproc.routing.picker import Picker, Route
-from extproc.routing.pool import Pool, Snapshot
-from extproc.routing.prefix import parse_key
-from extproc.routing.ring import Ring
-from extproc.routing.strategies.balanced import RoundRobin
-from extproc.routing.strategies.prefix_hash import PrefixHash
+from extproc.routing.picker import Ask, Picker, Route
+from extproc.routing.pool import Pool
+from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.factory import build_strategy
 from extproc.stream.events import (
     Answer,
     BodyMode,
@@ -39,26 +37,26 @@ from extproc.stream.events import (
 ADDRESSES = ("10.0.0.1:8000", "10.0.0.2:8000", "[fd00::3]:8000")
 BODY = orjson.dumps({"model": "llama", "messages": [{"role": "user", "content": "hello"}]})
 MAX_BODY_BYTES = 200_000
+FIRST_USER = "first_user_message"
 
 
 def build_pool(
-    name: str, addresses: Sequence[str], *, is_hashed: bool = True, limit: int | None = None
+    name: str, addresses: Sequence[str], *keys: str, is_hashed: bool = True, limit: int | None = None
 ) -> Pool:
-    strategy = PrefixHash(random.Random(0)) if is_hashed else RoundRobin()
-    pool = Pool(name, strategy, Ring(), max_in_flight=limit)
-    pool.install(Snapshot.build([Endpoint(f"{name}-{address}", address) for address in addresses], Ring()))
+    kind, options = ("prefix_hash", {"key": keys}) if is_hashed else ("round_robin", {})
+    strategy = build_strategy(kind, options, Outside(random.Random(0), lambda: 0.0))
+    pool = Pool(name, strategy, max_in_flight=limit)
+    pool.replace([Endpoint(f"{name}-{address}", address) for address in addresses])
     return pool
 
 
 def one_pool(addresses: Sequence[str] = ADDRESSES, limit: int | None = None) -> Picker:
-    pool = build_pool("llama", addresses, limit=limit)
-    return Picker([Route(pool, keys=(parse_key("header:x-session"), parse_key("first_user_message")))])
+    return Picker([Route(build_pool("llama", addresses, "header:x-session", FIRST_USER, limit=limit))])
 
 
 def two_pools() -> Picker:
-    key = (parse_key("first_user_message"),)
-    first = Route(build_pool("llama", ADDRESSES[:1]), ("llama",), keys=key)
-    second = Route(build_pool("qwen", ADDRESSES[1:2]), ("qwen-*",), frozenset({"sql-lora"}), key)
+    first = Route(build_pool("llama", ADDRESSES[:1], FIRST_USER), ("llama",))
+    second = Route(build_pool("qwen", ADDRESSES[1:2], FIRST_USER), ("qwen-*",), frozenset({"sql-lora"}))
     return Picker([first, second])
 
 
@@ -465,7 +463,7 @@ def overload(conversation: Conversation) -> Conversation:
     if conversation.name != "overload":
         return conversation
     picker = one_pool(ADDRESSES[:1], limit=1)
-    picker.routes["llama"].pool.pick(None)
+    picker.pick(Ask("GET", "/", {}))
     return Conversation(conversation.name, conversation.turns, picker)
 
 

@@ -39,9 +39,8 @@ from extproc.errors import ProtocolError
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Decision
 from extproc.routing.pool import Pick, Pool
-from extproc.routing.ring import Ring
-from extproc.routing.strategies.base import Reason
-from extproc.routing.strategies.prefix_hash import PrefixHash
+from extproc.routing.strategies.balanced import RoundRobin
+from extproc.routing.strategies.base import Outside, Reason
 from extproc.stream import ext_proc_pb2 as pb
 from extproc.stream.codec import decode, encode
 from extproc.stream.events import (
@@ -65,7 +64,8 @@ from extproc.stream.events import (
 from tests.stream.wire import write
 
 DESTINATION = "x-gateway-destination-endpoint"
-POOL = Pool("llama", PrefixHash(random.Random(1)), Ring())
+STRATEGY = RoundRobin(Outside(random.Random(1), lambda: 0.0))
+POOL = Pool("llama", STRATEGY)
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 addresses = st.text(st.sampled_from("0123456789.:[]f"), min_size=1, max_size=20)
@@ -86,7 +86,13 @@ events = st.one_of(
 
 endpoints = st.builds(Endpoint, texts, addresses)
 picks = st.builds(
-    Pick, st.just(POOL), texts, st.sampled_from(Reason), endpoints, st.lists(endpoints, max_size=3).map(tuple)
+    Pick,
+    st.just(POOL),
+    texts,
+    st.sampled_from(Reason),
+    endpoints,
+    st.lists(endpoints, max_size=3).map(tuple),
+    st.just(STRATEGY),
 )
 replies = st.one_of(
     st.builds(Continue, st.sampled_from(Phase)),

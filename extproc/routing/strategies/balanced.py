@@ -1,52 +1,79 @@
 """Strategies that look at no prefix: round robin, random, least load."""
 
+from collections.abc import Collection, Mapping
 from itertools import islice
-from random import Random
+from typing import Self
 
-from extproc.routing.strategies.base import Candidates, Choice, Reason
+from extproc.routing.endpoint import Endpoint
+from extproc.routing.prompt import Prompt
+from extproc.routing.strategies.base import (
+    NOWHERE,
+    Candidates,
+    Choice,
+    Outside,
+    Placement,
+    Reading,
+    Reason,
+    Strategy,
+)
 
 
-class RoundRobin:
+class _Blind(Strategy, Reading):
+    """A strategy that sees nothing of a request: it is its own reading of every one."""
+
+    headers: Collection[str] = ()
+
+    def needs_body(self, headers: Mapping[str, str]) -> bool:  # noqa: ARG002  # nothing is
+        return False
+
+    def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str) -> Self:  # noqa: ARG002  # nothing is
+        return self
+
+    def place(self, ready: Mapping[str, Endpoint], before: Placement) -> Placement:  # noqa: ARG002  # nowhere
+        return NOWHERE
+
+    def follow(self, ready: Mapping[str, Endpoint]) -> None:
+        pass
+
+
+class RoundRobin(_Blind):
     """Each endpoint in its turn."""
 
     name = "round_robin"
 
-    def __init__(self) -> None:
+    def __init__(self, outside: Outside) -> None:  # noqa: ARG002  # all strategies are made alike
         self._turn = 0
 
-    def choose(self, key: int | None, candidates: Candidates, count: int) -> Choice:  # noqa: ARG002  # no prefix
+    def choose(self, candidates: Candidates, count: int) -> Choice:
         names = candidates.names
         first = self._turn % len(names)
-        self._turn += 1
         return Choice((names[first:] + names[:first])[:count], Reason.TURN)
 
+    def taken(self, endpoint: str) -> None:  # noqa: ARG002  # whichever it is
+        self._turn += 1
 
-class RandomChoice:
+
+class RandomChoice(_Blind):
     """Any endpoint, with equal chances."""
 
     name = "random"
 
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
+    def __init__(self, outside: Outside) -> None:
+        self._rng = outside.rng
 
-    def choose(self, key: int | None, candidates: Candidates, count: int) -> Choice:  # noqa: ARG002  # no prefix
+    def choose(self, candidates: Candidates, count: int) -> Choice:
         names = candidates.names
         return Choice(tuple(self._rng.sample(names, min(count, len(names)))), Reason.TURN)
 
 
-class LeastLoad:
-    """The endpoint with the fewest requests in flight, ties at random."""
+class LeastLoad(_Blind):
+    """The endpoint with the fewest requests in flight, ties at random. `reason` is told with each choice."""
 
     name = "least_load"
 
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
+    def __init__(self, outside: Outside, reason: Reason = Reason.LEAST_LOAD) -> None:
+        self._rng = outside.rng
+        self._reason = reason
 
-    def choose(
-        self,
-        key: int | None,  # noqa: ARG002  # no prefix
-        candidates: Candidates,
-        count: int,
-        reason: Reason = Reason.LEAST_LOAD,
-    ) -> Choice:
-        return Choice(tuple(islice(candidates.least_loaded(self._rng), count)), reason)
+    def choose(self, candidates: Candidates, count: int) -> Choice:
+        return Choice(tuple(islice(candidates.least_loaded(self._rng), count)), self._reason)

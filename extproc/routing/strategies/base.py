@@ -1,14 +1,26 @@
-"""What a strategy sees, and what it answers."""
+"""The seam between a pool and its strategy: what a strategy sees of a request, and what it answers.
 
-from collections.abc import Iterator
+A strategy *reads* a request as far as it needs to, and what comes of it, a `Reading`, stays with the
+request to its end: it chooses, explains its choice, and hears what became of the request. So a pool
+may change its strategy at any moment: each request ends with the one that placed it.
+
+Three kinds of state, and who owns them. Loads are the pool's (`LoadBook`). What depends on nothing but
+the endpoints is the strategy's `Placement`: immutable, part of the pool's snapshot, built away from
+the serving loop since it may take long. Whatever else a strategy learns it keeps to itself.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
+from extproc.routing.endpoint import Endpoint
 from extproc.routing.load import LoadBook
-from extproc.routing.ring import Ring
+from extproc.routing.prompt import Prompt
 
 
 class Reason(StrEnum):
@@ -28,6 +40,44 @@ class Choice(Struct, frozen=True):
     reason: Reason
 
 
+class Ending(Struct, frozen=True):
+    """What became of a request, as its proxy tells some time after the end; `None` where it does not.
+
+    Seconds count from the moment when the proxy sent the request to the endpoint.
+    """
+
+    status: int | None = None
+    first_byte_s: float | None = None
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a strategy gets from outside: randomness, and a clock that counts seconds and only forward."""
+
+    rng: Random
+    clock: Callable[[], float]
+
+
+class Placement(Protocol):
+    """What a strategy derives from the ready endpoints alone."""
+
+    def walk(self, key: int) -> Iterator[str]:
+        """Yields every endpoint's name once, in the order that `key` prefers them."""
+        ...
+
+
+class _Nowhere:
+    __slots__ = ()
+
+    def walk(self, key: int) -> Iterator[str]:  # noqa: ARG002  # no order
+        return iter(())
+
+
+NOWHERE: Final = _Nowhere()
+"""The placement of strategies that place nothing."""
+
+
 class Candidates:
     """The endpoints that may take one request: a pool's ready ones, or the eligible ones among them.
 
@@ -35,12 +85,12 @@ class Candidates:
     endpoints O(k log k).
     """
 
-    __slots__ = ("_all_names", "_book", "_eligible", "_ring", "in_flight")
+    __slots__ = ("_all_names", "_book", "_eligible", "_placement", "in_flight")
 
     def __init__(
-        self, ring: Ring, book: LoadBook, names: tuple[str, ...], eligible: frozenset[str] | None
+        self, placement: Placement, book: LoadBook, names: tuple[str, ...], eligible: frozenset[str] | None
     ) -> None:
-        self._ring = ring
+        self._placement = placement
         self._book = book
         self._all_names = names
         self._eligible = eligible
@@ -64,7 +114,7 @@ class Candidates:
         return sum(map(self._book.in_flight, self._eligible))
 
     def walk(self, key: int) -> Iterator[str]:
-        eligible, names = self._eligible, self._ring.walk(key)
+        eligible, names = self._eligible, self._placement.walk(key)
         return names if eligible is None else (name for name in names if name in eligible)
 
     def least_loaded(self, rng: Random) -> Iterator[str]:
@@ -76,14 +126,66 @@ class Candidates:
         return iter(sorted(shuffled, key=self.in_flight))
 
 
+class Reading(ABC):
+    """What a strategy made of one request. All but `choose` may be left as they are here.
+
+    The pool calls `choose` and, if it goes by the choice, `taken` in the same step; then `ended` once
+    for each `taken`, and perhaps `learn`, at any time after `taken` or not at all. A request that
+    another endpoint answered than the picked one ends at the one and is taken at the other.
+
+    `key` is the routing key, told to operators; `None` where there is no prefix.
+    """
+
+    __slots__ = ()
+
+    key: int | None = None
+
+    @abstractmethod
+    def choose(self, candidates: Candidates, count: int) -> Choice:
+        """Returns up to `count` of the candidates (there is at least one), best first; changes nothing."""
+
+    def explain(self, candidates: Candidates) -> dict[str, object]:  # noqa: ARG002  # for others
+        """What speaks for the choice now, JSON-ready, beside the choice itself."""
+        return {}
+
+    def taken(self, endpoint: str) -> None:  # noqa: B027  # for those who learn
+        """The request is this endpoint's from now on."""
+
+    def ended(self, endpoint: str) -> None:  # noqa: B027  # for those who learn
+        """The request has left the endpoint, however it went."""
+
+    def learn(self, endpoint: str, ending: Ending) -> None:  # noqa: B027  # likewise
+        """Hears what became of the request at `endpoint`, which may be gone by now."""
+
+
 class Strategy(Protocol):
-    """A placement policy. May keep state of its own (a counter), never a load: that is the book's."""
+    """A placement policy.
+
+    `headers` are the names, in lower case, of the request headers that it reads.
+    """
 
     name: str
+    headers: Collection[str]
 
-    def choose(self, key: int | None, candidates: Candidates, count: int) -> Choice:
-        """Returns up to `count` of the candidates (there is at least one), best first.
+    def needs_body(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request with these headers has to be seen whole before it is read."""
+        ...
 
-        `key` is the request's routing key, `None` where it has no prefix.
+    def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str) -> Reading:
+        """Makes of a request what the choice depends on.
+
+        `prompt` is `None` where there is no body that could be read, `adapter` the LoRA adapter that the
+        request names, else empty.
         """
+        ...
+
+    def place(self, ready: Mapping[str, Endpoint], before: Placement) -> Placement:
+        """Places the ready endpoints, by name; `before` is what held until now, perhaps another strategy's.
+
+        Called in a thread: it may look at what never changes only.
+        """
+        ...
+
+    def follow(self, ready: Mapping[str, Endpoint]) -> None:
+        """Hears, on the serving loop, which endpoints may be picked from now on."""
         ...

@@ -6,11 +6,12 @@ from functools import partial
 from random import Random
 
 from extproc.errors import NoEndpoint
-from extproc.routing.pool import Pick, Pool, Snapshot
+from extproc.routing.pool import Pick
+from extproc.routing.strategies.base import Outside
 from extproc.vllm.fleet.change import Change, Kind
 from extproc.vllm.fleet.client import Client, Traffic
 from extproc.vllm.fleet.flight import Flight
-from extproc.vllm.fleet.gateway import Routing, build_endpoints
+from extproc.vllm.fleet.gateway import Routing
 from extproc.vllm.fleet.node import Node
 from extproc.vllm.fleet.session import Session
 from extproc.vllm.fleet.timeline import Timeline
@@ -55,7 +56,8 @@ class _Fleet:
         self._client = Client(sessions, setup.traffic, self._timeline, arrivals, self._send)
         self._nodes = {name: self._build_node(name) for name in map(_name, range(setup.endpoints))}
         self._ready = list(self._nodes)
-        self._pools = setup.routing.build_pools(self._ready, ties)
+        outside = Outside(ties, lambda: self._timeline.now)
+        self._gateways = setup.routing.build_gateways(self._ready, outside)
 
     def run(self) -> Run:
         for change in self._setup.changes:
@@ -70,9 +72,8 @@ class _Fleet:
 
     def _send(self, flight: Flight) -> None:
         self._flights.append(flight)
-        pool = self._pools[flight.number % len(self._pools)]
         try:
-            pick = self._connect(pool.pick(flight.session.key), pool)
+            pick = self._connect(self._gateways.pick(flight.number, flight.session))
         except NoEndpoint:
             flight.is_failed = True
             self._timeline.at(self._timeline.now, partial(self._client.ended, flight))
@@ -81,11 +82,11 @@ class _Fleet:
         self._picks[flight.number] = pick
         self._nodes[flight.endpoint].add(flight)
 
-    def _connect(self, pick: Pick, pool: Pool) -> Pick:
+    def _connect(self, pick: Pick) -> Pick:
         """Tries the pick, then its fallbacks, as Envoy does where a connection is refused."""
         for endpoint in (pick.endpoint, *pick.fallbacks):
             if self._nodes[endpoint.name].is_up:
-                return pool.move(pick, endpoint.address)
+                return pick.pool.move(pick, endpoint.address)
         pick.release()
         raise NoEndpoint("every endpoint that was tried is down")
 
@@ -113,14 +114,9 @@ class _Fleet:
         if change.kind is Kind.JOIN:
             self._ready.append(name)
         heard_at = self._timeline.now + self._setup.routing.discovery_delay_s
-        self._timeline.at(heard_at, partial(self._install, tuple(self._ready)))
+        self._timeline.at(heard_at, partial(self._gateways.replace, tuple(self._ready)))
         if change.kind is Kind.CRASH:
             node.crash()
-
-    def _install(self, names: Sequence[str]) -> None:
-        snapshot: Snapshot = self._pools[0].snapshot.replace(build_endpoints(names))
-        for pool in self._pools:
-            pool.install(snapshot)
 
 
 def _name(number: int) -> str:
