@@ -32,7 +32,7 @@ _LAG_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Standing:
     """What a run is doing now, summed over its processes. `ttft_s` and `lag_s` are new since the last one."""
 
     at_s: float
@@ -47,7 +47,7 @@ class Snapshot:
 class Progress(Protocol):
     """Who watches a run. Calls come from the event loop about twice a second and return at once."""
 
-    def update(self, snapshot: Snapshot) -> None: ...
+    def update(self, snapshot: Standing) -> None: ...
 
 
 class Watched(Protocol):
@@ -79,12 +79,12 @@ class Watch:
             lag_s = max(0.0, now_s - due_s)
             self.samples.append(LoopSample(now_s, lag_s, self._work.in_flight))
 
-    async def publish(self, tell: Callable[[Snapshot], None]) -> None:
+    async def publish(self, tell: Callable[[Standing], None]) -> None:
         while True:
             await asyncio.sleep(_NEWS_S)
             tell(self.snapshot())
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Standing:
         """Returns totals, and the latencies of requests that ended since the last snapshot."""
         records = self._work.records
         fresh = [*self._unfinished, *range(self._told, len(records))]
@@ -93,7 +93,7 @@ class Watch:
         ended = [records[i] for i in fresh if records[i].end_s is not None]
         self._failures.update(record.failure for record in ended if record.failure)
         finished, in_flight = len(records) - len(self._unfinished), self._work.in_flight
-        return Snapshot(
+        return Standing(
             at_s=self._clock(),
             sent=finished + in_flight,
             in_flight=in_flight,
@@ -112,9 +112,9 @@ class Display:
         self._live = live
         self._ttft_s: deque[float] = deque(maxlen=_RECENT)
         self._lag_s: deque[float] = deque(maxlen=_RECENT)
-        self._last = Snapshot(0.0, 0, 0, 0, {}, (), ())
+        self._last = Standing(0.0, 0, 0, 0, {}, (), ())
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Standing) -> None:
         self._last = snapshot
         self._ttft_s.extend(snapshot.ttft_s)
         self._lag_s.extend(snapshot.lag_s)
@@ -154,7 +154,7 @@ class Broadcast:
     def __init__(self, watchers: Sequence[Progress]) -> None:
         self._watchers = watchers
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Standing) -> None:
         for watcher in self._watchers:
             watcher.update(snapshot)
 
@@ -191,7 +191,7 @@ class Exporter:
             "extproc_bench_updates", "Times the run reported its state", registry=registry
         )
 
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Standing) -> None:
         self._sent.set(snapshot.sent)
         self._finished.set(snapshot.finished)
         self._in_flight.set(snapshot.in_flight)

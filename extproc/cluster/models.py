@@ -44,7 +44,7 @@ class _Cards(msgspec.Struct):
     data: list[_Card]
 
 
-Ask = Callable[[str], Awaitable[Served]]
+AskModels = Callable[[str], Awaitable[Served]]
 Learn = Callable[[Served], None]
 _Key = tuple[str, str]
 
@@ -98,7 +98,7 @@ class ModelsSource:
             finally:
                 learner.close()
 
-    async def _follow(self, ask: Ask, address: str, learn: Learn) -> None:
+    async def _follow(self, ask: AskModels, address: str, learn: Learn) -> None:
         """Asks one endpoint for as long as it is there."""
         backoff = Backoff(self._rng, base_s=1.0, cap_s=self._pace.refresh_s)
         fault = None

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import orjson
 import xxhash
 
-from extproc.vllm.ask import Ask
+from extproc.vllm.order import Order
 from extproc.vllm.tokens import Tokenizer
 
 # An answer's length when neither the client nor the operator says anything.
@@ -21,7 +21,7 @@ DECISIVE_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Script:
     """A whole answer before it is given: tokens, each one's text escaped for JSON, and why it ends."""
 
     tokens: Sequence[int]
@@ -46,19 +46,19 @@ class Author:
         self._texts = {word: escape(tokenizer.decode([word])) for word in self._words}
         self._mean_tokens = mean_tokens
 
-    def write(self, ask: Ask, prompt: Sequence[int], room: int, variant: int) -> Answer:
-        """Returns answer number `variant` to one of the ask's prompts; `room` is all that fits."""
+    def write(self, order: Order, prompt: Sequence[int], room: int, variant: int) -> Script:
+        """Returns answer number `variant` to one of the order's prompts; `room` is all that fits."""
         tail = array("Q", prompt[-DECISIVE_TOKENS:]).tobytes()
-        number = xxhash.xxh3_64_intdigest(tail, (ask.seed * 31 + variant) & 0xFFFF_FFFF_FFFF_FFFF)
-        limit = room if ask.max_tokens is None else min(ask.max_tokens, room)
-        length = max(self._natural_length(ask, number), ask.min_tokens)
+        number = xxhash.xxh3_64_intdigest(tail, (order.seed * 31 + variant) & 0xFFFF_FFFF_FFFF_FFFF)
+        limit = room if order.max_tokens is None else min(order.max_tokens, room)
+        length = max(self._natural_length(order, number), order.min_tokens)
         tokens = self._compose(number, min(length, limit))
         texts = [self._texts[token] for token in tokens]
-        return Answer(tokens, texts, "stop" if length <= limit else "length")
+        return Script(tokens, texts, "stop" if length <= limit else "length")
 
-    def _natural_length(self, ask: Ask, number: int) -> int:
-        if ask.max_tokens is not None and (ask.ignore_eos or not self._mean_tokens):
-            return ask.max_tokens + 1
+    def _natural_length(self, order: Order, number: int) -> int:
+        if order.max_tokens is not None and (order.ignore_eos or not self._mean_tokens):
+            return order.max_tokens + 1
         if not self._mean_tokens:
             return USUAL_TOKENS
         share = (number % 65_521 + 0.5) / 65_521

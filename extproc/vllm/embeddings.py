@@ -10,7 +10,7 @@ import xxhash
 
 from extproc.vllm.apis.completions import read_prompts
 from extproc.vllm.apis.fields import Fields, Token
-from extproc.vllm.ask import Ask, Head
+from extproc.vllm.order import Head, Order
 from extproc.vllm.tokens import Tokenizer
 
 DIMENSIONS = 64
@@ -23,10 +23,10 @@ class EmbeddingRequest(Fields):
     cache_salt: str | None = None
 
 
-def read_embedding(body: object, tokenizer: Tokenizer) -> Ask:
+def read_embedding(body: object, tokenizer: Tokenizer) -> Order:
     """Returns what the body asks of the engine: each input's prompt, and one token that is thrown away."""
     request = EmbeddingRequest.read(body)
-    return Ask(
+    return Order(
         prompts=read_prompts(request.input, tokenizer),
         model=request.model,
         max_tokens=1,
@@ -34,14 +34,14 @@ def read_embedding(body: object, tokenizer: Tokenizer) -> Ask:
     )
 
 
-def describe_embeddings(ask: Ask, head: Head) -> dict[str, Any]:
+def describe_embeddings(order: Order, head: Head) -> dict[str, Any]:
     data = [
         {"index": index, "object": "embedding", "embedding": embed(prompt)}
-        for index, prompt in enumerate(ask.prompts)
+        for index, prompt in enumerate(order.prompts)
     ]
     usage = {
-        "prompt_tokens": ask.prompt_tokens,
-        "total_tokens": ask.prompt_tokens,
+        "prompt_tokens": order.prompt_tokens,
+        "total_tokens": order.prompt_tokens,
         "completion_tokens": 0,
         "prompt_tokens_details": None,
     }

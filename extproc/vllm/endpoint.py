@@ -10,18 +10,18 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from xxhash import xxh3_64_hexdigest
 
 from extproc.vllm.adapters import Adapters
+from extproc.vllm.answering import Answering, Strand
 from extproc.vllm.answers import Author
-from extproc.vllm.ask import Ask, Head
 from extproc.vllm.clock import Clock
 from extproc.vllm.counts import Counts, Reading
 from extproc.vllm.distributions import Distributions
 from extproc.vllm.driver import Driver, Job
 from extproc.vllm.engine import Engine
 from extproc.vllm.faults import Faults
+from extproc.vllm.order import Head, Order
 from extproc.vllm.profiles import Profile
 from extproc.vllm.publisher import Publisher
 from extproc.vllm.refusals import Refusal, UnknownName, refuse_length, refuse_value
-from extproc.vllm.reply import Reply, Strand
 from extproc.vllm.tokens import Tokenizer
 
 log = getLogger("extproc.vllm")
@@ -105,22 +105,22 @@ class SimulatedEndpoint:
             return name
         raise UnknownName(name, [*self.options.models, *self.adapters.paths])
 
-    def complete(self, ask: Ask) -> Ask:
-        """Returns the ask with what the endpoint's own options add to it."""
-        return replace(ask, wants_usage=True) if self.options.forces_usage else ask
+    def complete(self, order: Order) -> Order:
+        """Returns the order with what the endpoint's own options add to it."""
+        return replace(order, wants_usage=True) if self.options.forces_usage else order
 
-    def head(self, ask: Ask, prefix: str) -> Head:
+    def head(self, order: Order, prefix: str) -> Head:
         """Returns how an answer begins; raises `UnknownName`."""
-        return Head(self.name_request(prefix), self.find_model(ask.model), int(self.epoch_s()))
+        return Head(self.name_request(prefix), self.find_model(order.model), int(self.epoch_s()))
 
-    def begin(self, ask: Ask, head: Head) -> Reply:
+    def begin(self, order: Order, head: Head) -> Answering:
         """Queues a request's prompts; raises `Refusal`, as vLLM does, before any of them is queued."""
         if not self.is_alive:
             raise Refusal("The engine has died.", status=500, kind="InternalServerError")
-        rooms = [self._find_room(ask, prompt) for prompt in ask.prompts]
+        rooms = [self._find_room(order, prompt) for prompt in order.prompts]
         wake = asyncio.Event()
-        strands = list(self._start(ask, rooms, head, wake))
-        return Reply(ask, strands, wake, self.driver, shows_cached=self.options.shows_cached)
+        strands = list(self._start(order, rooms, head, wake))
+        return Answering(order, strands, wake, self.driver, shows_cached=self.options.shows_cached)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached blocks; returns whether it could: not while requests run."""
@@ -129,38 +129,40 @@ class SimulatedEndpoint:
             self.publisher.flush()
         return is_reset
 
-    def _find_room(self, ask: Ask, prompt: Sequence[int]) -> int:
+    def _find_room(self, order: Order, prompt: Sequence[int]) -> int:
         # In vLLM's order: what is asked for, the prompt, what the prompt leaves.
         tokens, limit = len(prompt), self.options.profile.max_model_len
-        if ask.max_tokens is not None and ask.max_tokens > limit:
+        if order.max_tokens is not None and order.max_tokens > limit:
             message = (
-                f"{ask.max_tokens_name}={ask.max_tokens} cannot be greater than max_model_len={limit}. "
+                f"{order.max_tokens_name}={order.max_tokens} cannot be greater than max_model_len={limit}. "
                 "Please request fewer output tokens."
             )
-            raise refuse_value(message, ask.max_tokens_name, ask.max_tokens)
+            raise refuse_value(message, order.max_tokens_name, order.max_tokens)
         if tokens > limit:
-            raise refuse_length(limit, tokens, is_text=ask.is_text)
+            raise refuse_length(limit, tokens, is_text=order.is_text)
         if not tokens:
             raise Refusal("The decoder prompt cannot be empty")
         if (largest := max(prompt)) >= self.options.tokenizer.size:
             raise Refusal(f"Token id {largest} is out of vocabulary")
         room = limit - tokens
-        allowed = room if ask.max_tokens is None else min(ask.max_tokens, room)
+        allowed = room if order.max_tokens is None else min(order.max_tokens, room)
         if allowed < 1:
             raise refuse_value(f"max_tokens must be at least 1, got {allowed}.", "max_tokens", allowed)
-        if ask.min_tokens > allowed:
-            message = f"min_tokens must be less than or equal to max_tokens={allowed}, got {ask.min_tokens}."
+        if order.min_tokens > allowed:
+            message = (
+                f"min_tokens must be less than or equal to max_tokens={allowed}, got {order.min_tokens}."
+            )
             raise Refusal(message)
         return room
 
-    def _start(self, ask: Ask, rooms: Sequence[int], head: Head, wake: asyncio.Event) -> Iterator[Strand]:
+    def _start(self, order: Order, rooms: Sequence[int], head: Head, wake: asyncio.Event) -> Iterator[Strand]:
         adapter = head.model if head.model in self.adapters else ""
-        for number, (prompt, room) in enumerate(zip(ask.prompts, rooms, strict=True)):
-            echo = self.options.tokenizer.decode(prompt) if ask.echoes else ""
-            for variant in range(ask.n):
-                answer = self._author.write(ask, prompt, room, variant)
-                job_id = f"{head.id}-{number * ask.n + variant}"
-                job = Job(job_id, prompt, answer.tokens, answer.reason, adapter, ask.cache_salt, ask.n)
+        for number, (prompt, room) in enumerate(zip(order.prompts, rooms, strict=True)):
+            echo = self.options.tokenizer.decode(prompt) if order.echoes else ""
+            for variant in range(order.n):
+                answer = self._author.write(order, prompt, room, variant)
+                job_id = f"{head.id}-{number * order.n + variant}"
+                job = Job(job_id, prompt, answer.tokens, answer.reason, adapter, order.cache_salt, order.n)
                 yield Strand(answer, self.driver.submit(job, wake), echo)
 
     def _register(self) -> None:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from aiohttp import web
 from xxhash import xxh3_64_hexdigest
 
+from extproc.vllm.answering import Answering
 from extproc.vllm.apis.api import Api
 from extproc.vllm.apis.chat import Chat
 from extproc.vllm.apis.completions import Completions
 from extproc.vllm.apis.messages import Messages
 from extproc.vllm.apis.responses import Responses
-from extproc.vllm.ask import Ask, Head
 from extproc.vllm.bodies import read_json, send_json
 from extproc.vllm.endpoint import SimulatedEndpoint
+from extproc.vllm.order import Head, Order
 from extproc.vllm.refusals import Refusal
-from extproc.vllm.reply import Reply
 
 # The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was sent.
 BODY_HEADER = "x-simulated-body-xxh3"
@@ -55,12 +55,12 @@ class Serving:
         try:
             body = await read_json(request)
             closes = await self._suffer()
-            ask = self._endpoint.complete(self._api.read(body, self._endpoint.options.tokenizer))
-            head = self._endpoint.head(ask, self._api.id_prefix)
-            reply = self._endpoint.begin(ask, head)
+            order = self._endpoint.complete(self._api.read(body, self._endpoint.options.tokenizer))
+            head = self._endpoint.head(order, self._api.id_prefix)
+            reply = self._endpoint.begin(order, head)
         except Refusal as refusal:
             return send_json(self._api.describe(refusal), refusal.status, headers)
-        exchange = Exchange(request, self._api, ask, head, reply, headers)
+        exchange = Exchange(request, self._api, order, head, reply, headers)
         try:
             if closes:
                 return await exchange.break_off(self._endpoint.faults.close_after)
@@ -87,15 +87,15 @@ class Exchange:
 
     request: web.Request
     api: Api
-    ask: Ask
+    order: Order
     head: Head
-    reply: Reply
+    reply: Answering
     headers: Mapping[str, str]
 
     async def complete(self) -> web.StreamResponse:
-        if not self.ask.is_stream:
+        if not self.order.is_stream:
             choices = await self.reply.collect()
-            answer = self.api.whole(self.head, self.ask, choices, self.reply.usage)
+            answer = self.api.whole(self.head, self.order, choices, self.reply.usage)
             return send_json(answer, headers=self.headers)
         response = await self._open_stream()
         async for piece in self._pieces():
@@ -104,7 +104,7 @@ class Exchange:
 
     async def break_off(self, pieces: int) -> web.StreamResponse:
         """Closes the connection after some pieces of a stream; before any byte of a whole answer."""
-        if self.ask.is_stream:
+        if self.order.is_stream:
             response = await self._open_stream()
             source = self._pieces()
             for _ in range(pieces):
@@ -121,4 +121,4 @@ class Exchange:
         return response
 
     def _pieces(self) -> AsyncIterator[bytes]:
-        return self.reply.stream(self.api.frames(self.head, self.ask))
+        return self.reply.stream(self.api.frames(self.head, self.order))

@@ -137,14 +137,14 @@ class SideRoutes:
         return send_json({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
 
     async def embeddings(self, request: web.Request) -> web.Response:
-        ask = read_embedding(await read_json(request), self._options.tokenizer)
-        head = self._endpoint.head(ask, "embd-")
-        reply = self._endpoint.begin(ask, head)
+        order = read_embedding(await read_json(request), self._options.tokenizer)
+        head = self._endpoint.head(order, "embd-")
+        reply = self._endpoint.begin(order, head)
         try:
             await reply.collect()
         finally:
             reply.close()
-        return send_json(describe_embeddings(ask, head))
+        return send_json(describe_embeddings(order, head))
 
     async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
         return send_json({"success": self._endpoint.reset_prefix_cache()})

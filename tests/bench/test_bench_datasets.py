@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.datasets.conversation import Conversation, Message, Turn, build_prompts, join_prompt
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message, build_prompts, join_prompt
 from extproc.bench.datasets.honesty import account, find_period
 from extproc.bench.datasets.prepare import fit_messages, prepare
 from extproc.bench.datasets.prepared import write_prepared
@@ -52,7 +52,7 @@ def test_sharegpt_is_cut_at_its_answers(tmp_path: Path) -> None:
     (conversation,) = build({"name": "share-gpt", "path": write_json(tmp_path / "s.json", rows)})
 
     asked = (Message("system", "be brief"), Message("user", "a"), Message("user", "b"))
-    assert conversation.turns == (Turn(asked, 1, "one"),)
+    assert conversation.turns == (ChatTurn(asked, 1, "one"),)
 
 
 def test_openorca_rows_are_single_turns(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_openorca_rows_are_single_turns(tmp_path: Path) -> None:
     path.write_text('{"system_prompt": "s", "question": "q", "response": "r"}\n{"question": ""}\n')
     (conversation,) = build({"name": "open-orca", "path": path})
 
-    assert conversation.turns == (Turn((Message("system", "s"), Message("user", "q")), 1, "r"),)
+    assert conversation.turns == (ChatTurn((Message("system", "s"), Message("user", "q")), 1, "r"),)
 
 
 def test_filters_of_both_published_benchmarks(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_openai_bodies_keep_everything_but_model_and_length(tmp_path: Path) -> N
     )
     chat_body, completion = build({"name": "openai-bodies", "path": path})
 
-    assert chat_body.turns == (Turn((Message("user", "hi"),), 3),)
+    assert chat_body.turns == (ChatTurn((Message("user", "hi"),), 3),)
     assert chat_body.body is not None
     assert completion.turns[0].messages == (Message("user", "once"),)
 
@@ -304,7 +304,7 @@ def test_account_of_a_cycled_dataset_warns_of_its_period() -> None:
 
 def test_account_counts_hits_of_whole_blocks_and_recomputes_the_last() -> None:
     text = fit_text("", 32)
-    conversation = Conversation((Turn((Message("user", text),), 1),))
+    conversation = Conversation((ChatTurn((Message("user", text),), 1),))
     honesty = account([conversation], 2, endpoints=8)
 
     assert honesty.ideal_hit_rate == 16 / 64
@@ -327,7 +327,7 @@ def test_sequence_without_repetition_has_no_period() -> None:
 
 
 def test_turns_without_reply_add_nothing_to_the_next_prompt() -> None:
-    turns = (Turn((Message("user", "a"),), 1), Turn((Message("user", "b"),), 1))
+    turns = (ChatTurn((Message("user", "a"),), 1), ChatTurn((Message("user", "b"),), 1))
     prompts = list(build_prompts(Conversation(turns)))
 
     assert [len(prompt.turns[0].messages) for prompt in prompts] == [1, 2]

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from extproc.bench.datasets.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
 from extproc.bench.load.cap import Cap
 from extproc.bench.load.generator import LoadGenerator, Share
 from extproc.bench.load.workload import Numbering
-from extproc.bench.processors.processor import Ask
+from extproc.bench.processors.processor import Query
 from extproc.bench.progress import Watch
 from extproc.bench.record import Record, RunClock
 from extproc.bench.spec.tree import Spec
 
 THREE_TURNS = Conversation(
-    tuple(Turn((Message("user", f"question {i}"),), 5, f"recorded {i}") for i in range(3))
+    tuple(ChatTurn((Message("user", f"question {i}"),), 5, f"recorded {i}") for i in range(3))
 )
 
 
@@ -27,11 +27,11 @@ class FakeClient:
     def __init__(
         self, clock: RunClock, delay_s: float = 0.0, spoil: Callable[[Record], None] = lambda _: None
     ) -> None:
-        self.asks: list[Ask] = []
+        self.asks: list[Query] = []
         self.most = self._now = 0
         self._clock, self._delay_s, self._spoil = clock, delay_s, spoil
 
-    async def send(self, ask: Ask, record: Record) -> None:
+    async def send(self, ask: Query, record: Record) -> None:
         self.asks.append(ask)
         self._now += 1
         self.most = max(self.most, self._now)

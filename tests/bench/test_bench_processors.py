@@ -13,11 +13,11 @@ from extproc.bench.processors.anthropic import AnthropicMessages
 from extproc.bench.processors.collector import collect_stream, collect_whole
 from extproc.bench.processors.generate import JetStreamHttp, SGLang, Tgi, Triton
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
-from extproc.bench.processors.processor import Ask, Processor
+from extproc.bench.processors.processor import Processor, Query
 from extproc.bench.record import Record, TokenSource
 
 CHAT = (Message("system", "be brief"), Message("user", "hi"))
-ASK = Ask("m", CHAT, 5)
+ASK = Query("m", CHAT, 5)
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
 RESPONSE_USAGE = {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 8}}
@@ -272,7 +272,7 @@ def test_recorded_body_is_sent_with_its_own_fields() -> None:
         "max_completion_tokens": 99,
     }
     processor = OpenAIChat(length_field="max_completion_tokens")
-    sent = processor.body(Ask("m", CHAT, 5, is_streaming=False, body=body))
+    sent = processor.body(Query("m", CHAT, 5, is_streaming=False, body=body))
 
     assert sent == {
         "model": "m",

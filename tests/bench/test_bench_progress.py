@@ -3,9 +3,9 @@ import urllib.request
 
 from rich.console import Console
 
-from extproc.bench.progress import Broadcast, Display, Snapshot, serving, showing
+from extproc.bench.progress import Broadcast, Display, Standing, serving, showing
 
-SNAPSHOT = Snapshot(
+SNAPSHOT = Standing(
     at_s=12.0,
     sent=1200,
     in_flight=34,

@@ -213,11 +213,11 @@ async def test_model_is_asked_for_where_the_spec_names_none() -> None:
 
 PLUGIN = """
 import os
-from extproc.bench.datasets.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.conversation import Conversation, Message, ChatTurn
 
 def register(registry):
     def poems(dataset, need, rng):
-        return [Conversation((Turn((Message("user", f"poem {i}"),), 3),)) for i in range(need)]
+        return [Conversation((ChatTurn((Message("user", f"poem {i}"),), 3),)) for i in range(need)]
     registry.datasets["poems"] = poems
     registry.reports["poem.txt"] = lambda result, verdict: f"{len(result.records)} poems, {verdict}"
     registry.clients["fatal"] = Fatal

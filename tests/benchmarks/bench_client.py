@@ -18,7 +18,7 @@ from rich.table import Table
 
 from extproc.bench.experiments.run import run
 from extproc.bench.judge.verdict import judge
-from extproc.bench.progress import Snapshot
+from extproc.bench.progress import Standing
 from extproc.bench.record import RunResult
 from extproc.bench.spec.tree import Spec
 from tests.benchmarks.report import Row
@@ -32,7 +32,7 @@ NULL_SERVER = Path(__file__).parents[1] / "bench" / "null_server.py"
 
 
 class Silence:
-    def update(self, snapshot: Snapshot) -> None:
+    def update(self, snapshot: Standing) -> None:
         pass
 
 

@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 
 from extproc.vllm.fleet.flight import Flight
-from extproc.vllm.fleet.session import Session
+from extproc.vllm.fleet.session import PlannedSession
 
 # Keeps the texts of sessions and of families apart, token by token.
 TEXT_TOKENS = 1 << 20
@@ -78,7 +78,7 @@ def write_body(flight: Flight, block_size: int) -> bytes:
     return orjson.dumps(body)
 
 
-def write_prompt(session: Session, turn: int, block_size: int) -> list[int]:
+def write_prompt(session: PlannedSession, turn: int, block_size: int) -> list[int]:
     """Returns tokens with the same blocks in common that the session's identities have."""
     tokens = session.turns[turn].prompt_tokens
     head = min(session.family_tokens // block_size * block_size, tokens)

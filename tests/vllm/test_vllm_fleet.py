@@ -16,7 +16,7 @@ from extproc.vllm.fleet.fleet import Run, Setup, simulate
 from extproc.vllm.fleet.gateway import Routing
 from extproc.vllm.fleet.report import render
 from extproc.vllm.fleet.seed_preset import Cell, read_published, render_cells
-from extproc.vllm.fleet.session import Session, Turn
+from extproc.vllm.fleet.session import PlannedSession, PlannedTurn
 from extproc.vllm.fleet.summary import summarize
 from extproc.vllm.fleet.workloads import Demand, draw_sessions
 from extproc.vllm.profiles import find_profile
@@ -51,7 +51,7 @@ def hit_rate(run: Run) -> float:
 
 def test_fleet_of_one_serves_a_request_as_its_engine_does() -> None:
     setup = Setup(PROFILE, 1, Routing(), Traffic())
-    (flight,) = simulate(setup, [Session(1, 0, (Turn(832, 76),))]).flights
+    (flight,) = simulate(setup, [PlannedSession(1, 0, (PlannedTurn(832, 76),))]).flights
     engine, times = Engine(PROFILE), [0.0]
     engine.add_hashed("a", 832, range(56), 76, now=0)
     while not engine.is_idle:
@@ -62,7 +62,10 @@ def test_fleet_of_one_serves_a_request_as_its_engine_does() -> None:
 
 
 def test_arrival_amid_a_quiet_stretch_waits_for_the_step_that_runs() -> None:
-    sessions = [Session(1, 0, (Turn(100, 200),)), Session(2, 0, (Turn(100, 5), Turn(200, 5, think_s=1.0)))]
+    sessions = [
+        PlannedSession(1, 0, (PlannedTurn(100, 200),)),
+        PlannedSession(2, 0, (PlannedTurn(100, 5), PlannedTurn(200, 5, think_s=1.0))),
+    ]
     run = simulate(Setup(PROFILE, 1, Routing(), Traffic()), sessions)
     stepwise, sent = Engine(PROFILE), run.flights[2].sent_at
     stepwise.add_hashed("0", 100, range(18), 200, now=0)
@@ -126,8 +129,8 @@ def test_gateways_pick_apart_and_the_prefixes_stay_together() -> None:
 
 @pytest.mark.parametrize(("delay_s", "used"), [(0.0, 1), (60.0, 2)])
 def test_gateway_with_late_signals_counts_what_has_ended(delay_s: float, used: int) -> None:
-    busy = Session(1, 0, (Turn(64, 2000),))
-    brief = Session(2, 0, tuple(Turn(64, 2, think_s=1.0) for _ in range(8)))
+    busy = PlannedSession(1, 0, (PlannedTurn(64, 2000),))
+    brief = PlannedSession(2, 0, tuple(PlannedTurn(64, 2, think_s=1.0) for _ in range(8)))
     run = simulate(Setup(PROFILE, 2, Routing("least_load", signal_delay_s=delay_s), Traffic()), [busy, brief])
 
     # While the long request runs, a short one goes to the other endpoint, if the gateway knows it is idle.
@@ -207,7 +210,9 @@ def test_inter_token_latencies_count_every_token_after_the_first() -> None:
 
 
 def test_gaps_of_a_request_add_up_to_its_decoding() -> None:
-    (node,) = simulate(Setup(PROFILE, 1, Routing(), Traffic()), [Session(1, 0, (Turn(832, 76),))]).nodes
+    (node,) = simulate(
+        Setup(PROFILE, 1, Routing(), Traffic()), [PlannedSession(1, 0, (PlannedTurn(832, 76),))]
+    ).nodes
     total_s = sum(gap * count for gap, count in zip(node.gaps_s, node.gap_counts, strict=True))
 
     assert total_s == pytest.approx(75 * PROFILE.step_s(832 + 38, 0), rel=0.001)

@@ -11,19 +11,19 @@ from extproc.vllm.fleet.client import Client, Traffic
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.oracle import ideal_hit_rate
 from extproc.vllm.fleet.report import lay_out
-from extproc.vllm.fleet.session import Session, Turn
+from extproc.vllm.fleet.session import PlannedSession, PlannedTurn
 from extproc.vllm.fleet.summary import Latency, Skew
 from extproc.vllm.fleet.timeline import Timeline
 from extproc.vllm.fleet.workloads import SHAREGPT, WORKLOADS, Demand, draw_sessions
 
-ASK = (Turn(64, 32),)
+ASK = (PlannedTurn(64, 32),)
 
 
-def fly(number: int, session: Session, admitted_at: float, ended_at: float) -> Flight:
+def fly(number: int, session: PlannedSession, admitted_at: float, ended_at: float) -> Flight:
     return Flight(number, session, 0, due_at=0, admitted_at=admitted_at, ended_at=ended_at)
 
 
-def requests(sessions: list[Session]) -> list[Turn]:
+def requests(sessions: list[PlannedSession]) -> list[PlannedTurn]:
     return [turn for session in sessions for turn in session.turns]
 
 
@@ -45,14 +45,14 @@ def test_timeline_never_runs_backwards() -> None:
 
 
 def test_next_turn_contains_the_answer_of_the_one_before() -> None:
-    session = Session(7, 0, (Turn(64, 32), Turn(112, 16)))
+    session = PlannedSession(7, 0, (PlannedTurn(64, 32), PlannedTurn(112, 16)))
 
     assert list(session.hashes(1, 16, 1))[:6] == list(session.hashes(0, 16, 0))
 
 
 def test_replayed_prompt_does_not_contain_what_was_generated_before() -> None:
-    recorded = Session(7, 0, (Turn(112, 32),), is_replayed=True)
-    before = Session(7, 0, ASK, is_replayed=True).hashes(0, 16, 1)
+    recorded = PlannedSession(7, 0, (PlannedTurn(112, 32),), is_replayed=True)
+    before = PlannedSession(7, 0, ASK, is_replayed=True).hashes(0, 16, 1)
 
     assert list(recorded.hashes(0, 16, 2))[:4] == list(before)[:4]
     assert set(recorded.hashes(0, 16, 2)).isdisjoint(list(before)[4:])
@@ -60,7 +60,9 @@ def test_replayed_prompt_does_not_contain_what_was_generated_before() -> None:
 
 
 def test_family_text_is_common_and_own_text_is_not() -> None:
-    one, other = (Session(owner, 0, ASK, family=3, family_tokens=40).hashes(0, 16, owner) for owner in (1, 2))
+    one, other = (
+        PlannedSession(owner, 0, ASK, family=3, family_tokens=40).hashes(0, 16, owner) for owner in (1, 2)
+    )
 
     assert one[:2] == other[:2]
     assert set(one[2:]).isdisjoint(other[2:])
@@ -124,7 +126,7 @@ def test_unknown_workload_lists_the_known_ones() -> None:
 class Answerer:
     """Answers every request of a client after one second."""
 
-    def __init__(self, traffic: Traffic, sessions: list[Session]) -> None:
+    def __init__(self, traffic: Traffic, sessions: list[PlannedSession]) -> None:
         self.timeline = Timeline()
         self.sent: list[Flight] = []
         self.most = 0
@@ -142,36 +144,36 @@ class Answerer:
 
 
 def test_without_a_rate_all_sessions_start_at_once() -> None:
-    assert Answerer(Traffic(), [Session(i, 0, ASK) for i in range(3)]).run() == [0, 0, 0]
+    assert Answerer(Traffic(), [PlannedSession(i, 0, ASK) for i in range(3)]).run() == [0, 0, 0]
 
 
 def test_turn_follows_its_answer_and_the_pause() -> None:
-    session = Session(1, 0, (Turn(64, 32), Turn(112, 32, think_s=2.5)))
+    session = PlannedSession(1, 0, (PlannedTurn(64, 32), PlannedTurn(112, 32, think_s=2.5)))
 
     assert Answerer(Traffic(), [session]).run() == [0, 3.5]
 
 
 def test_failed_turn_ends_its_session() -> None:
-    answerer = Answerer(Traffic(), [Session(1, 0, (Turn(64, 32), Turn(112, 32)))])
+    answerer = Answerer(Traffic(), [PlannedSession(1, 0, (PlannedTurn(64, 32), PlannedTurn(112, 32)))])
     answerer.timeline.at(0.5, lambda: setattr(answerer.sent[0], "is_failed", True))
 
     assert len(answerer.run()) == 1
 
 
 def test_open_loop_sends_at_its_rate() -> None:
-    times = Answerer(Traffic(rate=50), [Session(i, 0, ASK) for i in range(2000)]).run()
+    times = Answerer(Traffic(rate=50), [PlannedSession(i, 0, ASK) for i in range(2000)]).run()
 
     assert times[-1] == pytest.approx(2000 / 50, rel=0.06)
 
 
 def test_closed_loop_keeps_its_users_busy() -> None:
-    answerer = Answerer(Traffic(users=3), [Session(i, 0, ASK) for i in range(7)])
+    answerer = Answerer(Traffic(users=3), [PlannedSession(i, 0, ASK) for i in range(7)])
 
     assert answerer.run() == [0, 0, 0, 1, 1, 1, 2]
 
 
 def test_cap_holds_requests_back_and_they_are_due_all_the_same() -> None:
-    answerer = Answerer(Traffic(cap=2), [Session(i, 0, ASK) for i in range(5)])
+    answerer = Answerer(Traffic(cap=2), [PlannedSession(i, 0, ASK) for i in range(5)])
 
     assert answerer.run() == [0, 0, 1, 1, 2]
     assert answerer.most == 2
@@ -179,7 +181,9 @@ def test_cap_holds_requests_back_and_they_are_due_all_the_same() -> None:
 
 
 def test_busy_client_sends_late_and_sees_late() -> None:
-    answerer = Answerer(Traffic(rate=1e9, ceiling=10), [Session(i, 0, (Turn(64, 7),)) for i in range(2)])
+    answerer = Answerer(
+        Traffic(rate=1e9, ceiling=10), [PlannedSession(i, 0, (PlannedTurn(64, 7),)) for i in range(2)]
+    )
     seen: list[float] = []
     answerer.timeline.at(1e-12, lambda: seen.append(answerer.client.read(7)))
 
@@ -225,14 +229,14 @@ def test_skew_of_equals_is_one_and_zero() -> None:
 
 
 def test_oracle_knows_what_any_endpoint_computed() -> None:
-    flights = [fly(0, Session(1, 0, ASK), 0, 5), fly(1, Session(1, 0, ASK), 1, 6)]
+    flights = [fly(0, PlannedSession(1, 0, ASK), 0, 5), fly(1, PlannedSession(1, 0, ASK), 1, 6)]
 
     # 48 of the second prompt's 64 tokens: the last block is computed again.
     assert ideal_hit_rate(flights, 16, None) == 48 / 128
 
 
 def test_oracle_of_a_small_cache_forgets_the_oldest() -> None:
-    one, other = Session(1, 0, ASK), Session(2, 0, ASK)
+    one, other = PlannedSession(1, 0, ASK), PlannedSession(2, 0, ASK)
     flights = [fly(0, one, 0, 1), fly(1, other, 2, 3), fly(2, one, 4, 5)]
 
     assert ideal_hit_rate(flights, 16, None) == 48 / 192
@@ -240,7 +244,7 @@ def test_oracle_of_a_small_cache_forgets_the_oldest() -> None:
 
 
 def test_oracle_pins_what_runs() -> None:
-    one, other = Session(1, 0, ASK), Session(2, 0, ASK)
+    one, other = PlannedSession(1, 0, ASK), PlannedSession(2, 0, ASK)
     flights = [fly(0, one, 0, 9), fly(1, other, 2, 3), fly(2, one, 4, 9)]
 
     assert ideal_hit_rate(flights, 16, 6) == 48 / 192

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from extproc.bench.datasets.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
 from extproc.bench.datasets.source import Entry, read_objects, read_rows, read_text, require_path
 from extproc.bench.spec.traffic import Dataset
 
@@ -24,7 +24,7 @@ def _build(body: Entry) -> Conversation:
         messages = (Message("user", read_text(body, "prompt")),)
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     output_tokens = limit if isinstance(limit, int) else _DEFAULT_OUTPUT_TOKENS
-    return Conversation((Turn(messages, output_tokens),), body=body)
+    return Conversation((ChatTurn(messages, output_tokens),), body=body)
 
 
 def _read_content(message: Entry) -> str:

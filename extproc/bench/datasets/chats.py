@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from extproc.bench.datasets.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
 from extproc.bench.datasets.source import read_objects, read_rows, read_text, require_path
 from extproc.bench.datasets.text import estimate_tokens
 from extproc.bench.spec.traffic import Dataset
@@ -43,9 +43,9 @@ def read_openorca(dataset: Dataset, need: int, rng: np.random.Generator) -> list
     return conversations
 
 
-def build_turns(messages: Iterable[Message]) -> tuple[Turn, ...]:
+def build_turns(messages: Iterable[Message]) -> tuple[ChatTurn, ...]:
     """Cuts a chat at its answers; questions in a row are one turn, a last one unanswered is dropped."""
-    turns: list[Turn] = []
+    turns: list[ChatTurn] = []
     asked: tuple[Message, ...] = ()
     for message in messages:
         if not message.content:
@@ -53,6 +53,6 @@ def build_turns(messages: Iterable[Message]) -> tuple[Turn, ...]:
         if message.role != "assistant":
             asked += (message,)
         elif any(m.role == "user" for m in asked):
-            turns.append(Turn(asked, estimate_tokens(message.content), message.content))
+            turns.append(ChatTurn(asked, estimate_tokens(message.content), message.content))
             asked = ()
     return tuple(turns)

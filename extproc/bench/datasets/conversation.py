@@ -15,7 +15,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """What one request adds to a conversation, and the answer that was recorded for it.
 
     `output_tokens` is what the request allows the answer to take; `reply` is empty if none is known.
@@ -30,7 +30,7 @@ class Turn:
 class Conversation:
     """Turns in order. `arrival_s` is set by traces; `body` is a whole request body to send as it is."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[ChatTurn, ...]
     arrival_s: float | None = None
     body: Mapping[str, object] | None = None
 

@@ -7,9 +7,9 @@ from itertools import repeat
 import numpy as np
 
 from extproc.bench.datasets.conversation import (
+    ChatTurn,
     Conversation,
     Message,
-    Turn,
     build_prompts,
     count_prompt_tokens,
 )
@@ -87,7 +87,7 @@ def _draw_or_none(
     return iter(draw_tokens(distribution, count, rng))
 
 
-def _fit_turn(turn: Turn, input_tokens: int | None, output_tokens: int | None) -> Turn:
+def _fit_turn(turn: ChatTurn, input_tokens: int | None, output_tokens: int | None) -> ChatTurn:
     messages = turn.messages if input_tokens is None else fit_messages(turn.messages, input_tokens)
     return replace(turn, messages=messages, output_tokens=output_tokens or turn.output_tokens)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from pydantic import Field
 
-from extproc.bench.datasets.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
 from extproc.bench.datasets.draws import Draws, draw, draw_tokens
 from extproc.bench.datasets.text import write_text
 from extproc.bench.spec.section import Section
@@ -71,7 +71,7 @@ def generate_random(dataset: Dataset, need: int, rng: np.random.Generator) -> li
     inputs = draw_tokens(options.input_tokens, need, rng)
     outputs = draw_tokens(options.output_tokens, need, rng)
     return [
-        Conversation((Turn((Message("user", write_text(size, rng)),), output),))
+        Conversation((ChatTurn((Message("user", write_text(size, rng)),), output),))
         for size, output in zip(inputs, outputs, strict=True)
     ]
 
@@ -87,7 +87,7 @@ def generate_shared_prefix(dataset: Dataset, need: int, rng: np.random.Generator
     outputs = draw_tokens(options.output_tokens, need, rng)
     return [
         Conversation(
-            (Turn((Message("system", prefixes[g]), Message("user", write_text(size, rng))), output),)
+            (ChatTurn((Message("system", prefixes[g]), Message("user", write_text(size, rng))), output),)
         )
         for g, size, output in zip(groups.tolist(), questions, outputs, strict=True)
     ]
@@ -159,8 +159,8 @@ def _measure(chats: list[Lengths], system: int) -> tuple[float, float, float]:
     return inputs / prompts, outputs / prompts, questions / prompts
 
 
-def _write_turns(chat: Lengths, system: str, rng: np.random.Generator) -> Iterator[Turn]:
+def _write_turns(chat: Lengths, system: str, rng: np.random.Generator) -> Iterator[ChatTurn]:
     opening = (Message("system", system),) if system else ()
     for user, reply in chat:
-        yield Turn((*opening, Message("user", write_text(user, rng))), reply, write_text(reply, rng))
+        yield ChatTurn((*opening, Message("user", write_text(user, rng))), reply, write_text(reply, rng))
         opening = ()

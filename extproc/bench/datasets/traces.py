@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from extproc.bench.datasets.conversation import Conversation, Message, Turn
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
 from extproc.bench.datasets.source import Entry, read_rows, require_path
 from extproc.bench.datasets.text import write_text
 from extproc.bench.spec.section import Section
@@ -56,7 +56,7 @@ def replay_trace(dataset: Dataset, need: int, rng: np.random.Generator) -> list[
     first_s = rows[0].at_s if rows else 0.0
     return [
         Conversation(
-            (Turn((Message("user", _write_prompt(row, number, seed)),), row.output_tokens),),
+            (ChatTurn((Message("user", _write_prompt(row, number, seed)),), row.output_tokens),),
             arrival_s=(row.at_s - first_s) / options.speed,
         )
         for number, row in enumerate(rows)

@@ -11,7 +11,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 
 from extproc.bench.load.generator import Share
 from extproc.bench.load.process import Done, Ready, Start, run_process
-from extproc.bench.progress import Progress, Snapshot
+from extproc.bench.progress import Progress, Standing
 from extproc.errors import ExtprocError
 
 # From the last process being ready to the start: by then every process must have heard of it.
@@ -30,17 +30,17 @@ class _Process:
         self.process, self.pipe = process, pipe
         self.is_ready = asyncio.Event()
         self.is_over = asyncio.Event()
-        self.snapshot: Snapshot | None = None
+        self.snapshot: Standing | None = None
         self.done: Done | None = None
         self.is_dead = False
 
-    def hear(self) -> Snapshot | None:
+    def hear(self) -> Standing | None:
         """Takes one message in; returns it if it is news."""
         try:
             message = self.pipe.recv()
         except (EOFError, ConnectionError):
             message = None
-        if isinstance(message, Snapshot):
+        if isinstance(message, Standing):
             self.snapshot = message
             return message
         self.is_ready.set()
@@ -112,12 +112,12 @@ def _start(processes: Sequence[_Process]) -> None:
             process.pipe.send(start)
 
 
-def _sum(snapshots: Sequence[Snapshot], news: Snapshot) -> Snapshot:
+def _sum(snapshots: Sequence[Standing], news: Standing) -> Standing:
     """Adds up totals; latencies are those of the process that has news."""
     failures: Counter[str] = Counter()
     for snapshot in snapshots:
         failures.update(snapshot.failures)
-    return Snapshot(
+    return Standing(
         at_s=news.at_s,
         sent=sum(s.sent for s in snapshots),
         in_flight=sum(s.in_flight for s in snapshots),

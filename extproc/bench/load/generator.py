@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from extproc.bench.datasets.conversation import Conversation, Message, Turn, count_prompt_tokens
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message, count_prompt_tokens
 from extproc.bench.datasets.draws import draw
 from extproc.bench.load.cap import Cap
 from extproc.bench.load.workload import Numbering
 from extproc.bench.processors.client import Client
-from extproc.bench.processors.processor import Ask
+from extproc.bench.processors.processor import Query
 from extproc.bench.record import Clock, Record
 from extproc.bench.spec.tree import Spec
 
@@ -109,12 +109,12 @@ class LoadGenerator:
         return at_s
 
     async def _ask(
-        self, record: Record, turn: Turn, history: tuple[Message, ...], conversation: Conversation
+        self, record: Record, turn: ChatTurn, history: tuple[Message, ...], conversation: Conversation
     ) -> None:
         self.records.append(record)
         self.asked.append(history)
         record.estimated_input_tokens = count_prompt_tokens(history)
-        ask = Ask(
+        ask = Query(
             model=self._share.model,
             messages=history,
             max_tokens=turn.output_tokens,
@@ -131,7 +131,7 @@ class LoadGenerator:
             record.failure, record.end_s = "interrupted", self._clock()
             raise
 
-    def _quote(self, turn: Turn, record: Record) -> tuple[Message, ...]:
+    def _quote(self, turn: ChatTurn, record: Record) -> tuple[Message, ...]:
         is_real = self._traffic.dataset.replies == "real"
         reply = record.text if is_real else turn.reply
         return (Message("assistant", reply),) if reply else ()

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
-from extproc.bench.processors.processor import EMPTY, Ask, HttpApi, Json, Piece, Usage
+from extproc.bench.processors.processor import EMPTY, HttpApi, Json, Piece, Query, Usage
 
 
 @dataclass(frozen=True, slots=True)
 class AnthropicMessages(HttpApi):
     """`/v1/messages`; system messages go into the `system` field."""
 
-    def path(self, ask: Ask) -> str:
+    def path(self, ask: Query) -> str:
         del ask
         return "/v1/messages"
 
@@ -20,7 +20,7 @@ class AnthropicMessages(HttpApi):
         version = {"anthropic-version": "2023-06-01"}
         return {**version, "x-api-key": api_key} if api_key else version
 
-    def body(self, ask: Ask) -> dict[str, object]:
+    def body(self, ask: Query) -> dict[str, object]:
         system = "\n\n".join(m.content for m in ask.messages if m.role == "system")
         body: dict[str, object] = {
             "model": ask.model,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from extproc.bench.datasets.conversation import join_prompt
 from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
-from extproc.bench.processors.processor import Ask, HttpApi, Piece, Usage
+from extproc.bench.processors.processor import HttpApi, Piece, Query, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +13,11 @@ class SGLang(HttpApi):
 
     is_cumulative: bool = field(default=True, init=False)
 
-    def path(self, ask: Ask) -> str:
+    def path(self, ask: Query) -> str:
         del ask
         return "/generate"
 
-    def body(self, ask: Ask) -> dict[str, object]:
+    def body(self, ask: Query) -> dict[str, object]:
         sampling = {"max_new_tokens": ask.max_tokens, "ignore_eos": True}
         return {"text": join_prompt(ask.messages), "sampling_params": sampling, "stream": ask.is_streaming}
 
@@ -35,10 +35,10 @@ class SGLang(HttpApi):
 class Tgi(HttpApi):
     """Text Generation Inference: `/generate_stream`; the last event holds `generated_text`."""
 
-    def path(self, ask: Ask) -> str:
+    def path(self, ask: Query) -> str:
         return "/generate_stream" if ask.is_streaming else "/generate"
 
-    def body(self, ask: Ask) -> dict[str, object]:
+    def body(self, ask: Query) -> dict[str, object]:
         parameters = {"max_new_tokens": ask.max_tokens, "details": True}
         return {"inputs": join_prompt(ask.messages), "parameters": parameters}
 
@@ -64,11 +64,11 @@ class Triton(HttpApi):
 
     has_terminator: bool = field(default=False, init=False)
 
-    def path(self, ask: Ask) -> str:
+    def path(self, ask: Query) -> str:
         verb = "generate_stream" if ask.is_streaming else "generate"
         return f"/v2/models/{ask.model}/{verb}"
 
-    def body(self, ask: Ask) -> dict[str, object]:
+    def body(self, ask: Query) -> dict[str, object]:
         return {
             "text_input": join_prompt(ask.messages),
             "max_tokens": ask.max_tokens,
@@ -86,11 +86,11 @@ class JetStreamHttp(HttpApi):
     has_terminator: bool = field(default=False, init=False)
     framing: str = field(default="json", init=False)
 
-    def path(self, ask: Ask) -> str:
+    def path(self, ask: Query) -> str:
         del ask
         return "/v1/generate"
 
-    def body(self, ask: Ask) -> dict[str, object]:
+    def body(self, ask: Query) -> dict[str, object]:
         return {"text_content": {"text": join_prompt(ask.messages)}, "max_tokens": ask.max_tokens}
 
     def read(self, payload: object) -> Piece:

@@ -10,7 +10,7 @@ from extproc.bench.datasets.text import estimate_tokens
 from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.collector import apply_usage, fail
 from extproc.bench.processors.jetstream_pb2 import DecodeRequest, DecodeResponse
-from extproc.bench.processors.processor import Ask, Usage
+from extproc.bench.processors.processor import Query, Usage
 from extproc.bench.record import Record
 
 _METHOD = "/jetstream_proto.Orchestrator/Decode"
@@ -34,7 +34,7 @@ class GrpcClient:
         key = {"authorization": f"Bearer {wiring.api_key}"} if wiring.api_key else {}
         self._metadata = tuple({**key, **wiring.target.headers}.items())
 
-    async def send(self, ask: Ask, record: Record) -> None:
+    async def send(self, ask: Query, record: Record) -> None:
         record.started_s = self._clock()
         responses: list[tuple[float, DecodeResponse]] = []
         try:
@@ -48,7 +48,7 @@ class GrpcClient:
         await self._channel.close(grace=None)
 
     async def _exchange(
-        self, ask: Ask, record: Record, responses: list[tuple[float, DecodeResponse]]
+        self, ask: Query, record: Record, responses: list[tuple[float, DecodeResponse]]
     ) -> None:
         content = DecodeRequest.TextContent(text=join_prompt(ask.messages))
         request = DecodeRequest(max_tokens=ask.max_tokens, text_content=content)

@@ -9,7 +9,7 @@ from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.collector import collect_stream, collect_whole, fail
 from extproc.bench.processors.fields import get_error
 from extproc.bench.processors.framing import Read
-from extproc.bench.processors.processor import Ask, Processor
+from extproc.bench.processors.processor import Processor, Query
 from extproc.bench.record import Clock, Record
 
 # Below the five seconds after which uvicorn, and so vLLM, closes an idle connection: a request must
@@ -35,7 +35,7 @@ class HttpClient:
             trace_configs=[_trace_sending(wiring.clock)],
         )
 
-    async def send(self, ask: Ask, record: Record) -> None:
+    async def send(self, ask: Query, record: Record) -> None:
         record.started_s = self._clock()
         reads: list[Read] = []
         try:
@@ -54,7 +54,7 @@ class HttpClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _exchange(self, ask: Ask, record: Record, reads: list[Read]) -> None:
+    async def _exchange(self, ask: Query, record: Record, reads: list[Read]) -> None:
         url = self._wiring.base_url + (self._wiring.target.path or self._processor.path(ask))
         body = orjson.dumps({**self._processor.body(ask), **self._wiring.target.body})
         async with self._session.post(url, data=body, trace_request_ctx=record) as response:
@@ -64,7 +64,7 @@ class HttpClient:
             async for data in response.content.iter_any():
                 reads.append((self._clock(), data))  # noqa: PERF401  what came before a failure must stay
 
-    def _collect(self, ask: Ask, record: Record, reads: list[Read]) -> None:
+    def _collect(self, ask: Query, record: Record, reads: list[Read]) -> None:
         record.first_byte_s = reads[0][0] if reads else None
         if record.status is None:
             return

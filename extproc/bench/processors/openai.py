@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from extproc.bench.datasets.conversation import join_prompt
 from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
-from extproc.bench.processors.processor import EMPTY, Ask, HttpApi, Piece, Usage
+from extproc.bench.processors.processor import EMPTY, HttpApi, Piece, Query, Usage
 
 _OWN_FIELDS = frozenset({"messages", "prompt", "input", "max_tokens", "max_completion_tokens"})
 _FINISHED = frozenset({"response.completed", "response.incomplete"})
@@ -22,14 +22,14 @@ class OpenAIChat(HttpApi):
     forces_length: bool = False
     length_field: str = "max_tokens"
 
-    def path(self, ask: Ask) -> str:
+    def path(self, ask: Query) -> str:
         del ask
         return "/v1/chat/completions"
 
-    def body(self, ask: Ask) -> dict[str, object]:
+    def body(self, ask: Query) -> dict[str, object]:
         return {"messages": _list_messages(ask, "messages"), **self._common(ask)}
 
-    def _common(self, ask: Ask) -> dict[str, object]:
+    def _common(self, ask: Query) -> dict[str, object]:
         body = {**_list_settings(ask), "model": ask.model, "stream": ask.is_streaming}
         body[self.length_field] = ask.max_tokens
         if ask.is_streaming:
@@ -50,11 +50,11 @@ class OpenAIChat(HttpApi):
 class OpenAICompletions(OpenAIChat):
     """`/v1/completions`."""
 
-    def path(self, ask: Ask) -> str:
+    def path(self, ask: Query) -> str:
         del ask
         return "/v1/completions"
 
-    def body(self, ask: Ask) -> dict[str, object]:
+    def body(self, ask: Query) -> dict[str, object]:
         return {"prompt": join_prompt(ask.messages), **self._common(ask)}
 
 
@@ -62,11 +62,11 @@ class OpenAICompletions(OpenAIChat):
 class OpenAIResponses(HttpApi):
     """`/v1/responses`: typed events, the last one carries the whole response."""
 
-    def path(self, ask: Ask) -> str:
+    def path(self, ask: Query) -> str:
         del ask
         return "/v1/responses"
 
-    def body(self, ask: Ask) -> dict[str, object]:
+    def body(self, ask: Query) -> dict[str, object]:
         return {
             "input": _list_messages(ask, "input"),
             **_list_settings(ask),
@@ -98,13 +98,13 @@ class OpenAIResponses(HttpApi):
         return Piece(text=text, usage=_read_usage(get_object(payload, "usage")), error=error)
 
 
-def _list_messages(ask: Ask, field: str) -> object:
+def _list_messages(ask: Query, field: str) -> object:
     """Returns a recorded body's own messages, images and tool calls included, or those of the ask."""
     recorded = (ask.body or {}).get(field)
     return recorded or [{"role": m.role, "content": m.content} for m in ask.messages]
 
 
-def _list_settings(ask: Ask) -> dict[str, object]:
+def _list_settings(ask: Query) -> dict[str, object]:
     return {name: value for name, value in (ask.body or {}).items() if name not in _OWN_FIELDS}
 
 

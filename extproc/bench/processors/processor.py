@@ -10,7 +10,7 @@ Json = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Query:
     """One request in no API's words. `body` is a whole recorded request body, if there is one."""
 
     model: str
@@ -62,7 +62,7 @@ class Processor(Protocol):
     @property
     def framing(self) -> str: ...
 
-    def path(self, ask: Ask) -> str:
+    def path(self, ask: Query) -> str:
         """Returns the URL's path."""
         ...
 
@@ -70,7 +70,7 @@ class Processor(Protocol):
         """Returns the API's own headers."""
         ...
 
-    def body(self, ask: Ask) -> dict[str, object]:
+    def body(self, ask: Query) -> dict[str, object]:
         """Returns the request body."""
         ...
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from extproc.vllm.ask import Ask, Choice, Head, Usage
+from extproc.vllm.order import FinishedAnswer, Head, Order, Usage
 from extproc.vllm.refusals import Refusal
 from extproc.vllm.tokens import Tokenizer
 
@@ -32,7 +32,7 @@ class Api(Protocol):
 
     id_prefix: str
 
-    def read(self, body: object, tokenizer: Tokenizer) -> Ask:
+    def read(self, body: object, tokenizer: Tokenizer) -> Order:
         """Returns what the body asks for; raises `Refusal` in vLLM's words."""
         ...
 
@@ -40,6 +40,8 @@ class Api(Protocol):
         """Returns the body of an error."""
         ...
 
-    def frames(self, head: Head, ask: Ask) -> Frames: ...
+    def frames(self, head: Head, order: Order) -> Frames: ...
 
-    def whole(self, head: Head, ask: Ask, choices: Sequence[Choice], usage: Usage, /) -> dict[str, Any]: ...
+    def whole(
+        self, head: Head, order: Order, choices: Sequence[FinishedAnswer], usage: Usage, /
+    ) -> dict[str, Any]: ...

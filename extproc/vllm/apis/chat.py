@@ -7,7 +7,7 @@ import orjson
 
 from extproc.vllm.apis.api import FINGERPRINT, Frames
 from extproc.vllm.apis.fields import Message, Sampling
-from extproc.vllm.ask import Ask, Choice, Head, Usage
+from extproc.vllm.order import FinishedAnswer, Head, Order, Usage
 from extproc.vllm.prompts import render
 from extproc.vllm.refusals import Refusal
 from extproc.vllm.tokens import Tokenizer
@@ -22,11 +22,11 @@ class ChatRequest(Sampling):
 class Chat:
     id_prefix = "chatcmpl-"
 
-    def read(self, body: object, tokenizer: Tokenizer) -> Ask:
+    def read(self, body: object, tokenizer: Tokenizer) -> Order:
         request = ChatRequest.read(body)
         request.check()
         is_new_name = request.max_completion_tokens is not None
-        return Ask(
+        return Order(
             prompts=[tokenizer.encode(render(request.messages, request.tools))],
             model=request.model,
             max_tokens=request.max_completion_tokens if is_new_name else request.max_tokens,
@@ -44,10 +44,12 @@ class Chat:
     def describe(self, refusal: Refusal) -> dict[str, Any]:
         return refusal.describe()
 
-    def frames(self, head: Head, ask: Ask) -> Frames:
-        return ChatFrames(head, ask)
+    def frames(self, head: Head, order: Order) -> Frames:
+        return ChatFrames(head, order)
 
-    def whole(self, head: Head, _ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+    def whole(
+        self, head: Head, _order: Order, choices: Sequence[FinishedAnswer], usage: Usage
+    ) -> dict[str, Any]:
         return {
             "id": head.id,
             "object": "chat.completion",
@@ -69,7 +71,7 @@ class Chat:
 class ChatFrames:
     """Chunks of one stream; all but the text is encoded once."""
 
-    def __init__(self, head: Head, ask: Ask) -> None:
+    def __init__(self, head: Head, order: Order) -> None:
         opening = {
             "id": head.id,
             "object": "chat.completion.chunk",
@@ -77,10 +79,10 @@ class ChatFrames:
             "model": head.model,
         }
         self._head = b"data: " + orjson.dumps(opening)[:-1]
-        self._answers = ask.n
-        self._prompt_tokens = ask.prompt_tokens
-        self._wants_usage = ask.wants_usage
-        self._wants_continuous_usage = ask.wants_continuous_usage
+        self._answers = order.n
+        self._prompt_tokens = order.prompt_tokens
+        self._wants_usage = order.wants_usage
+        self._wants_continuous_usage = order.wants_continuous_usage
 
     def opening(self) -> bytes:
         usage = b""
@@ -142,7 +144,7 @@ def running_usage(usage: Usage) -> bytes:
     )
 
 
-def _describe(index: int, choice: Choice) -> dict[str, Any]:
+def _describe(index: int, choice: FinishedAnswer) -> dict[str, Any]:
     message = {
         "role": "assistant",
         "content": choice.text,

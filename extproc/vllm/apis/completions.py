@@ -8,7 +8,7 @@ import orjson
 from extproc.vllm.apis.api import FINGERPRINT, Frames
 from extproc.vllm.apis.chat import running_usage
 from extproc.vllm.apis.fields import Sampling, Token
-from extproc.vllm.ask import Ask, Choice, Head, Usage
+from extproc.vllm.order import FinishedAnswer, Head, Order, Usage
 from extproc.vllm.refusals import Refusal
 from extproc.vllm.tokens import Tokenizer
 
@@ -22,10 +22,10 @@ class CompletionRequest(Sampling):
 class Completions:
     id_prefix = "cmpl-"
 
-    def read(self, body: object, tokenizer: Tokenizer) -> Ask:
+    def read(self, body: object, tokenizer: Tokenizer) -> Order:
         request = CompletionRequest.read(body)
         request.check()
-        return Ask(
+        return Order(
             prompts=read_prompts(request.prompt, tokenizer),
             is_text=_is_text(request.prompt),
             model=request.model,
@@ -44,10 +44,12 @@ class Completions:
     def describe(self, refusal: Refusal) -> dict[str, Any]:
         return refusal.describe()
 
-    def frames(self, head: Head, ask: Ask) -> Frames:
-        return CompletionFrames(head, ask)
+    def frames(self, head: Head, order: Order) -> Frames:
+        return CompletionFrames(head, order)
 
-    def whole(self, head: Head, _ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+    def whole(
+        self, head: Head, _order: Order, choices: Sequence[FinishedAnswer], usage: Usage
+    ) -> dict[str, Any]:
         details: dict[str, int | None] | None = None
         if usage.cached_tokens is not None:
             details = {
@@ -79,11 +81,11 @@ class Completions:
 class CompletionFrames:
     """Chunks of one stream; all but the text is encoded once."""
 
-    def __init__(self, head: Head, ask: Ask) -> None:
+    def __init__(self, head: Head, order: Order) -> None:
         opening = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
         self._head = b"data: " + orjson.dumps(opening)[:-1]
-        self._wants_usage = ask.wants_usage
-        self._wants_continuous_usage = ask.wants_continuous_usage
+        self._wants_usage = order.wants_usage
+        self._wants_continuous_usage = order.wants_continuous_usage
 
     def opening(self) -> bytes:
         return b""
@@ -141,7 +143,7 @@ def _is_text(prompt: Any) -> bool:
     return isinstance(prompt, str) or isinstance(prompt[0], str)
 
 
-def _describe(index: int, choice: Choice) -> dict[str, Any]:
+def _describe(index: int, choice: FinishedAnswer) -> dict[str, Any]:
     return {
         "index": index,
         "text": choice.text,

@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from extproc.vllm.apis.api import Frames
 from extproc.vllm.apis.fields import Fields, Message, Part
-from extproc.vllm.ask import Ask, Choice, Head, Usage
+from extproc.vllm.order import FinishedAnswer, Head, Order, Usage
 from extproc.vllm.prompts import read_content, render
 from extproc.vllm.refusals import INVALID, Refusal
 from extproc.vllm.tokens import Tokenizer
@@ -44,9 +44,9 @@ class Messages:
     # vLLM serves this API from its chat completions and keeps their ids.
     id_prefix = "chatcmpl-"
 
-    def read(self, body: object, tokenizer: Tokenizer) -> Ask:
+    def read(self, body: object, tokenizer: Tokenizer) -> Order:
         request = MessageRequest.read(body)
-        return Ask(
+        return Order(
             prompts=[tokenizer.encode(request.render())],
             model=request.model,
             max_tokens=request.max_tokens,
@@ -60,10 +60,12 @@ class Messages:
             return refusal.describe()
         return {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
 
-    def frames(self, head: Head, ask: Ask) -> Frames:
-        return MessageFrames(head, ask)
+    def frames(self, head: Head, order: Order) -> Frames:
+        return MessageFrames(head, order)
 
-    def whole(self, head: Head, _ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+    def whole(
+        self, head: Head, _order: Order, choices: Sequence[FinishedAnswer], usage: Usage
+    ) -> dict[str, Any]:
         return {
             "id": head.id,
             "type": "message",
@@ -76,9 +78,9 @@ class Messages:
 
 
 class MessageFrames:
-    def __init__(self, head: Head, ask: Ask) -> None:
+    def __init__(self, head: Head, order: Order) -> None:
         self._head = head
-        self._prompt_tokens = ask.prompt_tokens
+        self._prompt_tokens = order.prompt_tokens
         self._reason = "stop"
 
     def opening(self) -> bytes:

@@ -7,7 +7,7 @@ import orjson
 
 from extproc.vllm.apis.api import Frames
 from extproc.vllm.apis.fields import Fields, Message
-from extproc.vllm.ask import Ask, Choice, Head, Usage
+from extproc.vllm.order import FinishedAnswer, Head, Order, Usage
 from extproc.vllm.prompts import render
 from extproc.vllm.refusals import Refusal
 from extproc.vllm.tokens import Tokenizer
@@ -34,14 +34,14 @@ class ResponseRequest(Fields):
 class Responses:
     id_prefix = "resp_"
 
-    def read(self, body: object, tokenizer: Tokenizer) -> Ask:
+    def read(self, body: object, tokenizer: Tokenizer) -> Order:
         request = ResponseRequest.read(body)
         messages = request.input
         if isinstance(messages, str):
             messages = [Message(role="user", content=messages)]
         if request.instructions:
             messages = [Message(role="system", content=request.instructions), *messages]
-        return Ask(
+        return Order(
             prompts=[tokenizer.encode(render(messages, request.tools))],
             model=request.model,
             max_tokens=request.max_output_tokens,
@@ -56,19 +56,21 @@ class Responses:
     def describe(self, refusal: Refusal) -> dict[str, Any]:
         return refusal.describe()
 
-    def frames(self, head: Head, ask: Ask) -> Frames:
-        return ResponseFrames(head, ask)
+    def frames(self, head: Head, order: Order) -> Frames:
+        return ResponseFrames(head, order)
 
-    def whole(self, head: Head, ask: Ask, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
-        return describe_response(head, ask, choices[0], usage)
+    def whole(
+        self, head: Head, order: Order, choices: Sequence[FinishedAnswer], usage: Usage
+    ) -> dict[str, Any]:
+        return describe_response(head, order, choices[0], usage)
 
 
 class ResponseFrames:
     """Typed events with running numbers; the text is needed again at the end."""
 
-    def __init__(self, head: Head, ask: Ask) -> None:
+    def __init__(self, head: Head, order: Order) -> None:
         self._head = head
-        self._ask = ask
+        self._order = order
         self._item_id = name_item(head)
         self._number = 0
         self._text = b""
@@ -79,7 +81,7 @@ class ResponseFrames:
         self._delta = b'event: response.output_text.delta\ndata: {"content_index":0,"delta":"%b",' + delta
 
     def opening(self) -> bytes:
-        response = describe_response(self._head, self._ask, None, None)
+        response = describe_response(self._head, self._order, None, None)
         item = {"id": self._item_id, "content": [], "role": "assistant", "status": "in_progress"}
         part: dict[str, Any] = {"annotations": [], "text": "", "type": "output_text", "logprobs": []}
         return (
@@ -104,7 +106,7 @@ class ResponseFrames:
 
     def closing(self, usage: Usage) -> bytes:
         text: str = orjson.loads(b'"%b"' % self._text)
-        response = describe_response(self._head, self._ask, Choice(text, self._reason), usage)
+        response = describe_response(self._head, self._order, FinishedAnswer(text, self._reason), usage)
         item = response["output"][0]
         return (
             self._event("response.output_text.done", self._position | {"logprobs": [], "text": text})
@@ -125,7 +127,9 @@ def name_item(head: Head) -> str:
     return head.id.replace("resp_", "msg_", 1)
 
 
-def describe_response(head: Head, ask: Ask, choice: Choice | None, usage: Usage | None) -> dict[str, Any]:
+def describe_response(
+    head: Head, order: Order, choice: FinishedAnswer | None, usage: Usage | None
+) -> dict[str, Any]:
     """Returns the response object; without a choice, that of a response in progress."""
     is_cut = choice is not None and choice.reason == "length"
     status = "in_progress" if choice is None else "incomplete" if is_cut else "completed"
@@ -144,7 +148,7 @@ def describe_response(head: Head, ask: Ask, choice: Choice | None, usage: Usage 
         "tools": [],
         "top_p": 1.0,
         "background": False,
-        "max_output_tokens": ask.max_tokens,
+        "max_output_tokens": order.max_tokens,
         "max_tool_calls": None,
         "previous_response_id": None,
         "prompt": None,
@@ -162,10 +166,10 @@ def describe_response(head: Head, ask: Ask, choice: Choice | None, usage: Usage 
         "ec_transfer_params": None,
         "input_messages": None,
         "output_messages": None,
-    } | dict(ask.repeated)
+    } | dict(order.repeated)
 
 
-def _describe_item(head: Head, choice: Choice) -> dict[str, Any]:
+def _describe_item(head: Head, choice: FinishedAnswer) -> dict[str, Any]:
     part: dict[str, Any] = {"annotations": [], "text": choice.text, "type": "output_text", "logprobs": None}
     return {
         "id": name_item(head),

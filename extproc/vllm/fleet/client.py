@@ -9,7 +9,7 @@ from random import Random
 from typing import Final
 
 from extproc.vllm.fleet.flight import Flight
-from extproc.vllm.fleet.session import Session
+from extproc.vllm.fleet.session import PlannedSession
 from extproc.vllm.fleet.timeline import Timeline
 
 # Of what a request costs a busy client: what it takes to open a connection and send.
@@ -40,7 +40,7 @@ class Client:
 
     def __init__(
         self,
-        sessions: Sequence[Session],
+        sessions: Sequence[PlannedSession],
         traffic: Traffic,
         timeline: Timeline,
         rng: Random,
@@ -53,7 +53,7 @@ class Client:
         self._rng = rng
         self._send = send
         self._numbers = count()
-        self._due: deque[tuple[float, Session, int]] = deque()
+        self._due: deque[tuple[float, PlannedSession, int]] = deque()
         self._busy_until = 0.0
         turns = [turn for session in sessions for turn in session.turns]
         self._sessions_per_s = traffic.rate * len(sessions) / len(turns) if traffic.rate else 0.0
@@ -107,11 +107,11 @@ class Client:
             self._ask(session, 0)
         return session is not None
 
-    def _ask(self, session: Session, turn: int) -> None:
+    def _ask(self, session: PlannedSession, turn: int) -> None:
         due_at = self._timeline.now + session.turns[turn].think_s
         self._timeline.at(due_at, partial(self._queue, due_at, session, turn))
 
-    def _queue(self, due_at: float, session: Session, turn: int) -> None:
+    def _queue(self, due_at: float, session: PlannedSession, turn: int) -> None:
         self._due.append((due_at, session, turn))
         self._pump()
 

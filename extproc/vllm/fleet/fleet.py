@@ -13,7 +13,7 @@ from extproc.vllm.fleet.client import Client, Traffic
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.gateway import Routing
 from extproc.vllm.fleet.node import Node
-from extproc.vllm.fleet.session import Session
+from extproc.vllm.fleet.session import PlannedSession
 from extproc.vllm.fleet.timeline import Timeline
 from extproc.vllm.profiles import Profile
 
@@ -39,14 +39,14 @@ class Run:
     nodes: Sequence[Node]
 
 
-def simulate(setup: Setup, sessions: Sequence[Session]) -> Run:
+def simulate(setup: Setup, sessions: Sequence[PlannedSession]) -> Run:
     """Runs every session to its end. Deterministic: the same setup and sessions give the same run."""
     fleet = _Fleet(setup, sessions)
     return fleet.run()
 
 
 class _Fleet:
-    def __init__(self, setup: Setup, sessions: Sequence[Session]) -> None:
+    def __init__(self, setup: Setup, sessions: Sequence[PlannedSession]) -> None:
         # The client's draws do not depend on the strategy's: all strategies see the same arrivals.
         arrivals, ties = (Random(f"{use} {setup.seed}") for use in ("arrivals", "ties"))  # noqa: S311  # no secret
         self._setup = setup

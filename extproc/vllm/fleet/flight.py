@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from extproc.vllm.fleet.session import Session, Turn
+from extproc.vllm.fleet.session import PlannedSession, PlannedTurn
 
 
 @dataclass(slots=True, eq=False)
@@ -14,7 +14,7 @@ class Flight:
     """
 
     number: int
-    session: Session
+    session: PlannedSession
     turn: int
     due_at: float
     sent_at: float = -1.0
@@ -28,7 +28,7 @@ class Flight:
     is_failed: bool = False
 
     @property
-    def asked(self) -> Turn:
+    def asked(self) -> PlannedTurn:
         return self.session.turns[self.turn]
 
     @property

@@ -9,7 +9,7 @@ from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pick, Pool, Snapshot
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
-from extproc.vllm.fleet.session import Session
+from extproc.vllm.fleet.session import PlannedSession
 
 _PATH: Final = "/v1/chat/completions"
 
@@ -52,13 +52,13 @@ class Gateways:
         for pool in self._pools:
             pool.install(snapshot)
 
-    def pick(self, number: int, session: Session) -> Pick:
+    def pick(self, number: int, session: PlannedSession) -> Pick:
         """Picks for request `number`; raises `NoEndpoint`."""
         picker = self._pickers[number % len(self._pickers)]
         return picker.pick(Ask("POST", _PATH, {}, _body(session))).pick
 
 
-def _body(session: Session) -> bytes:
+def _body(session: PlannedSession) -> bytes:
     """A chat whose first message stands for all that the session's requests have in common."""
     return b'{"messages":[{"role":"user","content":"%d"}]}' % session.key
 

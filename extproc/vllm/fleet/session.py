@@ -14,7 +14,7 @@ class _Text(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PlannedTurn:
     """One request: `prompt_tokens` counts the whole history; it is sent `think_s` after the last answer."""
 
     prompt_tokens: int
@@ -23,7 +23,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class PlannedSession:
     """Turns of one growing text, named `owner`; `key` is its routing key.
 
     Its first `family_tokens` are the text named `family`, which many sessions have in common. Where
@@ -32,7 +32,7 @@ class Session:
 
     owner: int
     key: int
-    turns: tuple[Turn, ...]
+    turns: tuple[PlannedTurn, ...]
     family: int = 0
     family_tokens: int = 0
     is_replayed: bool = False

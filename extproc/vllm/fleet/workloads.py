@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 
 from extproc.errors import SettingsError
 from extproc.vllm.fleet.chats import ChatKind, lognormal
-from extproc.vllm.fleet.session import Session, Turn
+from extproc.vllm.fleet.session import PlannedSession, PlannedTurn
 
 SHAREGPT = ChatKind(
     turns=8,
@@ -57,10 +57,10 @@ class Demand:
     tenants: int = 150
 
 
-Workload = Callable[[Demand, Random], Iterator[Session]]
+Workload = Callable[[Demand, Random], Iterator[PlannedSession]]
 
 
-def draw_sessions(name: str, demand: Demand, seed: int) -> list[Session]:
+def draw_sessions(name: str, demand: Demand, seed: int) -> list[PlannedSession]:
     """Returns the sessions of a workload, the same for the same seed.
 
     Raises `SettingsError` for a name that is not in `WORKLOADS`.
@@ -71,69 +71,71 @@ def draw_sessions(name: str, demand: Demand, seed: int) -> list[Session]:
     return list(WORKLOADS[name](demand, rng))
 
 
-def _replay(demand: Demand, rng: Random) -> Iterator[Session]:
+def _replay(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
     """A tenth as many prompts, ten times each, in one random order."""
     prompts = list(_prompts(-(-demand.requests // 10), rng)) * 10
     rng.shuffle(prompts)
     return iter(prompts[: demand.requests])
 
 
-def _distinct(demand: Demand, rng: Random) -> Iterator[Session]:
+def _distinct(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
     prompts = list(_prompts(demand.requests, rng))
     rng.shuffle(prompts)
     return iter(prompts)
 
 
-def _prompts(requests: int, rng: Random) -> Iterator[Session]:
+def _prompts(requests: int, rng: Random) -> Iterator[PlannedSession]:
     """Every turn of every chat as a request of its own, history and recorded replies included."""
     for owner, chat in enumerate(SHAREGPT.draw(requests, rng)):
         for prompt, output in SHAREGPT.prompts(chat):
-            yield Session(owner, _key("chat", owner), (Turn(prompt, output),), is_replayed=True)
+            yield PlannedSession(owner, _key("chat", owner), (PlannedTurn(prompt, output),), is_replayed=True)
 
 
-def _sessions(demand: Demand, rng: Random) -> Iterator[Session]:
+def _sessions(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
     return _chats(SHAREGPT, demand, rng)
 
 
-def _k6_chat(demand: Demand, rng: Random) -> Iterator[Session]:
+def _k6_chat(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
     return _chats(K6_CHAT, demand, rng)
 
 
-def _agents(demand: Demand, rng: Random) -> Iterator[Session]:
+def _agents(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
     """One key for each loop: its first user message, after what all of them have in common."""
     return _chats(AGENT, demand, rng)
 
 
-def _chats(kind: ChatKind, demand: Demand, rng: Random) -> Iterator[Session]:
+def _chats(kind: ChatKind, demand: Demand, rng: Random) -> Iterator[PlannedSession]:
     per_s = 1 / demand.think_s if demand.think_s else inf
     for owner, chat in enumerate(kind.draw(demand.requests, rng)):
         pauses = [0.0, *(rng.expovariate(per_s) for _ in chat[1:])]
-        turns = tuple(Turn(*asked, pause) for asked, pause in zip(kind.prompts(chat), pauses, strict=True))
-        yield Session(owner, _key("chat", owner), turns, family_tokens=kind.system_tokens)
+        turns = tuple(
+            PlannedTurn(*asked, pause) for asked, pause in zip(kind.prompts(chat), pauses, strict=True)
+        )
+        yield PlannedSession(owner, _key("chat", owner), turns, family_tokens=kind.system_tokens)
 
 
-def _tenants(demand: Demand, rng: Random) -> Iterator[Session]:
+def _tenants(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
     families = (rng.randrange(demand.tenants) for _ in range(demand.requests))
     return _questions(families, rng)
 
 
-def _hot_prefix(demand: Demand, rng: Random) -> Iterator[Session]:
+def _hot_prefix(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
     """A quarter of the requests have one prefix in common, the others one of the tenants'."""
     hot = (rng.random() < HOT_SHARE for _ in range(demand.requests))
     families = (0 if is_hot else rng.randrange(demand.tenants) for is_hot in hot)
     return _questions(families, rng)
 
 
-def _questions(families: Iterator[int], rng: Random) -> Iterator[Session]:
+def _questions(families: Iterator[int], rng: Random) -> Iterator[PlannedSession]:
     question, reply = lognormal(QUESTION_TOKENS, 0.8, 4), lognormal(100, 0.6, 4)
     for owner, family in enumerate(families):
-        turn = Turn(TENANT_TOKENS + round(question(rng)), round(reply(rng)))
-        yield Session(owner, _key("tenant", family), (turn,), family, TENANT_TOKENS)
+        turn = PlannedTurn(TENANT_TOKENS + round(question(rng)), round(reply(rng)))
+        yield PlannedSession(owner, _key("tenant", family), (turn,), family, TENANT_TOKENS)
 
 
-def _unique(demand: Demand, _rng: Random) -> Iterator[Session]:
+def _unique(demand: Demand, _rng: Random) -> Iterator[PlannedSession]:
     for owner in range(demand.requests):
-        yield Session(owner, _key("unique", owner), (Turn(1024, 128),))
+        yield PlannedSession(owner, _key("unique", owner), (PlannedTurn(1024, 128),))
 
 
 def _key(kind: str, name: int) -> int:

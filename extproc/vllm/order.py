@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Order:
     """One request: one or more prompts (in tokens), each answered `n` times.
 
     `is_text` tells prompts that came as text from those that came as tokens. `model` is None if the
@@ -59,7 +59,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FinishedAnswer:
     """One finished answer. `reason` is vLLM's `finish_reason`: `stop` or `length`."""
 
     text: str

@@ -4,23 +4,23 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
-from extproc.vllm.answers import Answer, escape
+from extproc.vllm.answers import Script, escape
 from extproc.vllm.apis.api import Frames
-from extproc.vllm.ask import Ask, Choice, Usage
 from extproc.vllm.driver import Driver, Generation
+from extproc.vllm.order import FinishedAnswer, Order, Usage
 
 
 @dataclass(slots=True, eq=False)
 class Strand:
     """One of the answers that a request gets. `echo` is the prompt's text, if that goes before it."""
 
-    answer: Answer
+    answer: Script
     generation: Generation
     echo: str = ""
     sent: int = 0
 
-    def finish(self) -> Choice:
-        return Choice(self.echo + self.answer.text, self.answer.reason)
+    def finish(self) -> FinishedAnswer:
+        return FinishedAnswer(self.echo + self.answer.text, self.answer.reason)
 
     def take(self) -> bytes:
         """Returns the text that has come since the last call; slow clients get several tokens at once."""
@@ -30,19 +30,19 @@ class Strand:
         return head + b"".join(texts)
 
 
-class Reply:
+class Answering:
     """Waits for a request's generations. Leave it by `close`, however it ends."""
 
     def __init__(
         self,
-        ask: Ask,
+        order: Order,
         strands: Sequence[Strand],
         wake: asyncio.Event,
         driver: Driver,
         *,
         shows_cached: bool,
     ) -> None:
-        self._ask = ask
+        self._order = order
         self._strands = strands
         self._wake = wake
         self._driver = driver
@@ -57,7 +57,7 @@ class Reply:
     def is_finished(self) -> bool:
         return all(strand.generation.is_finished for strand in self._strands)
 
-    async def collect(self) -> list[Choice]:
+    async def collect(self) -> list[FinishedAnswer]:
         """Returns all answers when the last one is complete."""
         while not self.is_finished:
             await self._next()
@@ -98,7 +98,7 @@ class Reply:
         block_size = self._driver.engine.profile.block_size
         full_tokens = len(last.job.prompt) // block_size * block_size
         return Usage(
-            prompt_tokens=self._ask.prompt_tokens,
+            prompt_tokens=self._order.prompt_tokens,
             completion_tokens=sum(strand.generation.emitted for strand in self._strands),
             cached_tokens=last.cached_tokens if self._shows_cached else None,
             created_tokens=max(0, full_tokens - last.cached_tokens),
