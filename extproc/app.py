@@ -26,7 +26,7 @@ from extproc.telemetry import Metrics, PoolCollector
 from extproc.wire.calls import Routes
 
 if TYPE_CHECKING:
-    from extproc.cluster.xds import Xds
+    from extproc.xds.service import Xds
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ def _catch_signals() -> asyncio.Queue[int]:
 def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":
     if not settings.server.xds:
         return None
-    from extproc.cluster.xds import Xds  # noqa: PLC0415  # 11 MB of Envoy's messages that only xDS needs
+    from extproc.xds.service import Xds  # noqa: PLC0415  # 11 MB of Envoy's messages that only xDS needs
 
     pools = [pool.name for pool in settings.pools]
     return Xds(pools, on_rejection=lambda kind: metrics.xds_nacks.labels(kind).inc())

@@ -1,1 +1,1 @@
-"""What we know: live endpoints from files, DNS and Kubernetes, and the proxies kept in step."""
+"""What we know: live endpoints from files, DNS and Kubernetes."""

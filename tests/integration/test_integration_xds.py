@@ -15,10 +15,10 @@ import aiohttp
 import grpc.aio
 import pytest
 
-from extproc.cluster.xds import Xds
 from extproc.routing.endpoint import Endpoint
 from extproc.stream.names import DESTINATION
 from extproc.wire.grpcio import add_routes
+from extproc.xds.service import Xds
 from tests.integration.client import Answer, connect, send, statuses
 from tests.integration.gateway import Gateway, Tree, cluster, edited, find, load
 from tests.integration.mesh import HELD, Pods, run_pods, until, until_hosts

@@ -14,9 +14,9 @@ from envoy_data_plane.envoy.config.endpoint.v3 import Endpoint as EnvoyEndpoint
 from envoy_data_plane.envoy.config.endpoint.v3 import LbEndpoint
 from envoy_data_plane.google.protobuf import Any
 
-from extproc.cluster.xds_cluster import build_cluster
-from extproc.cluster.xds_wire import WireAssignment, WireLocality
 from extproc.routing.endpoint import Endpoint
+from extproc.xds.clusters import build_cluster
+from extproc.xds.messages import WireAssignment, WireLocality
 
 CLUSTERS: Final = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 ASSIGNMENTS: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from extproc.cluster.xds_resources import ASSIGNMENTS, CLUSTERS, Catalog, Resource, version_of
-from extproc.cluster.xds_wire import Request, WireResponse
+from extproc.xds.messages import Request, WireResponse
+from extproc.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog, Resource, version_of
 
 # Clusters first: endpoints of a cluster that Envoy does not know yet would be dropped.
 _ORDER: Final = (CLUSTERS, ASSIGNMENTS)

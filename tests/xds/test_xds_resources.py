@@ -13,11 +13,11 @@ from envoy_data_plane.google.rpc import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.cluster.xds_cluster import build_cluster
-from extproc.cluster.xds_resources import ASSIGNMENTS, CLUSTERS, Catalog
-from extproc.cluster.xds_wire import Request, WireResponse, decode_request
 from extproc.errors import ProtocolError
 from extproc.routing.endpoint import Endpoint
+from extproc.xds.clusters import build_cluster
+from extproc.xds.messages import Request, WireResponse, decode_request
+from extproc.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog
 
 STANDALONE = Path(__file__).parents[2] / "envoy" / "standalone.yaml"
 
@@ -82,7 +82,7 @@ def test_an_endpoint_that_stays_is_not_serialised_again(monkeypatch: pytest.Monk
         encoded.append(endpoint)
         return b"new"
 
-    monkeypatch.setattr("extproc.cluster.xds_resources.encode_endpoint", encode)
+    monkeypatch.setattr("extproc.xds.resources.encode_endpoint", encode)
 
     catalog.replace("llama", [*endpoints[1:], Endpoint("x", "10.0.1.1:8000")])
 

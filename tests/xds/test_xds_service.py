@@ -11,11 +11,11 @@ import pytest
 from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryRequest, DiscoveryResponse
 from envoy_data_plane.google.rpc import Status
 
-from extproc.cluster.xds import Xds
-from extproc.cluster.xds_resources import ASSIGNMENTS, CLUSTERS
 from extproc.routing.endpoint import Endpoint
 from extproc.stream.names import DISCOVER
 from extproc.wire.grpcio import add_routes
+from extproc.xds.resources import ASSIGNMENTS, CLUSTERS
+from extproc.xds.service import Xds
 
 
 class Proxy:

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from extproc.cluster.xds_resources import Catalog
-from extproc.cluster.xds_state import Rejection, Subscriber
-from extproc.cluster.xds_wire import decode_request
 from extproc.errors import ProtocolError
 from extproc.routing.endpoint import Endpoint
 from extproc.stream.names import DISCOVER
 from extproc.wire.calls import Call, Handler, Routes, Status
+from extproc.xds.messages import decode_request
+from extproc.xds.resources import Catalog
+from extproc.xds.state import Rejection, Subscriber
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from envoy_data_plane.google.protobuf import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.cluster.xds_resources import ASSIGNMENTS, CLUSTERS, Catalog
-from extproc.cluster.xds_state import Rejection, Subscriber
-from extproc.cluster.xds_wire import Request, WireResponse
 from extproc.routing.endpoint import Endpoint
+from extproc.xds.messages import Request, WireResponse
+from extproc.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog
+from extproc.xds.state import Rejection, Subscriber
 
 A = Endpoint("default/a", "10.0.0.1:8000")
 B = Endpoint("default/b", "10.0.0.2:8000")
