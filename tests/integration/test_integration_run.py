@@ -44,8 +44,7 @@ def listening() -> list[int]:
 
 
 def test_make_run_serves_the_line_it_prints_and_ctrl_c_stops_everything() -> None:
-    if listening():
-        pytest.skip(f"ports in use: {listening()}")
+    assert not listening(), f"`make run` needs its ports, and something has these: {listening()}"
     with terminal("make run") as process:
         text = read_until(process, "Ctrl-C stops everything")
         curl = text[text.index("curl -si") : text.index("Ctrl-C")].replace("\r\n", "\n").replace("\\\n", " ")

@@ -234,6 +234,15 @@ async def test_a_killed_proxy_releases_its_requests() -> None:
         assert served.in_flight == 0
 
 
+async def test_a_sole_pool_serves_whatever_pool_a_stream_names() -> None:
+    async with serving(one_pool()) as served:
+        call = served.open(pool="other")
+        await call.write(write(headers(end=True)))
+
+        assert isinstance(read(await receive(call)), Went)
+        call.cancel()
+
+
 async def test_picks_served_elsewhere_are_counted() -> None:
     async with serving(one_pool()) as served:
         for address in (*ADDRESSES, None):
