@@ -52,14 +52,17 @@ class Route:
     models: tuple[str, ...] = ()
     adapters: frozenset[str] = frozenset()
 
-    def learnt(self, model: str) -> bool:
-        """Whether an endpoint of the pool said that it serves `model`, as a base model or an adapter."""
-        snapshot = self.pool.snapshot
-        return model in snapshot.models or model in snapshot.by_adapter
-
     def adapter(self, model: str) -> str:
-        """`model` if it is an adapter here, else the empty string."""
-        return model if model in self.adapters or model in self.pool.snapshot.by_adapter else ""
+        """`model` if it is an adapter here, else the empty string.
+
+        What endpoints hold counts only where the name is nothing else: a client can load an adapter under
+        any name, and one called like the pool's model would draw all of the model's requests.
+        """
+        snapshot = self.pool.snapshot
+        if model in self.adapters:
+            return model
+        is_model = model in self.models or model in snapshot.models
+        return model if model in snapshot.by_adapter and not is_model else ""
 
     def names(self) -> set[str]:
         """Every model and adapter name known to be served, globs left out."""
@@ -147,13 +150,18 @@ class Picker:
             if route is None:
                 raise fault or PromptError("name a model: it decides which pool serves this", param="model")
             return route
-        route = self._exact.get(model) or self._by_learnt(model) or self._by_glob(model) or self._catch_all
+        # What the operator wrote goes before what endpoints say: clients can load adapters, under any name.
+        route = self._exact.get(model) or self._by_glob(model) or self._by_learnt(model) or self._catch_all
         if route is None:
             raise UnknownModel(f"The model `{model[:200]}` does not exist.", param="model")
         return route
 
     def _by_learnt(self, model: str) -> Route | None:
-        return next((route for route in self.routes.values() if route.learnt(model)), None)
+        """A base model goes before an adapter: it takes a start of vLLM to name one."""
+        snapshots = [(route, route.pool.snapshot) for route in self.routes.values()]
+        by_model = (route for route, snapshot in snapshots if model in snapshot.models)
+        by_adapter = (route for route, snapshot in snapshots if model in snapshot.by_adapter)
+        return next(by_model, None) or next(by_adapter, None)
 
     def _by_glob(self, model: str) -> Route | None:
         return next((route for pattern, route in self._globs if pattern.match(model)), None)

@@ -100,6 +100,48 @@ def test_a_catch_all_takes_what_no_other_pool_does(several: Picker) -> None:
     assert pool_of(picker, chat("sql")) == "llama"
 
 
+@pytest.mark.parametrize(
+    ("model", "owner"),
+    [("llama-8b", "llama"), ("sql", "llama"), ("qwen-7b", "qwen"), ("phi", "learnt"), ("new", "thief")],
+    ids=["a configured model", "a configured adapter", "a glob", "a learnt model", "nobody's"],
+)
+def test_an_adapter_that_a_client_loaded_takes_no_other_pools_traffic(
+    several: Picker, model: str, owner: str
+) -> None:
+    """The pool that learnt the name stands first, where every tie is its."""
+    loaded = Endpoint("t", "10.0.0.8:80", adapters=frozenset({model}))
+    thief = Route(pool("thief", loaded), ("other",))
+    picker = Picker([thief, *several.routes.values()])
+
+    assert pool_of(picker, chat(model)) == owner
+
+
+@pytest.mark.parametrize("models", [("llama-8b",), ()], ids=["configured", "learnt"])
+def test_an_adapter_named_like_its_pools_model_does_not_draw_its_requests_to_one_endpoint(
+    models: tuple[str, ...],
+) -> None:
+    base = frozenset({"llama-8b"})
+    endpoints = [
+        Endpoint(f"e{i}", f"10.0.0.{i}:80", models=base, adapters=base if i == 1 else frozenset())
+        for i in range(1, 9)
+    ]
+    picker = Picker([Route(pool("llama", *endpoints), models)])
+    decisions = [picker.pick(chat("llama-8b", f"text {number}")) for number in range(40)]
+
+    assert len({decision.pick.endpoint.name for decision in decisions}) > 4
+    assert {decision.adapter for decision in decisions} == {""}
+
+
+def test_an_adapter_that_a_glob_leads_to_goes_only_where_it_is_loaded() -> None:
+    endpoints = [
+        Endpoint(f"e{i}", f"10.0.0.{i}:80", adapters=frozenset({"llama-sql"} if i == 1 else ()))
+        for i in range(1, 9)
+    ]
+    picker = Picker([Route(pool("llama", *endpoints), ("llama-*",))])
+
+    assert {picker.pick(chat("llama-sql", f"{n}")).pick.endpoint.name for n in range(20)} == {"e1"}
+
+
 def test_several_pools_need_a_model(several: Picker) -> None:
     with pytest.raises(PromptError) as caught:
         several.pick(chat(None))
