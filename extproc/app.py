@@ -15,12 +15,13 @@ from aiohttp import web
 
 from extproc.budget import Budget
 from extproc.cluster.file import wakeups
+from extproc.cluster.reason import describe
 from extproc.errors import SettingsError
 from extproc.service.admin import build_admin
 from extproc.service.health import Health
 from extproc.service.pools import Pools
 from extproc.service.transport import Transport, build_transport
-from extproc.settings import ServerSettings, Settings, load_settings, read_environment
+from extproc.settings import ServerSettings, Settings, parse_content, read_content, read_environment
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics, PoolCollector
 from extproc.wire.calls import Routes
@@ -34,9 +35,9 @@ _POLL_S: Final = 5.0
 
 
 class Application:
-    """The running service."""
+    """The running service. `content` is the file at `path` as `settings` were read from it."""
 
-    def __init__(self, settings: Settings, path: Path) -> None:
+    def __init__(self, settings: Settings, path: Path, content: bytes) -> None:
         self.metrics = Metrics()
         self.is_draining = False
         self.budget = Budget(settings.server.budget_bytes)
@@ -59,11 +60,16 @@ class Application:
         self.health = Health(lambda: not self.faults())
         self._settings = settings
         self._path = path
-        self.metrics.registry.register(PoolCollector(self.pools.ages))
+        self._content = content
+        self.metrics.registry.register(PoolCollector(self.pools.ages, self.pools.known_faults))
 
     def faults(self) -> list[str]:
         """Why the service is not ready; empty if it is."""
         return ["draining"] if self.is_draining else self.pools.faults()
+
+    def remarks(self) -> list[str]:
+        """What is wrong with single pools while the service is ready."""
+        return self.pools.remarks()
 
     def routes(self) -> Routes:
         """Every gRPC method that is served."""
@@ -75,21 +81,25 @@ class Application:
 
     async def watch_settings(self) -> None:
         """Applies the settings file whenever it changes; a bad one is refused and the old one stays."""
-        text = _read(self._path)
         async with aclosing(wakeups(self._path.parent, poll_s=_POLL_S)) as ticks:
             async for _ in ticks:
-                changed = await asyncio.to_thread(_read, self._path)
-                if changed not in {None, text}:
-                    text = changed
-                    self._reload()
+                # Compared with what was loaded: a change before the first tick counts too.
+                content = await asyncio.to_thread(_read, self._path)
+                if content not in {None, self._content}:
+                    self._content = content
+                    await self._reload(content)
 
-    def _reload(self) -> None:
+    async def _reload(self, content: bytes) -> None:
         try:
-            settings = load_settings(self._path, read_environment())
+            settings = await asyncio.to_thread(parse_content, content, read_environment(), str(self._path))
             self.pools.apply(settings.pools)
         except SettingsError as error:
             self.metrics.reloads.labels("refused").inc()
             log.error("the changed configuration is refused, the old one stays: %s", error)  # noqa: TRY400
+            return
+        except Exception as error:  # noqa: BLE001  # the next change must be heard all the same
+            self.metrics.reloads.labels("refused").inc()
+            log.error("the changed configuration cannot be applied: %s", describe(error))  # noqa: TRY400
             return
         if settings.server != self._settings.server:
             log.warning("a change of the section server takes effect with a restart")
@@ -104,9 +114,10 @@ async def serve(path: Path) -> int:
     Returns the exit status: 0 if every request in flight at the first signal was served to its end, 1 if
     some were cut. Raises `SettingsError` where it cannot start.
     """
-    settings = load_settings(path, read_environment())
+    content = read_content(path)
+    settings = parse_content(content, read_environment(), str(path))
     signals = _catch_signals()
-    app = Application(settings, path)
+    app = Application(settings, path, content)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(app.pools.stop)
         transport = build_transport(settings.server, app.routes(), app.budget)

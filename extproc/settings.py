@@ -233,11 +233,24 @@ def load_settings(path: Path, environment: dict[str, str] | None = None) -> Sett
 
     Raises `SettingsError` that lists every fault, each with its place in the file.
     """
+    return parse_content(read_content(path), environment or {}, str(path))
+
+
+def read_content(path: Path) -> bytes:
+    """Reads the file, so that a later change can be told from what was loaded; raises `SettingsError`."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_bytes()
+    except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
-    return parse_settings(text, environment or {}, where=str(path))
+
+
+def parse_content(content: bytes, environment: dict[str, str], where: str) -> Settings:
+    """Parses a file's content, see `load_settings`."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{where}: cannot be read: {error}") from None
+    return parse_settings(text, environment, where)
 
 
 def parse_settings(text: str, environment: dict[str, str], where: str = "settings") -> Settings:

@@ -43,7 +43,9 @@ class Metrics(Collector):
             "prompt_errors", "Requests routed without their body, which could not be read.", "why"
         )
         self._stream_errors = self._counter("stream_errors", "Streams that ended with a fault.", "why")
-        self.watch_restarts = self._counter("watch_restarts", "Lost or refused watches of a source.", "why")
+        self.watch_restarts = self._counter(
+            "watch_restarts", "Lost or refused watches of a source.", "pool", "why"
+        )
         self.reloads = self._counter("config_reloads", "Attempts to load a changed configuration.", "result")
         self.xds_nacks = self._counter("xds_nacks", "Configurations that an Envoy refused.", "type")
         Info("extproc", "The running service.", registry=self.registry).info({"version": __version__})
@@ -109,11 +111,17 @@ class Metrics(Collector):
 class PoolCollector(Collector):
     """Reads the pools when it is scraped, so that a request pays nothing for its gauges.
 
-    `ages` tells every pool and the age of its list in seconds, `None` before the first list.
+    `ages` tells every pool and the age of its list in seconds, `None` before the first list; `faults`
+    the pools whose sources fail now, with a word for why.
     """
 
-    def __init__(self, ages: Callable[[], Iterable[tuple[Pool, float | None]]]) -> None:
+    def __init__(
+        self,
+        ages: Callable[[], Iterable[tuple[Pool, float | None]]],
+        faults: Callable[[], Iterable[tuple[str, str]]] = tuple,
+    ) -> None:
         self._ages = ages
+        self._faults = faults
 
     def collect(self) -> Iterator[Metric]:
         in_flight = GaugeMetricFamily(
@@ -132,7 +140,15 @@ class PoolCollector(Collector):
             endpoints.add_metric([pool.name, "draining"], len(pool.snapshot.draining))
             if age_s is not None:
                 age.add_metric([pool.name], age_s)
-        yield from (in_flight, endpoints, age)
+        yield from (in_flight, endpoints, age, self._collect_faults())
+
+    def _collect_faults(self) -> Metric:
+        fault = GaugeMetricFamily(
+            "extproc_pool_fault", "1 while a pool's source has no good list to tell.", labels=["pool", "why"]
+        )
+        for pool, why in self._faults():
+            fault.add_metric([pool, why], 1)
+        return fault
 
 
 class JsonFormatter(logging.Formatter):

@@ -5,7 +5,6 @@ So an answer without addresses is a failure, and the last good list stays.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from random import Random
 
@@ -15,12 +14,11 @@ from dns.rdatatype import AAAA, A
 from dns.resolver import NXDOMAIN, Answer, NoAnswer
 
 from extproc.cluster.backoff import Backoff
+from extproc.cluster.reason import describe
 from extproc.cluster.slices import AddressFamily
 from extproc.cluster.source import Sink
 from extproc.cluster.teller import Teller
 from extproc.routing.endpoint import Endpoint, join_address, parse_target
-
-_log = logging.getLogger("extproc.cluster")
 
 
 class DnsSource:
@@ -51,7 +49,6 @@ class DnsSource:
         self._open_resolver = open_resolver
         self._sleep = sleep
         self._backoff = Backoff(rng)
-        self._fault: str | None = None
 
     def __repr__(self) -> str:
         return f"<DnsSource {self._host}:{self._port}>"
@@ -77,7 +74,6 @@ class DnsSource:
             return await resolver.resolve(self._host, second, search=True)
 
     def _accept(self, answer: Answer, teller: Teller) -> float:
-        self._fault = None
         self._backoff.reset()
         addresses = sorted(join_address(record.address, self._port) for record in answer)
         teller.tell([Endpoint(address, address) for address in addresses])
@@ -85,11 +81,7 @@ class DnsSource:
         return ttl_s * self._rng.uniform(1.0, 1.2)
 
     def _refuse(self, error: Exception, sink: Sink) -> float:
-        why = _word(error)
-        sink.restarted(why)
-        if why != self._fault:
-            self._fault = why
-            _log.warning("%s cannot be resolved, the last good list stays: %s", self._host, error)
+        sink.restarted(_word(error), describe(error))
         return self._backoff.next_s()
 
 

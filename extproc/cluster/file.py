@@ -4,7 +4,6 @@ The last good list stays through every fault: a missing file, a half-written one
 """
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -15,11 +14,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from watchfiles import awatch
 
+from extproc.cluster.reason import shorten
 from extproc.cluster.source import Sink
 from extproc.errors import AddressError, SettingsError
 from extproc.routing.endpoint import Endpoint, join_address
-
-_log = logging.getLogger("extproc.cluster")
 
 
 class _Row(BaseModel):
@@ -65,7 +63,7 @@ class FileSource:
             else:
                 sink.replace(parse_endpoints(content))
         except OSError as error:
-            self._refuse(sink, "file_unreadable", str(error))
+            self._refuse(sink, "file_unreadable", error.strerror or type(error).__name__)
         except SettingsError as error:
             self._refuse(sink, "file_invalid", str(error))
         else:
@@ -75,8 +73,7 @@ class FileSource:
         # The same fault at every poll is one fault.
         if fault != self._fault:
             self._fault = fault
-            sink.restarted(why)
-            _log.warning("%s refused, the last good list stays: %s", self._path, fault)
+            sink.restarted(why, shorten(f"{self._path}: {fault}"))
 
 
 def parse_endpoints(content: bytes) -> list[Endpoint]:

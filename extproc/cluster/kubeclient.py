@@ -1,5 +1,6 @@
 """Clients of the Kubernetes API, with the credentials as they are now."""
 
+import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException, load_kube_config
 from kubernetes.aio.config.incluster_config import SERVICE_HOST_ENV_NAME, InClusterConfigLoader
 
+from extproc.cluster.reason import describe, shorten
 from extproc.cluster.slice_api import WatchLost
 
 # What the client's loaders raise; a file that is half written gets the built-in ones out of them.
@@ -31,27 +33,38 @@ class KubeClients:
 
     Each `open` reads the credentials again, so a rotated token, a changed certificate authority or an
     expired login is a matter of the next try. With neither `kubeconfig` nor `context` given it is the
-    Pod's service account inside a cluster, ~/.kube/config outside.
+    Pod's service account inside a cluster, ~/.kube/config outside. A kubeconfig may name a program that
+    logs in; it gets `login_s`, seconds.
     """
 
     kubeconfig: str | None = None
     context: str | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    login_s: float = 30.0
 
     async def open(self) -> ApiClient:
         """Raises `WatchLost` if there are no usable credentials."""
         configuration = Configuration()
         try:
-            if self._is_in_cluster:
-                self._load_service_account(configuration)
-            else:
-                await load_kube_config(
-                    self.kubeconfig, self.context, client_configuration=configuration, persist_config=False
-                )
+            async with asyncio.timeout(self.login_s):
+                await self._load(configuration)
+            _strip_token(configuration)
             return ApiClient(configuration)
+        except ConfigException as error:
+            raise _unusable(shorten(str(error))) from error
+        except TimeoutError:
+            raise _unusable(f"no login within {self.login_s:g} s") from None
         except _UNUSABLE as error:
-            raise WatchLost("credentials", repr(error), keeps_version=True) from error
+            raise _unusable(describe(error)) from error
+
+    async def _load(self, configuration: Configuration) -> None:
+        if self._is_in_cluster:
+            self._load_service_account(configuration)
+        else:
+            await load_kube_config(
+                self.kubeconfig, self.context, client_configuration=configuration, persist_config=False
+            )
 
     @property
     def _is_in_cluster(self) -> bool:
@@ -61,6 +74,19 @@ class KubeClients:
         loader = InClusterConfigLoader(
             str(self.service_account / "token"),
             str(self.service_account / "ca.crt"),
+            # A client lives as long as one watch, and would put the token back as the file has it.
+            try_refresh_token=False,
             environ=self.environment,
         )
         loader.load_and_set(configuration)
+
+
+def _strip_token(configuration: Configuration) -> None:
+    """Editors and `echo` end a file with a newline; no header may."""
+    for name, key in configuration.api_key.items():
+        scheme, _, token = key.partition(" ")
+        configuration.api_key[name] = f"{scheme} {token.strip()}"
+
+
+def _unusable(reason: str) -> WatchLost:
+    return WatchLost("credentials", reason, keeps_version=True)

@@ -15,6 +15,8 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from extproc.cluster.backoff import Backoff
 from extproc.cluster.decoding import Unreadable, decode
+from extproc.cluster.reason import describe
+from extproc.cluster.restarting import Restarting
 from extproc.cluster.soon import Soon
 from extproc.cluster.source import Sink, Source
 from extproc.errors import ExtprocError
@@ -78,7 +80,8 @@ class ModelsSource:
         rng: Random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._source = source
+        # Begun again by itself: all of this at once would forget what endpoints have said.
+        self._source = Restarting(source, rng=rng)
         self._pace = pace
         self._rng = rng
         self._sleep = sleep
@@ -105,11 +108,11 @@ class ModelsSource:
         while True:
             try:
                 learn(await ask(address))
-            except ModelsUnknown as error:
+            except Exception as error:  # noqa: BLE001  # one endpoint's answer must not end all the others'
                 delay_s = backoff.next_s()
-                if str(error) != fault:
-                    _log.warning("%s does not tell its models: %s", address, error)
-                fault = str(error)
+                if describe(error) != fault:
+                    _log.warning("%s does not tell its models: %s", address, describe(error))
+                fault = describe(error)
             else:
                 delay_s = self._pace.refresh_s * self._rng.uniform(0.8, 1.2)
                 backoff.reset()
@@ -143,8 +146,11 @@ class _Learner:
     def confirm(self) -> None:
         self._sink.confirm()
 
-    def restarted(self, why: str) -> None:
-        self._sink.restarted(why)
+    def restarted(self, why: str, reason: str | None = None) -> None:
+        self._sink.restarted(why, reason)
+
+    def lacks(self, why: str, reason: str) -> None:
+        self._sink.lacks(why, reason)
 
     def close(self) -> None:
         self._settled.cancel()
@@ -172,7 +178,7 @@ async def ask_models(session: ClientSession, slots: asyncio.Semaphore, address: 
                 raise ModelsUnknown(f"it answers {response.status}")
             cards = decode(await response.read(), _Cards).data
     except (ClientError, OSError, TimeoutError, Unreadable) as error:
-        raise ModelsUnknown(repr(error)) from error
+        raise ModelsUnknown(describe(error)) from error
     return Served(
         models=frozenset(card.id for card in cards if card.parent is None),
         adapters=frozenset(card.id for card in cards if card.parent is not None),

@@ -14,6 +14,7 @@ from aiohttp import ClientError, ClientResponse, StreamReader
 from kubernetes.aio.client import ApiClient, DiscoveryV1Api
 
 from extproc.cluster.decoding import Unreadable, decode
+from extproc.cluster.reason import describe, shorten
 from extproc.cluster.slices import EndpointSlice, EndpointSliceList
 from extproc.errors import ExtprocError
 
@@ -24,13 +25,16 @@ class WatchLost(ExtprocError):
     """A list or a watch came to a bad end; `why` is one of a few fixed words.
 
     `keeps_version` says whether the next watch may go on from the version of this one: it survives what
-    the network does, not what the server says.
+    the network does, not what the server says. `retry_after_s` is when the server wants to be asked again.
     """
 
-    def __init__(self, why: str, message: str, *, keeps_version: bool = False) -> None:
+    def __init__(
+        self, why: str, message: str, *, keeps_version: bool = False, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(message)
         self.why = why
         self.keeps_version = keeps_version
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,8 @@ class SliceApi:
         )
         if response.status != 200:
             async with response:
-                raise _refusal(response.status, await response.content.read(4096))
+                after = response.headers.get("retry-after", "")
+                raise _refusal(response.status, await response.content.read(4096), after)
         return response
 
 
@@ -129,16 +134,29 @@ def read_event(line: bytes) -> tuple[str, EndpointSlice]:
     return event.type, decode(event.object, EndpointSlice)
 
 
-def _refusal(code: int, body: bytes) -> WatchLost:
+def _refusal(code: int, body: bytes, after: str) -> WatchLost:
     try:
-        return _loss(code, decode(body, _Status).message)
+        message = decode(body, _Status).message
     except Unreadable:
-        return _loss(code, "no reason given")
+        message = "no reason given"
+    return _loss(code, message, read_retry_after(after))
 
 
-def _loss(code: int, message: str) -> WatchLost:
+def read_retry_after(text: str) -> int | None:
+    """Reads `Retry-After` in seconds; `None` for 0 and for what is none.
+
+    The API server never sends its other form, a date. Nobody is believed who wants to be left alone for
+    longer than two minutes.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        return None
+    return min(int(text), 120) or None
+
+
+def _loss(code: int, message: str, retry_after_s: int | None = None) -> WatchLost:
     words = {401: "unauthorized", 403: "forbidden", 410: "expired", 429: "throttled"}
-    return WatchLost(words.get(code, "server_error"), f"{code}: {message}")
+    why = words.get(code, "server_error")
+    return WatchLost(why, shorten(f"{code}: {message}"), retry_after_s=retry_after_s)
 
 
 @contextmanager
@@ -149,6 +167,6 @@ def _losses() -> Iterator[None]:
     except TimeoutError as error:
         raise WatchLost("stalled", "no word from the API server", keeps_version=True) from error
     except (ClientError, OSError) as error:
-        raise WatchLost("connection", repr(error), keeps_version=True) from error
+        raise WatchLost("connection", describe(error), keeps_version=True) from error
     except Unreadable as error:
-        raise WatchLost("garbled", str(error)) from error
+        raise WatchLost("garbled", shorten(str(error))) from error

@@ -39,6 +39,19 @@ class SliceBook:
         """Why endpoints are missing, by the names of their slices."""
         return {name: reading.fault for name, reading in self._readings.items() if reading.fault}
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no slice at all: a Service with a selector has one even without a pod."""
+        return not self._readings
+
+    @property
+    def portless(self) -> str | None:
+        """What a slice says of its ports where all pods are at others than ours; `None` if some are not."""
+        readings = self._readings.values()
+        if any(reading.endpoints for reading in readings):
+            return None
+        return next((reading.fault for reading in readings if reading.lacks_port), None)
+
     def endpoints(self) -> list[Endpoint]:
         """Returns the endpoints in the order of their names. O(n log n)."""
         entries = [

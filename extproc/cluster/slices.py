@@ -63,11 +63,15 @@ class EndpointSliceList(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one slice says: its endpoints that are ready or draining, and why others are missing."""
+    """What one slice says: its endpoints that are ready or draining, and why others are missing.
+
+    `lacks_port` says that it has endpoints, and none at the port that was asked for.
+    """
 
     family: str
     endpoints: tuple[Endpoint, ...] = ()
     fault: str | None = None
+    lacks_port: bool = False
 
 
 def read_slice(slice_: EndpointSlice, port: int | str) -> Reading:
@@ -77,7 +81,7 @@ def read_slice(slice_: EndpointSlice, port: int | str) -> Reading:
         return Reading(family, fault=f"has addresses of type {family!r}")
     number = find_port(slice_.ports or [], port)
     if number is None:
-        return Reading(family, fault=f"has no TCP port {port!r}, only {_describe(slice_.ports or [])}")
+        return _read_other_port(slice_, port)
     endpoints, fault = [], None
     for entry in slice_.endpoints or ():
         try:
@@ -87,6 +91,14 @@ def read_slice(slice_: EndpointSlice, port: int | str) -> Reading:
         else:
             endpoints += [endpoint] if endpoint else []
     return Reading(family, tuple(endpoints), fault)
+
+
+def _read_other_port(slice_: EndpointSlice, port: int | str) -> Reading:
+    if not slice_.endpoints:
+        # A Service without pods keeps one slice, empty, that names no ports.
+        return Reading(slice_.address_type)
+    fault = f"has no TCP port {port!r}, only {_describe(slice_.ports or [])}"
+    return Reading(slice_.address_type, fault=fault, lacks_port=True)
 
 
 def is_ready(conditions: EndpointConditions) -> bool | None:

@@ -7,7 +7,11 @@ from extproc.routing.endpoint import Endpoint
 
 
 class Sink(Protocol):
-    """Where a source tells what it knows. Calls come from the event loop and return at once."""
+    """Where a source tells what it knows. Calls come from the event loop and return at once.
+
+    A source logs nothing of its failures: it tells them, as often as they happen, in one line that names
+    no credential. The sink makes of them what an operator can read.
+    """
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
         """Takes the whole current list, ready and draining; an endpoint left out is gone."""
@@ -17,8 +21,16 @@ class Sink(Protocol):
         """Notes that the last list is still true (a bookmark, a repeated answer); resets the age."""
         ...
 
-    def restarted(self, why: str) -> None:
-        """Counts a lost or refused watch; `why` is one of a source's few fixed words."""
+    def restarted(self, why: str, reason: str | None = None) -> None:
+        """Counts a lost or refused watch; `why` is one of a source's few fixed words.
+
+        `reason` says what failed and is true until the next list or confirmation; `None` where nothing
+        failed: a watch that ended in its time.
+        """
+        ...
+
+    def lacks(self, why: str, reason: str) -> None:
+        """Notes that what was asked for is not there, so that there is no list: no such Service."""
         ...
 
 
@@ -26,5 +38,8 @@ class Source(Protocol):
     """Something that knows a pool's endpoints and hears of changes."""
 
     async def run(self, sink: Sink) -> None:
-        """Runs until cancelled; keeps the last good list through every failure of its own."""
+        """Runs until cancelled; keeps the last good list through every failure of its own.
+
+        May be run again after it raised.
+        """
         ...

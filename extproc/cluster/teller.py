@@ -17,6 +17,11 @@ class Teller:
     def has_told(self) -> bool:
         return self._told is not None
 
+    @property
+    def has_endpoints(self) -> bool:
+        """Whether the last list that was told has any."""
+        return bool(self._told)
+
     def tell(self, endpoints: Sequence[Endpoint]) -> None:
         told = tuple(endpoints)
         if told == self._told:

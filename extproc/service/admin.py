@@ -24,6 +24,10 @@ class Service(Protocol):
         """Why the service is not ready; empty if it is."""
         ...
 
+    def remarks(self) -> list[str]:
+        """What is wrong with single pools while the service is ready."""
+        ...
+
 
 def build_admin(service: Service, registry: CollectorRegistry, max_body_bytes: int) -> web.Application:
     app = web.Application(client_max_size=max_body_bytes)
@@ -51,7 +55,8 @@ class _Admin:
 
     async def readyz(self, _: web.Request) -> web.Response:
         faults = self._service.faults()
-        return web.Response(text="\n".join(faults or ["ready"]) + "\n", status=503 if faults else 200)
+        lines = faults or ["ready", *self._service.remarks()]
+        return web.Response(text="\n".join(lines) + "\n", status=503 if faults else 200)
 
     async def pools(self, _: web.Request) -> web.Response:
         return _json([describe_pool(keeper) for keeper in self._service.pools])
@@ -80,6 +85,7 @@ def describe_pool(keeper: PoolKeeper) -> dict[str, object]:
         "name": pool.name,
         "strategy": pool.strategy.name,
         "age_s": keeper.age_s,
+        "fault": keeper.fault and str(keeper.fault),
         "in_flight": pool.book.total,
         "endpoints": [
             {

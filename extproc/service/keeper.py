@@ -3,14 +3,28 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from extproc.cluster.reason import describe
 from extproc.cluster.source import Source
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pool, Snapshot
 from extproc.routing.strategies.base import Strategy
+from extproc.service.outages import Outages
 from extproc.telemetry import Metrics
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What keeps a source from a good list now: a fixed word, and a line for operators."""
+
+    why: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.reason}"
 
 
 class PoolKeeper:
@@ -26,6 +40,7 @@ class PoolKeeper:
         self,
         pool: Pool,
         metrics: Metrics,
+        outages: Outages,
         *,
         clock: Callable[[], float],
         on_change: Callable[[str, Sequence[Endpoint]], None],
@@ -33,6 +48,7 @@ class PoolKeeper:
     ) -> None:
         self.pool = pool
         self._metrics = metrics
+        self._outages = outages
         self._clock = clock
         self._on_change = on_change
         self._on_strategy = on_strategy
@@ -40,6 +56,8 @@ class PoolKeeper:
         self._strategy = pool.strategy
         self._changed = asyncio.Event()
         self._confirmed_s: float | None = None
+        self._heard_s = clock()
+        self.fault: Fault | None = None
         self.synced = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -50,16 +68,34 @@ class PoolKeeper:
         """Seconds since the source last said that its list holds; `None` before the first list."""
         return None if self._confirmed_s is None else self._clock() - self._confirmed_s
 
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the source last said anything, be it that it failed."""
+        return self._clock() - self._heard_s
+
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
         self._endpoints = tuple(endpoints)
         self.confirm()
         self._changed.set()
 
     def confirm(self) -> None:
-        self._confirmed_s = self._clock()
+        self._confirmed_s = self._heard_s = self._clock()
+        self.fault = None
+        self._outages.ended(self.pool.name)
 
-    def restarted(self, why: str) -> None:
-        self._metrics.watch_restarts.labels(why).inc()
+    def restarted(self, why: str, reason: str | None = None) -> None:
+        self._heard_s = self._clock()
+        self._metrics.watch_restarts.labels(self.pool.name, why).inc()
+        if reason is not None:
+            self.fault = Fault(why, reason)
+            self._outages.failed(self.pool.name, why, reason)
+
+    def lacks(self, why: str, reason: str) -> None:
+        self._heard_s = self._clock()
+        fault, self.fault = self.fault, Fault(why, reason)
+        self._outages.ended(self.pool.name)
+        if fault != self.fault:
+            log.warning("pool %s has no endpoints (%s): %s", self.pool.name, why, reason)
 
     def use(self, strategy: Strategy) -> None:
         """Routes by `strategy` as soon as it has placed the endpoints."""
@@ -67,18 +103,10 @@ class PoolKeeper:
         self._changed.set()
 
     async def run(self, source: Source) -> None:
-        """Follows `source` until cancelled; keeps the pool as it is where the source fails for good."""
+        """Follows `source`, which never ends by itself, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._install_changes())
-            tasks.create_task(self._follow(source))
-
-    async def _follow(self, source: Source) -> None:
-        try:
-            await source.run(self)
-        except Exception:
-            # A source handles its own failures; what gets here is a bug, and no reason to stop serving.
-            log.exception("the source of pool %s failed; its endpoints stay as they are", self.pool.name)
-            self.restarted("internal")
+            tasks.create_task(source.run(self))
 
     async def _install_changes(self) -> None:
         while True:
@@ -86,10 +114,8 @@ class PoolKeeper:
             self._changed.clear()
             try:
                 await self._install()
-            except Exception:
-                # A list that cannot be placed must not keep the next one from being heard.
-                log.exception("the list of pool %s cannot be used; the last one stays", self.pool.name)
-                self.restarted("internal")
+            except Exception as error:  # noqa: BLE001  # the next list must be heard all the same
+                self.restarted("internal", f"a list that cannot be placed: {describe(error)}")
 
     async def _install(self) -> None:
         endpoints, strategy = self._endpoints, self._strategy

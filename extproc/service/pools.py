@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Picker
@@ -12,11 +13,15 @@ from extproc.routing.pool import Pool
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
 from extproc.service.keeper import PoolKeeper
+from extproc.service.outages import Outages
 from extproc.service.wiring import build_pool, build_route, build_source
 from extproc.settings import PoolSettings
 from extproc.telemetry import Metrics
 
 log = logging.getLogger(__name__)
+
+# A source says something, good or bad, every two minutes at the latest. One that does not is stuck.
+_SILENT_S: Final = 300.0
 
 
 class Pools:
@@ -24,6 +29,11 @@ class Pools:
 
     `base` is the folder that relative paths in the settings start from. `publish` hears of every new
     list of endpoints, `retract` of a pool that is gone. Needs a running event loop.
+
+    Ready is a question about the whole service, and a proxy that is told no takes every pool's requests
+    elsewhere. So at the start, and for `start_s` seconds at most, the pools of the first settings are
+    waited for, as long as one of them has no list; from then on one pool that can be routed to is enough.
+    A pool without a list refuses its own requests, and says why in `remarks`.
     """
 
     def __init__(
@@ -35,14 +45,19 @@ class Pools:
         clock: Callable[[], float],
         publish: Callable[[str, Sequence[Endpoint]], None],
         retract: Callable[[str], None],
+        start_s: float = 10.0,
     ) -> None:
         self.picker = Picker(())
         self._metrics = metrics
         self._base = base
         self._outside = Outside(rng, clock)
+        self._clock = clock
         self._publish = publish
         self._retract = retract
+        self._outages = Outages(clock)
+        self._started_s = clock() + start_s
         self._settings: dict[str, PoolSettings] = {}
+        self._first: frozenset[str] = frozenset()
         self._keepers: dict[str, PoolKeeper] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -53,11 +68,27 @@ class Pools:
         """Every pool with the age of its list in seconds, `None` before the first."""
         return [(keeper.pool, keeper.age_s) for keeper in self]
 
+    def known_faults(self) -> list[tuple[str, str]]:
+        """The pools whose sources fail now, each with the word for why."""
+        return [(keeper.pool.name, keeper.fault.why) for keeper in self if keeper.fault]
+
     def faults(self) -> list[str]:
         """Why requests cannot be routed well; empty if they can."""
-        return [
-            fault for name, settings in self._settings.items() for fault in self._faults_of(name, settings)
-        ]
+        is_waiting = self._clock() < self._started_s and any(
+            not self._keepers[name].synced.is_set() for name in self._first & self._keepers.keys()
+        )
+        has_route = any(self._fault_of(keeper) is None for keeper in self)
+        return [] if has_route and not is_waiting else self.remarks() or ["no pool yet"]
+
+    def remarks(self) -> list[str]:
+        """What is wrong with single pools, whether the service is ready or not."""
+        told = []
+        for keeper in self:
+            fault = self._fault_of(keeper)
+            if fault or keeper.fault:
+                parts = [fault or f"the list of endpoints is {keeper.age_s:.0f} s old", keeper.fault]
+                told.append(f"pool {keeper.pool.name}: {': '.join(str(part) for part in parts if part)}")
+        return told
 
     def apply(self, settings: Sequence[PoolSettings]) -> None:
         """Makes these the pools. One that stays keeps its endpoints, its loads and its requests."""
@@ -69,6 +100,7 @@ class Pools:
                 self._change(self._settings[name], pool)
             else:
                 self._add(pool)
+        self._first = self._first if self._settings else frozenset(wanted)
         self._settings = wanted
         self._renew_picker()
 
@@ -83,20 +115,24 @@ class Pools:
             build_route(settings, self._keepers[name].pool) for name, settings in self._settings.items()
         )
 
-    def _faults_of(self, name: str, settings: PoolSettings) -> Iterator[str]:
-        keeper = self._keepers[name]
-        age_s = keeper.age_s
+    def _fault_of(self, keeper: PoolKeeper) -> str | None:
+        """Why the pool cannot be routed to, or not by a list so old."""
+        age_s, limit_s = keeper.age_s, self._settings[keeper.pool.name].stale_after_s
         if not keeper.synced.is_set() or age_s is None:
-            yield f"pool {name}: no list of endpoints yet"
-        elif settings.stale_after_s is not None and age_s > settings.stale_after_s:
-            yield f"pool {name}: the list of endpoints is {age_s:.0f} s old"
+            return "no list of endpoints yet"
+        if limit_s is not None and age_s > limit_s:
+            return f"the list of endpoints is {age_s:.0f} s old"
+        if keeper.silence_s > _SILENT_S:
+            return f"its source has said nothing for {keeper.silence_s:.0f} s"
+        return None
 
     def _add(self, settings: PoolSettings) -> None:
         pool = build_pool(settings, self._outside)
         keeper = PoolKeeper(
             pool,
             self._metrics,
-            clock=self._outside.clock,
+            self._outages,
+            clock=self._clock,
             on_change=self._publish,
             on_strategy=self._renew_picker,
         )
@@ -106,6 +142,7 @@ class Pools:
     def _remove(self, name: str) -> None:
         self._tasks.pop(name).cancel()
         del self._keepers[name]
+        self._outages.forget(name)
         self._retract(name)
 
     def _change(self, before: PoolSettings, after: PoolSettings) -> None:

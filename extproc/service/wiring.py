@@ -8,6 +8,7 @@ from extproc.cluster.file import FileSource
 from extproc.cluster.kubeclient import KubeClients
 from extproc.cluster.kubernetes import KubernetesSource
 from extproc.cluster.models import ModelsSource
+from extproc.cluster.restarting import Restarting
 from extproc.cluster.source import Source
 from extproc.cluster.static import StaticSource
 from extproc.routing.endpoint import Endpoint
@@ -30,7 +31,7 @@ def build_route(settings: PoolSettings, pool: Pool) -> Route:
 def build_source(settings: PoolSettings, base: Path, rng: Random) -> Source:
     """`base` is the folder that relative paths start from: the configuration file's."""
     source = _endpoint_source(settings.endpoints, base, rng)
-    return ModelsSource(source, rng=rng) if settings.learn_models else source
+    return Restarting(ModelsSource(source, rng=rng) if settings.learn_models else source, rng=rng)
 
 
 def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> Source:

@@ -41,7 +41,10 @@ class Stopwatch:
     def confirm(self) -> None:
         """A bookmark: nothing has changed."""
 
-    def restarted(self, why: str) -> None:
+    def restarted(self, why: str, reason: str | None = None) -> None:
+        raise RuntimeError(why)
+
+    def lacks(self, why: str, reason: str) -> None:
         raise RuntimeError(why)
 
     async def ms_until_told(self, start_s: float) -> float:

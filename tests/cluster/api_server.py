@@ -34,7 +34,9 @@ class ApiServer:
 
     def __init__(self) -> None:
         self.url = ""
+        # Other tokens are answered `refusal`; 403 is what a server says that does not know its Roles yet.
         self.tokens = {"token-1"}
+        self.refusal = 401
         self.version = 100
         self.oldest = 100
         self.slices: dict[str, Object] = {}
@@ -96,7 +98,7 @@ class ApiServer:
         if request.headers.get("Authorization", "").lower() not in {
             f"bearer {token}" for token in self.tokens
         }:
-            return status(401, "Unauthorized")
+            return status(self.refusal, "Unauthorized")
         if self.script[call]:
             return await self.script[call].popleft()(request)
         return await (self._watch(request) if call == "watch" else self._list(request))
@@ -151,11 +153,16 @@ def status(code: int, message: str = "scripted") -> web.Response:
     return web.json_response(status_object(code, message), status=code)
 
 
-def refuses(code: int) -> Answer:
+def refuses(code: int, retry_after: str = "") -> Answer:
     """Answers with an HTTP status and no more; 502 is a proxy's page, without a Status object."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
-        return web.Response(status=code, text="<html>Bad Gateway</html>") if code == 502 else status(code)
+        refusal = status(code)
+        if code == 502:
+            refusal = web.Response(status=code, text="<html>Bad Gateway</html>")
+        if retry_after:
+            refusal.headers["Retry-After"] = retry_after
+        return refusal
 
     return answer
 

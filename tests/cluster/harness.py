@@ -15,6 +15,8 @@ class RecordingSink:
         self.lists: list[list[Endpoint]] = []
         self.confirmed_total = 0
         self.restarts: list[str] = []
+        self.reasons: list[str | None] = []
+        self.lacking: list[tuple[str, str]] = []
 
     @property
     def names(self) -> list[str]:
@@ -30,8 +32,12 @@ class RecordingSink:
     def confirm(self) -> None:
         self.confirmed_total += 1
 
-    def restarted(self, why: str) -> None:
+    def restarted(self, why: str, reason: str | None = None) -> None:
         self.restarts.append(why)
+        self.reasons.append(reason)
+
+    def lacks(self, why: str, reason: str) -> None:
+        self.lacking.append((why, reason))
 
     async def until(self, claim: Callable[["RecordingSink"], object], timeout_s: float = 5.0) -> None:
         """Waits until `claim` holds; raises `TimeoutError` if it does not in time."""

@@ -18,6 +18,16 @@ def test_the_bound_doubles_up_to_the_cap() -> None:
     assert [backoff.next_s() for _ in range(8)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
 
 
+def test_the_first_tries_are_eager() -> None:
+    backoff = Backoff(Highest(), early_cap_s=2, early_tries=5)
+
+    assert [backoff.next_s() for _ in range(10)] == [0.5, 1, 2, 2, 2, 4, 8, 16, 30, 30]
+
+    backoff.reset()
+
+    assert [backoff.next_s() for _ in range(4)] == [0.5, 1, 2, 2]
+
+
 def test_reset_starts_over() -> None:
     backoff = Backoff(Highest(), base_s=2, cap_s=5)
     assert [backoff.next_s() for _ in range(3)] == [2, 4, 5]

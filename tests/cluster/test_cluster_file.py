@@ -1,5 +1,4 @@
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -139,9 +138,7 @@ async def test_an_unchanged_file_confirms_the_list(path: Path, sink: RecordingSi
     assert len(sink.lists) == 1
 
 
-async def test_a_bad_file_keeps_the_last_good_list_and_counts_once(
-    path: Path, sink: RecordingSink, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_bad_file_keeps_the_last_good_list_and_counts_once(path: Path, sink: RecordingSink) -> None:
     async with running(FileSource(path, poll_s=0.02), sink):
         await sink.until(lambda told: told.lists)
         replace_file(path, b"- {address: 10.0.0.1, po")
@@ -156,8 +153,9 @@ async def test_a_bad_file_keeps_the_last_good_list_and_counts_once(
         replace_file(path, TWO)
         await sink.until(lambda told: len(told.addresses) == 2)
 
-    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "the last good list stays: not YAML" in record.getMessage()
+    [reason] = sink.reasons
+    assert reason
+    assert f"{path}: not YAML" in reason
 
 
 async def test_a_missing_file_is_waited_for(tmp_path: Path, sink: RecordingSink) -> None:

@@ -96,6 +96,39 @@ async def test_an_empty_token_is_no_credential(server: ApiServer, service_accoun
     assert caught.value.why == "credentials"
 
 
+async def test_a_service_account_token_that_ends_in_a_newline_is_a_token(
+    server: ApiServer, service_account: Path, sink: RecordingSink
+) -> None:
+    await asyncio.to_thread((service_account / "token").write_text, "token-1\n")
+    clients = KubeClients(environment=environment(server), service_account=service_account)
+    async with running(source_of(clients), sink):
+        await sink.until(lambda told: told.names == ["default/a"])
+
+    assert sink.restarts == []
+
+
+async def test_a_login_that_hangs_is_given_up(tmp_path: Path) -> None:
+    path = Path(write_kubeconfig(tmp_path / "kubeconfig"))
+    tree = json.loads(await asyncio.to_thread(path.read_text))
+    login = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["5"]}
+    tree["users"][0]["user"] = {"exec": login}
+    await asyncio.to_thread(path.write_text, json.dumps(tree))
+
+    with pytest.raises(WatchLost, match=r"no login within 0\.1 s"):
+        await KubeClients(str(path), login_s=0.1).open()
+
+
+async def test_a_kubeconfig_that_is_no_yaml_is_not_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text("users: [{token: 'secret-token\n}]: [")
+
+    with pytest.raises(WatchLost) as caught:
+        await KubeClients(str(path)).open()
+
+    assert "Error at " in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
 def write_kubeconfig(path: Path) -> str:
     contexts = ["red", "blue"]
     tree = {

@@ -165,8 +165,44 @@ async def test_a_silent_endpoint_is_asked_again_after_a_back_off(
         await sink.until(lambda told: told.lists[-1][0].models == {"llama"})
 
     assert [record.getMessage() for record in caplog.records] == [
-        f"{endpoint.address} does not tell its models: TimeoutError()"
+        f"{endpoint.address} does not tell its models: TimeoutError"
     ]
+
+
+async def test_an_endpoint_that_cannot_even_be_asked_stops_nobody_else(
+    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float]
+) -> None:
+    """An address that no URL can hold: what is raised is none of a request's own errors."""
+    broken = Endpoint("default/broken", "[::1]x:80\ud800")
+    async with running(learning(Told(broken, endpoint), delays), sink):
+        await sink.until(lambda told: told.lists[-1:] and told.lists[-1][1].models == {"llama"})
+
+
+async def test_what_was_learnt_outlives_a_failure_of_the_source_within(
+    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink
+) -> None:
+    class Failing:
+        runs = 0
+
+        async def run(self, sink: Sink) -> None:
+            self.runs += 1
+            sink.replace([endpoint])
+            if self.runs == 1:
+                await asyncio.sleep(0.1)
+                raise LookupError("a bug")
+            await asyncio.Event().wait()
+
+    source = Failing()
+
+    async def nap(_: float) -> None:
+        await asyncio.sleep(0.001)
+
+    async with running(ModelsSource(source, rng=Random(7), sleep=nap), sink):
+        await sink.until(lambda told: told.lists[-1:] and told.lists[-1][0].models == {"llama"})
+        await sink.until(lambda _: source.runs == 2)
+
+    assert sink.lists[-1][0].models == {"llama"}
+    assert sink.restarts == ["internal"]
 
 
 async def test_a_new_endpoint_is_asked_and_one_that_is_gone_is_not(
@@ -239,6 +275,6 @@ async def test_nothing_is_left_running_when_the_source_is_cancelled(
 
 
 def test_models_source_says_its_source_in_logs() -> None:
-    assert (
-        repr(ModelsSource(StaticSource([]), rng=Random(1))) == "<ModelsSource of <StaticSource endpoints=0>>"
-    )
+    source = ModelsSource(StaticSource([]), rng=Random(1))
+
+    assert repr(source) == "<ModelsSource of <Restarting <StaticSource endpoints=0>>>"

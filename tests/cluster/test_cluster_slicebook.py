@@ -86,9 +86,30 @@ def test_a_draining_dual_stack_pod_keeps_its_address() -> None:
 
 
 def test_faults_name_the_slice() -> None:
-    book = book_of(slice_object("s1", ports=[]), slice_object("s2", pod("a", OLD)))
+    book = book_of(slice_object("s1", pod("b", NEW), ports=[]), slice_object("s2", pod("a", OLD)))
 
     assert book.faults == {"s1": "has no TCP port 'http', only none"}
+    assert book.portless is None
+
+
+def test_an_empty_slice_is_no_fault() -> None:
+    """A Service that is scaled to nothing has one, without ports."""
+    book = book_of(slice_object("s1", ports=[]))
+
+    assert (book.faults, book.portless, book.is_missing) == ({}, None, False)
+
+
+def test_a_port_that_no_pod_has_is_told() -> None:
+    metrics = [{"name": "metrics", "port": 9000, "protocol": "TCP"}]
+    book = book_of(slice_object("s1", pod("a", OLD), ports=metrics), slice_object("s2", ports=[]))
+
+    assert book.portless == "has no TCP port 'http', only metrics=9000/TCP"
+
+
+def test_a_service_without_a_slice_is_missing() -> None:
+    book = book_of()
+
+    assert book.is_missing
 
 
 def test_book_says_its_size_in_logs() -> None:

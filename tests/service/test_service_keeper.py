@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import Sequence
 from random import Random
 
+from extproc.cluster.source import Sink
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pool
+from extproc.routing.ring import Ring
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.service.keeper import PoolKeeper
+from extproc.service.outages import Outages
 from extproc.telemetry import Metrics
 from tests.integration.mesh import until
 
@@ -26,7 +29,11 @@ async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty
     outside = Outside(Random(1), lambda: 0.0)
     pool = Pool("llama", PrefixHash(outside))
     keeper = PoolKeeper(
-        pool, Metrics(), clock=lambda: 0.0, on_change=lambda name, endpoints: told.append((name, endpoints))
+        pool,
+        Metrics(),
+        Outages(lambda: 0.0),
+        clock=lambda: 0.0,
+        on_change=lambda name, endpoints: told.append((name, endpoints)),
     )
     task = asyncio.create_task(keeper.run(Quiet()))
     try:
@@ -41,3 +48,31 @@ async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty
     assert before_the_list == []
     assert told == [("llama", (Endpoint("default/a", "10.0.0.1:8000"),))]
     assert keeper.synced.is_set()
+
+
+async def test_a_strategy_that_changes_while_a_snapshot_is_built_is_the_one_that_stays() -> None:
+    """The build that began for the old one ends after the change, and must not bring it back."""
+    outside = Outside(Random(1), lambda: 0.0)
+    pool, wanted = Pool("llama", PrefixHash(outside, positions=4)), PrefixHash(outside, positions=8)
+    keeper = PoolKeeper(
+        pool, Metrics(), Outages(lambda: 0.0), clock=lambda: 0.0, on_change=lambda _, __: None
+    )
+
+    class Told:
+        async def run(self, sink: Sink) -> None:
+            sink.replace([Endpoint(f"default/{number}", f"10.0.{number}.1:80") for number in range(200)])
+            await asyncio.sleep(0)  # the installer is woken, and its build begins in a thread
+            await asyncio.sleep(0)
+            keeper.use(wanted)
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(keeper.run(Told()))
+    try:
+        await until(lambda: pool.strategy is wanted)
+        keeper.replace([Endpoint("default/a", "10.0.0.1:80")])
+        await until(lambda: pool.snapshot.names == ("default/a",))
+    finally:
+        task.cancel()
+
+    assert pool.strategy is wanted
+    assert pool.snapshot.placement == Ring(["default/a"], positions=8)

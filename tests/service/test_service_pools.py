@@ -8,16 +8,21 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import orjson
 import pytest
 
-from extproc.cluster.source import Sink
+from extproc.cluster.restarting import Restarting
+from extproc.cluster.source import Sink, Source
+from extproc.errors import NoEndpoint
 from extproc.routing.endpoint import Endpoint
+from extproc.routing.picker import Ask
 from extproc.routing.pool import Pool
 from extproc.routing.ring import Ring
 from extproc.routing.strategies.balanced import LeastLoad, RoundRobin
 from extproc.routing.strategies.base import Outside, Strategy
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.service.keeper import PoolKeeper
+from extproc.service.outages import Outages
 from extproc.service.pools import Pools
 from extproc.settings import parse_settings
 from extproc.telemetry import Metrics
@@ -34,29 +39,31 @@ class Clock:
 
 
 class Told:
-    """A source that tells what the test tells it."""
+    """A source that tells what the test tells it, then stays or, in its first runs, fails."""
 
-    def __init__(self, *lists: Sequence[str], fails: bool = False) -> None:
+    def __init__(self, *lists: Sequence[str], failures: int = 0) -> None:
         self._lists = lists
-        self._fails = fails
+        self._failures = failures
 
     async def run(self, sink: Sink) -> None:
         for names in self._lists:
             sink.replace([Endpoint(name, f"10.0.0.{ord(name) - 96}:80") for name in names])
             await asyncio.sleep(0)
-        if self._fails:
+        self._failures -= 1
+        if self._failures >= 0:
             raise RuntimeError("a bug")
         await asyncio.Event().wait()
 
 
 @asynccontextmanager
 async def keeping(
-    source: Told, metrics: Metrics, clock: Clock
+    source: Source, metrics: Metrics, clock: Clock
 ) -> AsyncIterator[tuple[PoolKeeper, list[list[str]]]]:
     published: list[list[str]] = []
     keeper = PoolKeeper(
         Pool("llama", PrefixHash(OUTSIDE, positions=4)),
         metrics,
+        Outages(clock),
         clock=clock,
         on_change=lambda _, endpoints: published.append([endpoint.name for endpoint in endpoints]),
     )
@@ -66,6 +73,11 @@ async def keeping(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def restarts(metrics: Metrics, why: str, pool: str = "llama") -> float | None:
+    labels = {"pool": pool, "why": why}
+    return metrics.registry.get_sample_value("extproc_watch_restarts_total", labels)
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -86,17 +98,24 @@ async def test_the_last_of_several_lists_counts() -> None:
         assert repr(keeper) == "<PoolKeeper of <Pool llama: 1 ready, prefix_hash>>"
 
 
-async def test_a_source_that_fails_for_good_leaves_the_pool_as_it_is(
+async def test_a_source_that_fails_leaves_the_pool_as_it_is_and_is_run_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    async def nap(_: float) -> None:
+        await asyncio.sleep(0)
+
     metrics, clock = Metrics(), Clock()
-    async with keeping(Told("ab", fails=True), metrics, clock) as (keeper, _):
+    source = Restarting(Told("ab", failures=3), rng=random.Random(0), sleep=nap)
+    async with keeping(source, metrics, clock) as (keeper, _):
+        await until(lambda: restarts(metrics, "internal") == 3 and keeper.fault is None)
         clock.now_s += 60
 
         assert keeper.pool.snapshot.names == ("a", "b")
         assert keeper.age_s == 60
-        assert metrics.registry.get_sample_value("extproc_watch_restarts_total", {"why": "internal"}) == 1
-        assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "RuntimeError at test_service_pools.py:" in record.getMessage()
+    assert "a bug" not in caplog.text
 
 
 async def test_a_list_that_cannot_be_placed_does_not_keep_the_next_from_being_heard() -> None:
@@ -104,13 +123,11 @@ async def test_a_list_that_cannot_be_placed_does_not_keep_the_next_from_being_he
     metrics = Metrics()
     async with keeping(Told("ab"), metrics, Clock()) as (keeper, published):
         keeper.replace([Endpoint("\ud800", "10.0.0.1:80")])
-        await until(
-            lambda: (
-                metrics.registry.get_sample_value("extproc_watch_restarts_total", {"why": "internal"}) == 1
-            )
-        )
+        await until(lambda: restarts(metrics, "internal") == 1)
 
         assert published == [["a", "b"]]
+        assert keeper.fault
+        assert "UnicodeEncodeError at" in keeper.fault.reason
 
         keeper.replace([Endpoint("c", "10.0.0.3:80")])
         await until(lambda: keeper.pool.snapshot.names == ("c",))
@@ -157,34 +174,137 @@ async def test_a_change_of_other_settings_keeps_the_ring() -> None:
         assert keeper.pool.snapshot.placement is ring
 
 
-async def test_a_list_that_grows_old_makes_the_service_not_ready(tmp_path: Path) -> None:
-    text = "pools: [{name: a, stale_after_s: 30, endpoints: {static: ['10.0.0.1:80']}}]"
-    clock = Clock()
+@asynccontextmanager
+async def following(directory: Path, text: str, clock: Clock) -> AsyncIterator[Pools]:
     pools = Pools(
         Metrics(),
-        base=tmp_path,
+        base=directory,
         rng=random.Random(0),
         clock=clock,
         publish=lambda *_: None,
         retract=lambda _: None,
     )
     pools.apply(parse_settings(text, {}).pools)
-
-    assert pools.faults() == ["pool a: no list of endpoints yet"]
-
-    await asyncio.gather(*(keeper.synced.wait() for keeper in pools))
-
-    assert pools.faults() == []
-
-    clock.now_s += 31
-
-    assert pools.faults() == ["pool a: the list of endpoints is 31 s old"]
-
+    yield pools
     await pools.stop()
 
 
-async def test_a_strategy_that_takes_over_gets_its_headers(tmp_path: Path) -> None:
-    text = "pools: [{{name: a, strategy: {}, endpoints: {{static: ['10.0.0.1:80']}}}}]"
+def configure(pools: Pools, text: str) -> None:
+    pools.apply(parse_settings(text, {}).pools)
+
+
+def keeper_of(pools: Pools, name: str) -> PoolKeeper:
+    [found] = [keeper for keeper in pools if keeper.pool.name == name]
+    return found
+
+
+A = "{name: a, models: [a], endpoints: {static: ['10.0.0.1:80']}}"
+B = "{name: b, models: [b], endpoints: {file: missing.yaml}}"
+NO_B = "pool b: no list of endpoints yet: file_unreadable: "
+
+
+async def test_a_list_that_grows_old_makes_the_service_of_one_pool_not_ready(tmp_path: Path) -> None:
+    text = "pools: [{name: a, stale_after_s: 30, endpoints: {static: ['10.0.0.1:80']}}]"
+    clock = Clock()
+    async with following(tmp_path, text, clock) as pools:
+        assert pools.faults() == ["pool a: no list of endpoints yet"]
+
+        await keeper_of(pools, "a").synced.wait()
+
+        assert pools.faults() == []
+
+        clock.now_s += 31
+
+        assert pools.faults() == ["pool a: the list of endpoints is 31 s old"]
+
+        keeper_of(pools, "a").restarted("connection", "refused")
+
+        assert pools.faults() == ["pool a: the list of endpoints is 31 s old: connection: refused"]
+
+
+async def test_one_old_list_of_several_leaves_the_service_ready(tmp_path: Path) -> None:
+    stale = A.replace("name: a", "name: a, stale_after_s: 30")
+    clock = Clock()
+    other = A.replace("name: a, models: [a]", "name: b, models: [b]")
+    text = f"pools: [{stale}, {other}]"
+    async with following(tmp_path, text, clock) as pools:
+        await asyncio.gather(*(keeper.synced.wait() for keeper in pools))
+        clock.now_s += 31
+
+        assert pools.faults() == []
+        assert pools.remarks() == ["pool a: the list of endpoints is 31 s old"]
+
+
+async def test_a_source_that_says_nothing_at_all_makes_the_service_not_ready(tmp_path: Path) -> None:
+    """One that fails and says so keeps its last list in force; one that is stuck is a fault of our own."""
+    clock = Clock()
+    async with following(tmp_path, f"pools: [{A}]", clock) as pools:
+        keeper = keeper_of(pools, "a")
+        await keeper.synced.wait()
+        clock.now_s += 299
+        keeper.restarted("connection", "refused")
+        clock.now_s += 299
+
+        assert pools.faults() == []
+        assert pools.remarks() == ["pool a: the list of endpoints is 598 s old: connection: refused"]
+
+        clock.now_s += 2
+
+        assert pools.faults() == ["pool a: its source has said nothing for 301 s: connection: refused"]
+
+
+async def test_the_pools_of_the_start_are_waited_for_but_not_for_ever(tmp_path: Path) -> None:
+    """One of two has no list, and a reason.
+
+    1. A moment's failure is waited out. 2. A lasting one is that pool's alone: it refuses its requests.
+    """
+    clock = Clock()
+    async with following(tmp_path, f"pools: [{A}, {B}]", clock) as pools:
+        await keeper_of(pools, "a").synced.wait()
+        await until(lambda: keeper_of(pools, "b").fault is not None)
+        [fault] = pools.faults()
+
+        assert fault.startswith(NO_B)
+
+        clock.now_s += 10
+
+        assert pools.faults() == []
+        assert pools.remarks() == [fault]
+        assert pools.known_faults() == [("b", "file_unreadable")]
+
+
+async def test_a_service_whose_only_pool_has_no_list_is_never_ready(tmp_path: Path) -> None:
+    clock = Clock()
+    async with following(tmp_path, f"pools: [{B}]", clock) as pools:
+        await until(lambda: keeper_of(pools, "b").fault is not None)
+        clock.now_s += 3_600
+
+        assert pools.faults() == pools.remarks() != []
+
+
+async def test_a_pool_that_is_added_without_a_list_leaves_the_service_ready(tmp_path: Path) -> None:
+    """From the first moment, and its requests alone are refused."""
+    clock = Clock()
+    async with following(tmp_path, f"pools: [{A}]", clock) as pools:
+        await keeper_of(pools, "a").synced.wait()
+        configure(pools, f"pools: [{A}, {B}]")
+
+        assert pools.faults() == []
+
+        await until(lambda: keeper_of(pools, "b").fault is not None)
+
+        assert pools.faults() == []
+        assert pools.picker.pick(request("a")).pick.pool.name == "a"
+        with pytest.raises(NoEndpoint, match="pool 'b' has no ready endpoint"):
+            pools.picker.pick(request("b"))
+
+
+def request(model: str) -> Ask:
+    body = orjson.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}]})
+    return Ask("POST", "/v1/chat/completions", {"content-type": "application/json"}, body)
+
+
+async def test_a_service_without_pools_yet_is_not_ready(tmp_path: Path) -> None:
     pools = Pools(
         Metrics(),
         base=tmp_path,
@@ -193,11 +313,35 @@ async def test_a_strategy_that_takes_over_gets_its_headers(tmp_path: Path) -> No
         publish=lambda *_: None,
         retract=lambda _: None,
     )
-    pools.apply(parse_settings(text.format("{name: least_load}"), {}).pools)
-    pools.apply(parse_settings(text.format("{name: prefix_hash, key: 'header:x-session'}"), {}).pools)
-    (keeper,) = pools
-    await until(lambda: keeper.pool.strategy.name == "prefix_hash")
 
-    assert pools.picker.key_headers == {"x-session"}
+    assert pools.faults() == ["no pool yet"]
 
-    await pools.stop()
+
+@pytest.mark.parametrize(
+    ("strategy", "keeps_ring"),
+    [
+        ("{name: prefix_hash, load_factor: 2}", True),
+        ("{name: prefix_hash, key: [conversation]}", True),
+        ("{name: prefix_hash, positions: 8}", False),
+    ],
+)
+async def test_only_other_positions_make_another_ring(
+    tmp_path: Path, strategy: str, *, keeps_ring: bool
+) -> None:
+    async with following(tmp_path, f"pools: [{A}]", Clock()) as pools:
+        pool, keeper = keeper_of(pools, "a").pool, keeper_of(pools, "a")
+        await keeper.synced.wait()
+        before, ring = pool.strategy, pool.snapshot.placement
+        configure(pools, f"pools: [{A.replace('name: a', f'name: a, strategy: {strategy}')}]")
+        await until(lambda: pool.strategy is not before)
+
+        assert (pool.snapshot.placement is ring) is keeps_ring
+
+
+async def test_a_strategy_that_takes_over_gets_its_headers(tmp_path: Path) -> None:
+    text = "pools: [{{name: a, strategy: {}, endpoints: {{static: ['10.0.0.1:80']}}}}]"
+    async with following(tmp_path, text.format("{name: least_load}"), Clock()) as pools:
+        configure(pools, text.format("{name: prefix_hash, key: 'header:x-session'}"))
+        await until(lambda: keeper_of(pools, "a").pool.strategy.name == "prefix_hash")
+
+        assert pools.picker.key_headers == {"x-session"}

@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
 
 import grpc
 import grpc.aio
@@ -128,6 +129,40 @@ def test_health_of_a_service_without_endpoints_yet_is_not_serving(service: Servi
     assert service.health() == service.health("readiness") == "NOT_SERVING"
 
 
+def test_a_service_without_endpoints_yet_says_why(service: Service) -> None:
+    service.configure([{**pool([]), "endpoints": {"file": "missing.yaml"}}])
+    service.stop()
+    service.start()
+
+    assert eventually(lambda: "file_unreadable" in (readyz(service) or ""))
+    assert readyz(service) == (
+        f"pool vllm: no list of endpoints yet: file_unreadable: {service.config.parent}/missing.yaml: "
+        "No such file or directory\n"
+    )
+    assert service.metric("extproc_pool_fault", pool="vllm", why="file_unreadable") == 1
+    assert service.metric("extproc_watch_restarts_total", pool="vllm", why="file_unreadable") == 1
+
+
+def test_a_pool_that_is_added_without_endpoints_leaves_the_service_ready(service: Service) -> None:
+    missing = {**pool([]), "name": "second", "models": ["second"], "endpoints": {"file": "missing.yaml"}}
+    service.configure([{**pool(ADDRESSES), "models": ["first"]}, missing])
+
+    assert eventually(lambda: service.metric("extproc_pool_fault", pool="second") == 1)
+    assert service.is_ready()
+    assert get(f"{service.admin_url}/readyz").startswith("ready\npool second: no list of endpoints yet: ")
+
+
+def readyz(service: Service) -> str | None:
+    """What a service that is not ready says of it; `None` if it does not answer, or is ready."""
+    try:
+        get(f"{service.admin_url}/readyz")
+    except HTTPError as error:
+        return error.read().decode()
+    except OSError:
+        return None
+    return None
+
+
 @pytest.mark.parametrize("which", ["listen", "admin"])
 def test_an_occupied_address_is_an_error_that_names_it(service: Service, tmp_path: Path, which: str) -> None:
     other = tmp_path / "other"
@@ -228,6 +263,7 @@ def test_metrics_name_what_the_contract_names(service: Service) -> None:
         "endpoint_in_flight",
         "pool_endpoints",
         "pool_age_seconds",
+        "pool_fault",
         "streams_open",
         "prompt_errors_total",
         "watch_restarts_total",
