@@ -92,6 +92,9 @@ class Application:
     async def _reload(self, content: bytes) -> None:
         try:
             settings = await asyncio.to_thread(parse_content, content, read_environment(), str(self._path))
+            if self.xds:
+                # Before there is a second pool, or else its first prompts could go to the other.
+                self.xds.open(settings.open_pool)
             self.pools.apply(settings.pools)
         except SettingsError as error:
             self.metrics.reloads.labels("refused").inc()
@@ -172,7 +175,11 @@ def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":
     from extproc.xds.service import Xds  # noqa: PLC0415  # 11 MB of Envoy's messages that only xDS needs
 
     pools = [pool.name for pool in settings.pools]
-    return Xds(pools, on_rejection=lambda kind: metrics.xds_nacks.labels(kind).inc())
+    return Xds(
+        pools,
+        open_pool=settings.open_pool,
+        on_rejection=lambda kind: metrics.xds_nacks.labels(kind).inc(),
+    )
 
 
 @asynccontextmanager

@@ -195,11 +195,16 @@ class PoolSettings(Section):
     """How an endpoint is picked; changed live."""
     learn_models: bool = False
     """Ask every endpoint's /v1/models now and then for the models and adapters it serves."""
+    when_down: Literal["open", "closed"] | None = None
+    """While the service is away Envoy cannot tell which pool a request is for. `open`: this pool takes all
+    of them, without affinity; `closed`: not this one. If no pool is open they get 503. Omitted: open for a
+    pool that is alone, closed for one of several. Served over xDS; else Envoy's routes decide."""
     max_in_flight: int | None = Field(default=None, ge=1)
     """Mean requests in flight per endpoint beyond which the pool answers 429; omitted: never."""
     stale_after_s: float | None = Field(default=None, gt=0)
-    """Age of the endpoint list, seconds, beyond which the service is not ready; omitted: never. Take more
-    than a source needs to say that its list holds: 5 s static and file, 30 s DNS, 100 s Kubernetes."""
+    """Age of the endpoint list, seconds, beyond which the pool does not count as ready; omitted: only where
+    its source has said nothing at all for 300 s. The service is ready while one pool is. Take more than a
+    source needs to say that its list holds: 5 s static and file, 30 s DNS, 100 s Kubernetes."""
 
     @field_validator("models")
     @classmethod
@@ -225,7 +230,17 @@ class Settings(Section):
         shared = sorted(name for name, count in models.items() if count > 1)
         if shared:
             raise ValueError(f"models that two pools serve: {', '.join(shared)}")
+        opened = [pool.name for pool in self.pools if pool.when_down == "open"]
+        if len(opened) > 1:
+            raise ValueError(f"one pool can be open when the service is down, not {', '.join(opened)}")
         return self
+
+    @property
+    def open_pool(self) -> str | None:
+        """The pool that takes every request while the service is away; `None`: they are refused."""
+        alone = len(self.pools) == 1
+        opened = (pool.name for pool in self.pools if (pool.when_down or (alone and "open")) == "open")
+        return next(opened, None)
 
 
 def load_settings(path: Path, environment: dict[str, str] | None = None) -> Settings:

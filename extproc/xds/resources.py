@@ -21,7 +21,7 @@ from extproc.xds.messages import WireAssignment, WireLocality
 CLUSTERS: Final = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 ASSIGNMENTS: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
-# The cluster of the first pool under a name that every bootstrap can know; no pool can be called so.
+# The cluster of the open pool under a name that every bootstrap can know; no pool can be called so.
 DEFAULT_CLUSTER: Final = "_default"
 
 
@@ -34,10 +34,16 @@ class Resource:
 
 
 class Catalog:
-    """The resources in force. Replacing one forgets the one before."""
+    """The resources in force. Replacing one forgets the one before.
 
-    def __init__(self, pools: Iterable[str]) -> None:
+    The pool named as `open_pool` is told a second time as `DEFAULT_CLUSTER`, which the bootstrap routes to
+    while the service is away. Without one there is no such cluster, and Envoy answers 503: it cannot tell
+    which pool a prompt is for, and one pool's prompts are not another's to read.
+    """
+
+    def __init__(self, pools: Iterable[str], open_pool: str | None = None) -> None:
         self._pools = dict.fromkeys(pools)
+        self._open_pool = open_pool
         self._clusters: dict[str, Resource] = {}
         self._assignments: dict[str, Resource] = {}
         self._encoded: dict[str, dict[tuple[str, bool], bytes]] = {}
@@ -68,11 +74,15 @@ class Catalog:
         self._assignments.pop(pool, None)
         self._rebuild_clusters()
 
+    def open(self, pool: str | None) -> None:
+        """Makes this pool the open one, or none."""
+        self._open_pool = pool
+        self._rebuild_clusters()
+
     def _rebuild_clusters(self) -> None:
-        pools = list(self._pools)
-        names = {name: name for name in pools}
-        if pools:
-            names[DEFAULT_CLUSTER] = pools[0]
+        names = {name: name for name in self._pools}
+        if self._open_pool in self._pools:
+            names[DEFAULT_CLUSTER] = self._open_pool
         self._clusters = {
             name: _resource(CLUSTERS, bytes(build_cluster(name, pool))) for name, pool in names.items()
         }

@@ -24,13 +24,16 @@ _LOGGED_CHARS: Final = 500
 class Xds:
     """Keeps every connected Envoy in step with the pools.
 
-    `pools` are the configured names, the default pool first. They are told as clusters from the start;
-    a pool's endpoints are told once known, so that an Envoy that outlived us keeps what it has until
-    then. `on_rejection` hears the type's last name ("Cluster") of each configuration an Envoy refused.
+    `pools` are the configured names. They are told as clusters from the start; a pool's endpoints are told
+    once known, so that an Envoy that outlived us keeps what it has until then. `open_pool` takes the
+    requests that nobody could route, `None` has them refused. `on_rejection` hears the type's last name
+    ("Cluster") of each configuration an Envoy refused.
     """
 
-    def __init__(self, pools: Iterable[str], *, on_rejection: Callable[[str], None]) -> None:
-        self._catalog = Catalog(pools)
+    def __init__(
+        self, pools: Iterable[str], *, open_pool: str | None = None, on_rejection: Callable[[str], None]
+    ) -> None:
+        self._catalog = Catalog(pools, open_pool)
         self._on_rejection = on_rejection
         self._envoys: set[_Envoy] = set()
 
@@ -49,6 +52,11 @@ class Xds:
     def remove(self, pool: str) -> None:
         """Takes a pool's cluster from every Envoy."""
         self._catalog.remove(pool)
+        self._push()
+
+    def open(self, pool: str | None) -> None:
+        """Says which pool takes the requests that nobody could route: while the service is away, all."""
+        self._catalog.open(pool)
         self._push()
 
     def routes(self) -> Routes:

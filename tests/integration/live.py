@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 
@@ -45,7 +46,7 @@ class Cluster:
         ports: list[Object] = [{"name": "http", "port": self.pods.port, "protocol": "TCP"}]
         self.api.put(slice_object(f"{service}-1", *entries, ports=ports, service=service))
 
-    def configure(self, **services: str) -> None:
+    def configure(self, when_down: Mapping[str, str] = MappingProxyType({}), **services: str) -> None:
         """Writes the service's configuration: pools by name, each the pods of a Service."""
         kubeconfig = self.service.config.with_name("kubeconfig")
         source = {"namespace": "default", "port": "http", "kubeconfig": str(kubeconfig)}
@@ -54,6 +55,7 @@ class Cluster:
                 "name": name,
                 "models": [MODEL if name == "llama" else name],
                 "endpoints": {"kubernetes": source | {"service": service}},
+                **({"when_down": when_down[name]} if name in when_down else {}),
             }
             for name, service in services.items()
         ]

@@ -25,9 +25,11 @@ class Pods:
         self.port = 0
         self.release = asyncio.Event()
         self.held = 0
+        self.bodies: list[bytes] = []
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
+        self.bodies.append(body)
         if HELD not in body:
             return web.Response(text="whole")
         response = web.StreamResponse()

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 
-from tests.integration.client import ask, connect, send
+from tests.integration.client import CHAT, ask, connect, send
 from tests.integration.gateway import Tree, cluster, find
 from tests.integration.service import Pool, pool
 from tests.integration.stack import Stack, run_stack
@@ -28,8 +28,8 @@ def split_cluster(tree: Tree) -> None:
         named["match"]["headers"] = [{"name": "x-extproc-pool", "present_match": True}]
         del named["route"]["cluster"]
         named["route"]["cluster_header"] = "x-extproc-pool"
-        route["route"]["cluster"] = "llama"
-        host["routes"] = [named, route]
+        closed = {"match": {"prefix": "/"}, "direct_response": {"status": 503}}
+        host["routes"] = [named, closed]
 
 
 def two_pools(addresses: list[str]) -> list[Pool]:
@@ -42,7 +42,10 @@ def two_pools(addresses: list[str]) -> list[Pool]:
 @pytest.fixture
 def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("split")
-    with run_stack(directory, edits=[split_cluster], pools=two_pools, clear_route_cache=True) as stack:
+    simulate = ("--speed", "2", "--model", "llama-3", "--model", "qwen-2")
+    with run_stack(
+        directory, edits=[split_cluster], pools=two_pools, simulate=simulate, clear_route_cache=True
+    ) as stack:
         yield stack
 
 
@@ -56,12 +59,38 @@ async def test_header_of_the_service_chooses_the_cluster(split: Stack) -> None:
 
 
 async def test_clients_own_pool_header_chooses_nothing(split: Stack) -> None:
-    """With the service up its own wins; with the service down the default cluster serves."""
+    """With the service up its own wins; with the service down no pool gets another's prompts."""
     claim = {"x-extproc-pool": "qwen"}
     async with connect(split.url) as session:
         routed = [await send(session, ask(f"{n}", model="llama-3"), headers=claim) for n in range(8)]
         split.service.kill()
         without = [await send(session, ask(f"{n}", model="llama-3"), headers=claim) for n in range(8)]
 
-    assert {answer.status for answer in (*routed, *without)} <= {200, 404}
-    assert {answer.served_by for answer in (*routed, *without)} <= set(split.addresses[:2])
+    assert {answer.status for answer in routed} == {200}
+    assert {answer.served_by for answer in routed} <= set(split.addresses[:2])
+    assert {(answer.status, answer.served_by) for answer in without} == {(503, "")}
+
+
+async def test_without_the_service_requests_are_refused_and_answers_that_stream_are_whole(
+    split: Stack,
+) -> None:
+    """The closed route, and not `failure_mode_allow: false`, which would cut them."""
+    async with connect(split.url) as session:
+        body = ask("a long one", model="llama-3", max_tokens=200, stream=True, ignore_eos=True)
+        async with session.post(CHAT, data=body, headers={"content-type": "application/json"}) as answer:
+            begun = await answer.content.readany()
+            split.service.kill()
+            refused = [
+                await send(session, ask("x" * size, model=model))
+                for model in ("llama-3", "qwen-2")
+                for size in (10, 2_000_000)
+            ]
+            refused.append(await send(session, b"", path="/v1/models", method="GET"))
+            rest = await answer.content.read()
+
+    assert b"[DONE]" not in begun
+    assert (begun + rest).count(b"data: ") >= 200
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert {answer.status for answer in refused} == {503}
+    assert {answer.headers["retry-after"] for answer in refused} == {"1"}
+    assert {answer.error["code"] for answer in refused} == {"upstream_unavailable"}

@@ -1,15 +1,19 @@
 """The whole in a cluster: EndpointSlices, the service, xDS, a real Envoy, pods that come and go."""
 
 import asyncio
+import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
+import aiohttp
 import pytest
 
-from tests.integration.client import ask, connect, send
-from tests.integration.live import run_cluster, servers, sweep
+from tests.integration.client import Answer, ask, connect, send
+from tests.integration.live import Cluster, run_cluster, servers, sweep
 from tests.integration.mesh import until, until_hosts
+from tests.integration.stack import eventually
 
 pytestmark = pytest.mark.envoy
 
@@ -73,7 +77,8 @@ async def test_a_pool_added_to_the_configuration_is_served_without_touching_envo
     """One file, one more pool.
 
     1. A second Service has a pod. 2. The configuration names it as a pool: Envoy has a cluster for it.
-    3. A request for its model goes there, others do not. 4. The service is killed: the first pool answers.
+    3. A request for its model goes there, others do not. 4. The service is killed: one pool's prompts are
+    not another's, and Envoy cannot tell whose they are, so nobody gets them. 5. It is back.
     """
     async with run_cluster(tmp_path) as cluster, connect(cluster.gateway.url) as session:
         cluster.apply(3, service="qwen-pods")
@@ -82,11 +87,108 @@ async def test_a_pool_added_to_the_configuration_is_served_without_touching_envo
 
         theirs = [await send(session, ask(f"chat {number}", model="qwen")) for number in range(8)]
         others = await sweep(session, 20)
+        before = len(cluster.pods.bodies)
         await asyncio.to_thread(cluster.service.kill)
-        fallen_back = [await send(session, ask(f"chat {number}", model="qwen")) for number in range(8)]
+        refused = [await send(session, ask(f"chat {number}", model="qwen")) for number in range(8)]
+        refused += [await send(session, ask(f"chat {number}")) for number in range(8)]
+        reached = len(cluster.pods.bodies) - before
 
-    assert servers(theirs) == {cluster.address(3): 8}
-    assert cluster.address(3) not in servers(others) | servers(fallen_back)
+        await asyncio.to_thread(cluster.service.start)
+        await asyncio.to_thread(cluster.service.wait_ready)
+        await cluster.until_asked()
+        back = [await send(session, ask(f"chat {number}", model="qwen")) for number in range(8)]
+
+    assert servers(theirs) == servers(back) == {cluster.address(3): 8}
+    assert cluster.address(3) not in servers(others)
+    assert {(answer.status, answer.error["code"]) for answer in refused} == {(503, "upstream_unavailable")}
+    assert reached == 0
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["killed", "hangs"])
+async def test_when_down_is_the_operators_to_say(tmp_path: Path, *, hangs: bool) -> None:
+    """1. A pool alone is closed: 503. 2. One of two is open: it takes all. 3. A pool alone: it takes all."""
+    async with run_cluster(tmp_path) as cluster, connect(cluster.gateway.url) as session:
+        cluster.apply(3, service="qwen-pods")
+        seen = []
+        for down, services in (
+            ({"llama": "closed"}, {"llama": "vllm"}),
+            ({"qwen": "open"}, {"llama": "vllm", "qwen": "qwen-pods"}),
+            ({}, {"llama": "vllm"}),
+        ):
+            cluster.configure(when_down=down, **services)
+            await until_hosts(cluster.gateway, "_default", DEFAULTS[tuple(down.values())](cluster))
+            await asyncio.to_thread(stop_answering, cluster, hangs=hangs)
+            seen.append({answer.status for answer in await sweep_any(session, 8)})
+            served = {answer.served_by for answer in await sweep_any(session, 8)}
+            await asyncio.to_thread(answer_again, cluster, hangs=hangs)
+            await cluster.until_asked()
+            assert served <= {*DEFAULTS[tuple(down.values())](cluster), ""}
+
+    assert seen == [{503}, {200}, {200}]
+
+
+DEFAULTS: dict[tuple[str, ...], Callable[[Cluster], dict[str, str]]] = {
+    ("closed",): lambda _: {},
+    ("open",): lambda cluster: cluster.hosts(3),
+    (): lambda cluster: cluster.hosts(0, 1, 2),
+}
+
+
+def stop_answering(cluster: Cluster, *, hangs: bool) -> None:
+    if hangs:
+        cluster.service.send(signal.SIGSTOP)
+        cluster.gateway.wait_until(lambda: not cluster.gateway.sees_service())
+    else:
+        cluster.service.kill()
+
+
+def answer_again(cluster: Cluster, *, hangs: bool) -> None:
+    if hangs:
+        cluster.service.send(signal.SIGCONT)
+    else:
+        cluster.service.start()
+        cluster.service.wait_ready()
+
+
+async def sweep_any(session: aiohttp.ClientSession, count: int) -> list[Answer]:
+    return [await send(session, ask(f"sweep {number}")) for number in range(count)]
+
+
+async def test_a_pool_that_may_not_be_listed_answers_503_alone(tmp_path: Path) -> None:
+    """No Role for it, from a time when the API server was up, and a pool from one when it was away.
+
+    1. A pool is added whose Service is not there. 2. The API server goes, and a third pool is added.
+    3. The first pool is served all the while, the others get 503 of the service's own, at once.
+    4. The API server is back: the third pool is served.
+    """
+    async with run_cluster(tmp_path) as cluster, connect(cluster.gateway.url) as session:
+        cluster.apply(3, service="late-pods")
+        cluster.configure(llama="vllm", missing="nobody")
+        await until_pool(cluster, "missing", "no_service")
+        async with cluster.outage():
+            cluster.configure(llama="vllm", missing="nobody", late="late-pods")
+            await until_pool(cluster, "late", "connection")
+            assert await asyncio.to_thread(cluster.service.is_ready)
+
+            theirs = await sweep(session, 20)
+            refused = [
+                await send(session, ask("hello", model=model)) for model in ("missing", "late") for _ in "12"
+            ]
+            passed_by = cluster.gateway.ext_proc()["failure_mode_allowed"]
+        await until_hosts(cluster.gateway, "late", cluster.hosts(3), timeout_s=35)
+        late = [await send(session, ask(f"chat {number}", model="late")) for number in range(4)]
+
+    assert servers(theirs).keys() <= {cluster.address(number) for number in range(3)}
+    assert {(answer.status, answer.error["code"]) for answer in refused} == {(503, "no_endpoint")}
+    assert servers(late) == {cluster.address(3): 4}
+    assert passed_by == 0
+
+
+async def until_pool(cluster: Cluster, pool: str, why: str) -> None:
+    def is_told() -> bool:
+        return cluster.service.metric("extproc_pool_fault", pool=pool, why=why) == 1
+
+    assert await asyncio.to_thread(eventually, is_told)
 
 
 async def test_a_restarted_service_finds_envoy_with_its_clusters_and_affinity_is_back(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Mesh:
     @asynccontextmanager
     async def serving(self, replica: int = 0) -> AsyncGenerator[Xds]:
         """Runs a discovery service that knows the pool `llama`, but none of its endpoints."""
-        self.xds = Xds(["llama"], on_rejection=self.rejections.append)
+        self.xds = Xds(["llama"], open_pool="llama", on_rejection=self.rejections.append)
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_routes(server, self.xds.routes())
         server.add_insecure_port(f"127.0.0.1:{self.ports[replica]}")
@@ -193,13 +193,14 @@ async def test_a_removed_endpoint_finishes_its_streams_and_gets_no_more(tmp_path
     assert Counter((answer.status, answer.body) for answer in answers) == {(200, b"first last"): 20}
 
 
-async def test_pools_come_and_go_and_the_first_one_is_the_default(tmp_path: Path) -> None:
+async def test_pools_come_and_go_and_the_open_one_is_the_default(tmp_path: Path) -> None:
     async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
         mesh.publish(3, pool="qwen")
         await mesh.until(3, cluster="qwen")
         assert (await mesh.ask(session, 3, pool="qwen")).served_by == mesh.address(3)
         assert (await mesh.ask(session, pool="")).served_by != mesh.address(3)
 
+        mesh.xds.open("qwen")
         mesh.xds.remove("llama")
         await until_hosts(mesh.gateway, "llama", {})
         await mesh.until(3, cluster="_default")
@@ -208,6 +209,32 @@ async def test_pools_come_and_go_and_the_first_one_is_the_default(tmp_path: Path
         gone = await mesh.ask(session, pool="llama")
     assert gone.status == 503
     assert gone.error["code"] == "upstream_unavailable"
+
+
+async def test_without_an_open_pool_what_nobody_routed_is_refused(tmp_path: Path) -> None:
+    """Also while an answer streams that began when there was one."""
+    async with run_mesh(tmp_path) as mesh, connect(mesh.gateway.url) as session:
+        streaming = asyncio.create_task(mesh.ask(session, pool="", body=HELD))
+        await until(lambda: mesh.pods.held == 1)
+
+        mesh.xds.open(None)
+        await until_hosts(mesh.gateway, "_default", {})
+        closed = await mesh.ask(session, pool="")
+        named = await mesh.ask(session, 1)
+        mesh.xds.open("llama")
+        await mesh.until(0, 1, 2, cluster="_default")
+        opened = await mesh.ask(session, pool="")
+        mesh.pods.release.set()
+
+        assert (await streaming).body == b"first last"
+    assert (closed.status, closed.headers["retry-after"]) == (503, "1")
+    assert closed.error == {
+        "message": "No endpoint could take the request; try again.",
+        "type": "service_unavailable",
+        "param": None,
+        "code": "upstream_unavailable",
+    }
+    assert (named.served_by, opened.status) == (mesh.address(1), 200)
 
 
 async def test_a_removed_pool_comes_back_with_the_endpoints_it_had(tmp_path: Path) -> None:

@@ -206,3 +206,32 @@ def test_every_strategy_has_a_section() -> None:
     sections = get_args(get_args(StrategySettings)[0])
 
     assert {get_args(section.model_fields["name"].annotation)[0] for section in sections} == {*STRATEGIES}
+
+
+def pools_of(*when_down: str) -> Settings:
+    fields = {"open": ", when_down: open", "closed": ", when_down: closed", "": ""}
+    pools = [
+        f"{{name: p{number}, models: [m{number}], endpoints: {{dns: 'v:1'}}{fields[word]}}}"
+        for number, word in enumerate(when_down)
+    ]
+    return parse_settings(f"pools: [{', '.join(pools)}]", {})
+
+
+@pytest.mark.parametrize(
+    ("when_down", "opened"),
+    [
+        ([""], "p0"),
+        (["open"], "p0"),
+        (["closed"], None),
+        (["", ""], None),
+        (["", "open"], "p1"),
+        (["closed", "closed"], None),
+    ],
+)
+def test_a_pool_alone_is_open_and_one_of_several_is_not(when_down: list[str], opened: str | None) -> None:
+    assert pools_of(*when_down).open_pool == opened
+
+
+def test_one_pool_at_most_is_open() -> None:
+    with pytest.raises(SettingsError, match="one pool can be open when the service is down, not p0, p1"):
+        pools_of("open", "open")

@@ -113,9 +113,8 @@ def plain(tree: dict[str, object]) -> dict[str, object]:
     return {key.replace("_", "").lower(): of(value) for key, value in tree.items()}
 
 
-def test_the_default_cluster_has_the_first_pools_endpoints() -> None:
-    catalog = Catalog(["llama", "qwen"])
-    catalog.remove("llama")
+def test_the_default_cluster_has_the_open_pools_endpoints() -> None:
+    catalog = Catalog(["llama", "qwen"], "qwen")
 
     cluster = Any.parse(catalog[CLUSTERS]["_default"].body).unpack()
 
@@ -125,16 +124,31 @@ def test_the_default_cluster_has_the_first_pools_endpoints() -> None:
     assert cluster.eds_cluster_config.service_name == "qwen"
 
 
+def test_without_an_open_pool_there_is_no_default_cluster() -> None:
+    catalog = Catalog(["llama"], "llama")
+    told = [list(catalog[CLUSTERS])]
+    catalog.open(None)
+    told += [list(catalog[CLUSTERS])]
+    catalog.open("qwen")
+    told += [list(catalog[CLUSTERS])]
+    catalog.replace("qwen", [])
+    told += [list(catalog[CLUSTERS])]
+    catalog.remove("qwen")
+    told += [list(catalog[CLUSTERS])]
+
+    assert told == [["llama", "_default"], ["llama"], ["llama"], ["llama", "qwen", "_default"], ["llama"]]
+
+
 def test_removing_an_unknown_pool_is_nothing() -> None:
     catalog = Catalog(["llama"])
 
     catalog.remove("nobody")
 
-    assert list(catalog[CLUSTERS]) == ["llama", "_default"]
+    assert list(catalog[CLUSTERS]) == ["llama"]
 
 
 def test_a_response_is_what_envoy_reads() -> None:
-    catalog = Catalog(["llama"])
+    catalog = Catalog(["llama"], "llama")
     bodies = [resource.body for resource in catalog[CLUSTERS].values()]
 
     response = DiscoveryResponse.parse(

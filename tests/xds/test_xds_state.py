@@ -47,7 +47,7 @@ def test_clusters_are_told_before_any_endpoints_are_known() -> None:
 
     subscriber.on(Request(CLUSTERS))
 
-    assert names(subscriber.next()) == ["_default", "llama", "qwen"]
+    assert names(subscriber.next()) == ["llama", "qwen"]
 
 
 def test_clusters_go_before_endpoints_whatever_was_asked_first() -> None:
@@ -176,7 +176,7 @@ def test_a_new_pool_is_a_new_cluster_and_endpoints_are_told_again() -> None:
     clusters = subscriber.next()
     endpoints = subscriber.next()
 
-    assert names(clusters) == ["_default", "llama", "qwen"]
+    assert names(clusters) == ["llama", "qwen"]
     assert names(endpoints) == ["llama"]
     accept(subscriber, clusters)
     accept(subscriber, endpoints, ["llama", "qwen"])
@@ -193,7 +193,7 @@ def test_a_removed_pool_is_left_out_of_the_clusters() -> None:
 
     response = subscriber.next()
     assert response is not None
-    assert names(response) == ["_default", "qwen"]
+    assert names(response) == ["qwen"]
     assert b"llama" not in b"".join(response.resources)
 
 
@@ -217,7 +217,7 @@ def test_a_pool_removed_and_added_between_two_looks_gets_its_endpoints_again() -
     catalog.replace("qwen", [A])
     accept(subscriber, clusters)
 
-    assert names(subscriber.next()) == ["_default", "llama", "qwen"]
+    assert names(subscriber.next()) == ["llama", "qwen"]
     assert names(subscriber.next()) == ["qwen"]
 
 
@@ -234,7 +234,7 @@ def test_the_wildcard_by_name_is_all_clusters() -> None:
 
     subscriber.on(Request(CLUSTERS, ("*",)))
 
-    assert names(subscriber.next()) == ["_default", "llama"]
+    assert names(subscriber.next()) == ["llama"]
 
 
 def test_a_type_that_is_not_served_gets_no_answer() -> None:
