@@ -85,7 +85,8 @@ class ServerSettings(Section):
 class KubernetesSettings(Section):
     """The EndpointSlices of a Service."""
 
-    namespace: Name
+    namespace: Name | None = None
+    """Omitted: the Pod's own, so that a manifest says it once; outside a cluster `default`."""
     service: Name
     port: Name | int
     """The port's name or number in the EndpointSlices (the container's port, not the Service's)."""

@@ -66,6 +66,13 @@ class KubeClients:
                 self.kubeconfig, self.context, client_configuration=configuration, persist_config=False
             )
 
+    def own_namespace(self) -> str:
+        """Returns the Pod's namespace, `default` where we are in none."""
+        try:
+            return (self.service_account / "namespace").read_text(encoding="utf-8").strip() or "default"
+        except OSError:
+            return "default"
+
     @property
     def _is_in_cluster(self) -> bool:
         return self.kubeconfig is None and self.context is None and SERVICE_HOST_ENV_NAME in self.environment

@@ -45,9 +45,10 @@ def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> So
 
 
 def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesSource:
+    clients = KubeClients(settings.kubeconfig, settings.context)
     return KubernetesSource(
-        KubeClients(settings.kubeconfig, settings.context).open,
-        settings.namespace,
+        clients.open,
+        settings.namespace or clients.own_namespace(),
         settings.service,
         settings.port,
         family=settings.address_family,

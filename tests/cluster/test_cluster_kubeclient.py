@@ -107,6 +107,14 @@ async def test_a_service_account_token_that_ends_in_a_newline_is_a_token(
     assert sink.restarts == []
 
 
+def test_the_own_namespace_is_the_pods(tmp_path: Path) -> None:
+    clients = KubeClients(service_account=tmp_path)
+    outside = clients.own_namespace()
+    (tmp_path / "namespace").write_text("llm\n")
+
+    assert (outside, clients.own_namespace()) == ("default", "llm")
+
+
 async def test_a_login_that_hangs_is_given_up(tmp_path: Path) -> None:
     path = Path(write_kubeconfig(tmp_path / "kubeconfig"))
     tree = json.loads(await asyncio.to_thread(path.read_text))

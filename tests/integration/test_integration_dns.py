@@ -16,8 +16,15 @@ from tests.integration.mesh import hosts, until
 
 pytestmark = pytest.mark.envoy
 
-NAME = "vllm-headless.default.svc.cluster.local."
+# Envoy's file has the short name; the Pod's search domains, here c-ares' variable for them, make it this one.
+DOMAIN = "llm.svc.cluster.local"
+NAME = f"vllm-headless.{DOMAIN}."
 CARES = "type.googleapis.com/envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig"
+
+
+@pytest.fixture(autouse=True)
+def search_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALDOMAIN", DOMAIN)
 
 
 def asks(port: int, socket: Path) -> Edit:

@@ -1,5 +1,6 @@
 """What `kubectl kustomize` makes of an overlay."""
 
+import os
 import subprocess
 import sysconfig
 from collections.abc import Iterator
@@ -74,3 +75,29 @@ def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
 def pod_labels(overlay: str) -> dict[str, dict[str, str]]:
     workloads = of_kind(overlay, "Deployment")
     return {item["metadata"]["name"]: item["spec"]["template"]["metadata"]["labels"] for item in workloads}
+
+
+def environment(overlay: str) -> dict[str, str]:
+    """Returns the environment that the service's container is given, its ConfigMap first."""
+    [container] = [each for each in containers(pods(overlay)["extproc"]) if each["name"] == "extproc"]
+    [source] = container["envFrom"]
+    variables = dict(named(overlay, "ConfigMap", source["configMapRef"]["name"])["data"])
+    return variables | {variable["name"]: variable["value"] for variable in container.get("env", [])}
+
+
+def deployment_after(overlay: str, folder: Path, changes: Object) -> Object:
+    """Returns the service's Deployment in an overlay of a user's own over one of ours."""
+    ours = os.path.relpath(MANIFESTS / overlay, folder.resolve())
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [ours],
+        **changes,
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    [found] = [
+        item
+        for item in render_folder(folder)
+        if (item["kind"], item["metadata"]["name"]) == ("Deployment", "extproc")
+    ]
+    return found

@@ -11,7 +11,16 @@ from click.testing import CliRunner
 from extproc.cli import cli
 from extproc.settings import load_settings
 from tests.integration.gateway import cluster, find_envoy
-from tests.manifests.rendering import MANIFESTS, OVERLAYS, SERVING, containers, files, named, pods
+from tests.manifests.rendering import (
+    MANIFESTS,
+    OVERLAYS,
+    SERVING,
+    containers,
+    environment,
+    files,
+    named,
+    pods,
+)
 
 Tree = dict[str, Any]
 
@@ -41,9 +50,8 @@ def test_the_service_takes_what_its_environment_overrides(overlay: str, tmp_path
     path = tmp_path / name
     path.write_text(text)
     [container] = [each for each in containers(pods(overlay)["extproc"]) if each["name"] == "extproc"]
-    environment = {variable["name"]: variable["value"] for variable in container.get("env", [])}
 
-    settings = load_settings(path, environment)
+    settings = load_settings(path, environment(overlay))
 
     is_sidecar = "/s" in overlay
     assert settings.server.listen == ("unix:/run/extproc/ext_proc.sock" if is_sidecar else "0.0.0.0:9002")
@@ -60,6 +68,7 @@ def test_the_pools_service_is_the_one_that_the_examples_have(overlay: str) -> No
         service = named(example, "Service", source["service"])
         assert service["spec"]["clusterIP"] == "None"
         assert [port["name"] for port in service["spec"]["ports"]] == [source["port"]]
+    assert "namespace" not in source
 
 
 @pytest.mark.envoy
@@ -139,7 +148,7 @@ def test_the_gateways_envoy_is_the_shipped_one_at_other_addresses() -> None:
     del service["type"]
     service["cluster_type"] = cluster(sidecar, "vllm")["cluster_type"]
     [entry] = service["load_assignment"]["endpoints"][0]["lb_endpoints"]
-    entry["endpoint"]["address"]["socket_address"]["address"] = "extproc.default.svc.cluster.local"
+    entry["endpoint"]["address"]["socket_address"]["address"] = "extproc"
     expected["static_resources"]["clusters"].append(cluster(sidecar, "admin"))
 
     assert tree == expected

@@ -1,14 +1,18 @@
 """Pods that can do no more than they must, and are moved with care."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from extproc.cluster.kubeclient import KubeClients
 from tests.manifests.rendering import (
     OVERLAYS,
     SERVING,
     Object,
     containers,
+    deployment_after,
+    environment,
     named,
     of_kind,
     pod_labels,
@@ -87,10 +91,37 @@ def test_the_service_may_read_endpoint_slices_of_its_namespace_and_nothing_else(
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_only_the_service_has_a_token(overlay: str) -> None:
-    with_token = {name for name, pod in pods(overlay).items() if pod["automountServiceAccountToken"]}
+def test_only_the_services_container_has_a_token(overlay: str) -> None:
+    """Not the Envoy beside it: what parses clients' bytes has no use for it."""
+    with_token = set()
+    for pod in pods(overlay).values():
+        assert pod["automountServiceAccountToken"] is False
+        tokens = {volume["name"] for volume in pod.get("volumes", []) if _has_token(volume)}
+        for container in containers(pod):
+            if tokens & {mount["name"] for mount in container.get("volumeMounts", [])}:
+                with_token.add(container["name"])
 
     assert with_token == (pods(overlay).keys() & {"extproc"})
+
+
+def _has_token(volume: Object) -> bool:
+    sources = volume.get("projected", {}).get("sources", [])
+    return any("serviceAccountToken" in source for source in sources)
+
+
+@pytest.mark.parametrize("overlay", SERVING)
+def test_the_token_is_where_the_client_looks_for_it(overlay: str) -> None:
+    pod = pods(overlay)["extproc"]
+    [volume] = [volume for volume in pod["volumes"] if _has_token(volume)]
+    [container] = [each for each in containers(pod) if each["name"] == "extproc"]
+    [mount] = [each for each in container["volumeMounts"] if each["name"] == volume["name"]]
+    token, authority, namespace = volume["projected"]["sources"]
+
+    assert Path(mount["mountPath"]) == KubeClients().service_account
+    assert mount["readOnly"]
+    assert token["serviceAccountToken"]["path"] == "token"
+    assert authority["configMap"]["items"][0]["path"] == "ca.crt"
+    assert namespace["downwardAPI"]["items"][0]["path"] == "namespace"
 
 
 @pytest.mark.parametrize("overlay", [folder for folder in SERVING if "/s" not in folder])
@@ -118,6 +149,7 @@ def test_pods_spread_and_are_not_all_evicted(overlay: str) -> None:
             "topology.kubernetes.io/zone",
         ]
         assert all(selects(each["labelSelector"]["matchLabels"], labels) for each in spread)
+        assert all(each["matchLabelKeys"] == ["pod-template-hash"] for each in spread)
         assert selects(budgets[name]["selector"]["matchLabels"], labels)
         assert budgets[name]["maxUnavailable"] == 1
 
@@ -132,8 +164,7 @@ def test_autoscalers_scale_deployments_that_do_not_say_how_many_they_are(overlay
 
 @pytest.mark.parametrize("overlay", SERVING)
 def test_pods_are_given_the_time_to_drain(overlay: str) -> None:
-    [config] = [item for item in of_kind(overlay, "ConfigMap") if "extproc.yaml" in item["data"]]
-    drain_s = int(config["data"]["extproc.yaml"].partition("drain_s: ")[2].split()[0])
+    drain_s = int(environment(overlay)["EXTPROC_SERVER__DRAIN_S"])
     for name, pod in ours(overlay).items():
         needed_s = max(_pause_s(container) for container in containers(pod))
         needed_s += drain_s if name == "extproc" else 0
@@ -149,31 +180,69 @@ def _pause_s(container: Object) -> int:
     return int(hook.get("sleep", {}).get("seconds", 0))
 
 
+@pytest.mark.parametrize("overlay", SERVING)
+def test_the_gateway_goes_before_what_it_serves(overlay: str) -> None:
+    [priority] = of_kind(overlay, "PriorityClass")
+    classes = {name: pod.get("priorityClassName") for name, pod in pods(overlay).items()}
+
+    assert priority["value"] > 0
+    assert classes.pop("vllm", None) is None
+    assert set(classes.values()) == {priority["metadata"]["name"]}
+
+
+@pytest.mark.parametrize("overlay", SERVING)
+def test_a_services_name_sets_no_variable_of_ours(overlay: str) -> None:
+    """A Service called extproc-x in the namespace would set EXTPROC_X_PORT."""
+    assert pods(overlay)["extproc"]["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("overlay", ["overlays/sidecar", "overlays/gateway", "overlays/istio"])
+def test_a_change_of_the_server_section_rolls_the_pods_and_one_of_the_pools_does_not(
+    overlay: str, tmp_path: Path
+) -> None:
+    """The first is read at the start only, the second by the running service."""
+    server = {
+        "name": "extproc-server",
+        "behavior": "merge",
+        "literals": ["EXTPROC_SERVER__LOG_LEVEL=DEBUG"],
+    }
+    pools = {
+        "name": "extproc",
+        "behavior": "replace",
+        "literals": ["extproc.yaml=pools: []"],
+        "options": {"disableNameSuffixHash": True},
+    }
+    before = deployment_after(overlay, tmp_path, {})["spec"]["template"]
+    with_pools = deployment_after(overlay, tmp_path, {"configMapGenerator": [pools]})["spec"]["template"]
+    with_server = deployment_after(overlay, tmp_path, {"configMapGenerator": [server]})["spec"]["template"]
+
+    assert with_pools == before
+    assert with_server != before
+
+
 class TestNetwork:
-    """Who may talk to whom."""
+    """Who may talk to whom. Ports by number: sidecar containers' names are not looked up everywhere."""
 
     @pytest.mark.parametrize("overlay", SERVING)
     def test_metrics_are_for_the_monitoring_namespace(self, overlay: str) -> None:
-        monitoring = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
         for policy in of_kind(overlay, "NetworkPolicy"):
             for rule in policy["spec"]["ingress"]:
-                ports = {port["port"] for port in rule["ports"]}
-                if ports & {"metrics", "envoy-metrics"}:
-                    assert ports <= {"metrics", "envoy-metrics"}
-                    assert rule["from"] == monitoring
+                ports = _allowed(rule)
+                if ports & {9090, 9902}:
+                    assert ports <= {9090, 9902}
+                    assert rule["from"] == MONITORING
 
     @pytest.mark.parametrize("overlay", SERVING)
     def test_grpc_is_for_envoy(self, overlay: str) -> None:
         policy = named(overlay, "NetworkPolicy", "extproc")
-        rules = [rule for rule in policy["spec"]["ingress"] if {"port": "grpc"} in rule["ports"]]
-        listens = _ports(pods(overlay)["extproc"])
+        rules = [rule for rule in policy["spec"]["ingress"] if 9002 in _allowed(rule)]
 
-        if "grpc" not in listens:
+        if 9002 not in _ports(pods(overlay)["extproc"]):
             assert not rules
             return
         [rule] = rules
         [peer] = rule["from"]
-        assert rule["ports"] == [{"port": "grpc"}]
+        assert _allowed(rule) == {9002}
         assert peer["podSelector"]["matchLabels"]
 
     def test_the_gateways_envoy_is_let_in(self) -> None:
@@ -186,9 +255,44 @@ class TestNetwork:
     def test_policies_choose_pods_that_are_there_and_ports_that_they_have(self, overlay: str) -> None:
         for policy in of_kind(overlay, "NetworkPolicy"):
             wanted = policy["spec"]["podSelector"]["matchLabels"]
-            [name] = [name for name, labels in pod_labels(overlay).items() if selects(wanted, labels)]
-            ports = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
-            assert ports == _ports(pods(overlay)[name])
+            chosen = [name for name, labels in pod_labels(overlay).items() if selects(wanted, labels)]
+            ports = set().union(*map(_allowed, policy["spec"]["ingress"]))
+            if policy["metadata"]["name"] == "vllm" and not chosen:
+                chosen, pods_ = ["vllm"], pods("overlays/example-vllm")
+            else:
+                pods_ = pods(overlay)
+            [name] = chosen
+            assert ports == _ports(pods_[name])
+
+    @pytest.mark.parametrize("overlay", SERVING)
+    def test_vllm_is_for_the_gateway_and_the_service(self, overlay: str) -> None:
+        policy = named(overlay, "NetworkPolicy", "vllm")
+        gateway, monitoring = policy["spec"]["ingress"]
+        labels = [peer["podSelector"]["matchLabels"] for peer in gateway["from"]]
+
+        assert "Ingress" in policy["spec"]["policyTypes"]
+        assert all(labels)
+        assert any(selects(each, pod_labels(overlay)["extproc"]) for each in labels)
+        assert monitoring["from"] == MONITORING
+        assert _allowed(gateway) == _allowed(monitoring) == {8000}
+        for example in ("overlays/example-vllm", "overlays/simulated"):
+            assert selects(policy["spec"]["podSelector"]["matchLabels"], pod_labels(example)["vllm"])
+
+    @pytest.mark.parametrize("overlay", SERVING)
+    def test_nobody_goes_out_but_to_what_he_needs(self, overlay: str) -> None:
+        names, api_server = {53}, {443, 6443}
+        out = {"extproc": names | api_server | {8000}, "envoy": names | {9002, 8000}, "vllm": names | {443}}
+        for policy in of_kind(overlay, "NetworkPolicy"):
+            assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+            allowed = set().union(*map(_allowed, policy["spec"]["egress"]))
+            assert allowed == out[policy["metadata"]["name"]]
+
+
+MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+def _allowed(rule: Object) -> set[int]:
+    return {port["port"] for port in rule["ports"]}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -228,5 +332,5 @@ def test_the_sidecars_socket_is_in_memory_and_shared() -> None:
     assert pod["initContainers"][0]["restartPolicy"] == "Always"
 
 
-def _ports(pod: Object) -> set[str]:
-    return {port["name"] for container in containers(pod) for port in container.get("ports", [])}
+def _ports(pod: Object) -> set[int]:
+    return {port["containerPort"] for container in containers(pod) for port in container.get("ports", [])}

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.manifests.crds import SCHEMAS
-from tests.manifests.rendering import MANIFESTS, Object, render_folder
+from tests.manifests.rendering import MANIFESTS, Object, render, render_folder
 
 
 @pytest.fixture(params=["sidecar", "gateway"])
@@ -26,11 +26,40 @@ def rendered(request: pytest.FixtureRequest, tmp_path: Path) -> list[Object]:
     return render_folder(tmp_path)
 
 
+def test_a_pod_monitor_of_vllm_is_a_component(tmp_path: Path) -> None:
+    """A cluster without the Prometheus Operator would refuse all of the example for it."""
+    ours = os.path.relpath(MANIFESTS, tmp_path.resolve())
+    kustomization = {
+        "resources": [f"{ours}/overlays/example-vllm"],
+        "components": [f"{ours}/components/vllm-monitoring"],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    rendered = render_folder(tmp_path)
+    [monitor] = [item for item in rendered if item["kind"] == "PodMonitor"]
+    [deployment] = [item for item in rendered if item["kind"] == "Deployment"]
+    template = deployment["spec"]["template"]
+    ports = {port["name"] for each in template["spec"]["containers"] for port in each["ports"]}
+
+    jsonschema.validate(monitor, SCHEMAS["monitoring.coreos.com/v1", "PodMonitor"])
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
+    assert "PodMonitor" not in {item["kind"] for item in render("overlays/example-vllm")}
+
+
 def test_everything_moves_to_its_namespace(rendered: list[Object]) -> None:
     [binding] = [item for item in rendered if item["kind"] == "RoleBinding"]
 
-    assert {item["metadata"]["namespace"] for item in rendered} == {"llm"}
+    namespaces = {item["metadata"].get("namespace") for item in rendered if item["kind"] != "PriorityClass"}
+    assert namespaces == {"llm"}
     assert [subject["namespace"] for subject in binding["subjects"]] == ["llm"]
+
+
+def test_no_file_within_names_another_namespace(rendered: list[Object]) -> None:
+    """Said once: what the files leave out is the Pod's own."""
+    texts = [text for item in rendered if item["kind"] == "ConfigMap" for text in item["data"].values()]
+
+    assert len(texts) > 3
+    assert not [text for text in texts if "default.svc" in text or "namespace: default" in text]
 
 
 def test_the_image_is_its_own(rendered: list[Object]) -> None:

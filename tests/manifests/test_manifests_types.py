@@ -60,7 +60,9 @@ def test_no_two_objects_are_the_same(overlay: str) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_namespaced_object_is_in_the_namespace(overlay: str) -> None:
     namespaces = {
-        item["metadata"].get("namespace") for item in render(overlay) if item["kind"] != "GatewayClass"
+        item["metadata"].get("namespace")
+        for item in render(overlay)
+        if item["kind"] not in {"GatewayClass", "PriorityClass"}
     }
 
     assert namespaces == {"default"}
