@@ -70,10 +70,13 @@ class FileSource:
             self._good, self._fault = content, None
 
     def _refuse(self, sink: Sink, why: str, fault: str) -> None:
-        # The same fault at every poll is one fault.
-        if fault != self._fault:
+        reason = shorten(f"{self._path}: {fault}")
+        if fault == self._fault:
+            # The same fault at every poll is one fault.
+            sink.lacks(why, reason)
+        else:
             self._fault = fault
-            sink.restarted(why, shorten(f"{self._path}: {fault}"))
+            sink.restarted(why, reason)
 
 
 def parse_endpoints(content: bytes) -> list[Endpoint]:

@@ -1,6 +1,5 @@
 """Clients of the Kubernetes API, with the credentials as they are now."""
 
-import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,28 +32,23 @@ class KubeClients:
 
     Each `open` reads the credentials again, so a rotated token, a changed certificate authority or an
     expired login is a matter of the next try. With neither `kubeconfig` nor `context` given it is the
-    Pod's service account inside a cluster, ~/.kube/config outside. A kubeconfig may name a program that
-    logs in; it gets `login_s`, seconds.
+    Pod's service account inside a cluster, ~/.kube/config outside.
     """
 
     kubeconfig: str | None = None
     context: str | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-    login_s: float = 30.0
 
     async def open(self) -> ApiClient:
         """Raises `WatchLost` if there are no usable credentials."""
         configuration = Configuration()
         try:
-            async with asyncio.timeout(self.login_s):
-                await self._load(configuration)
+            await self._load(configuration)
             _strip_token(configuration)
             return ApiClient(configuration)
         except ConfigException as error:
             raise _unusable(shorten(str(error))) from error
-        except TimeoutError:
-            raise _unusable(f"no login within {self.login_s:g} s") from None
         except _UNUSABLE as error:
             raise _unusable(describe(error)) from error
 

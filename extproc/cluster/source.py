@@ -30,7 +30,10 @@ class Sink(Protocol):
         ...
 
     def lacks(self, why: str, reason: str) -> None:
-        """Notes that what was asked for is not there, so that there is no list: no such Service."""
+        """Notes that what was asked for is not there or not right, as it may have been told before.
+
+        No failure, so nothing is counted: there is no such Service, the file is as faulty as it was.
+        """
         ...
 
 

@@ -92,10 +92,11 @@ class PoolKeeper:
 
     def lacks(self, why: str, reason: str) -> None:
         self._heard_s = self._clock()
-        fault, self.fault = self.fault, Fault(why, reason)
-        self._outages.ended(self.pool.name)
+        fault = Fault(why, reason)
         if fault != self.fault:
-            log.warning("pool %s has no endpoints (%s): %s", self.pool.name, why, reason)
+            self.fault = fault
+            self._outages.ended(self.pool.name)
+            log.warning("pool %s has no endpoints to tell (%s): %s", self.pool.name, why, reason)
 
     def use(self, strategy: Strategy) -> None:
         """Routes by `strategy` as soon as it has placed the endpoints."""

@@ -144,7 +144,7 @@ async def test_a_bad_file_keeps_the_last_good_list_and_counts_once(path: Path, s
         replace_file(path, b"- {address: 10.0.0.1, po")
         await sink.until(lambda told: told.restarts)
         confirmed_total = sink.confirmed_total
-        await asyncio.sleep(0.2)
+        await sink.until(lambda told: len(told.lacking) > 2)
 
         assert sink.restarts == ["file_invalid"]
         assert confirmed_total == sink.confirmed_total

@@ -115,17 +115,6 @@ def test_the_own_namespace_is_the_pods(tmp_path: Path) -> None:
     assert (outside, clients.own_namespace()) == ("default", "llm")
 
 
-async def test_a_login_that_hangs_is_given_up(tmp_path: Path) -> None:
-    path = Path(write_kubeconfig(tmp_path / "kubeconfig"))
-    tree = json.loads(await asyncio.to_thread(path.read_text))
-    login = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["5"]}
-    tree["users"][0]["user"] = {"exec": login}
-    await asyncio.to_thread(path.write_text, json.dumps(tree))
-
-    with pytest.raises(WatchLost, match=r"no login within 0\.1 s"):
-        await KubeClients(str(path), login_s=0.1).open()
-
-
 async def test_a_kubeconfig_that_is_no_yaml_is_not_quoted(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text("users: [{token: 'secret-token\n}]: [")

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from random import Random
 
+import pytest
+
 from extproc.cluster.source import Sink
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pool
@@ -48,6 +50,24 @@ async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty
     assert before_the_list == []
     assert told == [("llama", (Endpoint("default/a", "10.0.0.1:8000"),))]
     assert keeper.synced.is_set()
+
+
+async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The API server's bookmarks and a file's polls say it again every minute, every five seconds."""
+    pool = Pool("llama", PrefixHash(Outside(Random(1), lambda: 0.0)))
+    keeper = PoolKeeper(
+        pool, Metrics(), Outages(lambda: 0.0), clock=lambda: 0.0, on_change=lambda _, __: None
+    )
+    for _ in range(10):
+        keeper.lacks("no_service", "Service default/vllm has no EndpointSlice")
+    keeper.restarted("file_invalid", "endpoints.yaml: not YAML")
+    for _ in range(10):
+        keeper.lacks("file_invalid", "endpoints.yaml: not YAML")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "pool llama has no endpoints to tell (no_service): Service default/vllm has no EndpointSlice",
+        "pool llama: no word for 0 s (file_invalid, try 1), what is known stays: endpoints.yaml: not YAML",
+    ]
 
 
 async def test_a_strategy_that_changes_while_a_snapshot_is_built_is_the_one_that_stays() -> None:

@@ -248,6 +248,11 @@ async def test_a_source_that_says_nothing_at_all_makes_the_service_not_ready(tmp
         assert pools.faults() == []
         assert pools.remarks() == ["pool a: the list of endpoints is 598 s old: connection: refused"]
 
+        keeper.lacks("connection", "refused")
+        clock.now_s += 299
+
+        assert pools.faults() == []
+
         clock.now_s += 2
 
         assert pools.faults() == ["pool a: its source has said nothing for 301 s: connection: refused"]
