@@ -40,7 +40,7 @@ class Application:
     def __init__(self, settings: Settings, path: Path, content: bytes) -> None:
         self.metrics = Metrics()
         self.is_draining = False
-        self.budget = Budget(settings.server.budget_bytes)
+        self.budget = Budget(settings.server.budget)
         self.xds = _build_xds(settings, self.metrics)
         self.pools = Pools(
             self.metrics,

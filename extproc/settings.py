@@ -56,10 +56,12 @@ class ServerSettings(Section):
     """/metrics, /healthz, /readyz, /pools and /explain over HTTP."""
     workers: Literal[1] = 1
     """Processes. One only, in this release."""
-    max_body_bytes: int = Field(default=33_554_432, ge=1_024, le=1_073_741_824)
-    """The largest request body; Envoy's buffer limit should be the same. 32 MiB takes a few images."""
-    budget_bytes: int = Field(default=134_217_728, ge=65_536)
-    """What all bodies on their way may hold at once; a request beyond it is routed without its body."""
+    max_body_bytes: int = Field(default=50_331_648, ge=1_024, le=1_073_741_824)
+    """The largest request body; Envoy's buffer limit should be the same. 48 MiB: a sound of 25 MiB, the most
+    that vLLM takes, is 33 MiB as base64, and there is room for the conversation around it."""
+    budget_bytes: int | None = Field(default=None, ge=65_536)
+    """What all bodies on their way may hold at once; a request beyond it is routed without its body.
+    Omitted: three of the largest."""
     transport: Literal["native", "grpcio"] = "native"
     """Our own HTTP/2, or grpcio's: the reference, and the way back. Both answer alike."""
     drain_s: float = Field(default=30, ge=0)
@@ -72,6 +74,10 @@ class ServerSettings(Section):
     """Certificates for the gRPC listener; omitted, it speaks plain text."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG writes one line per request; no level ever writes a prompt."""
+
+    @property
+    def budget(self) -> int:
+        return 3 * self.max_body_bytes if self.budget_bytes is None else self.budget_bytes
 
     @field_validator("listen", "admin")
     @classmethod

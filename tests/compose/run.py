@@ -60,13 +60,13 @@ def build(environment: Mapping[str, str]) -> None:
 
 
 def ask(text: str) -> str:
-    """Chats once; returns the address of the endpoint that answered."""
+    """Chats once; returns the name of the endpoint that answered."""
     body = orjson.dumps(
         {"model": "simulated", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
     )
     request = Request(f"{GATEWAY}/v1/chat/completions", body, {"content-type": "application/json"})
     with urlopen(request, timeout=30) as answer:
-        served_by: str = answer.headers["x-served-by"]
+        served_by: str = answer.headers["x-simulated-endpoint"]
     return served_by
 
 

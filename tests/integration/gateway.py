@@ -16,6 +16,7 @@ Edit = Callable[[Tree], None]
 
 SHIPPED = Path(__file__).parents[2] / "envoy"
 EXT_PROC_STATS = "http.clients.ext_proc.extproc"
+SERVED_BY = {"header": {"key": "x-served-by", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
 
 
 def find_envoy() -> str:
@@ -61,6 +62,19 @@ def cluster(tree: Tree, name: str) -> Tree:
     return found
 
 
+def tell_addresses(tree: Tree) -> None:
+    """Adds the line that the shipped configurations have as a comment: `x-served-by`."""
+    for headers in find(tree, "response_headers_to_add"):
+        if SERVED_BY not in headers:
+            headers.insert(0, SERVED_BY)
+
+
+def doors(tree: Tree) -> list[str]:
+    """Returns the paths that are let through, in the file's order."""
+    (permissions,) = find(tree, "permissions")
+    return [permission["url_path"]["path"]["exact"] for permission in permissions]
+
+
 class Gateway(Process):
     """Envoy listening for clients on `port`, for its operator on `admin_port`."""
 
@@ -97,8 +111,9 @@ class Gateway(Process):
 
 
 def edited(tree: Tree, ports: Mapping[int, int], edits: Sequence[Edit] = ()) -> Tree:
-    """Moves the ports, then applies the edits, and returns the tree."""
+    """Moves the ports, asks for the endpoints' addresses, applies the edits, and returns the tree."""
     move_ports(tree, ports)
+    tell_addresses(tree)
     for edit in edits:
         edit(tree)
     return tree

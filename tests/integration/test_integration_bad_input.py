@@ -15,7 +15,7 @@ from tests.integration.stack import Stack, run_stack
 
 pytestmark = pytest.mark.envoy
 
-LIMIT_BYTES = 33_554_432
+LIMIT_BYTES = 50_331_648
 SECRET = "a-secret-of-a-client"
 
 BAD_BODIES = {
@@ -50,16 +50,16 @@ async def test_one_pool_passes_it_on_unchanged(stack: Stack, body: bytes) -> Non
     assert SECRET not in stack.service.log.read_text() + stack.gateway.log.read_text()
 
 
-async def test_unknown_path_and_method_are_passed_on(stack: Stack) -> None:
+async def test_unknown_method_is_passed_on(stack: Stack) -> None:
     async with connect(stack.url) as session:
         answers = [
-            await send(session, b"", method="GET", path="/no/such/path?a=%ff"),
-            await send(session, b"x" * 1_000, method="PUT", path="/no/such/path"),
-            await send(session, b"", method="DELETE", path="/v1/%2e%2e/x"),
+            await send(session, b"", method="GET", path=f"{CHAT}?a=%ff"),
+            await send(session, b"x" * 1_000, method="PUT"),
+            await send(session, b"", method="DELETE"),
         ]
 
     assert {answer.served_by in stack.addresses for answer in answers} == {True}
-    assert {answer.status for answer in answers} <= {404, 405}
+    assert {answer.status for answer in answers} == {405}
 
 
 PROTOCOLS = {"HTTP/1.1": "--http1.1", "HTTP/2": "--http2-prior-knowledge"}

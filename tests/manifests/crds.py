@@ -17,6 +17,7 @@ PORT: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 65_535}
 COUNT: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 4_294_967_295}
 FLAG: Final[Schema] = {"type": "boolean"}
 DURATION: Final[Schema] = {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
+QUANTITY: Final[Schema] = {"type": "string", "pattern": "^[1-9]+[0-9]*([EPTGMK]i|[EPTGMk])?$"}
 LABELS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
 FREE: Final[Schema] = {"type": "object"}
 
@@ -129,8 +130,21 @@ BACKEND_TRAFFIC_POLICY: Final = record(
 CLIENT_TRAFFIC_POLICY: Final = record(
     "targetRefs",
     targetRefs=TARGETS,
-    headers=record(earlyRequestHeaders=record(remove=some(TEXT))),
-    connection=record(bufferLimit={"type": "string", "pattern": "^[1-9]+[0-9]*([EPTGMK]i|[EPTGMk])?$"}),
+    headers=record(
+        earlyRequestHeaders=record(remove=some(TEXT)),
+        withUnderscoresAction=one_of("Allow", "RejectRequest", "DropHeader"),
+    ),
+    path=record(
+        escapedSlashesAction=one_of(
+            "KeepUnchanged", "RejectRequest", "UnescapeAndForward", "UnescapeAndRedirect"
+        ),
+        disableMergeSlashes=FLAG,
+    ),
+    http1=record(http10=record()),
+    http2=record(
+        maxConcurrentStreams=COUNT, initialStreamWindowSize=QUANTITY, initialConnectionWindowSize=QUANTITY
+    ),
+    connection=record(bufferLimit=QUANTITY),
 )
 ENVOY_FILTER: Final = record(
     "configPatches",

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from extproc.cli import cli
 from extproc.settings import load_settings
-from tests.integration.gateway import cluster, find_envoy
+from tests.integration.gateway import cluster, doors, ext_proc_filter, find_envoy, tell_addresses
 from tests.manifests.rendering import (
     MANIFESTS,
     OVERLAYS,
@@ -25,6 +25,7 @@ from tests.manifests.rendering import (
 Tree = dict[str, Any]
 
 ENVOY = MANIFESTS.parent / "envoy"
+OTHER_GATEWAYS = ["overlays/envoy-gateway", "overlays/istio", "overlays/istio/inference-pool"]
 WITH_ENVOY = ["overlays/gateway", "overlays/sidecar", "overlays/simulated"]
 
 
@@ -112,7 +113,7 @@ def test_envoy_takes_what_istio_adds(tmp_path: Path) -> None:
     listener = tree["static_resources"]["listeners"][0] | by_place["LISTENER", "MERGE"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     manager |= by_place["NETWORK_FILTER", "MERGE"]["typed_config"]
-    manager["http_filters"][0] = by_place["HTTP_FILTER", "INSERT_BEFORE"]
+    ext_proc_filter(tree).update(by_place["HTTP_FILTER", "INSERT_BEFORE"]["typed_config"])
     vllm = cluster(tree, "vllm") | by_place["CLUSTER", "MERGE"]
     tree["static_resources"] = {"listeners": [listener], "clusters": [by_place["CLUSTER", "ADD"], vllm]}
     path = tmp_path / "envoy.yaml"
@@ -126,9 +127,17 @@ def test_istio_asks_the_service_as_the_shipped_envoy_does() -> None:
     patches = named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
     [added] = [each["patch"]["value"] for each in patches if each["applyTo"] == "HTTP_FILTER"]
     shipped = load(ENVOY / "sidecar.yaml")["static_resources"]["listeners"][0]
-    manager = shipped["filter_chains"][0]["filters"][0]["typed_config"]
 
-    assert added == manager["http_filters"][0]
+    assert added["typed_config"] == ext_proc_filter(shipped)
+
+
+@pytest.mark.parametrize("overlay", OTHER_GATEWAYS)
+def test_routes_have_the_doors_of_the_shipped_envoy(overlay: str) -> None:
+    [rule] = named(overlay, "HTTPRoute", "vllm")["spec"]["rules"]
+
+    assert [match["path"] for match in rule["matches"]] == [
+        {"type": "Exact", "value": path} for path in doors(load(ENVOY / "standalone.yaml"))
+    ]
 
 
 def test_the_sidecars_envoy_is_the_shipped_one() -> None:
@@ -158,6 +167,7 @@ def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
     """What the two modes share stays the same: all but the routes and the pool's cluster."""
     xds, standalone = load(ENVOY / "xds.yaml"), load(ENVOY / "standalone.yaml")
     for tree in (xds, standalone):
+        tell_addresses(tree)
         manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
         routes = manager.pop("route_config")["virtual_hosts"][0]["routes"]
         tree["routes"] = [

@@ -68,8 +68,8 @@ def test_defaults_are_the_contract() -> None:
         "listen": "0.0.0.0:9002",
         "admin": "0.0.0.0:9090",
         "workers": 1,
-        "max_body_bytes": 33_554_432,
-        "budget_bytes": 134_217_728,
+        "max_body_bytes": 50_331_648,
+        "budget_bytes": None,
         "transport": "native",
         "drain_s": 30,
         "clear_route_cache": False,
@@ -77,6 +77,7 @@ def test_defaults_are_the_contract() -> None:
         "tls": None,
         "log_level": "INFO",
     }
+    assert settings.server.budget == 3 * settings.server.max_body_bytes
     assert strategy.model_dump() == {
         "name": "prefix_hash",
         "key": ["first_user_message"],
