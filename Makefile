@@ -80,7 +80,7 @@ bench-seed: $(READY)  ## Run KubeAI's published 8 x L4 benchmark again, beside i
 .PHONY: test-vllm
 test-vllm: $(READY)  ## Compare the simulated vLLM with a real one; sets that up in .vllm/ (about 4 GB)
 	$(BIN)/python tests/vllm/real/install.py .vllm
-	EXTPROC_REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py
+	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py
 
 .PHONY: test-envoys
 test-envoys: $(READY)  ## Run the tests of configuration, in-flight and failover on every supported Envoy

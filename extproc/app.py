@@ -16,12 +16,13 @@ from aiohttp import web
 from extproc.budget import Budget
 from extproc.cluster.file import wakeups
 from extproc.cluster.reason import describe
+from extproc.documents import read_file
 from extproc.errors import SettingsError
 from extproc.service.admin import build_admin
 from extproc.service.health import Health
 from extproc.service.pools import Pools
 from extproc.service.transport import Transport, build_transport
-from extproc.settings import ServerSettings, Settings, parse_content, read_content, read_environment
+from extproc.settings import ServerSettings, Settings, parse_settings, read_environment
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics, PoolCollector
 from extproc.wire.calls import Routes
@@ -91,7 +92,7 @@ class Application:
 
     async def _reload(self, content: bytes) -> None:
         try:
-            settings = await asyncio.to_thread(parse_content, content, read_environment(), str(self._path))
+            settings = await asyncio.to_thread(parse_settings, content, read_environment(), str(self._path))
             if self.xds:
                 # Before there is a second pool, or else its first prompts could go to the other.
                 self.xds.open(settings.open_pool)
@@ -117,8 +118,8 @@ async def serve(path: Path) -> int:
     Returns the exit status: 0 if every request in flight at the first signal was served to its end, 1 if
     some were cut. Raises `SettingsError` where it cannot start.
     """
-    content = read_content(path)
-    settings = parse_content(content, read_environment(), str(path))
+    content = read_file(path)
+    settings = parse_settings(content, read_environment(), str(path))
     signals = _catch_signals()
     app = Application(settings, path, content)
     async with AsyncExitStack() as stack:

@@ -4,11 +4,13 @@ Each field says its unit and why its default is what it is; `extproc schema` pri
 """
 
 import os
+import re
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -20,11 +22,17 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from extproc.documents import Document, describe, parse_document, read_document
 from extproc.errors import AddressError, SettingsError
 from extproc.routing.endpoint import parse_address, parse_target
 from extproc.routing.prefix import parse_key
 
 ENVIRONMENT_PREFIX: Final = "EXTPROC_"
+
+# What Kubernetes tells every Pod beside a Service called extproc or extproc-something.
+_SERVICE_LINK: Final = re.compile(
+    r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?$"
+)
 
 # Names become metric labels, header values and cluster names of Envoy: nothing that needs escaping.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
@@ -52,8 +60,9 @@ class ServerSettings(Section):
 
     listen: Listen = "0.0.0.0:9002"
     """ext_proc, gRPC health and xDS: `host:port`, or `unix:/path` for a sidecar."""
-    admin: Listen = "0.0.0.0:9090"
-    """/metrics, /healthz, /readyz, /pools and /explain over HTTP."""
+    admin: Listen = "127.0.0.1:9090"
+    """/metrics, /healthz, /readyz, /pools and /explain over HTTP, without authentication: this machine alone
+    unless told otherwise. In a container 0.0.0.0, and a network policy."""
     workers: Literal[1] = 1
     """Processes. One only, in this release."""
     max_body_bytes: int = Field(default=50_331_648, ge=1_024, le=1_073_741_824)
@@ -250,95 +259,85 @@ class Settings(Section):
         return next(opened, None)
 
 
-def load_settings(path: Path, environment: dict[str, str] | None = None) -> Settings:
+def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
     """Reads a YAML file and the overrides of `environment` (`EXTPROC_SERVER__LISTEN`).
 
     Raises `SettingsError` that lists every fault, each with its place in the file.
     """
-    return parse_content(read_content(path), environment or {}, str(path))
+    return build_settings(read_document(path), environment or {})
 
 
-def read_content(path: Path) -> bytes:
-    """Reads the file, so that a later change can be told from what was loaded; raises `SettingsError`."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error}") from None
-
-
-def parse_content(content: bytes, environment: dict[str, str], where: str) -> Settings:
-    """Parses a file's content, see `load_settings`."""
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{where}: cannot be read: {error}") from None
-    return parse_settings(text, environment, where)
-
-
-def parse_settings(text: str, environment: dict[str, str], where: str = "settings") -> Settings:
+def parse_settings(text: str | bytes, environment: Mapping[str, str], where: str = "settings") -> Settings:
     """Parses YAML text, see `load_settings`."""
-    tree = _parse_yaml(text, where)
-    if not isinstance(tree, dict):
-        raise SettingsError(f"{where}: expected a mapping with the keys server and pools")
+    return build_settings(parse_document(text, where), environment)
+
+
+def build_settings(document: Document, environment: Mapping[str, str]) -> Settings:
+    overrides = read_overrides(environment)
+    if not isinstance(document.tree, dict):
+        raise SettingsError(f"{document.where}:1: expected a mapping with the keys server and pools")
+    for name, (path, value) in overrides.items():
+        _override(document.tree, path, value, name)
     try:
-        return Settings.model_validate(_override(tree, environment))
+        return Settings.model_validate(document.tree)
     except ValidationError as error:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        faults = [f"{where}:{_line(root, fault['loc'])}: {_describe(fault)}" for fault in error.errors()]
-        raise SettingsError("\n".join(faults)) from None
+        raise SettingsError(
+            "\n".join(_tell(document, overrides, fault) for fault in error.errors())
+        ) from None
 
 
 def read_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
 
 
-def _parse_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except RecursionError:
-        raise SettingsError(f"{where}: nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:
-        # PyYAML lets a date or a number that is none through as a plain ValueError: `2026-13-45`.
-        raise SettingsError(f"{where}: not YAML: {error}") from None
+Overrides = Mapping[str, tuple[tuple[str, ...], Any]]
+"""Names of variables with the place in the tree that they override, and the value, read as YAML."""
 
 
-def _override(tree: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    """Lays `EXTPROC_SERVER__DRAIN_S=5` over the tree; the value is read as YAML."""
-    for name, value in sorted(environment.items()):
-        path = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-        if name.startswith(ENVIRONMENT_PREFIX) and path[0] == "server" and len(path) > 1:
-            branch = tree
-            for step in path[:-1]:
-                below = branch.get(step)
-                branch[step] = branch = below if isinstance(below, dict) else {}
-            branch[path[-1]] = _parse_yaml(value, name)
-    return tree
+def read_overrides(environment: Mapping[str, str]) -> Overrides:
+    """Raises `SettingsError` for every variable of our prefix that overrides nothing: it was meant to."""
+    known = {name: path for path in _server_paths(ServerSettings) for name in [_variable(path)]}
+    ours = [name for name in sorted(environment) if name.startswith(ENVIRONMENT_PREFIX)]
+    strange = [
+        name for name in ours if name not in known and ("__" in name or not _SERVICE_LINK.search(name))
+    ]
+    if strange:
+        raise SettingsError("\n".join(_ask_back(name, known) for name in strange))
+    return {
+        name: (known[name], parse_document(environment[name], name).tree) for name in ours if name in known
+    }
 
 
-def _describe(fault: ErrorDetails) -> str:
-    place = ".".join(str(step) for step in fault["loc"]) or "top level"
-    match fault["type"]:
-        case "extra_forbidden":
-            return f"{place}: there is no such setting"
-        case "string_pattern_mismatch":
-            return f"{place}: {fault['input']!r} does not match {fault['ctx']['pattern']}"
-    return f"{place}: {fault['msg'].removeprefix('Value error, ')}"
+def _server_paths(
+    section: type[BaseModel], above: tuple[str, ...] = ("server",)
+) -> Iterator[tuple[str, ...]]:
+    for name, field in section.model_fields.items():
+        yield (*above, name)
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _server_paths(kind, (*above, name))
 
 
-def _line(node: yaml.Node | None, place: tuple[str | int, ...]) -> int:
-    """The line of the deepest node on the way to `place`; steps that no node has are skipped."""
-    line = 1
-    for step in place:
-        below = _below(node, step)
-        if below is not None:
-            line, node = below
-    return line
+def _variable(path: tuple[str, ...]) -> str:
+    return ENVIRONMENT_PREFIX + "__".join(path).upper()
 
 
-def _below(node: yaml.Node | None, step: str | int) -> tuple[int, yaml.Node] | None:
-    if isinstance(node, yaml.MappingNode):
-        members = ((key.start_mark.line + 1, value) for key, value in node.value if key.value == step)
-        return next(members, None)
-    if isinstance(node, yaml.SequenceNode) and isinstance(step, int):
-        return node.value[step].start_mark.line + 1, node.value[step]
-    return None
+def _ask_back(name: str, known: Iterable[str]) -> str:
+    [nearest] = get_close_matches(name, known, n=1, cutoff=0)
+    return f"{name}: there is no such variable; {nearest} is the nearest"
+
+
+def _override(tree: dict[str, Any], path: tuple[str, ...], value: Any, name: str) -> None:
+    for step in path[:-1]:
+        below = tree.get(step)
+        if below is not None and not isinstance(below, dict):
+            raise SettingsError(f"{name}: {step} is not a mapping in the file")
+        tree[step] = tree = below or {}
+    tree[path[-1]] = value
+
+
+def _tell(document: Document, overrides: Overrides, fault: ErrorDetails) -> str:
+    """A fault with its place: in the file, or the variable that overrides it."""
+    place = tuple(str(step) for step in fault["loc"])
+    at = next((name for name, (path, _) in overrides.items() if place[: len(path)] == path), None)
+    return f"{at or document.at(fault['loc'])}: {describe(fault)}"

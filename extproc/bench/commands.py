@@ -19,7 +19,7 @@ from extproc.bench.progress import watching
 from extproc.bench.report.outputs import print_verdict, write_reports
 from extproc.bench.report.report import build as build_report
 from extproc.bench.report.vllm import vllm_text
-from extproc.bench.spec.tree import parse_spec
+from extproc.bench.spec.tree import read_spec
 
 CLIENT_LIMITED = 3
 
@@ -41,7 +41,7 @@ def run_command(
     spec_file: Path, output: Path | None, metrics_port: int | None, quiet: bool, allow_client_limited: bool
 ) -> None:
     """Run a benchmark. Exit 3 if it measured the client, not the server."""
-    spec = parse_spec(spec_file.read_text("utf-8"))
+    spec = read_spec(spec_file)
     registry = build_registry(spec.plugins)
     console = Console(stderr=True)
     with watching(spec.name, console, metrics_port, quiet=quiet) as progress:
@@ -63,7 +63,7 @@ def run_command(
 @click.option("--json", "as_json", is_flag=True, help="The account as JSON.")
 def dataset(spec_file: Path, output: Path | None, endpoints: int, as_json: bool) -> None:
     """Prepare a spec's dataset and say honestly what is in it."""
-    spec = parse_spec(spec_file.read_text("utf-8"))
+    spec = read_spec(spec_file)
     workload = build_workload(spec, build_registry(spec.plugins))
     per_cycle = Numbering(workload.conversations).per_cycle
     honesty = account(workload.conversations, workload.requests or per_cycle, endpoints)

@@ -26,7 +26,7 @@ from extproc.bench.published.tables import published_markdown, read_published
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.outputs import print_faults, write_reports
-from extproc.bench.spec.tree import Spec, parse_spec
+from extproc.bench.spec.tree import Spec, read_spec
 
 # The exit status of a result that does not hold, as of a run that is client-limited.
 NOT_COMPARABLE = 3
@@ -64,7 +64,7 @@ def ab(spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: 
     Each arm is switched to live, caches are emptied, then it is measured; again with other seeds. Exit 3
     if the arms are not comparable.
     """
-    spec = parse_spec(spec_file.read_text("utf-8"))
+    spec = read_spec(spec_file)
     trials = asyncio.run(_run_ab(spec, output, quiet=quiet))
     compared = summarise_trials(trials, spec.ab)
     click.echo(ab_markdown(compared), nl=False)
@@ -107,7 +107,7 @@ def saturate_command(spec_file: Path, output: Path | None, quiet: bool) -> None:
 
     Exit 3 if the client was the limit before the server was.
     """
-    spec = parse_spec(spec_file.read_text("utf-8"))
+    spec = read_spec(spec_file)
     found = saturate.summarise_rungs(
         asyncio.run(saturate.climb(spec, lambda seeded, title: _run(seeded, title, quiet=quiet))),
         spec.saturate,
@@ -126,7 +126,7 @@ def saturate_command(spec_file: Path, output: Path | None, quiet: bool) -> None:
 @click.option("--latency", default=5.0, show_default=True, help="Seconds that a request may take, assumed.")
 def plan_command(spec_file: Path, latency: float) -> None:
     """Print schedule, tokens, ports and CPU of a run without running it. Exit 2 if it is impossible."""
-    spec = parse_spec(spec_file.read_text("utf-8"))
+    spec = read_spec(spec_file)
     planned = plan(spec, build_workload(spec, build_registry(spec.plugins)), _this_host(), latency_s=latency)
     click.echo(plan_text(planned), nl=False)
     print_faults(planned.faults, planned.remarks, Console(stderr=True), good="possible", bad="impossible")

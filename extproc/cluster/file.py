@@ -4,20 +4,19 @@ The last good list stays through every fault: a missing file, a half-written one
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from watchfiles import awatch
 
 from extproc.cluster.reason import shorten
 from extproc.cluster.source import Sink
+from extproc.documents import Document, parse_document
 from extproc.errors import AddressError, SettingsError
-from extproc.routing.endpoint import Endpoint, join_address
+from extproc.routing.endpoint import Endpoint, check_name, join_address
 
 
 class _Row(BaseModel):
@@ -36,12 +35,14 @@ class FileSource:
 
     A change is noticed through the file's directory, so a rename over the file and the swapped link of
     a mounted ConfigMap count too; a re-read every `poll_s` finds what the directory does not show
-    (a link into another directory, a network file system).
+    (a link into another directory, a network file system). A file that is being written is not taken:
+    `port: 80` may be going to be `port: 8000`. It must read the same after `quiet_s`.
     """
 
-    def __init__(self, path: str | Path, *, poll_s: float = 5.0) -> None:
+    def __init__(self, path: str | Path, *, poll_s: float = 5.0, quiet_s: float = 0.2) -> None:
         self._path = Path(path)
         self._poll_s = poll_s
+        self._quiet_s = quiet_s
         self._good: bytes | None = None
         self._fault: str | None = None
 
@@ -57,20 +58,31 @@ class FileSource:
 
     async def _refresh(self, sink: Sink) -> None:
         try:
-            content = await asyncio.to_thread(self._path.read_bytes)
+            content = await self._read_settled()
             if content == self._good:
                 sink.confirm()
             else:
-                sink.replace(parse_endpoints(content))
+                sink.replace(parse_endpoints(content, str(self._path)))
         except OSError as error:
-            self._refuse(sink, "file_unreadable", error.strerror or type(error).__name__)
+            self._refuse(sink, "file_unreadable", f"{self._path}: {error.strerror or type(error).__name__}")
         except SettingsError as error:
             self._refuse(sink, "file_invalid", str(error))
         else:
             self._good, self._fault = content, None
 
+    async def _read_settled(self) -> bytes:
+        """Reads until two reads, a quiet moment apart, agree; what is known already needs no second one."""
+        content = await asyncio.to_thread(self._path.read_bytes)
+        while content != self._good:
+            before = content
+            await asyncio.sleep(self._quiet_s)
+            content = await asyncio.to_thread(self._path.read_bytes)
+            if content == before:
+                break
+        return content
+
     def _refuse(self, sink: Sink, why: str, fault: str) -> None:
-        reason = shorten(f"{self._path}: {fault}")
+        reason = shorten(fault)
         if fault == self._fault:
             # The same fault at every poll is one fault.
             sink.lacks(why, reason)
@@ -79,44 +91,34 @@ class FileSource:
             sink.restarted(why, reason)
 
 
-def parse_endpoints(content: bytes) -> list[Endpoint]:
+def parse_endpoints(content: bytes, where: str = "endpoints") -> list[Endpoint]:
     """Reads a YAML list of `{address, port, name?}`; an endpoint without a name is named by its address.
 
-    Raises `SettingsError` that names the faulty entry. An empty file is a fault, since that is what
-    a file looks like between truncation and writing; no endpoints on purpose is the list `[]`.
+    Raises `SettingsError` that names the faulty entry and its line. An empty file is a fault, since that is
+    what a file looks like between truncation and writing; no endpoints on purpose is the list `[]`.
     """
-    try:
-        rows = _rows.validate_python(yaml.safe_load(content))
-        endpoints = [_endpoint(row) for row in rows]
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise SettingsError(f"not YAML: {error}") from None
-    except ValidationError as error:
-        raise SettingsError(
-            "; ".join(_describe(fault["loc"], fault["msg"]) for fault in error.errors())
-        ) from None
-    except AddressError as error:
-        raise SettingsError(str(error)) from None
-    except ValueError as error:
-        # YAML's own dates and numbers, half of which are none: 2026-13-45.
-        raise SettingsError(f"not YAML: {error}") from None
-    _refuse_repeats("name", [endpoint.name for endpoint in endpoints])
-    _refuse_repeats("address", [endpoint.address for endpoint in endpoints])
+    document = parse_document(content, where)
+    rows = document.validate(_rows.validate_python)
+    endpoints = [_endpoint(document, index, row) for index, row in enumerate(rows)]
+    _refuse_repeats(document, "name", [endpoint.name for endpoint in endpoints])
+    _refuse_repeats(document, "address", [endpoint.address for endpoint in endpoints])
     return endpoints
 
 
-def _endpoint(row: _Row) -> Endpoint:
-    address = join_address(row.address, row.port)
-    return Endpoint(name=row.name or address, address=address)
+def _endpoint(document: Document, index: int, row: _Row) -> Endpoint:
+    try:
+        address = join_address(row.address, row.port)
+        return Endpoint(name=check_name(row.name or address), address=address)
+    except AddressError as error:
+        raise SettingsError(f"{document.at((index,))}: {index}: {error}") from None
 
 
-def _refuse_repeats(noun: str, values: list[str]) -> None:
-    if repeated := sorted(value for value, count in Counter(values).items() if count > 1):
-        raise SettingsError(f"{noun} given twice: {', '.join(repeated)}")
-
-
-def _describe(location: tuple[int | str, ...], message: str) -> str:
-    where = ".".join(str(part) for part in location)
-    return f"{where}: {message}" if where else message
+def _refuse_repeats(document: Document, noun: str, values: list[str]) -> None:
+    seen: set[str] = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            raise SettingsError(f"{document.at((index,))}: {noun} given twice: {value}")
+        seen.add(value)
 
 
 async def wakeups(directory: Path, *, poll_s: float) -> AsyncGenerator[None]:

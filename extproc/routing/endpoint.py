@@ -32,6 +32,13 @@ class Endpoint:
         return int(self.address.rpartition(":")[2])
 
 
+def check_name(name: str) -> str:
+    """Returns `name`; raises `AddressError` if it holds NUL, which on the ring ends a name."""
+    if "\0" in name:
+        raise AddressError(f"{name!r} holds NUL: no name for an endpoint")
+    return name
+
+
 def join_address(ip: str, port: int) -> str:
     """Builds the canonical `ip:port`; an IPv6 address gets brackets (EPP 1.0.0).
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
+from extproc.documents import parse_document
 from extproc.errors import SettingsError
 
 DEFAULT_PROFILE: Final = "l4-llama8b-fp8"
@@ -66,23 +66,23 @@ class Profile:
         return milliseconds / 1000
 
 
-def read_profiles(text: str) -> dict[str, Profile]:
+def read_profiles(content: bytes | str, where: str = "profiles") -> dict[str, Profile]:
     """Reads profiles by name from YAML; raises `SettingsError` with every fault and where it is."""
-    try:
-        loaded = yaml.safe_load(text)
-    except yaml.YAMLError as fault:
-        raise SettingsError(f"profiles: {fault}") from None
-    if not isinstance(loaded, Mapping):
-        raise SettingsError("profiles: expected a mapping of names to profiles")
+    document = parse_document(content, where)
+    if not isinstance(document.tree, Mapping):
+        raise SettingsError(f"{where}:1: expected a mapping of names to profiles")
+    return document.validate(_validate)
+
+
+def _validate(tree: Mapping[str, Any]) -> dict[str, Profile]:
     named = {
         name: {"name": name, **fields} if isinstance(fields, Mapping) else fields
-        for name, fields in loaded.items()
+        for name, fields in tree.items()
     }
-    try:
-        return TypeAdapter(dict[str, Profile]).validate_python(named)
-    except ValidationError as fault:
-        lines = (f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in fault.errors())
-        raise SettingsError("\n".join(lines)) from None
+    return _profiles.validate_python(named)
+
+
+_profiles = TypeAdapter(dict[str, Profile])
 
 
 def built_in_profiles() -> dict[str, Profile]:
@@ -99,9 +99,10 @@ def find_profile(name: str) -> Profile:
     if name in known:
         return known[name]
     try:
-        found = read_profiles(Path(name).read_text("utf-8"))
+        content = Path(name).read_bytes()
     except OSError:
         raise SettingsError(f"{name!r} is no file and none of {', '.join(known)}") from None
+    found = read_profiles(content, name)
     if not found:
         raise SettingsError(f"{name}: no profile in it")
     return next(iter(found.values()))

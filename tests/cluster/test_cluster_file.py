@@ -58,18 +58,20 @@ def test_an_empty_list_is_no_endpoints_on_purpose() -> None:
     ("content", "fault"),
     [
         (b"", "valid list"),
-        (b"- {address: 10.0.0.1, po", "not YAML"),
-        (b"\xff\xfe\x00", "not YAML"),
-        (b"[" * 500, "not YAML"),
-        (b"- {address: 10.0.0.1, port: 8000, name: 2026-13-45}", "not YAML"),
+        (b"- {address: 10.0.0.1, po", "endpoints:1: not YAML"),
+        (ONE + b"\xff\xfe\x00", "endpoints:2: not UTF-8"),
+        (b"[" * 500, "endpoints:1: nested too deeply"),
+        (ONE + b"- {address: 10.0.0.1, port: 8000, name: 2026-13-45}", "endpoints:2: not YAML: month must"),
+        (ONE + b'- {address: 10.0.0.2, port: 8000, name: "a\\0b"}', "endpoints:2: 1: 'a\\x00b' holds NUL"),
+        (ONE + b"- {address: 10.0.0.2, port: 8000, name: a\0b}", "endpoints:2: not YAML"),
         (b"endpoints: []", "valid list"),
         (b"- {address: 10.0.0.1}", "0.port: Field required"),
         (b"- {address: 10.0.0.1, port: '8000'}", "0.port: "),
         (b"- {address: 10.0.0.1, port: 8000, weight: 3}", "0.weight: "),
-        (b"- {address: vllm-0.vllm, port: 8000}", "is not an IP address"),
+        (ONE + b"- {address: vllm-0.vllm, port: 8000}", "endpoints:2: 1: 'vllm-0.vllm' is not an IP address"),
         (b"- {address: 10.0.0.1, port: 70000}", "is not a port"),
         (b"- {address: 10.0.0.1, port: 8000, name: ''}", "0.name: "),
-        (ONE + ONE, "name given twice: 10.0.0.1:8000"),
+        (ONE + ONE, "endpoints:2: name given twice: 10.0.0.1:8000"),
         (TWO + b"- {address: 10.0.0.2, port: 8000, name: third}", "address given twice: 10.0.0.2:8000"),
     ],
 )
@@ -96,6 +98,21 @@ async def test_a_change_of_the_file_replaces_the_list(path: Path, sink: Recordin
         await sink.until(lambda told: told.addresses == ["10.0.0.1:8000"])
         await change_until_two(lambda: replace_file(path, TWO), sink)
 
+    assert sink.restarts == []
+
+
+async def test_a_half_written_file_is_not_taken(path: Path, sink: RecordingSink) -> None:
+    """`port: 80` is a good port, and the first half of 8000."""
+    path.write_bytes(b"- {address: 10.0.0.1, port: 80}\n"[:-2])
+
+    async with running(FileSource(path, poll_s=0.02, quiet_s=0.2), sink):
+        for end in (b"00}\n- {address: 10.0.0.2, ", b"port: 80", b"01}\n"):
+            await asyncio.sleep(0.05)
+            with path.open("ab") as file:
+                file.write(end)
+        await sink.until(lambda told: told.lists)
+
+    assert sink.addresses == ["10.0.0.1:8000", "10.0.0.2:8001"]
     assert sink.restarts == []
 
 
@@ -155,7 +172,7 @@ async def test_a_bad_file_keeps_the_last_good_list_and_counts_once(path: Path, s
 
     [reason] = sink.reasons
     assert reason
-    assert f"{path}: not YAML" in reason
+    assert f"{path}:1: not YAML" in reason
 
 
 async def test_a_missing_file_is_waited_for(tmp_path: Path, sink: RecordingSink) -> None:

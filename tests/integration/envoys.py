@@ -28,7 +28,7 @@ def install(version: str) -> Path:
 def run_tests(version: str) -> int:
     """Runs the tests with one version; returns pytest's exit status."""
     print(f"--- Envoy {version}", flush=True)
-    environment = {**os.environ, "EXTPROC_TEST_ENVOY": str(install(version))}
+    environment = {**os.environ, "ENVOY_BINARY": str(install(version))}
     pytest = [sys.executable, "-m", "pytest", "-q", *TESTS]
     return subprocess.run(pytest, cwd=ROOT, env=environment, check=False).returncode
 

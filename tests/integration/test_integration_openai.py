@@ -111,7 +111,7 @@ async def test_error_of_the_endpoint_passes_through(client: openai.AsyncOpenAI) 
 
 async def test_body_over_the_limit_raises_the_status(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
-        await client.completions.create(model=MODEL, prompt="x" * 34_000_000)
+        await client.completions.create(model=MODEL, prompt="x" * 52_000_000)
 
     assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
 

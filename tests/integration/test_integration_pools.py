@@ -28,6 +28,8 @@ def route_batch_to_second(tree: Tree) -> None:
         }
         batch["route"] = {**usual["route"], "prefix_rewrite": "/"}
         host["routes"].insert(0, batch)
+    for permissions in find(tree, "permissions"):
+        permissions.append({"url_path": {"path": {"prefix": "/batch/v1/"}}})
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from extproc import app as app_module
 from extproc.app import Application
-from extproc.settings import Settings, parse_content, parse_settings
+from extproc.settings import Settings, parse_settings
 from tests.integration.mesh import until
 
 ONE = "pools: [{name: a, endpoints: {static: ['10.0.0.1:80']}}]"
@@ -58,9 +58,9 @@ async def test_a_change_is_read_and_parsed_once_and_off_the_loop(
     def parse(content: bytes, environment: dict[str, str], where: str) -> Settings:
         parsed.append((content, threading.current_thread() is threading.main_thread()))
         path.unlink()
-        return parse_content(content, environment, where)
+        return parse_settings(content, environment, where)
 
-    monkeypatch.setattr(app_module, "parse_content", parse)
+    monkeypatch.setattr(app_module, "parse_settings", parse)
     async with watching(path, ONE) as app:
         draft = tmp_path / "draft"
         draft.write_text(TWO)

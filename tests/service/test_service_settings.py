@@ -14,6 +14,7 @@ from extproc.settings import (
     Section,
     Settings,
     StrategySettings,
+    TlsSettings,
     load_settings,
     parse_settings,
 )
@@ -66,7 +67,7 @@ def test_defaults_are_the_contract() -> None:
 
     assert settings.server.model_dump() == {
         "listen": "0.0.0.0:9002",
-        "admin": "0.0.0.0:9090",
+        "admin": "127.0.0.1:9090",
         "workers": 1,
         "max_body_bytes": 50_331_648,
         "budget_bytes": None,
@@ -131,10 +132,12 @@ def test_defaults_are_the_contract() -> None:
         ),
         ("[1, 2]", "expected a mapping"),
         ("a: [", "not YAML"),
-        ("a: 2026-13-45", "f.yaml: not YAML: month must be in 1..12"),
+        ("a: 2026-13-45", "f.yaml:1: not YAML: month must be in 1..12"),
         ("server: {listen: '0.0.0.0:99999'}", "f.yaml:1: server.listen: 99999 is not a port"),
         ("server: {admin: ':65536'}", "server.admin: 65536 is not a port"),
-        ("[" * 100_000, "nested too deeply"),
+        ("[" * 100_000, "f.yaml:1: nested too deeply"),
+        ("pools:\n- name: a\x00b", "f.yaml:2: not YAML: special characters are not allowed"),
+        ("pools:\n- name: [a", "f.yaml:2: not YAML: while parsing a flow sequence, expected ',' or ']'"),
     ],
 )
 def test_a_fault_is_told_with_its_place(change: str, expected: str) -> None:
@@ -151,14 +154,59 @@ def test_the_environment_overrides_the_server_section() -> None:
     environment = {
         "EXTPROC_SERVER__LISTEN": "127.0.0.1:1",
         "EXTPROC_SERVER__DRAIN_S": "7",
-        "EXTPROC_OTHER": "x",
+        "EXTPROC_SERVER__TLS__KEY": "key.pem",
+        "EXTPROC_SERVER__TLS__CERTIFICATE": "certificate.pem",
+        "PATH": "x",
     }
     settings = parse_settings(GOOD, environment)
 
     assert (settings.server.listen, settings.server.drain_s) == ("127.0.0.1:1", 7)
+    assert settings.server.tls == TlsSettings(certificate="certificate.pem", key="key.pem")
     assert parse_settings(MINIMAL, environment).server.drain_s == 7
-    assert "server.nonsense: there is no such setting" in faults(GOOD, EXTPROC_SERVER__NONSENSE="1")
-    assert "EXTPROC_SERVER__LISTEN: not YAML" in faults(GOOD, EXTPROC_SERVER__LISTEN="[")
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("EXTPROC_SERVER__LISSTEN", "EXTPROC_SERVER__LISTEN"),
+        ("EXTPROC_SERVER_LISTEN", "EXTPROC_SERVER__LISTEN"),
+        ("EXTPROC_LOG_LEVEL", "EXTPROC_SERVER__LOG_LEVEL"),
+        ("EXTPROC_SERVER__TLS__CERT", "EXTPROC_SERVER__TLS"),
+        ("EXTPROC_SERVER__MAX_BODY", "EXTPROC_SERVER__MAX_BODY_BYTES"),
+        ("EXTPROC_POOLS__0__NAME", "EXTPROC_SERVER"),
+        ("EXTPROC_SERVER__PORT", "EXTPROC_SERVER"),
+        ("EXTPROC_", "EXTPROC_SERVER"),
+    ],
+)
+def test_a_misspelt_variable_is_told_with_the_nearest_one(name: str, nearest: str) -> None:
+    told = faults(GOOD, **{name: "1"})
+
+    assert told.startswith(f"{name}: there is no such variable; {nearest}")
+
+
+def test_what_kubernetes_tells_of_services_is_no_variable_of_ours() -> None:
+    links = dict.fromkeys(
+        [
+            "EXTPROC_SERVICE_HOST",
+            "EXTPROC_SERVICE_PORT",
+            "EXTPROC_SERVICE_PORT_GRPC",
+            "EXTPROC_PORT",
+            "EXTPROC_PORT_9002_TCP",
+            "EXTPROC_PORT_9002_TCP_ADDR",
+            "EXTPROC_ROUTER_PORT_9002_TCP_PROTO",
+        ],
+        "tcp://10.0.0.1:9002",
+    )
+
+    assert parse_settings(GOOD, links) == parse_settings(GOOD, {})
+
+
+def test_a_fault_of_a_variable_is_told_with_its_name() -> None:
+    assert faults(GOOD, EXTPROC_SERVER__LISTEN="[").startswith("EXTPROC_SERVER__LISTEN:1: not YAML")
+    assert faults(GOOD, EXTPROC_SERVER__DRAIN_S="x").startswith("EXTPROC_SERVER__DRAIN_S: server.drain_s: ")
+    assert "EXTPROC_SERVER__DRAIN_S: server is not a mapping" in faults(
+        "server: 1\npools: []", EXTPROC_SERVER__DRAIN_S="1"
+    )
 
 
 def test_a_key_may_be_a_single_word() -> None:

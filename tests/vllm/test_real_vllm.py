@@ -24,11 +24,11 @@ from tests.vllm.real.process import run_vllm
 from tests.vllm.recorder import Recorder
 from tests.vllm.wording import CHAT, COMPLETIONS, ERRORS, HELLO, STREAMS, WHOLE, as_stream, list_kinds, mask
 
-DIRECTORY = os.environ.get("EXTPROC_REAL_VLLM")
+DIRECTORY = os.environ.get("REAL_VLLM")
 pytestmark = [
     pytest.mark.real_vllm,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not DIRECTORY, reason="EXTPROC_REAL_VLLM names no vLLM: run `make test-vllm`"),
+    pytest.mark.skipif(not DIRECTORY, reason="REAL_VLLM names no vLLM: run `make test-vllm`"),
 ]
 WORDS = ("import", "return", "class", "value", "yield", "except", "module", "string", "number", "object")
 

@@ -49,7 +49,7 @@ def test_empty_file_holds_no_profile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("a: [", "profiles: "),
+        ("a: [", "profiles:1: not YAML: "),
         ("- a", "expected a mapping"),
         ("a: 1", "a: "),
         (f"a: {{{SIZES}}}", "a.base_ms: Field required"),

@@ -13,6 +13,7 @@ import yaml
 from extproc.bench.spec.experiments import Ab
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
+from extproc.documents import parse_document
 from extproc.errors import ExtprocError, SettingsError
 
 _POLL_S = 0.1
@@ -44,7 +45,7 @@ class SettingsFileSwitch:
         self._original = path.read_text("utf-8")
 
     async def put(self, arm: Component) -> bool:
-        tree = yaml.safe_load(self._original)
+        tree = parse_document(self._original, str(self._path)).tree
         find_pool(tree["pools"], self._pool)["strategy"] = {"name": arm.name, **arm.options}
         return self._write(yaml.safe_dump(tree, sort_keys=False))
 

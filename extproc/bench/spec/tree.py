@@ -7,13 +7,12 @@ or with underscores; the whole resource (`metadata` and `spec`) is accepted, too
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from extproc.bench.spec.experiments import Ab, Ladder
-from extproc.bench.spec.section import Component, Seconds, Section, list_faults
+from extproc.bench.spec.section import Component, Seconds, Section
 from extproc.bench.spec.traffic import TrafficShape
-from extproc.errors import SettingsError
+from extproc.documents import Document, parse_document, read_document
 
 
 class Slo(Section):
@@ -109,11 +108,16 @@ class Spec(Section):
         return f"{url.scheme}://{host}{url.path.rstrip('/')}"
 
 
+def read_spec(path: Path) -> Spec:
+    """Reads a spec file, YAML or JSON; raises `SettingsError` that lists every fault and where it is."""
+    return _build(read_document(path))
+
+
 def parse_spec(text: str) -> Spec:
-    """Reads a YAML or JSON spec; raises `SettingsError` that lists every fault and where it is."""
-    try:
-        return Spec.model_validate(yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise SettingsError(f"not YAML: {error}") from None
-    except ValidationError as error:
-        raise SettingsError(list_faults(error)) from None
+    """Parses the text of one, see `read_spec`."""
+    return _build(parse_document(text, "spec"))
+
+
+def _build(document: Document) -> Spec:
+    is_resource = isinstance(document.tree, dict) and isinstance(document.tree.get("spec"), dict)
+    return document.validate(Spec.model_validate, ("spec",) if is_resource else ())
