@@ -103,17 +103,20 @@ async def test_a_change_of_the_file_replaces_the_list(path: Path, sink: Recordin
 
 async def test_a_half_written_file_is_not_taken(path: Path, sink: RecordingSink) -> None:
     """`port: 80` is a good port, and the first half of 8000."""
-    path.write_bytes(b"- {address: 10.0.0.1, port: 80}\n"[:-2])
 
-    async with running(FileSource(path, poll_s=0.02, quiet_s=0.2), sink):
-        for end in (b"00}\n- {address: 10.0.0.2, ", b"port: 80", b"01}\n"):
-            await asyncio.sleep(0.05)
-            with path.open("ab") as file:
-                file.write(end)
+    def write_on(text: bytes) -> None:
+        with path.open("ab") as file:
+            file.write(text)
+
+    replace_file(path, b"- address: 10.0.0.1\n  port: 80")
+    async with running(FileSource(path, poll_s=0.02, quiet_s=1.0), sink):
+        for end in (b"00\n- address: 10.0.0.2\n  port: 80", b"01\n"):
+            await asyncio.sleep(0.1)
+            write_on(end)
         await sink.until(lambda told: told.lists)
 
     assert sink.addresses == ["10.0.0.1:8000", "10.0.0.2:8001"]
-    assert sink.restarts == []
+    assert (len(sink.lists), sink.restarts) == (1, [])
 
 
 async def test_the_swapped_link_of_a_mounted_configmap_is_a_change(
