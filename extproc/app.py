@@ -4,12 +4,12 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from aiohttp import web
 
@@ -19,10 +19,12 @@ from extproc.cluster.reason import describe
 from extproc.documents import read_file
 from extproc.errors import SettingsError
 from extproc.service.admin import build_admin
+from extproc.service.descriptors import raise_limit, share
+from extproc.service.door import IDLE_S, Door
 from extproc.service.health import Health
 from extproc.service.pools import Pools
 from extproc.service.transport import Transport, build_transport
-from extproc.settings import ServerSettings, Settings, parse_settings, read_environment
+from extproc.settings import Settings, parse_settings, read_environment
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics, PoolCollector
 from extproc.wire.calls import Routes
@@ -122,11 +124,12 @@ async def serve(path: Path) -> int:
     settings = parse_settings(content, read_environment(), str(path))
     signals = _catch_signals()
     app = Application(settings, path, content)
+    shares = share(raise_limit())
     async with AsyncExitStack() as stack:
         stack.push_async_callback(app.pools.stop)
-        transport = build_transport(settings.server, app.routes(), app.budget)
+        transport = build_transport(settings.server, app.routes(), app.budget, shares.grpc)
         await transport.bind()
-        await stack.enter_async_context(_admin(app, settings.server))
+        await stack.enter_async_context(_admin(app, settings.server.admin, Door(shares.admin)))
         app.start()
         for routine in (app.health.run(), app.watch_settings()):
             task = asyncio.create_task(routine)
@@ -184,25 +187,30 @@ def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":
 
 
 @asynccontextmanager
-async def _admin(app: Application, settings: ServerSettings) -> AsyncGenerator[None]:
-    runner = web.AppRunner(build_admin(app, app.metrics.registry, settings.max_body_bytes), access_log=None)
+async def _admin(app: Application, listen: str, door: Door) -> AsyncGenerator[None]:
+    application = build_admin(app, app.metrics.registry, door)
+    # Lingering: how long the rest of a refused body is read for.
+    runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S, lingering_time=1.0)
     await runner.setup()
+    served = cast("Callable[[], asyncio.Protocol]", runner.server)
     try:
-        await _site(runner, settings.admin).start()
+        server = await _listen(listen, lambda: door.protocol(served))
     except OSError as error:
         await runner.cleanup()
-        raise SettingsError(f"server.admin: cannot listen on {settings.admin}: {error.strerror}") from error
+        raise SettingsError(f"server.admin: cannot listen on {listen}: {error.strerror}") from error
     try:
         yield
     finally:
+        server.close()
         await runner.cleanup()
 
 
-def _site(runner: web.AppRunner, listen: str) -> web.BaseSite:
+async def _listen(listen: str, protocol: Callable[[], asyncio.Protocol]) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
     if listen.startswith("unix:"):
-        return web.UnixSite(runner, listen.removeprefix("unix:"))
+        return await loop.create_unix_server(protocol, listen.removeprefix("unix:"))
     host, _, port = listen.rpartition(":")
-    return web.TCPSite(runner, host.strip("[]") or None, int(port))
+    return await loop.create_server(protocol, host.strip("[]") or None, int(port), reuse_address=True)
 
 
 def _read(path: Path) -> bytes | None:

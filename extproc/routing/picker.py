@@ -11,6 +11,7 @@ from msgspec import Struct
 from extproc.errors import NoEndpoint, PromptError, UnknownModel
 from extproc.routing.pool import Pick, Pool
 from extproc.routing.prompt import Prompt, parse, reads_body
+from extproc.routing.strategies.base import Reading
 
 
 class Ask(Struct, frozen=True):
@@ -71,6 +72,10 @@ class Route:
         return configured | self.adapters | snapshot.models | snapshot.by_adapter.keys()
 
 
+Found = tuple[Pool, str, Reading, PromptError | None]
+"""A request's pool, its adapter, what the pool's strategy read in it, and why its body was no help."""
+
+
 class Picker:
     """All routes. Replaced as a whole when the settings or a pool's strategy change; the pools live on.
 
@@ -120,10 +125,18 @@ class Picker:
 
     def propose(self, ask: Ask) -> Decision:
         """Decides, and leaves it to the caller to take the pick; raises like `pick`."""
+        return self.decide(ask, self.find(ask))
+
+    def find(self, ask: Ask) -> Found:
+        """Reads what a request asks for. Changes nothing, so a thread may do it; raises like `pick`."""
         prompt, fault = self._read(ask)
         route = self._chosen(ask) or self._by_model(prompt.model if prompt else None, fault)
-        pool, adapter = route.pool, route.adapter(prompt.model or "") if prompt else ""
-        reading = pool.strategy.read(prompt, ask.headers, adapter)
+        adapter = route.adapter(prompt.model or "") if prompt else ""
+        return route.pool, adapter, route.pool.strategy.read(prompt, ask.headers, adapter), fault
+
+    def decide(self, ask: Ask, found: Found) -> Decision:
+        """Decides by what `find` found."""
+        pool, adapter, reading, fault = found
         pick = pool.propose(reading, adapter=adapter, subset=ask.subset)
         return Decision(pick, reading.key, adapter, fault)
 

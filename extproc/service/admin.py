@@ -1,17 +1,30 @@
-"""The admin port: /metrics /healthz /readyz /pools /explain. For operators; no client reaches it."""
+"""The admin port: /metrics /healthz /readyz /pools /explain. For operators; no client reaches it.
 
-from typing import Protocol
+The loop that serves requests serves this, too: what takes long is done in a thread.
+"""
+
+import asyncio
+import gzip
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 import orjson
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client.registry import Collector
 
 from extproc.errors import RequestError
 from extproc.routing.picker import Ask
+from extproc.service.door import Door
 from extproc.service.explain import explain
 from extproc.service.keeper import PoolKeeper
 from extproc.service.pools import Pools
 from extproc.stream.answers import refuse
+
+# Larger ones have nothing to do with how an endpoint is chosen.
+EXPLAIN_BYTES: Final = 1_048_576
 
 
 class Service(Protocol):
@@ -29,8 +42,8 @@ class Service(Protocol):
         ...
 
 
-def build_admin(service: Service, registry: CollectorRegistry, max_body_bytes: int) -> web.Application:
-    app = web.Application(client_max_size=max_body_bytes)
+def build_admin(service: Service, registry: CollectorRegistry, door: Door) -> web.Application:
+    app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=[door.middleware])
     admin = _Admin(service, registry)
     app.router.add_get("/metrics", admin.metrics)
     app.router.add_get("/healthz", admin.healthz)
@@ -45,10 +58,16 @@ class _Admin:
         self._service = service
         self._registry = registry
 
-    async def metrics(self, _: web.Request) -> web.Response:
-        return web.Response(
-            body=generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST}
-        )
+    async def metrics(self, request: web.Request) -> web.Response:
+        """In the format and encoding that the scraper prefers. What is read here is written in a thread."""
+        families = list(self._registry.collect())
+        accept = ",".join(request.headers.getall("accept", []))
+        is_zipped = gzip_accepted(",".join(request.headers.getall("accept-encoding", [])))
+        content_type, body = await asyncio.to_thread(_expose, families, accept, is_zipped=is_zipped)
+        headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
+        if is_zipped:
+            headers["content-encoding"] = "gzip"
+        return web.Response(body=body, headers=headers)
 
     async def healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -70,10 +89,12 @@ class _Admin:
             body=await request.read(),
             pool=request.query.get("pool"),
         )
+        picker = self._service.pools.picker
         try:
-            return _json(explain(self._service.pools.picker, ask))
+            found = await asyncio.to_thread(picker.find, ask)
+            return _json(explain(picker, ask, found))
         except RequestError as error:
-            answer = refuse(error)
+            answer = refuse(error, ask.path)
             return web.Response(body=answer.body, status=answer.status, content_type="application/json")
 
 
@@ -99,6 +120,24 @@ def describe_pool(keeper: PoolKeeper) -> dict[str, object]:
             for endpoint in known
         ],
     }
+
+
+class _Families(Collector):
+    """What was collected already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _expose(families: Iterable[Metric], accept: str, *, is_zipped: bool) -> tuple[str, bytes]:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families))
+    encode, content_type = choose_encoder(accept)
+    body = encode(registry)
+    return content_type, gzip.compress(body, compresslevel=1) if is_zipped else body
 
 
 def _json(value: object) -> web.Response:

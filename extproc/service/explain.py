@@ -1,14 +1,15 @@
 """Explains a decision without taking it: the same picker, and what the strategy has to say."""
 
-from extproc.routing.picker import Ask, Picker
+from extproc.routing.picker import Ask, Found, Picker
 
 
-def explain(picker: Picker, ask: Ask) -> dict[str, object]:
+def explain(picker: Picker, ask: Ask, found: Found | None = None) -> dict[str, object]:
     """Says which endpoint `ask` would get now, and why; JSON-ready. Counts nothing.
 
-    Raises `RequestError` as the decision itself would.
+    `found` is what `picker` found in it, if that was done ahead. Raises `RequestError` as the decision
+    itself would.
     """
-    decision = picker.propose(ask)
+    decision = picker.decide(ask, found or picker.find(ask))
     pick, key = decision.pick, decision.key
     told: dict[str, object] = {
         "pool": pick.pool.name,

@@ -43,17 +43,18 @@ class Transport(Protocol):
         ...
 
 
-def build_transport(settings: ServerSettings, routes: Routes, budget: Budget) -> Transport:
+def build_transport(settings: ServerSettings, routes: Routes, budget: Budget, connections: int) -> Transport:
+    """`connections` is how many there may be at a time; grpcio knows no such limit."""
     if settings.transport == "grpcio":
         return GrpcioTransport(settings, routes)
-    return NativeTransport(settings, routes, budget)
+    return NativeTransport(settings, routes, budget, connections)
 
 
 class NativeTransport:
     """Our own HTTP/2."""
 
-    def __init__(self, settings: ServerSettings, routes: Routes, budget: Budget) -> None:
-        limits = Limits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES)
+    def __init__(self, settings: ServerSettings, routes: Routes, budget: Budget, connections: int) -> None:
+        limits = Limits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
         self._settings = settings
         self._listener = Listener(routes, limits=limits, budget=budget)
 

@@ -139,8 +139,9 @@ class Session:
         try:
             return self._replies(event)
         except RequestError as error:
+            path = self._request.headers.get(":path", "")
             self.close()
-            return [refuse(error)]
+            return [refuse(error, path)]
 
     def close(self) -> None:
         """Releases what the request held. For every end: served, aborted, failed, shut down."""

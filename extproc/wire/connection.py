@@ -119,6 +119,11 @@ class Connection:
     def __repr__(self) -> str:
         return f"<Connection streams={len(self.streams)}>"
 
+    @property
+    def has_asked_nothing(self) -> bool:
+        """Whether no call was ever opened here."""
+        return not self._last_id
+
     # What the driver says.
 
     def receive(self, data: bytes, now_s: float) -> None:

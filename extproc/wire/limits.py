@@ -14,7 +14,7 @@ class Limits(Struct, frozen=True):
     """An Envoy opens one per worker thread; more than this at once is somebody else."""
     streams: int = 10_000
     """Open at once on one connection, each a request in flight. A further one is REFUSED_STREAM."""
-    message_bytes: int = 34_603_008
+    message_bytes: int = 51_380_224
     """Longest message: a body and its framing. Refused by its length, before a byte of it is kept."""
     header_bytes: int = 16_384
     """Of one header block, encoded and decoded: gRPC's own customary limit. Envoy sends a few hundred."""

@@ -33,7 +33,7 @@ class Listener:
         self.routes = routes
         self.limits = limits
         self.budget = budget
-        self.links: set[Link] = set()
+        self.links: dict[Link, None] = {}  # the oldest first
         self.refusals = Refusals()
         self.is_draining = False
         # All links read into the same memory: what is read is worked off before the next read.
@@ -84,13 +84,26 @@ class Listener:
         await self._empty.wait()
 
     def add(self, link: "Link") -> None:
-        self.links.add(link)
+        self.links[link] = None
         self._empty.clear()
 
     def discard(self, link: "Link") -> None:
-        self.links.discard(link)
+        self.links.pop(link, None)
         if not self.links:
             self._empty.set()
+
+    def has_room(self, newcomer: "Link") -> bool:
+        """Whether one more may stay: the oldest peer that never asked for anything makes room for it.
+
+        Else a flood of silent connections would shut out a proxy, or a health check.
+        """
+        if len(self.links) <= self.limits.connections:
+            return True
+        stranger = next((link for link in self.links if link.connection.has_asked_nothing), newcomer)
+        if stranger is newcomer:
+            return False
+        stranger.refuse("too many connections, and it asked for nothing yet")
+        return True
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -169,9 +182,8 @@ class Link(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
         listener = self._listener
         listener.add(self)
-        if len(listener.links) > listener.limits.connections or listener.is_draining:
-            listener.refusals.log(self._loop.time(), self.peer, "too many connections")
-            self._transport.abort()
+        if listener.is_draining or not listener.has_room(self):
+            self.refuse("too many connections")
             return
         self._write()
 
@@ -203,6 +215,11 @@ class Link(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     # What the listener says.
+
+    def refuse(self, reason: str) -> None:
+        self._listener.refusals.log(self._loop.time(), self.peer, reason)
+        self._listener.discard(self)
+        self._transport.abort()
 
     def tick(self, now_s: float) -> None:
         if self._stuck_s is not None and now_s - self._stuck_s > self._listener.limits.answer_s:

@@ -15,6 +15,7 @@ from aiohttp import web
 from extproc.routing.apis import _APIS, _route, api_of
 from tests.integration.client import CHAT, Answer, ask, connect, send
 from tests.integration.gateway import SHIPPED, Tree, doors, find, load
+from tests.integration.service import pool
 from tests.integration.stack import Stack, run_stack
 
 pytestmark = pytest.mark.envoy
@@ -218,12 +219,26 @@ def test_anthropics_clients_are_refused_in_anthropics_words(tmp_path: Path) -> N
 
     assert [answer.status for answer in answers] == [404, 413, 503]
     for answer in answers:
-        told = json.loads(answer.body)
-        assert set(told) == {"type", "error"}
-        assert (told["type"], told["error"]["type"]) == ("error", ANTHROPIC[answer.status])
-        assert isinstance(told["error"]["message"], str)
+        _check_anthropics(answer)
     assert answers[-1].headers["retry-after"] == "1"
     assert plain.error["code"] == "upstream_unavailable"
+
+
+def test_so_does_the_service_refuse_them(tmp_path: Path) -> None:
+    """The model that they name is nobody's."""
+    with run_stack(tmp_path, pools=lambda addresses: [pool(addresses, models=["llama"])]) as stack:
+        answer = ask_plainly(stack, "/v1/messages?beta=true", "POST", ask("hello", model="none"))
+
+    assert answer.status == 404
+    assert "`none`" in json.loads(answer.body)["error"]["message"]
+    _check_anthropics(answer)
+
+
+def _check_anthropics(answer: Answer) -> None:
+    told = json.loads(answer.body)
+    assert set(told) == {"type", "error"}
+    assert (told["type"], told["error"]["type"]) == ("error", ANTHROPIC[answer.status])
+    assert isinstance(told["error"]["message"], str)
 
 
 @asynccontextmanager

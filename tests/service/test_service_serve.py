@@ -2,8 +2,11 @@
 
 import asyncio
 import signal
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from time import monotonic
 from urllib.error import HTTPError
 
 import grpc
@@ -12,7 +15,7 @@ import pytest
 import yaml
 
 from extproc.stream.names import EXT_PROC, PROCESS
-from tests.integration.fetch import get, get_json
+from tests.integration.fetch import answers, get, get_json
 from tests.integration.ports import free_ports
 from tests.integration.service import Service, pool
 from tests.integration.stack import eventually
@@ -271,3 +274,29 @@ def test_metrics_name_what_the_contract_names(service: Service) -> None:
         "info",
     ):
         assert f"# TYPE extproc_{name} " in text
+
+
+@pytest.mark.parametrize("which", ["admin", "grpc"])
+def test_a_flood_of_connections_leaves_health_its_descriptors_and_the_log_readable(
+    tmp_path: Path, which: str
+) -> None:
+    """1. 64 descriptors. 2. 200 connections to one port, which stay. 3. Health answers new ones."""
+    port, admin_port = free_ports(2)
+    service = Service(tmp_path, port=port, admin_port=admin_port)
+    service.configure([pool(ADDRESSES)])
+    service.command[:0] = ["prlimit", "--nofile=64:64"]
+    with service, ExitStack() as flood:
+        service.wait_ready()
+        before, start_s = len(service.log.read_text().splitlines()), monotonic()
+        for _ in range(200):
+            with suppress(OSError):
+                address = ("127.0.0.1", admin_port if which == "admin" else port)
+                flood.enter_context(socket.create_connection(address, timeout=5))
+
+        assert service.health() == service.health("liveness") == "SERVING"
+        assert which == "admin" or answers(f"{service.admin_url}/healthz")
+
+        flood.close()
+        assert eventually(service.is_ready)
+        lines = len(service.log.read_text().splitlines()) - before
+        assert 1 <= lines <= 10 + monotonic() - start_s

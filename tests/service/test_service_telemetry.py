@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from extproc.errors import NoRoomForBody
 from extproc.routing.picker import Ask
-from extproc.telemetry import JsonFormatter, Metrics, configure_logging
+from extproc.telemetry import JsonFormatter, Metrics, RateLimit, configure_logging
 from tests.stream.conversations import one_pool
 
 
@@ -81,3 +81,51 @@ def test_requests_are_told_by_pool_and_by_how_long_their_picks_took() -> None:
     ):
         assert line in lines
     assert metrics.registry.get_sample_value("extproc_pick_duration_seconds_sum") == pytest.approx(2.00066)
+
+
+class TestFloods:
+    """A flood of one message is a few lines; other messages are said as ever."""
+
+    @pytest.fixture
+    def stream(self, root: logging.Logger) -> io.StringIO:
+        self.now_s = 0.0
+        stream = io.StringIO()
+        configure_logging("DEBUG", stream, clock=lambda: self.now_s)
+        return stream
+
+    def lines(self, stream: io.StringIO) -> list[dict[str, object]]:
+        return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+    def test_a_flood_is_ten_lines_and_then_one_a_second(self, stream: io.StringIO) -> None:
+        log = logging.getLogger("extproc.cluster.xds")
+        for number in range(60_000):
+            self.now_s = number / 1_000
+            log.warning("envoy %s refused cluster: %s", number, "x")
+        lines = self.lines(stream)
+
+        assert 60 <= len(lines) <= 70
+        assert lines[0].get("unsaid") is None
+        assert sum(int(str(line.get("unsaid", 0))) for line in lines) + len(lines) > 59_000
+
+    def test_another_message_is_said_meanwhile(self, stream: io.StringIO) -> None:
+        log = logging.getLogger("extproc")
+        for number in range(1_000):
+            log.warning("flood %d", number)
+        log.warning("another")
+        log.error("flood %d", 0)
+
+        assert [line["message"] for line in self.lines(stream)[-2:]] == ["another", "flood 0"]
+
+    def test_debug_says_everything(self, stream: io.StringIO) -> None:
+        for number in range(100):
+            logging.getLogger("extproc").debug("routed to %d", number)
+
+        assert len(self.lines(stream)) == 100
+
+    def test_texts_that_are_never_the_same_take_no_memory_for_good(self) -> None:
+        limit = RateLimit(lambda: 0.0, kinds=4)
+        for number in range(1_000):
+            record = logging.LogRecord("extproc", logging.ERROR, __file__, 1, f"text {number}", None, None)
+            assert limit.filter(record)
+
+        assert len(limit._known) == 4

@@ -180,10 +180,32 @@ async def test_a_silent_stranger_is_closed_in_time(caplog: pytest.LogCaptureFixt
 async def test_connections_beyond_the_limit_are_closed() -> None:
     async with serving(Limits(connections=2)) as served:
         kept = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
+        for _, writer in kept:
+            writer.write(open_call(ECHO))
+        while served.opened < 2:  # noqa: ASYNC110  # a claim over the service
+            await asyncio.sleep(0.005)
         with pytest.raises((ConnectionError, AssertionError)):
             assert await say(served.port, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9)) != b""
         for _, writer in kept:
             writer.close()
+
+
+async def test_who_never_asked_makes_room_for_who_comes(caplog: pytest.LogCaptureFixture) -> None:
+    """A flood of silent connections shuts out neither a proxy nor a health check."""
+    async with serving(Limits(connections=3)) as served:
+        _, asked = await asyncio.open_connection("127.0.0.1", served.port)
+        asked.write(open_call(ECHO))
+        silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(10)]
+        _, late = await asyncio.open_connection("127.0.0.1", served.port)
+        late.write(open_call(ECHO))
+        while served.opened < 2:  # noqa: ASYNC110  # a claim over the service
+            await asyncio.sleep(0.005)
+
+        assert len(served.listener.links) == 3
+        for writer in (asked, late, *(writer for _, writer in silent)):
+            writer.close()
+
+    assert "it asked for nothing yet" in caplog.text
 
 
 async def test_a_peer_that_vanished_is_found_out_and_its_calls_are_ended() -> None:

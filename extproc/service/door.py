@@ -1,0 +1,102 @@
+"""The admin port's own limits: few connections, little patience.
+
+aiohttp waits for ever for a head that never ends, and takes as many connections as there are descriptors;
+both are the process's, and the gRPC port needs them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, cast
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+log = logging.getLogger(__name__)
+
+# From a connection to its first whole head.
+_HEAD_S: Final = 5.0
+# From a request's head to its answer: the body has to come, too.
+_ANSWER_S: Final = 10.0
+# Silence on a connection; more than Prometheus leaves between two scrapes.
+IDLE_S: Final = 75.0
+
+
+class Door:
+    """Lets connections in, up to `limit` at a time, and shows those out that do not get on."""
+
+    def __init__(
+        self, limit: int, *, head_s: float = _HEAD_S, answer_s: float = _ANSWER_S, idle_s: float = IDLE_S
+    ) -> None:
+        self.limit = limit
+        self.head_s = head_s
+        self.answer_s = answer_s
+        self.idle_s = idle_s
+        self.guests: dict[asyncio.BaseTransport, _Guest] = {}
+
+    def __repr__(self) -> str:
+        return f"<Door {len(self.guests)} of {self.limit}>"
+
+    def protocol(self, served: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
+        """A protocol for one connection; `served` makes the one that serves it once it is let in."""
+        return _Guest(self, served())
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Is asked once a head is whole."""
+        guest = self.guests.get(cast("asyncio.BaseTransport", request.transport))
+        if guest is not None:
+            guest.has_asked()
+        try:
+            async with asyncio.timeout(self.answer_s):
+                return await handler(request)
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
+
+
+class _Guest(asyncio.Protocol):
+    """One connection: what comes goes on to aiohttp's protocol."""
+
+    def __init__(self, door: Door, inner: asyncio.Protocol) -> None:
+        self._door = door
+        self._inner = inner
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        door = self._door
+        self._transport = cast("asyncio.Transport", transport)
+        if len(door.guests) >= door.limit:
+            log.warning("the admin port has %d connections, a further one is closed", door.limit)
+            self._transport.abort()
+            return
+        door.guests[transport] = self
+        self._inner.connection_made(transport)
+        self._wait(door.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None and self._door.guests.pop(self._transport, None) is not None:
+            self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def has_asked(self) -> None:
+        self._wait(self._door.idle_s)
+
+    def _wait(self, patience_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._timer = asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
