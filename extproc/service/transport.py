@@ -43,7 +43,9 @@ class Transport(Protocol):
         ...
 
 
-def build_transport(settings: ServerSettings, routes: Routes, budget: Budget, connections: int) -> Transport:
+def build_transport(
+    settings: ServerSettings, routes: Routes, budget: Budget, connections: int = 1_024
+) -> Transport:
     """`connections` is how many there may be at a time; grpcio knows no such limit."""
     if settings.transport == "grpcio":
         return GrpcioTransport(settings, routes)

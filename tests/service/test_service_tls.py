@@ -48,7 +48,7 @@ async def serving(files: Files, transport: str, *, is_mutual: bool = False) -> A
     settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", "tls": tls, "transport": transport})
     health = Health(lambda: True)
     health.update()
-    server = build_transport(settings, health.routes(), Budget(1 << 20), 8)
+    server = build_transport(settings, health.routes(), Budget(1 << 20))
     port = await server.bind()
     await server.start()
     try:

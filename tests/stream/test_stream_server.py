@@ -83,7 +83,7 @@ async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator
         lambda: picker, metrics, max_body_bytes=MAX_BODY_BYTES, clear_route_cache=True, budget=budget
     )
     settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", **chosen})
-    server = build_transport(settings, processor.routes(), Budget(1 << 26), 64)
+    server = build_transport(settings, processor.routes(), Budget(1 << 26))
     port = await server.bind()
     await server.start()
     served = Served(picker, processor, metrics, server, f"127.0.0.1:{port}")
