@@ -64,6 +64,7 @@ class Application:
         self._settings = settings
         self._path = path
         self._content = content
+        self.metrics.watch(lambda: [pool for pool, _ in self.pools.ages()])
         self.metrics.registry.register(PoolCollector(self.pools.ages, self.pools.known_faults))
 
     def faults(self) -> list[str]:

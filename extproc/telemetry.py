@@ -11,17 +11,47 @@ from itertools import accumulate
 from time import monotonic
 from typing import Final, TextIO
 
-from prometheus_client import CollectorRegistry, Counter, Info
+from prometheus_client import CollectorRegistry, Counter, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from extproc import __version__
+from extproc.errors import PromptError
 from extproc.routing.picker import Decision
 from extproc.routing.pool import Pool
 
 # Seconds. A pick is tens of microseconds; a slow one is a large body.
 _PICK_BUCKETS: Final = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
+
+
+# The label values that we know of; docs/metrics.md says what each means.
+RELOADS: Final = ("applied", "refused")
+STREAM_FAULTS: Final = ("protocol", "internal")
+XDS_TYPES: Final = ("Cluster", "ClusterLoadAssignment")
+RESTARTS: Final = (
+    *("closed", "connection", "credentials", "expired", "forbidden", "garbled", "server_error", "stalled"),
+    *("throttled", "unauthorized", "dns_failure", "dns_no_address", "dns_timeout"),
+    *("file_invalid", "file_unreadable", "internal"),
+)
+# What a pool answers itself, and what is answered before there is a pool.
+POOL_OUTCOMES: Final = ("no_endpoint", "overloaded")
+OUTCOMES: Final = ("bad_request", "body_too_large", "model_not_found", "models", "no_endpoint", "no_room")
+
+
+class _Registry(CollectorRegistry):
+    """Without the series that only tell when another one began: twice the series, and nobody reads them."""
+
+    def collect(self) -> Iterator[Metric]:
+        for family in super().collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+
+
+def _whys(kind: type[PromptError]) -> Iterator[str]:
+    yield kind.why
+    for below in kind.__subclasses__():
+        yield from _whys(below)
 
 
 class Metrics(Collector):
@@ -32,7 +62,10 @@ class Metrics(Collector):
     """
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = _Registry()
+        # Before the others: what there is to count is known before they are asked.
+        self.registry.register(self)
+        self._pools: Callable[[], Iterable[Pool]] = tuple
         self.streams_open = 0
         self._picks: dict[tuple[str, str, str], int] = {}
         self._answers: dict[tuple[str, str], int] = {}
@@ -51,7 +84,20 @@ class Metrics(Collector):
         self.reloads = self._counter("config_reloads", "Attempts to load a changed configuration.", "result")
         self.xds_nacks = self._counter("xds_nacks", "Configurations that an Envoy refused.", "type")
         Info("extproc", "The running service.", registry=self.registry).info({"version": __version__})
-        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+        for counter, values in (
+            (self._prompt_errors, sorted(_whys(PromptError))),
+            (self._stream_errors, STREAM_FAULTS),
+            (self.watch_restarts, RESTARTS),
+            (self.reloads, RELOADS),
+            (self.xds_nacks, XDS_TYPES),
+        ):
+            for value in values:
+                counter.labels(value)
+
+    def watch(self, pools: Callable[[], Iterable[Pool]]) -> None:
+        """Tells which pools there are: what may be counted of them is shown before the first time."""
+        self._pools = pools
 
     def opened(self) -> None:
         self.streams_open += 1
@@ -78,13 +124,14 @@ class Metrics(Collector):
         self._stream_errors.labels(why).inc()
 
     def collect(self) -> Iterator[Metric]:
+        self._expect()
         picks = CounterMetricFamily(
             "extproc_picks", "Picks by why the endpoint was chosen.", labels=["pool", "strategy", "reason"]
         )
         requests = CounterMetricFamily(
             "extproc_requests", "Requests by what became of them.", labels=["pool", "outcome"]
         )
-        routed = Counts[str]()
+        routed = Counts[str](dict.fromkeys((pool.name for pool in self._pools()), 0))
         for kind, count in self._picks.items():
             picks.add_metric(kind, count)
             routed[kind[0]] += count
@@ -96,6 +143,17 @@ class Metrics(Collector):
             "extproc_streams_open", "ext_proc streams open: requests in flight.", value=self.streams_open
         )
         yield from (requests, picks, streams, self._pick_duration())
+
+    def _expect(self) -> None:
+        """Counts nothing of everything that may come: `increase()` does not see a series' first value."""
+        for pool in self._pools():
+            for reason in pool.strategy.reasons:
+                self._picks.setdefault((pool.name, pool.strategy.name, reason), 0)
+            for outcome in POOL_OUTCOMES:
+                self._answers.setdefault((pool.name, outcome), 0)
+            self._served_elsewhere.labels(pool.name)
+        for outcome in OUTCOMES:
+            self._answers.setdefault(("", outcome), 0)
 
     def _pick_duration(self) -> Metric:
         bounds = [*map(floatToGoString, _PICK_BUCKETS), "+Inf"]

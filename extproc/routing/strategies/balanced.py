@@ -40,6 +40,7 @@ class RoundRobin(_Blind):
     """Each endpoint in its turn."""
 
     name = "round_robin"
+    reasons = (Reason.TURN,)
 
     def __init__(self, outside: Outside) -> None:  # noqa: ARG002  # all strategies are made alike
         self._turn = 0
@@ -57,6 +58,7 @@ class RandomChoice(_Blind):
     """Any endpoint, with equal chances."""
 
     name = "random"
+    reasons = (Reason.TURN,)
 
     def __init__(self, outside: Outside) -> None:
         self._rng = outside.rng
@@ -70,6 +72,7 @@ class LeastLoad(_Blind):
     """The endpoint with the fewest requests in flight, ties at random. `reason` is told with each choice."""
 
     name = "least_load"
+    reasons = (Reason.LEAST_LOAD,)
 
     def __init__(self, outside: Outside, reason: Reason = Reason.LEAST_LOAD) -> None:
         self._rng = outside.rng

@@ -161,10 +161,12 @@ class Reading(ABC):
 class Strategy(Protocol):
     """A placement policy.
 
-    `headers` are the names, in lower case, of the request headers that it reads.
+    `headers` are the names, in lower case, of the request headers that it reads; `reasons` are those that
+    its choices may have.
     """
 
     name: str
+    reasons: Collection[Reason] = tuple(Reason)
     headers: Collection[str]
 
     def needs_body(self, headers: Mapping[str, str]) -> bool:

@@ -33,6 +33,7 @@ class PrefixHash(Strategy):
     """
 
     name = "prefix_hash"
+    reasons = (Reason.HOME, Reason.SPILL, Reason.NO_PREFIX)
 
     def __init__(
         self,

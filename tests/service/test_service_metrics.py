@@ -1,0 +1,108 @@
+"""docs/metrics.md and the registry say the same, and nothing is counted before it is shown."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+
+from extproc.app import Application
+from extproc.routing.strategies.base import Reason
+from extproc.settings import parse_settings
+from extproc.telemetry import OUTCOMES, POOL_OUTCOMES, RELOADS, RESTARTS, STREAM_FAULTS, _whys
+from tests.integration.mesh import until
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+SETTINGS = """
+server: {xds: true}
+pools:
+- name: llama
+  models: [llama]
+  endpoints: {static: ["10.0.0.1:8000"]}
+- name: qwen
+  models: [qwen]
+  endpoints: {static: ["10.0.0.2:8000"]}
+  strategy: {name: round_robin}
+"""
+
+
+@pytest.fixture
+async def families(tmp_path: Path) -> list[Metric]:
+    """What the first scrape of a service that has served nobody shows."""
+    app = Application(parse_settings(SETTINGS, {}), tmp_path / "extproc.yaml")
+    app.start()
+    try:
+        await until(lambda: not app.faults())
+        return list(app.metrics.registry.collect())
+    finally:
+        await app.pools.stop()
+
+
+def told() -> dict[str, tuple[str, set[str]]]:
+    """The families of the docs with type and labels."""
+    rows = re.findall(r"^\| `(extproc_\w+)` \| (\w+) \|([^|]*)\|", DOCS.read_text(), re.MULTILINE)
+    return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+
+
+def shown(families: list[Metric]) -> Iterator[tuple[str, tuple[str, set[str]]]]:
+    for family in families:
+        name = {"counter": f"{family.name}_total", "info": f"{family.name}_info"}.get(
+            family.type, family.name
+        )
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        yield name, ("gauge" if family.type == "info" else family.type, labels)
+
+
+async def test_every_family_is_in_the_docs_with_its_labels(families: list[Metric]) -> None:
+    ours = {name: facts for name, facts in shown(families) if name.startswith("extproc")}
+
+    assert ours == told()
+
+
+async def test_the_process_is_shown_as_the_docs_say(families: list[Metric]) -> None:
+    names = {name for name, _ in shown(families) if name.startswith("process_")}
+
+    assert names == set(re.findall(r"`(process_\w+)`", DOCS.read_text()))
+
+
+def test_every_label_value_is_in_the_docs() -> None:
+    from extproc.errors import PromptError  # noqa: PLC0415  # with every error that exists by now
+
+    text = DOCS.read_text()
+    values = {*OUTCOMES, *POOL_OUTCOMES, *RELOADS, *RESTARTS, *STREAM_FAULTS, *Reason, *_whys(PromptError)}
+
+    assert sorted(value for value in values if f"`{value}`" not in text) == []
+
+
+async def test_what_may_be_counted_is_shown_before_the_first_time(families: list[Metric]) -> None:
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+    for name, labels in (
+        ("extproc_config_reloads_total", {"result": "refused"}),
+        ("extproc_requests_total", {"pool": "llama", "outcome": "routed"}),
+        ("extproc_requests_total", {"pool": "qwen", "outcome": "overloaded"}),
+        ("extproc_requests_total", {"pool": "", "outcome": "model_not_found"}),
+        ("extproc_picks_total", {"pool": "llama", "strategy": "prefix_hash", "reason": "spill"}),
+        ("extproc_picks_total", {"pool": "qwen", "strategy": "round_robin", "reason": "turn"}),
+        ("extproc_picks_served_elsewhere_total", {"pool": "llama"}),
+        ("extproc_prompt_errors_total", {"why": "budget"}),
+        ("extproc_stream_errors_total", {"why": "internal"}),
+        ("extproc_watch_restarts_total", {"why": "forbidden"}),
+        ("extproc_xds_nacks_total", {"type": "Cluster"}),
+    ):
+        assert samples[name, *sorted(labels.items())] == 0
+    assert (
+        "extproc_picks_total",
+        ("pool", "qwen"),
+        ("reason", "home"),
+        ("strategy", "round_robin"),
+    ) not in samples
+
+
+async def test_no_series_tells_when_another_one_began(families: list[Metric]) -> None:
+    assert [s.name for family in families for s in family.samples if s.name.endswith("_created")] == []
