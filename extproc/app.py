@@ -18,6 +18,7 @@ from extproc.cluster.file import wakeups
 from extproc.cluster.reason import describe
 from extproc.documents import read_file
 from extproc.errors import SettingsError
+from extproc.routing.pool import Pool
 from extproc.service.admin import build_admin
 from extproc.service.descriptors import raise_limit, share
 from extproc.service.door import IDLE_S, Door
@@ -64,8 +65,13 @@ class Application:
         self._settings = settings
         self._path = path
         self._content = content
-        self.metrics.watch(lambda: [pool for pool, _ in self.pools.ages()])
+        self.metrics.watch(self._sources)
         self.metrics.registry.register(PoolCollector(self.pools.ages, self.pools.known_faults))
+
+    def _sources(self) -> list[tuple[Pool, str]]:
+        """Every pool with its kind of source."""
+        kinds = {pool.name: next(iter(pool.endpoints.model_fields_set)) for pool in self._settings.pools}
+        return [(pool, kinds.get(pool.name, "static")) for pool, _ in self.pools.ages()]
 
     def faults(self) -> list[str]:
         """Why the service is not ready; empty if it is."""

@@ -4,11 +4,12 @@ import json
 import logging
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
 from time import monotonic
+from types import MappingProxyType
 from typing import Final, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Info, ProcessCollector
@@ -29,10 +30,17 @@ _PICK_BUCKETS: Final = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 RELOADS: Final = ("applied", "refused")
 STREAM_FAULTS: Final = ("protocol", "internal")
 XDS_TYPES: Final = ("Cluster", "ClusterLoadAssignment")
-RESTARTS: Final = (
-    *("closed", "connection", "credentials", "expired", "forbidden", "garbled", "server_error", "stalled"),
-    *("throttled", "unauthorized", "dns_failure", "dns_no_address", "dns_timeout"),
-    *("file_invalid", "file_unreadable", "internal"),
+# By kind of source.
+RESTARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "static": (),
+        "file": ("file_invalid", "file_unreadable"),
+        "dns": ("dns_failure", "dns_no_address", "dns_timeout"),
+        "kubernetes": (
+            *("closed", "connection", "credentials", "expired", "forbidden", "garbled", "server_error"),
+            *("stalled", "throttled", "unauthorized"),
+        ),
+    }
 )
 # What a pool answers itself, and what is answered before there is a pool.
 POOL_OUTCOMES: Final = ("no_endpoint", "overloaded")
@@ -65,7 +73,7 @@ class Metrics(Collector):
         self.registry = _Registry()
         # Before the others: what there is to count is known before they are asked.
         self.registry.register(self)
-        self._pools: Callable[[], Iterable[Pool]] = tuple
+        self._pools: Callable[[], Iterable[tuple[Pool, str]]] = tuple
         self.streams_open = 0
         self._picks: dict[tuple[str, str, str], int] = {}
         self._answers: dict[tuple[str, str], int] = {}
@@ -88,15 +96,14 @@ class Metrics(Collector):
         for counter, values in (
             (self._prompt_errors, sorted(_whys(PromptError))),
             (self._stream_errors, STREAM_FAULTS),
-            (self.watch_restarts, RESTARTS),
             (self.reloads, RELOADS),
             (self.xds_nacks, XDS_TYPES),
         ):
             for value in values:
                 counter.labels(value)
 
-    def watch(self, pools: Callable[[], Iterable[Pool]]) -> None:
-        """Tells which pools there are: what may be counted of them is shown before the first time."""
+    def watch(self, pools: Callable[[], Iterable[tuple[Pool, str]]]) -> None:
+        """Tells the pools and the kinds of their sources, so that what may come is shown as nothing yet."""
         self._pools = pools
 
     def opened(self) -> None:
@@ -131,7 +138,7 @@ class Metrics(Collector):
         requests = CounterMetricFamily(
             "extproc_requests", "Requests by what became of them.", labels=["pool", "outcome"]
         )
-        routed = Counts[str](dict.fromkeys((pool.name for pool in self._pools()), 0))
+        routed = Counts[str](dict.fromkeys((pool.name for pool, _ in self._pools()), 0))
         for kind, count in self._picks.items():
             picks.add_metric(kind, count)
             routed[kind[0]] += count
@@ -146,12 +153,14 @@ class Metrics(Collector):
 
     def _expect(self) -> None:
         """Counts nothing of everything that may come: `increase()` does not see a series' first value."""
-        for pool in self._pools():
+        for pool, source in self._pools():
             for reason in pool.strategy.reasons:
                 self._picks.setdefault((pool.name, pool.strategy.name, reason), 0)
             for outcome in POOL_OUTCOMES:
                 self._answers.setdefault((pool.name, outcome), 0)
             self._served_elsewhere.labels(pool.name)
+            for why in (*RESTARTS[source], "internal"):
+                self.watch_restarts.labels(pool.name, why)
         for outcome in OUTCOMES:
             self._answers.setdefault(("", outcome), 0)
 

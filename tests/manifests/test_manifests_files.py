@@ -56,6 +56,7 @@ def test_the_service_takes_what_its_environment_overrides(overlay: str, tmp_path
 
     is_sidecar = "/s" in overlay
     assert settings.server.listen == ("unix:/run/extproc/ext_proc.sock" if is_sidecar else "0.0.0.0:9002")
+    assert settings.server.admin == "0.0.0.0:9090"  # not on loopback, as it is elsewhere
     assert settings.server.xds is (overlay == "overlays/gateway")
     assert container["args"] == ["serve", "--config", "/etc/extproc/extproc.yaml"]
 

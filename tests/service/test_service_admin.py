@@ -41,7 +41,7 @@ async def serving(directory: Path, door: Door) -> AsyncGenerator[Served]:
     path = directory / "extproc.yaml"
     path.write_text(yaml.safe_dump({"pools": [pool(["127.0.0.1:8001", "127.0.0.1:8002"])]}))
     [port] = free_ports(1)
-    app = Application(load_settings(path), path)
+    app = Application(load_settings(path), path, path.read_bytes())
     app.start()
     try:
         async with (

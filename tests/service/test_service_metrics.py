@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -24,19 +25,26 @@ pools:
   models: [qwen]
   endpoints: {static: ["10.0.0.2:8000"]}
   strategy: {name: round_robin}
+- name: lost
+  models: [lost]
+  endpoints: {file: none.yaml}
 """
 
 
 @pytest.fixture
 async def families(tmp_path: Path) -> list[Metric]:
     """What the first scrape of a service that has served nobody shows."""
-    app = Application(parse_settings(SETTINGS, {}), tmp_path / "extproc.yaml")
+    app = Application(parse_settings(SETTINGS, {}), tmp_path / "extproc.yaml", SETTINGS.encode())
     app.start()
     try:
-        await until(lambda: not app.faults())
+        await until(lambda: len(app.pools.known_faults()) == 1 and len(_known(app)) == 2)
         return list(app.metrics.registry.collect())
     finally:
         await app.pools.stop()
+
+
+def _known(app: Application) -> list[str]:
+    return [pool.name for pool, age_s in app.pools.ages() if age_s is not None and pool.snapshot.names]
 
 
 def told() -> dict[str, tuple[str, set[str]]]:
@@ -70,7 +78,15 @@ def test_every_label_value_is_in_the_docs() -> None:
     from extproc.errors import PromptError  # noqa: PLC0415  # with every error that exists by now
 
     text = DOCS.read_text()
-    values = {*OUTCOMES, *POOL_OUTCOMES, *RELOADS, *RESTARTS, *STREAM_FAULTS, *Reason, *_whys(PromptError)}
+    values = {
+        *OUTCOMES,
+        *POOL_OUTCOMES,
+        *RELOADS,
+        *chain(*RESTARTS.values()),
+        *STREAM_FAULTS,
+        *Reason,
+        *_whys(PromptError),
+    }
 
     assert sorted(value for value in values if f"`{value}`" not in text) == []
 
@@ -92,7 +108,8 @@ async def test_what_may_be_counted_is_shown_before_the_first_time(families: list
         ("extproc_picks_served_elsewhere_total", {"pool": "llama"}),
         ("extproc_prompt_errors_total", {"why": "budget"}),
         ("extproc_stream_errors_total", {"why": "internal"}),
-        ("extproc_watch_restarts_total", {"why": "forbidden"}),
+        ("extproc_watch_restarts_total", {"pool": "llama", "why": "internal"}),
+        ("extproc_watch_restarts_total", {"pool": "lost", "why": "file_invalid"}),
         ("extproc_xds_nacks_total", {"type": "Cluster"}),
     ):
         assert samples[name, *sorted(labels.items())] == 0
