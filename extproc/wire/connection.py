@@ -127,7 +127,12 @@ class Connection:
     # What the driver says.
 
     def receive(self, data: bytes, now_s: float) -> None:
-        """Takes bytes in, cut wherever. Never raises: a fault of the peer ends the connection."""
+        """Takes bytes in, cut wherever. Never raises: a fault of the peer ends the connection.
+
+        Bytes that come after that are dropped.
+        """
+        if self.is_over:
+            return
         self._heard_s = now_s
         self._pinged_s = None
         self._count_time(now_s)

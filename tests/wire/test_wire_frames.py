@@ -152,6 +152,16 @@ def test_a_frame_may_be_as_long_as_allowed() -> None:
     assert peer.say(data(1, framed(message))) == [("message", 1, message)]
 
 
+def test_bytes_after_the_end_are_dropped() -> None:
+    peer = Peer(greets=False)
+    assert peer.say(b"GET ") == [("failed", Code.PROTOCOL_ERROR)]
+
+    assert peer.say(b"/ HTTP/1.1", GREETING) == []
+    assert peer.wait(100) == []
+    assert peer.heard() == []
+    assert peer.connection._buffer == b""
+
+
 @pytest.mark.parametrize(
     "ignored",
     [
