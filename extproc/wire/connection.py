@@ -342,6 +342,8 @@ class Connection:
         self._receive_window -= size
         if self._receive_window < self._limits.connection_window_bytes // 2:
             self._open_connection_window()
+        if flags & frames.PADDED:
+            payload = _unpad(payload)
         stream = self.streams.get(stream_id)
         if stream is None:
             self._on_stray_data(flags, stream_id)
@@ -352,8 +354,6 @@ class Connection:
         stream.receive_window -= size
         if stream.receive_window < self._limits.stream_window_bytes // 2 and not self._open_window(stream):
             return
-        if flags & frames.PADDED:
-            payload = _unpad(payload)
         stream.heard_s = self._now_s
         if payload:
             self._on_payload(stream, payload)

@@ -221,6 +221,16 @@ def test_data_may_be_all_padding() -> None:
     assert peer.say(data(1, b"\x00", frames.PADDED | END)) == [("half-closed", 1)]
 
 
+def test_padding_beyond_the_end_is_an_error_on_closed_streams_too() -> None:
+    """§6.1 knows no exception; a stream's state is looked at after the frame is read."""
+    peer = Peer()
+    peer.open(1)
+    peer.finish(1)
+    peer.heard()
+
+    assert peer.say(data(1, b"\x01", frames.PADDED)) == [("closed", 1), ("failed", Code.PROTOCOL_ERROR)]
+
+
 # Header blocks in pieces (§6.10).
 
 
