@@ -103,6 +103,7 @@ class Connection:
         self._control_frames = self._early_resets = 0
         # Leaving: asked to, and told the peer which stream was the last.
         self._is_draining = self._has_left = False
+        self._final_id = frames.MAX_WINDOW
         self._readers = (
             self._on_data,
             self._on_headers,
@@ -637,12 +638,14 @@ class Connection:
     def _leave(self) -> None:
         if not self._has_left:
             self._has_left = True
-            self._out.append(frames.goaway(self._last_id, Code.NO_ERROR))
+            self._final_id = self._last_id
+            self._out.append(frames.goaway(self._final_id, Code.NO_ERROR))
             self.is_over = not self.streams
 
     def _fail(self, code: Code, reason: str) -> None:
         if self._has_preface:
-            self._out.append(frames.goaway(self._last_id, code, reason))
+            # Never more than a GOAWAY before it allowed (§6.8).
+            self._out.append(frames.goaway(min(self._last_id, self._final_id), code, reason))
         for stream in list(self.streams.values()):
             stream.is_half_closed = True
             self._forget(stream)

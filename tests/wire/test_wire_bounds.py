@@ -253,6 +253,21 @@ def test_a_peer_that_does_not_answer_the_drain_is_given_up() -> None:
     assert peer.wait(0.1) == [("closed", 1), ("failed", Code.NO_ERROR)]
 
 
+def test_a_later_goaway_never_allows_more_than_the_one_before() -> None:
+    peer = Peer()
+    peer.open(1)
+    peer.connection.drain()
+    payload = first_goaway(peer.heard())
+    peer.say(ping(payload, frames.ACK), peer.request(3))
+    peer.heard()
+
+    peer.say(data(0, b""))
+    (goaway,) = peer.heard()
+
+    assert int.from_bytes(goaway[3][:4], "big") == 1
+    assert code_of(goaway) is Code.PROTOCOL_ERROR
+
+
 def test_drain_of_what_is_over_says_nothing() -> None:
     peer = Peer()
     peer.connection.abort()
