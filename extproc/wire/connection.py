@@ -205,8 +205,8 @@ class Connection:
         """
         if not (self._is_draining or self.is_over):
             self._is_draining = True
-            self._out.append(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))
-            self._ping(_LEAVING)
+            if self._has_preface:
+                self._announce_leaving()
 
     def abort(self) -> None:
         """Ends every call at once."""
@@ -230,6 +230,8 @@ class Connection:
         }
         more = limits.connection_window_bytes - frames.DEFAULT_WINDOW
         self._out += [frames.settings(settings), frames.window_update(0, more)]
+        if self._is_draining:
+            self._announce_leaving()  # only now: SETTINGS come first (§3.4)
 
     def _read(self, data: bytes) -> None:
         place = 0
@@ -634,6 +636,10 @@ class Connection:
     def _end_late(self, stream_id: int, *, is_end: bool) -> None:
         if is_end:
             del self._late[stream_id]
+
+    def _announce_leaving(self) -> None:
+        self._out.append(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))
+        self._ping(_LEAVING)
 
     def _leave(self) -> None:
         if not self._has_left:

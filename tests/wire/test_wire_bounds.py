@@ -243,6 +243,20 @@ def test_only_the_answer_to_that_ping_counts() -> None:
     assert not peer.connection.is_over
 
 
+def test_drain_before_the_preface_waits_for_it() -> None:
+    """SETTINGS come first, whatever else is to be said (§3.4)."""
+    peer = Peer(greets=False)
+    peer.connection.drain()
+    assert peer.heard() == []
+
+    peer.say(frames.PREFACE + frames.settings({}))
+    settings, update, *leaving, acknowledgement = peer.heard()
+
+    assert (settings[0], update[0]) == (frames.SETTINGS, frames.WINDOW_UPDATE)
+    first_goaway(leaving)
+    assert [acknowledgement] == cut(frames.SETTINGS_ACK)
+
+
 def test_a_peer_that_does_not_answer_the_drain_is_given_up() -> None:
     peer = Peer()
     peer.open(1)
