@@ -441,10 +441,16 @@ class Connection:
             return
         # Each may touch every stream: many of them are a flood even where a few frames are none.
         self._count_control(len(self.streams) // 16)
-        for name, value in dict(frames.SETTING.iter_unpack(payload)).items():
+        values = dict(frames.SETTING.iter_unpack(payload))
+        for name, value in values.items():
             self._set(name, value)
         self._is_greeted = True
+        # Before any DATA that only the new windows allow: the peer counts by them from here on (§6.5.3).
         self._out.append(frames.SETTINGS_ACK)
+        if frames.INITIAL_WINDOW_SIZE in values:
+            for stream in list(self.streams.values()):
+                if stream.queue is not None:
+                    self._send_queued(stream)
 
     def _set(self, name: int, value: int) -> None:
         """Takes one setting (§6.5.2). Unknown ones are ignored; so are those about what we never do."""
@@ -463,12 +469,10 @@ class Connection:
         if size > frames.MAX_WINDOW:
             raise _Fault(Code.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE out of its range")
         change, self._peer_window = size - self._peer_window, size
-        for stream in list(self.streams.values()):
+        for stream in self.streams.values():
             stream.send_window += change
             if stream.send_window > frames.MAX_WINDOW:
                 raise _Fault(Code.FLOW_CONTROL_ERROR, "a window past 2^31-1")
-            if stream.queue is not None:
-                self._send_queued(stream)
 
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         _require_connection(stream_id)

@@ -109,6 +109,24 @@ def test_a_window_may_fall_below_zero_and_must_be_paid_back() -> None:
     assert sent_data(peer) == [(1, framed(b"x")[:1])]
 
 
+def test_a_setting_opens_the_windows_of_all_calls() -> None:
+    peer = calling(0, 1, 3, 5)
+    for stream_id in (1, 3, 5):
+        peer.send(stream_id, b"x")
+        peer.finish(stream_id)
+    peer.heard()
+
+    told = peer.say(frames.settings({WINDOW: 100}))
+    sent = peer.heard()
+
+    assert told == [("closed", 1), ("closed", 3), ("closed", 5)]
+    # The acknowledgement comes first: the peer counts by the new windows only from there on (§6.5.3).
+    assert sent[:1] == cut(frames.SETTINGS_ACK)
+    assert [(frame[2], frame[3]) for frame in sent if frame[0] == frames.DATA] == [
+        (stream_id, framed(b"x")) for stream_id in (1, 3, 5)
+    ]
+
+
 def test_calls_that_wait_for_the_connection_go_on_in_turn() -> None:
     peer = calling(frames.MAX_WINDOW, 1, 3)
     peer.send(1, bytes(frames.DEFAULT_WINDOW - 5))
