@@ -369,7 +369,8 @@ class Connection:
         reader = stream.reader
         if reader is None:
             # One whole message in one frame is the rule; a compressed one has not this first byte.
-            if len(payload) >= PREFIX_BYTES and int.from_bytes(payload[:5], "big") == len(payload) - 5:
+            size = len(payload) - PREFIX_BYTES
+            if 0 <= size <= self._limits.message_bytes and int.from_bytes(payload[:5], "big") == size:
                 stream.is_waiting = False
                 self.events.append(Message(stream, payload[PREFIX_BYTES:]))
                 return

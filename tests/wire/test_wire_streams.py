@@ -166,6 +166,17 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(("said", "status"), REFUSED.values(), ids=REFUSED)
+def test_a_message_that_will_not_be_read_ends_its_call_with_a_status(said: bytes, status: Status) -> None:
+    peer = Peer(Limits(message_bytes=100))
+    peer.open(1)
+
+    assert peer.say(said) == [("closed", 1)]
+    sent = [sent for sent in peer.heard() if sent[0] == frames.HEADERS]
+    assert trailers_of(sent)[1]["grpc-status"] == str(int(status))
+    assert peer.budget.used == 0
+
+
 def test_a_message_as_long_as_allowed_is_read() -> None:
     peer = Peer(Limits(message_bytes=100))
     peer.open(1)
