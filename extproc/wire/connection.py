@@ -303,6 +303,7 @@ class Connection:
         elif stream_id > self._last_id and stream_id & 1:
             self._open(stream_id, block, is_end=is_end)
         elif stream_id in self._late:
+            self._count_control()
             self._heads.pass_over(block)
             self._end_late(stream_id, is_end=is_end)
         else:
@@ -334,9 +335,9 @@ class Connection:
         except MalformedRequest:
             is_end = False
         if stream.is_half_closed:
-            self.reset(stream, Code.STREAM_CLOSED)  # §5.1, half-closed (remote)
+            self._reject(stream, Code.STREAM_CLOSED)  # §5.1, half-closed (remote)
         elif not is_end:
-            self.reset(stream, Code.PROTOCOL_ERROR)  # §8.1: trailers end the stream
+            self._reject(stream, Code.PROTOCOL_ERROR)  # §8.1: trailers end the stream
         else:
             self._half_close(stream)
 
@@ -352,11 +353,14 @@ class Connection:
             self._on_stray_data(flags, stream_id)
             return
         if stream.is_half_closed:
-            self.reset(stream, Code.STREAM_CLOSED)  # §5.1, half-closed (remote)
+            self._reject(stream, Code.STREAM_CLOSED)  # §5.1, half-closed (remote)
             return
         stream.receive_window -= size
-        if stream.receive_window < self._limits.stream_window_bytes // 2 and not self._open_window(stream):
-            return
+        if stream.receive_window < self._limits.stream_window_bytes // 2:
+            if stream.receive_window < 0:
+                self._reject(stream, Code.FLOW_CONTROL_ERROR)  # §6.9
+                return
+            self._open_window(stream)
         stream.heard_s = self._now_s
         if payload:
             self._on_payload(stream, payload)
@@ -421,6 +425,15 @@ class Connection:
         if not stream.is_answered:
             self._count_early_reset()
         self._forget(stream)
+
+    def _reject(self, stream: Stream, code: Code) -> None:
+        """Resets a stream for what the client did on it (§5.4.2).
+
+        To make us reset a stream is as cheap for it as to do so itself, and costs us as much (CVE-2025-8671).
+        """
+        if not stream.is_answered:
+            self._count_early_reset()
+        self.reset(stream, code)
 
     def _half_close(self, stream: Stream) -> None:
         stream.is_half_closed = True
@@ -510,9 +523,9 @@ class Connection:
     def _widen(self, stream: Stream, increment: int) -> None:
         stream.send_window += increment
         if not increment:
-            self.reset(stream, Code.PROTOCOL_ERROR)  # §6.9
+            self._reject(stream, Code.PROTOCOL_ERROR)  # §6.9
         elif stream.send_window > frames.MAX_WINDOW:
-            self.reset(stream, Code.FLOW_CONTROL_ERROR)  # §6.9.1
+            self._reject(stream, Code.FLOW_CONTROL_ERROR)  # §6.9.1
         elif stream.queue is not None:
             self._send_queued(stream)
 
@@ -603,16 +616,12 @@ class Connection:
         self._receive_window += increment
         self._out.append(frames.window_update(0, increment))
 
-    def _open_window(self, stream: Stream) -> bool:
-        """Opens a stream's window, unless it reads too little of what it is sent; whether it kept to it."""
+    def _open_window(self, stream: Stream) -> None:
+        """Opens a stream's window as soon as it is half used, unless it reads too little of ours."""
         size = self._limits.stream_window_bytes
-        if stream.receive_window < 0:
-            self.reset(stream, Code.FLOW_CONTROL_ERROR)  # §6.9
-            return False
         if stream.queue is None and not stream.is_half_closed and stream.receive_window < size // 2:
             self._out.append(frames.window_update(stream.id, size - stream.receive_window))
             stream.receive_window = size
-        return True
 
     # Ends.
 

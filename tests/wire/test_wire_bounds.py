@@ -29,6 +29,22 @@ NOTHING = {
 }
 
 
+@pytest.mark.parametrize("flood", NOTHING.values(), ids=NOTHING)
+def test_frames_that_carry_nothing_are_bounded_per_second(flood: bytes) -> None:
+    peer = Peer(Limits(control_frames_per_s=50))
+    peer.open(1, 3)
+    peer.reset(3)
+    peer.say(peer.request(5, END))
+    peer.finish(5)
+    peer.told()
+    peer.now_s += 1
+
+    assert peer.say(*[flood] * 50) == []
+    peer.now_s += 1
+    assert peer.say(*[flood] * 50) == []
+    assert peer.say(flood) == [("closed", 1), ("failed", Code.ENHANCE_YOUR_CALM)]
+
+
 def test_settings_weigh_more_with_many_streams() -> None:
     peer = Peer(Limits(control_frames_per_s=50))
     peer.open(*range(1, 321, 2))
@@ -62,6 +78,23 @@ EARLY: dict[str, Callable[[int], bytes]] = {
         data(stream_id, b"", END) + frame(frames.HEADERS, frames.END_HEADERS, stream_id, b"")
     ),
 }
+
+
+@pytest.mark.parametrize("end", EARLY.values(), ids=EARLY)
+def test_streams_reset_before_their_answer_are_bounded_per_second(end: Callable[[int], bytes]) -> None:
+    peer = Peer(Limits(early_resets_per_s=10, stream_window_bytes=100))
+    ids = iter(range(1, 1_000, 2))
+
+    def churn(count: int) -> list[Told]:
+        told: list[Told] = []
+        for stream_id in [next(ids) for _ in range(count)]:
+            told += peer.say(peer.request(stream_id), end(stream_id))
+        return [event for event in told if event[0] == "failed"]
+
+    assert churn(10) == []
+    peer.now_s += 1
+    assert churn(10) == []
+    assert churn(1) == [("failed", Code.ENHANCE_YOUR_CALM)]
 
 
 def test_malformed_requests_count_likewise() -> None:
