@@ -356,7 +356,7 @@ class Connection:
             self._reject(stream, Code.STREAM_CLOSED)  # §5.1, half-closed (remote)
             return
         stream.receive_window -= size
-        if stream.receive_window < self._limits.stream_window_bytes // 2:
+        if stream.receive_window <= self._limits.stream_window_bytes // 2:
             if stream.receive_window < 0:
                 self._reject(stream, Code.FLOW_CONTROL_ERROR)  # §6.9
                 return
@@ -619,7 +619,7 @@ class Connection:
     def _open_window(self, stream: Stream) -> None:
         """Opens a stream's window as soon as it is half used, unless it reads too little of ours."""
         size = self._limits.stream_window_bytes
-        if stream.queue is None and not stream.is_half_closed and stream.receive_window < size // 2:
+        if stream.queue is None and not stream.is_half_closed and stream.receive_window <= size // 2:
             self._out.append(frames.window_update(stream.id, size - stream.receive_window))
             stream.receive_window = size
 

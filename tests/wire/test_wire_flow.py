@@ -354,6 +354,24 @@ def test_whatever_block_comes_first_says_it(way: str) -> None:
 # What we let the peer send.
 
 
+@pytest.mark.parametrize("window", [1, 2, 3, 10, 100])
+def test_a_stream_of_ours_opens_its_window_before_it_is_used_up(window: int) -> None:
+    peer = Peer(Limits(stream_window_bytes=window))
+    peer.open(1)
+    granted, message = window, framed(bytes(300))
+    told = []
+    while message:
+        part, message = message[:granted], message[granted:]
+        granted -= len(part)
+        told += peer.say(data(1, part))
+        for kind, _, stream_id, payload in peer.heard():
+            assert (kind, stream_id) == (frames.WINDOW_UPDATE, 1)
+            granted += int.from_bytes(payload, "big")
+        assert 0 < granted <= window
+
+    assert told == [("message", 1, bytes(300))]
+
+
 def test_padding_counts() -> None:
     peer = Peer(Limits(stream_window_bytes=1_000))
     peer.open(1)
