@@ -330,16 +330,14 @@ class Connection:
                 self._half_close(stream)
 
     def _on_trailers(self, stream: Stream, block: bytes, *, is_end: bool) -> None:
-        try:
-            self._heads.read_trailers(block)
-        except MalformedRequest:
-            is_end = False
+        is_well_formed = self._heads.read_trailers(block)
         if stream.is_half_closed:
             self._reject(stream, Code.STREAM_CLOSED)  # §5.1, half-closed (remote)
-        elif not is_end:
-            self._reject(stream, Code.PROTOCOL_ERROR)  # §8.1: trailers end the stream
-        else:
+        elif is_end and is_well_formed:
             self._half_close(stream)
+        else:
+            stream.is_half_closed = is_end
+            self._reject(stream, Code.PROTOCOL_ERROR)  # §8.1: trailers end the stream
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         size = len(payload)
@@ -355,6 +353,7 @@ class Connection:
         if stream.is_half_closed:
             self._reject(stream, Code.STREAM_CLOSED)  # §5.1, half-closed (remote)
             return
+        stream.is_half_closed = bool(flags & frames.END_STREAM)
         stream.receive_window -= size
         if stream.receive_window <= self._limits.stream_window_bytes // 2:
             if stream.receive_window < 0:
@@ -364,9 +363,9 @@ class Connection:
         stream.heard_s = self._now_s
         if payload:
             self._on_payload(stream, payload)
-        elif not flags & frames.END_STREAM:
+        elif not stream.is_half_closed:
             self._count_control()
-        if flags & frames.END_STREAM and not stream.is_over:
+        if stream.is_half_closed and not stream.is_over:
             self._half_close(stream)
 
     def _on_payload(self, stream: Stream, payload: bytes) -> None:

@@ -78,13 +78,15 @@ class HeadReader:
                 self._kept[block] = head
         return head
 
-    def read_trailers(self, block: bytes) -> None:
-        """Takes trailers in. What they say is nobody's business; that they are fields is (§8.1)."""
+    def read_trailers(self, block: bytes) -> bool:
+        """Takes trailers in; whether they are well formed (§8.1). What they say is nobody's business."""
         fields, _ = self._decode(block)
-        for name, value in fields:
-            _check_field(name, value)
-            if name.startswith(":"):
-                raise MalformedRequest("a pseudo-header in trailers")
+        try:
+            for name, value in fields:
+                _check_field(name, value)
+        except MalformedRequest:
+            return False
+        return not any(name.startswith(":") for name, _ in fields)
 
     def pass_over(self, block: bytes) -> None:
         """Takes a block in whose stream is gone: the table needs it all the same (§5.1, closed)."""

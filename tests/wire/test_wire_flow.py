@@ -404,6 +404,15 @@ def test_a_stream_whose_answers_wait_is_granted_no_more() -> None:
     assert cut(frames.window_update(1, 95))[0] in peer.heard()
 
 
+def test_a_stream_that_has_ended_its_side_is_granted_no_more() -> None:
+    peer = Peer(Limits(stream_window_bytes=10))
+    peer.open(1)
+
+    peer.say(data(1, framed(b"abcde"), END))
+
+    assert peer.heard() == []
+
+
 def test_the_connections_window_is_opened_for_all_data_even_of_closed_streams() -> None:
     limits = Limits(connection_window_bytes=frames.DEFAULT_WINDOW + 1)
     peer = Peer(limits)

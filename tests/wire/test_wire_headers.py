@@ -277,6 +277,19 @@ def test_an_entry_that_pushes_out_its_equal_is_a_change() -> None:
     assert reader.read(PLAIN + b"\xbf").metadata == {"content-type": "application/grpc", "b": "1"}
 
 
+def test_trailers_and_late_blocks_change_the_table_too() -> None:
+    reader = HeadReader(LIMIT_BYTES)
+    reader.read(PLAIN + literal(b"a", b"1", 0x40))
+    first = reader.read(PLAIN + b"\xbe")
+
+    assert reader.read_trailers(literal(b"b", b"2", 0x40))
+    second = reader.read(PLAIN + b"\xbe")
+    reader.pass_over(literal(b"c", b"3", 0x40))
+    third = reader.read(PLAIN + b"\xbe")
+
+    assert [list(head.metadata)[-1] for head in (first, second, third)] == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize(
     "block",
     [

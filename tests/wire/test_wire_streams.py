@@ -230,6 +230,16 @@ BAD_TRAILERS = {
 }
 
 
+@pytest.mark.parametrize(("said", "is_end"), BAD_TRAILERS.values(), ids=BAD_TRAILERS)
+def test_bad_trailers_are_a_stream_error(said: bytes, is_end: bool) -> None:
+    peer = Peer()
+    peer.open(1)
+
+    assert peer.say(said) == [("closed", 1)]
+    assert peer.heard() == [sent_reset(1, Code.PROTOCOL_ERROR)]
+    assert (1 not in peer.connection._late) is is_end
+
+
 def test_trailers_go_through_the_header_table() -> None:
     peer = Peer()
     peer.open(1)
