@@ -572,6 +572,7 @@ class Connection:
     def _enqueue(self, stream: Stream, data: bytes) -> None:
         if stream.queue is None:
             stream.queue = deque()
+            stream.sent_s = self._now_s
         stream.queue.append(memoryview(data))
         self._budget.hold(len(data))
         self._send_queued(stream)
@@ -590,6 +591,7 @@ class Connection:
             if not queue[0]:
                 queue.popleft()
             stream.send_window -= len(part)
+            stream.sent_s = self._now_s
             self._send_window -= len(part)
             self._budget.give(len(part))
             self._out.append(frames.frame(frames.DATA, 0, stream.id, bytes(part)))
@@ -695,11 +697,12 @@ class Connection:
         self._out.append(frames.frame(frames.PING, 0, 0, payload))
 
     def _cancel_stalled(self) -> None:
-        """Cancels streams that owe a message, or the rest of one, for too long."""
+        """Cancels streams that for too long owe a message or the rest of one, or a window for what waits."""
         oldest_s = self._now_s - self._limits.stalled_s
         for stream in list(self.streams.values()):
-            is_owing = stream.is_waiting or stream.reader is not None
-            if is_owing and stream.heard_s < oldest_s and not stream.is_half_closed:
+            is_owing = (stream.is_waiting or stream.reader is not None) and not stream.is_half_closed
+            is_stuck = stream.queue is not None and stream.sent_s < oldest_s
+            if is_stuck or (is_owing and stream.heard_s < oldest_s):
                 self.reset(stream, Code.CANCEL)
 
     def _require_used(self, stream_id: int) -> None:

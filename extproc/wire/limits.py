@@ -29,7 +29,7 @@ class Limits(Struct, frozen=True):
     preface_s: float = 10.0
     """From the connection to the client's preface and SETTINGS."""
     stalled_s: float = 30.0
-    """How long a stream may owe the rest of a message, or its first one."""
+    """How long a stream may owe the rest of a message, or its first one, or a window for what we send."""
     idle_s: float = 20.0
     """Silence after which a PING asks whether the peer still lives."""
     answer_s: float = 10.0

@@ -26,6 +26,7 @@ class Stream:
         "reader",
         "receive_window",
         "send_window",
+        "sent_s",
         "trailers",
     )
 
@@ -37,7 +38,7 @@ class Stream:
         self.owner: object = None
         self.send_window = send_window
         self.receive_window = receive_window
-        self.heard_s = now_s
+        self.heard_s = self.sent_s = now_s
         self.reader: MessageReader | None = None  # while a message is cut into frames
         self.queue: deque[memoryview] | None = None  # what waits for a window
         self.trailers = b""

@@ -222,6 +222,27 @@ def test_a_call_that_goes_on_owes_nothing() -> None:
         assert peer.wait(15) == []
 
 
+def test_a_call_that_is_given_no_window_for_too_long_is_cancelled() -> None:
+    """Or whoever never opens a window keeps our memory and its request in flight (CVE-2019-9517)."""
+    peer = Peer()
+    peer.say(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}))
+    peer.say(peer.request(1, END), peer.request(3, END))
+    for stream_id in (1, 3):
+        peer.send(stream_id, b"x")
+        peer.finish(stream_id)
+    for _ in range(3):
+        assert peer.wait(10) == []
+        peer.say(frames.window_update(3, 1))
+
+    assert peer.wait(10) == [("closed", 1)]
+    assert peer.budget.used == 2
+    for _ in range(2):
+        peer.wait(10)
+        peer.say(ping())
+    assert peer.wait(20) == [("closed", 3)]
+    assert peer.budget.used == 0
+
+
 # Leaving (§6.8).
 
 
