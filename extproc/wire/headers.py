@@ -31,7 +31,9 @@ _SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 
 # What a status message may hold as it is: printable ASCII without the percent sign.
 _PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
-_CACHED_BLOCKS: Final = 256
+# A proxy has few kinds of calls, each of a few hundred bytes; a peer that has more shall not fill our memory.
+_KEPT_BLOCKS: Final = 32
+_KEPT_BYTES: Final = 1_024
 
 
 class MalformedRequest(Exception):  # the RFC's word (§8.1.1)
@@ -74,7 +76,9 @@ class HeadReader:
         if head is None:
             fields, is_lasting = self._decode(block)
             head = read_head(fields)
-            if is_lasting and len(self._kept) < _CACHED_BLOCKS:
+            if is_lasting and len(block) <= _KEPT_BYTES:
+                if len(self._kept) >= _KEPT_BLOCKS:
+                    self._kept.clear()
                 self._kept[block] = head
         return head
 

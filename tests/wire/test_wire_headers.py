@@ -290,6 +290,18 @@ def test_trailers_and_late_blocks_change_the_table_too() -> None:
     assert [list(head.metadata)[-1] for head in (first, second, third)] == ["a", "b", "c"]
 
 
+def test_the_cache_is_bounded_and_goes_on() -> None:
+    reader = HeadReader(LIMIT_BYTES)
+    for number in range(100):
+        reader.read(PLAIN + literal(b"n", b"%d" % number))
+    long = PLAIN + literal(b"n", b"x" * 126) * 10
+    reader.read(long)
+
+    assert 0 < len(reader._kept) <= 32
+    assert long not in reader._kept
+    assert reader.read(PLAIN) is reader.read(PLAIN)
+
+
 @pytest.mark.parametrize(
     "block",
     [
