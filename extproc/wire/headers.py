@@ -162,7 +162,7 @@ def refusal_block(status: int) -> bytes:
 def _check_field(name: str, value: str) -> None:
     if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
         raise MalformedRequest("a field of forbidden characters")
-    if name in _CONNECTION_FIELDS or (name == "te" and value != "trailers"):
+    if name in _CONNECTION_FIELDS or (name == "te" and value.lower() != "trailers"):
         raise MalformedRequest("a field of HTTP/1.1 connections")
 
 

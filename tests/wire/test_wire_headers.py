@@ -148,6 +148,13 @@ def test_a_malformed_request_is_told_from_others(fields: list[Field]) -> None:
         read_head(fields)
 
 
+@pytest.mark.parametrize(
+    "field", [("x", ""), ("x", "a b\tc"), ("x", "\x01\xff"), ("te", "Trailers"), ("!#$%&'*+-.^_`|~", "x")]
+)
+def test_a_strange_field_is_none_of_our_business(field: Field) -> None:
+    assert read_head([*REQUEST, field]).path == PATH
+
+
 # The cache. Heads are kept by their bytes, so the same bytes must mean the same.
 
 
