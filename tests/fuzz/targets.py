@@ -39,6 +39,8 @@ from extproc.stream.events import (
 from extproc.stream.names import READ_HEADERS
 from extproc.stream.session import PIECE_BYTES, Session
 from tests.fuzz.choices import Choices
+from tests.fuzz.honest import honest
+from tests.fuzz.http2 import http2
 
 PATHS: Final = (
     *(
@@ -95,8 +97,8 @@ def wire(data: bytes) -> None:
     _converse(picker, pools, _decoded(choices, READ_HEADERS | picker.key_headers), choices)
 
 
-TARGETS: Final = MappingProxyType[str, Callable[[bytes], None]](
-    {"prompt": prompt, "session": session, "wire": wire}
+TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
+    {"prompt": prompt, "session": session, "wire": wire, "http2": http2, "honest": honest}
 )
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.http2 import RULES, http2
 from tests.fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -20,6 +21,13 @@ def test_input_of_the_corpus_is_no_finding(path: Path) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_has_a_corpus(target: str) -> None:
     assert any(path.parent.name == target for path in INPUTS)
+
+
+def test_every_rule_about_http2_is_needed() -> None:
+    """Each difference from the reference that is meant ends some conversation of the corpus."""
+    used = {http2(path.read_bytes()) for path in INPUTS if path.parent.name == "http2"}
+
+    assert {rule.name for rule in RULES} == used - {None}
 
 
 @pytest.mark.parametrize("target", TARGETS)
