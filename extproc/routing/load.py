@@ -4,9 +4,13 @@ The only mutable state of a pool beside its current snapshot. Counting, and find
 are O(1) whatever the number of endpoints: members stand in levels, one level per number in flight.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, islice
 from random import Random
+from typing import Final
+
+# Half of a pool is closed at most, so this many draws that all meet a closed one are rare.
+_DRAWS: Final = 8
 
 
 class LoadBook:
@@ -55,9 +59,12 @@ class LoadBook:
             raise KeyError(name)
         self._move(name, -1)
 
-    def least_loaded(self, rng: Random) -> Iterator[str]:
-        """Yields every member, fewest in flight first, ties in random order."""
+    def least_loaded(self, rng: Random, closed: Collection[str] = ()) -> Iterator[str]:
+        """Yields every member but the `closed`, fewest in flight first, ties in random order."""
         for level in islice(self._levels, self._lowest, None):
+            if closed:
+                yield from _without(level, closed, rng)
+                continue
             offset = int(rng.random() * len(level))
             yield from level[offset:]
             yield from level[:offset]
@@ -93,3 +100,17 @@ class LoadBook:
     def _settle(self) -> None:
         while self._lowest < len(self._levels) - 1 and not self._levels[self._lowest]:
             self._lowest += 1
+
+
+def _without(level: list[str], closed: Collection[str], rng: Random) -> Iterator[str]:
+    """Yields the names of a level but the closed, from one of them on, each with the same chance.
+
+    Not from any place on, with gaps: who stands behind a gap would be first twice as often.
+    """
+    for _ in range(_DRAWS):
+        offset = int(rng.random() * len(level))
+        if level and level[offset] not in closed:
+            names: Iterable[str] = chain(islice(level, offset, None), islice(level, offset))
+            return (name for name in names if name not in closed)
+    names = [name for name in level if name not in closed]
+    return iter(rng.sample(names, len(names)))

@@ -117,6 +117,12 @@ class Picker:
             return True
         return route.pool.strategy.needs_body(ask.headers)
 
+    def has_trial(self, ask: Ask) -> bool:
+        """Whether `ask` may be the request that shows whether an endpoint works again."""
+        route = self.routes.get(ask.pool) if ask.pool else self._sole
+        routes = self.routes.values() if route is None else (route,)
+        return any(route.pool.gate is not None and route.pool.gate.has_trial() for route in routes)
+
     def pick(self, ask: Ask) -> Decision:
         """Decides and counts. Raises a `RequestError`, which says what to tell the client."""
         decision = self.propose(ask)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Final, Protocol, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -99,6 +99,8 @@ class Pick(Struct, frozen=True):
         name = self.endpoint.name
         self.pool.book.take(name)
         self.reading.taken(name)
+        if self.pool.gate is not None:
+            self.pool.gate.picked(name)
 
     def release(self) -> None:
         """Counts the request as ended; what was not taken, the book refuses with `KeyError`."""
@@ -111,11 +113,39 @@ class Pick(Struct, frozen=True):
         self.reading.learn(self.endpoint.name, ending)
 
 
+_NOBODY: Final[frozenset[str]] = frozenset()
+
+
+class Gate(Protocol):
+    """Who of a pool's endpoints may be picked now, whatever the strategy."""
+
+    def set_members(self, names: Iterable[str]) -> None: ...
+
+    def closed(self) -> frozenset[str]:
+        """Those that may not; at most half of the members."""
+        ...
+
+    def picked(self, name: str) -> None: ...
+
+    def shut(self) -> Mapping[str, str]:
+        """Those that are left out now, and why in one word."""
+        ...
+
+    def has_trial(self) -> bool:
+        """Whether the next request may be the one that shows whether an endpoint works again."""
+        ...
+
+    def wants_response(self, name: str) -> bool:
+        """Whether what `name` answers should be told as soon as it begins to."""
+        ...
+
+
 class Pool:
     """The endpoints that serve the same models, with one strategy.
 
     `max_in_flight` limits the mean number of requests per ready endpoint; beyond it requests are
     refused with 429, `None` never refuses. `fallbacks` is how many further endpoints a pick names.
+    `gate` leaves endpoints out for a while; `None` never does.
     """
 
     def __init__(
@@ -125,16 +155,26 @@ class Pool:
         *,
         max_in_flight: int | None = None,
         fallbacks: int = 2,
+        gate: Gate | None = None,
     ) -> None:
         self.name = name
         self.strategy = strategy
         self.max_in_flight = max_in_flight
         self.fallbacks = fallbacks
+        self.gate = gate
         self.snapshot = Snapshot.build((), strategy)
         self.book = LoadBook()
 
     def __repr__(self) -> str:
         return f"<Pool {self.name}: {len(self.snapshot.names)} ready, {self.strategy.name}>"
+
+    def left_out(self) -> Mapping[str, str]:
+        """Ready endpoints that get no picks for now, and why in one word."""
+        return {} if self.gate is None else self.gate.shut()
+
+    def wants_response(self, endpoint: Endpoint) -> bool:
+        """Whether what `endpoint` answers should be told as soon as it begins to."""
+        return self.gate is not None and self.gate.wants_response(endpoint.name)
 
     def install(self, snapshot: Snapshot, strategy: Strategy | None = None) -> None:
         """Routes by `snapshot` from now on. Requests in flight keep their counts.
@@ -146,6 +186,8 @@ class Pool:
         self.snapshot = snapshot
         self.book.set_members(snapshot.names)
         self.strategy.follow(snapshot.ready)
+        if self.gate is not None:
+            self.gate.set_members(snapshot.names)
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
         """Builds and installs a snapshot of `endpoints` at once."""
@@ -193,4 +235,8 @@ class Pool:
         if subset is not None:
             located = snapshot.locate(subset)
             eligible = located if eligible is None else located & eligible
-        return Candidates(snapshot.placement, self.book, snapshot.names, eligible)
+        closed = _NOBODY if self.gate is None else self.gate.closed()
+        if closed and eligible is not None:
+            # Where nobody else may take the request, one that is left out may.
+            eligible = (eligible - closed) or eligible
+        return Candidates(snapshot.placement, self.book, snapshot.names, eligible, closed)

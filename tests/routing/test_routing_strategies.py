@@ -203,3 +203,35 @@ def test_the_factory_names_what_there_is_not() -> None:
         build_strategy("best", {}, OUTSIDE)
     with pytest.raises(SettingsError, match=r"prefix_hash: .*'warmth'"):
         build_strategy("prefix_hash", {"warmth": 1}, OUTSIDE)
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 3), min_size=2), st.data())
+def test_a_pool_without_its_closed_ones_is_the_pool_of_the_others(
+    counts: dict[str, int], data: st.DataObject
+) -> None:
+    names = sorted(counts)
+    closed = frozenset(data.draw(st.lists(st.sampled_from(names), max_size=len(names) // 2)))
+    others = candidates(counts, "".join(name for name in names if name not in closed))
+    book, ring = LoadBook(), Ring(counts, positions=1, hash_=letters)
+    book.set_members(counts)
+    for name, count in counts.items():
+        for _ in range(count):
+            book.take(name)
+    without = Candidates(ring, book, tuple(counts), None, closed)
+    rng = random.Random(1)
+    first, second = (list(some.least_loaded(rng)) for some in (without, others))
+
+    assert (len(without), without.total, without.names) == (len(others), others.total, others.names)
+    assert list(without.walk(15)) == list(others.walk(15))
+    assert (sorted(first), [*map(counts.get, first)]) == (sorted(second), [*map(counts.get, second)])
+
+
+@pytest.mark.parametrize("closed", ["b", "bc", "bcdefghijk"])
+def test_ties_beside_closed_ones_are_even(closed: str) -> None:
+    book, rng = LoadBook(), random.Random(5)
+    book.set_members("abcdefghijklm")
+    firsts = Counter(next(book.least_loaded(rng, frozenset(closed))) for _ in range(5_000))
+    share = 5_000 / (13 - len(closed))
+
+    assert firsts.keys() == set("abcdefghijklm") - set(closed)
+    assert all(0.8 * share < count < 1.2 * share for count in firsts.values())

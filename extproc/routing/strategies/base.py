@@ -81,46 +81,59 @@ NOWHERE: Final = _Nowhere()
 class Candidates:
     """The endpoints that may take one request: a pool's ready ones, or the eligible ones among them.
 
-    `eligible` of `None` means all. A whole pool's total and least loaded cost O(1), those of k eligible
-    endpoints O(k log k).
+    `eligible` of `None` means all but the `closed` ones, which count only then. A whole pool's total and
+    least loaded cost O(1), those of a pool without k closed endpoints O(k), of k eligible ones O(k log k).
     """
 
-    __slots__ = ("_all_names", "_book", "_eligible", "_placement", "in_flight")
+    __slots__ = ("_all_names", "_book", "_closed", "_eligible", "_placement", "in_flight")
 
     def __init__(
-        self, placement: Placement, book: LoadBook, names: tuple[str, ...], eligible: frozenset[str] | None
+        self,
+        placement: Placement,
+        book: LoadBook,
+        names: tuple[str, ...],
+        eligible: frozenset[str] | None,
+        closed: frozenset[str] = frozenset(),
     ) -> None:
         self._placement = placement
         self._book = book
         self._all_names = names
         self._eligible = eligible
+        self._closed = closed
         self.in_flight = book.in_flight
 
     def __len__(self) -> int:
-        return len(self._all_names if self._eligible is None else self._eligible)
+        if self._eligible is None:
+            return len(self._all_names) - len(self._closed)
+        return len(self._eligible)
 
     @property
     def names(self) -> tuple[str, ...]:
         """In the pool's own order."""
         if self._eligible is None:
-            return self._all_names
+            closed = self._closed
+            return (
+                tuple(name for name in self._all_names if name not in closed) if closed else self._all_names
+            )
         return tuple(name for name in self._all_names if name in self._eligible)
 
     @property
     def total(self) -> int:
         """In flight on all of them together."""
         if self._eligible is None:
-            return self._book.total
+            return self._book.total - sum(map(self._book.in_flight, self._closed))
         return sum(map(self._book.in_flight, self._eligible))
 
     def walk(self, key: int) -> Iterator[str]:
-        eligible, names = self._eligible, self._placement.walk(key)
-        return names if eligible is None else (name for name in names if name in eligible)
+        eligible, closed, names = self._eligible, self._closed, self._placement.walk(key)
+        if eligible is not None:
+            return (name for name in names if name in eligible)
+        return (name for name in names if name not in closed) if closed else names
 
     def least_loaded(self, rng: Random) -> Iterator[str]:
         """Fewest in flight first, ties in random order."""
         if self._eligible is None:
-            return self._book.least_loaded(rng)
+            return self._book.least_loaded(rng, self._closed)
         # Not the book's order with gaps: who stands behind a gap would win the ties of all in it.
         shuffled = rng.sample(sorted(self._eligible), len(self._eligible))
         return iter(sorted(shuffled, key=self.in_flight))
