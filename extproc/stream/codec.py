@@ -12,6 +12,7 @@ from extproc.stream.events import (
     Answer,
     BodyMode,
     Continue,
+    ContinueAndTell,
     Event,
     Phase,
     Piece,
@@ -23,7 +24,7 @@ from extproc.stream.events import (
     ResponseHeaders,
     ResponseTrailers,
     Routed,
-    ServedElsewhere,
+    Served,
     StreamConfig,
 )
 from extproc.stream.names import (
@@ -31,10 +32,14 @@ from extproc.stream.names import (
     DESTINATION,
     LB_NAMESPACE,
     POOL,
+    READ_RESPONSE_HEADERS,
     REQUEST_ID,
+    RETRY_AFTER,
     SERVED,
+    STATUS,
     SUBSET,
     SUBSET_NAMESPACE,
+    UPSTREAM_TIME,
 )
 
 # Stands for the 16 digits of the routing key in a reply serialised ahead; no other string holds a NUL.
@@ -43,14 +48,6 @@ _PREFIX: Final = b"\0" * 16
 _BODY_MODES: Final = {mode.value: mode for mode in BodyMode}
 
 _OVERWRITE: Final = pb.OVERWRITE_IF_EXISTS_OR_ADD
-
-_SKIP_BODY: Final = pb.ProcessingMode(
-    response_header_mode=pb.SKIP,
-    request_body_mode=pb.NONE,
-    request_trailer_mode=pb.SKIP,
-    # Without it Envoy 1.37 and 1.38 end the stream at the pick, and the request would not count as in flight.
-    response_trailer_mode=pb.SEND,
-)
 
 _FIELDS: Final = {
     Phase.REQUEST_HEADERS: "request_headers",
@@ -62,12 +59,30 @@ _FIELDS: Final = {
 }
 
 
+def _override(body: BodyMode, response_headers: pb.HeaderSendMode) -> pb.ProcessingMode:
+    return pb.ProcessingMode(
+        response_header_mode=response_headers,
+        request_body_mode=pb.BodySendMode.Name(body),
+        request_trailer_mode=pb.SKIP,
+        # Without it Envoy 1.37 and 1.38 end the stream at the pick, and the request would not be counted.
+        response_trailer_mode=pb.SEND,
+    )
+
+
 def _continue(phase: Phase) -> bytes:
     response = pb.ProcessingResponse()
     getattr(response, _FIELDS[phase]).SetInParent()
     return response.SerializeToString()
 
 
+def _continue_and_tell(body: BodyMode) -> bytes:
+    response = pb.ProcessingResponse(mode_override=_override(body, pb.SEND))
+    response.request_headers.SetInParent()
+    return response.SerializeToString()
+
+
+_SKIP_BODY: Final = {tell: _override(BodyMode.NONE, pb.SEND if tell else pb.SKIP) for tell in (False, True)}
+_CONTINUE_AND_TELL: Final = {mode: _continue_and_tell(mode) for mode in BodyMode}
 _CONTINUE: Final = {phase: _continue(phase) for phase in Phase}
 
 
@@ -94,7 +109,7 @@ def decode(message: bytes, wanted_headers: Collection[str]) -> Event:
         case "request_trailers":
             return RequestTrailers()
         case "response_headers":
-            return ResponseHeaders(_served(request), request.response_headers.end_of_stream)
+            return _response_headers(request)
         case "response_body":
             return ResponseBody(request.response_body.body, request.response_body.end_of_stream)
         case "response_trailers":
@@ -107,7 +122,9 @@ def encode(reply: Reply) -> bytes:
     match reply:
         case Continue():
             return _CONTINUE[reply.phase]
-        case ServedElsewhere():
+        case ContinueAndTell():
+            return _CONTINUE_AND_TELL[reply.request_body]
+        case Served():
             return _CONTINUE[Phase.RESPONSE_HEADERS]
         case Routed():
             return _routed(reply)
@@ -154,6 +171,18 @@ def _served(request: pb.ProcessingRequest) -> str | None:
     return value.string_value or None if value is not None else None
 
 
+def _response_headers(request: pb.ProcessingRequest) -> ResponseHeaders:
+    headers = _headers(request.response_headers.headers, READ_RESPONSE_HEADERS)
+    status = headers.get(STATUS, "")
+    return ResponseHeaders(
+        _served(request),
+        request.response_headers.end_of_stream,
+        int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0,
+        headers.get(RETRY_AFTER),
+        UPSTREAM_TIME in headers,
+    )
+
+
 def _metadata(request: pb.ProcessingRequest, namespace: str) -> Mapping[str, Any]:
     spaces = request.metadata_context.filter_metadata
     return spaces[namespace].fields if namespace in spaces else {}
@@ -172,6 +201,7 @@ class _Fixed(NamedTuple):
     remove_headers: Sequence[str]
     clear_route_cache: bool
     skip_body: bool
+    tell_response: bool
 
 
 def _routed(reply: Routed) -> bytes:
@@ -187,6 +217,7 @@ def _routed(reply: Routed) -> bytes:
         tuple(reply.remove_headers),
         reply.clear_route_cache,
         reply.skip_body,
+        reply.tell_response,
     )
     prefix = b"" if key is None else b"%016x" % key
     if reply.request_id is not None:
@@ -216,7 +247,7 @@ def _build(fixed: _Fixed, request_id: str | None) -> bytes:
     if fixed.has_prefix:
         ours["prefix"].string_value = _PREFIX.decode()
     if fixed.skip_body:
-        response.mode_override.CopyFrom(_SKIP_BODY)
+        response.mode_override.CopyFrom(_SKIP_BODY[fixed.tell_response])
     return response.SerializeToString()
 
 

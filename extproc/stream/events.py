@@ -57,10 +57,17 @@ class RequestTrailers(Struct, frozen=True):
 
 
 class ResponseHeaders(Struct, frozen=True):
-    """`served` is the `ip:port` that answered, where the gateway tells it (EPP 1.0.0)."""
+    """`served` is the `ip:port` that answered, where the gateway tells it (EPP 1.0.0).
+
+    `status` is 0 where it is not told. `is_upstreams` says that an endpoint wrote this answer, for certain;
+    else it may be the proxy's own.
+    """
 
     served: str | None = None
     end_of_stream: bool = False
+    status: int = 0
+    retry_after: str | None = None
+    is_upstreams: bool = False
 
 
 class ResponseBody(Struct, frozen=True):
@@ -100,13 +107,22 @@ class Continue(Struct, frozen=True):
     phase: Phase
 
 
-class ServedElsewhere(Struct, frozen=True):
-    """Go on with the response: another endpoint than the pick answered, as the gateway tells (EPP 1.0.0).
+class ContinueAndTell(Struct, frozen=True):
+    """Go on with the request's headers, send its body as before, and then the response's headers, too."""
 
-    `pool` is the name of its pool.
+    request_body: BodyMode
+
+
+class Served(Struct, frozen=True):
+    """Go on with the response; this is what the gateway tells of it (EPP 1.0.0).
+
+    `pool` is the name of the pick's pool, `address` who answered. `is_elsewhere`: another one than the pick.
     """
 
     pool: str
+    address: str
+    response: ResponseHeaders
+    is_elsewhere: bool = False
 
 
 class Routed(Struct, frozen=True):
@@ -118,6 +134,7 @@ class Routed(Struct, frozen=True):
     remove_headers: Sequence[str] = ()
     clear_route_cache: bool = False
     skip_body: bool = False
+    tell_response: bool = False
 
 
 class Piece(Struct, frozen=True):
@@ -141,4 +158,4 @@ class Answer(Struct, frozen=True):
     pool: str = ""
 
 
-Reply = Continue | ServedElsewhere | Routed | Piece | Answer
+Reply = Continue | ContinueAndTell | Served | Routed | Piece | Answer

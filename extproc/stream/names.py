@@ -18,6 +18,12 @@ CONTROL_HEADERS: Final = (DESTINATION, SUBSET, SERVED, POOL)
 # What a session reads of a request's headers, beside those that a pool's keys name.
 READ_HEADERS: Final = frozenset({":method", ":path", "content-type", "upgrade", REQUEST_ID, *CONTROL_HEADERS})
 
+# And of a response's. Envoy's router adds the last one to what an endpoint wrote, not to replies of its own.
+STATUS: Final = ":status"
+RETRY_AFTER: Final = "retry-after"
+UPSTREAM_TIME: Final = "x-envoy-upstream-service-time"
+READ_RESPONSE_HEADERS: Final = frozenset({STATUS, RETRY_AFTER, UPSTREAM_TIME})
+
 # Namespaces of dynamic metadata: EPP's two, and the one where operators see a decision.
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 LB_NAMESPACE: Final = "envoy.lb"

@@ -14,7 +14,7 @@ from extproc.budget import Budget
 from extproc.errors import ProtocolError
 from extproc.routing.picker import Picker
 from extproc.stream.codec import decode, encode
-from extproc.stream.events import Answer, BodySkipped, Event, Reply, Routed, ServedElsewhere
+from extproc.stream.events import Answer, BodySkipped, Event, Reply, Routed, Served
 from extproc.stream.names import POOL, PROCESS, READ_HEADERS
 from extproc.stream.observer import Observer
 from extproc.stream.session import Session
@@ -27,7 +27,8 @@ class ExternalProcessor:
     """`envoy.service.ext_proc.v3.ExternalProcessor`: one session per stream.
 
     `picker` is asked for the picker in force when a stream opens, so a reload meets no stream halfway.
-    `budget` is the process's, for bodies that are held.
+    `budget` is the process's, for bodies that are held. `on_served` hears what a gateway tells of a response,
+    and how many seconds after the pick.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class ExternalProcessor:
         max_body_bytes: int,
         clear_route_cache: bool,
         budget: Budget | None = None,
+        on_served: Callable[[Served, float], None] = lambda *_: None,
     ) -> None:
         self._picker = picker
         self.observer = observer
         self._max_body_bytes = max_body_bytes
         self._clear_route_cache = clear_route_cache
         self._budget = budget
+        self.on_served = on_served
         self._wanted: tuple[Picker | None, frozenset[str]] = (None, READ_HEADERS)
         self.streams_open = 0
         self._idle = asyncio.Event()
@@ -93,7 +96,7 @@ class ExternalProcessor:
 class _Stream:
     """One open stream. Small: thousands stay open while their responses stream."""
 
-    __slots__ = ("_call", "_service", "_session", "_wanted")
+    __slots__ = ("_call", "_routed_s", "_service", "_session", "_wanted")
 
     def __init__(
         self, service: ExternalProcessor, call: Call, session: Session, wanted: Collection[str]
@@ -102,6 +105,7 @@ class _Stream:
         self._call = call
         self._session = session
         self._wanted = wanted
+        self._routed_s = 0.0
 
     def on_message(self, message: bytes) -> None:
         start_s = perf_counter()
@@ -139,12 +143,15 @@ class _Stream:
         observer = self._service.observer
         match replies:
             case [Routed(decision=decision), *_]:
-                observer.routed(decision, perf_counter() - start_s)
+                self._routed_s = perf_counter()
+                observer.routed(decision, self._routed_s - start_s)
                 log.debug("routed to %r", decision.pick)
             case [Answer(pool=pool, outcome=outcome)]:
                 observer.answered(pool, outcome)
-            case [ServedElsewhere(pool=pool)]:
-                observer.served_elsewhere(pool)
+            case [Served() as served]:
+                if served.is_elsewhere:
+                    observer.served_elsewhere(served.pool)
+                self._service.on_served(served, start_s - self._routed_s)
 
     def _fail_internally(self, error: Exception) -> None:
         log.error("a stream failed: %s", type(error).__name__)  # no traceback: it may quote a prompt

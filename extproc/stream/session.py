@@ -35,6 +35,9 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 # tells which endpoint answered; a refusal is an immediate response.
 #
 # Ours:
+# - While an endpoint is on trial (`feedback.cooling`), requests that may be sent to it ask for the response's
+#   headers, which are not sent otherwise: an access log tells only when an answer has ended, after minutes. A
+#   reply that says not to send the body has to say what becomes of the response's headers, too.
 # - A request counts from its pick until its response has ended: end of stream in its headers or body, or
 #   its trailers. Where a proxy does not tell, until the stream is closed.
 # - A body that there is no room for is done without: routed as if there were none. But what nobody kept
@@ -56,6 +59,7 @@ from extproc.stream.events import (
     BodyMode,
     BodySkipped,
     Continue,
+    ContinueAndTell,
     Event,
     Phase,
     Piece,
@@ -67,7 +71,7 @@ from extproc.stream.events import (
     ResponseHeaders,
     ResponseTrailers,
     Routed,
-    ServedElsewhere,
+    Served,
 )
 from extproc.stream.names import CONTROL_HEADERS, REQUEST_ID
 
@@ -175,9 +179,13 @@ class Session:
     def _on_response_headers(self, event: ResponseHeaders) -> list[Reply]:
         reply: Reply = Continue(Phase.RESPONSE_HEADERS)
         pick = self._pick
-        if pick is not None and not self._has_response and event.served not in {None, pick.endpoint.address}:
-            self._pick = pick.pool.move(pick, event.served or "")
-            reply = ServedElsewhere(pick.pool.name)
+        if pick is not None and not self._has_response:
+            address = event.served or pick.endpoint.address
+            is_elsewhere = address != pick.endpoint.address
+            if is_elsewhere:
+                self._pick = pick.pool.move(pick, address)
+            if is_elsewhere or event.status:
+                reply = Served(pick.pool.name, address, event, is_elsewhere)
         self._has_response = True
         if event.end_of_stream:
             self._release()
@@ -204,6 +212,9 @@ class Session:
             return [self._route(Phase.REQUEST_HEADERS, ask)]
         if event.config.request_body in _BUFFERED:
             self._state = _BUFFERING
+            mode = event.config.request_body
+            if mode is not None and self._picker.has_trial(ask):
+                return [ContinueAndTell(mode)]
             return [Continue(Phase.REQUEST_HEADERS)]
         self._state = _HOLDING
         return []
@@ -322,6 +333,8 @@ class Session:
         self._pick = decision.pick
         request = self._request
         is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
+        skip_body = is_ahead_of_body and request.config.request_body in _BUFFERED
+        pick = decision.pick
         self._state = _ROUTED
         self._forget()
         return Routed(
@@ -330,7 +343,8 @@ class Session:
             request_id=None if REQUEST_ID in request.headers else self._new_request_id(),
             remove_headers=[name for name in CONTROL_HEADERS if name in request.headers],
             clear_route_cache=self._clear_route_cache,
-            skip_body=is_ahead_of_body and request.config.request_body in _BUFFERED,
+            skip_body=skip_body,
+            tell_response=skip_body and pick.pool.wants_response(pick.endpoint),
         )
 
     def _check_size(self, event: RequestBody) -> None:

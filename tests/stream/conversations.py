@@ -19,6 +19,7 @@ from extproc.stream.events import (
     BodyMode,
     BodySkipped,
     Continue,
+    ContinueAndTell,
     Event,
     Phase,
     Piece,
@@ -30,7 +31,7 @@ from extproc.stream.events import (
     ResponseHeaders,
     ResponseTrailers,
     Routed,
-    ServedElsewhere,
+    Served,
     StreamConfig,
 )
 
@@ -120,8 +121,10 @@ def summarize(reply: Reply) -> Expected:
             error = orjson.loads(reply.body).get("error", {})
             retry_after = reply.headers.get("retry-after")
             return Said(reply.status, error.get("code"), error.get("message", ""), retry_after)
-        case ServedElsewhere():
+        case Served():
             return Continue(Phase.RESPONSE_HEADERS)
+        case ContinueAndTell():
+            return Continue(Phase.REQUEST_HEADERS)
         case _:
             return reply
 

@@ -47,6 +47,7 @@ from extproc.stream.events import (
     Answer,
     BodyMode,
     Continue,
+    ContinueAndTell,
     Event,
     Phase,
     Piece,
@@ -58,7 +59,7 @@ from extproc.stream.events import (
     ResponseHeaders,
     ResponseTrailers,
     Routed,
-    ServedElsewhere,
+    Served,
     StreamConfig,
 )
 from tests.stream.wire import write
@@ -79,7 +80,14 @@ events = st.one_of(
     ),
     st.builds(RequestBody, st.binary(), st.booleans(), subsets),
     st.builds(RequestTrailers),
-    st.builds(ResponseHeaders, st.none() | addresses, st.booleans()),
+    st.builds(
+        ResponseHeaders,
+        st.none() | addresses,
+        st.booleans(),
+        st.just(0) | st.integers(100, 599),
+        st.none() | texts,
+        st.booleans(),
+    ),
     st.builds(ResponseBody, st.binary(), st.booleans()),
     st.builds(ResponseTrailers),
 )
@@ -96,6 +104,7 @@ picks = st.builds(
 )
 replies = st.one_of(
     st.builds(Continue, st.sampled_from(Phase)),
+    st.builds(ContinueAndTell, st.sampled_from(BodyMode)),
     st.builds(Piece, st.sampled_from([Phase.REQUEST_BODY, Phase.RESPONSE_BODY]), st.binary(), st.booleans()),
     st.builds(
         Answer,
@@ -110,6 +119,7 @@ replies = st.one_of(
         st.builds(Decision, picks, st.none() | st.integers(0, 2**64 - 1)),
         st.none() | texts,
         st.lists(texts, max_size=3),
+        st.booleans(),
         st.booleans(),
         st.booleans(),
     ),
@@ -196,7 +206,12 @@ def _expected(reply: Reply) -> ProcessingResponse:
     match reply:
         case Continue():
             return _answering(reply.phase, None)
-        case ServedElsewhere():
+        case ContinueAndTell():
+            response = _answering(Phase.REQUEST_HEADERS, None)
+            body = ProcessingModeBodySendMode(reply.request_body.value)
+            response.mode_override = _mode(body, ProcessingModeHeaderSendMode.SEND)
+            return response
+        case Served():
             return _answering(Phase.RESPONSE_HEADERS, None)
         case Piece():
             streamed = StreamedBodyResponse(body=reply.data, end_of_stream=reply.end_of_stream)
@@ -250,16 +265,18 @@ def _routed(reply: Routed) -> ProcessingResponse:
             "extproc": Value(struct_value=_struct(told)),
         }
     )
-    response.mode_override = _SKIPPING if reply.skip_body else None
+    shown = ProcessingModeHeaderSendMode.SEND if reply.tell_response else ProcessingModeHeaderSendMode.SKIP
+    response.mode_override = _mode(ProcessingModeBodySendMode.NONE, shown) if reply.skip_body else None
     return response
 
 
-_SKIPPING = ProcessingMode(
-    response_header_mode=ProcessingModeHeaderSendMode.SKIP,
-    request_body_mode=ProcessingModeBodySendMode.NONE,
-    request_trailer_mode=ProcessingModeHeaderSendMode.SKIP,
-    response_trailer_mode=ProcessingModeHeaderSendMode.SEND,
-)
+def _mode(body: ProcessingModeBodySendMode, told: ProcessingModeHeaderSendMode) -> ProcessingMode:
+    return ProcessingMode(
+        response_header_mode=told,
+        request_body_mode=body,
+        request_trailer_mode=ProcessingModeHeaderSendMode.SKIP,
+        response_trailer_mode=ProcessingModeHeaderSendMode.SEND,
+    )
 
 
 def _struct(fields: Mapping[str, str]) -> Struct:

@@ -2,7 +2,7 @@
 
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import orjson
 import pytest
@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.budget import Budget
+from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Picker
 from extproc.stream.events import (
     Answer,
     BodyMode,
     BodySkipped,
     Continue,
+    ContinueAndTell,
     Event,
     Phase,
     Piece,
@@ -27,7 +29,7 @@ from extproc.stream.events import (
     ResponseHeaders,
     ResponseTrailers,
     Routed,
-    ServedElsewhere,
+    Served,
     StreamConfig,
 )
 from extproc.stream.session import Session
@@ -42,6 +44,7 @@ from tests.stream.conversations import (
     headers,
     one_pool,
     overload,
+    plain_pool,
     summarize,
     two_pools,
 )
@@ -98,12 +101,81 @@ def test_a_request_served_elsewhere_counts_there() -> None:
     picked = routed.decision.pick.endpoint
     other = next(address for address in ADDRESSES if address != picked.address)
 
-    assert session.on(ResponseHeaders(served=other)) == [ServedElsewhere("llama")]
+    answered = ResponseHeaders(served=other)
+
+    assert session.on(answered) == [Served("llama", other, answered, is_elsewhere=True)]
     assert {f"llama-{other}": 1} == {name: count for name, count in pool.book.counts().items() if count}
 
     session.close()
 
     assert in_flight(picker) == 0
+
+
+@pytest.mark.parametrize("served", [None, "picked"])
+def test_what_a_gateway_tells_of_the_answer_is_told_once(served: str | None) -> None:
+    session = open_session(one_pool(ADDRESSES[:1]))
+    session.on(headers(end=True))
+    event = ResponseHeaders(ADDRESSES[0] if served else None, status=503, retry_after="7")
+
+    assert session.on(event) == [Served("llama", ADDRESSES[0], event)]
+    assert session.on(event) == [Continue(Phase.RESPONSE_HEADERS)]
+
+
+def test_a_gateways_answer_to_what_nobody_routed_is_no_endpoints() -> None:
+    session = open_session(one_pool())
+
+    assert session.on(ResponseHeaders(status=500)) == [Continue(Phase.RESPONSE_HEADERS)]
+
+
+class Trial:
+    """A gate with an endpoint on trial."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def set_members(self, names: Iterable[str]) -> None: ...
+
+    def closed(self) -> frozenset[str]:
+        return frozenset()
+
+    def picked(self, name: str) -> None: ...
+
+    def shut(self) -> dict[str, str]:
+        return {self.name: "cooling"}
+
+    def has_trial(self) -> bool:
+        return True
+
+    def wants_response(self, name: str) -> bool:
+        return name == self.name
+
+
+def on_trial(picker: Picker, address: str = ADDRESSES[0]) -> Picker:
+    picker.routes["llama"].pool.gate = Trial(f"llama-{address}")
+    return picker
+
+
+@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL])
+def test_while_an_endpoint_is_on_trial_response_headers_are_asked_for(mode: BodyMode) -> None:
+    session = open_session(on_trial(two_pools()))
+
+    assert session.on(headers(mode)) == [ContinueAndTell(mode)]
+
+
+def test_they_are_not_where_nobody_is_or_the_mode_is_not_told() -> None:
+    assert open_session(one_pool()).on(headers(BodyMode.BUFFERED)) == [Continue(Phase.REQUEST_HEADERS)]
+    assert open_session(on_trial(one_pool())).on(headers(None)) == [Continue(Phase.REQUEST_HEADERS)]
+
+
+@pytest.mark.parametrize("is_trial", [True, False])
+def test_a_reply_that_needs_no_body_says_whether_the_response_is_to_be_told(is_trial: bool) -> None:
+    picker = on_trial(plain_pool())
+    picker.routes["llama"].pool.replace([Endpoint("llama-x", "10.0.0.9:80")])
+    picker = on_trial(picker, "x" if is_trial else "y")
+    [routed] = open_session(picker).on(headers(BodyMode.BUFFERED))
+
+    assert isinstance(routed, Routed)
+    assert (routed.skip_body, routed.tell_response) == (True, is_trial)
 
 
 @pytest.mark.parametrize("served", [None, "picked", "9.9.9.9:1"])
@@ -113,7 +185,9 @@ def test_a_request_stays_counted_where_nobody_knows_better(served: str | None) -
     session.on(headers(end=True))
     event = ResponseHeaders(served=ADDRESSES[0] if served == "picked" else served)
 
-    assert ([ServedElsewhere("llama")] == session.on(event)) is (served == "9.9.9.9:1")
+    elsewhere = [Served("llama", "9.9.9.9:1", event, is_elsewhere=True)]
+
+    assert (elsewhere == session.on(event)) is (served == "9.9.9.9:1")
     assert session.on(event) == [Continue(Phase.RESPONSE_HEADERS)], "told a second time"
     assert in_flight(picker) == 1
 
@@ -221,7 +295,12 @@ EVENTS = st.one_of(
     st.builds(RequestBody, st.sampled_from([b"", BODY, BODY[:9], b"x" * 150_000, b"[" * 999]), st.booleans()),
     st.builds(BodySkipped),
     st.builds(RequestTrailers),
-    st.builds(ResponseHeaders, st.none() | st.sampled_from([*ADDRESSES, "x"]), st.booleans()),
+    st.builds(
+        ResponseHeaders,
+        st.none() | st.sampled_from([*ADDRESSES, "x"]),
+        st.booleans(),
+        st.sampled_from([0, 200, 500]),
+    ),
     st.builds(ResponseBody, st.binary(max_size=4), st.booleans()),
     st.builds(ResponseTrailers),
 )

@@ -71,7 +71,8 @@ def _request(event: Event) -> ProcessingRequest:
         case RequestTrailers():
             return ProcessingRequest(request_trailers=HttpTrailers())
         case ResponseHeaders():
-            answered = HttpHeaders(end_of_stream=event.end_of_stream)
+            told = _header_map(_response_headers(event))
+            answered = HttpHeaders(headers=told, end_of_stream=event.end_of_stream)
             return ProcessingRequest(response_headers=answered, metadata_context=_served(event.served))
         case ResponseBody():
             return ProcessingRequest(
@@ -79,6 +80,18 @@ def _request(event: Event) -> ProcessingRequest:
             )
         case ResponseTrailers():
             return ProcessingRequest(response_trailers=HttpTrailers())
+
+
+def _response_headers(event: ResponseHeaders) -> dict[str, str]:
+    """What a proxy sends of them, and one that nobody asks for."""
+    told = {"content-type": "text/event-stream"}
+    if event.status:
+        told[":status"] = str(event.status)
+    if event.retry_after is not None:
+        told["retry-after"] = event.retry_after
+    if event.is_upstreams:
+        told["x-envoy-upstream-service-time"] = "7"
+    return told
 
 
 def _header_map(headers: Mapping[str, str]) -> HeaderMap:
