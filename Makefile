@@ -52,14 +52,17 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iprotos
 .PHONY: protos
 protos: $(READY)  ## Compile protos/ into the package
 	$(PROTOC) --python_out=extproc/stream --pyi_out=extproc/stream protos/ext_proc.proto
+	$(PROTOC) --python_out=extproc/feedback --pyi_out=extproc/feedback protos/access_log.proto
 	$(PROTOC) --python_out=extproc/bench/processors --pyi_out=extproc/bench/processors protos/jetstream.proto
 
 .PHONY: protos-check
 protos-check: $(READY)
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT \
-	&& $(PROTOC) --python_out=$$out --pyi_out=$$out protos/ext_proc.proto protos/jetstream.proto \
+	&& $(PROTOC) --python_out=$$out --pyi_out=$$out protos/ext_proc.proto protos/access_log.proto protos/jetstream.proto \
 	&& diff $$out/ext_proc_pb2.py extproc/stream/ext_proc_pb2.py \
 	&& diff $$out/ext_proc_pb2.pyi extproc/stream/ext_proc_pb2.pyi \
+	&& diff $$out/access_log_pb2.py extproc/feedback/access_log_pb2.py \
+	&& diff $$out/access_log_pb2.pyi extproc/feedback/access_log_pb2.pyi \
 	&& diff $$out/jetstream_pb2.py extproc/bench/processors/jetstream_pb2.py \
 	&& diff $$out/jetstream_pb2.pyi extproc/bench/processors/jetstream_pb2.pyi \
 	&& echo "generated code is what protos/ gives"

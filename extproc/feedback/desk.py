@@ -1,0 +1,69 @@
+"""Where the outcomes of one pool's requests arrive: counted, judged, told."""
+
+import logging
+
+from extproc.feedback.cooling import Change, Cooling
+from extproc.feedback.outcome import Outcome, Verdict
+from extproc.feedback.tally import Tally
+from extproc.routing.pool import Pool
+
+log = logging.getLogger(__name__)
+
+
+class Desk:
+    """Knows a pool's endpoints by their addresses; hands what is heard to its `cooling` and its `tally`."""
+
+    def __init__(self, pool: Pool, cooling: Cooling) -> None:
+        self.pool = pool
+        self.cooling = cooling
+        self.tally = Tally()
+        self._has_log = False
+
+    def __repr__(self) -> str:
+        return f"<Desk of {self.pool.name}: {self.cooling!r}, {self.tally!r}>"
+
+    def knows(self, address: str) -> bool:
+        return self._name(address) is not None
+
+    def observe(self, outcome: Outcome) -> None:
+        """Takes what an access log tells: of every request, when it has ended."""
+        if not self._has_log:
+            self._has_log = True
+            self.cooling.hear_log()
+        self._take(outcome, is_counted=True)
+
+    def observe_response(self, outcome: Outcome) -> None:
+        """Takes what a response's headers tell: at once, of some requests.
+
+        Where there is a log, too, it tells of the same failures, and each is to count once: then the headers
+        only say sooner that an endpoint works.
+        """
+        if not self._has_log:
+            self._take(outcome, is_counted=True)
+        elif outcome.verdict is Verdict.ANSWERED:
+            self._take(outcome, is_counted=False)
+
+    def _take(self, outcome: Outcome, *, is_counted: bool) -> None:
+        name = self._name(outcome.address)
+        if name is None:
+            return
+        if is_counted:
+            self.tally.count(name, outcome)
+        change = self.cooling.observe(name, outcome)
+        if change is not None:
+            self.tally.count_change(name, change)
+            self._tell(name, change)
+
+    def _name(self, address: str) -> str | None:
+        snapshot = self.pool.snapshot
+        names = snapshot.by_location.get(address)
+        if names:
+            return names[0]
+        return next((one.name for one in snapshot.draining if one.address == address), None)
+
+    def _tell(self, name: str, change: Change) -> None:
+        if change is Change.BACK:
+            log.info("pool %s: %s answers again", self.pool.name, name)
+            return
+        for_s = self.cooling.cooled_for_s(name)
+        log.warning("pool %s: %s fails and is cooled down for %.1f s", self.pool.name, name, for_s)

@@ -1,0 +1,41 @@
+"""What the desks know, as metrics: read when somebody scrapes."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from extproc.feedback.desk import Desk
+from extproc.feedback.tally import FIRST_BYTE_BOUNDS_S
+
+
+class FeedbackCollector(Collector):
+    """Answers and coolings by endpoint, time to the first byte by pool."""
+
+    def __init__(self, desks: Callable[[], Iterable[Desk]]) -> None:
+        self._desks = desks
+
+    def collect(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            "extproc_answers", "What became of requests.", labels=["pool", "endpoint", "class"]
+        )
+        coolings = CounterMetricFamily(
+            "extproc_endpoint_coolings",
+            "Times that an endpoint was cooled down.",
+            labels=["pool", "endpoint"],
+        )
+        first_byte = HistogramMetricFamily(
+            "extproc_first_byte_seconds", "From a request's first byte to its answer's.", labels=["pool"]
+        )
+        for desk in self._desks():
+            pool, tally = desk.pool.name, desk.tally
+            for (name, class_), count in tally.answers.items():
+                answers.add_metric([pool, name, class_], count)
+            for name, count in tally.coolings.items():
+                coolings.add_metric([pool, name], count)
+            bounds = [*map(floatToGoString, FIRST_BYTE_BOUNDS_S), "+Inf"]
+            buckets = list(zip(bounds, accumulate(tally.buckets), strict=True))
+            first_byte.add_metric([pool], buckets, tally.sum_s)
+        yield from (answers, coolings, first_byte)

@@ -1,0 +1,148 @@
+"""What became of one request, and whose doing it was. Pure: values in, values out.
+
+The rules, and where they come from:
+
+- An endpoint **failed** if it answered 5xx, could not be connected to, or was lost before the first byte of
+  its answer. That is what Envoy's outlier detection counts (`consecutive_5xx`: "5xx responses and locally
+  originated failures"), less what follows.
+- It did not fail where the client did: 4xx is the client's, and so is every exchange that a client broke off.
+  501 and 505 say that the request asks for what the server does not have: vLLM answers 501 for options that
+  it lacks.
+- 429, and 503 with `Retry-After`, mean that the endpoint is well and **busy** (RFC 9110 §15.6.4, RFC 6585
+  §4). A 503 of Envoy's own may carry the header, too (the shipped configurations add it), so it counts only
+  where the endpoint's first byte was seen.
+- An answer that broke off after its first byte proves neither: it is **broken**, counted and no more. An
+  endpoint that is gone for good refuses the next connection, and that is counted.
+- Of a request that was tried more than once the entry names the last endpoint only. Those before it stand in
+  the list that we gave: where the last one stands at the place that the number of attempts leads to, the ones
+  ahead of it could not be reached (Envoy repeats what no endpoint has begun). Anything else is ambiguous,
+  since Envoy passes by addresses that it does not know, and blames nobody.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+
+class Verdict(StrEnum):
+    """What an exchange says of its endpoint."""
+
+    ANSWERED = "answered"  # the endpoint works
+    FAILED = "failed"
+    BUSY = "busy"  # it works, and asks for less
+    BROKEN = "broken"  # its answer began and was cut, not by the client
+    UNKNOWN = "unknown"  # the client left before an answer, or no endpoint was reached
+
+
+class Fault(Enum):
+    """Who ended an exchange early, as Envoy's response flags tell."""
+
+    NONE = "none"
+    CLIENT = "client"
+    ENDPOINT = "endpoint"
+
+
+class Exchange(Struct, frozen=True):
+    """One entry of an access log. Durations in seconds since the request's first byte at the proxy.
+
+    `address` is the endpoint that was asked last, empty if none was; `destinations` what we told the proxy,
+    best first, read only where there was more than one attempt. `first_byte_s` is `None` where no byte of
+    an answer came, `status` 0 where the client got none.
+    """
+
+    pool: str
+    address: str
+    status: int
+    duration_s: float
+    first_byte_s: float | None = None
+    fault: Fault = Fault.NONE
+    attempts: int = 1
+    destinations: Sequence[str] = ()
+    retry_after: str | None = None
+
+
+class Outcome(Struct, frozen=True):
+    """What one try at one endpoint came to.
+
+    `status` is the endpoint's own, 0 where it gave none. `duration_s` is how long ago the request began,
+    `first_byte_s` how long after that the answer did. `retry_after_s` is for a busy one.
+    """
+
+    pool: str
+    address: str
+    verdict: Verdict
+    status: int = 0
+    duration_s: float = 0.0
+    first_byte_s: float | None = None
+    retry_after_s: float = 0.0
+
+
+# The request's doing, not the endpoint's.
+_NOT_HERE: Final = frozenset({501, 505})
+
+# For a date, which we do not read, or nonsense: the shortest that the header can say.
+_SHORTEST_S: Final = 1.0
+
+
+def outcomes(exchange: Exchange) -> Iterator[Outcome]:
+    """Judges every endpoint that the exchange tells of; none if it reached none."""
+    for address in _unreached(exchange):
+        yield Outcome(exchange.pool, address, Verdict.FAILED, 0, exchange.duration_s)
+    if exchange.address:
+        began = exchange.first_byte_s is not None
+        verdict = judge_answer(exchange) if began else _judge_silence(exchange)
+        yield Outcome(
+            exchange.pool,
+            exchange.address,
+            verdict,
+            exchange.status if began else 0,
+            exchange.duration_s,
+            exchange.first_byte_s,
+            parse_retry_after(exchange.retry_after) if verdict is Verdict.BUSY else 0.0,
+        )
+
+
+def judge_answer(exchange: Exchange) -> Verdict:
+    """Judges an endpoint by an answer of which at least the head came."""
+    status = exchange.status
+    if status == 429 or (status == 503 and exchange.retry_after is not None):
+        return Verdict.BUSY
+    if status >= 500 and status not in _NOT_HERE:
+        return Verdict.FAILED
+    return Verdict.BROKEN if exchange.fault is Fault.ENDPOINT else Verdict.ANSWERED
+
+
+def _judge_silence(exchange: Exchange) -> Verdict:
+    return Verdict.FAILED if exchange.fault is Fault.ENDPOINT else Verdict.UNKNOWN
+
+
+def parse_retry_after(text: str | None) -> float:
+    """Seconds to wait; 0 where nothing was said."""
+    if text is None:
+        return 0.0
+    digits = text.strip()
+    return float(digits[:9]) if digits.isascii() and digits.isdigit() else _SHORTEST_S
+
+
+def _unreached(exchange: Exchange) -> Sequence[str]:
+    """The addresses that were tried before the last one, where that is certain."""
+    before, told = exchange.attempts - 1, exchange.destinations
+    if before <= 0:
+        return ()
+    if before >= len(told):
+        return [address for address in told if address != exchange.address]
+    return told[:before] if told[before] == exchange.address else ()
+
+
+CLASSES: Final[Mapping[int, str]] = {hundred: f"{hundred}xx" for hundred in range(1, 6)}
+
+
+def class_of(outcome: Outcome) -> str:
+    """A label for a metric: `2xx` and so on, else `none` (no answer), `broken`, or `unknown`."""
+    if outcome.verdict is Verdict.BROKEN:
+        return "broken"
+    if outcome.status == 0:
+        return "none" if outcome.verdict is Verdict.FAILED else "unknown"
+    return CLASSES.get(outcome.status // 100, "unknown")

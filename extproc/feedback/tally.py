@@ -1,0 +1,48 @@
+"""Counts of what became of a pool's requests: answers by endpoint, time to the first byte. Pure.
+
+Plain dictionaries, read when somebody scrapes: a request pays a fifth of what a metrics library would ask.
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection
+from typing import Final
+
+from extproc.feedback.cooling import Change
+from extproc.feedback.outcome import Outcome, class_of
+
+# Seconds: from a cached prompt on an idle endpoint to a long one in a queue. vLLM's own
+# `time_to_first_token_seconds` uses most of these.
+FIRST_BYTE_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
+
+
+class Tally:
+    """What was counted since the pool exists.
+
+    `answers` by endpoint and class, `coolings` by endpoint; `buckets` of the time to the first byte, the last
+    one without a bound.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str], int] = {}
+        self.coolings: dict[str, int] = {}
+        self.buckets = [0] * (len(FIRST_BYTE_BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Tally of {sum(self.answers.values())} answers>"
+
+    def count(self, name: str, outcome: Outcome) -> None:
+        key = (name, class_of(outcome))
+        self.answers[key] = self.answers.get(key, 0) + 1
+        if outcome.first_byte_s is not None:
+            self.buckets[bisect_left(FIRST_BYTE_BOUNDS_S, outcome.first_byte_s)] += 1
+            self.sum_s += outcome.first_byte_s
+
+    def count_change(self, name: str, change: Change) -> None:
+        if change is Change.COOLED:
+            self.coolings[name] = self.coolings.get(name, 0) + 1
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forgets endpoints that are gone: with pods that come and go the counts would only grow."""
+        self.answers = {key: count for key, count in self.answers.items() if key[0] in names}
+        self.coolings = {name: count for name, count in self.coolings.items() if name in names}
