@@ -18,6 +18,8 @@ from extproc.cluster.file import wakeups
 from extproc.cluster.reason import describe
 from extproc.documents import read_file
 from extproc.errors import SettingsError
+from extproc.feedback.access_log import AccessLogs
+from extproc.feedback.metrics import FeedbackCollector
 from extproc.routing.pool import Pool
 from extproc.service.admin import build_admin
 from extproc.service.descriptors import raise_limit, share
@@ -60,6 +62,10 @@ class Application:
             max_body_bytes=settings.server.max_body_bytes,
             clear_route_cache=settings.server.clear_route_cache or settings.server.xds,
             budget=self.budget,
+            on_served=self.pools.desks.observe_response,
+        )
+        self.access_logs = AccessLogs(
+            self.pools.desks.observe, on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc()
         )
         self.health = Health(lambda: not self.faults())
         self._settings = settings
@@ -67,6 +73,7 @@ class Application:
         self._content = content
         self.metrics.watch(self._sources)
         self.metrics.registry.register(PoolCollector(self.pools.ages, self.pools.known_faults))
+        self.metrics.registry.register(FeedbackCollector(lambda: self.pools.desks))
 
     def _sources(self) -> list[tuple[Pool, str]]:
         """Every pool with its kind of source."""
@@ -84,7 +91,8 @@ class Application:
     def routes(self) -> Routes:
         """Every gRPC method that is served."""
         discovery = self.xds.routes() if self.xds else {}
-        return {**self.processor.routes(), **self.health.routes(), **discovery}
+        logs = self.access_logs.routes()
+        return {**self.processor.routes(), **self.health.routes(), **logs, **discovery}
 
     def start(self) -> None:
         self.pools.apply(self._settings.pools)

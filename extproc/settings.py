@@ -198,6 +198,18 @@ StrategySettings = Annotated[
 ]
 
 
+class ProbeSettings(Section):
+    """Asking each endpoint for its health."""
+
+    path: str = Field(default="/health", pattern=r"^/[^\s#]*$")
+    """What is asked for with GET. Any answer below 500 is healthy."""
+    interval_s: float = Field(default=5, ge=0.1)
+    """How often each endpoint is asked, seconds. Three failures in a row make it unhealthy, one good answer
+    healthy."""
+    timeout_s: float = Field(default=3, gt=0)
+    """How long an answer may take, seconds."""
+
+
 class PoolSettings(Section):
     """Endpoints that serve the same models."""
 
@@ -217,6 +229,12 @@ class PoolSettings(Section):
     pool that is alone, closed for one of several. Served over xDS; else Envoy's routes decide."""
     max_in_flight: int | None = Field(default=None, ge=1)
     """Mean requests in flight per endpoint beyond which the pool answers 429; omitted: never."""
+    cool_after: int | None = Field(default=3, ge=1)
+    """Failures in a row (5xx, no connection, no first byte) after which an endpoint gets no picks for a
+    while; null: never. Needs an access log or response headers from the gateway."""
+    probe: ProbeSettings | Literal[False] | None = None
+    """Ask the endpoints for their health; false: never. Omitted: for lists that say nothing of it (static,
+    file, dns), not for Kubernetes."""
     stale_after_s: float | None = Field(default=None, gt=0)
     """Age of the endpoint list, seconds, beyond which the pool does not count as ready; omitted: only where
     its source has said nothing at all for 300 s. The service is ready while one pool is. Take more than a

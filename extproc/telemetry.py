@@ -90,6 +90,9 @@ class Metrics(Collector):
             "watch_restarts", "Lost or refused watches of a source.", "pool", "why"
         )
         self.reloads = self._counter("config_reloads", "Attempts to load a changed configuration.", "result")
+        self.access_log_faults = self._counter(
+            "access_log_faults", "Messages of a proxy's access log that could not be used.", "why"
+        )
         self.xds_nacks = self._counter("xds_nacks", "Configurations that an Envoy refused.", "type")
         Info("extproc", "The running service.", registry=self.registry).info({"version": __version__})
         ProcessCollector(registry=self.registry)
@@ -205,7 +208,10 @@ class PoolCollector(Collector):
         for pool, age_s in self._ages():
             for name, count in pool.book.counts().items():
                 in_flight.add_metric([pool.name, name], count)
-            endpoints.add_metric([pool.name, "ready"], len(pool.snapshot.names))
+            left_out = Counts(pool.left_out().values())
+            for state in ("cooling", "busy", "unhealthy"):
+                endpoints.add_metric([pool.name, state], left_out[state])
+            endpoints.add_metric([pool.name, "ready"], len(pool.snapshot.names) - left_out.total())
             endpoints.add_metric([pool.name, "draining"], len(pool.snapshot.draining))
             if age_s is not None:
                 age.add_metric([pool.name], age_s)

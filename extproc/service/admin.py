@@ -101,6 +101,7 @@ class _Admin:
 def describe_pool(keeper: PoolKeeper) -> dict[str, object]:
     pool = keeper.pool
     snapshot = pool.snapshot
+    left_out = pool.left_out()
     known = [*snapshot.ready.values(), *snapshot.draining]
     return {
         "name": pool.name,
@@ -112,7 +113,7 @@ def describe_pool(keeper: PoolKeeper) -> dict[str, object]:
             {
                 "name": endpoint.name,
                 "address": endpoint.address,
-                "state": "ready" if endpoint.is_ready else "draining",
+                "state": left_out.get(endpoint.name, "ready") if endpoint.is_ready else "draining",
                 "zone": endpoint.zone,
                 "adapters": sorted(endpoint.adapters),
                 "in_flight": pool.book.in_flight(endpoint.name),

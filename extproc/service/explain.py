@@ -18,6 +18,7 @@ def explain(picker: Picker, ask: Ask, found: Found | None = None) -> dict[str, o
         "endpoint": pick.endpoint.name,
         "address": pick.endpoint.address,
         "fallbacks": [endpoint.address for endpoint in pick.fallbacks],
+        "left_out": dict(pick.pool.left_out()),
         "prefix": None if key is None else f"{key:016x}",
         "body_fault": None if decision.fault is None else decision.fault.message,
     }

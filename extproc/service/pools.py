@@ -12,9 +12,10 @@ from extproc.routing.picker import Picker
 from extproc.routing.pool import Pool
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
+from extproc.service.desks import Desks
 from extproc.service.keeper import PoolKeeper
 from extproc.service.outages import Outages
-from extproc.service.wiring import build_pool, build_route, build_source
+from extproc.service.wiring import build_route, build_source
 from extproc.settings import PoolSettings
 from extproc.telemetry import Metrics
 
@@ -60,6 +61,7 @@ class Pools:
         self._first: frozenset[str] = frozenset()
         self._keepers: dict[str, PoolKeeper] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.desks = Desks(self._outside)
 
     def __iter__(self) -> Iterator[PoolKeeper]:
         return iter(self._keepers.values())
@@ -108,7 +110,7 @@ class Pools:
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, self.desks.stop(), return_exceptions=True)
 
     def _renew_picker(self) -> None:
         self.picker = Picker(
@@ -127,13 +129,13 @@ class Pools:
         return None
 
     def _add(self, settings: PoolSettings) -> None:
-        pool = build_pool(settings, self._outside)
+        pool = self.desks.open(settings)
         keeper = PoolKeeper(
             pool,
             self._metrics,
             self._outages,
             clock=self._clock,
-            on_change=self._publish,
+            on_change=self._on_change,
             on_strategy=self._renew_picker,
         )
         self._keepers[settings.name] = keeper
@@ -143,17 +145,23 @@ class Pools:
         self._tasks.pop(name).cancel()
         del self._keepers[name]
         self._outages.forget(name)
+        self.desks.close(name)
         self._retract(name)
 
     def _change(self, before: PoolSettings, after: PoolSettings) -> None:
         keeper = self._keepers[after.name]
         keeper.pool.max_in_flight = after.max_in_flight
+        self.desks.change(before, after)
         if after.strategy != before.strategy:
             log.info("pool %s: strategy %s", after.name, after.strategy.name)
             keeper.use(build_strategy(after.strategy.name, after.strategy.options(), self._outside))
         if (after.endpoints, after.learn_models) != (before.endpoints, before.learn_models):
             self._tasks.pop(after.name).cancel()
             self._follow(after)
+
+    def _on_change(self, name: str, endpoints: Sequence[Endpoint]) -> None:
+        self._publish(name, endpoints)
+        self.desks.keep(name, endpoints)
 
     def _follow(self, settings: PoolSettings) -> None:
         source = build_source(settings, self._base, self._outside.rng)

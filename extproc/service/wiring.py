@@ -11,17 +11,31 @@ from extproc.cluster.models import ModelsSource
 from extproc.cluster.restarting import Restarting
 from extproc.cluster.source import Source
 from extproc.cluster.static import StaticSource
+from extproc.feedback.cooling import Rules
+from extproc.feedback.probes import ProbePlan
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Route
-from extproc.routing.pool import Pool
+from extproc.routing.pool import Gate, Pool
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
-from extproc.settings import EndpointsSettings, KubernetesSettings, PoolSettings
+from extproc.settings import EndpointsSettings, KubernetesSettings, PoolSettings, ProbeSettings
 
 
-def build_pool(settings: PoolSettings, outside: Outside) -> Pool:
+def build_pool(settings: PoolSettings, outside: Outside, gate: Gate | None = None) -> Pool:
     strategy = build_strategy(settings.strategy.name, settings.strategy.options(), outside)
-    return Pool(settings.name, strategy, max_in_flight=settings.max_in_flight)
+    return Pool(settings.name, strategy, max_in_flight=settings.max_in_flight, gate=gate)
+
+
+def build_rules(settings: PoolSettings) -> Rules:
+    return Rules(failures=settings.cool_after)
+
+
+def build_probe(settings: PoolSettings) -> ProbePlan | None:
+    """`None`: the endpoints are not asked, since Kubernetes does it, or the operator does not want it."""
+    probe = settings.probe
+    if probe is None and settings.endpoints.kubernetes is None:
+        probe = ProbeSettings()
+    return ProbePlan(probe.path, probe.interval_s, probe.timeout_s) if probe else None
 
 
 def build_route(settings: PoolSettings, pool: Pool) -> Route:

@@ -1,0 +1,165 @@
+"""Feedback in the service: outcomes find their pool, operators see who is left out, rules change live."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from extproc.errors import SettingsError
+from extproc.feedback.outcome import Outcome, Verdict
+from extproc.feedback.probes import ProbePlan
+from extproc.routing.picker import Ask
+from extproc.service.admin import describe_pool
+from extproc.service.explain import explain
+from extproc.service.pools import Pools
+from extproc.service.wiring import build_probe
+from extproc.settings import parse_settings
+from extproc.stream.events import ResponseHeaders, Served
+from extproc.telemetry import Metrics, PoolCollector
+
+TWO_POOLS = """
+pools:
+- {name: a, models: [a], probe: false, endpoints: {static: ['10.0.0.1:80', '10.0.0.2:80']}}
+- {name: b, models: [b], probe: false, endpoints: {static: ['10.0.1.1:80', '10.0.1.2:80']}}
+"""
+
+
+@asynccontextmanager
+async def running(text: str = TWO_POOLS) -> AsyncIterator[tuple[Pools, Metrics]]:
+    metrics = Metrics()
+    pools = Pools(
+        metrics,
+        base=Path(),
+        rng=random.Random(0),
+        clock=lambda: 1_000.0,
+        publish=lambda *_: None,
+        retract=lambda _: None,
+    )
+    metrics.registry.register(PoolCollector(pools.ages, pools.known_faults))
+    pools.apply(parse_settings(text, {}).pools)
+    await asyncio.gather(*(keeper.synced.wait() for keeper in pools))
+    yield pools, metrics
+    await pools.stop()
+
+
+def fail(pools: Pools, address: str, pool: str = "a") -> None:
+    for _ in range(3):
+        pools.desks.observe(Outcome(pool, address, Verdict.FAILED, 500))
+
+
+def states(pools: Pools) -> dict[str, str]:
+    described = [describe_pool(keeper)["endpoints"] for keeper in pools]
+    return {each["name"]: each["state"] for endpoints in described for each in endpoints}  # type: ignore[attr-defined]  # JSON
+
+
+async def test_operators_see_who_cools_down() -> None:
+    async with running() as (pools, metrics):
+        fail(pools, "10.0.0.1:80")
+
+        def endpoints(pool: str, state: str) -> float | None:
+            return metrics.registry.get_sample_value("extproc_pool_endpoints", {"pool": pool, "state": state})
+
+        told = explain(pools.picker, Ask("POST", "/v1/chat/completions", {}, b'{"model": "a"}'))
+
+        assert states(pools) == {
+            "10.0.0.1:80": "cooling",
+            "10.0.0.2:80": "ready",
+            "10.0.1.1:80": "ready",
+            "10.0.1.2:80": "ready",
+        }
+        assert [endpoints("a", state) for state in ("ready", "cooling", "busy", "unhealthy")] == [1, 1, 0, 0]
+        assert [endpoints("b", state) for state in ("ready", "cooling")] == [2, 0]
+        assert (told["endpoint"], told["left_out"]) == ("10.0.0.2:80", {"10.0.0.1:80": "cooling"})
+
+
+async def test_what_we_did_not_route_is_known_by_its_endpoint() -> None:
+    """The service was away: Envoy's log names no pool."""
+    async with running() as (pools, _):
+        fail(pools, "10.0.1.1:80", pool="")
+        fail(pools, "10.0.0.1:80", pool="gone")
+        fail(pools, "10.9.9.9:80", pool="")
+
+        assert [name for name, state in states(pools).items() if state == "cooling"] == ["10.0.1.1:80"]
+
+
+async def test_response_headers_reach_the_pool() -> None:
+    async with running() as (pools, _):
+        for status in (0, 500, 500, 500):
+            pools.desks.observe_response(Served("b", "10.0.1.2:80", ResponseHeaders(status=status)), 0.1)
+        pools.desks.observe_response(Served("gone", "10.0.1.2:80", ResponseHeaders(status=500)), 0.1)
+
+        assert [name for name, state in states(pools).items() if state == "cooling"] == ["10.0.1.2:80"]
+        assert list(pools.desks)[1].tally.answers == {("10.0.1.2:80", "5xx"): 3}
+
+
+async def test_the_rule_changes_live() -> None:
+    async with running() as (pools, _):
+        settings = parse_settings(TWO_POOLS.replace("probe", "cool_after: null, probe"), {})
+        pools.apply(settings.pools)
+        fail(pools, "10.0.0.1:80")
+        assert "cooling" not in states(pools).values()
+
+        pools.apply(parse_settings(TWO_POOLS.replace("probe", "cool_after: 1, probe"), {}).pools)
+        pools.desks.observe(Outcome("a", "10.0.0.1:80", Verdict.FAILED, 500))
+        assert states(pools)["10.0.0.1:80"] == "cooling"
+
+
+async def test_a_pool_that_is_gone_hears_no_more() -> None:
+    async with running() as (pools, _):
+        pools.apply(parse_settings(TWO_POOLS, {}).pools[1:])
+        fail(pools, "10.0.0.1:80")
+
+        assert [desk.pool.name for desk in pools.desks] == ["b"]
+
+
+async def test_when_nobody_asks_any_more_what_was_said_is_forgotten() -> None:
+    asking = TWO_POOLS.replace("probe: false", "probe: {interval_s: 1000}")
+    async with running(asking) as (pools, _):
+        next(iter(pools.desks)).cooling.set_health("10.0.0.1:80", is_healthy=False)
+        assert states(pools)["10.0.0.1:80"] == "unhealthy"
+
+        pools.apply(parse_settings(TWO_POOLS, {}).pools)
+        assert states(pools)["10.0.0.1:80"] == "ready"
+
+
+KUBERNETES = "{kubernetes: {namespace: default, service: vllm, port: http}}"
+STATIC = "{static: ['10.0.0.1:80']}"
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "probe", "plan"),
+    [
+        (STATIC, "", ProbePlan()),
+        ("{file: endpoints.yaml}", "", ProbePlan()),
+        ("{dns: 'vllm:8000'}", "", ProbePlan()),
+        (KUBERNETES, "", None),
+        (STATIC, "probe: false", None),
+        (STATIC, "probe: {path: /ping, interval_s: 1, timeout_s: 2}", ProbePlan("/ping", 1, 2)),
+        (KUBERNETES, "probe: {}", ProbePlan()),
+    ],
+)
+def test_only_lists_that_say_nothing_of_health_are_asked(
+    endpoints: str, probe: str, plan: ProbePlan | None
+) -> None:
+    [pool] = parse_settings(f"pools: [{{name: a, endpoints: {endpoints}, {probe}}}]", {}).pools
+
+    assert build_probe(pool) == plan
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "probe: true",
+        "probe: {path: health}",
+        "probe: {interval_s: 0}",
+        "probe: {timeout_s: 0}",
+        "cool_after: 0",
+        "cool_after: '3'",
+    ],
+)
+def test_a_wrong_setting_is_refused(wrong: str) -> None:
+    with pytest.raises(SettingsError, match=r"settings:1: pools\.0\.(probe|cool_after)"):
+        parse_settings(f"pools: [{{name: a, endpoints: {STATIC}, {wrong}}}]", {})
