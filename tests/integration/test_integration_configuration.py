@@ -90,3 +90,19 @@ def _without_addresses(tree: Tree) -> Tree:
         for field in ("type", "cluster_type", "load_assignment"):
             one.pop(field, None)
     return tree
+
+
+@pytest.mark.parametrize("name", BOOTSTRAPS)
+def test_what_became_of_requests_is_told_to_the_service(name: str) -> None:
+    """On the listener for clients, at once, with the one header that the verdict needs."""
+    listener = load(name)["static_resources"]["listeners"][0]
+    (logs,) = find(listener, "access_log")
+    [told] = [log["typed_config"] for log in logs if log["name"] == "envoy.access_loggers.http_grpc"]
+
+    assert told["common_config"] == {
+        "log_name": "extproc",
+        "transport_api_version": "V3",
+        "grpc_service": {"envoy_grpc": {"cluster_name": "extproc"}},
+        "buffer_flush_interval": "0.02s",
+    }
+    assert told["additional_response_headers_to_log"] == ["retry-after"]

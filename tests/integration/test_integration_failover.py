@@ -143,7 +143,7 @@ async def test_conversations_of_a_closed_endpoint_move_to_the_next(tmp_path: Pat
 
 
 async def test_endpoint_that_swallows_connections_costs_its_conversations_a_moment(tmp_path: Path) -> None:
-    """A node that vanished answers no SYN: one connect timeout later the next endpoint is asked."""
+    """A node that vanished answers no SYN: a connect timeout later the next one is asked. Three times."""
     with run_stack(tmp_path) as stack:
         (gone,) = stack.simulators[1].addresses
         async with connect(stack.url) as session:
@@ -156,7 +156,8 @@ async def test_endpoint_that_swallows_connections_costs_its_conversations_a_mome
 
     assert homeless
     assert gone not in moved.values()
-    assert timeouts == len(homeless)
+    # The fourth may have left before what became of the third was told; the fifth half a second later.
+    assert min(3, len(homeless)) <= timeouts <= 4
 
 
 async def test_without_the_service_a_vanished_endpoint_is_ejected(tmp_path: Path) -> None:

@@ -85,8 +85,21 @@ INFERENCE_POOL: Final = record(
         failureMode=one_of("FailOpen", "FailClose"),
     ),
 )
+ACCESS_LOG_SINK: Final = record(
+    "type",
+    type=one_of("File", "ALS"),
+    file=record("path", path=TEXT),
+    als=record(
+        "type backendRefs",
+        type=one_of("HTTP", "TCP"),
+        logName=TEXT,
+        backendRefs=some(record("name port", name=NAME, namespace=NAME, port=PORT)),
+        http=record(requestHeaders=some(TEXT), responseHeaders=some(TEXT), responseTrailers=some(TEXT)),
+    ),
+)
 ENVOY_PROXY: Final = record(
     "provider",
+    telemetry=record(accessLog=record(settings=some(record(sinks=some(ACCESS_LOG_SINK))))),
     provider=record(
         "type",
         type=one_of("Kubernetes"),

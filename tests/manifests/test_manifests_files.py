@@ -184,3 +184,23 @@ def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
         standalone.pop(place, None)
 
     assert xds == standalone
+
+
+def test_istio_tells_what_became_of_requests_as_the_shipped_envoy_does() -> None:
+    patches = named("overlays/istio", "EnvoyFilter", "extproc")["spec"]["configPatches"]
+    [merged] = [each["patch"]["value"] for each in patches if each["applyTo"] == "NETWORK_FILTER"]
+    shipped = load(ENVOY / "sidecar.yaml")["static_resources"]["listeners"][0]
+    manager = shipped["filter_chains"][0]["filters"][0]["typed_config"]
+
+    assert merged["typed_config"]["access_log"] == manager["access_log"][1:]
+
+
+def test_envoy_gateway_tells_what_became_of_requests() -> None:
+    proxy = named("overlays/envoy-gateway", "EnvoyProxy", "llm")
+    policy = named("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")
+    [setting] = proxy["spec"]["telemetry"]["accessLog"]["settings"]
+    [log] = [sink["als"] for sink in setting["sinks"] if sink["type"] == "ALS"]
+    [asked] = policy["spec"]["extProc"][0]["backendRefs"]
+
+    assert [{"name": ref["name"], "port": ref["port"]} for ref in log["backendRefs"]] == [asked]
+    assert log["http"]["responseHeaders"] == ["retry-after"]
