@@ -29,6 +29,7 @@ _PICK_BUCKETS: Final = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 # The label values that we know of; docs/metrics.md says what each means.
 RELOADS: Final = ("applied", "refused")
 STREAM_FAULTS: Final = ("protocol", "internal")
+LOG_FAULTS: Final = ("unreadable", "too_large")
 XDS_TYPES: Final = ("Cluster", "ClusterLoadAssignment")
 # By kind of source.
 RESTARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -100,6 +101,7 @@ class Metrics(Collector):
             (self._prompt_errors, sorted(_whys(PromptError))),
             (self._stream_errors, STREAM_FAULTS),
             (self.reloads, RELOADS),
+            (self.access_log_faults, LOG_FAULTS),
             (self.xds_nacks, XDS_TYPES),
         ):
             for value in values:

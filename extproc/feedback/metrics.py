@@ -1,7 +1,8 @@
 """What the desks know, as metrics: read when somebody scrapes."""
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, product
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -9,6 +10,9 @@ from prometheus_client.utils import floatToGoString
 
 from extproc.feedback.desk import Desk
 from extproc.feedback.tally import FIRST_BYTE_BOUNDS_S
+
+# Shown as 0 from the start, so that `increase()` sees the first one.
+EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
 
 
 class FeedbackCollector(Collector):
@@ -31,9 +35,11 @@ class FeedbackCollector(Collector):
         )
         for desk in self._desks():
             pool, tally = desk.pool.name, desk.tally
-            for (name, class_), count in tally.answers.items():
+            names = desk.pool.snapshot.names
+            told = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | tally.answers
+            for (name, class_), count in told.items():
                 answers.add_metric([pool, name, class_], count)
-            for name, count in tally.coolings.items():
+            for name, count in (dict.fromkeys(names, 0) | tally.coolings).items():
                 coolings.add_metric([pool, name], count)
             bounds = [*map(floatToGoString, FIRST_BYTE_BOUNDS_S), "+Inf"]
             buckets = list(zip(bounds, accumulate(tally.buckets), strict=True))

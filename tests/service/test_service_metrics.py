@@ -9,9 +9,10 @@ import pytest
 from prometheus_client import Metric
 
 from extproc.app import Application
+from extproc.feedback.metrics import EXPECTED_CLASSES
 from extproc.routing.strategies.base import Reason
 from extproc.settings import parse_settings
-from extproc.telemetry import OUTCOMES, POOL_OUTCOMES, RELOADS, RESTARTS, STREAM_FAULTS, _whys
+from extproc.telemetry import LOG_FAULTS, OUTCOMES, POOL_OUTCOMES, RELOADS, RESTARTS, STREAM_FAULTS, _whys
 from tests.integration.mesh import until
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -84,6 +85,8 @@ def test_every_label_value_is_in_the_docs() -> None:
         *RELOADS,
         *chain(*RESTARTS.values()),
         *STREAM_FAULTS,
+        *LOG_FAULTS,
+        *EXPECTED_CLASSES,
         *Reason,
         *_whys(PromptError),
     }
@@ -111,6 +114,9 @@ async def test_what_may_be_counted_is_shown_before_the_first_time(families: list
         ("extproc_watch_restarts_total", {"pool": "llama", "why": "internal"}),
         ("extproc_watch_restarts_total", {"pool": "lost", "why": "file_invalid"}),
         ("extproc_xds_nacks_total", {"type": "Cluster"}),
+        ("extproc_answers_total", {"pool": "llama", "endpoint": "10.0.0.1:8000", "class": "5xx"}),
+        ("extproc_endpoint_coolings_total", {"pool": "qwen", "endpoint": "10.0.0.2:8000"}),
+        ("extproc_access_log_faults_total", {"why": "unreadable"}),
     ):
         assert samples[name, *sorted(labels.items())] == 0
     assert (
