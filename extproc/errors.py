@@ -56,6 +56,10 @@ class NoRoomForBody(PromptError):
     why = "budget"
 
 
+class PromptTooComplex(PromptError):
+    """Reading the body would hold up other requests: it is routed by what was found until then."""
+
+
 class UnknownModel(RequestError):
     """No pool serves the model that the request asks for."""
 

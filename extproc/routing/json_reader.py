@@ -1,4 +1,4 @@
-"""A lazy reader of JSON objects: members stay as they are written until asked for.
+"""The members of a JSON object, read when asked for: a small body at once, a large one by `json_skim`.
 
 Only `open_object` raises. A member that cannot be read is as good as absent: it must not cost a request
 its route, since the endpoint is the one to judge it.
@@ -6,128 +6,230 @@ its route, since the endpoint is the one to judge it.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterable
 from itertools import islice
-from math import isfinite
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import jiter
 import msgspec
 import orjson
 from msgspec import Raw
 
-from extproc.errors import PromptError
+from extproc.errors import PromptError, PromptTooComplex
+from extproc.routing.json_skim import (
+    LIMITS,
+    Array,
+    Cut,
+    Limits,
+    Malformed,
+    Skim,
+    Text,
+    head_of_numbers,
+    load_leniently,
+)
 
-# Beyond this a body that only the slower readers understand is not read: they hold the serving loop for
-# about 20 ms per MiB.
-LENIENT_BYTES: Final = 2 * 1024 * 1024
+# Beyond this a body in UTF-16 or UTF-32 is not read: it would have to be written anew.
+RECODED_BYTES: Final = 2 * 1024 * 1024
 
-# A comma stands between any two values of JSON. More of them than this is no prompt that a model could
-# take, and the values of `[[],[],[],...` would need a gigabyte.
-MAX_COMMAS: Final = 2_000_000
+# A chat of so many messages has its prefix among them.
+MAX_ELEMENTS: Final = 4_096
+
+# A name or a number that counts whole; of a longer one this many characters do.
+NAME_CHARS: Final = 64 * 1024
+
+T = TypeVar("T")
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _DIGITS: Final = re.compile(rb"-?\d")
-_NUMBERS: Final = re.compile(rb"\s*\[\s*(?:\[\s*)?(?=[-\d])")
-_NUMBER: Final = re.compile(rb"\s*([-+.\deE]+)\s*,?")
-
-Object = dict[str, Raw]
+_NUMBERS: Final = re.compile(rb"\s*+\[\s*+(?:\[\s*+)?+(?=[-\d])")
 
 
-def open_object(body: bytes | memoryview, *, is_partial: bool = False) -> Object:
+class Object(Protocol):
+    """A JSON object of which members are read when asked for; nothing here raises."""
+
+    @property
+    def fault(self) -> PromptError | None:
+        """Why something was left out that might have been read; so far."""
+
+    @property
+    def effort(self) -> int:
+        """What reading took so far, as `json_skim` counts it; none for a small body."""
+
+    def string(self, name: str) -> str | None: ...
+
+    def scalar(self, name: str) -> str | None:
+        """A string, or a number as it is written."""
+
+    def value(self, name: str) -> object:
+        """Any member; `None` if there is none, or none that can be read. Long ones may be lazy."""
+
+    def numbers(self, name: str, chars: int) -> str | None:
+        """The head of an array of numbers, joined by commas; `None` if it does not start as one. O(chars)."""
+
+
+def open_object(
+    body: bytes | memoryview,
+    *,
+    is_partial: bool = False,
+    texts: Container[str] = (),
+    limits: Limits = LIMITS,
+) -> Object:
     """Opens the one object that `body` is.
 
     Takes what vLLM takes, which reads with Python's `json`: a byte order mark, UTF-16 and UTF-32, NaN,
     lone surrogates (read as `?`), duplicate keys (the last one counts). `is_partial` says that the end
-    is missing: what came is read, up to `LENIENT_BYTES` of it.
+    is missing: what came is read, but a last member only if it is one of `texts`: half a model's name is
+    another model.
 
-    Raises `PromptError` for anything else, and for nesting beyond Python's recursion limit.
+    Raises `PromptError` for anything else, and for nesting beyond Python's recursion limit. A large body
+    is read only as far as its prompt needs, and as `limits` allow.
     """
     try:
-        if is_partial:
-            return _open_partial(bytes(body[:LENIENT_BYTES]))
-        return _open_whole(body)
+        if len(body) > limits.whole_bytes:
+            return _open_large(bytes(body), limits, is_partial=is_partial)
+        return _open_partial(bytes(body), texts) if is_partial else _open_whole(body)
     except RecursionError:
         raise PromptError("the body is nested too deeply") from None
     except ValueError:
         raise PromptError("the body is not a JSON object") from None
 
 
-def value_of(raw: Raw | None) -> object:
-    """The member's value; `None` if there is none, or none that can be read."""
-    if raw is None:
-        return None
+def elements(value: object) -> Iterable[object]:
+    """The first elements of an array; of anything else, itself."""
+    return islice(value, MAX_ELEMENTS) if isinstance(value, list | Array) else (value,)
+
+
+def compact(value: object, chars: int | None) -> str:
+    """The value as JSON without white space; empty if it is nested too deeply.
+
+    At least its first `chars` characters are those of the whole.
+    """
+
+    def written(part: object) -> object:
+        if isinstance(part, Text):
+            return part.head(NAME_CHARS if chars is None else chars)
+        return list(elements(part))
+
     try:
-        return orjson.loads(memoryview(raw))
-    except ValueError:
-        return _lenient_value(bytes(memoryview(raw)[: LENIENT_BYTES + 1]))
-
-
-def scalar(raw: Raw | None) -> str | None:
-    """A string, or a number as it is written."""
-    if raw is None:
-        return None
-    if _DIGITS.match(raw):
-        return bytes(raw).decode()
-    value = value_of(raw)
-    return value if isinstance(value, str) else None
-
-
-def is_numbers(raw: Raw) -> bool:
-    """Whether the member is an array of numbers, or of arrays of numbers, by its first element."""
-    return _NUMBERS.match(raw) is not None
-
-
-def numbers(raw: Raw, chars: int) -> str:
-    """The first `chars` characters of the member's first array of numbers, joined by commas. O(chars)."""
-    return ",".join(islice(_each_number(raw), chars))[:chars]
-
-
-def compact(value: object) -> str:
-    """The value as JSON without white space; empty if it is nested too deeply."""
-    try:
-        return orjson.dumps(value).decode()
+        return orjson.dumps(value, default=written).decode()
     except TypeError:
         return ""
 
 
-def _open_whole(body: bytes | memoryview) -> Object:
-    if len(body) > 2 * MAX_COMMAS and bytes(body).count(b",") > MAX_COMMAS:
-        raise PromptError("the body has too many values")
+class WholeObject:
+    """The members of a small body, each as it is written."""
+
+    fault = None
+    effort = 0
+
+    def __init__(self, members: dict[str, Raw]) -> None:
+        self._members = members
+
+    def string(self, name: str) -> str | None:
+        value = self.value(name)
+        return value if isinstance(value, str) else None
+
+    def scalar(self, name: str) -> str | None:
+        raw = self._members.get(name)
+        if raw is None or not _DIGITS.match(raw):
+            return self.string(name)
+        return bytes(raw).decode()
+
+    def value(self, name: str) -> object:
+        raw = self._members.get(name)
+        if raw is None:
+            return None
+        try:
+            return orjson.loads(memoryview(raw))
+        except ValueError:
+            return load_leniently(bytes(raw))
+
+    def numbers(self, name: str, chars: int) -> str | None:
+        raw = self._members.get(name)
+        found = _NUMBERS.match(raw) if raw is not None else None
+        return head_of_numbers(raw, found.end(), len(raw), chars) if raw and found else None
+
+
+class LargeObject:
+    """The members of a large body, each by where it starts."""
+
+    def __init__(self, skim: Skim, starts: dict[str, int], model: str | None = None) -> None:
+        self._skim = skim
+        self._starts = starts
+        self._model = model
+
+    @property
+    def fault(self) -> PromptError | None:
+        return self._skim.fault
+
+    @property
+    def effort(self) -> int:
+        return self._skim.effort.spent
+
+    def string(self, name: str) -> str | None:
+        if name == "model" and self._model is not None:
+            return self._model
+        value = self.value(name)
+        if isinstance(value, Text):
+            return None if value.is_cut else value.head(NAME_CHARS)
+        return value if isinstance(value, str) else None
+
+    def scalar(self, name: str) -> str | None:
+        number = self._read(name, self._skim.number)
+        return self.string(name) if number is None else number
+
+    def value(self, name: str) -> object:
+        return self._read(name, self._skim.value)
+
+    def numbers(self, name: str, chars: int) -> str | None:
+        return self._read(name, lambda start: self._skim.numbers(start, chars))
+
+    def _read(self, name: str, read: Callable[[int], T | None]) -> T | None:
+        start = self._starts.get(name)
+        try:
+            return None if start is None else read(start)
+        except (Malformed, PromptTooComplex) as stop:
+            self._skim.note(stop)
+            return None
+
+
+def _open_whole(body: bytes | memoryview) -> WholeObject:
     try:
-        return _OBJECT.decode(body)
+        return WholeObject(_OBJECT.decode(body))
     except ValueError:
-        if len(body) > LENIENT_BYTES:
-            raise
-        return _open_lenient(bytes(body))
+        return WholeObject(_OBJECT.decode(json.dumps(load_leniently(bytes(body)))))
 
 
-def _open_lenient(body: bytes) -> Object:
-    value = json.loads(body, parse_float=_finite, parse_constant=_finite)
-    return _OBJECT.decode(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+def _open_partial(body: bytes, texts: Container[str]) -> WholeObject:
+    read = jiter.from_json(body, partial_mode="trailing-strings")
+    members = _OBJECT.decode(msgspec.json.encode(read))
+    last = next(reversed(members), None)
+    if last is not None and last not in texts:
+        del members[last]
+    return WholeObject(members)
 
 
-def _open_partial(body: bytes) -> Object:
-    return _OBJECT.decode(msgspec.json.encode(jiter.from_json(body, partial_mode="trailing-strings")))
-
-
-def _lenient_value(written: bytes) -> object:
-    """Takes numbers of any size, which orjson refuses. A value cut off for its length is no JSON."""
+def _open_large(body: bytes, limits: Limits, *, is_partial: bool) -> LargeObject:
+    skim = Skim(_recoded(body), limits)
+    starts: dict[str, int] = {}
+    model = None
     try:
-        return json.loads(written)
-    except (ValueError, RecursionError):
-        return None
+        # It keeps what came before a stop.
+        starts.update(skim.top())
+    except Cut:
+        if not is_partial or not skim.has_started:
+            raise
+    except PromptTooComplex as stop:
+        skim.note(stop)
+        model = None if is_partial else skim.last_model()
+    skim.effort.keep(limits.reserve)
+    return LargeObject(skim, starts, model)
 
 
-def _finite(written: str) -> float | None:
-    """`None` stands for what JSON cannot spell: NaN and the infinities."""
-    number = float(written)
-    return number if isfinite(number) else None
-
-
-def _each_number(raw: Raw) -> Iterator[str]:
-    opening = _NUMBERS.match(raw)
-    position = opening.end() if opening else 0
-    while number := _NUMBER.match(raw, position):
-        yield number[1].decode()
-        position = number.end()
+def _recoded(body: bytes) -> bytes:
+    """The body as UTF-8. Only the wider encodings hold zeros this early."""
+    if b"\0" not in body[:4]:
+        return body
+    if len(body) > RECODED_BYTES:
+        raise Malformed
+    return body.decode(json.detect_encoding(body), "surrogatepass").encode(errors="replace")

@@ -136,9 +136,11 @@ class Picker:
     def find(self, ask: Ask) -> Found:
         """Reads what a request asks for. Changes nothing, so a thread may do it; raises like `pick`."""
         prompt, fault = self._read(ask)
+        fault = prompt.fault if prompt else fault
         route = self._chosen(ask) or self._by_model(prompt.model if prompt else None, fault)
         adapter = route.adapter(prompt.model or "") if prompt else ""
-        return route.pool, adapter, route.pool.strategy.read(prompt, ask.headers, adapter), fault
+        reading = route.pool.strategy.read(prompt, ask.headers, adapter)
+        return route.pool, adapter, reading, prompt.fault if prompt else fault
 
     def decide(self, ask: Ask, found: Found) -> Decision:
         """Decides by what `find` found."""

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64
 
+from extproc.errors import PromptError
 from extproc.routing.apis import Api, api_of, reads_body
-from extproc.routing.json_reader import Object, open_object, scalar, value_of
+from extproc.routing.json_reader import Object, open_object
+from extproc.routing.json_skim import LIMITS, Limits
 from extproc.routing.multipart import is_form, open_form
 from extproc.routing.turns import TURN_START, TURN_TEXT, Turn, turns_of
 
@@ -30,6 +32,16 @@ class Prompt:
     cache_salt: str = dataclass_field(repr=False)
     _api: Api = dataclass_field(repr=False)
     _fields: Object = dataclass_field(repr=False)
+
+    @property
+    def fault(self) -> PromptError | None:
+        """Why some of the body was not read, if it took too much; of what was asked for until now."""
+        return self._fields.fault
+
+    @property
+    def effort(self) -> int:
+        """What reading took so far, in about nanoseconds."""
+        return self._fields.effort
 
     def first_user_message(self, chars: int) -> str:
         """The first characters of the first message by `user`; KubeAI's rule, 100 there.
@@ -69,13 +81,20 @@ class Prompt:
 
     def field(self, name: str) -> str | None:
         """A string or number at the top level of the body, as text."""
-        return scalar(self._fields.get(name))
+        return self._fields.scalar(name)
 
     def _turns(self, chars: int) -> Iterator[Turn]:
         return turns_of(self._api, self._fields, chars)
 
 
-def parse(path: str, content_type: str, body: bytes | memoryview, *, is_partial: bool = False) -> Prompt:
+def parse(
+    path: str,
+    content_type: str,
+    body: bytes | memoryview,
+    *,
+    is_partial: bool = False,
+    limits: Limits = LIMITS,
+) -> Prompt:
     """Reads the request that `path` names out of `body`.
 
     `is_partial` says that the proxy cut the body off: what came is read. Raises `PromptError` if it is
@@ -83,24 +102,11 @@ def parse(path: str, content_type: str, body: bytes | memoryview, *, is_partial:
     """
     api = api_of(path)
     if is_form(content_type):
-        fields = open_form(content_type, body)
+        fields: Object = open_form(content_type, body)
     else:
-        fields = open_object(body, is_partial=is_partial)
-        if is_partial:
-            _drop_cut(fields, {field.name for field in api})
-    return Prompt(_string(fields, "model"), _string(fields, "cache_salt") or "", api, fields)
-
-
-def _drop_cut(fields: Object, prompt_fields: set[str]) -> None:
-    """Drops a last member that may be half a word: half a model's name is another model."""
-    last = next(reversed(fields), None)
-    if last is not None and last not in prompt_fields:
-        del fields[last]
-
-
-def _string(fields: Object, name: str) -> str | None:
-    value = value_of(fields.get(name))
-    return value if isinstance(value, str) else None
+        texts = {field.name for field in api}
+        fields = open_object(body, is_partial=is_partial, texts=texts, limits=limits)
+    return Prompt(fields.string("model"), fields.string("cache_salt") or "", api, fields)
 
 
 def _introduced(turn: Turn, chars: int) -> str:
@@ -111,5 +117,8 @@ def _introduced(turn: Turn, chars: int) -> str:
 def _digest(turns: list[Turn]) -> str:
     if not turns:
         return ""
-    whole = TURN_START.join(turn.rendered() for turn in turns)
-    return f"{TURN_START}system:{xxh3_64_hexdigest(whole.encode())}{TURN_TEXT}"
+    hasher = xxh3_64()
+    for index, turn in enumerate(turns):
+        hasher.update(TURN_START.encode() * bool(index))
+        turn.feed(hasher)
+    return f"{TURN_START}system:{hasher.hexdigest()}{TURN_TEXT}"

@@ -4,14 +4,15 @@ Exact rendering needs the model's own chat template and tokenizer; this is the s
 order with marked boundaries, which is what makes equal prefixes equal.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64
 
 from extproc.routing.apis import Api, Field
-from extproc.routing.json_reader import Object, compact, is_numbers, numbers, value_of
+from extproc.routing.json_reader import Object, compact, elements
+from extproc.routing.json_skim import Array, Text
 
 # Control characters that text hardly holds: no text looks like the start of another turn.
 TURN_START: Final = "\x1e"
@@ -39,7 +40,7 @@ _LEVELS: Final = 2
 class Turn:
     """One speaker's part of a prompt; a turn without a role is bare text.
 
-    `said` holds JSON values: texts, parts, or lists of these.
+    `said` holds JSON values: texts, parts, or arrays of these.
     """
 
     role: str
@@ -57,13 +58,22 @@ class Turn:
         """The first characters of the text, media left out; text parts are joined as vLLM joins them."""
         return _join(filter(None, map(_plain, self._parts())), chars)
 
-    def rendered(self, chars: int | None = None) -> str:
-        """The first characters of everything said, media by digest; all of it with `None`."""
-        return _join((piece for part in self._parts() for piece in _pieces(part, _LEVELS)), chars)
+    def rendered(self, chars: int) -> str:
+        """The first characters of everything said, media by digest."""
+        return _join(self._pieces(chars), chars)
+
+    def feed(self, hasher: xxh3_64) -> None:
+        """Gives everything said to `hasher`: the bytes of what `rendered` returns without a limit."""
+        for index, piece in enumerate(self._pieces(None)):
+            hasher.update(b"\n" * bool(index))
+            _feed(hasher, piece)
+
+    def _pieces(self, chars: int | None) -> Iterator[str | Text]:
+        return (piece for part in self._parts() for piece in _pieces(part, chars, _LEVELS))
 
     def _parts(self) -> Iterator[object]:
         for value in self.said:
-            yield from _listed(value)
+            yield from elements(value)
 
 
 def turns_of(api: Api, fields: Object, chars: int) -> Iterator[Turn]:
@@ -72,13 +82,10 @@ def turns_of(api: Api, fields: Object, chars: int) -> Iterator[Turn]:
     `chars` bounds how much of an array of token ids is read.
     """
     for field in api:
-        raw = fields.get(field.name)
-        if raw is None:
+        if field.has_turns and (numbers := fields.numbers(field.name, chars)):
+            yield Turn(field.role, (numbers,))
             continue
-        if field.has_turns and is_numbers(raw):
-            yield Turn(field.role, (numbers(raw, chars),))
-            continue
-        value = value_of(raw)
+        value = fields.value(field.name)
         if field.has_turns:
             yield from _turns(field, value)
         elif value:
@@ -87,19 +94,15 @@ def turns_of(api: Api, fields: Object, chars: int) -> Iterator[Turn]:
 
 def _turns(field: Field, value: object) -> Iterator[Turn]:
     """The turns of messages; of a batch of prompts or conversations those of the first one."""
-    for element in _listed(value):
-        if isinstance(element, str):
+    for element in elements(value):
+        if isinstance(element, str | Text):
             yield Turn(field.role, (element,))
             return
-        if isinstance(element, list):
-            yield from map(_message, filter(_is_object, element))
+        if isinstance(element, list | Array):
+            yield from (_message(message) for message in elements(element) if isinstance(message, dict))
             return
         if isinstance(element, dict):
             yield _message(element)
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 def _message(message: Mapping[str, object]) -> Turn:
@@ -109,22 +112,18 @@ def _message(message: Mapping[str, object]) -> Turn:
     return Turn(role if isinstance(role, str) else "", said)
 
 
-def _listed(value: object) -> Iterable[object]:
-    return value if isinstance(value, list) else (value,)
-
-
-def _plain(part: object) -> str:
-    if isinstance(part, str):
+def _plain(part: object) -> str | Text:
+    if isinstance(part, str | Text):
         return part
     if isinstance(part, dict):
         for name in _TEXTS:
             text = part.get(name)
-            if isinstance(text, str):
+            if isinstance(text, str | Text):
                 return text
     return ""
 
 
-def _pieces(part: object, levels: int) -> Iterator[str]:
+def _pieces(part: object, chars: int | None, levels: int) -> Iterator[str | Text]:
     plain = _plain(part)
     if plain:
         yield plain
@@ -133,10 +132,10 @@ def _pieces(part: object, levels: int) -> Iterator[str]:
     elif medium := _medium(part):
         yield medium
     elif part.get("content") and levels:
-        for inner in _listed(part["content"]):
-            yield from _pieces(inner, levels - 1)
+        for inner in elements(part["content"]):
+            yield from _pieces(inner, chars, levels - 1)
     else:
-        yield compact(part)
+        yield compact(part, chars)
 
 
 def _medium(part: Mapping[str, object]) -> str:
@@ -144,22 +143,33 @@ def _medium(part: Mapping[str, object]) -> str:
     for name in _MEDIA:
         value = part.get(name)
         data = _first_text(value) if isinstance(value, dict) else value
-        if data and isinstance(data, str):
-            return f"{TURN_TEXT}{name}:{xxh3_64_hexdigest(data.encode())}"
+        if data and isinstance(data, str | Text):
+            hasher = xxh3_64()
+            _feed(hasher, data)
+            return f"{TURN_TEXT}{name}:{hasher.hexdigest()}"
     return ""
 
 
 def _first_text(medium: Mapping[str, object]) -> object:
-    return next((medium[name] for name in _MEDIA_DATA if isinstance(medium.get(name), str)), None)
+    texts = (medium.get(name) for name in _MEDIA_DATA)
+    return next((text for text in texts if isinstance(text, str | Text)), None)
 
 
-def _join(pieces: Iterator[str], chars: int | None) -> str:
+def _feed(hasher: xxh3_64, piece: str | Text) -> None:
+    if isinstance(piece, Text):
+        piece.feed(hasher)
+    else:
+        hasher.update(piece.encode())
+
+
+def _join(pieces: Iterator[str | Text], chars: int) -> str:
     """Joins as many pieces as `chars` characters need."""
     taken: list[str] = []
     length = 0
     for piece in pieces:
-        taken.append(piece)
-        length += len(piece) + 1
-        if chars is not None and length > chars:
+        text = piece if isinstance(piece, str) else piece.head(chars)
+        taken.append(text)
+        length += len(text) + 1
+        if length > chars:
             break
     return "\n".join(taken)[:chars]

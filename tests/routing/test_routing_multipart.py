@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import PromptError
-from extproc.routing.json_reader import value_of
-from extproc.routing.multipart import MAX_PARTS, MAX_VALUE_BYTES, open_form
+from extproc.routing.multipart import END_BYTES, MAX_PARTS, MAX_VALUE_BYTES, open_form
 from extproc.routing.prompt import parse
 
 PATH = "/v1/audio/transcriptions"
@@ -106,8 +105,17 @@ def test_hostile_heads_cost_no_time() -> None:
     head = b"--X\r\n" + b"content-disposition:" * 200 + b"\r\n\r\n\r\n"
     start_s = time.process_time()
 
-    assert open_form(FORM, form(*[head] * MAX_PARTS)) == {}
+    assert open_form(FORM, form(*[head] * MAX_PARTS)).string("model") is None
     assert time.process_time() - start_s < 0.1
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [(field("model", b"whisper"), b""), (b"", field("model", b"whisper"))]
+)
+def test_model_at_either_end_of_a_large_form_is_read(first: bytes, last: bytes) -> None:
+    body = form(first, FILE % bytes(3 * END_BYTES), last)
+
+    assert parse(PATH, FORM, body).model == "whisper"
 
 
 def test_form_of_an_audio_request_has_no_prompt() -> None:
@@ -127,4 +135,5 @@ def test_every_short_field_is_read(fields: dict[str, str]) -> None:
         ),
     )
 
-    assert fields == {name: value_of(raw) for name, raw in opened.items()}
+    assert fields == {name: opened.string(name) for name in fields}
+    assert opened.string("file") is None or "file" in fields

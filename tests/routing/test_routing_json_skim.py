@@ -1,0 +1,200 @@
+"""Large bodies: read as small ones are, at a cost that has a bound, whatever they hold."""
+
+import json
+import sys
+import tracemalloc
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.errors import PromptError, PromptTooComplex
+from extproc.routing.json_skim import LIMITS, Limits
+from extproc.routing.prompt import Prompt, parse
+from tests.hostile import CHAT, HONEST, HOSTILE, Body, content, fill
+
+PATHS = [
+    CHAT,
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/score",
+    "/v1/systemone",
+    "/invocations",
+    "/x",
+]
+WHOLE = replace(LIMITS, whole_bytes=1 << 40)
+# Small enough that a few bytes are a large body, long values and many windows.
+TINY = replace(LIMITS, whole_bytes=0, near_bytes=8, text_bytes=16, window_bytes=16)
+SKIMS = [TINY, replace(LIMITS, whole_bytes=0), replace(TINY, skip_bytes=0)]
+
+
+def answers(prompt: Prompt, chars: int) -> list[str | None]:
+    return [
+        prompt.model,
+        prompt.cache_salt,
+        prompt.field("user"),
+        prompt.first_user_message(chars),
+        prompt.head(chars),
+        prompt.conversation(chars),
+    ]
+
+
+def read_both(
+    path: str, body: bytes, chars: int, limits: Limits
+) -> tuple[list[str | None], list[str | None]]:
+    whole, skimmed = (parse(path, "", body, limits=given) for given in (WHOLE, limits))
+    return answers(whole, chars), answers(skimmed, chars)
+
+
+texts = st.text() | st.text(st.sampled_from('a"\\\n\u00e9世😀{}[],: '), max_size=60)
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | texts
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+parts = st.one_of(
+    texts,
+    st.fixed_dictionaries({"type": st.just("text"), "text": texts}),
+    st.fixed_dictionaries({"image_url": texts | st.fixed_dictionaries({"detail": texts, "url": texts})}),
+    st.fixed_dictionaries({"content": st.lists(st.fixed_dictionaries({"text": texts}), max_size=3)}),
+    st.dictionaries(texts, values, max_size=3),
+    values,
+)
+messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "developer", "tool"])},
+    optional={
+        "content": parts | st.lists(parts, max_size=4),
+        "tool_calls": st.lists(values, max_size=2),
+        "name": texts,
+    },
+)
+prompts = st.one_of(
+    texts,
+    st.lists(messages, max_size=5),
+    st.lists(texts, max_size=3),
+    st.lists(st.lists(messages, max_size=2), max_size=2),
+    st.lists(st.integers(0, 200_000), max_size=30),
+    st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=3),
+    values,
+)
+requests = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(
+            ["messages", "prompt", "input", "system", "instructions", "documents", "query", "state"], prompts
+        ),
+        "tools": st.lists(values, max_size=3),
+        **dict.fromkeys(["model", "cache_salt", "user"], texts | scalars),
+        **dict.fromkeys(["x", "y"], values),
+    },
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(PATHS),
+    requests,
+    st.integers(0, 80),
+    st.sampled_from(SKIMS),
+    st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}, {"indent": 9, "ensure_ascii": False}]),
+)
+def test_large_body_gives_the_prompt_that_a_small_one_gives(
+    path: str, request: dict[str, Any], chars: int, limits: Limits, written: dict[str, Any]
+) -> None:
+    body = json.dumps(request, **written).encode(errors="replace")
+
+    whole, skimmed = read_both(path, body, chars, limits)
+
+    assert whole == skimmed
+
+
+def ask(body: Body, chars: int = 100) -> Prompt | None:
+    try:
+        prompt = parse(body.path, body.content_type, body.data)
+    except PromptError:
+        return None
+    assert answers(prompt, chars)
+    return prompt
+
+
+# The effort that is left may be overdrawn by one step: a search in one window, or one value.
+BOUND = LIMITS.effort + LIMITS.reserve + 500_000
+SIZE = 8_000_000
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_body_takes_bounded_effort(kind: str) -> None:
+    prompt = ask(HOSTILE[kind](SIZE))
+
+    assert prompt is None or prompt.effort <= BOUND
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_body_takes_bounded_calls(kind: str) -> None:
+    """Counts what `Effort` does not know of: every call, of Python and of C."""
+    body = HOSTILE[kind](SIZE)
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        ask(body)
+    finally:
+        sys.setprofile(None)
+
+    assert calls <= 300_000
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_body_takes_little_memory(kind: str) -> None:
+    body = HOSTILE[kind](SIZE)
+    tracemalloc.start()
+    try:
+        ask(body)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes <= 4_000_000
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_model_of_a_hostile_body_is_found(kind: str) -> None:
+    body = HOSTILE[kind](SIZE)
+    prompt = ask(body)
+
+    assert (prompt and prompt.model) == (body.model if prompt else None)
+
+
+@pytest.mark.parametrize("size", [100_000, 3_000_000])
+@pytest.mark.parametrize("kind", HONEST)
+def test_honest_large_body_gives_what_a_small_one_gives(kind: str, size: int) -> None:
+    body = HONEST[kind](size)
+    whole, skimmed = (
+        parse(body.path, body.content_type, body.data, limits=limits) for limits in (WHOLE, LIMITS)
+    )
+
+    assert answers(whole, 300) == answers(skimmed, 300)
+    assert skimmed.fault is None
+
+
+def test_prompt_of_a_body_that_takes_too_much_says_so() -> None:
+    body = HOSTILE["small objects"](SIZE)
+
+    assert isinstance(parse(body.path, "", body.data).fault, PromptTooComplex)
+
+
+def test_text_that_ends_too_far_away_still_has_a_head() -> None:
+    body = content(fill(rb"say \"hi\", ", 30_000_000))
+    prompt = parse(body.path, "", body.data)
+
+    assert isinstance(prompt.fault, PromptTooComplex)
+    assert (prompt.model, prompt.first_user_message(9)) == ("m", 'say "hi",')
