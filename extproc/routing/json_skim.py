@@ -79,6 +79,7 @@ _NUMBERS: Final = re.compile(rb"[-+.\deE,\s]++")
 # twelve; or before a character of several bytes, or an escape that is no second surrogate.
 _PARTING: Final = re.compile(rb"[ !#-\[\]-~]{12}|[^\\](?=[\xc2-\xf4]|\\(?!u[dD][c-fC-F]))", re.DOTALL)
 _LITTLE_BYTES: Final = 128 * 1024
+_PIECE_BYTES: Final = 4 * 1024
 _PARTING_BYTES: Final = 4 * 1024
 _NAME_BYTES: Final = 4 * 1024
 _MODEL: Final = re.compile(
@@ -140,7 +141,7 @@ class Text:
         """The first characters, in code points."""
         pieces: list[str] = []
         length = 0
-        for piece in self._pieces(min(4 * chars + 64, _WINDOW)):
+        for piece in self._pieces(_PIECE_BYTES):
             pieces.append(piece)
             length += len(piece)
             if length >= chars:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol, Self
 
 from msgspec import Struct
@@ -11,6 +12,11 @@ from extproc.errors import NoEndpoint, Overloaded
 from extproc.routing.endpoint import Endpoint, canonical_location
 from extproc.routing.load import LoadBook
 from extproc.routing.strategies.base import NOWHERE, Candidates, Ending, Placement, Reading, Reason, Strategy
+
+# A gateway names its endpoints, of which a pool has a thousand or so; more would only take time.
+MAX_SUBSET: Final = 10_000
+MAX_SPELLINGS: Final = 1_000
+MAX_LOCATION_CHARS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +57,22 @@ class Snapshot:
         )
 
     def locate(self, subset: Iterable[str]) -> frozenset[str]:
-        """Names of the ready endpoints at these `ip:port`s; a bare `ip` means all its ports."""
-        return frozenset(name for location in subset for name in self._at(location))
+        """Names of the ready endpoints at these `ip:port`s; a bare `ip` means all its ports.
 
-    def _at(self, location: str) -> tuple[str, ...]:
+        Looks at the first `MAX_SUBSET` of them, and reads `MAX_SPELLINGS` that are not known as they are.
+        """
+        names: set[str] = set()
+        unknown: list[str] = []
+        for location in islice(subset, MAX_SUBSET):
+            found = self.by_location.get(location)
+            if found:
+                names.update(found)
+            elif len(unknown) < MAX_SPELLINGS and len(location) < MAX_LOCATION_CHARS:
+                unknown.append(location)
         # Any spelling of an IPv6 address is that address.
-        return self.by_location.get(location) or self.by_location.get(canonical_location(location), ())
+        for location in unknown:
+            names.update(self.by_location.get(canonical_location(location), ()))
+        return frozenset(names)
 
 
 def _adapters(endpoints: Collection[Endpoint]) -> Iterable[tuple[str, str]]:

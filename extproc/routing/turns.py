@@ -11,7 +11,7 @@ from typing import Final
 from xxhash import xxh3_64
 
 from extproc.routing.apis import Api, Field
-from extproc.routing.json_reader import Object, compact, elements
+from extproc.routing.json_reader import NAME_CHARS, Object, compact, elements
 from extproc.routing.json_skim import Array, Text
 
 # Control characters that text hardly holds: no text looks like the start of another turn.
@@ -108,6 +108,8 @@ def _turns(field: Field, value: object) -> Iterator[Turn]:
 def _message(message: Mapping[str, object]) -> Turn:
     # An item of the Responses API that nobody says (a function call, reasoning) is named by its type.
     role = message.get("role") or message.get("type")
+    if isinstance(role, Text):
+        role = role.head(NAME_CHARS)
     said = tuple(message[name] for name in _SPOKEN if name in message)
     return Turn(role if isinstance(role, str) else "", said)
 

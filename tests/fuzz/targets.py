@@ -6,12 +6,16 @@ Run by the fuzzer for as long as one likes, and by the tests on every input that
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
+
+import orjson
 
 from extproc.budget import Budget
 from extproc.errors import PromptError, ProtocolError
 from extproc.routing.endpoint import Endpoint
+from extproc.routing.json_skim import LIMITS
 from extproc.routing.picker import Picker, Route
 from extproc.routing.pool import Pool, Snapshot
 from extproc.routing.prefix import parse_key, prefix_of, routing_key
@@ -54,6 +58,9 @@ PATHS: Final = (
     *("/score", "/rerank", "/pooling", "/invocations", "/v1/systemone", "/inference/v1/generate"),
     *("/v1/chat/completions/batch", "/v1/audio/transcriptions", "/tokenize", "/v1/models", "/unknown", ""),
 )
+# So that a few bytes are a large body, with long values and many windows.
+TINY: Final = replace(LIMITS, whole_bytes=0, near_bytes=8, text_bytes=16, window_bytes=16)
+NO_SKIP: Final = replace(TINY, skip_bytes=0)
 CONTENT_TYPES: Final = ("application/json", "multipart/form-data; boundary=X", "multipart/form-data", "")
 KEY_NAMES: Final = ("header:x-session", "field:user", "conversation", "first_user_message", "prompt_head")
 KEYS: Final = tuple(map(parse_key, KEY_NAMES))
@@ -71,14 +78,17 @@ def prompt(data: bytes) -> None:
     path, content_type = choices.one_of(PATHS), choices.one_of(CONTENT_TYPES)
     is_partial, chars = choices.flag(), choices.byte()
     body = choices.rest()
-    for given in (body, memoryview(body)):
+    is_form = content_type.startswith("multipart")
+    texts: list[list[str]] = []
+    for given, limits in ((body, LIMITS), (memoryview(body), LIMITS), (body, TINY), (body, NO_SKIP)):
         try:
-            read = parse(path, content_type, given, is_partial=is_partial)
+            read = parse(path, content_type, given, is_partial=is_partial, limits=limits)
         except PromptError:
-            is_form = content_type.startswith("multipart")
             assert is_form or is_partial or not _is_vllms(body), "an object that vLLM reads was refused"
             continue
-        _check_prompt(read, chars)
+        texts.append(_check_prompt(read, chars))
+    if not is_form and not is_partial and _is_plain(body):
+        assert texts == texts[:1] * 4, "a large body is read otherwise than a small one"
 
 
 def session(data: bytes) -> None:
@@ -110,21 +120,26 @@ def _is_vllms(body: bytes) -> bool:
         return False
 
 
-def _check_prompt(read: Prompt, chars: int) -> None:
+def _is_plain(body: bytes) -> bool:
+    """Whether the strictest reader takes the body for an object; of little depth."""
+    try:
+        return isinstance(orjson.loads(body), dict) and body.count(b"[") + body.count(b"{") < 12
+    except ValueError:
+        return False
+
+
+def _check_prompt(read: Prompt, chars: int) -> list[str]:
     texts = [read.first_user_message(chars), read.head(chars)]
     assert all(len(text) <= chars for text in texts)
     assert texts == [read.first_user_message(2 * chars)[:chars], read.head(2 * chars)[:chars]]
-    for text in [
-        *texts,
-        read.conversation(chars),
-        read.model or "",
-        read.cache_salt,
-        read.field("user") or "",
-    ]:
+    texts += [read.conversation(chars), read.model or "", read.cache_salt, read.field("user") or ""]
+    for text in texts:
         text.encode()
     prefix = prefix_of(read, KEYS, chars, {})
     assert prefix != "", "an empty prefix is none"
     assert 0 <= routing_key(prefix or "", model=read.model or "", cache_salt=read.cache_salt) < 1 << 64
+    assert read.effort <= LIMITS.effort + LIMITS.reserve, "more effort than there is"
+    return texts
 
 
 def _converse(picker: Picker, pools: list[Pool], events: Iterable[Event], choices: Choices) -> None:
