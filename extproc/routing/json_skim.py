@@ -39,7 +39,7 @@ class Limits:
     text_bytes: int = 4 * 1024  # longer strings stay where they are
     window_bytes: int = 64 * 1024
     skip_bytes: int = 2_300_000  # what msgspec may skip in one go
-    effort: int = 13_000_000
+    effort: int = 10_000_000
     reserve: int = 2_000_000
 
 
@@ -193,6 +193,7 @@ class Skim:
         self._view = memoryview(body)
         # Of long values: where they end, or how far that was looked for.
         self._ends: dict[int, int] = {}
+        self._near_ends: dict[int, int | None] = {}
         self._reached: dict[int, int] = {}
 
     def note(self, stop: Exception) -> None:
@@ -222,7 +223,7 @@ class Skim:
         if first not in _OPENING:
             return self._load(start, self.end(start))
         end = self._near_end(start)
-        if end is not None and end - start <= self.limits.near_bytes:
+        if end is not None:
             return self._load(start, end)
         return Array(self, start) if first == _OPEN_ARRAY else self._object(start, levels)
 
@@ -341,7 +342,7 @@ class Skim:
         position = self._next(start + 1)
         if self.body[position] != closing:
             return position
-        self._ends[start] = position + 1
+        self._ends.setdefault(start, position + 1)
         return None
 
     def _following(self, start: int, end: int, closing: int) -> int | None:
@@ -352,7 +353,7 @@ class Skim:
             return self._next(position + 1)
         if self.body[position] != closing:
             raise Malformed
-        self._ends[start] = position + 1
+        self._ends.setdefault(start, position + 1)
         return None
 
     def _name(self, start: int, end: int) -> str:
@@ -450,10 +451,11 @@ class Skim:
         raise Malformed
 
     def _near_end(self, start: int) -> int | None:
-        end = self._ends.get(start) or self._skipped(start, self.limits.near_bytes)
-        if end is not None:
-            self._ends[start] = end
-        return end
+        # Kept apart from `_ends`, which of broken JSON may know what msgspec does not take: a value is the
+        # same whatever was asked for before.
+        if start not in self._near_ends:
+            self._near_ends[start] = self._skipped(start, self.limits.near_bytes)
+        return self._near_ends[start]
 
     def _container_end(self, start: int) -> int:
         rest = len(self.body) - start

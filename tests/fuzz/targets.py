@@ -80,7 +80,9 @@ def prompt(data: bytes) -> None:
     body = choices.rest()
     is_form = content_type.startswith("multipart")
     texts: list[list[str]] = []
-    for given, limits in ((body, LIMITS), (memoryview(body), LIMITS), (body, TINY), (body, NO_SKIP)):
+    # Read as it comes, and in another way; all of them would halve the number of inputs.
+    other = ((memoryview(body), LIMITS), (body, TINY), (body, NO_SKIP))[len(body) % 3]
+    for given, limits in ((body, LIMITS), other):
         try:
             read = parse(path, content_type, given, is_partial=is_partial, limits=limits)
         except PromptError:
@@ -88,7 +90,7 @@ def prompt(data: bytes) -> None:
             continue
         texts.append(_check_prompt(read, chars))
     if not is_form and not is_partial and _is_plain(body):
-        assert texts == texts[:1] * 4, "a large body is read otherwise than a small one"
+        assert texts == texts[:1] * 2, "a large body is read otherwise than a small one"
 
 
 def session(data: bytes) -> None:
