@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from extproc.errors import PromptError, PromptTooComplex
 from extproc.routing.json_skim import (
+    DIGITS,
     LIMITS,
     Array,
     Cut,
@@ -40,7 +41,6 @@ NAME_CHARS: Final = 64 * 1024
 T = TypeVar("T")
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
-_DIGITS: Final = re.compile(rb"-?\d")
 _NUMBERS: Final = re.compile(rb"\s*+\[\s*+(?:\[\s*+)?+(?=[-\d])")
 
 
@@ -131,7 +131,7 @@ class WholeObject:
 
     def scalar(self, name: str) -> str | None:
         raw = self._members.get(name)
-        if raw is None or not _DIGITS.match(raw):
+        if raw is None or not DIGITS.match(raw):
             return self.string(name)
         return bytes(raw).decode()
 

@@ -34,7 +34,7 @@ class Limits:
     `reserve` is what there is for the prompt itself after finding the members took everything.
     """
 
-    whole_bytes: int = 32 * 1024  # smaller bodies are read at once, with an object for every value
+    whole_bytes: int = 64 * 1024  # smaller bodies are read at once, with an object for every value
     near_bytes: int = 16 * 1024  # so are the values within a larger body that end this soon
     text_bytes: int = 4 * 1024  # longer strings stay where they are
     window_bytes: int = 64 * 1024
@@ -73,6 +73,7 @@ _SKIP: Final = msgspec.json.Decoder(Raw)
 _TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)")
 _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
 _WORD: Final = re.compile(rb"[-+.\w]++")
+DIGITS: Final = re.compile(rb"-?\d")
 _BRACKET: Final = re.compile(rb"[\[\]{}]")
 _NUMBERS: Final = re.compile(rb"[-+.\deE,\s]++")
 # Where a string may be parted: behind twelve characters that start no escape, as two surrogates take up
@@ -149,9 +150,11 @@ class Text:
         return "".join(pieces)[:chars]
 
     def feed(self, hasher: xxh3_64) -> None:
-        """Gives the whole text, as UTF-8, to `hasher`."""
-        if self._skim.body.find(b"\\", self._start, self._end) < 0 and not self.is_cut:
-            self._skim.effort.spend((self._end - self._start) // 8)
+        """Gives the whole text, as UTF-8, to `hasher`, as far as it can be read."""
+        size = self._end - self._start
+        is_plain = not self.is_cut and self._skim.body.find(b"\\", self._start, self._end) < 0
+        if is_plain and self._skim.effort.allows(size // 16):
+            self._skim.effort.spend(size // 16)
             hasher.update(memoryview(self._skim.body)[self._start : self._end])
             return
         for piece in self._pieces(_WINDOW):
@@ -244,7 +247,7 @@ class Skim:
         position = self._next(start + 1)
         if self.body[position] == _OPEN_ARRAY:
             position = self._next(position + 1)
-        if self.body[position] not in b"-0123456789":
+        if not DIGITS.match(self.body, position):
             return None
         end = min(position + 64 * chars + _WINDOW, len(self.body))
         text = head_of_numbers(self.body, position, end, chars)
@@ -253,7 +256,7 @@ class Skim:
 
     def number(self, start: int) -> str | None:
         """The number that starts here, as it is written."""
-        if self.body[start] not in b"-0123456789":
+        if not DIGITS.match(self.body, start):
             return None
         return self.body[start : self._word_end(start)].decode()
 

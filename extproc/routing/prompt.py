@@ -104,7 +104,7 @@ def parse(
     if is_form(content_type):
         fields: Object = open_form(content_type, body)
     else:
-        texts = {field.name for field in api}
+        texts = {field.name for field in api} if is_partial else ()
         fields = open_object(body, is_partial=is_partial, texts=texts, limits=limits)
     return Prompt(fields.string("model"), fields.string("cache_salt") or "", api, fields)
 

@@ -186,6 +186,20 @@ def test_honest_large_body_gives_what_a_small_one_gives(kind: str, size: int) ->
     assert skimmed.fault is None
 
 
+@pytest.mark.parametrize("kind", [*HONEST, *HOSTILE])
+@pytest.mark.parametrize("effort", [0, 1_000, 10_000, 100_000, 1_000_000])
+def test_prompt_answers_however_little_may_be_spent(kind: str, effort: int) -> None:
+    """Stops at every stage: nothing but `parse` may raise, and what is cut short says so."""
+    path, data, content_type, _ = (HONEST.get(kind) or HOSTILE[kind])(200_000)
+    for reserve in (0, 10_000, 100_000):
+        limits = replace(LIMITS, effort=effort, reserve=reserve)
+        try:
+            prompt = parse(path, content_type, data, limits=limits)
+        except PromptError:
+            continue
+        answers(prompt, 100)
+
+
 def test_prompt_of_a_body_that_takes_too_much_says_so() -> None:
     body = HOSTILE["small objects"](SIZE)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import orjson
 import pytest
 
-from extproc.errors import NoEndpoint, Overloaded, PromptError, UnknownModel
+from extproc.errors import NoEndpoint, Overloaded, PromptError, PromptTooComplex, UnknownModel
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pool
@@ -23,6 +23,7 @@ from extproc.routing.strategies.base import (
     Strategy,
 )
 from extproc.routing.strategies.prefix_hash import PrefixHash
+from tests.hostile import HOSTILE, fill
 
 CHAT = "/v1/chat/completions"
 FIRST_USER = "first_user_message"
@@ -160,6 +161,25 @@ def test_a_sole_pool_needs_no_model() -> None:
     assert pool_of(picker, ask(method="GET", path="/v1/models")) == "llama"
     with pytest.raises(UnknownModel):
         picker.pick(chat("gpt-9"))
+
+
+@pytest.mark.parametrize("kind", ["small objects", "members of a message", "white space everywhere"])
+def test_a_body_that_takes_too_much_is_routed_by_its_model(several: Picker, kind: str) -> None:
+    body = HOSTILE[kind](4_000_000)._replace(path=CHAT).data.replace(b'"model":"m"', b'"model":"phi"')
+    decision = several.pick(Ask("POST", CHAT, {}, body))
+
+    assert decision.pick.pool.name == pool_of(several, chat("phi"))
+    assert isinstance(decision.fault, PromptTooComplex)
+
+
+def test_a_body_that_takes_too_much_and_hides_its_model_is_refused_by_several_pools(several: Picker) -> None:
+    tools = fill(b'{"a":[{"b":0}]},', 4_000_000)
+    body = b'{"messages":[%b0],"model":"phi","tools":[%b0]}' % (tools, tools)
+
+    with pytest.raises(PromptTooComplex):
+        several.pick(Ask("POST", CHAT, {}, body))
+    sole = Picker([Route(pool("llama"), keys=FIRST_USER)])
+    assert isinstance(sole.pick(Ask("POST", CHAT, {}, body)).fault, PromptTooComplex)
 
 
 def test_the_operators_pool_wins(several: Picker) -> None:
