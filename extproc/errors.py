@@ -59,6 +59,8 @@ class NoRoomForBody(PromptError):
 class PromptTooComplex(PromptError):
     """Reading the body would hold up other requests: it is routed by what was found until then."""
 
+    why = "complexity"
+
 
 class UnknownModel(RequestError):
     """No pool serves the model that the request asks for."""

@@ -3,6 +3,7 @@
 CPU time, for all keys but headers in one request. `python -m tests.benchmarks.bench_hostile`.
 """
 
+import random
 import tracemalloc
 from collections.abc import Callable
 from time import process_time_ns
@@ -12,7 +13,8 @@ from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Snapshot
 from extproc.routing.prefix import parse_key, prefix_of, routing_key
 from extproc.routing.prompt import parse
-from extproc.routing.ring import Ring
+from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.prefix_hash import PrefixHash
 from tests.benchmarks.report import Row, report
 from tests.hostile import HONEST, HOSTILE, Body, chat
 
@@ -44,7 +46,7 @@ def rows_of(name: str, once: Callable[[], None]) -> list[Row]:
 
 def subset_of(count: int) -> Callable[[], None]:
     endpoints = [Endpoint(f"e{number}", f"10.0.0.{number}:8000") for number in range(8)]
-    snapshot = Snapshot.build(endpoints, Ring())
+    snapshot = Snapshot.build(endpoints, PrefixHash(Outside(random.Random(0), lambda: 0.0)))
     subset = [f"[fd00::{number:x}]:8000" for number in range(count)]
     return lambda: void(snapshot.locate(subset))
 

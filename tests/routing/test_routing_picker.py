@@ -178,7 +178,7 @@ def test_a_body_that_takes_too_much_and_hides_its_model_is_refused_by_several_po
 
     with pytest.raises(PromptTooComplex):
         several.pick(Ask("POST", CHAT, {}, body))
-    sole = Picker([Route(pool("llama"), keys=FIRST_USER)])
+    sole = Picker([Route(pool("llama"))])
     assert isinstance(sole.pick(Ask("POST", CHAT, {}, body)).fault, PromptTooComplex)
 
 

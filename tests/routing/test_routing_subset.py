@@ -1,15 +1,18 @@
 """The addresses that a proxy allows: found in any spelling, however many it names."""
 
+import random
+
 import pytest
 
 import extproc.routing.pool as pools
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import MAX_SPELLINGS, MAX_SUBSET, Snapshot
-from extproc.routing.ring import Ring
+from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.prefix_hash import PrefixHash
 
 SNAPSHOT = Snapshot.build(
     [Endpoint("a", "10.0.0.1:8000"), Endpoint("b", "10.0.0.1:8001"), Endpoint("c", "[fd00::3]:8000")],
-    Ring(positions=4),
+    PrefixHash(Outside(random.Random(0), lambda: 0.0), positions=4),
 )
 
 
