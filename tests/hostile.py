@@ -51,6 +51,11 @@ def field(name: bytes, value: bytes) -> bytes:
     return b'--X\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (name, value)
 
 
+# Ten parameters of a tool, about 600 bytes.
+TEN: Final = b"".join(
+    b'"parameter_%d":{"type":"string","description":"something"},' % number for number in range(10)
+)
+
 HOSTILE: Final = MappingProxyType[str, Callable[[int], Body]](
     {
         "arrays 480 deep": lambda size: chat(fill(b"[" * 480 + b"]" * 480 + b",", size) + b"0"),
@@ -101,6 +106,16 @@ HONEST: Final = MappingProxyType[str, Callable[[int], Body]](
         ),
         "a chat of 2,000 messages": lambda size: chat(
             b",".join([b'{"role":"user","content":"%b"}' % fill(b"some text ", size // 2_000)] * 2_000)
+        ),
+        "tools and text": lambda size: Body(
+            CHAT,
+            b'{"model":"m","tools":[%b],"messages":[{"role":"user","content":"%b"}]}'
+            % (
+                b",".join(
+                    [b'{"type":"function","function":{"parameters":{%b"z":{}}}}' % TEN] * (size // 3_000)
+                ),
+                fill(b"some text, and more of it. ", size),
+            ),
         ),
         "token ids": lambda size: prompt(b"[%b1]" % fill(b"12345,", size)),
         "a file in a form": lambda size: form(

@@ -64,6 +64,7 @@ _LEVELS: Final = 16
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
 _OPEN_ARRAY, _CLOSE_ARRAY, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 _OPENING: Final = frozenset(b"[{")
+_CLOSING: Final = frozenset(b"]}")
 _BRACKETS: Final = (b"[", b"]", b"{", b"}")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 # What most often stands between two strings.
@@ -594,12 +595,9 @@ def _depths(brackets: bytes) -> tuple[int, int]:
 
 def _closing(between: bytes, depth: int) -> int:
     """How far into `between` the depth gets to nothing."""
-    for index, char in enumerate(between):
-        if char in b"[]{}":
-            depth += 1 if char in _OPENING else -1
-            if depth == 0:
-                return index + 1
-    return len(between)
+    changes = ((char in _OPENING) - (char in _CLOSING) for char in between)
+    depths = accumulate(changes, initial=depth)
+    return next(passed for passed, depth in enumerate(depths) if passed and depth == 0)
 
 
 def _closes_all(brackets: bytes) -> bool:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.errors import PromptError, PromptTooComplex
-from extproc.routing.json_skim import LIMITS, Limits
+from extproc.routing.json_reader import RECODED_BYTES
+from extproc.routing.json_skim import LIMITS, Limits, Skim
 from extproc.routing.prompt import Prompt, parse
 from tests.hostile import CHAT, HONEST, HOSTILE, Body, content, fill
 
@@ -200,6 +201,77 @@ def test_prompt_answers_however_little_may_be_spent(kind: str, effort: int) -> N
         answers(prompt, 100)
 
 
+LARGE = replace(LIMITS, whole_bytes=0)
+LONG = b"x" * 70_000
+
+
+@pytest.mark.parametrize(
+    ("body", "model", "first"),
+    [
+        (b'{"model":"m","prompt":"%b' % LONG, "m", "xxx"),
+        (b'{"model":"m","prompt":"\\"%b\\' % LONG, "m", '"xx'),
+        (rb'{"model":"m","prompt":"%b\u4e' % (rb"\"" * 40_000), "m", '"""'),
+        (b'{"model":"m","prompt":["%b' % LONG, "m", "xxx"),
+        (b'{"model":"m","prompt":[{"role":"user","content":"%b' % LONG, "m", "xxx"),
+        (b'{"model":"m","prompt":[1,2,3' + b" " * 70_000, "m", "1,2"),
+        (b'{"prompt":"abc","model":"%b' % LONG, None, "abc"),
+        (b'{"prompt":"abc","x":%b,"user":12' % LONG.replace(b"x", b"1")[:50_000], None, "abc"),
+        (b'{"prompt":"abc","model":"m"' + b" " * 70_000, "m", "abc"),
+    ],
+)
+def test_large_partial_body_is_read_as_far_as_it_came(body: bytes, model: str | None, first: str) -> None:
+    prompt = parse("/v1/completions", "", body, is_partial=True, limits=LARGE)
+
+    assert (model, first) == (prompt.model, prompt.first_user_message(3))
+    assert prompt.field("user") is None
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b" " * 9, b"[]", b'{"a" 1}', b"{1:2}", b'{"a":1 "b":2}', b'{"a":1,}', b"{}{}", b'{"a":']
+)
+def test_large_body_that_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(PromptError):
+        parse(CHAT, "", body, limits=LARGE)
+
+
+@pytest.mark.parametrize(
+    ("messages", "first"),
+    [
+        (b'[{"role":"user","content":"%b\xff"}]' % LONG, "x" * 9),
+        (b'[{"role":"user","content":"%b"}]' % (b"\x00" * 70_000), ""),
+        (b'[{"role":"user","content":"%b"}]' % (rb"\\" * 40_000), ""),
+        (b'[{"role":"user","content":"hi"} "%b"]' % LONG, "hi"),
+        (b'[{"role":"user","content":"hi","x":}, "%b"]' % LONG, "hi"),
+        (b'[{"role":"user","content":"%b"}]' % (rb"\q" * 40_000), ""),
+    ],
+)
+def test_broken_message_of_a_large_body_costs_no_more_than_its_prompt(messages: bytes, first: str) -> None:
+    prompt = parse(CHAT, "", b'{"model":"m","messages":%b}' % messages)
+
+    assert ("m", first) == (prompt.model, prompt.first_user_message(9))
+
+
+def test_large_body_in_utf_16_is_read_unless_it_is_very_large() -> None:
+    body = json.dumps({"model": "m", "prompt": "é😀" * 40_000}).encode("utf-16")
+
+    assert parse("/v1/completions", "", body).first_user_message(4) == "é😀é😀"
+    with pytest.raises(PromptError):
+        parse("/v1/completions", "", json.dumps({"x": "y" * RECODED_BYTES}).encode("utf-16"))
+
+
+def test_numbers_far_apart_are_read() -> None:
+    body = b'{"prompt":[%b1]}' % (b"1," + b" " * 700) * 1
+
+    assert parse("/v1/completions", "", body, limits=LARGE).first_user_message(9) == "1,1"
+
+
+def test_what_is_left_in_the_body_shows_no_text() -> None:
+    skim = Skim(b'{"a":"%b"}' % LONG)
+    starts = dict(skim.top())
+
+    assert (repr(skim.value(starts["a"])), repr(skim.effort)[:8]) == ("<Text of 70000 bytes>", "<Effort ")
+
+
 def test_prompt_of_a_body_that_takes_too_much_says_so() -> None:
     body = HOSTILE["small objects"](SIZE)
 
@@ -212,3 +284,15 @@ def test_text_that_ends_too_far_away_still_has_a_head() -> None:
 
     assert isinstance(prompt.fault, PromptTooComplex)
     assert (prompt.model, prompt.first_user_message(9)) == ("m", 'say "hi",')
+
+
+def test_long_role_is_a_role() -> None:
+    body = b'{"messages":[{"role":"somebody-whom-nobody-knows","content":"hi"}]}'
+
+    assert parse(CHAT, "", body, limits=TINY).head(99) == "\x1esomebody-whom-nobody-knows\x1fhi"
+
+
+def test_odd_model_at_the_end_is_read_as_anywhere() -> None:
+    body = HOSTILE["small objects"](SIZE).data.replace(b'"model":"m"', rb'"model":"\ud800m"')
+
+    assert parse(CHAT, "", body).model == "?m"
