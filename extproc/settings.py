@@ -26,6 +26,7 @@ from extproc.documents import Document, describe, parse_document, read_document
 from extproc.errors import AddressError, SettingsError
 from extproc.routing.endpoint import parse_address, parse_target
 from extproc.routing.prefix import parse_key
+from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
 
 ENVIRONMENT_PREFIX: Final = "EXTPROC_"
 
@@ -193,8 +194,23 @@ class PrefixHashSettings(_StrategySection):
         return keys
 
 
+class PrefixCacheSettings(_StrategySection):
+    """The endpoint where a prompt costs least: what each one holds of it, and what the wait there is."""
+
+    name: Literal["prefix_cache"]
+    engine: Literal[tuple(ENGINES)] = DEFAULT_ENGINE  # type: ignore[valid-type]
+    """Whose constants the costs are made of; the nearest does, only their proportions matter."""
+    kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
+    """Tokens in an endpoint's KV cache, as vLLM tells them at its start; omitted: the engine's. Rather too
+    many than too few: what is forgotten too early leaves a warm endpoint."""
+    gateways: int = Field(default=1, ge=1, le=1_000)
+    """How many of these services share the pool. They do not know each other's picks: with more than one,
+    conversations have homes."""
+
+
 StrategySettings = Annotated[
-    RoundRobinSettings | RandomSettings | LeastLoadSettings | PrefixHashSettings, Field(discriminator="name")
+    RoundRobinSettings | RandomSettings | LeastLoadSettings | PrefixHashSettings | PrefixCacheSettings,
+    Field(discriminator="name"),
 ]
 
 

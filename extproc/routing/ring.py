@@ -77,6 +77,13 @@ class Ring:
                 if len(seen) == len(self._slots):
                     return
 
+    @classmethod
+    def grown(cls, before: object, members: Iterable[str], positions: int) -> Self:
+        """The ring of `members`; out of `before` where that is one of as many positions per member."""
+        if isinstance(before, cls) and before.positions_per_member == positions:
+            return before.replace(members)
+        return cls(members, positions)
+
     def replace(self, members: Iterable[str]) -> Self:
         """Returns the ring of exactly `members`; cheap where few of them changed."""
         wanted = set(members)

@@ -5,9 +5,9 @@ order with marked boundaries, which is what makes equal prefixes equal.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 from xxhash import xxh3_64
 
 from extproc.routing.apis import Api, Field
@@ -36,8 +36,7 @@ _MEDIA_DATA: Final = ("url", "data", "file_data", "file_url", "file_id")
 _LEVELS: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """One speaker's part of a prompt; a turn without a role is bare text.
 
     `said` holds JSON values: texts, parts, or arrays of these.
@@ -60,6 +59,9 @@ class Turn:
 
     def rendered(self, chars: int) -> str:
         """The first characters of everything said, media by digest."""
+        first = self.said[0] if len(self.said) == 1 else None
+        if isinstance(first, str):
+            return first[:chars]
         return _join(self._pieces(chars), chars)
 
     def feed(self, hasher: xxh3_64) -> None:
@@ -110,7 +112,8 @@ def _message(message: Mapping[str, object]) -> Turn:
     role = message.get("role") or message.get("type")
     if isinstance(role, Text):
         role = role.head(NAME_CHARS)
-    said = tuple(message[name] for name in _SPOKEN if name in message)
+    is_plain = len(message) == 2 and "content" in message
+    said = (message["content"],) if is_plain else tuple(message[name] for name in _SPOKEN if name in message)
     return Turn(role if isinstance(role, str) else "", said)
 
 

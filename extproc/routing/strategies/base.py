@@ -28,8 +28,11 @@ class Reason(StrEnum):
 
     TURN = "turn"  # its turn (round robin) or its lot (random)
     LEAST_LOAD = "least_load"  # fewest requests in flight
+    SESSION = "session"  # where the conversation's earlier turns went
+    PREFIX = "prefix"  # nobody holds more of the prompt
+    COLD = "cold"  # nobody holds any of it: the cheapest
     HOME = "home"  # the first endpoint of the prefix's walk
-    SPILL = "spill"  # home was over its bound: the next one of the walk that was not
+    SPILL = "spill"  # home was over its bound, or who holds more had too much to do: the next one
     NO_PREFIX = "no_prefix"  # nothing to hash: least load
 
 
@@ -123,6 +126,10 @@ class Candidates:
         if self._eligible is None:
             return self._book.total - sum(map(self._book.in_flight, self._closed))
         return sum(map(self._book.in_flight, self._eligible))
+
+    def allows(self, name: str) -> bool:
+        """Whether `name`, one of the pool's ready endpoints, may take the request."""
+        return self._eligible is None or name in self._eligible
 
     def walk(self, key: int) -> Iterator[str]:
         eligible, closed, names = self._eligible, self._closed, self._placement.walk(key)

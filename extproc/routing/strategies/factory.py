@@ -7,10 +7,11 @@ from typing import Final
 from extproc.errors import SettingsError
 from extproc.routing.strategies.balanced import LeastLoad, RandomChoice, RoundRobin
 from extproc.routing.strategies.base import Outside, Strategy
+from extproc.routing.strategies.prefix_cache import PrefixCache
 from extproc.routing.strategies.prefix_hash import PrefixHash
 
 STRATEGIES: Final[Mapping[str, Callable[..., Strategy]]] = MappingProxyType(
-    {kind.name: kind for kind in (RoundRobin, RandomChoice, LeastLoad, PrefixHash)}
+    {kind.name: kind for kind in (RoundRobin, RandomChoice, LeastLoad, PrefixHash, PrefixCache)}
 )
 
 

@@ -72,9 +72,7 @@ class PrefixHash(Strategy):
 
     def place(self, ready: Mapping[str, Endpoint], before: Placement) -> Ring:
         """A ring of `before` or, where that is of another kind, a new one: see `Ring.replace`."""
-        if isinstance(before, Ring) and before.positions_per_member == self._positions:
-            return before.replace(ready)
-        return Ring(ready, self._positions)
+        return Ring.grown(before, ready, self._positions)
 
     def follow(self, ready: Mapping[str, Endpoint]) -> None:
         pass

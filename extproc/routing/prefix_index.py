@@ -1,0 +1,302 @@
+"""Which endpoint holds which blocks: what each one's KV cache most likely has, as far as we sent it there.
+
+Nothing here decides. Time comes in as an argument.
+"""
+
+# The rules, and whose they are:
+#
+# - vLLM keeps blocks of running requests, and evicts the others least recently used first, the tail of a
+#   sequence before its head. So does a `Holding`: whoever holds a block holds all that lead to it. That is
+#   what makes a match found by bisection a match of everything before it.
+# - It is written in the same step as the pick, not when the answer comes: of a burst of one new prefix
+#   every request finds the first one's blocks.
+# - The engine is never asked. Where it forgets earlier than we think, a request pays for a prefill that was
+#   not foreseen. Where we forget earlier than it does, prompts leave warm endpoints for cold ones, and that
+#   costs more (measured: a quarter too small, 24 % more time to the first token; half, five times). So blocks
+#   of open requests never count against the room for the others as a whole: a tenth of it is always theirs.
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from math import exp
+from typing import Final
+
+from msgspec import Struct
+
+from extproc.routing.chain import Chain
+
+# What an endpoint's index costs at most: one entry for so many bytes of its capacity, about 350 bytes of
+# memory each. What a chat's cuts need is less: its blocks have 170 bytes and more on average.
+ENTRY_BYTES: Final = 128
+
+# Over how long rates are averaged, seconds: some requests of a prefix that is worth keeping.
+_RATE_S: Final = 60.0
+
+
+# Nobody knows what will be in an hour.
+_LONGEST_S: Final = 3600.0
+
+
+class Rate:
+    """How much comes per second, the last minute counting most."""
+
+    __slots__ = ("_at", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._at = 0.0
+
+    def add(self, amount: float, now: float) -> None:
+        self._sum = self._sum * exp((self._at - now) / _RATE_S) + amount
+        self._at = now
+
+    def per_s(self, now: float) -> float:
+        return self._sum * exp((self._at - now) / _RATE_S) / _RATE_S
+
+
+class Holding:
+    """The blocks that one endpoint holds: those of open requests, and idle ones in order of eviction."""
+
+    __slots__ = ("address", "alone", "idle", "idle_bytes", "is_gone", "name", "pinned", "pinned_bytes")
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self.is_gone = False
+        self.alone = (self,)
+        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.pinned: dict[int, int] = {}  # by how many requests
+        self.idle_bytes = self.pinned_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Holding of {self.name}: {self.idle_bytes} idle bytes, {self.pinned_bytes} pinned>"
+
+    def __len__(self) -> int:
+        return len(self.idle) + len(self.pinned)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self.pinned or block in self.idle
+
+    def depth(self, hashes: Sequence[int], known: int) -> int:
+        """How many blocks of a chain it holds, of the first `known` ones. O(log known)."""
+        idle, pinned = self.idle, self.pinned
+        low, high = 0, known
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in pinned or hashes[middle] in idle:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def pin(self, chain: Chain, blocks: int) -> None:
+        """Counts one more request on the first `blocks` of a chain, all of which it holds."""
+        hashes, idle, pinned = chain.hashes, self.idle, self.pinned
+        # Who pins a block pins all that lead to it: the pinned ones stand first.
+        first = bisect_left(range(blocks), True, key=lambda number: hashes[number] in idle)
+        for block in hashes[:first]:
+            pinned[block] += 1
+        for block in hashes[first:blocks]:
+            del idle[block]
+            pinned[block] = 1
+        moved = chain.bytes_between(first, blocks)
+        self.idle_bytes -= moved
+        self.pinned_bytes += moved
+
+    def unpin(self, chain: Chain, blocks: int) -> None:
+        """Counts one request less on them."""
+        hashes, idle, pinned = chain.hashes, self.idle, self.pinned
+        # Likewise: those that no other request pins stand last.
+        first = bisect_left(range(blocks), True, key=lambda number: pinned[hashes[number]] == 1)
+        for block in hashes[:first]:
+            pinned[block] -= 1
+        # The tail first: it is evicted before the head.
+        for block in reversed(hashes[first:blocks]):
+            del pinned[block]
+            idle[block] = None
+        moved = chain.bytes_between(first, blocks)
+        self.pinned_bytes -= moved
+        self.idle_bytes += moved
+
+
+class Taken(Struct, frozen=True):
+    """What a request has in an index: `blocks` of its chain, of which `had` were there before."""
+
+    had: int
+    blocks: int
+
+
+# Not followed by the garbage collector: there are millions, and no cycle goes through them.
+class _Block(Struct, gc=False):
+    holders: tuple[Holding, ...]
+    length: int
+    heir: int = 0  # the block that first came after it
+
+
+class PrefixIndex:
+    """All endpoints' holdings, and the blocks by what they are.
+
+    `capacity` is how many bytes of prompts one endpoint's cache holds. Memory is bounded by
+    `capacity / ENTRY_BYTES` entries an endpoint; of open requests beyond that, tails are left out.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._most_entries = max(1, capacity // ENTRY_BYTES)
+        self._holdings: dict[str, Holding] = {}
+        self._blocks: dict[int, _Block] = {}
+        # Blocks after which prompts went different ways, and how often they are asked for.
+        self._forks: dict[int, Rate] = {}
+        self._new_bytes = Rate()
+
+    def __repr__(self) -> str:
+        return f"<PrefixIndex of {len(self._holdings)} endpoints, {len(self)} blocks>"
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def holding(self, name: str) -> Holding | None:
+        return self._holdings.get(name)
+
+    def follow(self, addresses: dict[str, str]) -> None:
+        """Keeps what these endpoints, by name, hold at these addresses, and forgets everything else."""
+        for name, holding in [*self._holdings.items()]:
+            if addresses.get(name) != holding.address:
+                self._forget(holding)
+        for name, address in addresses.items():
+            if name not in self._holdings:
+                self._holdings[name] = Holding(name, address)
+
+    def known(self, hashes: Sequence[int]) -> int:
+        """How many blocks of a chain any endpoint holds. O(log n)."""
+        blocks = self._blocks
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in blocks:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def holders(self, hashes: Sequence[int], known: int) -> Iterator[Sequence[Holding]]:
+        """Yields who holds the chain furthest, then who holds less, each time all who hold so much.
+
+        A longer head of a chain has fewer holders, so each step is found by bisection.
+        """
+        blocks = self._blocks
+        while known:
+            holders = blocks[hashes[known - 1]].holders
+            yield holders
+            low, high = 0, known - 1
+            while low < high:
+                middle = (low + high) // 2
+                if len(blocks[hashes[middle]].holders) > len(holders):
+                    low = middle + 1
+                else:
+                    high = middle
+            known = low
+
+    def forks(self, hashes: Sequence[int], known: int) -> list[int]:
+        """How many blocks lead to each fork on a chain's way: what stands before is shared with others."""
+        forks = self._forks
+        return [block + 1 for block in range(known) if hashes[block] in forks]
+
+    def copies(self, block: int) -> int:
+        found = self._blocks.get(block)
+        return len(found.holders) if found else 0
+
+    def uses(self, block: int, now: float) -> float:
+        """Requests per second that go through a fork."""
+        rate = self._forks.get(block)
+        return rate.per_s(now) if rate else 0.0
+
+    def life_s(self, now: float) -> float:
+        """How long a block stays, on average: what fits, over what comes (Little's law)."""
+        room, per_s = self.capacity * len(self._holdings), self._new_bytes.per_s(now)
+        return room / per_s if per_s * _LONGEST_S > room else _LONGEST_S
+
+    def take(self, holding: Holding, chain: Chain, now: float) -> Taken:
+        """Writes a chain down as one open request's, as far as there is room for it."""
+        hashes = chain.hashes
+        known = self.known(hashes)
+        for fork in self.forks(hashes, known):
+            self._forks[hashes[fork - 1]].add(1, now)
+        had = holding.depth(hashes, known)
+        holding.pin(chain, had)
+        stop = min(len(hashes), had + max(0, self._most_entries - len(holding.pinned)))
+        if stop > had:
+            self._insert(holding, chain, had, stop, now)
+            self._make_room(holding)
+        return Taken(had, stop)
+
+    def release(self, holding: Holding, chain: Chain, taken: Taken) -> None:
+        """Ends one request's use of what it took; the holding may be gone."""
+        if not holding.is_gone:
+            holding.unpin(chain, taken.blocks)
+            self._make_room(holding)
+
+    def withdraw(self, holding: Holding, chain: Chain, taken: Taken) -> None:
+        """Takes back what a request that was never read has added, unless others asked for it since."""
+        if holding.is_gone:
+            return
+        for number in range(taken.blocks - 1, taken.had - 1, -1):
+            block = chain.hashes[number]
+            found = self._blocks.get(block)
+            if block not in holding.idle or found is None or found.heir or block in self._forks:
+                return
+            del holding.idle[block]
+            holding.idle_bytes -= found.length
+            self._drop(holding, block)
+            parent = self._blocks.get(chain.hashes[number - 1]) if number else None
+            if parent is not None and parent.heir == block and block not in self._blocks:
+                parent.heir = 0
+
+    def _insert(self, holding: Holding, chain: Chain, start: int, stop: int, now: float) -> None:
+        """Adds the blocks from `start` to `stop` as pinned ones."""
+        hashes, blocks, pinned, alone = chain.hashes, self._blocks, holding.pinned, holding.alone
+        for number in range(start, stop):
+            block = hashes[number]
+            found = blocks.get(block)
+            if found is None:
+                blocks[block] = _Block(alone, chain.bytes_between(number, number + 1))
+                if number:
+                    self._inherit(hashes[number - 1], block, now)
+            else:
+                found.holders += alone
+            pinned[block] = 1
+        new_bytes = chain.bytes_between(start, stop)
+        holding.pinned_bytes += new_bytes
+        self._new_bytes.add(new_bytes, now)
+
+    def _inherit(self, parent: int, block: int, now: float) -> None:
+        found = self._blocks[parent]
+        if not found.heir:
+            found.heir = block
+        elif found.heir != block and parent not in self._forks:
+            self._forks[parent] = fork = Rate()
+            fork.add(1, now)
+
+    def _make_room(self, holding: Holding) -> None:
+        """Evicts idle blocks until the bound holds."""
+        room = max(self.capacity - holding.pinned_bytes, self.capacity // 10)
+        idle = holding.idle
+        while idle and (holding.idle_bytes > room or len(holding) > self._most_entries):
+            block, _ = idle.popitem(last=False)
+            holding.idle_bytes -= self._blocks[block].length
+            self._drop(holding, block)
+
+    def _forget(self, holding: Holding) -> None:
+        holding.is_gone = True
+        del self._holdings[holding.name]
+        for block in (*holding.idle, *holding.pinned):
+            self._drop(holding, block)
+
+    def _drop(self, holding: Holding, block: int) -> None:
+        found = self._blocks[block]
+        rest = [other for other in found.holders if other is not holding]
+        if not rest:
+            del self._blocks[block]
+            self._forks.pop(block, None)
+        else:
+            found.holders = rest[0].alone if len(rest) == 1 else tuple(rest)

@@ -1,0 +1,341 @@
+"""The cheapest endpoint: what of a prompt each one holds, and what the wait there costs."""
+
+# The rule. All in milliseconds of engine time, for one request and one endpoint e:
+#
+#   cost(e) = KEEP · prefill · Σ A(piece) · missing(e, piece)  +  backlog(e)  +  step / 4 · in flight(e)
+#
+# and the least cost wins.
+#
+# - A prompt falls into pieces at its forks: places where others with the same beginning went on differently.
+#   The last piece is its own, and A is 1 there. What stands before a fork is shared with others: prefilled
+#   once more it becomes another copy, of use to all of them. With k copies now, asked for u times a second,
+#   and a copy living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price over those who will use it.
+# - KEEP is 3: a prompt's own piece will be asked for again, by the conversation's next turn, which would find
+#   it in one place or the other; moving it costs the prefill now, and evicts what others would have found.
+# - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at `_DRAIN` of
+#   real time. Without it a burst of new prompts meets on one endpoint.
+# - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote it itself.
+#
+# Who is asked for the cost: the two that hold most of the prompt, and the two with least to do. Not only for
+# speed. With all of them asked, a queue keeps its prompts' blocks pinned, so the index believes in more and
+# more of them there, and more arrives: that runs away near capacity (simulated).
+#
+# Several gateways do not know each other's picks. Then conversations, and what many share, have homes on a
+# ring, the same for all of them: where nothing is known of a conversation that had turns before, it is
+# presumed at home.
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from random import Random
+from typing import Final
+
+from msgspec import Struct
+
+from extproc.routing.chain import Chain, chain_of
+from extproc.routing.endpoint import Endpoint
+from extproc.routing.prefix import routing_key
+from extproc.routing.prefix_index import Holding, PrefixIndex, Taken
+from extproc.routing.prompt import Prompt
+from extproc.routing.ring import Ring
+from extproc.routing.strategies.balanced import LeastLoad
+from extproc.routing.strategies.base import (
+    NOWHERE,
+    Candidates,
+    Choice,
+    Ending,
+    Outside,
+    Placement,
+    Reading,
+    Reason,
+    Strategy,
+)
+from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
+
+_KEEP: Final = 3.0
+_DRAIN: Final = 0.8
+_STEPS_PER_REQUEST: Final = 0.25
+
+# A cost may be wrong by a quarter; a capacity had better not be too small.
+_BYTES_PER_TOKEN: Final = 4.0
+
+# Who is nominated, of so many looked at: the least of 16 is hardly worse than the least of a thousand.
+_NOMINEES: Final = 2
+_LOOKED_AT: Final = 16
+
+_POSITIONS: Final = 64
+
+
+class Offer(Struct, frozen=True):
+    """What one endpoint would cost: it holds `blocks` of the prompt, and has `reach` bytes of it."""
+
+    name: str
+    blocks: int
+    reach: int
+    backlog_ms: float
+    in_flight: int
+    cost_ms: float
+    is_home: bool
+
+
+class Piece(Struct, frozen=True):
+    """Bytes of a prompt between two forks, and what a missing one weighs."""
+
+    start: int
+    stop: int
+    weight: float
+
+    def missing(self, reach: int) -> float:
+        """Weighed bytes that an endpoint lacks which has `reach` bytes of the prompt."""
+        return self.weight * max(0, self.stop - max(self.start, reach))
+
+
+class _View(Struct, frozen=True):
+    """One request as it looks now: `known` of its blocks are held by somebody.
+
+    `homes` are empty but for several gateways: by name, how much of the prompt is presumed there.
+    """
+
+    chain: Chain
+    candidates: Candidates
+    now: float
+    known: int
+    pieces: Sequence[Piece]
+    homes: Mapping[str, int]
+
+
+class Backlog:
+    """Prefill sent to one endpoint and not done yet, in milliseconds, by the clock."""
+
+    __slots__ = ("_at", "_ms")
+
+    def __init__(self) -> None:
+        self._ms = self._at = 0.0
+
+    def ms(self, now: float) -> float:
+        return max(0.0, self._ms - (now - self._at) * 1000 * _DRAIN)
+
+    def add(self, ms: float, now: float) -> None:
+        self._ms = self.ms(now) + ms
+        self._at = now
+
+
+class PrefixCache(Strategy):
+    """The endpoint where a prompt costs least, by an index of what each one holds.
+
+    `engine` names the constants, see `ENGINES`; `kv_tokens` is the size of an endpoint's KV cache, if
+    other than the engine's. With several `gateways`, each with an index of its own, prompts have homes.
+    """
+
+    name = "prefix_cache"
+    headers: Collection[str] = ()
+
+    def __init__(
+        self,
+        outside: Outside,
+        *,
+        engine: str = DEFAULT_ENGINE,
+        kv_tokens: int | None = None,
+        gateways: int = 1,
+    ) -> None:
+        if engine not in ENGINES:
+            raise ValueError(f"{engine!r} is no engine: choose from {', '.join(ENGINES)}")
+        costs = ENGINES[engine]
+        self._clock = outside.clock
+        self._rng: Random = outside.rng
+        self._ms_per_byte = costs.prefill_ms_per_token / _BYTES_PER_TOKEN
+        self._ms_per_request = costs.step_ms * _STEPS_PER_REQUEST
+        self._has_homes = gateways > 1
+        self._without_prompt = LeastLoad(outside, Reason.NO_PREFIX)
+        self._backlogs: dict[str, Backlog] = {}
+        self.index = PrefixIndex(int((kv_tokens or costs.kv_tokens) * _BYTES_PER_TOKEN))
+
+    def needs_body(self, headers: Mapping[str, str]) -> bool:  # noqa: ARG002  # no header says as much
+        return True
+
+    def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str) -> Reading:  # noqa: ARG002  # likewise
+        # What is beyond a whole cache is in none.
+        text = prompt.head(self.index.capacity) if prompt else ""
+        if prompt is None or not text:
+            return self._without_prompt
+        seed = routing_key("", model=prompt.model or "", adapter=adapter, cache_salt=prompt.cache_salt)
+        return _Cached(self, chain_of(text, seed))
+
+    def place(self, ready: Mapping[str, Endpoint], before: Placement) -> Placement:
+        return Ring.grown(before, ready, _POSITIONS) if self._has_homes else NOWHERE
+
+    def follow(self, ready: Mapping[str, Endpoint]) -> None:
+        self.index.follow({name: endpoint.address for name, endpoint in ready.items()})
+        self._backlogs = {name: self._backlogs.get(name) or Backlog() for name in ready}
+
+    def take(self, holding: Holding, chain: Chain) -> Taken:
+        """Writes a request down."""
+        now = self._clock()
+        taken = self.index.take(holding, chain, now)
+        missing = chain.size - chain.reach(taken.had)
+        self._backlogs[holding.name].add(missing * self._ms_per_byte, now)
+        return taken
+
+    def offers(self, chain: Chain, candidates: Candidates) -> list[Offer]:
+        """What the endpoints worth asking would cost, the cheapest first; never empty."""
+        view = self._view(chain, candidates)
+        nominees = dict.fromkeys((*self._warmest(view), *self._idlest(view), *view.homes))
+        return sorted([self._offer(name, view) for name in nominees], key=_cost)
+
+    def fill(self, names: list[str], candidates: Candidates, count: int) -> list[str]:
+        """Adds the least loaded of the others, up to `count` together."""
+        others = (name for name in candidates.least_loaded(self._rng) if name not in names)
+        return [*names, *islice(others, count - len(names))]
+
+    def explain(self, chain: Chain, candidates: Candidates) -> dict[str, object]:
+        """What each endpoint worth asking would cost. In tokens, as far as text tells them."""
+        pieces = self._view(chain, candidates).pieces
+        return {
+            "prompt_tokens": _tokens(chain.size),
+            "pieces": [
+                {"tokens": _tokens(piece.stop - piece.start), "weight": round(piece.weight, 3)}
+                for piece in pieces
+            ],
+            "candidates": [_told(offer, chain) for offer in self.offers(chain, candidates)],
+        }
+
+    def _view(self, chain: Chain, candidates: Candidates) -> _View:
+        now, known = self._clock(), self.index.known(chain.hashes)
+        forks = self.index.forks(chain.hashes, known)
+        homes = self._homes(chain, forks, candidates) if self._has_homes else {}
+        return _View(chain, candidates, now, known, self._pieces(chain, forks, now), homes)
+
+    def _pieces(self, chain: Chain, forks: Sequence[int], now: float) -> list[Piece]:
+        pieces: list[Piece] = []
+        start = 0
+        for blocks in forks:
+            stop, fork = chain.ends[blocks - 1], chain.hashes[blocks - 1]
+            uses = self.index.uses(fork, now) * self.index.life_s(now)
+            pieces.append(Piece(start, stop, 1 / (1 + uses / (self.index.copies(fork) + 1))))
+            start = stop
+        pieces.append(Piece(start, chain.size, 1.0))
+        return pieces
+
+    def _homes(self, chain: Chain, forks: Sequence[int], candidates: Candidates) -> dict[str, int]:
+        """The homes of what a prompt shares and of its conversation, and what is presumed to be there."""
+        homes: dict[str, int] = {}
+        for blocks in forks[-1:]:
+            homes |= dict.fromkeys(
+                islice(candidates.walk(chain.hashes[blocks - 1]), 1), chain.ends[blocks - 1]
+            )
+        for name in islice(candidates.walk(chain.home), 1):
+            homes[name] = max(homes.get(name, 0), chain.answered)
+        return homes
+
+    def _offer(self, name: str, view: _View) -> Offer:
+        chain, holding = view.chain, self.index.holding(name)
+        blocks = holding.depth(chain.hashes, view.known) if holding is not None and view.known else 0
+        reach = max(chain.reach(blocks), view.homes.get(name, 0))
+        missing = sum([piece.missing(reach) for piece in view.pieces])
+        keep = 1.0 if name in view.homes else _KEEP
+        backlog_ms, in_flight = self._backlog_ms(name, view.now), view.candidates.in_flight(name)
+        cost_ms = keep * missing * self._ms_per_byte + backlog_ms + in_flight * self._ms_per_request
+        return Offer(name, blocks, reach, backlog_ms, in_flight, cost_ms, name in view.homes)
+
+    def _warmest(self, view: _View) -> list[str]:
+        """Those that hold most of the chain, of equals the ones with least to do."""
+        found: list[str] = []
+        levels = self.index.holders(view.chain.hashes, view.known)
+        for holders in islice(levels, _LOOKED_AT):
+            names = [holding.name for holding in self._some(holders)]
+            fit = [name for name in names if name not in found and view.candidates.allows(name)]
+            found += self._least(fit, view)[: _NOMINEES - len(found)]
+            if len(found) == _NOMINEES:
+                break
+        return found
+
+    def _idlest(self, view: _View) -> list[str]:
+        names = [*islice(view.candidates.least_loaded(self._rng), _LOOKED_AT)]
+        return self._least(names, view)[:_NOMINEES]
+
+    def _least(self, names: list[str], view: _View) -> list[str]:
+        """Those with least to do first."""
+        now, in_flight, per_request = view.now, view.candidates.in_flight, self._ms_per_request
+        names.sort(key=lambda name: self._backlog_ms(name, now) + in_flight(name) * per_request)
+        return names
+
+    def _some(self, holders: Sequence[Holding]) -> Sequence[Holding]:
+        if len(holders) <= _LOOKED_AT:
+            return holders
+        start = int(self._rng.random() * (len(holders) - _LOOKED_AT + 1))
+        return holders[start : start + _LOOKED_AT]
+
+    def _backlog_ms(self, name: str, now: float) -> float:
+        backlog = self._backlogs.get(name)
+        return backlog.ms(now) if backlog else 0.0
+
+
+def _told(offer: Offer, chain: Chain) -> dict[str, object]:
+    return {
+        "endpoint": offer.name,
+        "match_tokens": _tokens(offer.reach),
+        "miss_tokens": _tokens(chain.size - offer.reach),
+        "backlog_ms": round(offer.backlog_ms, 1),
+        "in_flight": offer.in_flight,
+        "cost_ms": round(offer.cost_ms, 1),
+    }
+
+
+def _tokens(size: int) -> int:
+    return round(size / _BYTES_PER_TOKEN)
+
+
+def _cost(offer: Offer) -> float:
+    return offer.cost_ms
+
+
+class _Cached(Reading):
+    """One request's chain, and where it was written down."""
+
+    __slots__ = ("_chain", "_holding", "_strategy", "_taken", "key")
+
+    key: int
+
+    def __init__(self, strategy: PrefixCache, chain: Chain) -> None:
+        self._strategy = strategy
+        self._chain = chain
+        self._holding: Holding | None = None
+        self._taken = Taken(0, 0)
+        self.key = chain.home
+
+    def choose(self, candidates: Candidates, count: int) -> Choice:
+        offers = self._strategy.offers(self._chain, candidates)
+        names = [offer.name for offer in offers[:count]]
+        if len(names) < min(count, len(candidates)):
+            names = self._strategy.fill(names, candidates, count)
+        return Choice(tuple(names), self._reason(offers))
+
+    def explain(self, candidates: Candidates) -> dict[str, object]:
+        return self._strategy.explain(self._chain, candidates)
+
+    def taken(self, endpoint: str) -> None:
+        index = self._strategy.index
+        if self._holding is not None:
+            # Another one answered: this one never read it.
+            index.withdraw(self._holding, self._chain, self._taken)
+        self._holding = index.holding(endpoint)
+        if self._holding is not None:
+            self._taken = self._strategy.take(self._holding, self._chain)
+
+    def ended(self, endpoint: str) -> None:  # noqa: ARG002  # where it was taken
+        if self._holding is not None:
+            self._strategy.index.release(self._holding, self._chain, self._taken)
+
+    def learn(self, endpoint: str, ending: Ending) -> None:  # noqa: ARG002  # likewise
+        if self._holding is not None and ending.status is not None and ending.status >= 500:
+            self._strategy.index.withdraw(self._holding, self._chain, self._taken)
+
+    def _reason(self, offers: Sequence[Offer]) -> Reason:
+        first, chain = offers[0], self._chain
+        best = max(offer.blocks for offer in offers)
+        if first.blocks < best:
+            return Reason.SPILL
+        if chain.answered and first.reach >= chain.answered:
+            return Reason.SESSION
+        if best:
+            return Reason.PREFIX
+        return Reason.HOME if first.is_home else Reason.COLD

@@ -1,0 +1,344 @@
+"""The index: what it says that an endpoint holds, whatever was asked of it."""
+
+import tracemalloc
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from extproc.routing.chain import Chain
+from extproc.routing.prefix_index import ENTRY_BYTES, Holding, PrefixIndex, Rate, Taken
+
+SIZE = 200
+
+
+def chain(*path: int, size: int = SIZE) -> Chain:
+    """Blocks of one size; equal beginnings of `path` are equal heads."""
+    hashes = [hash(path[: depth + 1]) for depth in range(len(path))]
+    ends = [size * (depth + 1) for depth in range(len(path))]
+    return Chain(hashes, ends, ends, size * len(path), hashes[0] if hashes else 0, 0)
+
+
+def index_of(*names: str, blocks: int = 10) -> PrefixIndex:
+    index = PrefixIndex(blocks * SIZE)
+    index.follow(dict.fromkeys(names, "10.0.0.1:80"))
+    return index
+
+
+def at(index: PrefixIndex, name: str) -> Holding:
+    holding = index.holding(name)
+    assert holding is not None
+    return holding
+
+
+def visit(index: PrefixIndex, name: str, *path: int, now: float = 0.0) -> None:
+    """A request that comes and goes."""
+    asked = chain(*path)
+    index.release(at(index, name), asked, index.take(at(index, name), asked, now))
+
+
+def depth(index: PrefixIndex, name: str, *path: int) -> int:
+    hashes = chain(*path).hashes
+    return at(index, name).depth(hashes, index.known(hashes))
+
+
+def levels(index: PrefixIndex, *path: int) -> list[list[str]]:
+    hashes = chain(*path).hashes
+    return [[holding.name for holding in level] for level in index.holders(hashes, index.known(hashes))]
+
+
+def test_what_was_taken_is_held_at_once() -> None:
+    index = index_of("a", "b")
+
+    assert index.take(at(index, "a"), chain(1, 2, 3), 0.0) == Taken(0, 3)
+    assert index.take(at(index, "a"), chain(1, 2, 4, 5), 0.0) == Taken(2, 4)
+    assert depth(index, "a", 1, 2, 3, 9) == 3
+    assert depth(index, "b", 1, 2, 3) == 0
+    assert index.known(chain(1, 2, 4, 5, 6).hashes) == 4
+
+
+def test_holders_come_with_those_first_who_hold_most() -> None:
+    index = index_of("a", "b", "c", "d")
+    visit(index, "a", 1, 2, 3, 4)
+    visit(index, "b", 1, 2)
+    visit(index, "c", 1, 2)
+    visit(index, "d", 1)
+
+    assert levels(index, 1, 2, 3, 4, 5) == [["a"], ["a", "b", "c"], ["a", "b", "c", "d"]]
+    assert levels(index, 1, 2) == [["a", "b", "c"], ["a", "b", "c", "d"]]
+    assert levels(index, 2) == []
+
+
+def test_the_least_recently_used_goes_first_and_of_one_prompt_its_tail() -> None:
+    index = index_of("a", blocks=6)
+    visit(index, "a", 1, 2, 3)
+    visit(index, "a", 5, 6, 7)
+    visit(index, "a", 1, 2)
+    visit(index, "a", 8)
+
+    # Of nothing used since, the tail of the oldest.
+    assert depth(index, "a", 1, 2, 3) == 2
+    assert depth(index, "a", 5, 6, 7) == 3
+
+    visit(index, "a", 9, 10)
+
+    assert depth(index, "a", 5, 6, 7) == 1
+    assert depth(index, "a", 1, 2) == 2
+
+
+def test_blocks_of_open_requests_stay_and_leave_a_tenth_to_the_others() -> None:
+    index = index_of("a", blocks=20)
+    visit(index, "a", 99, 98, 97)
+    index.take(at(index, "a"), chain(*range(25)), 0.0)
+
+    assert depth(index, "a", *range(25)) == 25
+    assert depth(index, "a", 99, 98, 97) == 2
+
+
+def test_tails_of_open_requests_beyond_the_bound_are_left_out() -> None:
+    index = index_of("a", blocks=8)
+    most = 8 * SIZE // ENTRY_BYTES
+    asked = chain(*range(20))
+    taken = index.take(at(index, "a"), asked, 0.0)
+
+    assert taken == Taken(0, most)
+    assert index.take(at(index, "a"), chain(50), 0.0) == Taken(0, 0)
+
+    index.release(at(index, "a"), asked, taken)
+
+    assert len(at(index, "a")) == 8
+
+
+def test_what_two_requests_use_stays_until_both_have_ended() -> None:
+    index = index_of("a")
+    holding = at(index, "a")
+    long, short = chain(1, 2, 3), chain(1, 2)
+    first, second = index.take(holding, long, 0.0), index.take(holding, short, 0.0)
+    index.release(holding, long, first)
+
+    assert (holding.pinned_bytes, holding.idle_bytes) == (2 * SIZE, SIZE)
+
+    index.release(holding, short, second)
+
+    assert (holding.pinned_bytes, holding.idle_bytes) == (0, 3 * SIZE)
+    assert list(holding.idle) == [*reversed(long.hashes)]
+
+
+@pytest.mark.parametrize("after", [{}, {"a": "10.0.0.9:80"}])
+def test_an_endpoint_that_goes_or_comes_back_elsewhere_holds_nothing(after: dict[str, str]) -> None:
+    index = index_of("a", "b")
+    visit(index, "b", 1, 2)
+    asked, old = chain(1, 2, 3), at(index, "a")
+    taken = index.take(old, asked, 0.0)
+    index.follow(after | {"b": "10.0.0.1:80"})
+    index.follow({"a": "10.0.0.1:80", "b": "10.0.0.1:80"})
+
+    assert depth(index, "a", 1, 2, 3) == 0
+    assert levels(index, 1, 2, 3) == [["b"]]
+    assert len(index) == 2
+
+    # Its last request ends now.
+    index.release(old, asked, taken)
+    index.withdraw(old, asked, taken)
+
+    assert len(at(index, "a")) == 0
+
+
+def test_an_endpoint_that_stays_keeps_what_it_holds() -> None:
+    index = index_of("a", "b")
+    visit(index, "a", 1, 2)
+    index.follow({"a": "10.0.0.1:80", "c": "10.0.0.3:80"})
+
+    assert depth(index, "a", 1, 2) == 2
+    assert index.holding("b") is None
+
+
+def test_prompts_fork_where_they_go_on_differently() -> None:
+    index = index_of("a", "b")
+    visit(index, "a", 1, 2, 3, 4)
+    visit(index, "a", 1, 2, 3, 4, 5)
+
+    assert index.forks(chain(1, 2, 3, 4).hashes, 4) == []
+
+    visit(index, "b", 1, 2, 8)
+    visit(index, "b", 1, 2, 3, 9)
+
+    assert index.forks(chain(1, 2, 3, 4).hashes, 4) == [2, 3]
+    assert index.forks(chain(1, 2, 8).hashes, 3) == [2]
+    assert index.copies(chain(1, 2).hashes[-1]) == 2
+    assert index.copies(chain(7).hashes[-1]) == 0
+
+
+def test_a_fork_counts_who_passes_it() -> None:
+    index = index_of("a", blocks=1_000)
+    for number in range(600):
+        visit(index, "a", 1, 1_000 + number, now=number / 2)
+    fork = chain(1).hashes[0]
+
+    assert index.uses(fork, 300.0) == pytest.approx(2, rel=0.05)
+    assert index.uses(chain(1_003).hashes[0], 300.0) == 0
+    assert index.life_s(300.0) == pytest.approx(500, rel=0.05)
+
+
+def test_where_nothing_comes_a_block_lives_for_an_hour() -> None:
+    index = index_of("a")
+
+    assert index.life_s(0.0) == 3600
+
+    visit(index, "a", 1)
+
+    assert index.life_s(0.0) < 3600
+    assert index.life_s(1e6) == 3600
+
+
+def test_a_rate_is_forgotten_in_time() -> None:
+    rate = Rate()
+    rate.add(60, 0.0)
+
+    assert rate.per_s(0.0) == 1
+    assert rate.per_s(60.0) == pytest.approx(0.368, abs=0.001)
+
+
+def test_what_was_never_read_is_taken_back() -> None:
+    index = index_of("a")
+    visit(index, "a", 1, 2)
+    holding, asked = at(index, "a"), chain(1, 2, 3, 4)
+    taken = index.take(holding, asked, 0.0)
+    index.withdraw(holding, asked, taken)
+
+    assert depth(index, "a", 1, 2, 3, 4) == 4  # its request is open yet
+
+    index.release(holding, asked, taken)
+    index.withdraw(holding, asked, taken)
+
+    assert depth(index, "a", 1, 2, 3, 4) == 2
+    assert len(index) == 2
+    assert holding.idle_bytes == 2 * SIZE
+
+    visit(index, "a", 1, 2, 7)
+
+    assert index.forks(chain(1, 2).hashes, 2) == []
+
+
+def test_what_others_asked_for_since_is_not_taken_back() -> None:
+    index = index_of("a")
+    holding, asked = at(index, "a"), chain(1, 2, 3)
+    taken = index.take(holding, asked, 0.0)
+    index.release(holding, asked, taken)
+    visit(index, "a", 1, 2, 9)
+    index.withdraw(holding, asked, taken)
+
+    assert depth(index, "a", 1, 2, 9) == 3
+    assert depth(index, "a", 1, 2, 3) == 2
+
+
+@pytest.mark.parametrize("endpoints", [8, 32])
+def test_memory_stays_below_what_is_promised(endpoints: int) -> None:
+    """A thousand endpoints of 84k tokens take 1 GB at most, eight 20 MB: 380 bytes an entry."""
+    rng, capacity = Random(1), 336_000
+    tracemalloc.start()
+    index = PrefixIndex(capacity)
+    index.follow({f"default/vllm-{number}": "10.0.0.1:80" for number in range(endpoints)})
+    for number in range(endpoints):
+        holding = at(index, f"default/vllm-{number}")
+        for _ in range(capacity // ENTRY_BYTES // 100 * 2):
+            hashes = [rng.getrandbits(64) for _ in range(100)]
+            asked = Chain(hashes, range(64, 6_401, 64), range(64, 6_401, 64), 6_400, hashes[0], 0)
+            index.release(holding, asked, index.take(holding, asked, 0.0))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert len(index) == endpoints * (capacity // ENTRY_BYTES)
+    assert used / len(index) < 380
+    assert 1_000 * (capacity // ENTRY_BYTES) * 380 < 1e9
+
+
+@dataclass
+class Open:
+    """A request that has not ended."""
+
+    name: str
+    holding: Holding
+    asked: Chain
+    taken: Taken
+
+
+PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+NAMES = st.sampled_from("abc")
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Whatever comes and goes in whatever order: the promises of the index hold after each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = index_of(*"abc", blocks=8)
+        self.now = 0.0
+        self.open: list[Open] = []
+        self.paths: set[tuple[int, ...]] = set()
+
+    @rule(name=NAMES, path=PATHS)
+    def take(self, name: str, path: list[int]) -> None:
+        holding = self.index.holding(name)
+        if holding is None:
+            return
+        self.now += 1
+        self.paths.add(tuple(path))
+        asked = chain(*path)
+        taken = self.index.take(holding, asked, self.now)
+
+        assert holding.depth(asked.hashes, len(asked)) == taken.blocks
+        self.open.append(Open(name, holding, asked, taken))
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if self.open:
+            ended = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+            self.index.release(ended.holding, ended.asked, ended.taken)
+            if data.draw(st.booleans()):
+                self.index.withdraw(ended.holding, ended.asked, ended.taken)
+
+    @rule(names=st.sets(NAMES))
+    def follow(self, names: set[str]) -> None:
+        self.index.follow(dict.fromkeys(names, "10.0.0.1:80"))
+
+        assert {name for name in "abc" if self.index.holding(name) is not None} == names
+
+    @invariant()
+    def open_requests_hold_all_that_they_took(self) -> None:
+        for request in self.open:
+            if not request.holding.is_gone:
+                taken = request.asked.hashes[: request.taken.blocks]
+                assert all(block in request.holding.pinned for block in taken)
+
+    @invariant()
+    def the_bound_holds(self) -> None:
+        for holding in self.holdings():
+            room = max(self.index.capacity - holding.pinned_bytes, self.index.capacity // 10)
+
+            assert holding.idle_bytes <= room
+            assert len(holding) <= self.index.capacity // ENTRY_BYTES
+            assert holding.idle_bytes == SIZE * len(holding.idle)
+            assert holding.pinned_bytes == SIZE * len(holding.pinned)
+
+    @invariant()
+    def whoever_holds_a_block_holds_all_that_lead_to_it(self) -> None:
+        for holding in self.holdings():
+            for path in self.paths:
+                held = [block in holding for block in chain(*path).hashes]
+
+                assert held == sorted(held, reverse=True)
+
+    @invariant()
+    def blocks_know_their_holders(self) -> None:
+        held = {block for holding in self.holdings() for block in (*holding.idle, *holding.pinned)}
+
+        assert len(self.index) == len(held)
+
+    def holdings(self) -> list[Holding]:
+        return [holding for name in "abc" if (holding := self.index.holding(name)) is not None]
+
+
+TestIndexMachine = IndexMachine.TestCase
