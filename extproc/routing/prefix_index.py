@@ -33,8 +33,8 @@ ENTRY_BYTES: Final = 128
 _RATE_S: Final = 60.0
 
 
-# Nobody knows what will be in an hour.
-_LONGEST_S: Final = 3600.0
+# What is longer than we looked is as good as for ever.
+_LONGEST_S: Final = 60.0
 
 
 class Rate:
@@ -127,7 +127,7 @@ class Taken(Struct, frozen=True):
 
 
 # Not followed by the garbage collector: there are millions, and no cycle goes through them.
-class _Block(Struct, gc=False):
+class _Known(Struct, gc=False):
     holders: tuple[Holding, ...]
     length: int
     heir: int = 0  # the block that first came after it
@@ -144,7 +144,7 @@ class PrefixIndex:
         self.capacity = capacity
         self._most_entries = max(1, capacity // ENTRY_BYTES)
         self._holdings: dict[str, Holding] = {}
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _Known] = {}
         # Blocks after which prompts went different ways, and how often they are asked for.
         self._forks: dict[int, Rate] = {}
         self._new_bytes = Rate()
@@ -259,7 +259,7 @@ class PrefixIndex:
             block = hashes[number]
             found = blocks.get(block)
             if found is None:
-                blocks[block] = _Block(alone, chain.bytes_between(number, number + 1))
+                blocks[block] = _Known(alone, chain.bytes_between(number, number + 1))
                 if number:
                     self._inherit(hashes[number - 1], block, now)
             else:

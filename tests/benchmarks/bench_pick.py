@@ -4,25 +4,34 @@ Reference in the same run: the same pick with 8 endpoints. `python -m tests.benc
 """
 
 import random
+import resource
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 
 import orjson
 
+from extproc.routing.chain import Chain, chain_of
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pool, Snapshot
+from extproc.routing.prefix_index import PrefixIndex
+from extproc.routing.prompt import parse
 from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.prefix_cache import PrefixCache
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.stream.codec import encode
 from extproc.stream.events import RequestBody, RequestHeaders, StreamConfig
 from extproc.stream.session import Session
 from tests.benchmarks.report import Row, report, time_us
 
-STRATEGY = PrefixHash(Outside(random.Random(1), lambda: 0.0))
+OUTSIDE = Outside(random.Random(1), lambda: 0.0)
+STRATEGY = PrefixHash(OUTSIDE)
 COUNTS = (8, 100, 1_000)
 BODIES = 512
+# Bytes of a chat, and how many questions it has had answered.
+CHATS = ((8_000, 8), (100_000, 30))
 
 
 def endpoints(count: int) -> list[Endpoint]:
@@ -60,6 +69,67 @@ def picks(count: int) -> Callable[[], None]:
         picker.pick(next(asks)).pick.release()
 
     return once
+
+
+def chats(size: int, turns: int, count: int = 64) -> list[bytes]:
+    """Chats of about `size` bytes each, no two alike."""
+    rng = random.Random(3)
+    length = size // (2 * turns + 1)
+
+    def said(role: str) -> dict[str, str]:
+        return {"role": role, "content": "".join(rng.choices("abcdefghij klmnop", k=length))}
+
+    return [
+        orjson.dumps({"messages": [said(role) for role in [*(("user", "assistant") * turns), "user"]]})
+        for _ in range(count)
+    ]
+
+
+def cache_picks(endpoint_count: int, size: int, turns: int) -> Callable[[], None]:
+    """One whole decision by `prefix_cache`, hot: every chat was asked before, and ends at once."""
+    pool = Pool("llama", PrefixCache(OUTSIDE, kv_tokens=1_000_000))
+    pool.replace(endpoints(endpoint_count))
+    picker = Picker([Route(pool)])
+    asks = [Ask("POST", "/v1/chat/completions", {}, body) for body in chats(size, turns)]
+    for ask in asks:
+        picker.pick(ask).pick.release()
+    turn = cycle(asks)
+
+    def once() -> None:
+        picker.pick(next(turn)).pick.release()
+
+    return once
+
+
+def hashing(size: int, turns: int) -> Callable[[], Chain]:
+    [body] = chats(size, turns, 1)
+    text = parse("/v1/chat/completions", "", body).head(size * 2)
+    return partial(chain_of, text, 1)
+
+
+def reading(size: int, turns: int) -> Callable[[], object]:
+    [body] = chats(size, turns, 1)
+    return partial(orjson.loads, body)
+
+
+def memory_mb(count: int) -> float:
+    """An index of so many endpoints of 84,000 tokens, full of the shortest blocks that it takes."""
+    index, rng, ends = PrefixIndex(336_000), random.Random(4), range(64, 6_401, 64)
+    index.follow({endpoint.name: endpoint.address for endpoint in endpoints(count)})
+    before = _resident_mb()
+    for endpoint in endpoints(count):
+        holding = index.holding(endpoint.name)
+        for _ in range(30):
+            hashes = [rng.getrandbits(64) for _ in ends]
+            chain = Chain(hashes, ends, ends, ends[-1], hashes[0], 0)
+            if holding is not None:
+                index.release(holding, chain, index.take(holding, chain, 0.0))
+    return _resident_mb() - before
+
+
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * resource.getpagesize() / 1e6
 
 
 def sessions(count: int) -> Callable[[], None]:
@@ -101,6 +171,8 @@ def _asks() -> list[Ask]:
 
 
 def main() -> None:
+    # First: what has been freed once is not asked for again.
+    memory = [Row(f"full index of {count} endpoints", [memory_mb(count)], "MB") for count in (8, 1_000)]
     rows = [Row(f"pick, 2 KB body, {count} endpoints", time_us(picks(count)), "µs") for count in COUNTS]
     rows += [
         Row(f"stream without socket, {count} endpoints", time_us(sessions(count)), "µs") for count in COUNTS
@@ -113,7 +185,21 @@ def main() -> None:
         Row(f"arrival at {count} endpoints: install, on the loop", time_us(installs(count), 50), "µs")
         for count in COUNTS
     ]
-    report("pick", rows, reference=rows[0].name)
+    rows += [
+        Row(f"pick by prefix_cache, {size // 1_000} KB chat, {count} endpoints", time_us(picks), "µs")
+        for size, turns in CHATS
+        for count in (8, 1_000)
+        for picks in [cache_picks(count, size, turns)]
+    ]
+    rows += [
+        row
+        for size, turns in CHATS
+        for row in (
+            Row(f"blocks of a {size // 1_000} KB chat, hashed", time_us(hashing(size, turns)), "µs"),
+            Row(f"orjson.loads of a {size // 1_000} KB chat", time_us(reading(size, turns)), "µs"),
+        )
+    ]
+    report("pick", rows + memory, reference=rows[0].name)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import orjson
 
 from extproc.budget import Budget
 from extproc.errors import PromptError, ProtocolError
+from extproc.routing.chain import chain_of
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.json_skim import LIMITS
 from extproc.routing.picker import Picker, Route
@@ -137,6 +138,9 @@ def _check_prompt(read: Prompt, chars: int) -> list[str]:
     texts += [read.conversation(chars), read.model or "", read.cache_salt, read.field("user") or ""]
     for text in texts:
         text.encode()
+    chain = chain_of(read.head(16 * chars), seed=1)
+    assert [*chain.ends] == sorted(set(chain.ends)), "a block without text"
+    assert all(end <= reach <= chain.size for end, reach in zip(chain.ends, chain.reaches, strict=True))
     prefix = prefix_of(read, KEYS, chars, {})
     assert prefix != "", "an empty prefix is none"
     assert 0 <= routing_key(prefix or "", model=read.model or "", cache_salt=read.cache_salt) < 1 << 64

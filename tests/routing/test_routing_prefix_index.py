@@ -179,18 +179,18 @@ def test_a_fork_counts_who_passes_it() -> None:
 
     assert index.uses(fork, 300.0) == pytest.approx(2, rel=0.05)
     assert index.uses(chain(1_003).hashes[0], 300.0) == 0
-    assert index.life_s(300.0) == pytest.approx(500, rel=0.05)
 
 
-def test_where_nothing_comes_a_block_lives_for_an_hour() -> None:
-    index = index_of("a")
+def test_a_block_lives_as_long_as_what_fits_takes_to_come() -> None:
+    index = index_of("a", "b", blocks=100)
 
-    assert index.life_s(0.0) == 3600
+    assert index.life_s(0.0) == 60
 
-    visit(index, "a", 1)
+    for number in range(600):
+        visit(index, "ab"[number % 2], number, now=number / 10)
 
-    assert index.life_s(0.0) < 3600
-    assert index.life_s(1e6) == 3600
+    assert index.life_s(60.0) == pytest.approx(200 / 10 / 0.632, rel=0.01)  # a rate needs minutes to be right
+    assert index.life_s(1e6) == 60
 
 
 def test_a_rate_is_forgotten_in_time() -> None:

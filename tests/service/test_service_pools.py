@@ -20,6 +20,7 @@ from extproc.routing.pool import Pool
 from extproc.routing.ring import Ring
 from extproc.routing.strategies.balanced import LeastLoad, RoundRobin
 from extproc.routing.strategies.base import Outside, Strategy
+from extproc.routing.strategies.prefix_cache import PrefixCache
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.service.keeper import PoolKeeper
 from extproc.service.outages import Outages
@@ -148,7 +149,7 @@ async def test_another_strategy_takes_over_with_its_placement() -> None:
 
 
 async def test_counts_outlive_every_change_of_strategy() -> None:
-    strategies = (LeastLoad(OUTSIDE), PrefixHash(OUTSIDE), RoundRobin(OUTSIDE))
+    strategies = (LeastLoad(OUTSIDE), PrefixCache(OUTSIDE), PrefixHash(OUTSIDE), RoundRobin(OUTSIDE))
     async with keeping(Told("ab"), Metrics(), Clock()) as (keeper, _):
         pool = keeper.pool
         picks = [pool.pick(PrefixHash(OUTSIDE).reading(1))]
@@ -157,7 +158,7 @@ async def test_counts_outlive_every_change_of_strategy() -> None:
             await until(partial(uses, pool, strategy))
             picks.append(pool.pick(strategy.read(None, {}, "")))
 
-        assert pool.book.total == 4
+        assert pool.book.total == 5
 
         for pick in picks:
             pick.release()

@@ -221,6 +221,18 @@ def test_a_key_may_be_a_single_word() -> None:
     assert strategy.key == ["conversation"]
 
 
+def test_prefix_cache_takes_an_engine_by_name() -> None:
+    written = "pools: [{name: a, endpoints: {static: []}, strategy: {name: prefix_cache%s}}]"
+    strategy = (
+        parse_settings(written % ", engine: h100-llama8b-bf16, kv_tokens: 500000", {}).pools[0].strategy
+    )
+
+    assert strategy.options() == {"engine": "h100-llama8b-bf16", "kv_tokens": 500_000, "gateways": 1}
+    assert "strategy.prefix_cache.engine: Input should be 'l4-llama8b-fp8'" in faults(
+        written % ", engine: tpu"
+    )
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"missing.yaml: cannot be read"):
         load_settings(tmp_path / "missing.yaml")

@@ -2,15 +2,15 @@
 
 # The rule. All in milliseconds of engine time, for one request and one endpoint e:
 #
-#   cost(e) = KEEP · prefill · Σ A(piece) · missing(e, piece)  +  backlog(e)  +  step / 4 · in flight(e)
+#   cost(e) = KEEP · prefill · Σ A(part) · missing(e, part)  +  backlog(e)  +  step / 4 · in flight(e)
 #
 # and the least cost wins.
 #
-# - A prompt falls into pieces at its forks: places where others with the same beginning went on differently.
-#   The last piece is its own, and A is 1 there. What stands before a fork is shared with others: prefilled
+# - A prompt falls into parts at its forks: places where others with the same beginning went on differently.
+#   The last part is its own, and A is 1 there. What stands before a fork is shared with others: prefilled
 #   once more it becomes another copy, of use to all of them. With k copies now, asked for u times a second,
 #   and a copy living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price over those who will use it.
-# - KEEP is 3: a prompt's own piece will be asked for again, by the conversation's next turn, which would find
+# - KEEP is 3: a prompt's own part will be asked for again, by the conversation's next turn, which would find
 #   it in one place or the other; moving it costs the prefill now, and evicts what others would have found.
 # - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at `_DRAIN` of
 #   real time. Without it a burst of new prompts meets on one endpoint.
@@ -77,7 +77,7 @@ class Offer(Struct, frozen=True):
     is_home: bool
 
 
-class Piece(Struct, frozen=True):
+class Stretch(Struct, frozen=True):
     """Bytes of a prompt between two forks, and what a missing one weighs."""
 
     start: int
@@ -89,7 +89,7 @@ class Piece(Struct, frozen=True):
         return self.weight * max(0, self.stop - max(self.start, reach))
 
 
-class _View(Struct, frozen=True):
+class _Look(Struct, frozen=True):
     """One request as it looks now: `known` of its blocks are held by somebody.
 
     `homes` are empty but for several gateways: by name, how much of the prompt is presumed there.
@@ -99,7 +99,7 @@ class _View(Struct, frozen=True):
     candidates: Candidates
     now: float
     known: int
-    pieces: Sequence[Piece]
+    stretches: Sequence[Stretch]
     homes: Mapping[str, int]
 
 
@@ -177,9 +177,9 @@ class PrefixCache(Strategy):
 
     def offers(self, chain: Chain, candidates: Candidates) -> list[Offer]:
         """What the endpoints worth asking would cost, the cheapest first; never empty."""
-        view = self._view(chain, candidates)
-        nominees = dict.fromkeys((*self._warmest(view), *self._idlest(view), *view.homes))
-        return sorted([self._offer(name, view) for name in nominees], key=_cost)
+        look = self._look(chain, candidates)
+        nominees = dict.fromkeys((*self._warmest(look), *self._idlest(look), *look.homes))
+        return sorted([self._offer(name, look) for name in nominees], key=_cost)
 
     def fill(self, names: list[str], candidates: Candidates, count: int) -> list[str]:
         """Adds the least loaded of the others, up to `count` together."""
@@ -188,32 +188,32 @@ class PrefixCache(Strategy):
 
     def explain(self, chain: Chain, candidates: Candidates) -> dict[str, object]:
         """What each endpoint worth asking would cost. In tokens, as far as text tells them."""
-        pieces = self._view(chain, candidates).pieces
+        stretches = self._look(chain, candidates).stretches
         return {
             "prompt_tokens": _tokens(chain.size),
-            "pieces": [
-                {"tokens": _tokens(piece.stop - piece.start), "weight": round(piece.weight, 3)}
-                for piece in pieces
+            "stretches": [
+                {"tokens": _tokens(stretch.stop - stretch.start), "weight": round(stretch.weight, 3)}
+                for stretch in stretches
             ],
             "candidates": [_told(offer, chain) for offer in self.offers(chain, candidates)],
         }
 
-    def _view(self, chain: Chain, candidates: Candidates) -> _View:
+    def _look(self, chain: Chain, candidates: Candidates) -> _Look:
         now, known = self._clock(), self.index.known(chain.hashes)
         forks = self.index.forks(chain.hashes, known)
         homes = self._homes(chain, forks, candidates) if self._has_homes else {}
-        return _View(chain, candidates, now, known, self._pieces(chain, forks, now), homes)
+        return _Look(chain, candidates, now, known, self._stretches(chain, forks, now), homes)
 
-    def _pieces(self, chain: Chain, forks: Sequence[int], now: float) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _stretches(self, chain: Chain, forks: Sequence[int], now: float) -> list[Stretch]:
+        stretches: list[Stretch] = []
         start = 0
         for blocks in forks:
             stop, fork = chain.ends[blocks - 1], chain.hashes[blocks - 1]
             uses = self.index.uses(fork, now) * self.index.life_s(now)
-            pieces.append(Piece(start, stop, 1 / (1 + uses / (self.index.copies(fork) + 1))))
+            stretches.append(Stretch(start, stop, 1 / (1 + uses / (self.index.copies(fork) + 1))))
             start = stop
-        pieces.append(Piece(start, chain.size, 1.0))
-        return pieces
+        stretches.append(Stretch(start, chain.size, 1.0))
+        return stretches
 
     def _homes(self, chain: Chain, forks: Sequence[int], candidates: Candidates) -> dict[str, int]:
         """The homes of what a prompt shares and of its conversation, and what is presumed to be there."""
@@ -226,35 +226,35 @@ class PrefixCache(Strategy):
             homes[name] = max(homes.get(name, 0), chain.answered)
         return homes
 
-    def _offer(self, name: str, view: _View) -> Offer:
-        chain, holding = view.chain, self.index.holding(name)
-        blocks = holding.depth(chain.hashes, view.known) if holding is not None and view.known else 0
-        reach = max(chain.reach(blocks), view.homes.get(name, 0))
-        missing = sum([piece.missing(reach) for piece in view.pieces])
-        keep = 1.0 if name in view.homes else _KEEP
-        backlog_ms, in_flight = self._backlog_ms(name, view.now), view.candidates.in_flight(name)
+    def _offer(self, name: str, look: _Look) -> Offer:
+        chain, holding = look.chain, self.index.holding(name)
+        blocks = holding.depth(chain.hashes, look.known) if holding is not None and look.known else 0
+        reach = max(chain.reach(blocks), look.homes.get(name, 0))
+        missing = sum([stretch.missing(reach) for stretch in look.stretches])
+        keep = 1.0 if name in look.homes else _KEEP
+        backlog_ms, in_flight = self._backlog_ms(name, look.now), look.candidates.in_flight(name)
         cost_ms = keep * missing * self._ms_per_byte + backlog_ms + in_flight * self._ms_per_request
-        return Offer(name, blocks, reach, backlog_ms, in_flight, cost_ms, name in view.homes)
+        return Offer(name, blocks, reach, backlog_ms, in_flight, cost_ms, name in look.homes)
 
-    def _warmest(self, view: _View) -> list[str]:
+    def _warmest(self, look: _Look) -> list[str]:
         """Those that hold most of the chain, of equals the ones with least to do."""
         found: list[str] = []
-        levels = self.index.holders(view.chain.hashes, view.known)
+        levels = self.index.holders(look.chain.hashes, look.known)
         for holders in islice(levels, _LOOKED_AT):
             names = [holding.name for holding in self._some(holders)]
-            fit = [name for name in names if name not in found and view.candidates.allows(name)]
-            found += self._least(fit, view)[: _NOMINEES - len(found)]
+            fit = [name for name in names if name not in found and look.candidates.allows(name)]
+            found += self._least(fit, look)[: _NOMINEES - len(found)]
             if len(found) == _NOMINEES:
                 break
         return found
 
-    def _idlest(self, view: _View) -> list[str]:
-        names = [*islice(view.candidates.least_loaded(self._rng), _LOOKED_AT)]
-        return self._least(names, view)[:_NOMINEES]
+    def _idlest(self, look: _Look) -> list[str]:
+        names = [*islice(look.candidates.least_loaded(self._rng), _LOOKED_AT)]
+        return self._least(names, look)[:_NOMINEES]
 
-    def _least(self, names: list[str], view: _View) -> list[str]:
+    def _least(self, names: list[str], look: _Look) -> list[str]:
         """Those with least to do first."""
-        now, in_flight, per_request = view.now, view.candidates.in_flight, self._ms_per_request
+        now, in_flight, per_request = look.now, look.candidates.in_flight, self._ms_per_request
         names.sort(key=lambda name: self._backlog_ms(name, now) + in_flight(name) * per_request)
         return names
 

@@ -1,0 +1,388 @@
+"""The cost of a prompt, endpoint by endpoint; and where prompts go by it."""
+
+import random
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import SettingsError
+from extproc.routing.endpoint import Endpoint
+from extproc.routing.picker import Ask, Picker, Route
+from extproc.routing.pool import Pick, Pool
+from extproc.routing.ring import Ring
+from extproc.routing.strategies.base import NOWHERE, Ending, Outside, Reason
+from extproc.routing.strategies.engines import ENGINES
+from extproc.routing.strategies.factory import STRATEGIES, build_strategy
+from extproc.routing.strategies.prefix_cache import Backlog, PrefixCache, Stretch
+from extproc.routing.strategies.prefix_hash import PrefixHash
+
+CHAT = "/v1/chat/completions"
+L4_MS_PER_TOKEN = 0.19
+L4_MS_PER_REQUEST = 39 / 4
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Fleet:
+    """A pool of endpoints `a`, `b`, … and the requests that are open on it."""
+
+    def __init__(self, names: str = "abcd", seed: int = 0, **options: object) -> None:
+        self.clock = Clock()
+        self.outside = Outside(random.Random(seed), self.clock)
+        self.strategy = PrefixCache(self.outside, **options)  # type: ignore[arg-type]
+        self.pool = Pool("llama", self.strategy)
+        self.follow(names)
+        self.picker = Picker([Route(self.pool)])
+
+    def follow(self, names: str, subnet: int = 0) -> None:
+        self.pool.replace([Endpoint(name, f"10.0.{subnet}.{ord(name)}:80") for name in names])
+
+    def pick(self, *texts: str, system: str = "") -> Pick:
+        return self.picker.pick(ask(*texts, system=system)).pick
+
+    def visit(self, *texts: str, system: str = "", after_s: float = 10.0) -> Pick:
+        """A request that comes, goes, and is long gone."""
+        pick = self.pick(*texts, system=system)
+        pick.release()
+        self.clock.now += after_s
+        return pick
+
+    def explain(self, *texts: str, system: str = "") -> dict[str, dict[str, object]]:
+        """What is told of each candidate, by its name."""
+        decision = self.picker.propose(ask(*texts, system=system))
+        told = decision.pick.reading.explain(self.pool.candidates())["candidates"]
+        assert isinstance(told, list)
+        return {offer["endpoint"]: offer for offer in told}
+
+
+def ask(*texts: str, system: str = "", **fields: Any) -> Ask:
+    """A chat: a system text, then user and assistant in turns."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
+    body = {"messages": [{"role": "system", "content": system}, *messages], **fields}
+    return Ask("POST", CHAT, {}, orjson.dumps(body))
+
+
+def words(start: str, tokens: int) -> str:
+    return start + " " + "word" * tokens
+
+
+def test_a_conversation_stays_where_it_began() -> None:
+    fleet = Fleet()
+    said = [words("Why?", 500)]
+    first = fleet.visit(*said)
+    for turn in range(5):
+        said += [f"Because {turn}.", f"And {turn}?"]
+        pick = fleet.visit(*said)
+
+        assert (pick.endpoint.name, pick.reason) == (first.endpoint.name, Reason.SESSION)
+    assert first.reason is Reason.COLD
+
+
+def test_a_burst_of_one_new_prefix_stays_together() -> None:
+    fleet = Fleet()
+    system = words("Be kind.", 1_000)
+    picks = [fleet.pick(f"Question {number}", system=system) for number in range(4)]
+
+    assert len({pick.endpoint.name for pick in picks}) == 1
+    assert [pick.reason for pick in picks] == [Reason.COLD] + [Reason.PREFIX] * 3
+
+
+def test_a_prefix_leaves_an_endpoint_that_has_too_much_to_do() -> None:
+    fleet = Fleet()
+    system = words("Be kind.", 1_000)
+    picks = [fleet.pick(f"Question {number}", system=system) for number in range(100)]
+
+    assert {pick.endpoint.name for pick in picks} == set("abcd")
+    assert Reason.SPILL in {pick.reason for pick in picks}
+
+
+def test_unknown_prompts_are_spread_by_the_work_they_make() -> None:
+    fleet = Fleet("ab")
+    long = fleet.pick(words("long", 4_000))
+    others = {fleet.pick(words(f"short {number}", 100)).endpoint.name for number in range(10)}
+
+    assert others == {"a", "b"} - {long.endpoint.name}
+
+
+def test_what_an_endpoint_would_cost_is_told() -> None:
+    fleet = Fleet("ab")
+    fleet.visit(words("Why?", 1_000))
+    warm = fleet.pick(words("Why?", 1_000)).endpoint.name
+    (cold,) = {"a", "b"} - {warm}
+    told = fleet.explain(words("Why?", 1_000), "Because.", words("And?", 100))
+
+    assert told[cold] == {
+        "endpoint": cold,
+        "match_tokens": 0,
+        "miss_tokens": 1_112,
+        "backlog_ms": 0.0,
+        "in_flight": 0,
+        "cost_ms": pytest.approx(3 * 1_112 * L4_MS_PER_TOKEN, abs=0.5),
+    }
+    assert (told[warm]["match_tokens"], told[warm]["miss_tokens"]) == (1_010, 103)
+    assert told[warm]["in_flight"] == 1
+    assert told[warm]["cost_ms"] == pytest.approx(3 * 103 * L4_MS_PER_TOKEN + L4_MS_PER_REQUEST, abs=0.5)
+
+
+def test_an_explanation_changes_nothing() -> None:
+    fleet = Fleet()
+    fleet.visit("Why?")
+    before = len(fleet.strategy.index)
+    fleet.explain("Who?" * 1_000)
+
+    assert len(fleet.strategy.index) == before
+    assert fleet.pool.book.total == 0
+
+
+def test_a_stretch_counts_what_is_missing_of_it_by_its_weight() -> None:
+    stretch = Stretch(100, 300, 0.5)
+
+    assert [stretch.missing(reach) for reach in (0, 100, 200, 300, 900)] == [100, 100, 50, 0, 0]
+
+
+def test_what_many_share_weighs_less_the_more_of_them_there_are() -> None:
+    def weight(visits: int) -> float:
+        fleet = Fleet()
+        system = words("Be kind.", 1_000)
+        for number in range(visits):
+            fleet.visit(f"Question {number}", system=system, after_s=60 / visits)
+        decision = fleet.picker.propose(ask("Question", system=system))
+        stretches = decision.pick.reading.explain(fleet.pool.candidates())["stretches"]
+        assert isinstance(stretches, list)
+        assert [stretch["weight"] for stretch in stretches[1:]] == [1.0]
+        first: float = stretches[0]["weight"]
+        return first
+
+    weights = [weight(visits) for visits in (3, 10, 100)]
+
+    assert weights == sorted(weights, reverse=True)
+    assert weights[0] < 1
+    assert weights[-1] < 0.05
+
+
+def test_a_backlog_is_done_in_time() -> None:
+    backlog = Backlog()
+    backlog.add(800, now=10.0)
+    backlog.add(800, now=10.5)
+
+    assert [backlog.ms(now) for now in (10.5, 11.0, 12.0, 99.0)] == [1_200, 800, 0, 0]
+
+
+def test_the_fallbacks_are_the_next_cheapest() -> None:
+    fleet = Fleet()
+    said = (words("Why?", 2_000),)
+    fleet.visit(*said)
+    pick = fleet.pick(*said)
+    told = fleet.explain(*said)
+    cheapest = sorted(told, key=lambda name: told[name]["cost_ms"])  # type: ignore[arg-type,return-value]
+
+    assert len({endpoint.name for endpoint in pick.fallbacks}) == 2
+    assert pick.endpoint.name == cheapest[0]
+
+
+def test_fallbacks_are_as_many_as_there_are_endpoints() -> None:
+    assert len(Fleet("ab").pick("Why?").fallbacks) == 1
+    assert len(Fleet("a").pick("Why?").fallbacks) == 0
+
+
+def test_only_eligible_endpoints_are_chosen() -> None:
+    fleet = Fleet()
+    warm = fleet.visit(words("Why?", 1_000)).endpoint
+    others = [name for name in "abcd" if name != warm.name]
+    addresses = [fleet.pool.snapshot.ready[name].address for name in others]
+    request = ask(words("Why?", 1_000))
+    picks = [
+        fleet.picker.pick(Ask("POST", CHAT, {}, request.body, subset=addresses[:2])).pick for _ in range(5)
+    ]
+
+    assert {pick.endpoint.name for pick in picks} <= set(others[:2])
+
+
+def test_a_request_without_a_prompt_goes_to_the_least_loaded() -> None:
+    fleet = Fleet("ab")
+    busy = fleet.pick("Why?").endpoint.name
+    picks = [fleet.picker.pick(Ask("POST", CHAT, {}, body)).pick for body in (b"not json", b"{}")]
+
+    assert {pick.reason for pick in picks} == {Reason.NO_PREFIX}
+    assert picks[0].endpoint.name != busy
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"model": "llama"}, {"model": "qwen"}),
+        ({"cache_salt": "x"}, {"cache_salt": "y"}),
+        ({"tools": [{"type": "function"}]}, {}),
+    ],
+)
+def test_what_shares_no_cache_shares_no_blocks(one: dict[str, Any], other: dict[str, Any]) -> None:
+    fleet = Fleet()
+    text = words("Why?", 500)
+    known = [fleet.picker.pick(ask(text, **fields)).key for fields in (one, other, one)]
+
+    assert known[0] == known[2] != known[1]
+
+
+def test_the_adapter_of_a_request_is_part_of_its_blocks() -> None:
+    strategy = Fleet().strategy
+    picker = Picker([Route(Pool("llama", strategy), adapters=frozenset({"sql"}))])
+    picker.routes["llama"].pool.replace([Endpoint("a", "10.0.0.1:80", adapters=frozenset({"sql", "x"}))])
+    keys = {picker.pick(ask("Why?", model=model)).key for model in ("sql", "x", "base")}
+
+    assert len(keys) == 3
+
+
+def test_an_endpoint_that_crashes_and_returns_is_cold() -> None:
+    fleet = Fleet("ab")
+    said = (words("Why?", 1_000), "Because.", "How?")
+    warm = fleet.visit(*said[:1]).endpoint.name
+    fleet.follow("ab".replace(warm, ""))
+    fleet.follow("ab")
+
+    assert fleet.pick(*said).reason is Reason.COLD
+
+
+def test_an_endpoint_at_another_address_is_another_endpoint() -> None:
+    fleet = Fleet("ab")
+    said = (words("Why?", 1_000), "Because.", "How?")
+    fleet.visit(*said[:1])
+    fleet.follow("ab", subnet=9)
+
+    assert fleet.pick(*said).reason is Reason.COLD
+
+
+def test_a_request_that_another_endpoint_answered_is_known_there_alone() -> None:
+    fleet = Fleet("ab")
+    text = words("Why?", 1_000)
+    pick = fleet.pick(text)
+    (other,) = {"a", "b"} - {pick.endpoint.name}
+    moved = fleet.pool.move(pick, fleet.pool.snapshot.ready[other].address)
+    moved.release()
+    fleet.clock.now += 60
+    told = fleet.explain(text)
+
+    assert told[pick.endpoint.name]["match_tokens"] == 0
+    assert told[other]["miss_tokens"] == 0
+
+
+@pytest.mark.parametrize(("status", "is_known"), [(200, True), (400, True), (503, False), (None, True)])
+def test_a_request_that_failed_left_nothing_behind(status: int | None, is_known: bool) -> None:
+    fleet = Fleet("a")
+    pick = fleet.visit(words("Why?", 1_000))
+    pick.learn(Ending(status=status))
+
+    assert (fleet.pick(words("Why?", 1_000)).reason is Reason.PREFIX) == is_known
+
+
+def test_a_request_from_before_the_endpoint_went_may_end_any_time() -> None:
+    fleet = Fleet("ab")
+    pick = fleet.pick("Why?")
+    fleet.follow("")
+    fleet.follow("ab")
+    pick.release()
+    pick.learn(Ending(status=500))
+
+    assert fleet.pool.book.total == 0
+
+
+def test_every_strategy_gives_way_to_every_other_with_its_counts() -> None:
+    fleet = Fleet()
+    picks = []
+    for before in STRATEGIES:
+        for after in STRATEGIES:
+            for name in (before, after):
+                fleet.pool.strategy = build_strategy(name, {}, fleet.outside)
+                fleet.follow("abcd")
+                picks.append(fleet.pick("Why?", system=words("Be kind.", 100)))
+    fleet.follow("abc")
+
+    assert sum(fleet.pool.book.counts().values()) == len(picks) == 2 * len(STRATEGIES) ** 2
+
+    for pick in picks:
+        pick.release()
+
+    assert set(fleet.pool.book.counts().values()) == {0}
+
+
+def gateways(count: int) -> list[Fleet]:
+    return [Fleet("abcdefgh", seed=seed, gateways=count) for seed in range(count)]
+
+
+def test_several_gateways_find_a_conversation_at_its_home() -> None:
+    one, other = gateways(2)
+    for number in range(20):
+        said = [words(f"{number} Why?", 500)]
+        first = one.visit(*said)
+        following = other.visit(*said, "Because.", "How?")
+
+        assert (first.endpoint.name, first.reason) == (following.endpoint.name, Reason.HOME)
+        assert following.reason is Reason.SESSION
+
+
+def test_one_gateway_has_no_homes() -> None:
+    fleet = Fleet()
+    ready = {name: Endpoint(name, "10.0.0.1:80") for name in "ab"}
+    placed = PrefixCache(fleet.outside, gateways=2).place(ready, NOWHERE)
+
+    assert fleet.pool.snapshot.placement is NOWHERE
+    assert isinstance(placed, Ring)
+    assert PrefixCache(fleet.outside, gateways=2).place(ready, placed) is placed
+    assert PrefixHash(fleet.outside).place(ready, placed) is not placed
+
+
+def test_homes_of_what_many_share_are_the_same_for_all_gateways() -> None:
+    one, other = gateways(2)
+    system = words("Be kind.", 2_000)
+    for fleet in (one, other):
+        for number in range(3):
+            fleet.visit(f"Question {number}", system=system, after_s=600)
+    candidates = [set(fleet.explain("Question", system=system)) for fleet in (one, other)]
+
+    assert candidates[0] & candidates[1]
+
+
+def test_the_engines_are_the_simulators_profiles() -> None:
+    profiles = yaml.safe_load(files("extproc.vllm").joinpath("profiles.yaml").read_text("utf-8"))
+
+    for name, costs in ENGINES.items():
+        profile = profiles[name]
+        assert costs.prefill_ms_per_token == profile["prefill_ms_per_token"]
+        assert (costs.step_ms, costs.kv_tokens) == (profile["base_ms"], profile["kv_tokens"])
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    outside = Outside(random.Random(0), lambda: 0.0)
+
+    with pytest.raises(SettingsError, match="prefix_cache: 'tpu' is no engine: choose from l4-llama8b"):
+        build_strategy("prefix_cache", {"engine": "tpu"}, outside)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["Why?", "How? " * 200, "é" * 300]), min_size=1, max_size=5)),
+    st.integers(1, 3),
+)
+def test_any_pick_is_one_of_the_endpoints_and_of_the_cheapest(
+    chats: list[Sequence[str]], gateways: int
+) -> None:
+    fleet = Fleet(gateways=gateways, kv_tokens=1_024)
+    for texts in chats:
+        told = fleet.explain(*texts)
+        pick = fleet.visit(*texts, after_s=0.01)
+        cheapest = min(offer["cost_ms"] for offer in told.values())  # type: ignore[type-var]
+
+        # Of equals, others may be asked the next time.
+        assert pick.endpoint.name not in told or told[pick.endpoint.name]["cost_ms"] == cheapest
+        assert len({pick.endpoint.name, *(endpoint.name for endpoint in pick.fallbacks)}) == 3
