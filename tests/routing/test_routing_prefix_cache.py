@@ -317,6 +317,34 @@ def test_every_strategy_gives_way_to_every_other_with_its_counts() -> None:
     assert set(fleet.pool.book.counts().values()) == {0}
 
 
+def test_of_many_who_hold_as_much_some_are_asked() -> None:
+    names = "".join(map(chr, range(ord("A"), ord("A") + 40)))
+    fleet = Fleet(names)
+    system = words("Be kind.", 1_000)
+    seen = {
+        fleet.visit(f"Question {number}", system=system, after_s=0.01).endpoint.name for number in range(300)
+    }
+    told = fleet.explain("Question", system=system)
+
+    assert len(seen) > 20
+    assert len(told) <= 4
+    assert sum(offer["match_tokens"] != 0 for offer in told.values()) >= 2
+
+
+def test_a_strategy_that_gave_way_writes_nothing_of_endpoints_that_came_since() -> None:
+    fleet = Fleet("ab")
+    pick = fleet.pick("Why?")
+    fleet.pool.strategy = PrefixHash(fleet.outside)
+    fleet.follow("abc")
+    moved = fleet.pool.move(pick, fleet.pool.snapshot.ready["c"].address)
+    moved.release()
+    moved.learn(Ending(status=500))
+
+    assert moved.endpoint.name == "c"
+    assert len(fleet.strategy.index) == 1
+    assert fleet.pool.book.total == 0
+
+
 def gateways(count: int) -> list[Fleet]:
     return [Fleet("abcdefgh", seed=seed, gateways=count) for seed in range(count)]
 
