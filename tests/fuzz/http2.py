@@ -390,7 +390,7 @@ def _choose(choices: Choices, match: Match) -> Act:
         return ("reset", stream_id, 0.0)
     if way > 150:
         return ("finish", stream_id, float(choices.one_of(STATUSES)))
-    return ("send", stream_id, float(17_000 if way == 150 else way % 40))
+    return ("send", stream_id, float(40_000 if way > 140 else way % 40))
 
 
 def _fact(event: Event) -> Fact:

@@ -131,10 +131,10 @@ class Blocks:
         return _integer(size, 5, 0x20)
 
     def _field(self, field: Field, form: int) -> bytes:
-        """Indexed if it can be, else a literal: to be indexed, without indexing, or never to be."""
+        """Indexed if it can be; or a literal: to be indexed, even once more; or not; or never to be."""
         name, value = field
         found = self._table.search(name, value)
-        if found and found[2] is not None and form < 2:
+        if found and found[2] is not None and form == 0:
             return _integer(found[0], 7, 0x80)
         prefix, bits = ((0x40, 6), (0x40, 6), (0x00, 4), (0x10, 4))[form]
         index = found[0] if found else 0
