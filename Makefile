@@ -94,9 +94,15 @@ test-compose: $(READY)  ## Build the image, run the composed stack once; needs D
 	$(BIN)/python tests/compose/run.py $(COMPOSE_ARGS)
 
 .PHONY: fuzz
-fuzz: $(READY)  ## Fuzz the parsers and the session for FUZZ_SECONDS
+fuzz: $(READY)  ## Fuzz the parsers, the session and HTTP/2 for FUZZ_SECONDS
 	$(BIN)/python -m pip install --quiet --group fuzz
 	$(BIN)/python -m tests.fuzz.fuzz --seconds $(or $(FUZZ_SECONDS),120)
+
+.PHONY: fuzz-http2
+fuzz-http2: $(READY)  ## Hold our HTTP/2 against h2 for FUZZ_RUNS seeded conversations; then plant faults for it to find
+	$(BIN)/python -m tests.fuzz.seeds --target http2 --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
+	$(BIN)/python -m tests.fuzz.seeds --target honest --runs 10000 --seed $(or $(FUZZ_SEED),0)
+	$(BIN)/python -m tests.fuzz.planted
 
 .PHONY: clean
 clean:
