@@ -105,12 +105,13 @@ def test_malformed_requests_count_likewise() -> None:
     assert peer.say(peer.request(5, fields=bad)) == [("failed", Code.ENHANCE_YOUR_CALM)]
 
 
-def test_streams_reset_after_their_answer_began_are_no_flood() -> None:
+@pytest.mark.parametrize("way", ["reset", "a window of nothing"])
+def test_streams_reset_after_their_answer_began_are_no_flood(way: str) -> None:
     peer = Peer(Limits(early_resets_per_s=1))
     for stream_id in (1, 3, 5):
         peer.open(stream_id)
         peer.send(stream_id, b"x")
-        assert peer.say(frames.rst_stream(stream_id, Code.CANCEL)) == [("closed", stream_id)]
+        assert peer.say(EARLY[way](stream_id)) == [("closed", stream_id)]
 
 
 def test_20_000_rapid_resets_leave_nothing_behind() -> None:

@@ -470,6 +470,15 @@ def test_a_malformed_request_is_a_stream_error() -> None:
     assert peer.say(data(1, framed(b"late"), END), peer.request(3)) == [("opened", 3)]
 
 
+def test_tells_whether_any_call_was_ever_opened() -> None:
+    peer = Peer()
+    was_silent = peer.connection.has_asked_nothing
+
+    peer.say(peer.request(1), CANCEL)
+
+    assert (was_silent, peer.connection.has_asked_nothing) == (True, False)
+
+
 def test_names_for_log_lines() -> None:
     peer = Peer(Limits(streams=2))
     peer.open(1)
