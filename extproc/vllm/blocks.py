@@ -2,11 +2,14 @@
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Sized
+from typing import Protocol, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
 from extproc.vllm.cache_events import BlockRemoved, EventSink
+
+Names_contra = TypeVar("Names_contra", bound=Sized, contravariant=True)
 
 
 def hash_blocks(token_ids: Sequence[int], block_size: int, extra_key: str = "") -> tuple[int, ...]:
@@ -22,6 +25,29 @@ def hash_blocks(token_ids: Sequence[int], block_size: int, extra_key: str = "") 
         parent = xxh3_64_intdigest(tokens[start : start + width], seed=parent)
         hashes.append(parent)
     return tuple(hashes)
+
+
+class Cache(Protocol[Names_contra]):
+    """What an engine asks of its KV cache; `Names` say which blocks a prompt and its output have."""
+
+    size: int
+
+    @property
+    def free(self) -> int: ...
+
+    def match(self, names: Names_contra, limit: int) -> tuple[int, int]: ...
+
+    def share(self, names: Names_contra, stop: int) -> None: ...
+
+    def take(self, count: int) -> None: ...
+
+    def seal(self, names: Names_contra, start: int, stop: int) -> None: ...
+
+    def release(self, names: Names_contra, shared: int, private: int) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def clear(self) -> bool: ...
 
 
 class BlockCache:
@@ -52,10 +78,10 @@ class BlockCache:
         """How many blocks can be taken: blank and idle ones."""
         return self._blank + len(self._idle)
 
-    def match(self, hashes: Iterable[int]) -> tuple[int, int]:
-        """Returns how many leading blocks of a prompt are cached, and how many of these are idle."""
+    def match(self, names: Sequence[int], limit: int) -> tuple[int, int]:
+        """Returns how many of a prompt's first `limit` blocks are cached, and how many of these are idle."""
         hits = idle = 0
-        for block in hashes:
+        for block in names[:limit]:
             if block in self._idle:
                 idle += 1
             elif block not in self._users:
@@ -63,9 +89,9 @@ class BlockCache:
             hits += 1
         return hits, idle
 
-    def share(self, hashes: Iterable[int]) -> None:
-        """Uses cached blocks for one more request; `KeyError` if one is not cached."""
-        for block in hashes:
+    def share(self, names: Sequence[int], stop: int) -> None:
+        """Uses the first `stop` blocks for one more request; `KeyError` if one is not cached."""
+        for block in names[:stop]:
             users = self._users.get(block, 0)
             if not users:
                 del self._idle[block]
@@ -80,18 +106,19 @@ class BlockCache:
             if self._sink:
                 self._sink(BlockRemoved((evicted,)))
 
-    def seal(self, block: int) -> None:
-        """Gives a private block its identity: it is shared from now on, by its owner first."""
-        if block in self._users or block in self._idle:
-            self.share((block,))
-            self._blank += 1
-        else:
-            self._users[block] = 1
+    def seal(self, names: Sequence[int], start: int, stop: int) -> None:
+        """Gives private blocks their identity: they are shared from now on, by their owner first."""
+        for block in names[start:stop]:
+            if block in self._users or block in self._idle:
+                self.share((block,), 1)
+                self._blank += 1
+            else:
+                self._users[block] = 1
 
-    def release(self, shared: Sequence[int], private: int) -> None:
+    def release(self, names: Sequence[int], shared: int, private: int) -> None:
         """Ends one request's use of its blocks; the tail is evicted before the head."""
         self._blank += private
-        for block in reversed(shared):
+        for block in reversed(names[:shared]):
             users = self._users[block] - 1
             if users:
                 self._users[block] = users
@@ -99,10 +126,14 @@ class BlockCache:
                 del self._users[block]
                 self._idle[block] = None
 
+    def forget(self) -> None:
+        """Drops the contents of all idle blocks."""
+        self._blank += len(self._idle)
+        self._idle.clear()
+
     def clear(self) -> bool:
         """Forgets all contents; returns whether it could: vLLM refuses while a block is in use."""
         if self.free < self.size:
             return False
-        self._idle.clear()
-        self._blank = self.size
+        self.forget()
         return True

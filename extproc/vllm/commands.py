@@ -8,7 +8,8 @@ import click
 _MODULES: Final = {
     "vllm": "extproc.vllm.server_commands",
     "fleet": "extproc.vllm.fleet_commands",
-    "fit": "extproc.vllm.fleet_commands",
+    "matrix": "extproc.vllm.fleet_commands",
+    "fit": "extproc.vllm.fit_command",
 }
 
 

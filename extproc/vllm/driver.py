@@ -78,7 +78,11 @@ class Driver:
     """
 
     def __init__(
-        self, engine: Engine, clock: Clock, observer: Observer, after_step: Callable[[], None] | None = None
+        self,
+        engine: Engine[Sequence[int]],
+        clock: Clock,
+        observer: Observer,
+        after_step: Callable[[], None] | None = None,
     ) -> None:
         self.engine = engine
         self._clock = clock

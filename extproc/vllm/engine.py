@@ -5,16 +5,19 @@ recompute. The rules are those of vLLM 0.32; the time of a step is the profile's
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Generic, TypeVar, cast, overload
 
 from extproc.errors import RequestError
-from extproc.vllm.blocks import BlockCache, hash_blocks
+from extproc.vllm.blocks import BlockCache, Cache, hash_blocks
 from extproc.vllm.cache_events import AllBlocksCleared, BlockStored, EventSink
 from extproc.vllm.profiles import Profile
 from extproc.vllm.request import Request
 from extproc.vllm.step import Admission, Counters, StepResult
+
+Names = TypeVar("Names", bound=Sized)
 
 
 class PromptTooLong(RequestError):
@@ -27,32 +30,50 @@ class _Plan:
 
     budget: int
     prefill_tokens: int = 0
+    pairs: float = 0.0
     preempted: list[str] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
 
 
-class Engine:
+class Engine(Generic[Names]):
     """One simulated vLLM: `add` requests, then `step` while it is not idle.
 
     The caller owns time: it calls `step(now)`, waits until the result's `ends_at`, delivers what was
     emitted, and steps again. `profile` may be replaced between steps by one that differs in its costs
     only (an endpoint that slows down). `sink` hears of every change of the prefix cache.
 
-    A step costs O(requests that change in it), beside listing what it emitted: a request that decodes is
-    touched once per block. Where everything only decodes, `decode` runs many steps at once.
+    With a `cache` of one's own, the blocks of an output get their names when the request leaves: right
+    where no prompt holds an output that is still being generated, and a request that decodes is touched
+    at its end only. Without, each block is named when it is full.
+
+    A step costs O(requests that change in it), beside listing what it emitted. Where everything only
+    decodes, `decode` runs many steps at once.
     """
 
-    def __init__(self, profile: Profile, *, sink: EventSink | None = None) -> None:
+    @overload
+    def __init__(
+        self: "Engine[Sequence[int]]", profile: Profile, *, sink: EventSink | None = None
+    ) -> None: ...
+
+    @overload
+    def __init__(self, profile: Profile, *, cache: Cache[Names]) -> None: ...
+
+    def __init__(
+        self, profile: Profile, *, sink: EventSink | None = None, cache: Cache[Names] | None = None
+    ) -> None:
         self.profile = profile
         self._sink = sink
-        self._cache = BlockCache(profile.blocks, sink)
-        self._waiting: OrderedDict[str, Request] = OrderedDict()
-        self._running: dict[str, Request] = {}  # in order of admission
-        self._prefilling: dict[str, Request] = {}
-        self._decoding: dict[str, Request] = {}
+        self._names_late = cache is not None
+        self._cache = cache or cast("Cache[Names]", BlockCache(profile.blocks, sink))
+        self._block_size = profile.block_size
+        self._waiting: OrderedDict[str, Request[Names]] = OrderedDict()
+        self._running: dict[str, Request[Names]] = {}  # in order of admission
+        self._prefilling: dict[str, Request[Names]] = {}
+        self._decoding: dict[str, Request[Names]] = {}
         # Who needs the next block in which step, modulo the block size.
-        self._due: tuple[dict[str, Request], ...] = tuple({} for _ in range(profile.block_size))
-        self._ends: list[tuple[int, int, Request]] = []
+        self._due: tuple[dict[str, Request[Names]], ...] = tuple({} for _ in range(profile.block_size))
+        self._ungrown: set[str] = set()  # who still waits for the block that is due in this step
+        self._ends: list[tuple[int, int, Request[Names]]] = []
         self._steps = 0
         self._context_tokens = 0  # of all that decode, in the KV cache after the last step
         self._is_blocked = False  # the queue's head cannot start until something ends
@@ -80,7 +101,7 @@ class Engine:
         )
 
     def add(
-        self,
+        self: "Engine[Sequence[int]]",
         request_id: str,
         prompt: Sequence[int],
         max_tokens: int,
@@ -113,16 +134,16 @@ class Engine:
         self,
         request_id: str,
         prompt_tokens: int,
-        hashes: Sequence[int],
+        names: Names,
         max_tokens: int,
         *,
         now: float,
         token_ids: Sequence[int] = (),
         extra_key: str = "",
     ) -> None:
-        """Queues a request whose full blocks, of prompt and output, have these chained hashes.
+        """Queues a request whose full blocks, of prompt and output, have these names: chained hashes, a path.
 
-        A block beyond `hashes` is never found again. The output ends at `max_tokens` or where the model's
+        A block beyond `names` is never found again. The output ends at `max_tokens` or where the model's
         context does. Raises `PromptTooLong`, and `ValueError` for an id that is here already or for less
         than one token of prompt or output.
         """
@@ -137,7 +158,7 @@ class Engine:
         if request_id in self._running or request_id in self._waiting:
             raise ValueError(f"{request_id} is here already")
         self._waiting[request_id] = Request(
-            request_id, prompt_tokens, min(max_tokens, room), hashes, token_ids, extra_key, now
+            request_id, prompt_tokens, min(max_tokens, room), names, token_ids, extra_key, now
         )
 
     def abort(self, request_id: str) -> None:
@@ -156,17 +177,23 @@ class Engine:
             self._sink(AllBlocksCleared())
         return is_clear
 
+    def forget(self) -> None:
+        """Drops all cached blocks that no request uses."""
+        self._cache.forget()
+        self._is_blocked = False
+
     def step(self, now: float) -> StepResult:
         """Runs one step that starts at `now`; raises `ValueError` if the engine is idle."""
         if self.is_idle:
             raise ValueError("an idle engine has no next step")
         plan = _Plan(self.profile.max_num_batched_tokens)
         self._schedule_decodes(plan)
-        self._continue_prefills(plan)
-        if not plan.preempted:
+        if self._prefilling:
+            self._continue_prefills(plan)
+        if self._waiting and not plan.preempted:
             self._admit(plan, now)
         context_tokens = self._context_tokens + sum(map(self._computed, self._prefilling.values()))
-        duration_s = self.profile.step_s(context_tokens, plan.prefill_tokens)
+        duration_s = self.profile.step_s(context_tokens, plan.prefill_tokens, plan.pairs)
         prefilled = self._complete_prefills()
         emitted = tuple(self._decoding)
         self._generated += len(emitted)
@@ -185,56 +212,88 @@ class Engine:
     def quiet_steps(self) -> int:
         """Returns how many steps from now on are sure to do nothing but decode, if nothing is added.
 
-        In those nobody is admitted, preempted or done, so that `decode` may run them at once.
+        In those nobody is admitted or preempted, and nobody is done before the last of them, so that
+        `decode` may run them at once.
         """
         if not self._decoding or self._prefilling or (self._waiting and not self._is_blocked):
             return 0
         # In so many steps nobody needs more than this share of the free blocks.
-        room = self._cache.free // len(self._decoding) * self.profile.block_size
-        return min(self._ends[0][0] - self._steps - 1, room)
+        room = self._cache.free // len(self._decoding) * self._block_size
+        return min(self._ends[0][0] - self._steps, room)
 
     def decode_s(self, steps: int) -> float:
         """Returns how long the next `steps` quiet steps take, in seconds. O(1)."""
         growth = len(self._decoding) * (steps + 1) / 2
         return steps * self.profile.step_s(self._context_tokens + growth, 0)
 
-    def decode(self, steps: int) -> None:
-        """Runs `steps` steps, at most `quiet_steps()`; each request that decodes gets a token in each."""
-        for _ in range(steps):
-            self._steps += 1
-            for request in self._due[self._steps % self.profile.block_size].values():
-                self._grow(request, request.lead + self._steps)
+    def decode(self, steps: int) -> tuple[str, ...]:
+        """Runs `steps` steps, at most `quiet_steps()`; each request that decodes gets a token in each.
+
+        Returns who was done with the last one.
+        """
+        if self._names_late:
+            self._cache.take(self._due_within(steps))
+            self._steps += steps
+        else:
+            for _ in range(steps):
+                self._steps += 1
+                self._grow_due(self._due[self._steps % self._block_size])
         self._context_tokens += steps * len(self._decoding)
         self._generated += steps * len(self._decoding)
+        return self._finish()
 
     @property
     def decoding(self) -> int:
         """How many requests get a token in each quiet step."""
         return len(self._decoding)
 
-    def _computed(self, request: Request) -> int:
+    def _computed(self, request: Request[Names]) -> int:
         """Tokens of a running request in the KV cache, counting the step at hand."""
         return request.lead + self._steps if request.id in self._decoding else request.computed
+
+    def _due_within(self, steps: int) -> int:
+        """How many blocks are due in the next `steps` steps."""
+        rounds, rest = divmod(steps, self._block_size)
+        slots = range(self._steps + 1, self._steps + 1 + rest)
+        return rounds * len(self._decoding) + sum(len(self._due[slot % self._block_size]) for slot in slots)
 
     def _schedule_decodes(self, plan: _Plan) -> None:
         self._steps += 1
         self._context_tokens += len(self._decoding)
-        due = [*self._due[self._steps % self.profile.block_size].values()]
+        due = self._due[self._steps % self._block_size]
         if len(due) > self._cache.free:
-            due.sort(key=lambda request: request.number)
-        for request in due:
-            if request.id in self._decoding and self._make_room(request, 1, plan):
-                self._grow(request, request.lead + self._steps)
+            self._grow_where_possible(due, plan)
+        elif due:
+            self._grow_due(due)
         plan.budget -= len(self._decoding)
+
+    def _grow_due(self, due: dict[str, Request[Names]]) -> None:
+        """Gives each the block that is due; there are enough."""
+        if self._names_late:
+            self._cache.take(len(due))
+            return
+        for request in due.values():
+            self._cache.take(1)
+            self._seal(request, request.lead + self._steps)
+
+    def _grow_where_possible(self, due: dict[str, Request[Names]], plan: _Plan) -> None:
+        """Gives each, in order of admission, the block that is due, at the cost of those who came last."""
+        self._ungrown = set(due)
+        for request in sorted(due.values(), key=lambda request: request.number):
+            if request.id in self._decoding and self._make_room(request, 1, plan):
+                self._cache.take(1)
+                self._ungrown.discard(request.id)
+                self._seal(request, request.lead + self._steps)
+        self._ungrown.clear()
 
     def _continue_prefills(self, plan: _Plan) -> None:
         for request in [*self._prefilling.values()]:
             chunk = min(request.tokens - request.computed, plan.budget)
-            blocks = self._blocks(request.computed + chunk) - request.blocks
+            blocks = self._blocks(request.computed + chunk) - self._blocks(request.computed)
             if request.id in self._prefilling and self._make_room(request, blocks, plan):
                 self._prefill(request, chunk, plan)
 
-    def _make_room(self, request: Request, blocks: int, plan: _Plan) -> bool:
+    def _make_room(self, request: Request[Names], blocks: int, plan: _Plan) -> bool:
         """Preempts the last admitted until so many blocks are free; False if `request` was the last."""
         while self._cache.free < blocks:
             victim = next(reversed(self._running.values()))
@@ -243,11 +302,12 @@ class Engine:
                 return False
         return True
 
-    def _preempt(self, request: Request, plan: _Plan) -> None:
+    def _preempt(self, request: Request[Names], plan: _Plan) -> None:
         if request.id in self._decoding:
-            # Its token of this step is not computed.
+            # Its token of this step is not computed, though the block for it may be held.
+            computed = self._computed(request)
             request.generated = request.max_tokens - (request.last_step - self._steps + 1)
-            self._leave(request, self._computed(request) - 1)
+            self._leave(request, computed - 1, computed - (request.id in self._ungrown))
         else:
             self._leave(request, request.computed)
         request.computed = 0
@@ -261,19 +321,19 @@ class Engine:
         while self._waiting and plan.budget:
             request = next(iter(self._waiting.values()))
             # At least one token is computed, whatever the cache has.
-            hashes = request.hashes[: (request.tokens - 1) // self.profile.block_size]
-            hits, idle = self._cache.match(hashes)
+            most = (request.tokens - 1) // self._block_size
+            hits, idle = self._cache.match(request.names, most)
             # The whole prompt must fit, even if only a chunk of it starts.
             needed = self._blocks(request.tokens) - hits + idle
             if needed > self._cache.free or len(self._running) == self.profile.max_num_seqs:
                 self._is_blocked = True
                 return
-            self._cache.share(hashes[:hits])
-            request.shared, request.computed = hits, hits * self.profile.block_size
+            self._cache.share(request.names, hits)
+            request.shared, request.computed = hits, hits * self._block_size
             self._start(request, plan, now)
             self._prefill(request, min(request.tokens - request.computed, plan.budget), plan)
 
-    def _start(self, request: Request, plan: _Plan, now: float) -> None:
+    def _start(self, request: Request[Names], plan: _Plan, now: float) -> None:
         is_first = not request.number
         if is_first:
             self._queries += request.prompt_tokens
@@ -284,11 +344,14 @@ class Engine:
         self._running[request.id] = self._prefilling[request.id] = request
         plan.admitted.append(Admission(request.id, request.computed, now - request.arrived_at, is_first))
 
-    def _prefill(self, request: Request, chunk: int, plan: _Plan) -> None:
+    def _prefill(self, request: Request[Names], chunk: int, plan: _Plan) -> None:
+        before = request.computed
         request.computed += chunk
-        self._grow(request, request.computed)
+        self._cache.take(self._blocks(request.computed) - self._blocks(before))
+        self._seal(request, request.computed)
         plan.budget -= chunk
         plan.prefill_tokens += chunk
+        plan.pairs += chunk * (before + chunk / 2)
 
     def _complete_prefills(self) -> tuple[str, ...]:
         """Turns every request whose prompt is computed into one that decodes, its next token emitted."""
@@ -315,11 +378,15 @@ class Engine:
                 finished.append(request.id)
         return tuple(finished)
 
-    def _leave(self, request: Request, computed: int) -> None:
-        """Takes a running request out of the schedule; what it `computed` stays in the cache."""
+    def _leave(self, request: Request[Names], computed: int, held: int | None = None) -> None:
+        """Takes a running request out of the schedule; what it `computed` stays in the cache.
+
+        It has blocks for `held` tokens, `None`: for those that are computed.
+        """
         self._seal(request, computed)
-        self._cache.release(request.hashes[: request.shared], request.private)
-        request.shared = request.private = 0
+        private = self._blocks(computed if held is None else held) - request.shared
+        self._cache.release(request.names, request.shared, private)
+        request.shared = 0
         del self._running[request.id]
         if request.id in self._decoding:
             self._context_tokens -= self._computed(request)
@@ -330,39 +397,29 @@ class Engine:
         request.last_step = -1
         self._is_blocked = False
 
-    def _grow(self, request: Request, computed: int) -> None:
-        """Makes a request hold the blocks of its first `computed` tokens."""
-        blocks = self._blocks(computed) - request.blocks
-        self._cache.take(blocks)
-        request.private += blocks
-        self._seal(request, computed)
-
-    def _seal(self, request: Request, computed: int) -> None:
+    def _seal(self, request: Request[Names], computed: int) -> None:
         """Registers the blocks that are full; vLLM does so when it schedules their last token."""
-        full = min(computed // self.profile.block_size, len(request.hashes))
-        fresh = request.hashes[request.shared : full]
-        if not fresh:
+        full, before = min(computed // self._block_size, len(request.names)), request.shared
+        if full <= before:
             return
-        for block in fresh:
-            self._cache.seal(block)
-        request.private -= len(fresh)
+        self._cache.seal(request.names, before, full)
         request.shared = full
         if self._sink:
-            self._sink(self._stored(request, fresh))
+            self._sink(self._stored(request, cast("Sequence[int]", request.names), before))
 
-    def _stored(self, request: Request, fresh: Sequence[int]) -> BlockStored:
-        size, first = self.profile.block_size, request.shared - len(fresh)
+    def _stored(self, request: Request[Names], hashes: Sequence[int], first: int) -> BlockStored:
+        size = self._block_size
         return BlockStored(
-            block_hashes=fresh,
-            parent_hash=request.hashes[first - 1] if first else None,
+            block_hashes=hashes[first : request.shared],
+            parent_hash=hashes[first - 1] if first else None,
             token_ids=request.token_ids[first * size : request.shared * size],
             block_size=size,
             extra_key=request.extra_key,
         )
 
     def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.profile.block_size)
+        return -(-tokens // self._block_size)
 
-    def _due_slot(self, request: Request) -> int:
+    def _due_slot(self, request: Request[Names]) -> int:
         """The step, modulo the block size, in which the first token of a block is computed."""
-        return (1 - request.lead) % self.profile.block_size
+        return (1 - request.lead) % self._block_size

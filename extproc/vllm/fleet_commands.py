@@ -1,119 +1,182 @@
-"""`extproc simulate fleet` and `extproc simulate fit`."""
+"""`extproc simulate fleet` and `extproc simulate matrix`."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import math
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import click
 import orjson
-import yaml
 
+from extproc import __version__
 from extproc.errors import SettingsError
-from extproc.routing.strategies.factory import STRATEGIES
 from extproc.vllm.fleet import seed_preset
-from extproc.vllm.fleet.change import parse_change
-from extproc.vllm.fleet.client import Traffic
-from extproc.vllm.fleet.fleet import Setup, simulate
-from extproc.vllm.fleet.gateway import Routing
-from extproc.vllm.fleet.report import render
-from extproc.vllm.fleet.summary import Summary, summarize
-from extproc.vllm.fleet.workloads import WORKLOADS, Demand, draw_sessions
+from extproc.vllm.fleet.arms import parse_arm
+from extproc.vllm.fleet.cell import Cell
+from extproc.vllm.fleet.change import SYNTAX
+from extproc.vllm.fleet.gateway import Spread
+from extproc.vllm.fleet.matrix import Matrix, Row, render_rows, run_matrix
+from extproc.vllm.fleet.report import flatten, render, write_csv
+from extproc.vllm.fleet.scenarios import SCENARIOS
+from extproc.vllm.fleet.workloads import WORKLOADS, find_workload
 from extproc.vllm.profiles import DEFAULT_PROFILE, find_profile
 
+_ARMS: Final = ("round_robin", "least_load", "prefix_hash")
+
+
+class _Number(click.FloatRange):
+    """A range that takes no NaN and no infinity, which compare with nothing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number to count with.", param, ctx)
+        return number
+
+
+class _Seeds(click.ParamType[Sequence[int]]):
+    """`3`, `1,5` or `1-8`."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Sequence[int]:
+        if not isinstance(value, str):
+            return tuple(value)
+        try:
+            return [seed for part in value.split(",") for seed in _range(part)]
+        except ValueError:
+            self.fail(f"{value!r}: write 3, 1,5 or 1-8.", param, ctx)
+
+
+def _range(text: str) -> Sequence[int]:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def _check_names(name: str, check: Callable[[str], object]) -> Callable[..., Sequence[str] | str]:
+    """Returns a callback for one name or several, which says what is wrong with one."""
+
+    def callback(
+        _ctx: click.Context, _param: click.Parameter, asked: Sequence[str] | str
+    ) -> Sequence[str] | str:
+        for value in (asked,) if isinstance(asked, str) else asked:
+            try:
+                check(value)
+            except SettingsError as fault:
+                raise click.BadParameter(str(fault)) from None
+        return asked
+
+    callback.__name__ = name
+    return callback
+
+
 _POSITIVE = click.IntRange(1)
-_SECONDS = click.FloatRange(0)
-_RATE = click.FloatRange(0, min_open=True)
+_SECONDS = _Number(0)
+_RATE = _Number(0, min_open=True)
+_LETTERS: Final = ", ".join(f"{one.letter} {one.name}" for one in WORKLOADS.values())
+_check_workloads = _check_names("check_workloads", find_workload)
+_check_arms = _check_names("check_arms", parse_arm)
+
+_arms = click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    default=_ARMS,
+    show_default=True,
+    callback=_check_arms,
+    metavar="NAME[:OPTION=VALUE,…]",
+    help="A strategy with its settings; each one is run with the same arrivals.",
+)
+_warmup = click.option("--warmup-s", type=_SECONDS, help="Not measured. [default: the workload's]")
+_measured = click.option("--measured-s", type=_RATE, help="Measured after that. [default: the workload's]")
 
 
 @click.command
 @click.option("--preset", type=click.Choice(["seed-000"]), help="KubeAI's 8 x L4 benchmark, all 12 cells.")
-@click.option("--workload", type=click.Choice([*WORKLOADS]), default="sessions", show_default=True)
-@click.option("--requests", type=_POSITIVE, default=8000, show_default=True)
-@click.option("--think-s", type=_SECONDS, default=0.0, help="Mean pause before a session's next turn.")
-@click.option("--tenants", type=_POSITIVE, default=150, show_default=True, help="Shared prefixes.")
+@click.option(
+    "--workload",
+    default="sessions",
+    show_default=True,
+    callback=_check_workloads,
+    help=f"A name or a letter: {_LETTERS}.",
+)
+@click.option("--load", type=_RATE, help="Share of the workload's capacity. [default: 0.75]")
+@click.option("--rate", type=_RATE, help="Requests per second instead.")
+@click.option("--users", type=_POSITIVE, help="Closed loop instead: so many sessions at a time.")
+@click.option("--requests", type=_POSITIVE, help="So many instead of a measured time.")
+@click.option("--think-s", type=_SECONDS, help="Mean pause before a next turn. [default: the workload's]")
 @click.option("--endpoints", type=_POSITIVE, default=8, show_default=True)
 @click.option(
-    "--profile", "profile_name", help=f"A profile's name or YAML file. [default: {DEFAULT_PROFILE}]"
-)
-@click.option(
-    "--strategy",
-    "strategies",
-    type=click.Choice([*STRATEGIES]),
+    "--profile",
+    "profiles",
     multiple=True,
-    default=["round_robin", "least_load", "prefix_hash"],
+    default=[DEFAULT_PROFILE],
     show_default=True,
-    help="Each one is run with the same arrivals.",
+    help="A profile's name or YAML file; several are given to the endpoints in turns.",
 )
-@click.option("--load-factor", type=click.FloatRange(1), default=1.25, show_default=True)
-@click.option("--load-floor", type=click.IntRange(0), default=4, show_default=True)
-@click.option("--positions", type=_POSITIVE, default=256, show_default=True)
+@_arms
 @click.option("--gateways", type=_POSITIVE, default=1, show_default=True, help="Independent pickers.")
+@click.option("--spread", type=click.Choice(Spread), default=Spread.RANDOM, show_default=True)
 @click.option("--signal-delay-s", type=_SECONDS, default=0.0, help="How late gateways hear of an end.")
 @click.option("--discovery-delay-s", type=_SECONDS, default=0.0, help="How late they hear of endpoints.")
-@click.option("--rate", type=_RATE, help="Open loop: requests per second; without, all start at once.")
-@click.option("--users", type=_POSITIVE, help="Closed loop: so many sessions at a time.")
 @click.option("--cap", type=_POSITIVE, help="Most requests in flight.")
 @click.option("--ceiling", type=_RATE, help="Most requests per second that the client's one core can do.")
-@click.option(
-    "--change",
-    "changes",
-    multiple=True,
-    metavar="SECONDS:join|drain|crash:ENDPOINT",
-    help="Endpoints that come and go; SECONDS:slow:ENDPOINT:FACTOR slows one down.",
-)
-@click.option("--warmup-s", type=_SECONDS, default=0.0, help="Left out of the steady window.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Writes all figures there.")
+@click.option("--scenario", type=click.Choice([*SCENARIOS]), default="plain", show_default=True)
+@click.option("--change", "changes", multiple=True, metavar=SYNTAX, help="What happens to an endpoint.")
+@_warmup
+@_measured
+@click.option("--seed", "seeds", type=_Seeds(), default="0", show_default=True, help="3, 1,5 or 1-8.")
+@click.option("--ideals/--no-ideals", default=True, help="What ideal caches would have had.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="All figures and all settings.")
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="A line per run.")
 def fleet(
     *,
     preset: str | None,
-    workload: str,
-    requests: int,
-    think_s: float,
-    tenants: int,
-    endpoints: int,
-    profile_name: str | None,
-    strategies: Sequence[str],
-    load_factor: float,
-    load_floor: int,
-    positions: int,
-    gateways: int,
-    signal_delay_s: float,
-    discovery_delay_s: float,
+    load: float | None,
     rate: float | None,
     users: int | None,
-    cap: int | None,
-    ceiling: float | None,
+    profiles: Sequence[str],
+    arms: Sequence[str],
     changes: Sequence[str],
-    warmup_s: float,
-    seed: int,
+    seeds: Sequence[int],
+    ideals: bool,
     json_path: Path | None,
+    csv_path: Path | None,
+    **asked: Any,
 ) -> None:
     """Simulate a fleet of endpoints behind the picker, in virtual time."""
     if preset:
-        _print_preset(profile_name or seed_preset.PROFILE, seed, json_path)
+        _print_preset(profiles, seeds[0], json_path)
         return
-    traffic = Traffic(rate, users, cap, ceiling)
-    sessions = draw_sessions(workload, Demand(requests, think_s, tenants), seed)
-    options = {"prefix_hash": {"load_factor": load_factor, "load_floor": load_floor, "positions": positions}}
-    summaries = []
-    for strategy in strategies:
-        routing = Routing(strategy, options.get(strategy, {}), gateways, signal_delay_s, discovery_delay_s)
-        setup = Setup(
-            profile=find_profile(profile_name or DEFAULT_PROFILE),
-            endpoints=endpoints,
-            routing=routing,
-            traffic=traffic,
-            changes=[parse_change(change) for change in changes],
+    if sum(value is not None for value in (load, rate, users)) > 1:
+        raise click.UsageError("--load, --rate and --users say the same thing: give one.")
+    if load is None and rate is None and users is None:
+        load = 0.75
+    cells = [
+        Cell(
+            arm=arm,
             seed=seed,
+            load=load,
+            rate=rate,
+            users=users,
+            profiles=tuple(profiles),
+            changes=tuple(changes),
+            **asked,
         )
-        summaries.append(summarize(simulate(setup, sessions), warmup_s))
+        for seed in seeds
+        for arm in arms
+    ]
+    runs = [(cell, cell.run(with_ideals=ideals)) for cell in cells]
+    summaries = [summary for _, summary in runs]
     click.echo(render(summaries), nl=False)
-    _write_json(json_path, summaries)
+    told = [{"cell": cell, "figures": summary, "warnings": summary.warnings} for cell, summary in runs]
+    _write(json_path, _encode({"version": __version__, "runs": told}))
+    _write(csv_path, write_csv([flatten(summary) for summary in summaries]).encode())
 
 
-def _print_preset(profile_name: str, seed: int, json_path: Path | None) -> None:
-    profile = find_profile(profile_name)
+def _print_preset(names: Sequence[str], seed: int, json_path: Path | None) -> None:
+    profile = find_profile(seed_preset.PROFILE if names == (DEFAULT_PROFILE,) else names[0])
     click.echo(f"KubeAI's published 8 x L4 benchmark; profile {profile.name}: {profile.note}")
     click.echo(seed_preset.NOTE)
     cells = [
@@ -122,39 +185,66 @@ def _print_preset(profile_name: str, seed: int, json_path: Path | None) -> None:
         for cell in seed_preset.simulate_cells(profile, seed, has_ceiling=has_ceiling)
     ]
     click.echo(seed_preset.render_cells(cells), nl=False)
-    _write_json(json_path, cells)
+    _write(json_path, _encode(cells))
 
 
-def _write_json(path: Path | None, values: Sequence[Summary | seed_preset.Cell]) -> None:
+def _encode(value: object) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2)
+
+
+def _write(path: Path | None, content: bytes) -> None:
     if path is None:
         return
     try:
-        path.write_bytes(orjson.dumps([asdict(value) for value in values], option=orjson.OPT_INDENT_2))
+        path.write_bytes(content)
     except OSError as fault:
         raise SettingsError(f"{path}: {fault.strerror}") from None
 
 
 @click.command
-@click.argument("steps", type=click.Path(path_type=Path))
-@click.option("--name", default="fitted", show_default=True, help="What to call the new profile.")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@_arms
 @click.option(
-    "--like", default=DEFAULT_PROFILE, show_default=True, help="Where all but the costs comes from."
+    "--workload",
+    "workloads",
+    multiple=True,
+    default=["sessions"],
+    show_default=True,
+    callback=_check_workloads,
+    help=f"Names or letters: {_LETTERS}.",
 )
-def fit(steps: Path, name: str, like: str) -> None:
-    """Fit a profile's costs to STEPS, measured ones, and print it as YAML.
+@click.option("--load", "loads", type=_RATE, multiple=True, default=[0.4, 0.75], show_default=True)
+@click.option("--endpoints", type=_POSITIVE, multiple=True, default=[8], show_default=True)
+@click.option("--gateways", type=_POSITIVE, multiple=True, default=[1], show_default=True)
+@click.option("--spread", "spreads", type=click.Choice(Spread), multiple=True, default=[Spread.RANDOM])
+@click.option("--scenario", "scenarios", type=click.Choice([*SCENARIOS]), multiple=True, default=["plain"])
+@click.option(
+    "--profile",
+    "profiles",
+    multiple=True,
+    default=[DEFAULT_PROFILE],
+    show_default=True,
+)
+@click.option("--seeds", type=_Seeds(), default="11-13", show_default=True)
+@_warmup
+@_measured
+@click.option("--workers", type=_POSITIVE, help="Processes. [default: one per core]")
+@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="A line per run.")
+def matrix(folder: Path, *, workers: int | None, csv_path: Path | None, **axes: Any) -> None:
+    """Simulate every combination, on all cores, and keep the figures in FOLDER.
 
-    STEPS is CSV with a heading or JSON lines: context_tokens (in the KV cache of all that runs),
-    prefill_tokens (prompt tokens computed) and step_ms of each step.
+    What FOLDER has is not run again: the same command goes on after it was stopped, and a command with
+    more arms, loads or seeds adds to what is there.
     """
-    from extproc.vllm import fit as fitting  # noqa: PLC0415  # numpy takes time to load
+    cells = [*Matrix(**axes).cells()]
+    rows = run_matrix(cells, folder, workers or os.cpu_count() or 1, _tell, __version__)
+    click.echo(render_rows(rows), nl=False)
+    if csv_path is not None:
+        _write(csv_path, write_csv(rows).encode())
 
-    fitted = fitting.fit(fitting.read_steps(steps))
-    profile = asdict(find_profile(like)) | {
-        "base_ms": fitted.base_ms,
-        "kv_us_per_ctx_token": fitted.kv_us_per_ctx_token,
-        "prefill_ms_per_token": fitted.prefill_ms_per_token,
-        "is_calibrated": True,
-        "note": f"Fitted to {fitted.steps} measured steps; root mean squared error {fitted.error_ms:.3g} ms.",
-    }
-    del profile["name"]
-    click.echo(yaml.safe_dump({name: profile}, sort_keys=False), nl=False)
+
+def _tell(done: int, missing: int, row: Row) -> None:
+    case = " ".join(
+        str(row[name]) for name in ("workload", "load", "endpoints", "gateways", "scenario", "seed", "arm")
+    )
+    click.echo(f"{done}/{missing}  {case}", err=True)

@@ -1,7 +1,7 @@
 """Profiles: what one simulated endpoint can do, and how long a step takes it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -22,7 +22,7 @@ Cost = Annotated[float, Field(ge=0)]
 class Profile:
     """One endpoint's speed, memory and vLLM settings.
 
-    The three costs are those of `step_s`; `kv_tokens` is the size of the KV cache, the rest are vLLM's
+    The costs are those of `step_s`; `kv_tokens` is the size of the KV cache, the rest are vLLM's
     options of the same names. `is_calibrated` says that the costs were fitted to a measurement, `note`
     to which. Raises `ValueError` if the KV cache cannot hold one request of `max_model_len`: vLLM does
     not start then either.
@@ -37,6 +37,7 @@ class Profile:
     max_num_batched_tokens: Count
     max_num_seqs: Count
     max_model_len: Count
+    attention_ns: Cost = 0.0
     is_calibrated: bool = False
     note: str = ""
 
@@ -51,19 +52,30 @@ class Profile:
         """How many whole blocks the KV cache has."""
         return self.kv_tokens // self.block_size
 
-    def step_s(self, context_tokens: float, prefill_tokens: int) -> float:
+    def step_s(self, context_tokens: float, prefill_tokens: int, pairs: float = 0.0) -> float:
         """Returns how long a step takes, in seconds.
 
         `context_tokens` counts every scheduled request's tokens in the KV cache at the end of the step,
-        `prefill_tokens` the prompt tokens computed in it: a base, a read of all those keys and values,
-        and the arithmetic of the prompts.
+        `prefill_tokens` the prompt tokens computed in it, `pairs` these with each token before them: a
+        base, a read of all those keys and values, the arithmetic of the prompts, and their attention.
         """
         milliseconds = (
             self.base_ms
             + self.kv_us_per_ctx_token * context_tokens / 1000
             + self.prefill_ms_per_token * prefill_tokens
+            + self.attention_ns * pairs / 1_000_000
         )
         return milliseconds / 1000
+
+    def slowed(self, factor: float) -> "Profile":
+        """Returns a profile whose every step takes `factor` times as long."""
+        return replace(
+            self,
+            base_ms=self.base_ms * factor,
+            kv_us_per_ctx_token=self.kv_us_per_ctx_token * factor,
+            prefill_ms_per_token=self.prefill_ms_per_token * factor,
+            attention_ns=self.attention_ns * factor,
+        )
 
 
 def read_profiles(content: bytes | str, where: str = "profiles") -> dict[str, Profile]:

@@ -1,23 +1,26 @@
 """A request inside an engine."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Names = TypeVar("Names", bound=Sized)
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class Request(Generic[Names]):
     """One request's place in the schedule and what it holds of the KV cache.
 
-    `hashes` names the full blocks of prompt and output, as far as they are known; the first `shared` of
-    them are held under that name, `private` further blocks without one. `number` is its place in the
-    order of admission. While it decodes, its computed tokens are `lead` plus the engine's steps, and
+    `names` has the full blocks of prompt and output, as far as they are known; the first `shared` of
+    them are held under that name, what else it holds has none. `number` is its place in the order of
+    admission. While it decodes, its computed tokens are `lead` plus the engine's steps, and
     `last_step` is the step that ends it; both mean nothing before, and `last_step` is -1 then.
     """
 
     id: str
     prompt_tokens: int
     max_tokens: int
-    hashes: Sequence[int]
+    names: Names
     token_ids: Sequence[int]
     extra_key: str
     arrived_at: float
@@ -25,7 +28,6 @@ class Request:
     generated: int = 0
     computed: int = 0
     shared: int = 0
-    private: int = 0
     lead: int = 0
     last_step: int = -1
 
@@ -33,8 +35,3 @@ class Request:
     def tokens(self) -> int:
         """Prompt and output so far: what must be in the KV cache before the next token."""
         return self.prompt_tokens + self.generated
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks it holds."""
-        return self.shared + self.private

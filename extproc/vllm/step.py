@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+
+class Admission(Struct, frozen=True):
     """A request left the queue; `cached_tokens` of it were in the prefix cache.
 
     A preempted request queues again and is admitted again; `is_first` tells the first time. `waited_s`
@@ -17,8 +18,7 @@ class Admission:
     is_first: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Struct, frozen=True):
     """One step. Everything in it becomes visible to clients at `ends_at`.
 
     `emitted` names the requests that got one token; `prefilled` those of them whose prompt was completed

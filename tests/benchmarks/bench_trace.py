@@ -59,7 +59,7 @@ def measure() -> tuple[Outcome, Sequence[Outcome]]:
     # Few sequences at a time keep the chunks per second far below what the server can send.
     profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=16)
     sessions = draw_sessions("distinct", Demand(REQUESTS), seed=7)
-    setup = Setup(profile, ENDPOINTS, Routing("prefix_hash"), Traffic(rate=RATE))
+    setup = Setup([profile], ENDPOINTS, Routing("prefix_hash"), Traffic(rate=RATE))
     flights = simulate(setup, sessions).flights
     rounds = []
     for _ in range(ROUNDS):

@@ -81,6 +81,7 @@ def write_body(flight: Flight, block_size: int) -> bytes:
 def write_prompt(session: PlannedSession, turn: int, block_size: int) -> list[int]:
     """Returns tokens with the same blocks in common that the session's identities have."""
     tokens = session.turns[turn].prompt_tokens
-    head = min(session.family_tokens // block_size * block_size, tokens)
-    family, own = 2 * session.family * TEXT_TOKENS, (2 * session.owner + 1) * TEXT_TOKENS
-    return [*range(family, family + head), *range(own + head, own + tokens)]
+    head = min(session.head_tokens // block_size * block_size, tokens)
+    family = session.heads[0].text if session.heads else 0
+    common, own = 2 * family * TEXT_TOKENS, (2 * session.owner + 1) * TEXT_TOKENS
+    return [*range(common, common + head), *range(own + head, own + tokens)]

@@ -1,5 +1,6 @@
 """The scheduler against cases worked by hand. Blocks have 4 tokens; a step of nothing takes 10 ms."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ PROFILE = Profile(
 )
 
 
-def run(engine: Engine, steps: int = 1_000) -> list[StepResult]:
+def run(engine: Engine[Sequence[int]], steps: int = 1_000) -> list[StepResult]:
     """Steps until idle, `steps` at most."""
     results: list[StepResult] = []
     now = 0.0

@@ -1,13 +1,19 @@
 """What holds of the engine for any load."""
 
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.vllm.blocks import BlockCache
 from extproc.vllm.engine import Engine
 from extproc.vllm.profiles import Profile
+from extproc.vllm.runs import Path, RunCache
 from extproc.vllm.step import StepResult
+
+Names = TypeVar("Names", bound=Sized)
 
 PROFILE = Profile(
     name="tight",
@@ -47,12 +53,32 @@ LOADS = st.lists(
 )
 
 
-def add(engine: Engine, number: int, load: Load, now: float = 0.0) -> None:
-    hashes = range(load.text * 1000, load.text * 1000 + (load.prompt + load.output) // 4)
-    engine.add_hashed(str(number), load.prompt, hashes, load.output, now=now)
+def hashes(number: int, load: Load) -> list[int]:
+    """The prompts of one text have their blocks in common, the outputs have not."""
+    prompt, blocks = load.prompt // 4, (load.prompt + load.output) // 4
+    own = range((10 + number) * 1000 + prompt, (10 + number) * 1000 + blocks)
+    return [*range(load.text * 1000, load.text * 1000 + prompt), *own]
 
 
-def play(engine: Engine, loads: list[Load]) -> list[StepResult]:
+def path(number: int, load: Load) -> Path:
+    return Path(((load.text, load.prompt // 4), (10 + number, (load.prompt + load.output) // 4)))
+
+
+def add(engine: Engine[Sequence[int]], number: int, load: Load, now: float = 0.0) -> None:
+    engine.add_hashed(str(number), load.prompt, hashes(number, load), load.output, now=now)
+
+
+def add_path(engine: Engine[Path], number: int, load: Load, now: float = 0.0) -> None:
+    engine.add_hashed(str(number), load.prompt, path(number, load), load.output, now=now)
+
+
+def build_late() -> Engine[Path]:
+    return Engine(PROFILE, cache=RunCache(PROFILE.blocks))
+
+
+def play(
+    engine: Engine[Names], loads: list[Load], add: Callable[[Engine[Names], int, Load], None]
+) -> list[StepResult]:
     """Adds each request after its steps; one that is aborted goes five steps later."""
     results: list[StepResult] = []
     turn = 0
@@ -69,14 +95,19 @@ def play(engine: Engine, loads: list[Load]) -> list[StepResult]:
     return results
 
 
-def check(engine: Engine) -> None:
+def check_blocks(engine: Engine[Sequence[int]]) -> None:
     cache, requests = engine._cache, engine._running.values()
-    shared = {block for request in requests for block in request.hashes[: request.shared]}
-    private = sum(request.private for request in requests)
-    assert cache.free + len(shared) + private == cache.size
+    assert isinstance(cache, BlockCache)
+    shared = {block for request in requests for block in request.names[: request.shared]}
+    held = sum(engine._blocks(engine._computed(request)) - request.shared for request in requests)
+    assert cache.free + len(shared) + held == cache.size
     assert not shared & cache._idle.keys()
+
+
+def check(engine: Engine[Names]) -> None:
+    if not engine._names_late:
+        check_blocks(cast("Engine[Sequence[int]]", engine))
     assert engine._context_tokens == sum(map(engine._computed, engine._decoding.values()))
-    assert all(request.blocks >= -(-engine._computed(request) // 4) for request in requests)
     counters = engine.counters
     assert counters.prefix_hits_total <= counters.prefix_queries_total
     assert counters.running <= PROFILE.max_num_seqs
@@ -87,7 +118,7 @@ def check(engine: Engine) -> None:
 def test_blocks_add_up_and_every_request_gets_its_tokens(loads: list[Load]) -> None:
     engine = Engine(PROFILE)
 
-    results = play(engine, loads)
+    results = play(engine, loads, add)
 
     emitted = [name for result in results for name in result.emitted]
     for number, load in enumerate(loads):
@@ -100,7 +131,7 @@ def test_blocks_add_up_and_every_request_gets_its_tokens(loads: list[Load]) -> N
 @given(LOADS)
 @settings(max_examples=50, deadline=None)
 def test_no_step_computes_more_than_its_budget(loads: list[Load]) -> None:
-    for result in play(Engine(PROFILE), loads):
+    for result in play(Engine(PROFILE), loads, add):
         decoding = len(result.emitted) - len(result.prefilled)
         assert result.prefill_tokens + decoding <= PROFILE.max_num_batched_tokens
 
@@ -108,23 +139,44 @@ def test_no_step_computes_more_than_its_budget(loads: list[Load]) -> None:
 @given(LOADS)
 @settings(max_examples=50, deadline=None)
 def test_same_load_gives_the_same_steps(loads: list[Load]) -> None:
-    assert play(Engine(PROFILE), loads) == play(Engine(PROFILE), loads)
+    assert play(Engine(PROFILE), loads, add) == play(Engine(PROFILE), loads, add)
 
 
 @given(LOADS)
 @settings(max_examples=150, deadline=None)
 def test_quiet_steps_run_at_once_are_the_same_as_one_by_one(loads: list[Load]) -> None:
-    at_once, one_by_one = Engine(PROFILE), Engine(PROFILE)
+    compare_at_once(Engine(PROFILE), Engine(PROFILE), loads, add)
+    compare_at_once(build_late(), build_late(), loads, add_path)
+
+
+def compare_at_once(
+    at_once: Engine[Names],
+    one_by_one: Engine[Names],
+    loads: list[Load],
+    add: Callable[[Engine[Names], int, Load], None],
+) -> None:
     for number, load in enumerate(loads):
         add(at_once, number, load)
         add(one_by_one, number, load)
     while not at_once.is_idle:
         quiet = at_once.quiet_steps()
         assert quiet >= 0
-        duration_s = at_once.decode_s(quiet) if quiet else at_once.step(0.0).duration_s
-        at_once.decode(quiet)
+        duration_s = at_once.decode_s(quiet) if quiet else 0.0
+        result = None if quiet else at_once.step(0.0)
+        finished = result.finished if result else at_once.decode(quiet)
         single = [one_by_one.step(0.0) for _ in range(quiet or 1)]
 
-        assert abs(duration_s - sum(result.duration_s for result in single)) < 1e-9
+        duration_s += result.duration_s if result else 0.0
+        assert abs(duration_s - sum(one.duration_s for one in single)) < 1e-9
+        assert finished == tuple(name for one in single for name in one.finished)
         assert at_once.counters == one_by_one.counters
         check(at_once)
+
+
+@given(LOADS)
+@settings(max_examples=150, deadline=None)
+def test_runs_of_texts_give_the_same_steps_as_their_blocks(loads: list[Load]) -> None:
+    by_block, by_run = Engine(PROFILE), build_late()
+
+    assert play(by_run, loads, add_path) == play(by_block, loads, add)
+    assert by_run.counters == by_block.counters

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 from click.testing import CliRunner
@@ -13,9 +14,9 @@ from extproc.vllm.engine import Engine
 from extproc.vllm.fleet.change import Change, Kind
 from extproc.vllm.fleet.client import Traffic
 from extproc.vllm.fleet.fleet import Run, Setup, simulate
-from extproc.vllm.fleet.gateway import Routing
+from extproc.vllm.fleet.gateway import EndpointNames, Routing, Spread
 from extproc.vllm.fleet.report import render
-from extproc.vllm.fleet.seed_preset import Cell, read_published, render_cells
+from extproc.vllm.fleet.seed_preset import PublishedCell, read_published, render_cells
 from extproc.vllm.fleet.session import PlannedSession, PlannedTurn
 from extproc.vllm.fleet.summary import summarize
 from extproc.vllm.fleet.workloads import Demand, draw_sessions
@@ -36,7 +37,7 @@ def play(
     seed: int = 0,
 ) -> Run:
     setup = Setup(
-        PROFILE, endpoints, routing or Routing(), traffic or Traffic(rate=30), changes=changes, seed=seed
+        [PROFILE], endpoints, routing or Routing(), traffic or Traffic(rate=30), changes=changes, seed=seed
     )
     return simulate(setup, draw_sessions(workload, Demand(requests, 1.0), seed))
 
@@ -45,13 +46,17 @@ def picture(run: Run) -> list[tuple[int, str, float, float, int]]:
     return [(f.number, f.endpoint, f.first_at, f.ended_at, f.cached_tokens) for f in run.flights]
 
 
+def named(number: int, seed: int = 0) -> str:
+    return EndpointNames(Random(f"names {seed}"))[number].name
+
+
 def hit_rate(run: Run) -> float:
-    return summarize(run).hit_rate
+    return summarize(run, is_whole=True).hit_rate
 
 
 def test_fleet_of_one_serves_a_request_as_its_engine_does() -> None:
-    setup = Setup(PROFILE, 1, Routing(), Traffic())
-    (flight,) = simulate(setup, [PlannedSession(1, 0, (PlannedTurn(832, 76),))]).flights
+    setup = Setup([PROFILE], 1, Routing(), Traffic())
+    (flight,) = simulate(setup, [PlannedSession(1, (PlannedTurn(832, 76),))]).flights
     engine, times = Engine(PROFILE), [0.0]
     engine.add_hashed("a", 832, range(56), 76, now=0)
     while not engine.is_idle:
@@ -63,10 +68,10 @@ def test_fleet_of_one_serves_a_request_as_its_engine_does() -> None:
 
 def test_arrival_amid_a_quiet_stretch_waits_for_the_step_that_runs() -> None:
     sessions = [
-        PlannedSession(1, 0, (PlannedTurn(100, 200),)),
-        PlannedSession(2, 0, (PlannedTurn(100, 5), PlannedTurn(200, 5, think_s=1.0))),
+        PlannedSession(1, (PlannedTurn(100, 200),)),
+        PlannedSession(2, (PlannedTurn(100, 5), PlannedTurn(200, 5, think_s=1.0))),
     ]
-    run = simulate(Setup(PROFILE, 1, Routing(), Traffic()), sessions)
+    run = simulate(Setup([PROFILE], 1, Routing(), Traffic()), sessions)
     stepwise, sent = Engine(PROFILE), run.flights[2].sent_at
     stepwise.add_hashed("0", 100, range(18), 200, now=0)
     stepwise.add_hashed("1", 100, range(100, 106), 5, now=0)
@@ -95,7 +100,7 @@ def test_strategies_see_the_same_arrivals() -> None:
 
 def test_prefix_hash_finds_more_cached_than_any_other() -> None:
     rates = {name: hit_rate(play(routing=Routing(name))) for name in ("random", "round_robin", "least_load")}
-    best = summarize(play(routing=Routing("prefix_hash")))
+    best = summarize(play(routing=Routing("prefix_hash")), is_whole=True)
 
     assert 1 - best.hit_rate < 0.5 * (1 - max(rates.values()))
     assert best.hit_rate <= best.shared_hit_rate <= best.ideal_hit_rate + 1e-9
@@ -113,7 +118,7 @@ def test_prefix_hash_loses_nothing_where_nothing_is_reused() -> None:
 
 def test_reasons_and_requests_add_up() -> None:
     run = play("hot-prefix", requests=300)
-    summary = summarize(run)
+    summary = summarize(run, is_whole=True)
 
     assert sum(summary.reasons.values()) == summary.requests == 300
     assert sum(node.requests for node in run.nodes) == 300
@@ -129,9 +134,11 @@ def test_gateways_pick_apart_and_the_prefixes_stay_together() -> None:
 
 @pytest.mark.parametrize(("delay_s", "used"), [(0.0, 1), (60.0, 2)])
 def test_gateway_with_late_signals_counts_what_has_ended(delay_s: float, used: int) -> None:
-    busy = PlannedSession(1, 0, (PlannedTurn(64, 2000),))
-    brief = PlannedSession(2, 0, tuple(PlannedTurn(64, 2, think_s=1.0) for _ in range(8)))
-    run = simulate(Setup(PROFILE, 2, Routing("least_load", signal_delay_s=delay_s), Traffic()), [busy, brief])
+    busy = PlannedSession(1, (PlannedTurn(64, 2000),))
+    brief = PlannedSession(2, tuple(PlannedTurn(64, 2, think_s=1.0) for _ in range(8)))
+    run = simulate(
+        Setup([PROFILE], 2, Routing("least_load", signal_delay_s=delay_s), Traffic()), [busy, brief]
+    )
 
     # While the long request runs, a short one goes to the other endpoint, if the gateway knows it is idle.
     assert len({flight.endpoint for flight in run.flights if flight.session is brief}) == used
@@ -142,24 +149,24 @@ def test_crash_loses_what_runs_and_spares_the_rest() -> None:
     lost = [flight for flight in run.flights if flight.is_failed]
 
     assert lost
-    assert {flight.endpoint for flight in lost} == {"endpoint-1"}
-    assert all(flight.sent_at <= 5 for flight in run.flights if flight.endpoint == "endpoint-1")
-    assert summarize(run).failed == len(lost)
+    assert {flight.endpoint for flight in lost} == {named(1)}
+    assert all(flight.sent_at <= 5 for flight in run.flights if flight.endpoint == named(1))
+    assert summarize(run, is_whole=True).failed == len(lost)
 
 
 def test_crash_that_nobody_heard_of_is_retried_elsewhere() -> None:
     run = play(changes=(LOST,), routing=Routing("least_load", discovery_delay_s=1e6))
 
     assert all(flight.sent_at <= 5 for flight in run.flights if flight.is_failed)
-    assert not any(f.sent_at > 5 for f in run.flights if f.endpoint == "endpoint-1")
+    assert not any(f.sent_at > 5 for f in run.flights if f.endpoint == named(1))
 
 
 def test_fleet_without_endpoints_fails_every_request() -> None:
     run = play(endpoints=1, changes=(Change(0, Kind.CRASH, 0),), requests=20, traffic=Traffic(users=2))
 
     assert all(flight.is_failed for flight in run.flights)
-    summary = summarize(run)
-    assert (summary.failed, summary.hit_rate, summary.req_per_s) == (summary.requests, 0, 0)
+    summary = summarize(run, is_whole=True)
+    assert (summary.failed, summary.hit_rate, summary.served_rps) == (summary.requests, 0, 0)
 
 
 def test_fleet_whose_every_endpoint_refuses_fails_too() -> None:
@@ -173,12 +180,12 @@ def test_drained_endpoint_finishes_what_it_has() -> None:
     run = play(changes=(Change(5, Kind.DRAIN, 1),))
 
     assert not any(flight.is_failed for flight in run.flights)
-    assert max(flight.sent_at for flight in run.flights if flight.endpoint == "endpoint-1") <= 5
+    assert max(flight.sent_at for flight in run.flights if flight.endpoint == named(1)) <= 5
 
 
 def test_endpoint_that_comes_back_starts_cold_and_serves() -> None:
     run = play(requests=1200, changes=(LOST, Change(10, Kind.JOIN, 1)))
-    back = [f for f in run.flights if f.endpoint == "endpoint-1" and f.sent_at > 10]
+    back = [f for f in run.flights if f.endpoint == named(1) and f.sent_at > 10]
 
     assert back
     assert not any(flight.is_failed for flight in back)
@@ -193,12 +200,12 @@ def test_new_endpoint_joins_and_slow_one_is_slow() -> None:
     )
     tpot = {
         name: [f.tpot_s for f in run.flights if f.endpoint == name and f.sent_at < 2]
-        for name in ("endpoint-0", "endpoint-1")
+        for name in (named(0), named(1))
     }
 
     assert len(run.nodes) == 5
     assert run.nodes[4].requests > 0
-    assert min(tpot["endpoint-0"]) > 1.5 * max(tpot["endpoint-1"])
+    assert min(tpot[named(0)]) > 1.5 * max(tpot[named(1)])
 
 
 def test_inter_token_latencies_count_every_token_after_the_first() -> None:
@@ -206,35 +213,42 @@ def test_inter_token_latencies_count_every_token_after_the_first() -> None:
     outputs = sum(flight.asked.output_tokens - 1 for flight in run.flights)
 
     assert sum(node.preemptions for node in run.nodes) > 0
-    assert sum(sum(node.gap_counts) for node in run.nodes) == outputs
+    assert sum(run.gaps.counts) == outputs
 
 
 def test_gaps_of_a_request_add_up_to_its_decoding() -> None:
-    (node,) = simulate(
-        Setup(PROFILE, 1, Routing(), Traffic()), [PlannedSession(1, 0, (PlannedTurn(832, 76),))]
-    ).nodes
-    total_s = sum(gap * count for gap, count in zip(node.gaps_s, node.gap_counts, strict=True))
+    gaps = simulate(
+        Setup([PROFILE], 1, Routing(), Traffic()), [PlannedSession(1, (PlannedTurn(832, 76),))]
+    ).gaps
+    total_s = sum(gap * count for gap, count in zip(gaps.seconds, gaps.counts, strict=True))
 
     assert total_s == pytest.approx(75 * PROFILE.step_s(832 + 38, 0), rel=0.001)
 
 
 def test_client_with_a_ceiling_sees_answers_late_and_is_asked_no_more() -> None:
     free, busy = (
-        summarize(play("unique", requests=100, traffic=Traffic(users=20, ceiling=c))) for c in (None, 1.5)
+        summarize(play("unique", requests=100, traffic=Traffic(users=20, ceiling=c)), is_whole=True)
+        for c in (None, 1.5)
     )
 
-    assert free.req_per_s > 2
-    assert 1 < busy.req_per_s < 1.52
+    assert free.served_rps > 2
+    assert 1 < busy.served_rps < 1.52
     assert busy.ttft.mean_ms > free.ttft.mean_ms
 
 
-def test_steady_window_leaves_the_warm_up_out() -> None:
-    run = play("unique", traffic=Traffic(rate=6))
-    steady = summarize(run, warmup_s=10).steady
+def test_figures_leave_out_the_warm_up_and_the_tail() -> None:
+    traffic = Traffic(rate=6, until_s=60)
+    setup = Setup([PROFILE], 4, Routing(), traffic, warmup_s=20)
+    run = simulate(setup, draw_sessions("unique", Demand(600), 0))
+    measured, whole = summarize(run), summarize(run, is_whole=True)
 
-    assert steady.start_s == 10
-    assert steady.offered_rps == pytest.approx(6, rel=0.2)
-    assert steady.served_rps == pytest.approx(steady.offered_rps, rel=0.15)
+    assert (measured.start_s, measured.end_s) == (20, 60)
+    assert measured.offered_rps == pytest.approx(6, rel=0.1)
+    assert measured.requests == sum(20 <= flight.due_at <= 60 for flight in run.flights)
+    assert whole.requests == len(run.flights) > measured.requests
+    assert max(flight.ended_at for flight in run.flights) > 60
+    assert all(flight.is_answered for flight in run.flights if flight.due_at <= 60)
+    assert sum(run.gaps.counts) < sum(f.asked.output_tokens for f in run.flights)
 
 
 def test_unknown_strategy_is_refused() -> None:
@@ -248,12 +262,14 @@ def test_command_prints_every_strategy_and_writes_all_figures(tmp_path: Path) ->
 
     result = CliRunner().invoke(command, arguments, catch_exceptions=False)
 
-    assert result.output.count("prefix_hash") == 5
-    assert [run["strategy"] for run in json.loads(path.read_text())] == [
+    told = json.loads(path.read_text())
+    assert sum(line.startswith("prefix_hash ") for line in result.output.splitlines()) == 4
+    assert [run["figures"]["strategy"] for run in told["runs"]] == [
         "round_robin",
         "least_load",
         "prefix_hash",
     ]
+    assert told["runs"][0]["cell"]["changes"] == ["3:slow:0:2"]
 
 
 def test_command_names_a_file_that_cannot_be_written(tmp_path: Path) -> None:
@@ -270,10 +286,11 @@ def test_published_table_has_twelve_cells() -> None:
     assert (cells[0].strategy, cells[0].ttft_mean_ms) == ("round_robin", 1319.77)
 
 
-def test_steady_window_that_never_comes_is_empty() -> None:
-    steady = summarize(play("unique", requests=20, traffic=Traffic())).steady
+def test_window_in_which_nothing_is_due_is_said_to_be_empty() -> None:
+    summary = summarize(play("unique", requests=20, traffic=Traffic(rate=5, until_s=0.0)))
 
-    assert (steady.offered_rps, steady.served_rps, steady.hit_rate) == (0, 0, 0)
+    assert (summary.offered_rps, summary.served_rps, summary.hit_rate) == (0, 0, 0)
+    assert summary.warnings == ["nothing was due in the window: it has no load to measure"]
 
 
 @pytest.mark.slow
@@ -300,7 +317,7 @@ def test_published_benchmark_is_reproduced_within_its_aims(tmp_path: Path) -> No
 def test_cell_compares_with_what_was_published() -> None:
     published = read_published()[0]
     simulated = summarize(play(requests=50))
-    cell = Cell(replace(published, total_tok_per_s=simulated.total_tok_per_s / 2), True, simulated)
+    cell = PublishedCell(replace(published, total_tok_per_s=simulated.total_tok_per_s / 2), True, simulated)
 
     assert cell.total_ratio == pytest.approx(2)
     assert "800, 800, round_robin" in render_cells([cell])
@@ -313,6 +330,68 @@ def test_report_warns_where_offered_loads_differ() -> None:
     )
     same = summarize(play("unique", requests=50))
 
-    assert fast.steady.offered_rps > 1.03 * slow.steady.offered_rps
-    assert "do not compare" in render([slow, fast])
-    assert "do not compare" not in render([same, same])
+    assert fast.offered_rps > 1.03 * slow.offered_rps
+    assert "latencies do not compare" in render([slow, fast])
+    assert "latencies do not compare" not in render([same, same])
+
+
+def test_endpoint_that_was_drained_comes_back_without_its_cache() -> None:
+    turns = tuple(PlannedTurn(640 + 80 * turn, 16, think_s=10.0) for turn in range(3))
+    changes = (Change(12, Kind.DRAIN, 0), Change(13, Kind.JOIN, 0))
+    setup = Setup([PROFILE], 1, Routing(), Traffic(), changes)
+    cached = [flight.cached_tokens for flight in simulate(setup, [PlannedSession(1, turns)]).flights]
+
+    assert cached[0] == cached[1] == 0
+    assert cached[2] > 600
+
+
+def test_drained_endpoint_that_comes_back_finishes_what_it_had() -> None:
+    changes = (Change(1, Kind.DRAIN, 0), Change(2, Kind.JOIN, 0))
+    setup = Setup([PROFILE], 1, Routing(), Traffic(), changes)
+    (flight,) = simulate(setup, [PlannedSession(1, (PlannedTurn(100, 200),))]).flights
+
+    assert flight.is_answered
+    assert flight.ended_at > 5
+
+
+def test_flushed_endpoint_has_forgotten_and_goes_on() -> None:
+    turns = tuple(PlannedTurn(640 + 80 * turn, 16, think_s=10.0) for turn in range(3))
+    setup = Setup([PROFILE], 1, Routing(), Traffic(), (Change(12, Kind.FLUSH, 0),))
+    cached = [flight.cached_tokens for flight in simulate(setup, [PlannedSession(1, turns)]).flights]
+
+    assert cached[1] == 0
+    assert cached[2] > 600
+
+
+def test_profiles_are_given_out_in_turns() -> None:
+    slow = replace(PROFILE.slowed(3.0), name="slow")
+    setup = Setup([PROFILE, slow], 2, Routing("round_robin"), Traffic())
+    fast_one, slow_one = simulate(
+        setup, [PlannedSession(i, (PlannedTurn(100, 50),)) for i in range(2)]
+    ).flights
+
+    assert slow_one.ended_at == pytest.approx(3 * fast_one.ended_at)
+
+
+def test_long_prompts_cost_attention() -> None:
+    attentive = replace(PROFILE, attention_ns=8.74)
+    plain_s, attentive_s = (profile.step_s(0, 6000, 6000 * 3000) for profile in (PROFILE, attentive))
+
+    # Of an L4 14 % more at 6,000 tokens.
+    assert (attentive_s - plain_s) / (6000 * PROFILE.prefill_ms_per_token / 1000) == pytest.approx(
+        0.14, abs=0.01
+    )
+
+
+def test_prompt_longer_than_the_profile_allows_is_served() -> None:
+    (flight,) = simulate(
+        Setup([PROFILE], 1, Routing(), Traffic()), [PlannedSession(1, (PlannedTurn(30_000, 5),))]
+    ).flights
+
+    assert flight.is_answered
+
+
+def test_gateways_of_one_connection_each_share_the_load() -> None:
+    run = play(routing=Routing("least_load", gateways=4, spread=Spread.RANDOM))
+
+    assert {flight.gateway for flight in run.flights} == {0, 1, 2, 3}

@@ -1,5 +1,6 @@
 """The parts of the fleet: sessions, chats, the client, changes, latencies, oracles."""
 
+from collections import Counter
 from functools import partial
 from random import Random
 
@@ -11,7 +12,7 @@ from extproc.vllm.fleet.client import Client, Traffic
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.oracle import ideal_hit_rate
 from extproc.vllm.fleet.report import lay_out
-from extproc.vllm.fleet.session import PlannedSession, PlannedTurn
+from extproc.vllm.fleet.session import Head, PlannedSession, PlannedTurn
 from extproc.vllm.fleet.summary import Latency, Skew
 from extproc.vllm.fleet.timeline import Timeline
 from extproc.vllm.fleet.workloads import SHAREGPT, WORKLOADS, Demand, draw_sessions
@@ -45,28 +46,26 @@ def test_timeline_never_runs_backwards() -> None:
 
 
 def test_next_turn_contains_the_answer_of_the_one_before() -> None:
-    session = PlannedSession(7, 0, (PlannedTurn(64, 32), PlannedTurn(112, 16)))
+    session = PlannedSession(7, (PlannedTurn(64, 32), PlannedTurn(112, 16)))
 
-    assert list(session.hashes(1, 16, 1))[:6] == list(session.hashes(0, 16, 0))
+    assert session.path(0, 16, 0).runs == ((21, 6),)
+    assert session.path(1, 16, 1).runs == ((21, 8),)
 
 
 def test_replayed_prompt_does_not_contain_what_was_generated_before() -> None:
-    recorded = PlannedSession(7, 0, (PlannedTurn(112, 32),), is_replayed=True)
-    before = PlannedSession(7, 0, ASK, is_replayed=True).hashes(0, 16, 1)
+    recorded = PlannedSession(7, (PlannedTurn(112, 32),), is_replayed=True)
+    before = PlannedSession(7, ASK, is_replayed=True).path(0, 16, 1).runs
+    again = recorded.path(0, 16, 2).runs, recorded.path(0, 16, 3).runs
 
-    assert list(recorded.hashes(0, 16, 2))[:4] == list(before)[:4]
-    assert set(recorded.hashes(0, 16, 2)).isdisjoint(list(before)[4:])
-    assert set(recorded.hashes(0, 16, 2)[7:]).isdisjoint(recorded.hashes(0, 16, 3)[7:])
+    assert before == ((21, 4), (5, 6))
+    assert again == (((21, 7), (8, 9)), ((21, 7), (11, 9)))
 
 
-def test_family_text_is_common_and_own_text_is_not() -> None:
-    one, other = (
-        PlannedSession(owner, 0, ASK, family=3, family_tokens=40).hashes(0, 16, owner) for owner in (1, 2)
-    )
+def test_head_is_common_and_own_text_is_not() -> None:
+    one, other = (PlannedSession(owner, ASK, (Head(3, 40),)).path(0, 16, owner).runs for owner in (1, 2))
 
-    assert one[:2] == other[:2]
-    assert set(one[2:]).isdisjoint(other[2:])
-    assert len(one) == len(set(one)) == 6
+    assert one == ((10, 2), (3, 6))
+    assert other == ((10, 2), (6, 6))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -88,7 +87,7 @@ def test_chats_have_at_least_eight_turns_and_three_more_on_average() -> None:
 def test_replay_asks_each_of_a_tenth_ten_times() -> None:
     sessions = draw_sessions("replay", Demand(8000), 0)
 
-    assert len(set(sessions)) == 800
+    assert len({(session.owner, session.turns) for session in sessions}) == 800
     assert 70 <= len({session.owner for session in sessions}) <= 76
     assert sessions != sorted(sessions, key=lambda session: session.owner)
 
@@ -108,18 +107,17 @@ def test_workload_has_exactly_the_requests_and_repeats_for_a_seed(name: str) -> 
 
     assert len(requests(sessions)) == 505
     assert sessions == draw_sessions(name, Demand(505, 2.0), 1)
-    assert max(turn.prompt_tokens + turn.output_tokens for turn in requests(sessions)) < 16_384
+    assert max(turn.prompt_tokens + turn.output_tokens for turn in requests(sessions)) < 32_768
 
 
-def test_a_quarter_and_a_bit_of_the_requests_have_the_hot_prefix() -> None:
+def test_a_quarter_of_the_requests_have_the_hot_prefix() -> None:
     sessions = draw_sessions("hot-prefix", Demand(4000), 0)
 
-    share = sum(session.family == 0 for session in sessions) / 4000
-    assert share == pytest.approx(0.25 + 0.75 / 150, abs=0.02)
+    assert sum(bool(session.heads) for session in sessions) / 4000 == pytest.approx(0.25, abs=0.02)
 
 
 def test_unknown_workload_lists_the_known_ones() -> None:
-    with pytest.raises(SettingsError, match="replay, distinct, sessions"):
+    with pytest.raises(SettingsError, match=r"replay \(A\), distinct \(B\), sessions \(C\)"):
         draw_sessions("nope", Demand(1), 0)
 
 
@@ -144,61 +142,84 @@ class Answerer:
 
 
 def test_without_a_rate_all_sessions_start_at_once() -> None:
-    assert Answerer(Traffic(), [PlannedSession(i, 0, ASK) for i in range(3)]).run() == [0, 0, 0]
+    assert Answerer(Traffic(), [PlannedSession(i, ASK) for i in range(3)]).run() == [0, 0, 0]
 
 
 def test_turn_follows_its_answer_and_the_pause() -> None:
-    session = PlannedSession(1, 0, (PlannedTurn(64, 32), PlannedTurn(112, 32, think_s=2.5)))
+    session = PlannedSession(1, (PlannedTurn(64, 32), PlannedTurn(112, 32, think_s=2.5)))
 
     assert Answerer(Traffic(), [session]).run() == [0, 3.5]
 
 
 def test_failed_turn_ends_its_session() -> None:
-    answerer = Answerer(Traffic(), [PlannedSession(1, 0, (PlannedTurn(64, 32), PlannedTurn(112, 32)))])
+    answerer = Answerer(Traffic(), [PlannedSession(1, (PlannedTurn(64, 32), PlannedTurn(112, 32)))])
     answerer.timeline.at(0.5, lambda: setattr(answerer.sent[0], "is_failed", True))
 
     assert len(answerer.run()) == 1
 
 
 def test_open_loop_sends_at_its_rate() -> None:
-    times = Answerer(Traffic(rate=50), [PlannedSession(i, 0, ASK) for i in range(2000)]).run()
+    times = Answerer(Traffic(rate=50), [PlannedSession(i, ASK) for i in range(2000)]).run()
 
     assert times[-1] == pytest.approx(2000 / 50, rel=0.06)
 
 
 def test_closed_loop_keeps_its_users_busy() -> None:
-    answerer = Answerer(Traffic(users=3), [PlannedSession(i, 0, ASK) for i in range(7)])
+    answerer = Answerer(Traffic(users=3), [PlannedSession(i, ASK) for i in range(7)])
 
     assert answerer.run() == [0, 0, 0, 1, 1, 1, 2]
 
 
 def test_cap_holds_requests_back_and_they_are_due_all_the_same() -> None:
-    answerer = Answerer(Traffic(cap=2), [PlannedSession(i, 0, ASK) for i in range(5)])
+    answerer = Answerer(Traffic(cap=2), [PlannedSession(i, ASK) for i in range(5)])
 
     assert answerer.run() == [0, 0, 1, 1, 2]
     assert answerer.most == 2
     assert {flight.due_at for flight in answerer.sent} == {0}
 
 
+class Reader(Answerer):
+    """Gets seven chunks of an answer as soon as a request is sent."""
+
+    def send(self, flight: Flight) -> None:
+        super().send(flight)
+        self.seen = self.client.read(7)
+
+
 def test_busy_client_sends_late_and_sees_late() -> None:
-    answerer = Answerer(
-        Traffic(rate=1e9, ceiling=10), [PlannedSession(i, 0, (PlannedTurn(64, 7),)) for i in range(2)]
+    reader = Reader(
+        Traffic(rate=1e9, ceiling=10), [PlannedSession(i, (PlannedTurn(64, 7),)) for i in range(2)]
     )
-    seen: list[float] = []
-    answerer.timeline.at(1e-12, lambda: seen.append(answerer.client.read(7)))
 
     # Sending costs 30 ms, seven chunks cost 70: the client sees them in the middle, and sends after that.
-    assert answerer.run() == [0, pytest.approx(0.1)]
-    assert seen == [pytest.approx(0.03 + 0.07 / 2)]
+    assert reader.run() == pytest.approx([0, 0.1], abs=1e-6)
+    assert reader.seen == pytest.approx(0.1 + 0.03 + 0.07 / 2, abs=1e-6)
+
+
+def test_minutes_of_an_open_loop_have_the_same_number_of_sessions() -> None:
+    sessions = [PlannedSession(i, ASK) for i in range(1000)]
+    minutes = Counter(int(time // 60) for time in Answerer(Traffic(rate=3), sessions).run())
+
+    assert [minutes[minute] for minute in range(5)] == [180] * 5
+
+
+@pytest.mark.parametrize("until_s", [10.0, 200.0])
+def test_client_stops_when_all_that_was_due_is_answered(until_s: float) -> None:
+    answerer = Answerer(Traffic(rate=5, until_s=until_s), [PlannedSession(i, ASK) for i in range(200)])
+    times = answerer.run()
+
+    assert max(times) < until_s + 1
+    assert sum(time <= until_s for time in times) == pytest.approx(min(5 * until_s, 200), rel=0.2)
 
 
 def test_change_is_read_from_its_text() -> None:
     assert parse_change("12.5:crash:3") == Change(12.5, Kind.CRASH, 3)
     assert parse_change("1:slow:0:2.5") == Change(1, Kind.SLOW, 0, 2.5)
+    assert parse_change("2:restart:1:30") == Change(2, Kind.RESTART, 1, 30)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1:crash", "1:slow:0", "1:crash:0:2", "x:join:1", "1:explode:1", "-1:join:1"]
+    "text", ["", "1:crash", "1:slow:0", "1:crash:0:2", "x:join:1", "1:explode:1", "-1:join:1", "1:restart:0"]
 )
 def test_change_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="is no change"):
@@ -209,7 +230,7 @@ def test_latencies_are_exact_and_interpolated() -> None:
     latency = Latency.of([0.004, 0.001, 0.002, 0.003])
 
     assert (latency.mean_ms, latency.median_ms) == pytest.approx((2.5, 2.5))
-    assert latency.p99_ms == pytest.approx(3.97)
+    assert (latency.p90_ms, latency.p99_ms) == pytest.approx((3.7, 3.97))
 
 
 def test_counted_latencies_are_those_of_the_values_written_out() -> None:
@@ -219,7 +240,7 @@ def test_counted_latencies_are_those_of_the_values_written_out() -> None:
 
 
 def test_nothing_measured_is_not_a_number() -> None:
-    assert str(Latency.of([])) == "Latency(mean_ms=nan, median_ms=nan, p99_ms=nan)"
+    assert str(Latency.of([])) == "Latency(mean_ms=nan, median_ms=nan, p90_ms=nan, p99_ms=nan)"
 
 
 def test_skew_of_equals_is_one_and_zero() -> None:
@@ -229,14 +250,14 @@ def test_skew_of_equals_is_one_and_zero() -> None:
 
 
 def test_oracle_knows_what_any_endpoint_computed() -> None:
-    flights = [fly(0, PlannedSession(1, 0, ASK), 0, 5), fly(1, PlannedSession(1, 0, ASK), 1, 6)]
+    flights = [fly(0, PlannedSession(1, ASK), 0, 5), fly(1, PlannedSession(1, ASK), 1, 6)]
 
     # 48 of the second prompt's 64 tokens: the last block is computed again.
     assert ideal_hit_rate(flights, 16, None) == 48 / 128
 
 
 def test_oracle_of_a_small_cache_forgets_the_oldest() -> None:
-    one, other = PlannedSession(1, 0, ASK), PlannedSession(2, 0, ASK)
+    one, other = PlannedSession(1, ASK), PlannedSession(2, ASK)
     flights = [fly(0, one, 0, 1), fly(1, other, 2, 3), fly(2, one, 4, 5)]
 
     assert ideal_hit_rate(flights, 16, None) == 48 / 192
@@ -244,7 +265,7 @@ def test_oracle_of_a_small_cache_forgets_the_oldest() -> None:
 
 
 def test_oracle_pins_what_runs() -> None:
-    one, other = PlannedSession(1, 0, ASK), PlannedSession(2, 0, ASK)
+    one, other = PlannedSession(1, ASK), PlannedSession(2, ASK)
     flights = [fly(0, one, 0, 9), fly(1, other, 2, 3), fly(2, one, 4, 9)]
 
     assert ideal_hit_rate(flights, 16, 6) == 48 / 192

@@ -39,9 +39,10 @@ class ChatKind:
         chats: list[Chat] = []
         missing = requests
         while missing:
-            chat = self._draw_chat(rng)[:missing]
-            chats.append(chat)
-            missing -= len(chat)
+            # Of a chat whose first question is too long there is nothing.
+            if chat := self._draw_chat(rng)[:missing]:
+                chats.append(chat)
+                missing -= len(chat)
         return self._scale(chats)
 
     def prompts(self, chat: Chat) -> list[tuple[int, int]]:

@@ -1,10 +1,10 @@
 """The client: when sessions start, and what limits it."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import count
+from itertools import count, pairwise
+from math import inf
 from random import Random
 from typing import Final
 
@@ -12,6 +12,8 @@ from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.session import PlannedSession
 from extproc.vllm.fleet.timeline import Timeline
 
+# So long a stretch has as many sessions as any other of its length.
+_STRETCH_S: Final = 60.0
 # Of what a request costs a busy client: what it takes to open a connection and send.
 _SEND_SHARE: Final = 0.3
 
@@ -20,9 +22,11 @@ _SEND_SHARE: Final = 0.3
 class Traffic:
     """How a client sends its sessions.
 
-    Open loop: sessions start at random (Poisson), so many that their turns would arrive at `rate`
-    requests per second; `None` starts all at once. Closed loop: `users` sessions at a time. A turn
-    follows its answer either way. `cap` limits the requests in flight.
+    Open loop: sessions start at random, so many that their turns would arrive at `rate` requests per
+    second: Poisson, but with the same number in each minute, or two runs of ten minutes would differ by
+    as many per cent. `None` starts all at once. Closed loop: `users` sessions at a time. A turn
+    follows its answer either way. `cap` limits the requests in flight. Everything ends when all that
+    was due until `until_s` is answered; until then the load goes on.
 
     `ceiling` models a client that is a single event loop, as vLLM's old benchmark script is: sending
     requests and reading their chunks costs it so much that it can do this many per second. It notices
@@ -33,6 +37,7 @@ class Traffic:
     users: int | None = None
     cap: int | None = None
     ceiling: float | None = None
+    until_s: float = inf
 
 
 class Client:
@@ -47,16 +52,19 @@ class Client:
         send: Callable[[Flight], None],
     ) -> None:
         self.in_flight = 0
-        self._sessions = iter(sessions)
+        self._sessions, self._count = iter(sessions), len(sessions)
         self._traffic = traffic
         self._timeline = timeline
         self._rng = rng
         self._send = send
         self._numbers = count()
         self._due: deque[tuple[float, PlannedSession, int]] = deque()
+        self._owed = 0  # due until the end, not answered
+        self._is_over = False
         self._busy_until = 0.0
         turns = [turn for session in sessions for turn in session.turns]
         self._sessions_per_s = traffic.rate * len(sessions) / len(turns) if traffic.rate else 0.0
+        self._gaps = self._draw_gaps()
         chunks = sum(turn.output_tokens for turn in turns) / len(turns)
         request_s = 1 / traffic.ceiling if traffic.ceiling else 0.0
         self._send_s = request_s * _SEND_SHARE
@@ -64,11 +72,13 @@ class Client:
 
     def start(self) -> None:
         """Plans everything; then the timeline runs it."""
+        if self._traffic.until_s < inf:
+            self._timeline.at(self._traffic.until_s, self._end)
         if self._traffic.users is not None:
             for _ in range(self._traffic.users):
                 self._begin()
         elif self._sessions_per_s:
-            self._arrive()
+            self._timeline.at(next(self._gaps), self._arrive)
         else:
             while self._begin():
                 pass
@@ -81,7 +91,11 @@ class Client:
             self._ask(flight.session, following)
         elif self._traffic.users is not None:
             self._begin()
-        self._pump()
+        if self._due:
+            self._pump()
+        self._owed -= flight.due_at <= self._traffic.until_s
+        if self._is_over and not self._owed:
+            self._timeline.stop()
 
     def read(self, chunks: int) -> float:
         """Takes so many chunks at once; returns when it sees one of them, on average."""
@@ -89,13 +103,28 @@ class Client:
         self._work(chunks * self._chunk_s)
         return (begins + self._busy_until) / 2
 
+    def _end(self) -> None:
+        self._is_over = True
+        if not self._owed:
+            self._timeline.stop()
+
     def _work(self, seconds: float) -> None:
         self._busy_until = max(self._busy_until, self._timeline.now) + seconds
 
     def _arrive(self) -> None:
         if self._begin():
-            gap = self._rng.expovariate(self._sessions_per_s)
-            self._timeline.at(self._timeline.now + gap, self._wake)
+            woken = self._wake if self._chunk_s else self._arrive
+            self._timeline.at(self._timeline.now + next(self._gaps), woken)
+
+    def _draw_gaps(self) -> Iterator[float]:
+        """Yields the times between sessions, a stretch at a time: Poisson, given how many it has."""
+        count = max(1, min(self._count, round(self._sessions_per_s * _STRETCH_S)))
+        stretch_s, last_s = count / self._sessions_per_s, 0.0
+        while True:
+            starts = sorted(self._rng.random() * stretch_s for _ in range(count))
+            for before, after in pairwise([last_s, *starts]):
+                yield after - before
+            last_s = starts[-1] - stretch_s
 
     def _wake(self) -> None:
         """Sends when what is being read is read; what comes in meanwhile is read later."""
@@ -108,11 +137,13 @@ class Client:
         return session is not None
 
     def _ask(self, session: PlannedSession, turn: int) -> None:
-        due_at = self._timeline.now + session.turns[turn].think_s
-        self._timeline.at(due_at, partial(self._queue, due_at, session, turn))
+        think_s = session.turns[turn].think_s
+        due_at = self._timeline.now + think_s
+        self._timeline.at(due_at, self._queue, due_at, session, turn)
 
     def _queue(self, due_at: float, session: PlannedSession, turn: int) -> None:
         self._due.append((due_at, session, turn))
+        self._owed += due_at <= self._traffic.until_s
         self._pump()
 
     def _pump(self) -> None:
@@ -120,5 +151,6 @@ class Client:
         while self._due and (self._traffic.cap is None or self.in_flight < self._traffic.cap):
             due_at, session, turn = self._due.popleft()
             self.in_flight += 1
-            self._work(self._send_s)
+            if self._send_s:
+                self._work(self._send_s)
             self._send(Flight(next(self._numbers), session, turn, due_at, sent_at=self._timeline.now))

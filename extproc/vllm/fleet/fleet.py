@@ -1,18 +1,20 @@
 """The fleet: a client, gateways and endpoints on one virtual clock."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from math import inf
 from random import Random
 
 from extproc.errors import NoEndpoint
+from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pick
 from extproc.routing.strategies.base import Outside
-from extproc.vllm.fleet.change import Change, Kind
+from extproc.vllm.fleet.change import Change, Kind, check_changes, steps_of
 from extproc.vllm.fleet.client import Client, Traffic
+from extproc.vllm.fleet.dialogue import Dialogue
 from extproc.vllm.fleet.flight import Flight
-from extproc.vllm.fleet.gateway import Routing
-from extproc.vllm.fleet.node import Node
+from extproc.vllm.fleet.gateway import EndpointNames, Routing, build_spreader
+from extproc.vllm.fleet.node import Gaps, Node
 from extproc.vllm.fleet.session import PlannedSession
 from extproc.vllm.fleet.timeline import Timeline
 from extproc.vllm.profiles import Profile
@@ -20,67 +22,109 @@ from extproc.vllm.profiles import Profile
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One run: `endpoints` alike, how they are routed to, how they are asked, what happens to them."""
+    """One run: `endpoints` of them, how they are routed to, how they are asked, what happens to them.
 
-    profile: Profile
+    `profiles` are given out in turns, so that one is enough where all endpoints are alike. What comes
+    before `warmup_s` is not measured.
+    """
+
+    profiles: Sequence[Profile]
     endpoints: int
     routing: Routing
     traffic: Traffic
     changes: Sequence[Change] = ()
     seed: int = 0
+    warmup_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run left behind: every request, and every endpoint that ever was."""
+    """What a run left behind: every request, every endpoint that ever was, the gaps between tokens."""
 
     setup: Setup
     flights: Sequence[Flight]
     nodes: Sequence[Node]
+    gaps: Gaps
 
 
 def simulate(setup: Setup, sessions: Sequence[PlannedSession]) -> Run:
-    """Runs every session to its end. Deterministic: the same setup and sessions give the same run."""
-    fleet = _Fleet(setup, sessions)
-    return fleet.run()
+    """Runs the sessions. Deterministic: the same setup and sessions give the same run.
+
+    Raises `SettingsError` for a strategy, an option or a change that cannot be.
+    """
+    return _Fleet(setup, sessions).run()
 
 
 class _Fleet:
     def __init__(self, setup: Setup, sessions: Sequence[PlannedSession]) -> None:
-        # The client's draws do not depend on the strategy's: all strategies see the same arrivals.
-        arrivals, ties = (Random(f"{use} {setup.seed}") for use in ("arrivals", "ties"))  # noqa: S311  # no secret
+        check_changes(setup.changes, setup.endpoints)
         self._setup = setup
         self._timeline = Timeline()
         self._flights: list[Flight] = []
         self._picks: dict[int, Pick] = {}
-        self._client = Client(sessions, setup.traffic, self._timeline, arrivals, self._send)
-        self._nodes = {name: self._build_node(name) for name in map(_name, range(setup.endpoints))}
-        self._ready = list(self._nodes)
-        outside = Outside(ties, lambda: self._timeline.now)
-        self._gateways = setup.routing.build_gateways(self._ready, outside)
+        self._dialogues: dict[int, Dialogue] = {}
+        self._gaps = Gaps()
+        self._longest = max(turn.prompt_tokens + turn.output_tokens for s in sessions for turn in s.turns)
+        # The client's draws do not depend on the strategy's: all strategies see the same arrivals.
+        self._client = Client(sessions, setup.traffic, self._timeline, self._draw("arrivals"), self._send)
+        self._names = EndpointNames(self._draw("names"))
+        self._past: list[Node] = []
+        self._nodes = {self._names[place].name: self._build_node(place) for place in range(setup.endpoints)}
+        self._ready = [self._names[place] for place in range(setup.endpoints)]
+        gateways = setup.routing.gateways
+        outsides = [Outside(self._draw(f"ties {place}"), self._now) for place in range(gateways)]
+        self._spreader = build_spreader(setup.routing.spread, gateways, self._draw("spread"))
+        self._gateways = setup.routing.build_gateways(self._ready, outsides)
 
     def run(self) -> Run:
-        for change in self._setup.changes:
-            self._timeline.at(change.at_s, partial(self._change, change))
+        if self._setup.warmup_s:
+            self._timeline.at(self._setup.warmup_s, self._gaps.clear)
+        if self._setup.traffic.until_s < inf:
+            self._timeline.at(self._setup.traffic.until_s, self._gaps.close)
+        for change in steps_of(self._setup.changes):
+            self._timeline.at(change.at_s, self._change, change)
         self._client.start()
         self._timeline.run()
-        return Run(self._setup, self._flights, [*self._nodes.values()])
+        return Run(self._setup, self._flights, [*self._past, *self._nodes.values()], self._gaps)
 
-    def _build_node(self, name: str) -> Node:
+    def _draw(self, use: str) -> Random:
+        return Random(f"{use} {self._setup.seed}")  # noqa: S311  # no secret
+
+    def _now(self) -> float:
+        return self._timeline.now
+
+    def _build_node(self, number: int) -> Node:
+        profiles = self._setup.profiles
+        profile = profiles[number % len(profiles)]
+        # Whoever sends such prompts has told vLLM so.
+        profile = replace(profile, max_model_len=max(profile.max_model_len, self._longest))
         read = self._client.read if self._setup.traffic.ceiling else None
-        return Node(name, self._setup.profile, self._timeline, self._ended, read)
+        return Node(
+            self._names[number].name, profile, self._timeline, self._ended, gaps=self._gaps, read=read
+        )
 
     def _send(self, flight: Flight) -> None:
         self._flights.append(flight)
+        flight.gateway = self._spreader.take(flight)
         try:
-            pick = self._connect(self._gateways.pick(flight.number, flight.session))
+            pick = self._connect(self._gateways.pick(flight.gateway, self._write(flight)))
         except NoEndpoint:
             flight.is_failed = True
-            self._timeline.at(self._timeline.now, partial(self._client.ended, flight))
+            self._spreader.give(flight)
+            self._timeline.at(self._timeline.now, self._client.ended, flight)
             return
         flight.endpoint, flight.reason = pick.endpoint.name, str(pick.reason)
         self._picks[flight.number] = pick
         self._nodes[flight.endpoint].add(flight)
+
+    def _write(self, flight: Flight) -> bytes | None:
+        if not self._gateways.needs_body:
+            return None
+        owner = flight.session.owner
+        dialogue = self._dialogues.pop(owner) if flight.turn else Dialogue(flight.session)
+        if not flight.is_last:
+            self._dialogues[owner] = dialogue
+        return dialogue.ask(flight.turn)
 
     def _connect(self, pick: Pick) -> Pick:
         """Tries the pick, then its fallbacks, as Envoy does where a connection is refused."""
@@ -92,32 +136,37 @@ class _Fleet:
 
     def _ended(self, flight: Flight) -> None:
         pick = self._picks.pop(flight.number)
+        self._spreader.give(flight)
         delay_s = self._setup.routing.signal_delay_s
         if delay_s:
             self._timeline.at(self._timeline.now + delay_s, pick.release)
         else:
             pick.release()
         if flight.ended_at > self._timeline.now:
-            self._timeline.at(flight.ended_at, partial(self._client.ended, flight))
+            self._timeline.at(flight.ended_at, self._client.ended, flight)
         else:
             self._client.ended(flight)
 
     def _change(self, change: Change) -> None:
-        name = _name(change.endpoint)
-        node = self._nodes.get(name) or self._nodes.setdefault(name, self._build_node(name))
-        if change.kind is Kind.SLOW:
-            node.slow_down(change.factor)
-            return
+        endpoint = self._names[change.endpoint]
+        match change.kind:
+            case Kind.SLOW:
+                self._nodes[endpoint.name].slow_down(change.amount)
+            case Kind.FLUSH:
+                self._nodes[endpoint.name].forget()
+            case _:
+                self._move(change, endpoint)
+
+    def _move(self, change: Change, endpoint: Endpoint) -> None:
+        """An endpoint comes or goes, and the gateways hear of it."""
+        self._ready = [other for other in self._ready if other is not endpoint]
         if change.kind is Kind.JOIN:
-            node.start()
-        self._ready = [other for other in self._ready if other != name]
-        if change.kind is Kind.JOIN:
-            self._ready.append(name)
+            # What was there under this name finishes what it has.
+            if endpoint.name in self._nodes:
+                self._past.append(self._nodes[endpoint.name])
+            self._nodes[endpoint.name] = self._build_node(change.endpoint)
+            self._ready.append(endpoint)
         heard_at = self._timeline.now + self._setup.routing.discovery_delay_s
-        self._timeline.at(heard_at, partial(self._gateways.replace, tuple(self._ready)))
+        self._timeline.at(heard_at, self._gateways.replace, tuple(self._ready))
         if change.kind is Kind.CRASH:
-            node.crash()
-
-
-def _name(number: int) -> str:
-    return f"endpoint-{number}"
+            self._nodes[endpoint.name].crash()

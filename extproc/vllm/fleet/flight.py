@@ -24,8 +24,17 @@ class Flight:
     stalled_at: float = -1.0
     endpoint: str = ""
     reason: str = ""
+    gateway: int = 0
     cached_tokens: int = 0
     is_failed: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        return self.turn + 1 == len(self.session.turns)
+
+    @property
+    def is_answered(self) -> bool:
+        return self.ended_at >= 0 and not self.is_failed
 
     @property
     def asked(self) -> PlannedTurn:
@@ -42,6 +51,10 @@ class Flight:
     @property
     def due_ttft_s(self) -> float:
         return self.first_at - self.due_at
+
+    @property
+    def e2e_s(self) -> float:
+        return self.ended_at - self.sent_at
 
     @property
     def tpot_s(self) -> float:

@@ -1,71 +1,146 @@
-"""Gateways: independent pickers in front of one fleet, each with its own idea of the load."""
+"""Gateways: independent pickers in front of one fleet, each with its own idea of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from enum import StrEnum
+from itertools import count
+from random import Random
+from typing import Final, Protocol
+from zlib import crc32
 
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pick, Pool, Snapshot
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
-from extproc.vllm.fleet.session import PlannedSession
+from extproc.vllm.fleet.flight import Flight
 
 _PATH: Final = "/v1/chat/completions"
+
+
+class Spread(StrEnum):
+    """Which gateway gets a request."""
+
+    RANDOM = "random"
+    SESSION = "session"  # each session has one
+    CONNECTION = (
+        "connection"  # each connection has one; a request takes the last that fell idle, or opens one
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
     """How the fleet is routed to; `options` are the strategy's settings.
 
-    `gateways` pickers share the requests evenly and nothing else. They hear of a request's end
+    `gateways` pickers share the requests, by `spread`, and nothing else. They hear of a request's end
     `signal_delay_s` late, and of an endpoint that comes or goes `discovery_delay_s` late.
     """
 
     strategy: str = "prefix_hash"
     options: Mapping[str, object] = field(default_factory=dict)
     gateways: int = 1
+    spread: Spread = Spread.RANDOM
     signal_delay_s: float = 0.0
     discovery_delay_s: float = 0.0
 
-    def build_gateways(self, names: Sequence[str], outside: Outside) -> "Gateways":
-        """Raises `SettingsError` for an unknown strategy or option."""
-        pools = [
-            Pool("fleet", build_strategy(self.strategy, self.options, outside)) for _ in range(self.gateways)
-        ]
+    def build_gateways(self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside]) -> "Gateways":
+        """Raises `SettingsError` for an unknown strategy or option; `outsides` has one for each gateway."""
+        pools = [Pool("fleet", build_strategy(self.strategy, self.options, outside)) for outside in outsides]
         gateways = Gateways(pools)
-        gateways.replace(names)
+        gateways.replace(endpoints)
         return gateways
 
 
 class Gateways:
-    """Takes requests in turns, each gateway with a pool of its own."""
+    """One picker for each pool; all pools have the same endpoints."""
 
     def __init__(self, pools: Sequence[Pool]) -> None:
         self._pools = pools
         self._pickers = [Picker([Route(pool)]) for pool in pools]
+        # Where the headers decide, a proxy need not send the body, and nobody has to write it here.
+        self.needs_body = self._pickers[0].needs_body(Ask("POST", _PATH, {}))
 
-    def replace(self, names: Sequence[str]) -> None:
+    def replace(self, endpoints: Sequence[Endpoint]) -> None:
         """Routes to these endpoints; strategies of one kind place them alike, so once is enough."""
         first = self._pools[0]
-        snapshot = Snapshot.build(build_endpoints(names), first.strategy, first.snapshot.placement)
+        snapshot = Snapshot.build(endpoints, first.strategy, first.snapshot.placement)
         for pool in self._pools:
             pool.install(snapshot)
 
-    def pick(self, number: int, session: PlannedSession) -> Pick:
-        """Picks for request `number`; raises `NoEndpoint`."""
-        picker = self._pickers[number % len(self._pickers)]
-        return picker.pick(Ask("POST", _PATH, {}, _body(session))).pick
+    def pick(self, gateway: int, body: bytes | None) -> Pick:
+        """Picks for a chat, by its body if `needs_body`; raises `NoEndpoint`."""
+        return self._pickers[gateway].pick(Ask("POST", _PATH, {}, body)).pick
 
 
-def _body(session: PlannedSession) -> bytes:
-    """A chat whose first message stands for all that the session's requests have in common."""
-    return b'{"messages":[{"role":"user","content":"%d"}]}' % session.key
+class Spreader(Protocol):
+    """Draws a gateway for each request. The same for all strategies, as far as their timing allows."""
+
+    def take(self, flight: Flight) -> int: ...
+
+    def give(self, flight: Flight) -> None:
+        """Hears that the request has ended."""
+        ...
 
 
-def build_endpoints(names: Sequence[str]) -> list[Endpoint]:
-    """Returns an endpoint per name; its address only has to be unique."""
-    return [
-        Endpoint(name, f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}:8000")
-        for number, name in ((int(name.rpartition("-")[2]), name) for name in names)
-    ]
+def build_spreader(spread: Spread, gateways: int, rng: Random) -> Spreader:
+    if gateways == 1:
+        return _One()
+    return {Spread.RANDOM: _Random, Spread.SESSION: _BySession, Spread.CONNECTION: _ByConnection}[spread](
+        gateways, rng
+    )
+
+
+class _One:
+    def take(self, flight: Flight) -> int:  # noqa: ARG002  # whichever
+        return 0
+
+    def give(self, flight: Flight) -> None:
+        pass
+
+
+class _Random(_One):
+    def __init__(self, gateways: int, rng: Random) -> None:
+        self._gateways, self._rng = gateways, rng
+
+    def take(self, flight: Flight) -> int:  # noqa: ARG002  # whichever
+        return self._rng.randrange(self._gateways)
+
+
+class _BySession(_One):
+    def __init__(self, gateways: int, rng: Random) -> None:
+        self._gateways, self._salt = gateways, rng.getrandbits(32)
+
+    def take(self, flight: Flight) -> int:
+        return crc32(b"%d" % flight.session.owner, self._salt) % self._gateways
+
+
+class _ByConnection(_One):
+    def __init__(self, gateways: int, rng: Random) -> None:
+        self._gateways, self._rng = gateways, rng
+        self._idle: list[int] = []
+
+    def take(self, flight: Flight) -> int:  # noqa: ARG002  # connections are all alike
+        return self._idle.pop() if self._idle else self._rng.randrange(self._gateways)
+
+    def give(self, flight: Flight) -> None:
+        self._idle.append(flight.gateway)
+
+
+_SYLLABLES: Final = "bcdfghjklmnpqrstvwxz2456789"
+
+
+class EndpointNames:
+    """Endpoints by number, named as Pods are. Names place endpoints on a ring: no run has the lucky ones."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._numbers = count()
+        self._known: dict[int, Endpoint] = {}
+
+    def __getitem__(self, number: int) -> Endpoint:
+        while number not in self._known:
+            place = next(self._numbers)
+            suffix = "".join(self._rng.choices(_SYLLABLES, k=5))
+            address = f"10.{place >> 16 & 255}.{place >> 8 & 255}.{place & 255}:8000"
+            self._known[place] = Endpoint(f"vllm-{suffix}-{place}", address)
+        return self._known[number]

@@ -1,67 +1,71 @@
 """Oracles: how much of a run's prompts an ideal cache would have had, under the run's own timing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from extproc.vllm.blocks import BlockCache
 from extproc.vllm.fleet.flight import Flight
+from extproc.vllm.runs import Path, RunCache
 
 
 @dataclass(slots=True)
 class _Held:
-    hashes: Sequence[int]
+    path: Path
     shared: int = 0
     private: int = 0
 
 
-def ideal_hit_rate(flights: Sequence[Flight], block_size: int, blocks: int | None) -> float:
+def ideal_hit_rate(
+    flights: Collection[Flight], block_size: int, blocks: int | None, since_s: float = 0.0
+) -> float:
     """Returns the share of prompt tokens that one cache of the whole fleet would have had, 0..1.
 
-    `flights` are completed ones. The cache takes and frees blocks when they were admitted and ended, so
+    `flights` are answered ones. The cache takes and frees blocks when they were admitted and ended, so
     running requests pin theirs. `blocks` is its size, `None` for one that never evicts. A request that does
-    not fit (the run had preempted another one for it) is computed and forgotten.
+    not fit (the run had preempted another one for it) is computed and forgotten. Only what was due from
+    `since_s` on is counted.
     """
     moves = sorted(_moves(flights), key=lambda move: move[:2])
     total = sum(-(-flight.tokens // block_size) for flight in flights)
-    cache = BlockCache(total if blocks is None else blocks)
+    cache = RunCache(total if blocks is None else blocks)
     held: dict[int, _Held] = {}
     hits = asked = 0
     for _, is_admission, flight in moves:
         if is_admission:
-            request = _Held(flight.session.hashes(flight.turn, block_size, flight.number))
+            request = _Held(flight.session.path(flight.turn, block_size, flight.number))
             held[flight.number] = request
-            hits += _admit(cache, request, flight.asked.prompt_tokens, block_size)
-            asked += flight.asked.prompt_tokens
+            found = _admit(cache, request, flight.asked.prompt_tokens, block_size)
+            if flight.due_at >= since_s:
+                hits += found
+                asked += flight.asked.prompt_tokens
         else:
             _grow(cache, held[flight.number], flight.tokens - 1, block_size)
             request = held.pop(flight.number)
-            cache.release(request.hashes[: request.shared], request.private)
+            cache.release(request.path, request.shared, request.private)
     return hits / asked if asked else 0.0
 
 
-def _moves(flights: Sequence[Flight]) -> Iterator[tuple[float, bool, Flight]]:
+def _moves(flights: Collection[Flight]) -> Iterator[tuple[float, bool, Flight]]:
     """Admissions and ends; of one moment the ends come first."""
     for flight in flights:
         yield flight.admitted_at, True, flight
         yield flight.ended_at, False, flight
 
 
-def _admit(cache: BlockCache, request: _Held, tokens: int, block_size: int) -> int:
+def _admit(cache: RunCache, request: _Held, tokens: int, block_size: int) -> int:
     """Returns how many tokens of the prompt were cached."""
-    request.shared, _ = cache.match(request.hashes[: (tokens - 1) // block_size])
-    cache.share(request.hashes[: request.shared])
+    request.shared, _ = cache.match(request.path, (tokens - 1) // block_size)
+    cache.share(request.path, request.shared)
     hits = request.shared * block_size
     _grow(cache, request, tokens, block_size)
     return hits
 
 
-def _grow(cache: BlockCache, request: _Held, tokens: int, block_size: int) -> None:
+def _grow(cache: RunCache, request: _Held, tokens: int, block_size: int) -> None:
     missing = -(-tokens // block_size) - request.shared - request.private
     if missing > cache.free:
         return
     cache.take(missing)
     full = tokens // block_size
-    for block in request.hashes[request.shared : full]:
-        cache.seal(block)
+    cache.seal(request.path, request.shared, full)
     request.private += missing - (full - request.shared)
     request.shared = full

@@ -1,35 +1,81 @@
-"""Fleet runs as text: KubeAI's columns, then what explains them."""
+"""Fleet runs as text and as CSV: KubeAI's columns, then what explains them."""
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from io import StringIO
 
-from extproc.vllm.fleet.summary import Latency, Summary
+from extproc.vllm.fleet.summary import TOLERANCE, Latency, Skew, Summary
 
-_TOLERANCE = 1.03
-_RESULT = ("strategy", "requests", "failed", "duration s", "req/s", "output tok/s", "total tok/s")
-_LATENCIES = tuple(f"{name} {kind}" for name in ("TTFT", "TPOT", "ITL") for kind in ("mean", "median", "p99"))
-_CACHE = ("strategy", "hit rate", "ideal", "ideal at this size", "preempted", "TTFT from due mean")
-_LOAD = ("strategy", "requests max/mean", "cv", "uncached tokens max/mean", "cv", "reasons")
-_STEADY = ("strategy", "window s", "offered req/s", "served req/s", "total tok/s", "hit rate")
+_RESULT = (
+    "strategy",
+    "seed",
+    "requests",
+    "failed",
+    "asked/s",
+    "offered/s",
+    "served/s",
+    "output tok/s",
+    "tok/s",
+)
+_LATENCIES = tuple(
+    f"{name} {kind}" for name in ("TTFT", "TPOT", "ITL") for kind in ("mean", "median", "p90", "p99")
+)
+_CACHE = ("strategy", "seed", "hit rate", "ideal", "ideal at this size", "preempted", "TTFT from due mean")
+_LOAD = ("strategy", "seed", "requests max/mean", "cv", "uncached tokens max/mean", "cv", "reasons")
 
 
 def render(summaries: Sequence[Summary]) -> str:
     """Lays out runs, one line of each table per run. Latencies are milliseconds."""
+    first = summaries[0]
     tables = (
         [_RESULT, *map(_result, summaries)],
-        [("latency, ms", *_LATENCIES), *map(_latencies, summaries)],
+        [("latency, ms", "seed", *_LATENCIES), *map(_latencies, summaries)],
         [_CACHE, *map(_cache, summaries)],
         [_LOAD, *map(_load, summaries)],
-        [_STEADY, *map(_steady, summaries)],
     )
-    return "\n".join(map(lay_out, tables)) + _warn(summaries)
+    window = f"All figures are of what was due between {first.start_s:.0f} and {first.end_s:.0f} s.\n"
+    return window + "\n".join(map(lay_out, tables)) + "".join(map(_shout, warn(summaries)))
 
 
-def _warn(summaries: Sequence[Summary]) -> str:
-    """Where turns follow answers, a slow strategy is offered less: its latencies flatter it."""
-    offered = [summary.steady.offered_rps for summary in summaries]
-    if max(offered) <= _TOLERANCE * min(offered):
-        return ""
-    return "\nThe offered loads differ by more than 3 %: these latencies do not compare.\n"
+def warn(summaries: Sequence[Summary]) -> list[str]:
+    """Returns what makes these runs less than they look."""
+    found = [f"{run.strategy}, seed {run.seed}: {fault}" for run in summaries for fault in run.warnings]
+    # Where turns follow answers, a slow strategy is offered less: its latencies flatter it.
+    for seed in dict.fromkeys(run.seed for run in summaries):
+        offered = [run.offered_rps for run in summaries if run.seed == seed]
+        if max(offered) > (1 + TOLERANCE) * min(offered):
+            found.append(f"seed {seed}: the offered loads differ by more than 3 %: latencies do not compare")
+    return found
+
+
+def _shout(line: str) -> str:
+    return f"\nWARNING  {line}\n"
+
+
+def write_csv(rows: Sequence[Mapping[str, object]]) -> str:
+    """One line per row under the union of their columns."""
+    text = StringIO()
+    columns = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, [*columns], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def flatten(summary: Summary) -> dict[str, object]:
+    """Returns a run's figures by name, one number or text each; not its course."""
+    return dict(_flat(summary))
+
+
+def _flat(summary: Summary) -> Iterator[tuple[str, object]]:
+    for name, value in ((field.name, getattr(summary, field.name)) for field in fields(summary)):
+        if isinstance(value, Latency | Skew):
+            yield from ((f"{name}_{field.name}", getattr(value, field.name)) for field in fields(value))
+        elif name == "reasons":
+            yield name, " ".join(f"{reason}={count}" for reason, count in summary.reasons.items())
+        elif name != "moments":
+            yield name, value
 
 
 def lay_out(rows: Sequence[Sequence[str]]) -> str:
@@ -43,30 +89,28 @@ def lay_out(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _result(run: Summary) -> Sequence[str]:
-    counts = (str(run.requests), str(run.failed), f"{run.duration_s:.2f}", f"{run.req_per_s:.2f}")
-    return (run.strategy, *counts, f"{run.output_tok_per_s:.2f}", f"{run.total_tok_per_s:.2f}")
+    rates = (run.asked_rps, run.offered_rps, run.served_rps, run.output_tok_per_s, run.total_tok_per_s)
+    counts = (str(run.seed), str(run.requests), str(run.failed))
+    return (run.strategy, *counts, *(f"{rate:.2f}" for rate in rates))
 
 
 def _latencies(run: Summary) -> Sequence[str]:
-    return (run.strategy, *(cell for latency in (run.ttft, run.tpot, run.itl) for cell in _cells(latency)))
+    cells = (cell for latency in (run.ttft, run.tpot, run.itl) for cell in _cells(latency))
+    return (run.strategy, str(run.seed), *cells)
 
 
 def _cells(latency: Latency) -> Sequence[str]:
-    return (f"{latency.mean_ms:.2f}", f"{latency.median_ms:.2f}", f"{latency.p99_ms:.2f}")
+    values = (latency.mean_ms, latency.median_ms, latency.p90_ms, latency.p99_ms)
+    return [f"{value:.2f}" for value in values]
 
 
 def _cache(run: Summary) -> Sequence[str]:
     rates = (f"{rate:.3f}" for rate in (run.hit_rate, run.ideal_hit_rate, run.shared_hit_rate))
-    return (run.strategy, *rates, str(run.preemptions), f"{run.ttft_due.mean_ms:.2f}")
+    return (run.strategy, str(run.seed), *rates, str(run.preemptions), f"{run.ttft_due.mean_ms:.2f}")
 
 
 def _load(run: Summary) -> Sequence[str]:
     skews = (run.requests_skew, run.uncached_skew)
     cells = (f"{value:.3f}" for skew in skews for value in (skew.max_over_mean, skew.cv))
-    return (run.strategy, *cells, ", ".join(f"{reason} {count}" for reason, count in run.reasons.items()))
-
-
-def _steady(run: Summary) -> Sequence[str]:
-    steady = run.steady
-    rates = (f"{rate:.2f}" for rate in (steady.offered_rps, steady.served_rps, steady.total_tok_per_s))
-    return (run.strategy, f"{steady.start_s:.0f}-{steady.end_s:.0f}", *rates, f"{steady.hit_rate:.3f}")
+    reasons = ", ".join(f"{reason} {count}" for reason, count in run.reasons.items())
+    return (run.strategy, str(run.seed), *cells, reasons)

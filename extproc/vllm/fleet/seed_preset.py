@@ -42,7 +42,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PublishedCell:
     """A published cell and its simulation, with or without the client's ceiling."""
 
     published: Published
@@ -78,22 +78,24 @@ def read_published() -> list[Published]:
     ]
 
 
-def simulate_cells(profile: Profile, seed: int, *, has_ceiling: bool) -> Iterator[Cell]:
+def simulate_cells(profile: Profile, seed: int, *, has_ceiling: bool) -> Iterator[PublishedCell]:
     """Simulates all cells from one workload, with the same constants for each."""
     sessions = draw_sessions("replay", Demand(_REQUESTS), seed)
     for published in read_published():
         traffic = Traffic(rate=published.rate, cap=published.cap, ceiling=CEILING if has_ceiling else None)
         routing = Routing(_ARMS[published.strategy])
-        run = simulate(Setup(profile, 8, routing, traffic, seed=seed), sessions)
-        yield Cell(published, has_ceiling, summarize(run, with_ideals=False))
+        run = simulate(Setup([profile], 8, routing, traffic, seed=seed), sessions)
+        # vLLM's script reports all of a run, its first request and its last.
+        summary = summarize(run, published.strategy, with_ideals=False, is_whole=True)
+        yield PublishedCell(published, has_ceiling, summary)
 
 
-def render_cells(cells: Sequence[Cell]) -> str:
+def render_cells(cells: Sequence[PublishedCell]) -> str:
     """Lays out the cells: simulated, published, and simulated over published; latencies in milliseconds."""
     return lay_out([(*_HEAD, *_LATENCY_HEAD), *map(_row, cells)])
 
 
-def _row(cell: Cell) -> Sequence[str]:
+def _row(cell: PublishedCell) -> Sequence[str]:
     published, simulated = cell.published, cell.simulated
     return (
         f"{published.cap}, {published.rate:.0f}, {published.strategy}",

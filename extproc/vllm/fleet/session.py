@@ -1,15 +1,20 @@
 """Sessions: what one simulated client asks, turn by turn, and which text it has in common with others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
+
+from extproc.vllm.runs import Path
+
+CHARS_PER_TOKEN: Final = 4.0
 
 
 class _Text(IntEnum):
     """Whose text a block holds; keeps the identities of the three apart."""
 
     OWN = 0
-    FAMILY = 1
+    SHARED = 1
     DISCARDED = 2
 
 
@@ -23,36 +28,57 @@ class PlannedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedSession:
-    """Turns of one growing text, named `owner`; `key` is its routing key.
+class Head:
+    """A text that many sessions begin with, named `text`. It always stands behind the same texts."""
 
-    Its first `family_tokens` are the text named `family`, which many sessions have in common. Where
-    `is_replayed`, the history of later prompts holds recorded replies and not what the model generates.
+    text: int
+    tokens: int
+    chars_per_token: float = CHARS_PER_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSession:
+    """Turns of one growing text, named `owner`, behind its `heads`.
+
+    `head_role` is whose message the heads are in: `user` puts them in front of the first question.
+    `history` has the tokens of question, reply, question … that the first prompt consists of behind the
+    heads; empty: of one question. Where `is_replayed`, the history holds recorded replies and not what
+    the model generates. A router sees characters, `chars_per_token` of them, and knows no such number.
     """
 
     owner: int
-    key: int
     turns: tuple[PlannedTurn, ...]
-    family: int = 0
-    family_tokens: int = 0
+    heads: tuple[Head, ...] = ()
+    head_role: str = "system"
+    history: tuple[int, ...] = ()
     is_replayed: bool = False
+    chars_per_token: float = CHARS_PER_TOKEN
 
-    def hashes(self, turn: int, block_size: int, number: int) -> Sequence[int]:
-        """Returns one identity per full block of a turn's prompt and output, chained by construction.
+    @property
+    def head_tokens(self) -> int:
+        return sum(head.tokens for head in self.heads)
+
+    def path(self, turn: int, block_size: int, number: int) -> Path:
+        """Returns the full blocks of a turn's prompt and output.
 
         `number` tells the outputs of replayed prompts apart, which no later prompt contains.
         """
         asked = self.turns[turn]
         blocks = (asked.prompt_tokens + asked.output_tokens) // block_size
         kept = asked.prompt_tokens // block_size if self.is_replayed else blocks
-        head = min(self.family_tokens // block_size, kept)
-        own = _blocks(_Text.OWN, self.owner, head, kept)
-        if not head and kept == blocks:
-            return own
-        discarded = _blocks(_Text.DISCARDED, number, kept, blocks)
-        return (*_blocks(_Text.FAMILY, self.family, 0, head), *own, *discarded)
+        return Path((*self._shared(block_size, kept), *self._own(kept, blocks, number)))
+
+    def _shared(self, block_size: int, kept: int) -> Iterator[tuple[int, int]]:
+        tokens = 0
+        for head in self.heads:
+            tokens += head.tokens
+            yield _name(_Text.SHARED, head.text), min(tokens // block_size, kept)
+
+    def _own(self, kept: int, blocks: int, number: int) -> Iterator[tuple[int, int]]:
+        yield _name(_Text.OWN, self.owner), kept
+        if kept < blocks:
+            yield _name(_Text.DISCARDED, number), blocks
 
 
-def _blocks(text: _Text, name: int, start: int, stop: int) -> range:
-    first = (name * len(_Text) + text) << 24
-    return range(first + start, first + stop)
+def _name(text: _Text, name: int) -> int:
+    return name * len(_Text) + text

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
+from typing import TypeVarTuple
+
+Arguments = TypeVarTuple("Arguments")
 
 
 class Timeline:
@@ -10,15 +13,20 @@ class Timeline:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._planned: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
+        self._planned: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._next = count().__next__
 
-    def at(self, time: float, action: Callable[[], None]) -> None:
+    def at(self, time: float, action: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """Plans `action` for `time`, in seconds; a time that has passed means now."""
-        heappush(self._planned, (max(time, self.now), next(self._order), action))
+        heappush(self._planned, (max(self.now, time), self._next(), action, arguments))
 
     def run(self) -> None:
         """Runs until nothing is planned any more."""
-        while self._planned:
-            self.now, _, action = heappop(self._planned)
-            action()
+        planned = self._planned
+        while planned:
+            self.now, _, action, arguments = heappop(planned)
+            action(*arguments)
+
+    def stop(self) -> None:
+        """Forgets everything that is planned."""
+        self._planned.clear()

@@ -1,18 +1,17 @@
 """The workloads: what a fleet is asked, from a few parameters and a seed."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 from types import MappingProxyType
-
-from xxhash import xxh3_64_intdigest
+from typing import Final
 
 from extproc.errors import SettingsError
-from extproc.vllm.fleet.chats import ChatKind, lognormal
-from extproc.vllm.fleet.session import PlannedSession, PlannedTurn
+from extproc.vllm.fleet.chats import Chat, ChatKind, lognormal
+from extproc.vllm.fleet.session import CHARS_PER_TOKEN, Head, PlannedSession, PlannedTurn
 
-SHAREGPT = ChatKind(
+SHAREGPT: Final = ChatKind(
     turns=8,
     more_turns=3.5,
     question=lognormal(63, 1.2, 4),
@@ -22,7 +21,7 @@ SHAREGPT = ChatKind(
 )
 """A stand-in for ShareGPT conversations of 16 messages or more, as KubeAI's benchmark used them."""
 
-K6_CHAT = ChatKind(
+K6_CHAT: Final = ChatKind(
     turns=5,
     more_turns=2.81,
     question=lognormal(130, 1.0, 4),
@@ -31,33 +30,57 @@ K6_CHAT = ChatKind(
 )
 """KubeAI's k6 threads: 7.34 requests each, 9.24 tokens out, of which 10 are allowed."""
 
-AGENT = ChatKind(
-    turns=6,
-    more_turns=8.0,
-    question=lognormal(350, 1.0, 10, 4000),
-    reply=lognormal(90, 0.7, 10, 800),
-    system_tokens=4000,
-    longest=15_000,
-)
-"""Agent loops: tools and instructions that all have in common, then results that make the context grow."""
-
-TENANT_TOKENS, QUESTION_TOKENS, HOT_SHARE = 6000, 120, 0.25
+TENANTS_PER_ENDPOINT: Final = 150 / 8
+TENANT_TOKENS, SYSTEM_TOKENS, HOT_TOKENS, HOT_SHARE = 6000, 1000, 1500, 0.25
+_QUESTION, _ANSWER = lognormal(150, 0.6, 4), lognormal(100, 0.6, 4)
+_UNIQUE, _REPLY = lognormal(800, 1.0, 16, 8192), lognormal(82, 0.8, 4, 400)
+_HOT_QUESTION = lognormal(470, 1.0, 16, 8192)
+_AGENT_ANSWER = lognormal(150, 0.7, 10, 800)
+_AGENT_TURNS, _AGENT_FIRST, _AGENT_LAST, _AGENT_THINK_S = (20, 40), 2_000, 30_000, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """How much of a workload: `requests` turns together, with pauses of `think_s` seconds on average.
 
-    `tenants` is how many prefixes there are where prefixes are shared, as in llm-d's published case; a
-    larger fleet should have more of them.
+    Workloads whose prefixes are shared have more of them where there are more `endpoints`.
     """
 
     requests: int
     think_s: float = 0.0
-    tenants: int = 150
+    endpoints: int = 8
 
 
-Workload = Callable[[Demand, Random], Iterator[PlannedSession]]
+Draw = Callable[[Demand, Random], Iterator[PlannedSession]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A kind of load, known by a name and a letter.
+
+    `capacity_rps` is what an L4 endpoint sustains with the best strategy known, in requests per second:
+    the load 1.0. After `warmup_s` it is measured for `measured_s`; `None`: for as long as `requests` per
+    endpoint last.
+    """
+
+    name: str
+    letter: str
+    about: str
+    capacity_rps: float
+    draw: Draw
+    think_s: float = 0.0
+    warmup_s: float = 300.0
+    measured_s: float | None = 500.0
+    requests: int = 1000
+
+
+def find_workload(name: str) -> Workload:
+    """Returns the workload with this name or letter; raises `SettingsError`."""
+    found = WORKLOADS.get(name) or next((one for one in WORKLOADS.values() if one.letter == name), None)
+    if found is None:
+        known = ", ".join(f"{one.name} ({one.letter})" for one in WORKLOADS.values())
+        raise SettingsError(f"{name!r} is no workload: choose from {known}")
+    return found
 
 
 def draw_sessions(name: str, demand: Demand, seed: int) -> list[PlannedSession]:
@@ -65,10 +88,14 @@ def draw_sessions(name: str, demand: Demand, seed: int) -> list[PlannedSession]:
 
     Raises `SettingsError` for a name that is not in `WORKLOADS`.
     """
-    if name not in WORKLOADS:
-        raise SettingsError(f"{name!r} is no workload: choose from {', '.join(WORKLOADS)}")
-    rng = Random(f"{name} {seed}")  # noqa: S311  # no secret
-    return list(WORKLOADS[name](demand, rng))
+    workload = find_workload(name)
+    rng = Random(f"{workload.name} {seed}")  # noqa: S311  # no secret
+    return list(workload.draw(demand, rng))
+
+
+def _error(rng: Random) -> float:
+    """Characters per token: a language, or code, is off by as much from its first message to its last."""
+    return CHARS_PER_TOKEN * rng.uniform(0.8, 1.2)
 
 
 def _replay(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
@@ -87,70 +114,103 @@ def _distinct(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
 def _prompts(requests: int, rng: Random) -> Iterator[PlannedSession]:
     """Every turn of every chat as a request of its own, history and recorded replies included."""
     for owner, chat in enumerate(SHAREGPT.draw(requests, rng)):
-        for prompt, output in SHAREGPT.prompts(chat):
-            yield PlannedSession(owner, _key("chat", owner), (PlannedTurn(prompt, output),), is_replayed=True)
+        said, chars = [tokens for pair in chat for tokens in pair], _error(rng)
+        for place, asked in enumerate(SHAREGPT.prompts(chat)):
+            history = tuple(said[: 2 * place + 1])
+            yield PlannedSession(
+                owner, (PlannedTurn(*asked),), history=history, is_replayed=True, chars_per_token=chars
+            )
 
 
-def _sessions(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-    return _chats(SHAREGPT, demand, rng)
+def _chats(kind: ChatKind) -> Draw:
+    def draw(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
+        heads = (Head(0, kind.system_tokens, _error(rng)),) if kind.system_tokens else ()
+        for owner, chat in enumerate(kind.draw(demand.requests, rng)):
+            turns = _pause(kind.prompts(chat), demand.think_s, rng)
+            yield PlannedSession(owner, turns, heads, chars_per_token=_error(rng))
+
+    return draw
 
 
-def _k6_chat(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-    return _chats(K6_CHAT, demand, rng)
+def _pause(prompts: Chat, think_s: float, rng: Random) -> tuple[PlannedTurn, ...]:
+    per_s = 1 / think_s if think_s else inf
+    pauses = [0.0, *(rng.expovariate(per_s) for _ in prompts[1:])]
+    return tuple(PlannedTurn(*asked, pause) for asked, pause in zip(prompts, pauses, strict=True))
 
 
-def _agents(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-    """One key for each loop: its first user message, after what all of them have in common."""
-    return _chats(AGENT, demand, rng)
+def _tenants(role: str) -> Draw:
+    def draw(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
+        tenants = max(1, round(TENANTS_PER_ENDPOINT * demand.endpoints))
+        heads = [Head(tenant, TENANT_TOKENS, _error(rng)) for tenant in range(tenants)]
+        for owner in range(demand.requests):
+            yield _ask_once(owner, (_QUESTION(rng), _ANSWER(rng)), rng, rng.choice(heads), role)
 
-
-def _chats(kind: ChatKind, demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-    per_s = 1 / demand.think_s if demand.think_s else inf
-    for owner, chat in enumerate(kind.draw(demand.requests, rng)):
-        pauses = [0.0, *(rng.expovariate(per_s) for _ in chat[1:])]
-        turns = tuple(
-            PlannedTurn(*asked, pause) for asked, pause in zip(kind.prompts(chat), pauses, strict=True)
-        )
-        yield PlannedSession(owner, _key("chat", owner), turns, family_tokens=kind.system_tokens)
-
-
-def _tenants(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-    families = (rng.randrange(demand.tenants) for _ in range(demand.requests))
-    return _questions(families, rng)
+    return draw
 
 
 def _hot_prefix(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-    """A quarter of the requests have one prefix in common, the others one of the tenants'."""
-    hot = (rng.random() < HOT_SHARE for _ in range(demand.requests))
-    families = (0 if is_hot else rng.randrange(demand.tenants) for is_hot in hot)
-    return _questions(families, rng)
-
-
-def _questions(families: Iterator[int], rng: Random) -> Iterator[PlannedSession]:
-    question, reply = lognormal(QUESTION_TOKENS, 0.8, 4), lognormal(100, 0.6, 4)
-    for owner, family in enumerate(families):
-        turn = PlannedTurn(TENANT_TOKENS + round(question(rng)), round(reply(rng)))
-        yield PlannedSession(owner, _key("tenant", family), (turn,), family, TENANT_TOKENS)
-
-
-def _unique(demand: Demand, _rng: Random) -> Iterator[PlannedSession]:
+    hot = Head(0, HOT_TOKENS, _error(rng))
     for owner in range(demand.requests):
-        yield PlannedSession(owner, _key("unique", owner), (PlannedTurn(1024, 128),))
+        head = hot if rng.random() < HOT_SHARE else None
+        yield _ask_once(owner, (_HOT_QUESTION(rng), _REPLY(rng)), rng, head)
 
 
-def _key(kind: str, name: int) -> int:
-    return xxh3_64_intdigest(f"{kind} {name}".encode())
+def _unique(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
+    for owner in range(demand.requests):
+        yield _ask_once(owner, (_UNIQUE(rng), _REPLY(rng)), rng)
 
 
-WORKLOADS: Mapping[str, Workload] = MappingProxyType(
-    {
-        "replay": _replay,
-        "distinct": _distinct,
-        "sessions": _sessions,
-        "tenants": _tenants,
-        "hot-prefix": _hot_prefix,
-        "unique": _unique,
-        "k6-chat": _k6_chat,
-        "agents": _agents,
-    }
+def _ask_once(
+    owner: int, lengths: tuple[float, float], rng: Random, head: Head | None = None, role: str = "system"
+) -> PlannedSession:
+    """One question and its answer, of these lengths."""
+    heads = (head,) if head else ()
+    question, answer = map(round, lengths)
+    turn = PlannedTurn(question + sum(head.tokens for head in heads), answer)
+    return PlannedSession(owner, (turn,), heads, role, chars_per_token=_error(rng))
+
+
+def _agents(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
+    """Contexts that grow evenly, by what tools return and what the agent says to it."""
+    missing, owner = demand.requests, 0
+    while missing:
+        turns = rng.randint(*_AGENT_TURNS)
+        prompts = _agent_prompts(turns, rng)[:missing]
+        yield PlannedSession(owner, _pause(prompts, demand.think_s, rng), chars_per_token=_error(rng))
+        missing -= len(prompts)
+        owner += 1
+
+
+def _agent_prompts(turns: int, rng: Random) -> Chat:
+    step = (_AGENT_LAST - _AGENT_FIRST) / (turns - 1)
+    prompts, tokens = [], _AGENT_FIRST
+    for turn in range(turns):
+        # An answer and some of what a tool says fit into every step.
+        answer = min(round(_AGENT_ANSWER(rng)), int(step) - 16)
+        prompts.append((max(tokens, round(_AGENT_FIRST + turn * step)), answer))
+        tokens = prompts[-1][0] + answer + 16
+    return prompts
+
+
+_ALL: Final = (
+    Workload("replay", "A", "800 prompts, 10 times each, shuffled", 11.7, _replay, 0, 0, None),
+    Workload("distinct", "B", "8,000 prompts once each, shuffled", 11.7, _distinct, 0, 0, None),
+    Workload("sessions", "C", "chats of 11 turns, 832 tokens in, 76 out", 6.3, _chats(SHAREGPT), 10.0),
+    Workload(
+        "common-system",
+        "CS",
+        "chats behind one system prompt of 1,000 tokens",
+        5.5,
+        _chats(replace(SHAREGPT, system_tokens=SYSTEM_TOKENS, input_tokens=832.0 + SYSTEM_TOKENS)),
+        10.0,
+    ),
+    Workload("tenants", "T", "system prompts of 6,000 tokens, 150 on 8 endpoints", 1.01, _tenants("system")),
+    Workload("tenants-user", "Tu", "the same in the user's message", 1.01, _tenants("user")),
+    Workload("hot-prefix", "H", "a quarter has 1,500 tokens in common", 6.1, _hot_prefix),
+    Workload("unique", "U", "nothing in common, 800 tokens in, 82 out", 4.34, _unique),
+    Workload(
+        "agents", "G", "20 to 40 turns, from 2,000 to 30,000 tokens", 0.37, _agents, _AGENT_THINK_S, 600, 1200
+    ),
+    Workload("k6-chat", "K", "KubeAI's k6 threads, 10 tokens out", 6.0, _chats(K6_CHAT), 0, 0, None),
 )
+WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType({one.name: one for one in _ALL})

@@ -1,0 +1,119 @@
+"""A cell: one run as it is asked for, by names and numbers alone, so that anybody can repeat it."""
+
+from dataclasses import dataclass
+from math import ceil, inf, nan
+from typing import Final
+
+import orjson
+from xxhash import xxh3_64_hexdigest
+
+from extproc.vllm.fleet.arms import parse_arm
+from extproc.vllm.fleet.change import parse_change
+from extproc.vllm.fleet.client import Traffic
+from extproc.vllm.fleet.fleet import Setup, simulate
+from extproc.vllm.fleet.gateway import Routing, Spread
+from extproc.vllm.fleet.scenarios import SCENARIOS
+from extproc.vllm.fleet.session import PlannedSession
+from extproc.vllm.fleet.summary import Summary, summarize
+from extproc.vllm.fleet.workloads import Demand, Workload, draw_sessions, find_workload
+from extproc.vllm.profiles import DEFAULT_PROFILE, find_profile
+
+# Sessions for so much longer than the window: the load has to last until the last answer in it.
+_SLACK: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """All that decides a run.
+
+    `load` is the share of the workload's capacity, `rate` requests per second instead, `users` a closed
+    loop instead. `None` for a time takes the workload's own. `requests` limits the run to so many instead
+    of a time.
+    """
+
+    arm: str
+    workload: str = "sessions"
+    load: float | None = 0.75
+    rate: float | None = None
+    users: int | None = None
+    cap: int | None = None
+    ceiling: float | None = None
+    requests: int | None = None
+    think_s: float | None = None
+    endpoints: int = 8
+    profiles: tuple[str, ...] = (DEFAULT_PROFILE,)
+    gateways: int = 1
+    spread: Spread = Spread.RANDOM
+    signal_delay_s: float = 0.0
+    discovery_delay_s: float = 0.0
+    scenario: str = "plain"
+    changes: tuple[str, ...] = ()
+    warmup_s: float | None = None
+    measured_s: float | None = None
+    seed: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Tells cells apart that differ in anything."""
+        return xxh3_64_hexdigest(orjson.dumps(self, option=orjson.OPT_SORT_KEYS))
+
+    @property
+    def rps(self) -> float:
+        """Requests per second that are asked for; NaN where a number of users is."""
+        if self.users is not None:
+            return nan
+        capacity = find_workload(self.workload).capacity_rps * self.endpoints
+        return self.rate if self.rate is not None else (self.load or 0.0) * capacity
+
+    def run(self, *, with_ideals: bool = True) -> Summary:
+        """Raises `SettingsError` for names that there are not."""
+        return summarize(simulate(self.plan(), self.draw()), self.arm, with_ideals=with_ideals)
+
+    def draw(self) -> list[PlannedSession]:
+        """Returns the sessions; the same for every arm."""
+        workload = find_workload(self.workload)
+        think_s = workload.think_s if self.think_s is None else self.think_s
+        return draw_sessions(
+            self.workload, Demand(self._requests(workload), think_s, self.endpoints), self.seed
+        )
+
+    def plan(self) -> Setup:
+        arm, workload = parse_arm(self.arm), find_workload(self.workload)
+        start_s, end_s = self._window(workload)
+        # Where the requests are counted, they end when they end: about then, at this rate.
+        stop_s = end_s if end_s < inf else self._requests(workload) / self.rps
+        changes = SCENARIOS[self.scenario](self.endpoints, start_s, stop_s)
+        rate = None if self.users is not None else self.rps
+        return Setup(
+            profiles=[find_profile(name) for name in self.profiles],
+            endpoints=self.endpoints,
+            routing=Routing(
+                arm.strategy,
+                arm.options,
+                self.gateways,
+                self.spread,
+                self.signal_delay_s,
+                self.discovery_delay_s,
+            ),
+            traffic=Traffic(rate, self.users, self.cap, self.ceiling, end_s),
+            changes=[*changes, *map(parse_change, self.changes)],
+            seed=self.seed,
+            warmup_s=start_s,
+        )
+
+    def _window(self, workload: Workload) -> tuple[float, float]:
+        """The measured time; its end is infinite where a number of requests ends the run."""
+        measured_s = workload.measured_s if self.measured_s is None else self.measured_s
+        is_counted = self.requests is not None or measured_s is None
+        warmup_s = 0.0 if is_counted else workload.warmup_s
+        start_s = warmup_s if self.warmup_s is None else self.warmup_s
+        return start_s, inf if is_counted or measured_s is None else start_s + measured_s
+
+    def _requests(self, workload: Workload) -> int:
+        _, end_s = self._window(workload)
+        if self.requests is not None:
+            return self.requests
+        if end_s == inf:
+            return workload.requests * self.endpoints
+        per_s = workload.capacity_rps * self.endpoints if self.users is not None else self.rps
+        return ceil(per_s * end_s * _SLACK) + 100
