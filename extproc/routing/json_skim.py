@@ -195,7 +195,10 @@ class Skim:
         self.fault: PromptTooComplex | None = None
         self.has_started = False
         self._view = memoryview(body)
-        # Of long values: where they end, or how far that was looked for.
+        # Behind the last container of which every item was taken.
+        self._closed = 0
+        # Of long values: where they end, or how far that was looked for. Taking the items of a broken value
+        # may find another end, which is not noted: what is read must not depend on what was read before.
         self._ends: dict[int, int] = {}
         self._near_ends: dict[int, int | None] = {}
         self._reached: dict[int, int] = {}
@@ -214,7 +217,7 @@ class Skim:
             raise Malformed
         self.has_started = True
         yield from self._members(start)
-        self._check_end(self._ends[start])
+        self._check_end(self._closed)
 
     def value(self, start: int, levels: int = _LEVELS) -> object:
         """The value that starts here: long texts as `Text`, long arrays as `Array`, an object as a `dict`.
@@ -237,7 +240,7 @@ class Skim:
             at = self._first(start, _CLOSE_ARRAY)
             while at is not None:
                 yield self.value(at)
-                at = self._following(start, self.end(at), _CLOSE_ARRAY)
+                at = self._following(self.end(at), _CLOSE_ARRAY)
         except (Malformed, PromptTooComplex) as stop:
             self.note(stop)
 
@@ -339,17 +342,17 @@ class Skim:
                 raise Malformed
             value = self._next(colon + 1)
             yield self._name(at, name_end), value
-            at = self._following(start, self.end(value), _CLOSE_OBJECT)
+            at = self._following(self.end(value), _CLOSE_OBJECT)
 
     def _first(self, start: int, closing: int) -> int | None:
         """Where the first item between two brackets starts; `None` if there is none."""
         position = self._next(start + 1)
         if self.body[position] != closing:
             return position
-        self._ends.setdefault(start, position + 1)
+        self._closed = position + 1
         return None
 
-    def _following(self, start: int, end: int, closing: int) -> int | None:
+    def _following(self, end: int, closing: int) -> int | None:
         """Where the item after the one that ends at `end` starts."""
         self.effort.spend(_ITEM_UNITS)
         position = self._next(end)
@@ -357,7 +360,7 @@ class Skim:
             return self._next(position + 1)
         if self.body[position] != closing:
             raise Malformed
-        self._ends.setdefault(start, position + 1)
+        self._closed = position + 1
         return None
 
     def _name(self, start: int, end: int) -> str:
@@ -455,8 +458,7 @@ class Skim:
         raise Malformed
 
     def _near_end(self, start: int) -> int | None:
-        # Kept apart from `_ends`, which of broken JSON may know what msgspec does not take: a value is the
-        # same whatever was asked for before.
+        # Kept apart from `_ends`, which of a broken value may know what msgspec does not.
         if start not in self._near_ends:
             self._near_ends[start] = self._skipped(start, self.limits.near_bytes)
         return self._near_ends[start]
@@ -485,8 +487,8 @@ class Skim:
         while at is not None:
             is_open = self.body[at] in _OPENING
             end = (self._near_end(at) or self._hop(at, len(self.body))) if is_open else self.end(at)
-            at = self._following(start, end or len(self.body), _CLOSE_ARRAY)
-        return self._ends[start]
+            at = self._following(end or len(self.body), _CLOSE_ARRAY)
+        return self._closed
 
     def _skipped(self, start: int, limit: int) -> int | None:
         """Where msgspec says that the value ends; `None` if that is not within `limit` bytes."""
