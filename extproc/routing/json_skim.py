@@ -200,6 +200,7 @@ class Skim:
         # Of long values: where they end, or how far that was looked for. Taking the items of a broken value
         # may find another end, which is not noted: what is read must not depend on what was read before.
         self._ends: dict[int, int] = {}
+        self._cuts: set[int] = set()
         self._near_ends: dict[int, int | None] = {}
         self._reached: dict[int, int] = {}
 
@@ -266,6 +267,16 @@ class Skim:
 
     def end(self, start: int) -> int:
         """Where the value that starts here ends."""
+        if start in self._cuts:
+            raise Cut
+        try:
+            return self._end(start)
+        except Cut:
+            self.effort.spend((len(self.body) - start) // 16)
+            self._cuts.add(start)
+            raise
+
+    def _end(self, start: int) -> int:
         first = self.body[start]
         if first == _QUOTE:
             return self._ends.get(start) or self._string_end(start)

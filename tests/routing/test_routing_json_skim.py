@@ -114,12 +114,12 @@ def test_large_body_gives_the_prompt_that_a_small_one_gives(
     assert whole == skimmed
 
 
-def ask(body: Body, chars: int = 100) -> Prompt | None:
+def ask(body: Body, *, is_partial: bool = False) -> Prompt | None:
     try:
-        prompt = parse(body.path, body.content_type, body.data)
+        prompt = parse(body.path, body.content_type, body.data, is_partial=is_partial)
     except PromptError:
         return None
-    assert answers(prompt, chars)
+    assert answers(prompt, 100)
     return prompt
 
 
@@ -135,10 +135,12 @@ def test_hostile_body_takes_bounded_effort(kind: str) -> None:
     assert prompt is None or prompt.effort <= BOUND
 
 
+@pytest.mark.parametrize("is_partial", [False, True])
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_body_takes_bounded_calls(kind: str) -> None:
+def test_hostile_body_takes_bounded_calls(kind: str, is_partial: bool) -> None:
     """Counts what `Effort` does not know of: every call, of Python and of C."""
     body = HOSTILE[kind](SIZE)
+    body = body._replace(data=body.data[: -9 if is_partial else None])
     calls = 0
 
     def count(_frame: FrameType, event: str, _argument: object) -> None:
@@ -147,7 +149,7 @@ def test_hostile_body_takes_bounded_calls(kind: str) -> None:
 
     sys.setprofile(count)
     try:
-        ask(body)
+        ask(body, is_partial=is_partial)
     finally:
         sys.setprofile(None)
 
