@@ -54,7 +54,7 @@ def test_the_budget_holds_what_came_of_an_unfinished_message(
     assert budget.used == 0
 
 
-@given(MESSAGES, PLACES, st.integers(0, 60))
+@given(st.lists(st.binary(min_size=10, max_size=40), max_size=8), PLACES, st.integers(0, 30))
 def test_a_message_without_room_is_skipped_and_the_next_one_read(
     messages: list[bytes], places: list[int], room: int
 ) -> None:
@@ -91,10 +91,13 @@ def test_room_that_comes_back_does_not_mend_a_message_that_was_skipped() -> None
 def test_a_skipped_message_holds_nothing_while_it_comes() -> None:
     budget = Budget(10)
     reader = MessageReader(budget, 1_000)
+    message = framed(bytes(500))
 
-    assert read(reader, [framed(bytes(500))[:100]]) == []
+    assert read(reader, [message[:13]]) == []
+    assert budget.used == 8
+    assert read(reader, [message[13:100]]) == []
     assert budget.used == 0
-    reader.close()
+    assert read(reader, [message[100:]]) == [Skipped(500)]
     assert budget.used == 0
 
 
