@@ -38,6 +38,7 @@ _SERVICE_LINK: Final = re.compile(
 # Names become metric labels, header values and cluster names of Envoy: nothing that needs escaping.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
 Listen = Annotated[str, StringConstraints(pattern=r"^(unix:/\S+|\[?[^\s/\]]*\]?:\d{1,5})$")]
+HeaderName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 HostPort = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+:\d{1,5}$")]
 
 
@@ -82,6 +83,12 @@ class ServerSettings(Section):
     """Serve clusters and endpoints to Envoy over xDS (ADS), on the same port."""
     tls: TlsSettings | None = None
     """Certificates for the gRPC listener; omitted, it speaks plain text."""
+    pass_headers: list[HeaderName] = []
+    """Headers of clients that go on to the endpoint although they are orders to a picker, as all that begin
+    with `x-gateway-inference-`, `x-gateway-model-`, `x-gateway-destination-`, `x-llm-d-` or `x-extproc-`."""
+    unseen_s: float = Field(default=10, ge=0)
+    """How long a request counts, seconds, where a gateway never tells of its response (NGINX Gateway Fabric).
+    The mean time of your requests makes the loads right on average."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """DEBUG writes one line per request; no level ever writes a prompt."""
 
@@ -243,6 +250,9 @@ class PoolSettings(Section):
     """While the service is away Envoy cannot tell which pool a request is for. `open`: this pool takes all
     of them, without affinity; `closed`: not this one. If no pool is open they get 503. Omitted: open for a
     pool that is alone, closed for one of several. Served over xDS; else Envoy's routes decide."""
+    fallbacks: int = Field(default=0, ge=0, le=4)
+    """Further endpoints named behind the pick, for a gateway's retries. 0, as upstream's picker: gateways
+    that take one address fail on a list. 2 for plain Envoy, Istio and Envoy Gateway."""
     max_in_flight: int | None = Field(default=None, ge=1)
     """Mean requests in flight per endpoint beyond which the pool answers 429; omitted: never."""
     cool_after: int | None = Field(default=3, ge=1)

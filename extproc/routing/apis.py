@@ -40,6 +40,9 @@ _EMBED: Api = (Field("texts", has_turns=True), Field("inputs", has_turns=True))
 _TOKENS: Api = (Field("token_ids", has_turns=True),)
 _DECISION: Api = (Field("instructions"), Field("state"))
 _NONE: Api = ()
+# Told apart by the fields present: SageMaker's one path for every API, and requests whose path a gateway
+# does not tell.
+_BY_FIELDS: Api = (*_ANTHROPIC, *_COMPLETION, Field("input", has_turns=True), *_SCORE)
 
 _APIS: Final = MappingProxyType(
     {
@@ -58,8 +61,7 @@ _APIS: Final = MappingProxyType(
         "generative_scoring": _SCORE,
         "generate": _TOKENS,
         "systemone": _DECISION,
-        # SageMaker's one path for every API: told apart by the fields present.
-        "invocations": (*_ANTHROPIC, *_COMPLETION, Field("input", has_turns=True), *_SCORE),
+        "invocations": _BY_FIELDS,
     }
 )
 
@@ -71,6 +73,8 @@ _BODYLESS: Final = frozenset(
 
 def api_of(path: str) -> Api:
     """Returns the API that `path` names, whatever stands before its version; empty if there is none."""
+    if not path:
+        return _BY_FIELDS
     return _APIS.get(_route(path), _NONE)
 
 

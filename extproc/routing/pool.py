@@ -170,7 +170,7 @@ class Pool:
         strategy: Strategy,
         *,
         max_in_flight: int | None = None,
-        fallbacks: int = 2,
+        fallbacks: int = 0,
         gate: Gate | None = None,
     ) -> None:
         self.name = name

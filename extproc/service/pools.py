@@ -151,6 +151,7 @@ class Pools:
     def _change(self, before: PoolSettings, after: PoolSettings) -> None:
         keeper = self._keepers[after.name]
         keeper.pool.max_in_flight = after.max_in_flight
+        keeper.pool.fallbacks = after.fallbacks
         self.desks.change(before, after)
         if after.strategy != before.strategy:
             log.info("pool %s: strategy %s", after.name, after.strategy.name)

@@ -23,7 +23,13 @@ from extproc.settings import EndpointsSettings, KubernetesSettings, PoolSettings
 
 def build_pool(settings: PoolSettings, outside: Outside, gate: Gate | None = None) -> Pool:
     strategy = build_strategy(settings.strategy.name, settings.strategy.options(), outside)
-    return Pool(settings.name, strategy, max_in_flight=settings.max_in_flight, gate=gate)
+    return Pool(
+        settings.name,
+        strategy,
+        max_in_flight=settings.max_in_flight,
+        fallbacks=settings.fallbacks,
+        gate=gate,
+    )
 
 
 def build_rules(settings: PoolSettings) -> Rules:

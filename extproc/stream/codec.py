@@ -14,6 +14,7 @@ from extproc.stream.events import (
     Continue,
     ContinueAndTell,
     Event,
+    Observed,
     Phase,
     Piece,
     Reply,
@@ -30,6 +31,7 @@ from extproc.stream.events import (
 from extproc.stream.names import (
     DECISION_NAMESPACE,
     DESTINATION,
+    GUARDED,
     LB_NAMESPACE,
     POOL,
     READ_RESPONSE_HEADERS,
@@ -87,7 +89,7 @@ _CONTINUE: Final = {phase: _continue(phase) for phase in Phase}
 
 
 def decode(message: bytes, wanted_headers: Collection[str]) -> Event:
-    """Reads one `ProcessingRequest`; keeps of the headers only those in `wanted_headers` (lower-case).
+    """Reads one `ProcessingRequest`; keeps of the headers only the guarded and `wanted_headers` (lower-case).
 
     Raises `ProtocolError` for bytes that are no such message or hold none of its alternatives.
     """
@@ -95,26 +97,12 @@ def decode(message: bytes, wanted_headers: Collection[str]) -> Event:
         request = pb.ProcessingRequest.FromString(message)
     except DecodeError:
         raise ProtocolError("not a ProcessingRequest") from None
-    match request.WhichOneof("request"):
-        case "request_headers":
-            return RequestHeaders(
-                _headers(request.request_headers.headers, wanted_headers),
-                request.request_headers.end_of_stream,
-                _subset(request),
-                _config(request),
-            )
-        case "request_body":
-            body = request.request_body
-            return RequestBody(body.body, body.end_of_stream, _subset(request))
-        case "request_trailers":
-            return RequestTrailers()
-        case "response_headers":
-            return _response_headers(request)
-        case "response_body":
-            return ResponseBody(request.response_body.body, request.response_body.end_of_stream)
-        case "response_trailers":
-            return ResponseTrailers()
-    raise ProtocolError("a ProcessingRequest of an unknown kind")
+    if request.observability_mode:
+        return Observed()
+    event = _request_event(request, wanted_headers) or _response_event(request)
+    if event is None:
+        raise ProtocolError("a ProcessingRequest of an unknown kind")
+    return event
 
 
 def encode(reply: Reply) -> bytes:
@@ -133,27 +121,63 @@ def encode(reply: Reply) -> bytes:
     return _answer(reply)
 
 
+def _request_event(request: pb.ProcessingRequest, wanted: Collection[str]) -> Event | None:
+    match request.WhichOneof("request"):
+        case "request_headers":
+            headers = request.request_headers
+            return RequestHeaders(
+                _headers(headers.headers, wanted), headers.end_of_stream, _subset(request), _config(request)
+            )
+        case "request_body":
+            body = request.request_body
+            return RequestBody(body.body, body.end_of_stream, _subset(request), _config(request))
+        case "request_trailers":
+            return RequestTrailers()
+    return None
+
+
+def _response_event(request: pb.ProcessingRequest) -> Event | None:
+    match request.WhichOneof("request"):
+        case "response_headers":
+            return _response_headers(request)
+        case "response_body":
+            body = request.response_body
+            return ResponseBody(body.body, body.end_of_stream, _config(request))
+        case "response_trailers":
+            return ResponseTrailers()
+    return None
+
+
 def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:
+    # NGINX Gateway Fabric sends names as Go writes them: `Content-Type`.
     return {
-        header.key: header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
+        name: header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
         for header in headers.headers
-        if header.key in wanted
+        if (name := header.key.lower()) in wanted or name.startswith(GUARDED)
     }
 
 
-def _config(request: pb.ProcessingRequest) -> StreamConfig:
+def _config(request: pb.ProcessingRequest) -> StreamConfig | None:
     if not request.HasField("protocol_config"):
-        return StreamConfig()
+        return None
     config = request.protocol_config
-    return StreamConfig(
-        _BODY_MODES.get(config.request_body_mode),
-        _BODY_MODES.get(config.response_body_mode),
+    return _stream_config(
+        config.request_body_mode,
+        config.response_body_mode,
         config.send_body_without_waiting_for_header_response,
     )
 
 
+# An open stream keeps it: one for all that are alike. A mode is any number that a proxy sends.
+@lru_cache(maxsize=64)
+def _stream_config(request_body: int, response_body: int, sends_body_without_waiting: bool) -> StreamConfig:
+    return StreamConfig(
+        _BODY_MODES.get(request_body), _BODY_MODES.get(response_body), sends_body_without_waiting
+    )
+
+
 def _subset(request: pb.ProcessingRequest) -> tuple[str, ...] | None:
-    """The addresses the proxy allows; a list, or one comma-separated string. `None`: the key is absent."""
+    """The addresses the proxy allows; a list, or one text; either with commas. `None`: the key is absent."""
     if not request.HasField("metadata_context"):
         return None
     value = _metadata(request, SUBSET_NAMESPACE).get(SUBSET)
@@ -162,8 +186,8 @@ def _subset(request: pb.ProcessingRequest) -> tuple[str, ...] | None:
     if value.WhichOneof("kind") == "list_value":
         texts = [item.string_value for item in value.list_value.values]
     else:
-        texts = value.string_value.split(",")
-    return tuple(text.strip() for text in texts if text.strip())
+        texts = [value.string_value]
+    return tuple(item.strip() for text in texts for item in text.split(",") if item.strip())
 
 
 def _served(request: pb.ProcessingRequest) -> str | None:
@@ -180,6 +204,7 @@ def _response_headers(request: pb.ProcessingRequest) -> ResponseHeaders:
         int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0,
         headers.get(RETRY_AFTER),
         UPSTREAM_TIME in headers,
+        _config(request),
     )
 
 
@@ -205,6 +230,14 @@ class _Fixed(NamedTuple):
 
 
 def _routed(reply: Routed) -> bytes:
+    if reply.piece is None:
+        return _decided(reply)
+    response = pb.ProcessingResponse.FromString(_decided(reply))
+    response.MergeFromString(_piece(reply.piece))
+    return response.SerializeToString()
+
+
+def _decided(reply: Routed) -> bytes:
     key, pick = reply.decision.key, reply.decision.pick
     fixed = _Fixed(
         reply.phase,

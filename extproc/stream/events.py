@@ -6,6 +6,7 @@ request makes a dozen of them and a frozen dataclass takes eight times as long t
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from typing import Final
 
 from msgspec import Struct
 
@@ -25,12 +26,20 @@ class BodyMode(IntEnum):
 class StreamConfig(Struct, frozen=True):
     """How the proxy's filter runs, told once, with the first message (`protocol_config`).
 
-    `None` for a mode means that the proxy did not say: one that knows no `protocol_config`.
+    `None` for a mode means one that we do not know.
     """
 
     request_body: BodyMode | None = None
     response_body: BodyMode | None = None
     sends_body_without_waiting: bool = False
+
+
+# Of a stream whose first message carries none: the Endpoint Picker Protocol 1.0.0 asks for this mode.
+UNTOLD: Final = StreamConfig(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+
+
+class Observed(Struct, frozen=True):
+    """A message of any kind that is only shown: the proxy goes on, and takes no answer."""
 
 
 class RequestHeaders(Struct, frozen=True):
@@ -39,13 +48,14 @@ class RequestHeaders(Struct, frozen=True):
     headers: Mapping[str, str]
     end_of_stream: bool = False
     subset: Sequence[str] | None = None
-    config: StreamConfig = StreamConfig()
+    config: StreamConfig | None = None
 
 
 class RequestBody(Struct, frozen=True):
     data: bytes
     end_of_stream: bool = True
     subset: Sequence[str] | None = None
+    config: StreamConfig | None = None
 
 
 class BodySkipped(Struct, frozen=True):
@@ -68,11 +78,13 @@ class ResponseHeaders(Struct, frozen=True):
     status: int = 0
     retry_after: str | None = None
     is_upstreams: bool = False
+    config: StreamConfig | None = None
 
 
 class ResponseBody(Struct, frozen=True):
     data: bytes
     end_of_stream: bool = False
+    config: StreamConfig | None = None
 
 
 class ResponseTrailers(Struct, frozen=True):
@@ -80,7 +92,8 @@ class ResponseTrailers(Struct, frozen=True):
 
 
 Event = (
-    RequestHeaders
+    Observed
+    | RequestHeaders
     | RequestBody
     | BodySkipped
     | RequestTrailers
@@ -125,8 +138,19 @@ class Served(Struct, frozen=True):
     is_elsewhere: bool = False
 
 
+class Piece(Struct, frozen=True):
+    """A part of a body given back unchanged, in FULL_DUPLEX_STREAMED mode."""
+
+    phase: Phase
+    data: bytes
+    end_of_stream: bool
+
+
 class Routed(Struct, frozen=True):
-    """Go on, to the picked endpoint: headers set and removed, the same said as dynamic metadata."""
+    """Go on, to the picked endpoint: headers set and removed, the same said as dynamic metadata.
+
+    `piece` is the first one of a body given back, where there are no headers to answer.
+    """
 
     phase: Phase
     decision: Decision
@@ -135,14 +159,7 @@ class Routed(Struct, frozen=True):
     clear_route_cache: bool = False
     skip_body: bool = False
     tell_response: bool = False
-
-
-class Piece(Struct, frozen=True):
-    """A part of a body given back unchanged, in FULL_DUPLEX_STREAMED mode."""
-
-    phase: Phase
-    data: bytes
-    end_of_stream: bool
+    piece: Piece | None = None
 
 
 class Answer(Struct, frozen=True):

@@ -12,11 +12,18 @@ POOL: Final = "x-extproc-pool"
 
 REQUEST_ID: Final = "x-request-id"
 
-# A client's own copies are removed before ours are set: they never win and never reach an endpoint.
-CONTROL_HEADERS: Final = (DESTINATION, SUBSET, SERVED, POOL)
+# A client's headers of these prefixes are orders to an endpoint picker: ours, the Endpoint Picker Protocol's,
+# those of the Gateway API Inference Extension and of llm-d. They end here unless the operator names them.
+GUARDED: Final = (
+    "x-gateway-destination-",
+    "x-gateway-inference-",
+    "x-gateway-model-",
+    "x-llm-d-",
+    "x-extproc-",
+)
 
-# What a session reads of a request's headers, beside those that a pool's keys name.
-READ_HEADERS: Final = frozenset({":method", ":path", "content-type", "upgrade", REQUEST_ID, *CONTROL_HEADERS})
+# What a session reads of a request's headers, beside the guarded ones and those that a pool's keys name.
+READ_HEADERS: Final = frozenset({":method", ":path", "content-type", "upgrade", REQUEST_ID})
 
 # And of a response's. Envoy's router adds the last one to what an endpoint wrote, not to replies of its own.
 STATUS: Final = ":status"
@@ -35,6 +42,7 @@ DISCOVER: Final = "/envoy.service.discovery.v3.AggregatedDiscoveryService/Stream
 CHECK: Final = "/grpc.health.v1.Health/Check"
 WATCH: Final = "/grpc.health.v1.Health/Watch"
 
-# Names that gRPC health answers under (EPP 1.0.0): the process lives; it can route.
+# Names that gRPC health answers under: the process lives; it can route (EPP 1.0.0, and the name that probes
+# of the Gateway API Inference Extension's manifests ask for).
 LIVENESS: Final = "liveness"
-READINESS: Final = ("", "readiness", EXT_PROC)
+READINESS: Final = ("", "readiness", EXT_PROC, "inference-extension")

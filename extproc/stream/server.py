@@ -13,6 +13,7 @@ from uuid import uuid4
 from extproc.budget import Budget
 from extproc.errors import ProtocolError
 from extproc.routing.picker import Picker
+from extproc.routing.pool import Pick
 from extproc.stream.codec import decode, encode
 from extproc.stream.events import Answer, BodySkipped, Event, Reply, Routed, Served
 from extproc.stream.names import POOL, PROCESS, READ_HEADERS
@@ -28,7 +29,9 @@ class ExternalProcessor:
 
     `picker` is asked for the picker in force when a stream opens, so a reload meets no stream halfway.
     `budget` is the process's, for bodies that are held. `on_served` hears what a gateway tells of a response,
-    and how many seconds after the pick.
+    and how many seconds after the pick. `pass_headers` are guarded headers that go on to the endpoint. A
+    request whose response the gateway never tells of counts for `unseen_s`, by the loop's clock or by
+    `later`, which is called with a delay and what to do then.
     """
 
     def __init__(
@@ -40,6 +43,9 @@ class ExternalProcessor:
         clear_route_cache: bool,
         budget: Budget | None = None,
         on_served: Callable[[Served, float], None] = lambda *_: None,
+        pass_headers: Collection[str] = (),
+        unseen_s: float = 10,
+        later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
         self._picker = picker
         self.observer = observer
@@ -47,6 +53,9 @@ class ExternalProcessor:
         self._clear_route_cache = clear_route_cache
         self._budget = budget
         self.on_served = on_served
+        self._pass_headers = frozenset(pass_headers)
+        self._unseen_s = unseen_s
+        self._later = later or _call_later
         self._wanted: tuple[Picker | None, frozenset[str]] = (None, READ_HEADERS)
         self.streams_open = 0
         self._idle = asyncio.Event()
@@ -73,11 +82,16 @@ class ExternalProcessor:
             # headers never get there, so unlike a request header it needs no stripping to be trusted.
             pool=call.metadata.get(POOL) if len(picker.routes) > 1 else None,
             budget=self._budget,
+            pass_headers=self._pass_headers,
         )
         self.streams_open += 1
         self._idle.clear()
         self.observer.opened()
         return _Stream(self, call, session, self._headers_of(picker))
+
+    def left(self, pick: Pick) -> None:
+        """Counts on a request that nobody sees the end of."""
+        self._later(self._unseen_s, pick.release)
 
     def closed(self) -> None:
         """Hears of each stream's end."""
@@ -125,6 +139,9 @@ class _Stream:
             self._fail_internally(error)
 
     def on_half_close(self) -> None:
+        pick = self._session.leave()
+        if pick is not None:
+            self._service.left(pick)
         self._call.finish()
 
     def on_close(self) -> None:
@@ -160,6 +177,10 @@ class _Stream:
     def _fail(self, why: str, status: Status, details: str) -> None:
         self._service.observer.failed(why)
         self._call.finish(status, details)
+
+
+def _call_later(delay_s: float, action: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(delay_s, action)
 
 
 def _new_request_id() -> str:

@@ -13,33 +13,47 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 #   | mode                        | at the headers | a message of the body      | once it is routed      |
 #   | --------------------------- | -------------- | -------------------------- | ---------------------- |
 #   | BUFFERED, BUFFERED_PARTIAL, | go on          | the only one: route in     | go on, for each        |
-#   |   or not told               |                | its reply                  |                        |
+#   |   or one we do not know     |                | its reply                  |                        |
 #   | NONE                        | route          | none comes                 |                        |
 #   | STREAMED                    | route          | (comes after its headers   | go on, for each        |
 #   |                             |                | are answered)              |                        |
 #   | STREAMED, not waiting       | hold           | hold; at the last: route   | go on, for each        |
 #   |                             |                | in the headers' reply, then|                        |
 #   |                             |                | go on, for each held       |                        |
-#   | FULL_DUPLEX_STREAMED        | hold           | hold; at the last: route   | given back, in pieces  |
-#   |                             |                | in the headers' reply, then|                        |
+#   | FULL_DUPLEX_STREAMED,       | hold           | hold; at the last: route   | given back, in pieces  |
+#   |   or no mode told at all    |                | in the headers' reply, then|                        |
 #   |                             |                | the body, in pieces        |                        |
 #
+#   Where the filter skips the headers, the body comes first, and with it the mode; what would be said in
+#   the headers' reply is then said in the body's.
 #   Any mode routes at the headers where no body can change the decision, none comes, or it never ends
 #   (an upgrade to a websocket). To a buffering Envoy the reply then says not to send the body.
 # - FULL_DUPLEX_STREAMED alone: nothing is answered before the headers' reply; Envoy keeps no copy of the
 #   body, so what we do not give back is lost; a piece holds at most 62,000 bytes; above about 1 MB the end
 #   of the body can come twice, and the second time wants no reply; trailers end a body, too.
 # - BUFFERED with trailers ends the body without `end_of_stream`, BUFFERED_PARTIAL also where it cut it.
+# - In `observability_mode` the proxy goes on by itself: no answer, and nothing counts.
 #
-# The Endpoint Picker Protocol's, 1.0.0: the subset may come with the headers or with the body; the response
-# tells which endpoint answered; a refusal is an immediate response.
+# The Endpoint Picker Protocol's, 1.0.0: the body and the response's body are streamed in full duplex, unless
+# the proxy tells other modes (agentgateway, NGINX Gateway Fabric and upstream's own tests tell none); the
+# subset may come with the headers or with the body; the response tells which endpoint answered; a refusal is
+# an immediate response.
+#
+# NGINX Gateway Fabric's (`endpoint_picker.go`): no `:method` and no `:path`, so a request is taken for a
+# POST, and its fields tell which API it is; it reads the pick from the headers' reply and lets the rest go;
+# it ends its side of the stream with the request, and never tells of the response.
+#
+# agentgateway's (`ext_proc.rs`): the last message of a body is an empty one, also behind trailers, and it
+# waits for the answer to that.
 #
 # Ours:
 # - While an endpoint is on trial (`feedback.cooling`), requests that may be sent to it ask for the response's
 #   headers, which are not sent otherwise: an access log tells only when an answer has ended, after minutes. A
 #   reply that says not to send the body has to say what becomes of the response's headers, too.
 # - A request counts from its pick until its response has ended: end of stream in its headers or body, or
-#   its trailers. Where a proxy does not tell, until the stream is closed.
+#   its trailers. Where a proxy does not tell, until the stream is closed. A proxy that told neither its modes
+#   nor anything of a response will not: its request is given up as unseen (`leave`), to count for a while.
+# - A client's orders to a picker end here: guarded headers are removed, but those that the operator names.
 # - A body that there is no room for is done without: routed as if there were none. But what nobody kept
 #   cannot be given back, and half a body must not reach an endpoint: then the request is refused.
 #
@@ -47,8 +61,10 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 # the request's headers does not work (Envoy picks its host first: 503); keeping pieces in a list lets a
 # client of one-byte pieces hold forty times its bytes.
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from extproc.budget import Budget
 from extproc.errors import BodyTooLarge, NoRoomForBody, RequestError
@@ -56,11 +72,13 @@ from extproc.routing.picker import Ask, Picker
 from extproc.routing.pool import Pick
 from extproc.stream.answers import list_models, refuse
 from extproc.stream.events import (
+    UNTOLD,
     BodyMode,
     BodySkipped,
     Continue,
     ContinueAndTell,
     Event,
+    Observed,
     Phase,
     Piece,
     Reply,
@@ -72,14 +90,16 @@ from extproc.stream.events import (
     ResponseTrailers,
     Routed,
     Served,
+    StreamConfig,
 )
-from extproc.stream.names import CONTROL_HEADERS, REQUEST_ID
+from extproc.stream.names import GUARDED, REQUEST_ID
 
 # Envoy refuses larger pieces of a body in FULL_DUPLEX_STREAMED mode.
 PIECE_BYTES: Final = 62_000
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 _NO_REQUEST: Final = RequestHeaders({})
+_NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
 
 
 class Session:
@@ -87,18 +107,20 @@ class Session:
 
     `pool` is the operator's choice of a pool, told with the stream. `new_request_id` makes an
     `x-request-id` for a request that came without one. `budget` is the process's, for held bodies.
+    `pass_headers` are guarded ones that go on to the endpoint.
     """
 
     __slots__ = (
         "_budget",
         "_clear_route_cache",
+        "_config",
+        "_has_begun",
         "_has_response",
         "_held",
-        "_is_duplex",
-        "_is_response_duplex",
         "_max_body_bytes",
         "_messages_held",
         "_new_request_id",
+        "_pass_headers",
         "_pick",
         "_picker",
         "_pool",
@@ -116,6 +138,7 @@ class Session:
         clear_route_cache: bool = False,
         pool: str | None = None,
         budget: Budget | None = None,
+        pass_headers: Collection[str] = (),
     ) -> None:
         self._picker = picker
         self._new_request_id = new_request_id
@@ -123,13 +146,14 @@ class Session:
         self._clear_route_cache = clear_route_cache
         self._pool = pool
         self._budget = budget
+        self._pass_headers = pass_headers
         self._state = _NEW
+        self._config = UNTOLD
+        self._has_begun = False
         self._request = _NO_REQUEST
         self._subset: Sequence[str] | None = None
         self._held: bytes | bytearray = b""
         self._messages_held = 0
-        self._is_duplex = False
-        self._is_response_duplex = False
         self._has_response = False
         self._pick: Pick | None = None
 
@@ -147,6 +171,16 @@ class Session:
             self.close()
             return [refuse(error, path)]
 
+    def leave(self) -> Pick | None:
+        """Hears that the proxy says no more; returns the pick of a request whose response it never tells of.
+
+        Whoever takes the pick must release it; the session does no more.
+        """
+        if self._has_response or self._config is not UNTOLD:
+            return None
+        pick, self._pick = self._pick, None
+        return pick
+
     def close(self) -> None:
         """Releases what the request held. For every end: served, aborted, failed, shut down."""
         self._state = _CLOSED
@@ -163,7 +197,15 @@ class Session:
                 return self._state.trailers(self)
             case BodySkipped():
                 return self._state.skipped(self)
+            case Observed():
+                return []
         return self._on_response(event)
+
+    def _learn(self, config: StreamConfig | None) -> None:
+        """Takes the configuration from the first message, the only one that may tell it."""
+        if config is not None and not self._has_begun:
+            self._config = config
+        self._has_begun = True
 
     # The response: the same in every state.
 
@@ -177,6 +219,7 @@ class Session:
         return [Continue(Phase.RESPONSE_TRAILERS)]
 
     def _on_response_headers(self, event: ResponseHeaders) -> list[Reply]:
+        self._learn(event.config)
         reply: Reply = Continue(Phase.RESPONSE_HEADERS)
         pick = self._pick
         if pick is not None and not self._has_response:
@@ -192,9 +235,10 @@ class Session:
         return [reply]
 
     def _on_response_body(self, event: ResponseBody) -> list[Reply]:
+        self._learn(event.config)
         if event.end_of_stream:
             self._release()
-        if self._is_response_duplex:
+        if self._config.response_body is BodyMode.FULL_DUPLEX_STREAMED:
             return [*_pieces(event.data, Phase.RESPONSE_BODY, event.end_of_stream)]
         return [Continue(Phase.RESPONSE_BODY)]
 
@@ -202,17 +246,16 @@ class Session:
 
     def _begin(self, event: RequestHeaders) -> list[Reply]:
         self._request, self._subset = event, event.subset
-        self._is_duplex = event.config.request_body is BodyMode.FULL_DUPLEX_STREAMED
-        self._is_response_duplex = event.config.response_body is BodyMode.FULL_DUPLEX_STREAMED
+        self._learn(event.config)
         ask = self._ask(None)
         if self._picker.answers_models(ask):
             self.close()
             return [list_models(self._picker.model_names())]
         if self._is_decided_by_headers(ask):
             return [self._route(Phase.REQUEST_HEADERS, ask)]
-        if event.config.request_body in _BUFFERED:
+        if self._config.request_body in _BUFFERED:
             self._state = _BUFFERING
-            mode = event.config.request_body
+            mode = self._config.request_body
             if mode is not None and self._picker.has_trial(ask):
                 return [ContinueAndTell(mode)]
             return [Continue(Phase.REQUEST_HEADERS)]
@@ -223,22 +266,30 @@ class Session:
         request = self._request
         if request.end_of_stream or "upgrade" in request.headers or not self._picker.needs_body(ask):
             return True
-        match request.config.request_body:
+        match self._config.request_body:
             case BodyMode.NONE:
                 return True
             case BodyMode.STREAMED:
-                return not request.config.sends_body_without_waiting
+                return not self._config.sends_body_without_waiting
         return False
 
     def _go_on(self, _: RequestHeaders) -> list[Reply]:
         return [Continue(Phase.REQUEST_HEADERS)]
 
-    # A body that a proxy buffered, or one that came before any headers.
+    # A body that came before any headers: the proxy skips those.
+
+    def _begin_body(self, event: RequestBody) -> list[Reply]:
+        self._learn(event.config)
+        if not self._is_duplex:
+            return self._decide(event)
+        self._state = _HOLDING
+        return self._hold(event)
+
+    # A body that a proxy buffered.
 
     def _decide(self, event: RequestBody) -> list[Reply]:
         self._check_size(event)
-        mode = self._request.config.request_body
-        is_partial = not event.end_of_stream and mode is not BodyMode.BUFFERED
+        is_partial = not event.end_of_stream and self._config.request_body is not BodyMode.BUFFERED
         routed = self._route(Phase.REQUEST_BODY, self._ask(event.data, is_partial=is_partial))
         if event.end_of_stream:
             self._state = _PAST_BODY
@@ -270,9 +321,13 @@ class Session:
     def _stop_holding(self, fault: NoRoomForBody | None, *, has_ended: bool = False) -> list[Reply]:
         """Answers everything that was held back: the headers, then the body."""
         held = bytes(self._held)
-        routed = self._route(Phase.REQUEST_HEADERS, self._ask(None if fault else held, fault=fault))
+        phase = Phase.REQUEST_BODY if self._request is _NO_REQUEST else Phase.REQUEST_HEADERS
+        routed = self._route(phase, self._ask(None if fault else held, fault=fault))
         if self._is_duplex:
-            return [routed, *_pieces(held, Phase.REQUEST_BODY, has_ended)]
+            pieces = _pieces(held, Phase.REQUEST_BODY, has_ended)
+            if phase is Phase.REQUEST_BODY:
+                routed = replace(routed, piece=next(pieces, _NO_PIECE))
+            return [routed, *pieces]
         return [routed, *[Continue(Phase.REQUEST_BODY)] * self._messages_held]
 
     def _end_by_trailers(self) -> list[Reply]:
@@ -298,7 +353,7 @@ class Session:
         return self._miss_response() if self._has_response else [Continue(Phase.REQUEST_BODY)]
 
     def _miss_response(self) -> list[Reply]:
-        if self._is_response_duplex:
+        if self._config.response_body is BodyMode.FULL_DUPLEX_STREAMED:
             raise _no_room()
         return [Continue(Phase.RESPONSE_BODY)]
 
@@ -311,6 +366,10 @@ class Session:
     def _lose(self) -> list[Reply]:
         raise _no_room()
 
+    @property
+    def _is_duplex(self) -> bool:
+        return self._config.request_body is BodyMode.FULL_DUPLEX_STREAMED
+
     # The decision, and what is kept for it.
 
     def _ask(
@@ -318,7 +377,7 @@ class Session:
     ) -> Ask:
         headers = self._request.headers
         return Ask(
-            method=headers.get(":method", ""),
+            method=headers.get(":method", "POST"),
             path=headers.get(":path", ""),
             headers=headers,
             body=body,
@@ -333,7 +392,7 @@ class Session:
         self._pick = decision.pick
         request = self._request
         is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
-        skip_body = is_ahead_of_body and request.config.request_body in _BUFFERED
+        skip_body = is_ahead_of_body and self._config.request_body in _BUFFERED
         pick = decision.pick
         self._state = _ROUTED
         self._forget()
@@ -341,11 +400,15 @@ class Session:
             phase,
             decision,
             request_id=None if REQUEST_ID in request.headers else self._new_request_id(),
-            remove_headers=[name for name in CONTROL_HEADERS if name in request.headers],
+            remove_headers=self._unwanted(request.headers),
             clear_route_cache=self._clear_route_cache,
             skip_body=skip_body,
             tell_response=skip_body and pick.pool.wants_response(pick.endpoint),
         )
+
+    def _unwanted(self, headers: Iterable[str]) -> list[str]:
+        passed = self._pass_headers
+        return [name for name in headers if name.startswith(GUARDED) and name not in passed]
 
     def _check_size(self, event: RequestBody) -> None:
         if event.subset is not None:
@@ -378,13 +441,13 @@ class _State(NamedTuple):
 # The table. A closed session is not asked: the client is answered, or gone.
 _S = Session
 # fmt: off
-#                                headers     its body     no room for it      trailers
-_NEW       = _State("new",       _S._begin,  _S._decide,  _S._lose,           _S._go_on_trailers)
-_BUFFERING = _State("buffering", _S._go_on,  _S._decide,  _S._decide_without, _S._go_on_trailers)
-_HOLDING   = _State("holding",   _S._go_on,  _S._hold,    _S._do_without,     _S._end_by_trailers)
-_ROUTED    = _State("routed",    _S._go_on,  _S._pass_on, _S._miss,           _S._go_on_trailers)
-_PAST_BODY = _State("past body", _S._go_on,  _S._ignore,  _S._miss_response,  _S._go_on_trailers)
-_CLOSED    = _State("closed",    _S._go_on,  _S._ignore,  _S._lose,           _S._go_on_trailers)
+#                                headers     its body         no room for it      trailers
+_NEW       = _State("new",       _S._begin,  _S._begin_body,  _S._lose,           _S._go_on_trailers)
+_BUFFERING = _State("buffering", _S._go_on,  _S._decide,      _S._decide_without, _S._go_on_trailers)
+_HOLDING   = _State("holding",   _S._go_on,  _S._hold,        _S._do_without,     _S._end_by_trailers)
+_ROUTED    = _State("routed",    _S._go_on,  _S._pass_on,     _S._miss,           _S._go_on_trailers)
+_PAST_BODY = _State("past body", _S._go_on,  _S._ignore,      _S._miss_response,  _S._go_on_trailers)
+_CLOSED    = _State("closed",    _S._go_on,  _S._ignore,      _S._lose,           _S._go_on_trailers)
 # fmt: on
 
 

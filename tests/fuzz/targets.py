@@ -173,7 +173,8 @@ def _converse(picker: Picker, pools: list[Pool], events: Iterable[Event], choice
 
 def _check_request_pieces(sent: bytes, replies: list[Reply]) -> None:
     """What is given back is what came, in order, up to one end."""
-    pieces = [reply for reply in replies if isinstance(reply, Piece) and reply.phase is Phase.REQUEST_BODY]
+    told = [reply.piece if isinstance(reply, Routed) else reply for reply in replies]
+    pieces = [piece for piece in told if isinstance(piece, Piece) and piece.phase is Phase.REQUEST_BODY]
     assert sent.startswith(b"".join(piece.data for piece in pieces))
     assert all(len(piece.data) <= PIECE_BYTES for piece in pieces)
     assert not any(piece.end_of_stream for piece in pieces[:-1])
@@ -243,7 +244,8 @@ def _request_headers(choices: Choices) -> RequestHeaders:
             headers[name] = choices.piece().decode("utf-8", "replace")
     modes = (None, *BodyMode)
     config = StreamConfig(choices.one_of(modes), choices.one_of(modes), choices.flag())
-    return RequestHeaders(headers, choices.flag(), _subset(choices), config)
+    is_told = choices.byte() % 4 > 0
+    return RequestHeaders(headers, choices.flag(), _subset(choices), config if is_told else None)
 
 
 def _subset(choices: Choices) -> tuple[str, ...] | None:

@@ -55,6 +55,7 @@ class Cluster:
                 "name": name,
                 "models": [MODEL if name == "llama" else name],
                 "endpoints": {"kubernetes": source | {"service": service}},
+                "fallbacks": 2,
                 **({"when_down": when_down[name]} if name in when_down else {}),
             }
             for name, service in services.items()

@@ -27,6 +27,7 @@ def pool(addresses: Sequence[str], strategy: dict[str, Any] | None = None, **fie
         "name": "vllm",
         "endpoints": {"static": list(addresses)},
         "strategy": strategy or prefix_hash(),
+        "fallbacks": 2,
         **fields,
     }
 

@@ -26,13 +26,19 @@ PROMPT_FIELDS = {
     "/v1/models": [],
     "/something/else": [],
     "/": [],
-    "": [],
 }
 
 
 @pytest.mark.parametrize(("path", "fields"), PROMPT_FIELDS.items())
 def test_path_tells_where_the_prompt_is(path: str, fields: list[str]) -> None:
     assert fields == [field.name for field in api_of(path)]
+
+
+def test_without_a_path_the_fields_tell() -> None:
+    names = {field.name for field in api_of("")}
+
+    assert {"messages", "prompt", "input", "tools", "system", "query"} <= names
+    assert reads_body("POST", "")
 
 
 @pytest.mark.parametrize(

@@ -275,13 +275,16 @@ def test_headers_that_any_strategy_reads_are_wanted() -> None:
 def test_a_pick_names_its_fallbacks_in_order() -> None:
     endpoints = [Endpoint(f"e{i}", f"10.0.0.{i}:80") for i in range(1, 6)]
     built = pool("llama", *endpoints)
-    decision = Picker([Route(built)]).pick(chat("a"))
+    picker = Picker([Route(built)])
+    alone = picker.pick(chat("a")).pick
+    built.fallbacks = 2
+    decision = picker.pick(chat("a"))
     pick = decision.pick
     assert decision.key is not None
     walk = list(built.snapshot.placement.walk(decision.key))
 
     assert pick.destination == ",".join(built.snapshot.ready[name].address for name in walk[:3])
-    assert pick.destination.split(",")[0] == pick.endpoint.address
+    assert alone.destination == pick.endpoint.address
     assert repr(built) == "<Pool llama: 5 ready, prefix_hash>"
     assert repr(pick) == f"<Pick {pick.endpoint.name} of llama: prefix_hash, home>"
 

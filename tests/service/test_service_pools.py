@@ -190,6 +190,19 @@ async def following(directory: Path, text: str, clock: Clock) -> AsyncIterator[P
     await pools.stop()
 
 
+async def test_how_many_fallbacks_a_pick_names_changes_live(tmp_path: Path) -> None:
+    static = "static: ['10.0.0.1:80', '10.0.0.2:80', '10.0.0.3:80']"
+    named = []
+    async with following(tmp_path, f"pools: [{{name: a, endpoints: {{{static}}}}}]", Clock()) as pools:
+        for count in (0, 3, 1):
+            text = f"pools: [{{name: a, fallbacks: {count}, endpoints: {{{static}}}}}]"
+            pools.apply(parse_settings(text, {}).pools)
+            await asyncio.gather(*(keeper.synced.wait() for keeper in pools))
+            named.append(len(pools.picker.pick(Ask("GET", "/", {})).pick.fallbacks))
+
+    assert [0, 2, 1] == named
+
+
 def configure(pools: Pools, text: str) -> None:
     pools.apply(parse_settings(text, {}).pools)
 

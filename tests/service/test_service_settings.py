@@ -76,9 +76,12 @@ def test_defaults_are_the_contract() -> None:
         "clear_route_cache": False,
         "xds": False,
         "tls": None,
+        "pass_headers": [],
+        "unseen_s": 10,
         "log_level": "INFO",
     }
     assert settings.server.budget == 3 * settings.server.max_body_bytes
+    assert settings.pools[0].fallbacks == 0
     assert strategy.model_dump() == {
         "name": "prefix_hash",
         "key": ["first_user_message"],
@@ -96,6 +99,11 @@ def test_defaults_are_the_contract() -> None:
         ("server: {listen: 127.0.0.1}", "f.yaml:1: server.listen: '127.0.0.1' does not match"),
         ("server: {workers: 2}", "server.workers: Input should be 1"),
         ("server: {drain_s: '30'}", "server.drain_s: Input should be a valid number"),
+        ("server: {pass_headers: [X-A]}", "server.pass_headers.0: 'X-A' does not match"),
+        (
+            f"pools: [{{name: a, {DNS}, fallbacks: 5}}]",
+            "pools.0.fallbacks: Input should be less than or equal",
+        ),
         ("pools: []", "pools: List should have at least 1 item"),
         ("pools:\n- name: a b\n  endpoints: {static: []}", "f.yaml:2: pools.0.name: 'a b' does not match"),
         ("pools: [{name: a, endpoints: {static: [vllm:8000]}}]", "'vllm' is not an IP address"),

@@ -31,7 +31,7 @@ from envoy_data_plane.envoy.service.ext_proc.v3 import (
     TrailersResponse,
 )
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
-from envoy_data_plane.google.protobuf import Any, Struct, Value
+from envoy_data_plane.google.protobuf import Any, ListValue, Struct, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +49,7 @@ from extproc.stream.events import (
     Continue,
     ContinueAndTell,
     Event,
+    Observed,
     Phase,
     Piece,
     Reply,
@@ -72,13 +73,12 @@ texts = st.text(st.characters(codec="utf-8"), max_size=20)
 addresses = st.text(st.sampled_from("0123456789.:[]f"), min_size=1, max_size=20)
 subsets = st.none() | st.lists(addresses, max_size=4).map(tuple)
 modes = st.none() | st.sampled_from(BodyMode)
+configs = st.none() | st.builds(StreamConfig, modes, modes, st.booleans())
 headers = st.dictionaries(st.sampled_from([":path", ":method", "content-type", "x-session"]), texts)
 
 events = st.one_of(
-    st.builds(
-        RequestHeaders, headers, st.booleans(), subsets, st.builds(StreamConfig, modes, modes, st.booleans())
-    ),
-    st.builds(RequestBody, st.binary(), st.booleans(), subsets),
+    st.builds(RequestHeaders, headers, st.booleans(), subsets, configs),
+    st.builds(RequestBody, st.binary(), st.booleans(), subsets, configs),
     st.builds(RequestTrailers),
     st.builds(
         ResponseHeaders,
@@ -87,8 +87,10 @@ events = st.one_of(
         st.just(0) | st.integers(100, 599),
         st.none() | texts,
         st.booleans(),
+        configs,
     ),
-    st.builds(ResponseBody, st.binary(), st.booleans()),
+    st.builds(ResponseBody, st.binary(), st.booleans(), configs),
+    st.builds(Observed),
     st.builds(ResponseTrailers),
 )
 
@@ -122,6 +124,12 @@ replies = st.one_of(
         st.booleans(),
         st.booleans(),
         st.booleans(),
+    ),
+    st.builds(
+        Routed,
+        st.just(Phase.REQUEST_BODY),
+        st.builds(Decision, picks, st.none()),
+        piece=st.builds(Piece, st.just(Phase.REQUEST_BODY), st.binary(), st.booleans()),
     ),
 )
 
@@ -165,7 +173,6 @@ def test_what_we_do_not_know_is_skipped() -> None:
             filter_metadata={"other": Struct(fields={"a": Value(bool_value=True)})},
             typed_filter_metadata={"other": Any(type_url="t", value=b"v")},
         ),
-        observability_mode=True,
     )
 
     assert decode(bytes(request), {":path"}) == RequestHeaders({":path": "/"})
@@ -187,6 +194,33 @@ def test_subset_may_be_one_text(value: str, subset: tuple[str, ...]) -> None:
     )
 
     assert decode(bytes(request), ()) == RequestBody(b"{}", end_of_stream=False, subset=subset)
+
+
+def test_items_of_a_subset_may_be_lists_with_commas() -> None:
+    texts = ["10.0.0.1:8000, 10.0.0.2:8000", "", "10.0.0.3"]
+    values = ListValue(values=[Value(string_value=text) for text in texts])
+    hint = Struct(fields={f"{DESTINATION}-subset": Value(list_value=values)})
+    request = ProcessingRequest(
+        request_body=HttpBody(body=b"{}", end_of_stream=True),
+        metadata_context=Metadata(filter_metadata={"envoy.lb.subset_hint": hint}),
+    )
+
+    assert decode(bytes(request), ()) == RequestBody(
+        b"{}", subset=("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3")
+    )
+
+
+def test_names_of_headers_may_come_in_any_case() -> None:
+    names = ["Content-Type", "X-SESSION", "X-Gateway-Destination-Endpoint", "X-LLM-D-Slo", "Accept"]
+    header_map = HeaderMap(headers=[HeaderValue(key=name, raw_value=b"y") for name in names])
+    request = ProcessingRequest(request_headers=HttpHeaders(headers=header_map))
+
+    event = decode(bytes(request), {"content-type", "x-session"})
+
+    assert isinstance(event, RequestHeaders)
+    assert event.headers == dict.fromkeys(
+        ["content-type", "x-session", "x-gateway-destination-endpoint", "x-llm-d-slo"], "y"
+    )
 
 
 def test_header_may_come_as_text() -> None:
@@ -258,6 +292,9 @@ def _routed(reply: Routed) -> ProcessingResponse:
     if key is not None:
         told["prefix"] = f"{key:016x}"
     common = CommonResponse(header_mutation=mutation, clear_route_cache=reply.clear_route_cache)
+    if reply.piece is not None:
+        streamed = StreamedBodyResponse(body=reply.piece.data, end_of_stream=reply.piece.end_of_stream)
+        common.body_mutation = BodyMutation(streamed_response=streamed)
     response = _answering(reply.phase, common)
     response.dynamic_metadata = Struct(
         fields={

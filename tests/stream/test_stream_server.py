@@ -14,7 +14,7 @@ from extproc.budget import Budget
 from extproc.routing.picker import Picker
 from extproc.service.transport import Transport, build_transport
 from extproc.settings import ServerSettings
-from extproc.stream.events import Continue, Phase, RequestBody, ResponseHeaders
+from extproc.stream.events import Continue, Phase, RequestBody, RequestHeaders, ResponseHeaders
 from extproc.stream.names import PROCESS
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics
@@ -31,10 +31,13 @@ from tests.stream.conversations import (
     one_pool,
     overload,
 )
+from tests.stream.gateways import GATEWAYS
 from tests.stream.wire import read, write
 from tests.wire.calls import RecordedCall
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
+
+UNSEEN_S = 7.0
 
 
 class Served:
@@ -49,6 +52,7 @@ class Served:
         target: str,
     ) -> None:
         self.server = server
+        self.unseen: list[tuple[float, Callable[[], None]]] = []
         self.target = target
         self.picker = picker
         self.processor = processor
@@ -79,14 +83,22 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @asynccontextmanager
 async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator[Served]:
     metrics = Metrics()
+    unseen: list[tuple[float, Callable[[], None]]] = []
     processor = ExternalProcessor(
-        lambda: picker, metrics, max_body_bytes=MAX_BODY_BYTES, clear_route_cache=True, budget=budget
+        lambda: picker,
+        metrics,
+        max_body_bytes=MAX_BODY_BYTES,
+        clear_route_cache=True,
+        budget=budget,
+        unseen_s=UNSEEN_S,
+        later=lambda delay_s, action: unseen.append((delay_s, action)),
     )
     settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", **chosen})
     server = build_transport(settings, processor.routes(), Budget(1 << 26))
     port = await server.bind()
     await server.start()
     served = Served(picker, processor, metrics, server, f"127.0.0.1:{port}")
+    served.unseen = unseen
     async with served.channel:
         yield served
     await server.stop()
@@ -98,7 +110,7 @@ async def until(is_true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize("conversation", CONVERSATIONS, ids=str)
+@pytest.mark.parametrize("conversation", [*CONVERSATIONS, *GATEWAYS], ids=str)
 async def test_conversation_goes_as_recorded_over_a_socket(conversation: Conversation) -> None:
     conversation = overload(conversation)
     async with serving(conversation.picker, Budget(conversation.budget_bytes)) as served:
@@ -113,6 +125,10 @@ async def test_conversation_goes_as_recorded_over_a_socket(conversation: Convers
 
         assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
         assert await call.code() is grpc.StatusCode.OK
+        assert served.in_flight == before + conversation.goes_unseen
+        for delay_s, release in served.unseen:
+            assert delay_s == UNSEEN_S
+            release()
         assert served.in_flight == before
 
 
@@ -314,6 +330,21 @@ def test_a_skipped_body_is_routed_without_and_counted() -> None:
 
     assert call.status is Status.OK
     assert processor.streams_open == 0
+
+
+async def test_a_request_that_goes_unseen_counts_for_its_time_and_no_longer() -> None:
+    picker = one_pool()
+    processor = ExternalProcessor(
+        lambda: picker, Metrics(), max_body_bytes=MAX_BODY_BYTES, clear_route_cache=False, unseen_s=0.01
+    )
+    handler = processor.open(RecordedCall())
+    handler.on_message(write(RequestHeaders({}, end_of_stream=True)))
+    handler.on_half_close()
+    handler.on_close()
+
+    assert picker.routes["llama"].pool.book.total == 1
+
+    await until(lambda: picker.routes["llama"].pool.book.total == 0)
 
 
 def test_an_open_stream_is_small() -> None:

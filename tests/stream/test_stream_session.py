@@ -13,12 +13,14 @@ from extproc.budget import Budget
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Picker
 from extproc.stream.events import (
+    UNTOLD,
     Answer,
     BodyMode,
     BodySkipped,
     Continue,
     ContinueAndTell,
     Event,
+    Observed,
     Phase,
     Piece,
     Reply,
@@ -48,6 +50,7 @@ from tests.stream.conversations import (
     summarize,
     two_pools,
 )
+from tests.stream.gateways import GATEWAYS
 
 
 def open_session(picker: Picker, pool: str | None = None, budget: Budget | None = None) -> Session:
@@ -60,7 +63,7 @@ def in_flight(picker: Picker) -> int:
     return sum(route.pool.book.total for route in picker.routes.values())
 
 
-@pytest.mark.parametrize("conversation", [*CONVERSATIONS, *SKIPPED], ids=str)
+@pytest.mark.parametrize("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
 def test_conversation_goes_as_recorded(conversation: Conversation) -> None:
     conversation = overload(conversation)
     before = in_flight(conversation.picker)
@@ -71,8 +74,13 @@ def test_conversation_goes_as_recorded(conversation: Conversation) -> None:
 
         assert len(expected) == len(replies), replies
         assert all(map(agrees, expected, replies)), replies
+    unseen = session.leave()
     session.close()
 
+    assert (unseen is not None) is conversation.goes_unseen
+    if unseen is not None:
+        assert before + 1 == in_flight(conversation.picker)
+        unseen.release()
     assert before == in_flight(conversation.picker)
     assert budget.used == 0
 
@@ -234,6 +242,48 @@ def test_a_request_routed_without_its_body_says_why(event: Event) -> None:
     assert routed.decision.pick.reason == "no_prefix"
 
 
+def test_a_request_whose_end_was_told_does_not_go_unseen() -> None:
+    picker = one_pool()
+    session = open_session(picker)
+    session.on(RequestHeaders({}, end_of_stream=True))
+    session.on(ResponseHeaders())
+
+    assert session.leave() is None
+
+    session.close()
+
+    assert in_flight(picker) == 0
+
+
+def test_an_order_that_the_operator_names_goes_on() -> None:
+    orders = {"x-gateway-inference-objective": "premium", "x-llm-d-slo-ttft-ms": "200"}
+    session = Session(
+        one_pool(), new_request_id=lambda: "made", pass_headers={"x-gateway-inference-objective"}
+    )
+    [routed] = session.on(RequestHeaders(orders, end_of_stream=True))
+    assert isinstance(routed, Routed)
+
+    assert routed.remove_headers == ["x-llm-d-slo-ttft-ms"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "hello"}]},
+        {"prompt": "hello"},
+        {"input": "hello"},
+        {"system": "be kind", "messages": [{"role": "user", "content": "hello"}]},
+    ],
+)
+def test_a_request_without_a_path_has_its_prefix_all_the_same(body: dict[str, object]) -> None:
+    session = open_session(one_pool())
+    session.on(RequestHeaders({}))
+    routed = session.on(RequestBody(orjson.dumps(body)))[0]
+    assert isinstance(routed, Routed)
+
+    assert routed.decision.pick.reason == "home"
+
+
 def test_a_routed_session_holds_nothing_of_its_request() -> None:
     picker, count = one_pool(), 500
     sessions = []
@@ -290,10 +340,18 @@ EVENTS = st.one_of(
             st.none() | st.sampled_from(BodyMode),
             st.none() | st.sampled_from(BodyMode),
             st.booleans(),
-        ),
+        )
+        | st.none(),
     ),
-    st.builds(RequestBody, st.sampled_from([b"", BODY, BODY[:9], b"x" * 150_000, b"[" * 999]), st.booleans()),
+    st.builds(
+        RequestBody,
+        st.sampled_from([b"", BODY, BODY[:9], b"x" * 150_000, b"[" * 999]),
+        st.booleans(),
+        st.none(),
+        st.sampled_from([None, StreamConfig(BodyMode.BUFFERED), UNTOLD]),
+    ),
     st.builds(BodySkipped),
+    st.builds(Observed),
     st.builds(RequestTrailers),
     st.builds(
         ResponseHeaders,

@@ -7,6 +7,7 @@ from envoy_data_plane.envoy.config.core.v3 import HeaderMap, HeaderValue, Header
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import ProcessingModeBodySendMode
 from envoy_data_plane.envoy.service.ext_proc.v3 import (
     BodyResponse,
+    CommonResponse,
     HeadersResponse,
     HttpBody,
     HttpHeaders,
@@ -23,6 +24,7 @@ from extproc.stream.events import (
     BodySkipped,
     Continue,
     Event,
+    Observed,
     Phase,
     Piece,
     RequestBody,
@@ -59,6 +61,15 @@ def _request(event: Event) -> ProcessingRequest:
     match event:
         case BodySkipped():
             raise ValueError("it is what a transport says of a message, not a message")
+        case Observed():
+            return ProcessingRequest(request_headers=HttpHeaders(), observability_mode=True)
+        case RequestHeaders() | RequestBody() | RequestTrailers():
+            return _of_request(event)
+    return _of_response(event)
+
+
+def _of_request(event: RequestHeaders | RequestBody | RequestTrailers) -> ProcessingRequest:
+    match event:
         case RequestHeaders():
             headers = HttpHeaders(headers=_header_map(event.headers), end_of_stream=event.end_of_stream)
             config = _config(event.config)
@@ -67,16 +78,29 @@ def _request(event: Event) -> ProcessingRequest:
             )
         case RequestBody():
             body = HttpBody(body=event.data, end_of_stream=event.end_of_stream)
-            return ProcessingRequest(request_body=body, metadata_context=_hint(event.subset))
+            return ProcessingRequest(
+                request_body=body,
+                protocol_config=_config(event.config),
+                metadata_context=_hint(event.subset),
+            )
         case RequestTrailers():
             return ProcessingRequest(request_trailers=HttpTrailers())
+
+
+def _of_response(event: ResponseHeaders | ResponseBody | ResponseTrailers) -> ProcessingRequest:
+    match event:
         case ResponseHeaders():
             told = _header_map(_response_headers(event))
             answered = HttpHeaders(headers=told, end_of_stream=event.end_of_stream)
-            return ProcessingRequest(response_headers=answered, metadata_context=_served(event.served))
+            return ProcessingRequest(
+                response_headers=answered,
+                protocol_config=_config(event.config),
+                metadata_context=_served(event.served),
+            )
         case ResponseBody():
             return ProcessingRequest(
-                response_body=HttpBody(body=event.data, end_of_stream=event.end_of_stream)
+                response_body=HttpBody(body=event.data, end_of_stream=event.end_of_stream),
+                protocol_config=_config(event.config),
             )
         case ResponseTrailers():
             return ProcessingRequest(response_trailers=HttpTrailers())
@@ -100,8 +124,8 @@ def _header_map(headers: Mapping[str, str]) -> HeaderMap:
     )
 
 
-def _config(config: StreamConfig) -> ProtocolConfiguration | None:
-    if config == StreamConfig():
+def _config(config: StreamConfig | None) -> ProtocolConfiguration | None:
+    if config is None:
         return None
     return ProtocolConfiguration(
         request_body_mode=_mode(config.request_body),
@@ -135,10 +159,10 @@ def _answer(phase: Phase, response: ProcessingResponse, answer: object) -> Expec
     if not isinstance(answer, HeadersResponse | BodyResponse) or answer.response is None:
         return Continue(phase)
     common = answer.response
-    if common.body_mutation is not None:
-        piece = common.body_mutation.streamed_response
-        assert piece is not None
-        return Piece(phase, piece.body, piece.end_of_stream)
+    if common.body_mutation is not None and common.header_mutation is None:
+        given_back = _piece(phase, common)
+        assert given_back is not None
+        return given_back
     assert common.header_mutation is not None
     set_headers = _set(common.header_mutation.set_headers)
     assert response.dynamic_metadata is not None
@@ -153,7 +177,16 @@ def _answer(phase: Phase, response: ProcessingResponse, answer: object) -> Expec
         override is not None and override.request_body_mode == ProcessingModeBodySendMode.NONE,
         tuple(common.header_mutation.remove_headers),
         "made" if "x-request-id" in set_headers else None,
+        _piece(phase, common),
     )
+
+
+def _piece(phase: Phase, common: CommonResponse) -> Piece | None:
+    if common.body_mutation is None:
+        return None
+    piece = common.body_mutation.streamed_response
+    assert piece is not None
+    return Piece(phase, piece.body, piece.end_of_stream)
 
 
 def _said(answer: ImmediateResponse) -> Said:

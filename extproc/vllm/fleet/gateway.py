@@ -16,6 +16,8 @@ from extproc.routing.strategies.factory import build_strategy
 from extproc.vllm.fleet.flight import Flight
 
 _PATH: Final = "/v1/chat/completions"
+# As in the shipped Envoy configurations, whose retries the fleet makes.
+_FALLBACKS: Final = 2
 
 
 class Spread(StrEnum):
@@ -45,7 +47,10 @@ class Routing:
 
     def build_gateways(self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside]) -> "Gateways":
         """Raises `SettingsError` for an unknown strategy or option; `outsides` has one for each gateway."""
-        pools = [Pool("fleet", build_strategy(self.strategy, self.options, outside)) for outside in outsides]
+        pools = [
+            Pool("fleet", build_strategy(self.strategy, self.options, outside), fallbacks=_FALLBACKS)
+            for outside in outsides
+        ]
         gateways = Gateways(pools)
         gateways.replace(endpoints)
         return gateways
