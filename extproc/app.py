@@ -26,8 +26,8 @@ from extproc.service.descriptors import raise_limit, share
 from extproc.service.door import IDLE_S, Door
 from extproc.service.health import Health
 from extproc.service.pools import Pools
-from extproc.service.transport import Transport, build_transport
-from extproc.settings import Settings, parse_settings, read_environment
+from extproc.service.transport import Transport, build_health_transport, build_transport
+from extproc.settings import ServerSettings, Settings, parse_settings, read_environment
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics, PoolCollector
 from extproc.wire.calls import Routes
@@ -146,6 +146,7 @@ async def serve(path: Path) -> int:
         stack.push_async_callback(app.pools.stop)
         transport = build_transport(settings.server, app.routes(), app.budget, shares.grpc)
         await transport.bind()
+        await _serve_health(app, settings.server, stack)
         await stack.enter_async_context(_admin(app, settings.server.admin, Door(shares.admin)))
         app.start()
         for routine in (app.health.run(), app.watch_settings()):
@@ -158,6 +159,15 @@ async def serve(path: Path) -> int:
         log.info("serving on %s, admin on %s", settings.server.listen, settings.server.admin)
         await signals.get()
         return await _drain(app, transport, signals, settings.server.drain_s)
+
+
+async def _serve_health(app: Application, settings: ServerSettings, stack: AsyncExitStack) -> None:
+    """Answers to the end, through draining, too."""
+    transport = build_health_transport(settings, app.health.routes())
+    if transport is not None:
+        await transport.bind()
+        await transport.start()
+        stack.push_async_callback(transport.stop)
 
 
 async def _drain(app: Application, transport: Transport, signals: asyncio.Queue[int], drain_s: float) -> int:

@@ -47,14 +47,25 @@ class Section(BaseModel):
 
 
 class TlsSettings(Section):
-    """Certificates of the gRPC listener; read again when the files change."""
+    """Certificates of the gRPC listener: files, read again when they change, or one of our own."""
 
-    certificate: str
+    certificate: str | None = None
     """PEM file with the server's certificate chain."""
-    key: str
+    key: str | None = None
     """PEM file with its private key."""
     client_ca: str | None = None
     """PEM file with the authorities of client certificates; given, a client must have one (mTLS)."""
+    self_signed: bool = False
+    """A certificate made at start, kept in memory and replaced in time, for gateways that want TLS and check
+    no certificate."""
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> Self:
+        if self.self_signed and self.model_fields_set - {"self_signed"}:
+            raise ValueError("self_signed goes with no files")
+        if not self.self_signed and (self.certificate is None or self.key is None):
+            raise ValueError("give certificate and key, or self_signed: true")
+        return self
 
 
 class ServerSettings(Section):
@@ -65,6 +76,9 @@ class ServerSettings(Section):
     admin: Listen = "127.0.0.1:9090"
     """/metrics, /healthz, /readyz, /pools and /explain over HTTP, without authentication: this machine alone
     unless told otherwise. In a container 0.0.0.0, and a network policy."""
+    health: Listen | None = None
+    """gRPC health alone, always plain text: for kubelets and load balancers where `tls` is set (upstream's
+    picker: 0.0.0.0:9003). Omitted: on `listen` only."""
     workers: Literal[1] = 1
     """Processes. One only, in this release."""
     max_body_bytes: int = Field(default=50_331_648, ge=1_024, le=1_073_741_824)
@@ -96,9 +110,11 @@ class ServerSettings(Section):
     def budget(self) -> int:
         return 3 * self.max_body_bytes if self.budget_bytes is None else self.budget_bytes
 
-    @field_validator("listen", "admin")
+    @field_validator("listen", "admin", "health")
     @classmethod
-    def _is_a_port(cls, listen: str) -> str:
+    def _is_a_port(cls, listen: str | None) -> str | None:
+        if listen is None:
+            return None
         port = listen.rpartition(":")[2]
         if not listen.startswith("unix:") and int(port) >= 65536:
             raise ValueError(f"{port} is not a port")

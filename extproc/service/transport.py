@@ -12,13 +12,18 @@ from extproc.budget import Budget
 from extproc.errors import SettingsError
 from extproc.settings import ServerSettings, TlsSettings
 from extproc.wire.calls import Routes
-from extproc.wire.certificates import Certificates
+from extproc.wire.certificates import Certificates, Files, Pems, SelfSigned
 from extproc.wire.grpcio import add_routes
 from extproc.wire.limits import Limits
 from extproc.wire.listener import Listener
 
 # A message holds a body and its framing.
 _FRAMING_BYTES: Final = 1_048_576
+# A question of health is the name of a service.
+_QUESTION_BYTES: Final = 4_096
+_QUESTIONS_BYTES: Final = 1_048_576
+# Kubelets, load balancers and their probes from several zones.
+_QUESTIONERS: Final = 64
 _NEVER_S: Final = 1e6
 
 
@@ -49,25 +54,46 @@ def build_transport(
     """`connections` is how many there may be at a time; grpcio knows no such limit."""
     if settings.transport == "grpcio":
         return GrpcioTransport(settings, routes)
-    return NativeTransport(settings, routes, budget, connections)
+    limits = Limits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
+    return NativeTransport(
+        "server.listen", settings.listen, routes, limits=limits, budget=budget, tls=settings.tls
+    )
+
+
+def build_health_transport(settings: ServerSettings, routes: Routes) -> Transport | None:
+    """Health alone and in plain text: kubelets and load balancers cannot ask over TLS."""
+    if settings.health is None:
+        return None
+    limits = Limits(message_bytes=_QUESTION_BYTES, connections=_QUESTIONERS)
+    budget = Budget(_QUESTIONS_BYTES)
+    return NativeTransport("server.health", settings.health, routes, limits=limits, budget=budget)
 
 
 class NativeTransport:
-    """Our own HTTP/2."""
+    """Our own HTTP/2. `setting` is what an operator calls the address."""
 
-    def __init__(self, settings: ServerSettings, routes: Routes, budget: Budget, connections: int) -> None:
-        limits = Limits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
-        self._settings = settings
+    def __init__(
+        self,
+        setting: str,
+        listen: str,
+        routes: Routes,
+        *,
+        limits: Limits,
+        budget: Budget,
+        tls: TlsSettings | None = None,
+    ) -> None:
+        self._setting = setting
+        self._listen = listen
+        self._tls = tls
         self._listener = Listener(routes, limits=limits, budget=budget)
 
     async def bind(self) -> int:
-        listen, tls = self._settings.listen, self._settings.tls
-        _refuse_live_socket(listen)
-        context = _certificates(tls).context() if tls else None
+        _refuse_live_socket(self._setting, self._listen)
+        context = _certificates(self._tls).context() if self._tls else None
         try:
-            return await self._listener.bind(listen, context)
+            return await self._listener.bind(self._listen, context)
         except OSError as error:
-            raise _cannot_listen(listen) from error
+            raise _cannot_listen(self._setting, self._listen) from error
 
     async def start(self) -> None:
         await self._listener.start()
@@ -104,13 +130,13 @@ class GrpcioTransport:
 
     async def bind(self) -> int:
         listen, tls = self._settings.listen, self._settings.tls
-        _refuse_live_socket(listen)
+        _refuse_live_socket("server.listen", listen)
         try:
             if tls is None:
                 return self._server.add_insecure_port(listen)
             return self._server.add_secure_port(listen, _credentials(_certificates(tls), tls))
         except (RuntimeError, OSError) as error:
-            raise _cannot_listen(listen) from error
+            raise _cannot_listen("server.listen", listen) from error
 
     async def start(self) -> None:
         await self._server.start()
@@ -127,37 +153,37 @@ class GrpcioTransport:
 
 
 def _certificates(tls: TlsSettings) -> Certificates:
-    return Certificates(Path(tls.certificate), Path(tls.key), Path(tls.client_ca) if tls.client_ca else None)
+    if tls.certificate is None or tls.key is None:
+        return Certificates(SelfSigned())
+    client_ca = Path(tls.client_ca) if tls.client_ca else None
+    return Certificates(Files(Path(tls.certificate), Path(tls.key), client_ca))
 
 
-def _credentials(files: Certificates, tls: TlsSettings) -> grpc.ServerCredentials:
+def _credentials(certificates: Certificates, tls: TlsSettings) -> grpc.ServerCredentials:
     """Certificates for grpcio; a handshake after they changed sees the new ones.
 
     Raises `SettingsError` where they cannot be read now. Later unreadable files leave the last good ones.
     """
 
-    def configuration(contents: list[bytes]) -> grpc.ServerCertificateConfiguration:
-        certificate, key, *client_ca = contents
-        return grpc.ssl_server_certificate_configuration(
-            [(key, certificate)], client_ca[0] if client_ca else None
-        )
+    def configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(pems.key, pems.certificate)], pems.client_ca)
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        fresh = files.read_if_changed()
+        fresh = certificates.read_if_changed()
         return None if fresh is None else configuration(fresh)
 
     return grpc.dynamic_ssl_server_credentials(
-        configuration(files.read()),
+        configuration(certificates.read()),
         changed,  # type: ignore[arg-type]  # gRPC takes None for "unchanged"
         require_client_authentication=tls.client_ca is not None,
     )
 
 
-def _cannot_listen(listen: str) -> SettingsError:
-    return SettingsError(f"server.listen: cannot listen on {listen}: is it in use?")
+def _cannot_listen(setting: str, listen: str) -> SettingsError:
+    return SettingsError(f"{setting}: cannot listen on {listen}: is it in use?")
 
 
-def _refuse_live_socket(listen: str) -> None:
+def _refuse_live_socket(setting: str, listen: str) -> None:
     """A unix socket is unlinked before it is bound, even one that another process serves."""
     if not listen.startswith("unix:"):
         return
@@ -167,4 +193,4 @@ def _refuse_live_socket(listen: str) -> None:
             probe.connect(path)
         except OSError:
             return
-    raise SettingsError(f"server.listen: {listen} is in use by another process")
+    raise SettingsError(f"{setting}: {listen} is in use by another process")

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc.stream.names import EXT_PROC, PROCESS
 from tests.integration.fetch import answers, get, get_json
@@ -42,6 +44,44 @@ async def open_stream(service: Service, channel: grpc.aio.Channel) -> grpc.aio.S
     await call.read()
     assert service.metric("extproc_streams_open") == 1
     return call
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+async def test_health_has_a_plain_port_of_its_own_to_the_end(tmp_path: Path, transport: str) -> None:
+    """Kubelets cannot ask over TLS.
+
+    1. The service speaks TLS, its health port does not. 2. It serves health and nothing else. 3. While the
+    service drains the port says so.
+    """
+    port, admin_port, health_port = free_ports(3)
+    service = Service(tmp_path, port=port, admin_port=admin_port, transport=transport)
+    tls = {"self_signed": True}
+    service.configure([pool(ADDRESSES)], health=f"127.0.0.1:{health_port}", tls=tls)
+    with service:
+        service.wait_until(lambda: health_at(health_port) == "SERVING")
+        assert health_at(health_port, "liveness") == "SERVING"
+        assert health_at(port) == "StatusCode.UNAVAILABLE"
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{health_port}") as channel:
+            call = channel.stream_stream(PROCESS, None, None)(None)
+            assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+        shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+        credentials = grpc.ssl_channel_credentials(shown.encode())
+        options = [("grpc.ssl_target_name_override", "extproc")]
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
+            await open_stream(service, channel)
+            service.send(signal.SIGTERM)
+            service.wait_until(lambda: health_at(health_port) == "NOT_SERVING")
+            assert health_at(health_port, "liveness") == "SERVING"
+
+
+def health_at(port: int, name: str = EXT_PROC) -> str:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2)
+        except grpc.RpcError as error:
+            return str(error.code())
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
 def exit_status(service: Service) -> int:

@@ -76,6 +76,7 @@ def test_defaults_are_the_contract() -> None:
         "clear_route_cache": False,
         "xds": False,
         "tls": None,
+        "health": None,
         "pass_headers": [],
         "unseen_s": 10,
         "log_level": "INFO",
@@ -99,6 +100,9 @@ def test_defaults_are_the_contract() -> None:
         ("server: {listen: 127.0.0.1}", "f.yaml:1: server.listen: '127.0.0.1' does not match"),
         ("server: {workers: 2}", "server.workers: Input should be 1"),
         ("server: {drain_s: '30'}", "server.drain_s: Input should be a valid number"),
+        ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
+        ("server: {tls: {self_signed: true, key: a}}", "server.tls: self_signed goes with no files"),
+        ("server: {health: ':65536'}", "server.health: 65536 is not a port"),
         ("server: {pass_headers: [X-A]}", "server.pass_headers.0: 'X-A' does not match"),
         (
             f"pools: [{{name: a, {DNS}, fallbacks: 5}}]",

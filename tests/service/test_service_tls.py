@@ -1,5 +1,7 @@
 """TLS and mTLS on the gRPC listener, with certificates that change while it runs."""
 
+import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -104,6 +106,26 @@ async def test_certificates_that_vanish_leave_the_last_good_ones(files: Files, t
         files.certificate.unlink()
         assert await ask(port, authority) == health_pb2.HealthCheckResponse.SERVING
         assert await ask(port, authority) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_certificate_of_our_own_is_served(transport: str) -> None:
+    settings = ServerSettings.model_validate(
+        {"listen": "127.0.0.1:0", "tls": {"self_signed": True}, "transport": transport}
+    )
+    health = Health(lambda: True)
+    health.update()
+    server = build_transport(settings, health.routes(), Budget(1 << 20))
+    port = await server.bind()
+    await server.start()
+    shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+    credentials = grpc.ssl_channel_credentials(shown.encode())
+    options = [("grpc.ssl_target_name_override", "extproc")]
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service="inference-extension"), timeout=3)
+    await server.stop()
+
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_missing_certificates_are_an_error_that_names_the_file(files: Files, transport: str) -> None:
