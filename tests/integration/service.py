@@ -57,10 +57,12 @@ class Service(Process):
         self.admin_url = f"http://127.0.0.1:{admin_port}"
         self._listen = listen or f"127.0.0.1:{port}"
         self._admin = f"127.0.0.1:{admin_port}"
+        self._health = self._listen
 
     def configure(self, pools: Sequence[Pool], **server: Any) -> None:
         """Writes the configuration file, in one step as an editor or a ConfigMap would."""
         fields = {"listen": self._listen, "admin": self._admin, "drain_s": 5, **self._transport, **server}
+        self._health = fields.get("health", self._listen)
         draft = self.config.with_suffix(".draft")
         draft.write_text(yaml.safe_dump({"server": fields, "pools": list(pools)}))
         draft.replace(self.config)
@@ -71,7 +73,7 @@ class Service(Process):
 
     def health(self, name: str = PROCESSOR) -> str:
         """Returns the status that gRPC health tells, or why it tells none."""
-        with grpc.insecure_channel(self._listen) as channel:
+        with grpc.insecure_channel(self._health) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             try:
                 answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2)

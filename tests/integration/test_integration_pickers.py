@@ -1,0 +1,152 @@
+"""The service as the endpoint picker of each Envoy-based gateway, with a real Envoy."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator, Sequence
+
+import aiohttp
+import pytest
+import xxhash
+
+from tests.integration.client import ask, connect, send
+from tests.integration.pickers import GATEWAYS, Picked
+from tests.integration.ports import free_ports
+from tests.integration.service import pool
+from tests.integration.stack import Stack, run_stack
+from tests.integration.test_integration_modes import SIZES, body_of
+
+pytestmark = pytest.mark.envoy
+
+PATIENCE_S = 4.0
+
+
+@pytest.fixture(scope="module", params=GATEWAYS, ids=str)
+def picked(request: pytest.FixtureRequest) -> Picked:
+    gateway: Picked = request.param
+    return gateway
+
+
+@pytest.fixture(scope="module")
+def stack(picked: Picked, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    [health] = free_ports(1)
+    with run_stack(
+        tmp_path_factory.mktemp("picker"),
+        edits=[picked.edit],
+        pools=lambda addresses: [pool(addresses, fallbacks=picked.fallbacks)],
+        health=f"127.0.0.1:{health}",
+        **picked.server,
+    ) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("size_bytes", SIZES.values(), ids=SIZES)
+async def test_a_body_arrives_unchanged_at_a_picked_endpoint(stack: Stack, size_bytes: int) -> None:
+    body = body_of(size_bytes)
+    before = stack.service.metric("extproc_picks_total")
+    async with connect(stack.url) as session:
+        answer = await send(session, body)
+
+    assert answer.headers["x-simulated-body-xxh3"] == xxhash.xxh3_64_hexdigest(body)
+    assert stack.service.metric("extproc_picks_total") == before + 1
+
+
+async def test_a_conversation_stays_and_every_request_is_released(stack: Stack) -> None:
+    async with connect(stack.url) as session:
+        answers = [await send(session, ask("stay")) for _ in range(8)]
+        streamed = await send(session, ask("stay", stream=True, max_tokens=200))
+
+    assert len({answer.served_by for answer in (*answers, streamed)}) == 1
+    assert streamed.body.endswith(b"data: [DONE]\n\n")
+    await _until_idle(stack)
+
+
+async def test_requests_count_while_their_answers_last(stack: Stack) -> None:
+    async with connect(stack.url) as session:
+        streams = [
+            asyncio.create_task(send(session, ask(f"{n}", stream=True, max_tokens=400))) for n in range(6)
+        ]
+        await _until(lambda: _in_flight(stack) == 6)
+        answers = await asyncio.gather(*streams)
+
+    assert {answer.status for answer in answers} == {200}
+    await _until_idle(stack)
+
+
+async def test_a_client_names_no_endpoint(stack: Stack) -> None:
+    """Its header never wins, in either way of going by one."""
+    async with connect(stack.url) as session:
+        homes = [await send(session, ask("mine")) for _ in range(2)]
+        orders = {"x-gateway-destination-endpoint": "127.0.0.1:1", "x-llm-d-inference-objective": "premium"}
+        answer = await send(session, ask("mine"), headers=orders)
+
+    assert answer.status == 200
+    assert {home.served_by for home in homes} == {answer.served_by}
+
+
+async def test_the_picker_is_killed_and_comes_back(stack: Stack, picked: Picked) -> None:
+    """1. Killed: once the gateway has noticed, each client is told what the table says. 2. Back: affinity."""
+    async with connect(stack.url) as session:
+        home = await send(session, ask("home"))
+        stack.service.kill()
+        async with asyncio.timeout(30):
+            while await _status(session) != picked.when_killed:
+                pass
+        statuses = [await _status(session) for _ in range(6)]
+        stack.restart_service()
+        await _until_answered(session)
+        back = await send(session, ask("home"))
+
+    assert statuses == [picked.when_killed] * 6
+    assert back.served_by == home.served_by
+
+
+async def test_the_picker_hangs_and_goes_on(stack: Stack, picked: Picked) -> None:
+    async with connect(stack.url) as session:
+        stack.service.send(signal.SIGSTOP)
+        try:
+            statuses = [await _status(session) for _ in range(3)]
+        finally:
+            stack.service.send(signal.SIGCONT)
+        await _until_answered(session)
+        home = await send(session, ask("home"))
+        assert await _served_alike(session, home.served_by)
+
+    assert statuses[-1] == picked.when_hung, statuses
+
+
+async def _status(session: aiohttp.ClientSession) -> int | None:
+    """`None`: no answer in the client's time."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await send(session, ask("while it is away"))
+    except TimeoutError:
+        return None
+    await asyncio.sleep(0.3)
+    return answer.status
+
+
+async def _until_answered(session: aiohttp.ClientSession) -> None:
+    """A gateway that counts failures takes its time to trust the picker again."""
+    async with asyncio.timeout(60):
+        while await _status(session) != 200:
+            pass
+
+
+async def _served_alike(session: aiohttp.ClientSession, address: str) -> bool:
+    served: Sequence[str] = [(await send(session, ask("home"))).served_by for _ in range(4)]
+    return set(served) == {address}
+
+
+def _in_flight(stack: Stack) -> int:
+    [told] = stack.service.pools()
+    return sum(endpoint["in_flight"] for endpoint in told["endpoints"])
+
+
+async def _until_idle(stack: Stack) -> None:
+    await _until(lambda: _in_flight(stack) == 0)
+
+
+async def _until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not await asyncio.to_thread(is_true):  # noqa: ASYNC110  # it is another process's state
+            await asyncio.sleep(0.02)
