@@ -1,7 +1,8 @@
 """JSON schemas of the custom resources that the manifests use, as far as they use them.
 
 Written after the projects' API references: Gateway API 1.4, Gateway API Inference Extension 1.0, Envoy
-Gateway 1.5, Istio 1.28, Prometheus Operator 0.86. A field that is not here is refused, so that a
+Gateway 1.5, Istio 1.28, NGINX Gateway Fabric 2.2, GKE (networking.gke.io/v1), Prometheus Operator 0.86. A
+field that is not here is refused, so that a
 misspelt one is.
 """
 
@@ -75,7 +76,8 @@ HTTP_ROUTE: Final = record(
 INFERENCE_POOL: Final = record(
     "selector targetPorts endpointPickerRef",
     selector=record("matchLabels", matchLabels=LABELS),
-    targetPorts=some(record("number", number=PORT)),
+    targetPorts=some(record("number", number=PORT)) | {"maxItems": 8},
+    appProtocol=one_of("http", "kubernetes.io/h2c"),
     endpointPickerRef=record(
         "name port",
         group=GROUP,
@@ -181,11 +183,43 @@ DESTINATION_RULE: Final = record(
     "host",
     host=TEXT,
     trafficPolicy=record(
-        tls=record("mode", mode=one_of("DISABLE", "SIMPLE", "MUTUAL", "ISTIO_MUTUAL")),
+        tls=record(
+            "mode", mode=one_of("DISABLE", "SIMPLE", "MUTUAL", "ISTIO_MUTUAL"), insecureSkipVerify=FLAG
+        ),
+        outlierDetection=record(
+            splitExternalLocalOriginErrors=FLAG,
+            consecutiveLocalOriginFailures=COUNT,
+            consecutiveGatewayErrors=COUNT,
+            consecutive5xxErrors=COUNT,
+            interval=DURATION,
+            baseEjectionTime=DURATION,
+            maxEjectionPercent={"type": "integer", "minimum": 0, "maximum": 100},
+        ),
         connectionPool=record(
             http=record(http1MaxPendingRequests=COUNT, http2MaxRequests=COUNT, maxRetries=COUNT)
         ),
     ),
+)
+
+TARGET: Final = record("group kind name", group=GROUP, kind=KIND, name=NAME)
+NGINX_SIZE: Final[Schema] = {"type": "string", "pattern": r"^\d{1,4}(k|m|g)?$"}
+CLIENT_SETTINGS_POLICY: Final = record("targetRef", targetRef=TARGET, body=record(maxSize=NGINX_SIZE))
+PROXY_SETTINGS_POLICY: Final = record("targetRefs", targetRefs=some(TARGET), buffering=record(disable=FLAG))
+HEALTH_CHECK_POLICY: Final = record(
+    "targetRef",
+    targetRef=TARGET,
+    default=record(
+        config=record(
+            "type",
+            type=one_of("HTTP", "HTTPS", "HTTP2", "GRPC", "TCP"),
+            httpHealthCheck=record(requestPath=TEXT, port=PORT),
+        )
+    ),
+)
+GCP_BACKEND_POLICY: Final = record(
+    "targetRef",
+    targetRef=TARGET,
+    default=record(timeoutSec={"type": "integer", "minimum": 1, "maximum": 2_147_483_647}),
 )
 
 SCHEMAS: Final = {
@@ -197,6 +231,10 @@ SCHEMAS: Final = {
     ("gateway.envoyproxy.io/v1alpha1", "EnvoyExtensionPolicy"): resource(ENVOY_EXTENSION_POLICY),
     ("gateway.envoyproxy.io/v1alpha1", "BackendTrafficPolicy"): resource(BACKEND_TRAFFIC_POLICY),
     ("gateway.envoyproxy.io/v1alpha1", "ClientTrafficPolicy"): resource(CLIENT_TRAFFIC_POLICY),
+    ("gateway.nginx.org/v1alpha1", "ClientSettingsPolicy"): resource(CLIENT_SETTINGS_POLICY),
+    ("gateway.nginx.org/v1alpha1", "ProxySettingsPolicy"): resource(PROXY_SETTINGS_POLICY),
+    ("networking.gke.io/v1", "HealthCheckPolicy"): resource(HEALTH_CHECK_POLICY),
+    ("networking.gke.io/v1", "GCPBackendPolicy"): resource(GCP_BACKEND_POLICY),
     ("networking.istio.io/v1alpha3", "EnvoyFilter"): resource(ENVOY_FILTER),
     ("networking.istio.io/v1", "DestinationRule"): resource(DESTINATION_RULE),
     ("monitoring.coreos.com/v1", "ServiceMonitor"): resource(

@@ -22,6 +22,14 @@ APPLICABLE = sorted(
     if "components" not in path.parts
 )
 OVERLAYS = [folder for folder in APPLICABLE if folder == "base" or folder.startswith("overlays/")]
+# Those with an InferencePool, whose endpoint picker the service is.
+PICKERS = [
+    "overlays/agentgateway",
+    "overlays/envoy-ai-gateway",
+    "overlays/gke",
+    "overlays/istio/inference-pool",
+    "overlays/nginx-gateway-fabric",
+]
 # Those that run the service.
 SERVING = [folder for folder in OVERLAYS if folder != "overlays/example-vllm"]
 

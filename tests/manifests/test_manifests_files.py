@@ -14,6 +14,7 @@ from tests.integration.gateway import cluster, doors, ext_proc_filter, find_envo
 from tests.manifests.rendering import (
     MANIFESTS,
     OVERLAYS,
+    PICKERS,
     SERVING,
     containers,
     environment,
@@ -25,7 +26,7 @@ from tests.manifests.rendering import (
 Tree = dict[str, Any]
 
 ENVOY = MANIFESTS.parent / "envoy"
-OTHER_GATEWAYS = ["overlays/envoy-gateway", "overlays/istio", "overlays/istio/inference-pool"]
+OTHER_GATEWAYS = ["overlays/envoy-gateway", "overlays/istio", *PICKERS]
 WITH_ENVOY = ["overlays/gateway", "overlays/sidecar", "overlays/simulated"]
 
 

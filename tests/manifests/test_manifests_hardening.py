@@ -8,6 +8,7 @@ import pytest
 from extproc.cluster.kubeclient import KubeClients
 from tests.manifests.rendering import (
     OVERLAYS,
+    PICKERS,
     SERVING,
     Object,
     containers,
@@ -130,10 +131,11 @@ def test_the_service_is_asked_over_grpc(overlay: str) -> None:
 
     probes = {name: container[f"{name}Probe"]["grpc"] for name in ("startup", "liveness", "readiness")}
 
+    port = 9003 if overlay in PICKERS else 9002
     assert probes == {
-        "startup": {"port": 9002, "service": "liveness"},
-        "liveness": {"port": 9002, "service": "liveness"},
-        "readiness": {"port": 9002, "service": "readiness"},
+        "startup": {"port": port, "service": "liveness"},
+        "liveness": {"port": port, "service": "liveness"},
+        "readiness": {"port": port, "service": "readiness"},
     }
 
 
@@ -241,8 +243,11 @@ class TestNetwork:
             assert not rules
             return
         [rule] = rules
-        [peer] = rule["from"]
         assert _allowed(rule) == {9002}
+        if overlay in OUTSIDE:
+            assert all(peer["ipBlock"]["cidr"] for peer in rule["from"])
+            return
+        [peer] = rule["from"]
         assert peer["podSelector"]["matchLabels"]
 
     def test_the_gateways_envoy_is_let_in(self) -> None:
@@ -268,7 +273,8 @@ class TestNetwork:
     def test_vllm_is_for_the_gateway_and_the_service(self, overlay: str) -> None:
         policy = named(overlay, "NetworkPolicy", "vllm")
         gateway, monitoring = policy["spec"]["ingress"]
-        labels = [peer["podSelector"]["matchLabels"] for peer in gateway["from"]]
+        inside = [peer for peer in gateway["from"] if overlay not in OUTSIDE or "podSelector" in peer]
+        labels = [peer["podSelector"]["matchLabels"] for peer in inside]
 
         assert "Ingress" in policy["spec"]["policyTypes"]
         assert all(labels)
@@ -288,6 +294,8 @@ class TestNetwork:
             assert allowed == out[policy["metadata"]["name"]]
 
 
+# Gateways that are no Pods: let in by address.
+OUTSIDE = ["overlays/gke"]
 MONITORING = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 
 
