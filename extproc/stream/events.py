@@ -121,7 +121,7 @@ class Continue(Struct, frozen=True):
 
 
 class ContinueAndTell(Struct, frozen=True):
-    """Go on with the request's headers, send its body as before, and then the response's headers, too."""
+    """Go on with the request's headers, send its body as before, and of the response the headers alone."""
 
     request_body: BodyMode
 

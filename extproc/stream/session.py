@@ -57,9 +57,14 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 # - A body that there is no room for is done without: routed as if there were none. But what nobody kept
 #   cannot be given back, and half a body must not reach an endpoint: then the request is refused.
 #
-# What was tried: answering the headers of a streamed body at once gives no affinity at all; BUFFERED without
-# the request's headers does not work (Envoy picks its host first: 503); keeping pieces in a list lets a
-# client of one-byte pieces hold forty times its bytes.
+# - Nothing of a response's body is of use. Where it would come although the request is buffered (Envoy AI
+#   Gateway's annotation, one mode for both), the headers' reply says not to send it: half the messages or
+#   more, and an answer that a proxy would hold back whole streams again.
+#
+# What was tried: turning FULL_DUPLEX_STREAMED off for the response by a mode override, which Envoy ignores
+# (envoy#40340; measured on 1.40); answering the headers of a streamed body at once gives no affinity at all;
+# BUFFERED without the request's headers does not work (Envoy picks its host first: 503); keeping pieces in a
+# list lets a client of one-byte pieces hold forty times its bytes.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -256,7 +261,8 @@ class Session:
         if self._config.request_body in _BUFFERED:
             self._state = _BUFFERING
             mode = self._config.request_body
-            if mode is not None and self._picker.has_trial(ask):
+            sends_answers = self._config.response_body not in {None, BodyMode.NONE}
+            if mode is not None and (sends_answers or self._picker.has_trial(ask)):
                 return [ContinueAndTell(mode)]
             return [Continue(Phase.REQUEST_HEADERS)]
         self._state = _HOLDING

@@ -158,6 +158,14 @@ def envoy_ai_gateway_open(tree: Tree) -> None:
     )
 
 
+def envoy_ai_gateway_buffered(tree: Tree) -> None:
+    """The pool's annotations `processing-body-mode: buffered` and `allow-mode-override: "true"`, FailOpen."""
+    envoy_ai_gateway_open(tree)
+    config = ext_proc_filter(tree)
+    buffered = dict.fromkeys(("request_body_mode", "response_body_mode"), "BUFFERED")
+    config.update(processing_mode=FULL_DUPLEX | buffered, allow_mode_override=True)
+
+
 def envoy_ai_gateway_closed(tree: Tree) -> None:
     """`failureMode: FailClose`, the default: by header alone, the picker is not probed."""
     ask_in_full_duplex(tree, timeout="300s", fails_open=False)
@@ -191,6 +199,7 @@ def llm_d(tree: Tree) -> None:
 GATEWAYS = [
     Picked("istio", istio, when_killed=200, when_hung=None, fallbacks=2),
     Picked("envoy-gateway", envoy_gateway, when_killed=200, when_hung=200, fallbacks=2, server={}),
+    Picked("envoy-ai-gateway, buffered", envoy_ai_gateway_buffered, when_killed=200, when_hung=200),
     Picked("envoy-ai-gateway, FailOpen", envoy_ai_gateway_open, when_killed=200, when_hung=200),
     Picked("envoy-ai-gateway, FailClose", envoy_ai_gateway_closed, when_killed=500, when_hung=None),
     Picked("llm-d", llm_d, when_killed=500, when_hung=None),

@@ -88,7 +88,7 @@ class Said:
     retry_after: str | None = None
 
 
-Expected = Continue | Piece | Went | Said
+Expected = Continue | ContinueAndTell | Piece | Went | Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,6 @@ def summarize(reply: Reply) -> Expected:
             return Said(reply.status, error.get("code"), error.get("message", ""), retry_after)
         case Served():
             return Continue(Phase.RESPONSE_HEADERS)
-        case ContinueAndTell():
-            return Continue(Phase.REQUEST_HEADERS)
         case _:
             return reply
 
@@ -188,6 +186,15 @@ def _body(model: str) -> RequestBody:
 
 CONVERSATIONS = [
     Conversation("buffered", [(headers(), [GO_ON]), (RequestBody(BODY), [Went(B)])]),
+    Conversation(
+        "buffered both ways: the answer is not wanted",
+        [
+            (headers(response=BodyMode.BUFFERED), [ContinueAndTell(BodyMode.BUFFERED)]),
+            (RequestBody(BODY), [Went(B)]),
+            (ResponseHeaders(), [Continue(Phase.RESPONSE_HEADERS)]),
+            (ResponseBody(b"all the same", end_of_stream=True), [Continue(Phase.RESPONSE_BODY)]),
+        ],
+    ),
     Conversation("mode unknown", [(headers(None), [GO_ON]), (RequestBody(BODY), [Went(B)])]),
     Conversation("buffered, empty body", [(headers(), [GO_ON]), (RequestBody(b""), [Went(B)])]),
     Conversation("buffered, not JSON", [(headers(), [GO_ON]), (RequestBody(b"{"), [Went(B)])]),
@@ -535,7 +542,7 @@ SKIPPED = [
     Conversation(
         "a response's body skipped after the request's",
         [
-            (headers(response=BodyMode.BUFFERED), [GO_ON]),
+            (headers(response=BodyMode.BUFFERED), [ContinueAndTell(BodyMode.BUFFERED)]),
             (RequestBody(BODY), [Went(B)]),
             (BodySkipped(), [Continue(Phase.RESPONSE_BODY)]),
         ],

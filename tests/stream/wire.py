@@ -23,6 +23,7 @@ from extproc.stream.events import (
     BodyMode,
     BodySkipped,
     Continue,
+    ContinueAndTell,
     Event,
     Observed,
     Phase,
@@ -157,6 +158,10 @@ def _metadata(namespace: str, key: str, value: Value) -> Metadata:
 
 def _answer(phase: Phase, response: ProcessingResponse, answer: object) -> Expected:
     if not isinstance(answer, HeadersResponse | BodyResponse) or answer.response is None:
+        override = response.mode_override
+        if override is not None:
+            assert (phase, override.response_body_mode) == (Phase.REQUEST_HEADERS, 0)
+            return ContinueAndTell(BodyMode(int(override.request_body_mode)))
         return Continue(phase)
     common = answer.response
     if common.body_mutation is not None and common.header_mutation is None:
