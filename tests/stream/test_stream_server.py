@@ -14,7 +14,15 @@ from extproc.budget import Budget
 from extproc.routing.picker import Picker
 from extproc.service.transport import Transport, build_transport
 from extproc.settings import ServerSettings
-from extproc.stream.events import Continue, Phase, RequestBody, RequestHeaders, ResponseHeaders
+from extproc.stream.events import (
+    Continue,
+    Phase,
+    Piece,
+    RequestBody,
+    RequestHeaders,
+    ResponseBody,
+    ResponseHeaders,
+)
 from extproc.stream.names import PROCESS
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics
@@ -130,6 +138,53 @@ async def test_conversation_goes_as_recorded_over_a_socket(conversation: Convers
             assert delay_s == UNSEEN_S
             release()
         assert served.in_flight == before
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 62_000, 190_000])
+async def test_nginx_hears_every_answer_after_its_last_word(size_bytes: int) -> None:
+    """It sends both messages, ends its side, and only then reads, to the end."""
+    body = b"x" * size_bytes
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(RequestHeaders({"content-type": "application/json"})))
+        await call.write(write(RequestBody(body)))
+        await call.done_writing()
+        first, *pieces = [read(message) async for message in call]
+
+        assert isinstance(first, Went)
+        assert first.phase is Phase.REQUEST_HEADERS
+        assert b"".join(piece.data for piece in pieces if isinstance(piece, Piece)) == body
+        assert await call.code() is grpc.StatusCode.OK
+        assert len(served.unseen) == served.in_flight == 1
+
+
+async def test_agentgateway_has_its_body_back_whatever_its_pieces() -> None:
+    """It streams as it reads, and ends with an empty message; so does the answer."""
+    body, piece_bytes = b"y" * 190_000, 8_192
+    chunks = [body[start : start + piece_bytes] for start in range(0, len(body), piece_bytes)]
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(RequestHeaders({":method": "POST", ":path": "/v1/completions"})))
+        for chunk in chunks:
+            await call.write(write(RequestBody(chunk, end_of_stream=False)))
+        await call.write(write(RequestBody(b"")))
+        came = [read(await receive(call)) for _ in range(1 + -(-len(body) // 62_000))]
+        pieces = [piece for piece in came if isinstance(piece, Piece)]
+
+        assert isinstance(came[0], Went)
+        assert b"".join(piece.data for piece in pieces) == body
+        assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+        await call.write(write(ResponseHeaders()))
+        await receive(call)
+        for number in range(20):
+            await call.write(write(ResponseBody(b"data: %d" % number)))
+            assert read(await receive(call)) == Piece(Phase.RESPONSE_BODY, b"data: %d" % number, False)
+        assert served.in_flight == 1
+        await call.write(write(ResponseBody(b"", end_of_stream=True)))
+        await receive(call)
+        assert served.in_flight == 0
+        await call.done_writing()
 
 
 async def test_an_abort_releases_the_request() -> None:
