@@ -86,7 +86,7 @@ test-vllm: $(READY)  ## Compare the simulated vLLM with a real one; sets that up
 	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py
 
 .PHONY: test-envoys
-test-envoys: $(READY)  ## Run the tests of configuration, in-flight and failover on every supported Envoy
+test-envoys: $(READY)  ## Run on every supported Envoy what versions might do differently
 	$(BIN)/python tests/integration/envoys.py $(ENVOYS)
 
 .PHONY: test-compose
