@@ -1,8 +1,11 @@
-"""The one error tree. Every failure we raise on purpose is an `ExtprocError`."""
+"""The error tree: every failure that leaves the room it happened in is an `ExtprocError`.
+
+Errors that a room raises and catches itself, as the frames of `wire` do, live there.
+"""
 
 
 class ExtprocError(Exception):
-    """The root of everything this package raises on purpose."""
+    """The root of the tree: catch it and you have caught what was foreseen."""
 
 
 class SettingsError(ExtprocError):
