@@ -125,7 +125,7 @@ def ask(body: Body, *, is_partial: bool = False) -> Prompt | None:
 
 # The effort that is left may be overdrawn by one step: a search in one window, or one value.
 BOUND = LIMITS.effort + LIMITS.reserve + 500_000
-SIZE = 8_000_000
+SIZE = 4_000_000
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
