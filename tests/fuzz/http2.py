@@ -32,7 +32,7 @@ TIGHT: Final = Limits(
     connection_window_bytes=frames.DEFAULT_WINDOW + 1,
 )
 ROOMY: Final = 1_000_000
-WORLDS: Final = ((TIGHT, ROOMY), (TIGHT, ROOMY), (TIGHT, 30), (Limits(), ROOMY))
+WORLDS: Final = ((TIGHT, ROOMY), (TIGHT, ROOMY), (TIGHT, 15), (Limits(), ROOMY))
 PASSING_S: Final = (1.0, 8.0, 11.0, 21.0, 40.0)
 STATUSES: Final = (Status.OK, Status.OK, Status.INTERNAL, Status.NOT_FOUND)
 
