@@ -1,4 +1,4 @@
-"""`extproc bench`: the group, and the commands for one run and for its dataset."""
+"""`extproc bench`: the group, and the commands for one run, its dataset and its report."""
 
 import asyncio
 import json
@@ -9,21 +9,27 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from extproc.bench.datasets.honesty import account
 from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.experiment_commands import ab, compare_command, plan_command, saturate_command
+from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
-from extproc.bench.load.registry import build_registry
-from extproc.bench.load.workload import Numbering, build_workload
-from extproc.bench.progress import watching
-from extproc.bench.report.outputs import print_verdict, write_reports
+from extproc.bench.load.journal import read_journal
+from extproc.bench.load.registry import Renderer, open_registry
+from extproc.bench.load.workload import build_workload
+from extproc.bench.progress import until_told, watching
+from extproc.bench.record import RunResult
+from extproc.bench.report.headline import summary_text
+from extproc.bench.report.outputs import make_folder, print_verdict, write_reports
+from extproc.bench.report.report import Report
 from extproc.bench.report.report import build as build_report
-from extproc.bench.report.vllm import vllm_text
-from extproc.bench.spec.tree import read_spec
+from extproc.bench.spec.tree import Spec, read_spec
 
-CLIENT_LIMITED = 3
+# Exit statuses beside 0 and 2 (the spec cannot be run): the result does not hold; it misses a threshold.
+DOES_NOT_HOLD = 3
+THRESHOLD_MISSED = 4
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.group()
@@ -33,40 +39,74 @@ def bench() -> None:
 
 @bench.command("run")
 @click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for every report.")
-@click.option("--metrics-port", type=int, help="Serve live Prometheus metrics on this port.")
+@click.option("--output", type=_FOLDER, help="Folder for every report, and for each request as it ends.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
 def run_command(
     spec_file: Path, output: Path | None, metrics_port: int | None, quiet: bool, allow_client_limited: bool
 ) -> None:
-    """Run a benchmark. Exit 3 if it measured the client, not the server."""
+    """Run a benchmark. Exit 3 if the result does not hold, 4 if it misses a threshold.
+
+    A first Ctrl-C or SIGTERM ends the run early and reports what was done, marked as partial.
+    """
     spec = read_spec(spec_file)
-    registry = build_registry(spec.plugins)
-    console = Console(stderr=True)
-    with watching(spec.name, console, metrics_port, quiet=quiet) as progress:
-        result = asyncio.run(run(spec, progress=progress))
-    said = build_report(result)
-    click.echo(vllm_text(said.whole))
-    print_verdict(said.verdict, console)
     if output is not None:
-        for path in write_reports(result, said, output, registry.reports):
+        make_folder(output)
+    result = _run(spec, output, metrics_port, quiet=quiet)
+    said = build_report(result)
+    _tell(result, said, output, open_registry(spec).reports)
+    is_excused = allow_client_limited and said.verdict.is_client_limited_only
+    _end(said, is_excused=is_excused)
+
+
+def _run(spec: Spec, output: Path | None, metrics_port: int | None, *, quiet: bool) -> RunResult:
+    journal = None if output is None else output / "run.jsonl"
+
+    async def work(stop: asyncio.Event) -> RunResult:
+        return await run(spec, progress=progress, stop=stop, journal=journal)
+
+    with watching(spec.name, Console(stderr=True), metrics_port, quiet=quiet) as progress:
+        return until_told(work)
+
+
+def _tell(result: RunResult, said: Report, output: Path | None, own: dict[str, Renderer]) -> None:
+    click.echo(summary_text(said))
+    print_verdict(said, Console(stderr=True))
+    if output is not None:
+        for path in write_reports(result, said, output, own):
             click.echo(str(path), err=True)
-    if not said.verdict.is_valid and not allow_client_limited:
-        sys.exit(CLIENT_LIMITED)
+
+
+def _end(said: Report, *, is_excused: bool) -> None:
+    if not said.verdict.is_valid and not is_excused:
+        sys.exit(DOES_NOT_HOLD)
+    if any(not outcome.is_met for outcome in said.thresholds):
+        sys.exit(THRESHOLD_MISSED)
+
+
+@bench.command("report")
+@click.argument("journal", metavar="RUN.jsonl", type=_FILE)
+@click.option("--output", type=_FOLDER, help="Folder for every report.")
+def report_command(journal: Path, output: Path | None) -> None:
+    """Make the reports of a run from what it wrote while it went, even if it was killed."""
+    result = read_journal(journal)
+    said = build_report(result)
+    _tell(result, said, output, open_registry(result.info.spec).reports)
+    _end(said, is_excused=False)
 
 
 @bench.command()
 @click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the dataset here.")
-@click.option("--endpoints", default=8, show_default=True, help="Endpoints that the period is held against.")
+@click.option("--endpoints", type=click.IntRange(1), help="Held against the period; else those scraped.")
 @click.option("--json", "as_json", is_flag=True, help="The account as JSON.")
-def dataset(spec_file: Path, output: Path | None, endpoints: int, as_json: bool) -> None:
+def dataset(spec_file: Path, output: Path | None, endpoints: int | None, as_json: bool) -> None:
     """Prepare a spec's dataset and say honestly what is in it."""
     spec = read_spec(spec_file)
-    workload = build_workload(spec, build_registry(spec.plugins))
-    per_cycle = Numbering(workload.conversations).per_cycle
-    honesty = account(workload.conversations, workload.requests or per_cycle, endpoints)
+    registry = open_registry(spec)
+    workload = build_workload(spec, registry)
+    honesty = account_for(spec, workload, registry.ruler, endpoints)
     if output is not None:
         write_prepared(output, workload.conversations)
     click.echo(json.dumps(asdict(honesty), indent=2) if as_json else str(honesty))

@@ -4,53 +4,84 @@ import asyncio
 import os
 import resource
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from extproc.bench.experiments import saturate
-from extproc.bench.experiments.ab import Trial, run_trials
+from extproc.bench.experiments.ab import Run, Trial, run_trials
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
 from extproc.bench.experiments.ab_report import summarise_trials
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.compare import compare, comparison_markdown
-from extproc.bench.experiments.plan import Host, plan, plan_text
-from extproc.bench.experiments.run import run
+from extproc.bench.experiments.plan import Host, Plan, plan, plan_text
+from extproc.bench.experiments.run import check_target, run
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
-from extproc.bench.load.registry import build_registry
+from extproc.bench.load.registry import open_registry
 from extproc.bench.load.workload import build_workload
-from extproc.bench.progress import watching
+from extproc.bench.progress import until_told, watching
 from extproc.bench.published.tables import published_markdown, read_published
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
-from extproc.bench.report.outputs import print_faults, write_reports
+from extproc.bench.report.outputs import make_folder, print_faults, write_reports, write_texts
 from extproc.bench.spec.tree import Spec, read_spec
+from extproc.errors import SettingsError
 
 # The exit status of a result that does not hold, as of a run that is client-limited.
 NOT_COMPARABLE = 3
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_ANY = click.Path(exists=True, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @click.command("compare")
-@click.argument("a", metavar="A", type=_FILE)
-@click.argument("b", metavar="[B]", type=_FILE, required=False)
-@click.option("--tolerance", default=0.03, show_default=True, help="How far the loads may differ, a share.")
+@click.argument("a", metavar="A", type=_ANY)
+@click.argument("b", metavar="[B]", type=_ANY, required=False)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=0.03,
+    show_default=True,
+    help="How far the loads may differ, a share.",
+)
 def compare_command(a: Path, b: Path | None, tolerance: float) -> None:
-    """Compare the reports A and B (report.json), or judge the published results in A (a CSV table).
+    """Compare the reports A and B, or judge the published results in A (a CSV table).
 
-    Exit 3 if the two cannot be compared: unequal load, another schedule, a client that was the limit.
+    A and B are a report.json each, or folders with several: repeats, paired by seed. With repeats a figure is
+    called better or worse, if the interval of its change says so. Exit 3 if the two cannot be compared:
+    unequal load, another schedule, a run that is not valid.
     """
     if b is None:
-        click.echo(published_markdown(read_published(a.read_text("utf-8").splitlines())), nl=False)
+        click.echo(published_markdown(read_published(_read_text(a).splitlines())), nl=False)
         return
-    comparison = compare(report.decode(a.read_bytes()), report.decode(b.read_bytes()), tolerance=tolerance)
+    comparison = compare(_read_reports(a), _read_reports(b), tolerance=tolerance)
     click.echo(comparison_markdown(comparison), nl=False)
-    _end(comparison.faults)
+    _end(comparison.faults, comparison.remarks)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise report.ReportError(f"{path}: not a table; to compare reports, give two") from None
+
+
+def _read_reports(path: Path) -> list[report.Report]:
+    paths = sorted(path.rglob("report.json")) if path.is_dir() else [path]
+    if not paths:
+        raise report.ReportError(f"{path}: no report.json in it")
+    return [_read_report(each) for each in paths]
+
+
+def _read_report(path: Path) -> report.Report:
+    try:
+        return report.decode(path.read_bytes())
+    except report.ReportError as error:
+        raise report.ReportError(f"{path}: {error}") from None
 
 
 @click.command()
@@ -65,24 +96,24 @@ def ab(spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: 
     if the arms are not comparable.
     """
     spec = read_spec(spec_file)
-    trials = asyncio.run(_run_ab(spec, output, quiet=quiet))
+    if output is not None:
+        make_folder(output)
+    trials = until_told(lambda stop: _run_ab(spec, output, stop, quiet=quiet))
     compared = summarise_trials(trials, spec.ab)
     click.echo(ab_markdown(compared), nl=False)
     if output is not None:
-        _write(
-            output,
-            {
-                "ab.json": report.encode(compared).decode(),
-                "ab.html": ab_html(compared),
-                "ab.csv": ab_csv(compared),
-                "ab.md": ab_markdown(compared),
-            },
-        )
+        texts = {
+            "ab.json": report.encode(compared).decode(),
+            "ab.html": ab_html(compared),
+            "ab.csv": ab_csv(compared),
+            "ab.md": ab_markdown(compared),
+        }
+        _name(write_texts(output, texts))
     _end(compared.faults, compared.remarks, allow_faults=allow_client_limited)
 
 
-async def _run_ab(spec: Spec, output: Path | None, *, quiet: bool) -> list[Trial]:
-    reports = build_registry(spec.plugins).reports
+async def _run_ab(spec: Spec, output: Path | None, stop: asyncio.Event, *, quiet: bool) -> list[Trial]:
+    reports = open_registry(spec).reports
 
     def keep(trial: Trial, result: RunResult) -> None:
         if output is not None:
@@ -90,12 +121,15 @@ async def _run_ab(spec: Spec, output: Path | None, *, quiet: bool) -> list[Trial
             write_reports(result, trial.report, folder, reports)
 
     async with open_lab(spec) as lab:
-        return await run_trials(spec, lambda seeded, title: _run(seeded, title, quiet=quiet), lab, keep)
+        return await run_trials(spec, _runner(stop, quiet=quiet), lab, keep)
 
 
-async def _run(spec: Spec, title: str, *, quiet: bool) -> RunResult:
-    with watching(title, Console(stderr=True), None, quiet=quiet) as progress:
-        return await run(spec, progress=progress)
+def _runner(stop: asyncio.Event, *, quiet: bool) -> Run:
+    async def run_one(spec: Spec, title: str) -> RunResult:
+        with watching(title, Console(stderr=True), None, quiet=quiet) as progress:
+            return await run(spec, progress=progress, stop=stop)
+
+    return run_one
 
 
 @click.command("saturate")
@@ -108,29 +142,48 @@ def saturate_command(spec_file: Path, output: Path | None, quiet: bool) -> None:
     Exit 3 if the client was the limit before the server was.
     """
     spec = read_spec(spec_file)
-    found = saturate.summarise_rungs(
-        asyncio.run(saturate.climb(spec, lambda seeded, title: _run(seeded, title, quiet=quiet))),
-        spec.saturate,
-    )
+    if output is not None:
+        make_folder(output)
+    rungs = until_told(lambda stop: saturate.climb(spec, _runner(stop, quiet=quiet)))
+    found = saturate.summarise_rungs(rungs, spec.saturate)
     click.echo(saturation_markdown(found), nl=False)
     if output is not None:
-        _write(
-            output,
-            {"saturation.json": report.encode(found).decode(), "saturation.html": saturation_html(found)},
-        )
-    _end(found.faults)
+        texts = {"saturation.json": report.encode(found).decode(), "saturation.html": saturation_html(found)}
+        _name(write_texts(output, texts))
+    _end(found.faults, found.remarks, good="the search holds", bad="the search does not hold")
 
 
 @click.command("plan")
 @click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
-@click.option("--latency", default=5.0, show_default=True, help="Seconds that a request may take, assumed.")
+@click.option(
+    "--latency",
+    type=click.FloatRange(0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="Seconds that a request may take, assumed.",
+)
 def plan_command(spec_file: Path, latency: float) -> None:
     """Print schedule, tokens, ports and CPU of a run without running it. Exit 2 if it is impossible."""
-    spec = read_spec(spec_file)
-    planned = plan(spec, build_workload(spec, build_registry(spec.plugins)), _this_host(), latency_s=latency)
+    try:
+        planned = _plan(read_spec(spec_file), latency)
+    except SettingsError as error:
+        # What `run` refuses, in the words of `run`.
+        _end_plan([str(error)])
+        return
     click.echo(plan_text(planned), nl=False)
-    print_faults(planned.faults, planned.remarks, Console(stderr=True), good="possible", bad="impossible")
-    if planned.faults:
+    _end_plan(planned.faults, planned.remarks)
+
+
+def _plan(spec: Spec, latency_s: float) -> Plan:
+    registry = open_registry(spec)
+    asyncio.run(check_target(spec, registry))
+    workload = build_workload(spec, registry)
+    return plan(spec, workload, _this_host(), latency_s=latency_s, ruler=registry.ruler)
+
+
+def _end_plan(faults: Sequence[str], remarks: Sequence[str] = ()) -> None:
+    print_faults(faults, remarks, Console(stderr=True), good="possible", bad="impossible")
+    if faults:
         sys.exit(2)
 
 
@@ -140,15 +193,19 @@ def _this_host() -> Host:
     return Host(cores=len(os.sched_getaffinity(0)), ports=high - low + 1, files=files)
 
 
-def _write(folder: Path, texts: Mapping[str, str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (folder / name).write_text(text, "utf-8")
-        click.echo(str(folder / name), err=True)
+def _name(paths: Iterable[Path]) -> None:
+    for path in paths:
+        click.echo(str(path), err=True)
 
 
-def _end(faults: Iterable[str], remarks: Iterable[str] = (), *, allow_faults: bool = False) -> None:
-    faults = tuple(faults)
-    print_faults(faults, tuple(remarks), Console(stderr=True), good="comparable", bad="not comparable")
+def _end(
+    faults: Sequence[str],
+    remarks: Sequence[str] = (),
+    *,
+    allow_faults: bool = False,
+    good: str = "comparable",
+    bad: str = "not comparable",
+) -> None:
+    print_faults(faults, remarks, Console(stderr=True), good=good, bad=bad)
     if faults and not allow_faults:
         sys.exit(NOT_COMPARABLE)

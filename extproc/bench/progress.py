@@ -5,11 +5,12 @@ to a terminal (`Display`), to Prometheus (`Exporter`), to both or to nobody (`wa
 """
 
 import asyncio
+import signal
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import prometheus_client
@@ -22,6 +23,9 @@ from rich.table import Table
 
 from extproc.bench.measure.words import milliseconds
 from extproc.bench.record import Clock, LoopSample, Record
+from extproc.errors import ExtprocError, SettingsError
+
+T = TypeVar("T")
 
 _SAMPLE_S = 0.02
 _NEWS_S = 0.5
@@ -61,11 +65,16 @@ class Watched(Protocol):
 
 
 class Watch:
-    """Samples the loop and tells `publish` what is new; both stop when their task is cancelled."""
+    """Samples the loop and tells `publish` what is new; both stop when their task is cancelled.
 
-    def __init__(self, work: Watched, clock: Clock) -> None:
+    `note` gets every request once, when a snapshot first finds it ended.
+    """
+
+    def __init__(
+        self, work: Watched, clock: Clock, note: Callable[[Sequence[Record]], None] | None = None
+    ) -> None:
         self.samples: list[LoopSample] = []
-        self._work, self._clock = work, clock
+        self._work, self._clock, self._note = work, clock, note
         self._told = 0
         self._unfinished: list[int] = []
         self._failures: Counter[str] = Counter()
@@ -89,9 +98,11 @@ class Watch:
         records = self._work.records
         fresh = [*self._unfinished, *range(self._told, len(records))]
         self._told = len(records)
-        self._unfinished = [i for i in fresh if records[i].end_s is None]
-        ended = [records[i] for i in fresh if records[i].end_s is not None]
+        self._unfinished = [i for i in fresh if not records[i].is_over]
+        ended = [records[i] for i in fresh if records[i].is_over]
         self._failures.update(record.failure for record in ended if record.failure)
+        if self._note is not None:
+            self._note(ended)
         finished, in_flight = len(records) - len(self._unfinished), self._work.in_flight
         return Standing(
             at_s=self._clock(),
@@ -208,13 +219,41 @@ class Exporter:
 def serving(port: int, address: str = "0.0.0.0") -> Iterator[tuple[Exporter, int]]:
     """Serves `/metrics` for as long as the context lasts; yields the exporter and the port in use."""
     registry = CollectorRegistry()
-    server, thread = start_http_server(port, address, registry)
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as error:
+        raise SettingsError(f"metrics port {port}: {error.strerror}") from None
     try:
         yield Exporter(registry), server.server_port
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def until_told(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
+    """Runs `work` in an event loop; the first SIGINT or SIGTERM sets its event, a second one cancels it."""
+
+    async def obey() -> T:
+        stop, task, loop = asyncio.Event(), asyncio.current_task(), asyncio.get_running_loop()
+
+        def hear() -> None:
+            if stop.is_set() and task is not None:
+                task.cancel()
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, hear)
+        return await work(stop)
+
+    try:
+        return asyncio.run(obey())
+    except asyncio.CancelledError:
+        raise Told("told twice to end: there is no report") from None
+
+
+class Told(ExtprocError):
+    """Two signals ended a run at once."""
 
 
 @contextmanager

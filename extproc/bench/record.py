@@ -13,6 +13,9 @@ from extproc.bench.spec.tree import Spec
 
 Clock = Callable[[], float]
 
+# The failure of a request that was in flight when its run was ended: not the server's doing.
+INTERRUPTED = "interrupted"
+
 
 class RunClock:
     """Seconds since the start of the run, on the machine's monotonic clock that all processes share."""
@@ -77,6 +80,11 @@ class Record:
     @property
     def is_ok(self) -> bool:
         return self.failure is None and self.end_s is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come; a request that was never sent has no end."""
+        return self.end_s is not None or self.failure is not None
 
     @property
     def lag_s(self) -> float | None:
@@ -148,6 +156,8 @@ class RunInfo:
 
     `schedule_s` holds the offered starts (of requests, or of conversations in sessions), whether sent
     or not; it is empty in a closed loop. `offered_rps` is the request rate that the schedule asks for.
+    `prompts`: how many requests the dataset holds before it begins again. `interrupted_s`: when the run
+    was ended before its time.
     """
 
     spec: Spec
@@ -159,6 +169,8 @@ class RunInfo:
     offered_rps: float | None
     clients: tuple[ClientStats, ...]
     scrapes: tuple[EndpointScrape, ...]
+    prompts: int | None = None
+    interrupted_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -118,6 +119,23 @@ async def test_unequal_load_makes_the_comparison_invalid() -> None:
     assert any("unequal load" in fault for fault in summary.faults)
 
 
+async def test_interrupted_comparison_says_how_far_it_came() -> None:
+    """The run that was broken off is kept, as a partial one, and is no trial; no run comes after it."""
+    world, kept = World(), []
+
+    async def run(seeded: Spec, title: str) -> RunResult:
+        made = await world.run(seeded, title)
+        is_last = len(world.specs) == 3
+        return replace(made, info=replace(made.info, interrupted_s=4.0 if is_last else None))
+
+    trials = await run_trials(comparing(), run, world, lambda trial, _: kept.append(trial))
+    summary = summarise_trials(trials, comparing().ab)
+
+    assert (len(trials), len(kept), len(world.specs)) == (2, 3, 3)
+    assert kept[-1].report.verdict.kinds == ("partial",)
+    assert summary.faults == ("partial: interrupted after 2 of 6 runs",)
+
+
 async def test_unknown_baseline_is_refused() -> None:
     with pytest.raises(SettingsError, match="none of the arms"):
         await compared(World(), comparing(baseline="fastest"))
@@ -128,7 +146,7 @@ async def test_failed_runs_leave_figures_out_and_say_so() -> None:
     summary = await compared(world, comparing())
 
     assert "ttft_mean_ms" not in summary.arms[0].figures
-    assert any("completed no request" in fault for fault in summary.faults)
+    assert "100 of 100 requests failed (100.0%, 1.0% allowed): timeout 100" in summary.faults[0]
     assert "not comparable" in ab_html(summary)
 
 

@@ -1,17 +1,16 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from extproc.bench.commands import bench
-from extproc.bench.experiments.compare import compare, comparison_markdown, find_remarks
+from extproc.bench.experiments.compare import Comparison, compare, comparison_markdown, find_remarks
 from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
 from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.report import Report
-from tests.bench.synthetic import record, result, spec, steady
-
-PUBLISHED = Path(__file__).parents[2] / "extproc" / "vllm" / "fleet" / "kubeai-8xl4.csv"
+from tests.bench.synthetic import failed, record, result, spec, steady
 
 
 def said(run: RunResult) -> Report:
@@ -33,25 +32,64 @@ def slower(factor: float) -> RunResult:
     return result(records, duration_s=9.9 + 1.5 * factor, window=Window(0.0, 10.0))
 
 
+def seeded(run: RunResult, seed: int) -> Report:
+    return replace(said(run), seed=seed)
+
+
+def pair(other: RunResult) -> Comparison:
+    return compare([said(steady(100))], [said(other)])
+
+
 def test_comparison_of_equal_loads_is_fair_and_gives_ratios() -> None:
-    comparison = compare(said(steady(100)), said(slower(2)))
+    comparison = pair(slower(2))
 
     changes = {change.name: change for change in comparison.changes}
     assert comparison.is_fair
     assert list(changes) == list(FIGURES)
     assert changes["ttft_mean_ms"].ratio == pytest.approx(2)
-    assert changes["ttft_mean_ms"].is_better is False
     assert changes["tpot_median_ms"].ratio == pytest.approx(2)
-    assert changes["total_tok_per_s"].is_better is False
     assert changes["goodput"].ratio is None
 
 
-def test_equal_figures_are_neither_better_nor_worse() -> None:
-    same = compare(said(steady(100)), said(steady(100)))
+def test_single_runs_are_never_called_better_or_worse() -> None:
+    """However far apart: nothing tells how far two equal runs would have been."""
+    comparison = pair(slower(2))
+    text = comparison_markdown(comparison)
 
-    assert {change.is_better for change in same.changes} == {None}
-    assert "| ITL mean" in comparison_markdown(same)
-    assert "goodput" not in comparison_markdown(same)
+    assert {change.is_better for change in comparison.changes} == {None}
+    assert "worse" not in text
+    assert "better" not in text
+    assert "one run of each: nothing tells a difference from noise" in comparison.remarks[0]
+
+
+def test_repeats_are_paired_by_seed_and_judged_by_their_interval() -> None:
+    """Three seeds, in any order: 2.0, 2.1 and 1.9 times as slow is worse; 0.99 to 1.01 times is nothing."""
+    usual = [seeded(steady(100), seed) for seed in (3, 1, 2)]
+    slow = [seeded(slower(factor), seed) for seed, factor in ((1, 2.0), (2, 2.1), (3, 1.9))]
+    same = [seeded(slower(factor), seed) for seed, factor in ((1, 1.01), (2, 0.99), (3, 1.0))]
+
+    worse = {change.name: change for change in compare(usual, slow).changes}
+    equal = {change.name: change for change in compare(usual, same).changes}
+
+    assert worse["ttft_mean_ms"].is_better is False
+    assert worse["ttft_mean_ms"].change is not None
+    assert worse["ttft_mean_ms"].change.mean == pytest.approx(1.0)
+    assert equal["ttft_mean_ms"].is_better is None
+    assert "worse" in comparison_markdown(compare(usual, slow))
+
+
+def test_repeats_of_other_seeds_are_no_pairs() -> None:
+    comparison = compare([seeded(steady(100), 1)], [seeded(steady(100), 2)])
+
+    assert comparison.faults == ("A has the seeds 1, B 2: repeats are compared seed by seed",)
+
+
+def test_table_names_the_part_that_is_compared_and_leaves_out_what_neither_has() -> None:
+    text = comparison_markdown(pair(steady(100)))
+
+    assert text.startswith("figures of the steady window, 0.0 to 10.0 s; latencies from the intended start\n")
+    assert "| ITL mean" in text
+    assert "goodput" not in text
 
 
 @pytest.mark.parametrize(
@@ -64,18 +102,26 @@ def test_equal_figures_are_neither_better_nor_worse() -> None:
             "asked for model other",
         ),
         (steady(100, started_s=None), "B is invalid: client-limited: offered"),
-        (steady(100, failure="timeout"), "completed no request"),
+        (steady(100, failure="timeout"), "100 of 100 requests failed (100.0%, 1.0% allowed): timeout 100"),
+        (
+            result([*steady(98).records, failed(98, 9.8), failed(99, 9.9)], window=Window(0.0, 10.0)),
+            "B is invalid: requests failed: 2 of 100 requests failed (2.0%, 1.0% allowed): timeout 2",
+        ),
+        (
+            result(steady(100).records, duration_s=11.4, of=spec(max_concurrency=5)),
+            "B is measured by figures of the whole run",
+        ),
     ],
 )
 def test_runs_that_answer_different_questions_are_not_fair_to_compare(other: RunResult, fault: str) -> None:
-    comparison = compare(said(steady(100)), said(other))
+    comparison = pair(other)
 
     assert not comparison.is_fair
     assert any(fault in found for found in comparison.faults), comparison.faults
 
 
 def test_load_within_the_tolerance_is_equal() -> None:
-    a, b = said(steady(100)), said(steady(100, per_second=10.2))
+    a, b = [said(steady(100))], [said(steady(100, per_second=10.2))]
 
     assert not [fault for fault in compare(a, b).faults if "unequal" in fault]
     assert [fault for fault in compare(a, b, tolerance=0.01).faults if "unequal" in fault]
@@ -96,8 +142,9 @@ def test_capped_schedule_is_measured_as_a_whole() -> None:
     assert said(result(steady(100).records, of=spec(req_rate="inf"))).is_queued
 
 
-def write(path: Path, run: RunResult) -> str:
-    path.write_bytes(report.encode(said(run)))
+def write(path: Path, run: RunResult, seed: int = 0) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(report.encode(seeded(run, seed)))
     return str(path)
 
 
@@ -108,6 +155,17 @@ def test_compare_command_prints_ratios_and_ends_well(tmp_path: Path) -> None:
 
     assert told.exit_code == 0
     assert "2.000" in told.output
+
+
+def test_compare_command_finds_the_repeats_in_folders(tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        write(tmp_path / "a" / str(seed) / "report.json", steady(100), seed)
+        write(tmp_path / "b" / str(seed) / "report.json", slower(2 + seed / 100), seed)
+    told = CliRunner().invoke(bench, ["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+
+    assert told.exit_code == 0, told.output
+    assert "worse" in told.stdout
+    assert "one run of each" not in told.stderr
 
 
 def test_compare_command_exits_3_when_the_loads_differ(tmp_path: Path) -> None:
@@ -122,3 +180,18 @@ def test_compare_command_exits_3_when_the_loads_differ(tmp_path: Path) -> None:
 
     assert told.exit_code == 3
     assert "unequal load" in told.stderr
+
+
+def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:
+    good, bad = write(tmp_path / "a.json", steady(100)), tmp_path / "b.json"
+    bad.write_bytes(b"\xff\x00")
+    (tmp_path / "empty").mkdir()
+
+    for arguments, fault in (
+        ([good, str(bad)], "b.json: not a benchmark report"),
+        ([str(bad)], "b.json: not a table"),
+        ([good, str(tmp_path / "empty")], "no report.json in it"),
+    ):
+        told = CliRunner().invoke(bench, ["compare", *arguments])
+        assert isinstance(told.exception, report.ReportError)
+        assert fault in str(told.exception)

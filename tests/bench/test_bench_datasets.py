@@ -9,21 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message, build_prompts, join_prompt
+from extproc.bench.datasets.conversation import (
+    ChatTurn,
+    Conversation,
+    Message,
+    build_prompts,
+    count_prompt_tokens,
+    join_prompt,
+)
 from extproc.bench.datasets.honesty import account, find_period
 from extproc.bench.datasets.prepare import fit_messages, prepare
 from extproc.bench.datasets.prepared import write_prepared
-from extproc.bench.datasets.text import estimate_tokens, fit_text, trim_text
+from extproc.bench.datasets.text import BYTES, Ruler, estimate_tokens, fit_text, trim_text
+from extproc.bench.datasets.tokens import TokenRuler
 from extproc.bench.load.registry import build_registry
 from extproc.bench.spec.presets import PRESETS
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.errors import SettingsError
 
 
-def build(dataset: object, *, need: int = 100, seed: int = 1, **traffic: Any) -> list[Conversation]:
-    shape = TrafficShape.model_validate({"req_rate": 1, "total_prompts": need, "dataset": dataset, **traffic})
-    source = build_registry().dataset(shape.dataset.name)
-    return prepare(shape, source, need, np.random.SeedSequence(seed))
+def build(
+    dataset: object, *, need: int = 100, seed: int = 1, ruler: Ruler = BYTES, **traffic: Any
+) -> list[Conversation]:
+    rate = None if traffic.get("shape") == "trace" else 1
+    shape = TrafficShape.model_validate(
+        {"req_rate": rate, "total_prompts": need, "dataset": dataset, **traffic}
+    )
+    source = build_registry((), ruler).dataset(shape.dataset.name)
+    return prepare(shape, source, need, np.random.SeedSequence(seed), ruler)
 
 
 def chat(messages: int, size: int = 10) -> dict[str, object]:
@@ -264,7 +277,8 @@ def test_fitting_keeps_common_prefixes(head: str, one: str, other: str, tokens: 
     a, b = ("\0".join(m.content for m in fit_messages(prompt, tokens)) for prompt in prompts)
 
     assert (a == b) or one != other
-    shared = trim_text(head, tokens)
+    # Instructions that would take all the room leave an eighth of it to the question.
+    shared = trim_text(head, tokens - max(1, tokens // 8))
     assert a.startswith(shared)
     assert b.startswith(shared)
 
@@ -289,6 +303,91 @@ def test_input_length_applies_to_prompts_and_variable_lengths_are_drawn(tmp_path
     assert sizes <= {64, 65}
     assert {c.turns[0].output_tokens for c in fixed} == {9}
     assert len({estimate_tokens(join_prompt(c.turns[0].messages)) for c in varied}) > 3
+
+
+def prompt_of(*sizes: int) -> tuple[Message, ...]:
+    """Alternating messages of so many tokens, from a question on; the last is a question."""
+    roles = ["user", "assistant"]
+    return tuple(Message(roles[place % 2], f"{place}ab " * size) for place, size in enumerate(sizes))
+
+
+@pytest.mark.parametrize("tokens", range(2, 60))
+@pytest.mark.parametrize("system", [(), (Message("system", "be brief " * 4),)])
+def test_input_length_is_the_whole_prompts_and_ends_on_a_question(
+    tokens: int, system: tuple[Message, ...]
+) -> None:
+    prompt = (*system, *prompt_of(10, 8, 6, 12, 4))
+    fitted = fit_messages(prompt, tokens)
+
+    assert count_prompt_tokens(fitted) == tokens
+    assert fitted[-1].role == "user"
+    assert [m.role for m in fitted] == [m.role for m in prompt][: len(fitted)]
+    assert fitted[:-1] == prompt[: len(fitted) - 1] or tokens < 20
+
+
+def test_question_keeps_a_part_of_the_prompt_when_instructions_take_all() -> None:
+    fitted = fit_messages((Message("system", "law " * 500), Message("user", "why " * 50)), 80)
+
+    assert [(m.role, estimate_tokens(m.content)) for m in fitted] == [("system", 70), ("user", 10)]
+
+
+def test_input_length_of_conversations_is_that_of_every_request(tmp_path: Path) -> None:
+    """Without `turns` a length makes each turn a request of its own: a session's prompt would grow."""
+    path = write_json(tmp_path / "s.json", [chat(16, size=40), chat(20, size=30)])
+    for dataset in ({"name": "share-gpt", "path": path}, {"name": "synthetic"}, {"name": "random"}):
+        prompts = build(dataset, need=30, input_length=1024)
+        honesty = account(prompts, len(prompts), 1)
+
+        assert {len(c.turns) for c in prompts} == {1}
+        assert set(honesty.input_quantiles) == {1024}
+        assert {c.turns[0].messages[-1].role for c in prompts} == {"user"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE that knows few words, so that none of our rules of thumb is right for it."""
+    tokenizers = pytest.importorskip("tokenizers")
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    made.train_from_iterator(["the quick brown fox jumps over the lazy dog", "bab cad dob"] * 50, trainer)
+    made.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("name", ["random", "synthetic", "share-gpt"])
+def test_input_length_is_counted_by_the_tokenizer_where_there_is_one(
+    name: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    ruler = TokenRuler(tokenizer)
+    section = {"name": name}
+    if name == "share-gpt":
+        section["path"] = str(write_json(tmp_path / "s.json", [chat(16, size=40)]))
+    prompts = build(section, need=8, input_length=300, ruler=ruler)
+
+    assert {sum(ruler.count(m.content) for m in c.turns[0].messages) for c in prompts} == {300}
+    honesty = account(prompts, len(prompts), 1, ruler)
+    assert set(honesty.input_quantiles) == {300}
+    assert f"tokens by        the tokenizer {tokenizer}" in str(honesty)
+
+
+def test_generated_lengths_are_counted_by_the_tokenizer_too(tokenizer: Path) -> None:
+    ruler = TokenRuler(tokenizer)
+    prompts = build({"name": "random", "input_tokens": 77}, need=5, ruler=ruler)
+
+    assert {ruler.count(c.turns[0].messages[0].content) for c in prompts} == {77}
+
+
+@given(TEXTS, st.integers(min_value=1, max_value=30))
+def test_tokenizer_trims_and_fits_any_text(tokenizer: Path, text: str, tokens: int) -> None:
+    ruler = TokenRuler(tokenizer)
+
+    assert ruler.count(ruler.trim(text, tokens)) <= tokens
+    assert text.startswith(ruler.trim(text, tokens))
+    assert ruler.count(fit_text(text, tokens, ruler=ruler)) == tokens
 
 
 def test_account_of_a_cycled_dataset_warns_of_its_period() -> None:

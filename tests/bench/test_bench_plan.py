@@ -9,6 +9,7 @@ from extproc.bench.experiments.plan import Host, Plan, plan, plan_text
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.spec.tree import Spec
+from extproc.errors import SettingsError
 from tests.bench.synthetic import spec
 
 HOST = Host(cores=2, ports=28_000, files=1024)
@@ -49,7 +50,6 @@ def test_plan_of_a_closed_loop_has_no_schedule_and_one_connection_per_user() -> 
         (Host(2, 10, 1024), {}, "20 connections at once from 10 local ports"),
         (Host(2, 28_000, 70), {}, "84 open files per process, 70 allowed"),
         (HOST, {"req_rate": 5000, "duration": 1}, "cores are needed"),
-        (HOST, {"warm_up": 15, "cool_down": 5}, "leave nothing of 20.0 s"),
     ],
 )
 def test_impossible_runs_are_refused_with_the_reason(
@@ -111,6 +111,60 @@ def test_plan_command_refuses_the_impossible_with_status_2(tmp_path: Path) -> No
 
     assert told.exit_code == 2
     assert "leave nothing" in told.stderr
+
+
+REFUSED = {
+    "api": ({"target": {"api": "smoke-signals"}}, "no api 'smoke-signals'"),
+    "key": ({"target": {"api-key-env": "EXTPROC_TEST_NO_SUCH_KEY"}}, "NO_SUCH_KEY is not set"),
+    "tokenizer": ({"target": {"tokenizer": "/no/such/tokenizer.json"}}, "not a tokenizer"),
+    "processes": (
+        {"processes": 9, "performance": {"traffic-shape": {"vus": 2, "duration": 5}}},
+        "cannot share",
+    ),
+    "port": ({"endpoint": "127.0.0.1:8001"}, "endpoint has port 8001, port says 8000"),
+    "scheme": ({"endpoint": "ftp://127.0.0.1"}, "neither host, host:port nor"),
+    "window": (
+        {"performance": {"traffic-shape": {"req-rate": 5, "duration": 10, "warm-up": 8, "cool-down": 2}}},
+        "leave nothing of 10.0 s",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "fault"), REFUSED.values(), ids=REFUSED)
+def test_plan_calls_impossible_what_run_refuses(
+    fields: dict[str, object], fault: str, tmp_path: Path
+) -> None:
+    traffic = {"performance": {"traffic-shape": {"req-rate": 5, "duration": 10, "dataset": "random"}}}
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump({"endpoint": "127.0.0.1", "port": 8000, **traffic, **fields}))
+
+    planned = CliRunner().invoke(bench, ["plan", str(path)])
+    run = CliRunner().invoke(bench, ["run", str(path), "--quiet"])
+
+    assert planned.exit_code == 2
+    assert fault in " ".join(planned.stderr.replace("│", " ").split())
+    assert isinstance(run.exception, SettingsError)
+    assert fault in str(run.exception)
+
+
+def test_plan_and_dataset_give_one_account(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.yaml",
+        {"req-rate": 5, "duration": 20, "dataset": "random", "traffic-spike": {"burst": 5, "after": 5}},
+    )
+    planned = CliRunner().invoke(bench, ["plan", path])
+    told = CliRunner().invoke(bench, ["dataset", path])
+
+    assert told.exit_code == 0
+    assert "conversations    125, requests 125" in told.output
+    assert told.output in planned.output
+
+
+@pytest.mark.parametrize("latency", ["-5", "0", "soon"])
+def test_latency_that_no_request_can_take_is_refused(latency: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", {"req-rate": "5 qps", "duration": "10s"})
+
+    assert CliRunner().invoke(bench, ["plan", path, "--latency", latency]).exit_code == 2
 
 
 def test_spec_keeps_the_sections_of_ab_and_saturate() -> None:

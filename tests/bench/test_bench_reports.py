@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -8,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from extproc.bench.judge.verdict import Figures, build_verdict, judge
+from extproc.bench.judge.verdict import Figures, Reason, build_verdict, judge
 from extproc.bench.measure import metrics
 from extproc.bench.measure.metrics import Counts, Metrics, Throughput, Tokens
 from extproc.bench.measure.stats import Stats
@@ -203,9 +204,9 @@ def test_every_report_is_written_and_a_users_own_goes_with_them(tmp_path: Path) 
 
 def test_verdict_is_printed_with_its_reasons_literally() -> None:
     file = io.StringIO()
-    verdict = build_verdict(["[red] lag"], ["a remark"], Figures())
+    verdict = build_verdict([Reason("client-limited", "[red] lag")], ["a remark"], Figures())
 
-    print_verdict(verdict, Console(file=file, width=80))
+    print_verdict(replace(report.build(steady(10)), verdict=verdict), Console(file=file, width=80))
 
     for part in ("invalid: client-limited", "[red] lag", "a remark"):
         assert part in file.getvalue()

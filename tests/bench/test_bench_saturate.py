@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from extproc.bench.experiments.saturation_formats import saturation_html, satura
 from extproc.bench.record import Window
 from extproc.bench.report import report
 from extproc.bench.spec.experiments import Ladder
-from tests.bench.synthetic import record, result
+from tests.bench.synthetic import failed, record, result
 
 LADDER = Ladder(start=1, factor=2, steps=12, precision=0.1)
 SPAN_S = 40.0
@@ -77,6 +78,85 @@ def test_ladder_ends_where_the_client_is_the_limit() -> None:
     assert "at 8.00 req/s: invalid: client-limited: lag p99" in found.faults[0]
 
 
+def dead(rate: float) -> Rung:
+    """A server that is not there."""
+    made = [failed(index, index / rate, "connect") for index in range(round(rate * SPAN_S))]
+    run = result(made, duration_s=SPAN_S, window=Window(5.0, SPAN_S))
+    return Rung(rate, report.build(run))
+
+
+def refusing(rate: float, capacity: float) -> Rung:
+    """A server that serves what it can and answers the rest with 503 at once."""
+    kept = []
+    for index in range(round(rate * SPAN_S)):
+        at = index / rate
+        is_served = int(index * capacity / rate) != int((index - 1) * capacity / rate) or rate <= capacity
+        times = {"first_token_s": at + 0.04, "end_s": at + 0.05, "chunk_s": [at + 0.04, at + 0.05]}
+        kept.append(record(index, at, **times) if is_served else failed(index, at, "http 503"))
+    run = result(kept, duration_s=SPAN_S + 0.05, window=Window(5.0, SPAN_S))
+    return Rung(rate, report.build(run))
+
+
+def test_dead_server_ends_the_search_at_its_first_rung_with_a_fault() -> None:
+    rates, found = climb(dead)
+    text = saturation_markdown(found)
+
+    assert rates == [1]
+    assert found.inflection_rps is None
+    assert (found.best_rps, found.best_tps) == (None, None)
+    assert "at 1.00 req/s: invalid: requests failed, nothing measured: 40 of 40" in found.faults[0]
+    assert "No answer" in text
+    assert "served |" not in text.replace("served req/s", "")
+    assert 'class="banner bad"' in saturation_html(found)
+
+
+def test_server_that_fails_at_every_rate_has_no_inflection_point() -> None:
+    rates, found = climb(lambda rate: refusing(rate, rate / 2))
+
+    assert rates == [1]
+    assert "21 of 40 requests failed" in found.faults[0]
+
+
+@pytest.mark.parametrize("capacity", [5.0, 13.0])
+def test_refusals_above_a_served_rate_are_the_servers_limit(capacity: float) -> None:
+    _, found = climb(lambda rate: refusing(rate, capacity))
+
+    assert not found.faults
+    assert found.is_bracketed
+    assert found.inflection_rps is not None
+    assert 0.85 * capacity <= found.inflection_rps <= 1.06 * capacity
+    assert any("requests failed" in remark and "http 503" in remark for remark in found.remarks)
+    assert "saturated: requests failed" in saturation_markdown(found)
+
+
+def test_best_figures_are_the_best_of_any_sound_rung_and_say_of_which() -> None:
+    """Beyond its capacity of 10 req/s this server's answers get shorter: most requests, fewer tokens."""
+
+    def shorter(rate: float) -> Rung:
+        made = rung(rate, 13.0)
+        measured = made.report.steady
+        flow = replace(measured.throughput, output_tps=500.0 if rate < 10 else 100.0, input_tps=0.0)
+        return Rung(rate, replace(made.report, steady=replace(measured, throughput=flow)))
+
+    _, found = climb(shorter)
+
+    assert found.best_tps == 500.0
+    assert found.best_tps_rate == 1
+    assert found.best_rps == max(made.served_rps for made in found.rungs)
+
+
+def test_windows_of_a_few_latencies_are_told() -> None:
+    def hasty(rate: float) -> Rung:
+        made = rung(rate, 13.0)
+        records = [record(index, index / rate) for index in range(round(3 * rate))]
+        run = result(records, duration_s=4.5, window=Window(0.0, 3.0))
+        return Rung(rate, replace(report.build(run), steady=made.report.steady))
+
+    _, found = climb(hasty, Ladder(start=4, factor=2, steps=1))
+
+    assert any("at 4.00 req/s: short window: its 3.0 s are 2.0 times" in remark for remark in found.remarks)
+
+
 def test_ladder_ends_after_its_steps() -> None:
     rates, found = climb(lambda rate: rung(rate, 1000), Ladder(start=1, factor=2, steps=3))
 
@@ -98,4 +178,4 @@ def test_reports_name_the_inflection_point() -> None:
     assert "Inflection point at 13.00 req/s" in text
     assert text.count("saturated") == 2
     assert "Inflection point" in saturation_html(found)
-    assert json.loads(report.encode(found))["schema"] == "extproc-bench-saturation/1"
+    assert json.loads(report.encode(found))["schema"] == "extproc-bench-saturation/2"

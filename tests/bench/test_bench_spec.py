@@ -1,12 +1,13 @@
 """The spec file: its spellings, its units, and how faults are told."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from extproc.bench.spec.section import parse_duration, parse_rate
 from extproc.bench.spec.traffic import Distribution, TrafficShape
-from extproc.bench.spec.tree import Spec, parse_spec
+from extproc.bench.spec.tree import Spec, parse_spec, read_spec
 from extproc.errors import SettingsError
 
 RESOURCE = """
@@ -95,11 +96,109 @@ def test_other_texts_are_neither_rate_nor_duration(text: str) -> None:
         ({"req_rate": 1, "duration": 5, "preset": "poetry"}, "no preset 'poetry'"),
         ({"req_rate": 1, "duration": 5, "input_length": {"kind": "lognormal"}}, "lacks its parameters"),
         ({"req_rate": 1, "duration": 5, "input_length": {"value": 5, "min": 3, "max": 2}}, "above max"),
+        ({"vus": 2, "duration": 5, "max_concurrency": 3}, "leave out max-concurrency"),
+        (
+            {"vus": 2, "duration": 5, "traffic_spike": {"burst": 1}},
+            "closed loop has no schedule, so that traffic",
+        ),
+        ({"vus": 2, "duration": 5, "shape": {"name": "ramp", "to": 5, "over": 5}}, "so that shape would do"),
+        ({"vus": 2, "duration": 5, "arrivals": "poisson"}, "so that arrivals would do nothing"),
+        ({"req_rate": "inf", "total_prompts": 5, "arrivals": "poisson"}, "all requests start at once"),
+        ({"req_rate": 1, "duration": 5, "shape": "trace"}, "trace's own times, so that req-rate"),
+        ({"req_rate": 1, "duration": 5, "burstiness": 0.5}, "`arrivals: gamma` only"),
+        ({"req_rate": 1, "duration": 5, "burstiness": 0.5, "arrivals": "poisson"}, "gamma"),
+        ({"req_rate": 1, "total_prompts": 5, "graceful_stop": 5}, "duration, which is not given"),
+        ({"req_rate": 1, "duration": 60, "traffic_spike": {"burst": 10, "every": 5}}, "every 5 s never ends"),
+        ({"req_rate": 1, "duration": 60, "traffic_spike": {"burst": 10, "every": 10}}, "never ends"),
+        ({"req_rate": 1, "duration": 60, "traffic_spike": {"burst": 60}}, "lasts the whole run of 60 s"),
+        ({"req_rate": 1, "duration": 60, "traffic_spike": {"burst": 5, "after": 60}}, "begins after 60 s"),
+        ({"req_rate": 5, "duration": 60, "traffic_spike": {"burst": 5, "req_rate": 4}}, "is no spike above"),
+        (
+            {
+                "req_rate": 1,
+                "duration": 5,
+                "input_length": 9,
+                "dataset": {"name": "random", "turns": "sessions"},
+            },
+            "grows from turn to turn",
+        ),
+        ({"req_rate": 1, "duration": 5, "input_length": -5}, "greater than or equal to 0"),
+        (
+            {"req_rate": 1, "duration": 5, "think_time": {"kind": "normal", "mean": 1, "std": -1}},
+            "or equal to 0",
+        ),
+        ({"req_rate": 1, "duration": 5, "think_time": {"kind": "lognormal", "mean": 0}}, "is above 0"),
+        ({"req_rate": 1, "duration": 5, "think_time": {"value": 5, "mean": 3}}, "does not read mean"),
+        ({"req_rate": 1, "duration": 5, "input_length": True}, "Input should be"),
+        ({"req_rate": 1, "duration": math.inf}, "finite number"),
+        ({"req_rate": math.nan, "duration": 5}, "greater than 0"),
     ],
 )
 def test_traffic_that_means_nothing_is_refused(fields: dict[str, object], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         TrafficShape.model_validate(fields)
+
+
+ADDRESSES = {
+    "127.0.0.1:8000": "http://127.0.0.1:8000",
+    "http://[::1]:8000/openai/": "http://[::1]:8000/openai",
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_port_may_be_in_the_endpoint_and_be_said_once_more(address: str) -> None:
+    traffic = {"traffic-shape": {"req-rate": 1, "duration": 1}}
+    spec = Spec.model_validate({"endpoint": address, "port": 8000, "performance": traffic})
+
+    assert spec.base_url == ADDRESSES[address]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("endpoint: 127.0.0.1:8000\nport: 9000", "endpoint has port 8000, port says 9000"),
+        ("endpoint: 127.0.0.1:99999", "Port out of range"),
+        ("endpoint: ''", "neither host, host:port nor"),
+        ("endpoint: x\nlimits: {errors: 5}", "limits.errors: Input should be less than"),
+        ("metadata: 5\nspec: {endpoint: 5}", "endpoint: Input should be a valid string"),
+        ("[1, 2]", "give fields, such as"),
+        ("just words", "give fields, such as"),
+    ],
+)
+def test_messages_name_the_fault_and_no_class_of_exception(text: str, fault: str) -> None:
+    traffic = "\nperformance: {traffic-shape: {req-rate: 1, duration: 1}}"
+    is_mapping = text.startswith(("endpoint", "metadata"))
+    with pytest.raises(SettingsError) as caught:
+        parse_spec(text + traffic if is_mapping else text)
+
+    told = str(caught.value)
+    assert fault in told
+    for noise in ("Value error", "pydantic", "http://errors", "https://", "type="):
+        assert noise not in told
+
+
+def test_file_that_is_no_text_is_told_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(b"\x7fELF\xff\xfe")
+
+    with pytest.raises(SettingsError, match=r"spec\.yaml: not a text file"):
+        read_spec(path)
+    with pytest.raises(SettingsError, match="No such file"):
+        read_spec(tmp_path / "none.yaml")
+
+
+def test_preset_of_an_open_loop_can_be_run_as_a_closed_one() -> None:
+    traffic = TrafficShape.model_validate({"preset": "kubeai-8xl4", "max-concurrency": 800})
+
+    assert traffic.is_closed
+
+
+def test_spike_over_all_prompts_is_read_as_the_proposed_resource_says_it() -> None:
+    """Its length is known only when its prompts are: then the plan and the verdict say so."""
+    traffic = parse_spec(RESOURCE).traffic
+
+    assert traffic.traffic_spike is not None
+    assert traffic.traffic_spike.covers(100.0)
 
 
 def test_loop_is_closed_without_a_rate() -> None:

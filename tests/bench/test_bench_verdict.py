@@ -16,6 +16,10 @@ SPEC = Spec.model_validate(
     }
 )
 
+SPEC_WITHOUT_CAP = Spec.model_validate(
+    {"endpoint": "127.0.0.1", "performance": {"traffic-shape": {"req-rate": 10, "duration": 10}}}
+)
+
 
 def build_run(*, lag_s: float = 0.001, latency_s: float = 0.5, missing: int = 0) -> RunResult:
     """A run of ten seconds at 10 req/s, five in flight, of which `missing` never began."""
@@ -101,6 +105,130 @@ def test_sessions_that_had_not_all_begun_are_told() -> None:
 
     assert verdict.is_valid
     assert "20.00 req/s asked for, 10.00 due" in verdict.remarks[0]
+
+
+def fail(run: RunResult, count: int, *, at_s: float = 0.0) -> RunResult:
+    """The run with `count` requests from `at_s` on answered with an error."""
+    failing = {round(at_s * 10) + place for place in range(count)}
+    records = tuple(
+        replace(record, failure="http 500", failure_detail="out of memory")
+        if record.index in failing
+        else record
+        for record in run.records
+    )
+    return replace(run, records=records)
+
+
+def test_run_of_a_dead_server_is_invalid() -> None:
+    verdict = judge(fail(build_run(), 100))
+
+    assert str(verdict) == "invalid: requests failed, nothing measured"
+    assert verdict.reasons == (
+        "100 of 100 requests failed (100.0%, 1.0% allowed): http 500 100 (out of memory)",
+        "no request was completed where it was measured",
+    )
+
+
+@pytest.mark.parametrize(("count", "is_valid"), [(0, True), (1, True), (2, False), (43, False)])
+def test_one_request_in_a_hundred_may_fail(count: int, is_valid: bool) -> None:
+    verdict = judge(fail(build_run(), count))
+
+    assert verdict.is_valid is is_valid
+    assert verdict.kinds == (() if is_valid else ("requests failed",))
+
+
+def test_failures_in_the_window_do_not_hide_behind_a_long_run() -> None:
+    """Two of a hundred requests are within a limit of 3 %, two of the window's ten are not."""
+    run = fail(build_run(), 2, at_s=5.0)
+    limits = SPEC.limits.model_copy(update={"errors": 0.03})
+    info = replace(
+        run.info, window=Window(5.0, 6.0), spec=SPEC_WITHOUT_CAP.model_copy(update={"limits": limits})
+    )
+
+    assert judge(replace(run, info=replace(info, window=Window(0.0, 10.0)))).is_valid
+    assert "2 of 10 requests in the window failed (20.0%" in judge(replace(run, info=info)).reasons[0]
+
+
+def test_limit_of_errors_is_the_specs() -> None:
+    run = fail(build_run(), 43)
+    limits = SPEC.limits.model_copy(update={"errors": 0.5})
+
+    assert judge(
+        replace(run, info=replace(run.info, spec=SPEC.model_copy(update={"limits": limits})))
+    ).is_valid
+
+
+def test_causes_are_counted_and_the_rest_summed() -> None:
+    run = build_run()
+    records = [replace(record, failure=f"http {500 + record.index % 6}") for record in run.records]
+
+    (reason, _) = judge(replace(run, records=tuple(records))).reasons
+    assert reason.endswith("http 500 17, http 501 17, http 502 17, http 503 17, others 32")
+
+
+def without_cap(run: RunResult, window: Window) -> RunResult:
+    return replace(run, info=replace(run.info, spec=SPEC_WITHOUT_CAP, window=window))
+
+
+def test_warm_up_longer_than_the_run_measures_nothing() -> None:
+    verdict = judge(without_cap(build_run(), Window(12.0, 12.0)))
+
+    assert verdict.kinds == ("nothing measured",)
+    assert "leave nothing of it" in verdict.reasons[0]
+
+
+def test_window_without_a_completed_request_measures_nothing() -> None:
+    run = build_run()
+    records = tuple(record for record in run.records if record.intended_s < 5)
+
+    verdict = judge(without_cap(replace(run, records=records), Window(6.0, 9.0)))
+
+    assert verdict.kinds == ("nothing measured",)
+
+
+def test_window_of_a_few_latencies_and_few_requests_are_told() -> None:
+    verdict = judge(without_cap(build_run(), Window(5.0, 7.0)))
+
+    assert verdict.is_valid
+    assert any("few requests: 20 were measured" in remark for remark in verdict.remarks)
+    assert any("short window: its 2.0 s are 4.0 times as long as a request" in r for r in verdict.remarks)
+    assert not judge(without_cap(build_run(), Window(0.0, 10.0))).remarks
+
+
+def test_request_that_the_runs_end_broke_off_has_not_failed() -> None:
+    run = build_run()
+    records = tuple(
+        replace(record, failure="interrupted") if record.index >= 80 else record for record in run.records
+    )
+
+    verdict = judge(replace(run, records=records))
+    assert verdict.is_valid
+    assert any("20 requests were broken off when graceful-stop was over" in r for r in verdict.remarks)
+
+
+def test_interrupted_run_is_partial_whatever_its_figures() -> None:
+    run = build_run()
+    verdict = judge(replace(run, info=replace(run.info, interrupted_s=7.0)))
+
+    assert str(verdict) == "invalid: partial"
+    assert verdict.reasons == ("interrupted after 7.0 s: the report holds what was done",)
+
+
+def test_prompts_that_began_again_are_told() -> None:
+    run = build_run()
+
+    verdict = judge(replace(run, info=replace(run.info, prompts=40)))
+    assert any("40 prompts began again: 60% of the requests are repeats" in r for r in verdict.remarks)
+
+
+def test_warm_up_that_a_queue_does_not_use_is_told() -> None:
+    traffic = SPEC.traffic.model_copy(update={"warm_up": 2.0})
+    performance = SPEC.performance.model_copy(update={"traffic_shape": traffic})
+    spec = SPEC.model_copy(update={"performance": performance})
+    run = build_run()
+
+    verdict = judge(replace(run, info=replace(run.info, spec=spec)))
+    assert any("warm-up and cool-down are not used" in remark for remark in verdict.remarks)
 
 
 def test_limits_of_the_spec_decide() -> None:

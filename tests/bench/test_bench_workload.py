@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extproc.bench.datasets.conversation import Message
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
 from extproc.bench.datasets.draws import draw, draw_tokens
-from extproc.bench.datasets.tokens import load_tokenizer, recount
+from extproc.bench.datasets.text import ByteRuler
+from extproc.bench.datasets.tokens import TokenRuler, recount
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.record import Record, TokenSource
@@ -17,8 +18,8 @@ from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 
 
-def build(**traffic: Any) -> Workload:
-    spec = Spec.model_validate({"endpoint": "x", "performance": {"traffic-shape": traffic}})
+def build(*, seed: int = 0, **traffic: Any) -> Workload:
+    spec = Spec.model_validate({"endpoint": "x", "seed": seed, "performance": {"traffic-shape": traffic}})
     return build_workload(spec, build_registry())
 
 
@@ -63,8 +64,74 @@ def test_all_at_once_offers_no_rate() -> None:
     assert workload.offered_rps is None
 
 
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "ramp": {"shape": {"name": "ramp", "to": 60, "over": 20}},
+    "steps": {
+        "shape": {"name": "steps", "steps": [{"req-rate": 2, "duration": 5}, {"req-rate": 50, "duration": 9}]}
+    },
+    "sine": {"shape": {"name": "sine", "period": 8, "amplitude": 1}},
+    "spike": {"traffic_spike": {"burst": 5, "req_rate": 90, "after": 3}},
+    "spikes": {"traffic_spike": {"burst": 1, "req_rate": 90, "after": 1, "every": 3}},
+    "poisson": {"arrivals": "poisson"},
+    "gamma": {"arrivals": "gamma", "burstiness": 0.2},
+    "constant": {},
+}
+
+
+@pytest.mark.parametrize("traffic", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("dataset", ["random", "synthetic", "shared-prefix"])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_generated_dataset_never_begins_again(traffic: dict[str, Any], dataset: str, seed: int) -> None:
+    """A prompt that comes twice is answered from a cache, and what is measured is that."""
+    section: dict[str, Any] = {"name": dataset}
+    if dataset == "shared-prefix":
+        section |= {"groups": 3, "prefix_tokens": 20}
+    workload = build(seed=seed, req_rate=10, duration=20, dataset=section, **traffic)
+
+    assert workload.starts_s is not None
+    assert len(workload.conversations) >= len(workload.starts_s)
+    assert workload.asked <= workload.prompts
+    asked = [c.turns for c in workload.conversations[: len(workload.starts_s)]]
+    assert len({turns[0].messages for turns in asked}) == len(asked)
+
+
+def test_dataset_that_is_bounded_is_cycled_as_it_was_told() -> None:
+    workload = build(req_rate=10, duration=20, dataset={"name": "random", "max_prompts": 50})
+
+    assert (workload.prompts, workload.asked) == (50, 200)
+
+
+def test_source_that_has_no_more_is_not_asked_for_ever() -> None:
+    registry = build_registry()
+    one = Conversation((ChatTurn((Message("user", "the only one"),), 1),))
+    registry.datasets["one"] = lambda dataset, need, rng: [one]
+
+    spec = {
+        "endpoint": "x",
+        "performance": {"traffic-shape": {"req-rate": 10, "duration": 5, "dataset": "one"}},
+    }
+    workload = build_workload(Spec.model_validate(spec), registry)
+
+    assert (workload.prompts, workload.asked) == (1, 50)
+
+
+@pytest.mark.parametrize("traffic", [{"warm_up": 12}, {"warm_up": 6, "cool_down": 4}, {"cool_down": 10}])
+def test_run_of_which_nothing_would_be_measured_is_refused(traffic: dict[str, Any]) -> None:
+    bounds: tuple[dict[str, Any], ...] = ({"duration": 10}, {"total_prompts": 50})
+    for bound in bounds:
+        with pytest.raises(SettingsError, match="leave nothing of"):
+            build(req_rate=5, dataset="random", **bound, **traffic)
+
+
+def test_options_of_a_shape_are_told_in_plain_words() -> None:
+    with pytest.raises(SettingsError) as caught:
+        build(req_rate=5, duration=5, shape={"name": "ramp", "over": 5}, dataset="random")
+
+    assert str(caught.value) == "traffic-shape: to: Field required"
+
+
 def test_same_seed_same_workload() -> None:
-    traffic = {"req_rate": 5, "total_prompts": 50, "arrivals": "poisson", "dataset": "synthetic"}
+    traffic: dict[str, Any] = {"req_rate": 5, "total_prompts": 50, "arrivals": "poisson", "dataset": "synthetic"}
 
     assert build(**traffic) == build(**traffic)
 
@@ -110,7 +177,7 @@ def test_draws_have_the_mean_that_was_asked_for(
 
 
 def test_draws_are_clipped_and_tokens_are_at_least_one() -> None:
-    wild = Distribution(kind="normal", mean=0, std=50, min=-5, max=9)
+    wild = Distribution(kind="normal", mean=0, std=50, max=9)
     tokens = draw_tokens(wild, 1000, np.random.default_rng(1))
 
     assert (min(tokens), max(tokens)) == (1, 9)
@@ -120,9 +187,16 @@ def build_record(source: TokenSource) -> Record:
     return Record(0, 0, 0, 0.0, text="three little words", token_source=source, output_tokens=9)
 
 
+class Words(ByteRuler):
+    """A ruler by which a word is a token."""
+
+    def count(self, text: str) -> int:
+        return len(text.split())
+
+
 def test_tokenizer_counts_beside_the_server_and_instead_of_nobody() -> None:
     told, untold = build_record(TokenSource.SERVER), build_record(TokenSource.ESTIMATE)
-    recount([told, untold], [(Message("user", "a b"),)] * 2, lambda text: len(text.split()))
+    recount([told, untold], [(Message("user", "a b"),)] * 2, Words())
 
     assert (told.output_tokens, told.estimated_output_tokens) == (9, 3)
     assert told.token_source is TokenSource.SERVER
@@ -138,7 +212,7 @@ def test_local_tokenizer_file_is_read(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(path))
 
-    assert load_tokenizer(path)("a b a nosuch") == 4
+    assert TokenRuler(path).count("a b a nosuch") == 4
     path.write_text("{}")
     with pytest.raises(SettingsError, match="not a tokenizer"):
-        load_tokenizer(path)
+        TokenRuler(path)

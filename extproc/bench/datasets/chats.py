@@ -7,7 +7,7 @@ import numpy as np
 
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
 from extproc.bench.datasets.source import read_objects, read_rows, read_text, require_path
-from extproc.bench.datasets.text import estimate_tokens
+from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.spec.traffic import Dataset
 
 _ROLES = MappingProxyType(
@@ -15,7 +15,9 @@ _ROLES = MappingProxyType(
 )
 
 
-def read_sharegpt(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+def read_sharegpt(
+    dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
+) -> list[Conversation]:
     """Reads `[{"conversations": [{"from", "value"}]}]`; what precedes the first question is dropped."""
     del need, rng
     conversations = []
@@ -24,13 +26,15 @@ def read_sharegpt(dataset: Dataset, need: int, rng: np.random.Generator) -> list
             Message(_ROLES.get(read_text(item, "from"), "assistant"), read_text(item, "value"))
             for item in read_objects(row, "conversations")
         ]
-        turns = build_turns(messages)
+        turns = build_turns(messages, ruler)
         if turns:
             conversations.append(Conversation(turns))
     return conversations
 
 
-def read_openorca(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+def read_openorca(
+    dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
+) -> list[Conversation]:
     """Reads rows of `system_prompt`, `question` and `response`: one turn each."""
     del need, rng
     conversations = []
@@ -39,11 +43,11 @@ def read_openorca(dataset: Dataset, need: int, rng: np.random.Generator) -> list
         messages = [Message("system", system)] if system else []
         messages += [Message("user", question), Message("assistant", read_text(row, "response"))]
         if question:
-            conversations.append(Conversation(build_turns(messages)))
+            conversations.append(Conversation(build_turns(messages, ruler)))
     return conversations
 
 
-def build_turns(messages: Iterable[Message]) -> tuple[ChatTurn, ...]:
+def build_turns(messages: Iterable[Message], ruler: Ruler) -> tuple[ChatTurn, ...]:
     """Cuts a chat at its answers; questions in a row are one turn, a last one unanswered is dropped."""
     turns: list[ChatTurn] = []
     asked: tuple[Message, ...] = ()
@@ -53,6 +57,6 @@ def build_turns(messages: Iterable[Message]) -> tuple[ChatTurn, ...]:
         if message.role != "assistant":
             asked += (message,)
         elif any(m.role == "user" for m in asked):
-            turns.append(ChatTurn(asked, estimate_tokens(message.content), message.content))
+            turns.append(ChatTurn(asked, ruler.count(message.content), message.content))
             asked = ()
     return tuple(turns)

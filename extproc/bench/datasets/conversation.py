@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from extproc.bench.datasets.text import estimate_tokens
+from extproc.bench.datasets.text import BYTES, Ruler
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ def build_prompts(conversation: Conversation) -> Iterator[Conversation]:
             history += (Message("assistant", turn.reply),)
 
 
-def count_prompt_tokens(messages: Sequence[Message]) -> int:
-    """Returns the estimated tokens of a prompt, without what a chat template adds."""
-    return sum(estimate_tokens(message.content) for message in messages)
+def count_prompt_tokens(messages: Sequence[Message], ruler: Ruler = BYTES) -> int:
+    """Returns the tokens of a prompt's messages, without what a chat template adds."""
+    return sum(ruler.count(message.content) for message in messages)
 
 
 def join_prompt(messages: Sequence[Message]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 
 from extproc.bench.datasets.conversation import Conversation, build_prompts, count_prompt_tokens, join_prompt
-from extproc.bench.datasets.text import BYTES_PER_TOKEN, estimate_tokens
+from extproc.bench.datasets.text import BYTES, BYTES_PER_TOKEN, Ruler, estimate_tokens
 
 _BLOCK_TOKENS = 16
 _BLOCK_BYTES = _BLOCK_TOKENS * BYTES_PER_TOKEN
@@ -17,7 +17,7 @@ _REUSE_BUCKETS = ((1, "1"), (2, "2"), (4, "3-4"), (8, "5-8"), (16, "9-16"), (64,
 
 @dataclass(frozen=True, slots=True)
 class Honesty:
-    """The account of a workload. Tokens are estimates; blocks are 16 tokens.
+    """The account of a workload. Tokens are counted by `counted_by`; blocks are of 16 estimated tokens.
 
     `distinct_tokens`: tokens in blocks, counted once. `exact_repeats`: share of prompts that came
     before. `reuse`: share of distinct blocks by how often they are read. `ideal_hit_rate`: hit tokens
@@ -37,6 +37,7 @@ class Honesty:
     ideal_hit_rate: float
     period: int | None
     endpoints: int
+    counted_by: str = BYTES.name
 
     @property
     def has_faked_affinity(self) -> bool:
@@ -62,17 +63,21 @@ class Honesty:
         yield "endpoints", str(self.endpoints)
         if self.has_faked_affinity:
             yield "WARNING", "the period is a multiple of the endpoints: round robin will look like affinity"
-        yield "estimate", f"{BYTES_PER_TOKEN} bytes per token"
+        yield "tokens by", self.counted_by
 
 
-def account(conversations: Sequence[Conversation], requests: int, endpoints: int) -> Honesty:
+def account(
+    conversations: Sequence[Conversation], requests: int, endpoints: int, ruler: Ruler = BYTES
+) -> Honesty:
     """Returns the account of the first `requests` requests, conversations beginning again as needed."""
     prompts = [prompt for c in conversations for prompt in build_prompts(c)]
     turns = [prompts[i % len(prompts)].turns[0] for i in range(requests)]
-    inputs = np.array([count_prompt_tokens(turn.messages) for turn in turns])
+    sizes = [count_prompt_tokens(prompt.turns[0].messages, ruler) for prompt in prompts[:requests]]
+    inputs = np.array([sizes[i % len(prompts)] for i in range(requests)])
     outputs = np.array([turn.output_tokens for turn in turns])
     texts = [join_prompt(turn.messages) for turn in turns]
     reads, hit_tokens, distinct_tokens = _read_blocks(texts)
+    estimated = sum(map(estimate_tokens, texts))
     return Honesty(
         conversations=len(conversations),
         prompts=requests,
@@ -80,12 +85,13 @@ def account(conversations: Sequence[Conversation], requests: int, endpoints: int
         output_tokens=int(outputs.sum()),
         input_quantiles=_quantiles(inputs),
         output_quantiles=_quantiles(outputs),
-        distinct_tokens=distinct_tokens,
+        distinct_tokens=round(distinct_tokens * int(inputs.sum()) / estimated),
         exact_repeats=1 - len(set(texts)) / requests,
         reuse=_bucket(reads.values()),
-        ideal_hit_rate=hit_tokens / sum(map(estimate_tokens, texts)),
+        ideal_hit_rate=hit_tokens / estimated,
         period=find_period([xxhash.xxh3_64_intdigest(text.encode()) for text in texts]),
         endpoints=endpoints,
+        counted_by=ruler.name,
     )
 
 

@@ -1,6 +1,6 @@
 """The preprocessor: filters, lengths, prompts per turn, cuts, order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
 
@@ -15,13 +15,13 @@ from extproc.bench.datasets.conversation import (
 )
 from extproc.bench.datasets.draws import draw_tokens
 from extproc.bench.datasets.source import Source
-from extproc.bench.datasets.text import estimate_tokens, fit_text, trim_text
+from extproc.bench.datasets.text import BYTES, Ruler, fit_text
 from extproc.bench.spec.traffic import Dataset, Distribution, TrafficShape
 from extproc.errors import SettingsError
 
 
 def prepare(
-    traffic: TrafficShape, source: Source, need: int, seed: np.random.SeedSequence
+    traffic: TrafficShape, source: Source, need: int, seed: np.random.SeedSequence, ruler: Ruler = BYTES
 ) -> list[Conversation]:
     """Returns the conversations of a run, the same for the same seed.
 
@@ -32,10 +32,10 @@ def prepare(
     text_rng, length_rng, order_rng = (np.random.default_rng(s) for s in seed.spawn(3))
     conversations: Iterable[Conversation] = source(dataset, need, text_rng)
     kept = [c for c in conversations if is_kept(c, dataset)][: dataset.max_conversations]
-    if dataset.turns == "prompts":
+    if traffic.turns == "prompts":
         kept = [prompt for conversation in kept for prompt in build_prompts(conversation)]
-    kept = [c for c in kept if _is_short(c, dataset.max_prompt_tokens)][: dataset.max_prompts]
-    kept = _set_lengths(kept, traffic, length_rng)
+    kept = [c for c in kept if _is_short(c, dataset.max_prompt_tokens, ruler)][: dataset.max_prompts]
+    kept = _set_lengths(kept, traffic, length_rng, ruler)
     if not kept:
         raise SettingsError(f"dataset {dataset.name}: nothing is left after its filters")
     kept *= dataset.repeat
@@ -54,15 +54,15 @@ def is_kept(conversation: Conversation, dataset: Dataset) -> bool:
     )
 
 
-def _is_short(conversation: Conversation, limit: int | None) -> bool:
+def _is_short(conversation: Conversation, limit: int | None, ruler: Ruler) -> bool:
     if limit is None:
         return True
     *_, last = build_prompts(conversation)
-    return count_prompt_tokens(last.turns[0].messages) <= limit
+    return count_prompt_tokens(last.turns[0].messages, ruler) <= limit
 
 
 def _set_lengths(
-    conversations: list[Conversation], traffic: TrafficShape, rng: np.random.Generator
+    conversations: list[Conversation], traffic: TrafficShape, rng: np.random.Generator, ruler: Ruler
 ) -> list[Conversation]:
     turns = sum(len(c.turns) for c in conversations)
     inputs = _draw_or_none(traffic.input_length, turns, rng)
@@ -72,7 +72,7 @@ def _set_lengths(
     return [
         replace(
             c,
-            turns=tuple(_fit_turn(t, next(inputs), next(outputs)) for t in c.turns),
+            turns=tuple(_fit_turn(t, next(inputs), next(outputs), ruler) for t in c.turns),
             body=c.body if is_recorded else None,
         )
         for c in conversations
@@ -87,24 +87,49 @@ def _draw_or_none(
     return iter(draw_tokens(distribution, count, rng))
 
 
-def _fit_turn(turn: ChatTurn, input_tokens: int | None, output_tokens: int | None) -> ChatTurn:
-    messages = turn.messages if input_tokens is None else fit_messages(turn.messages, input_tokens)
+def _fit_turn(turn: ChatTurn, input_tokens: int | None, output_tokens: int | None, ruler: Ruler) -> ChatTurn:
+    messages = turn.messages if input_tokens is None else fit_messages(turn.messages, input_tokens, ruler)
     return replace(turn, messages=messages, output_tokens=output_tokens or turn.output_tokens)
 
 
-def fit_messages(messages: tuple[Message, ...], tokens: int) -> tuple[Message, ...]:
-    """Trims a prompt's tail, or pads its last message, to that many estimated tokens.
+def fit_messages(messages: tuple[Message, ...], tokens: int, ruler: Ruler = BYTES) -> tuple[Message, ...]:
+    """Returns the head of a prompt at that many tokens, over all messages; it ends on a question.
 
-    Two prompts keep their common prefix, cut to the length asked for: padding depends on the whole
-    prompt, so a prompt that extended another one leaves it where that one ended.
+    Messages are kept while there is room. The question that has too little is cut; if an answer has too
+    little, it goes, and the question before it is padded. Where instructions take all the room, they are
+    cut, and an eighth is the question's. Two prompts keep their common prefix, as far as they are kept:
+    padding depends on the whole prompt, so a prompt that extended another one leaves it where that ended.
     """
-    fitted: list[Message] = []
-    left, context = tokens, ""
-    for message in messages[:-1]:
-        content = trim_text(message.content, left)
-        fitted.append(replace(message, content=content))
-        left -= estimate_tokens(content)
-        context += f"{content}\0"
-    last = messages[-1]
-    fitted.append(replace(last, content=fit_text(last.content, left, context=context)))
-    return tuple(message for message in fitted if message.content)
+    asked = _end_on_question(messages)
+    kept, left = _take_head(asked[:-1], tokens, ruler)
+    closing = asked[len(kept)]
+    if closing.role == "assistant":
+        while kept and closing.role == "assistant":
+            closing = kept.pop()
+            left += ruler.count(closing.content)
+    elif closing.role != "user" and closing is not asked[-1]:
+        room = min(ruler.count(asked[-1].content), max(1, left // 8))
+        kept.append(replace(closing, content=ruler.trim(closing.content, left - room)))
+        left -= ruler.count(kept[-1].content)
+        closing = asked[-1]
+    context = "".join(f"{message.content}\0" for message in kept)
+    fitted = replace(closing, content=fit_text(closing.content, left, context=context, ruler=ruler))
+    return tuple(message for message in (*kept, fitted) if message.content)
+
+
+def _end_on_question(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Leaves out the answers at the end, unless there is nothing else."""
+    last = next((i for i in reversed(range(len(messages))) if messages[i].role != "assistant"), None)
+    return messages if last is None else messages[: last + 1]
+
+
+def _take_head(messages: Sequence[Message], tokens: int, ruler: Ruler) -> tuple[list[Message], int]:
+    """Returns the messages that leave room for more, and that room in tokens."""
+    kept, left = [], tokens
+    for message in messages:
+        size = ruler.count(message.content)
+        if size >= left:
+            break
+        kept.append(message)
+        left -= size
+    return kept, left

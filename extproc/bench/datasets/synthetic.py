@@ -7,7 +7,7 @@ from pydantic import Field
 
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
 from extproc.bench.datasets.draws import Draws, draw, draw_tokens
-from extproc.bench.datasets.text import write_text
+from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.spec.section import Section
 from extproc.bench.spec.traffic import Dataset, Distribution
 
@@ -57,29 +57,35 @@ Lengths = list[tuple[int, int]]
 """Of one conversation: tokens of each turn's question and of its reply."""
 
 
-def generate_conversations(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+def generate_conversations(
+    dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
+) -> list[Conversation]:
     """Generates conversations until their turns cover `need` requests or `max_conversations` is reached."""
     options = SyntheticOptions.model_validate(dataset.options)
     lengths = _scale(_draw_lengths(options, dataset.max_conversations, need, rng), options)
-    system = write_text(options.shared_system_tokens, rng)
-    return [Conversation(tuple(_write_turns(chat, system, rng))) for chat in lengths]
+    system = ruler.write(options.shared_system_tokens, rng)
+    return [Conversation(tuple(_write_turns(chat, system, rng, ruler))) for chat in lengths]
 
 
-def generate_random(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+def generate_random(
+    dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
+) -> list[Conversation]:
     """Generates `need` prompts that share nothing."""
     options = RandomOptions.model_validate(dataset.options)
     inputs = draw_tokens(options.input_tokens, need, rng)
     outputs = draw_tokens(options.output_tokens, need, rng)
     return [
-        Conversation((ChatTurn((Message("user", write_text(size, rng)),), output),))
+        Conversation((ChatTurn((Message("user", ruler.write(size, rng)),), output),))
         for size, output in zip(inputs, outputs, strict=True)
     ]
 
 
-def generate_shared_prefix(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+def generate_shared_prefix(
+    dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
+) -> list[Conversation]:
     """Generates `need` prompts of a group's prefix, as system message, and a question of their own."""
     options = SharedPrefixOptions.model_validate(dataset.options)
-    prefixes = [write_text(size, rng) for size in draw_tokens(options.prefix_tokens, options.groups, rng)]
+    prefixes = [ruler.write(size, rng) for size in draw_tokens(options.prefix_tokens, options.groups, rng)]
     shares = (1 - options.hot_share) * _rank_shares(options.groups, options.zipf)
     shares[0] += options.hot_share
     groups = rng.choice(options.groups, need, p=shares)
@@ -87,7 +93,7 @@ def generate_shared_prefix(dataset: Dataset, need: int, rng: np.random.Generator
     outputs = draw_tokens(options.output_tokens, need, rng)
     return [
         Conversation(
-            (ChatTurn((Message("system", prefixes[g]), Message("user", write_text(size, rng))), output),)
+            (ChatTurn((Message("system", prefixes[g]), Message("user", ruler.write(size, rng))), output),)
         )
         for g, size, output in zip(groups.tolist(), questions, outputs, strict=True)
     ]
@@ -159,8 +165,8 @@ def _measure(chats: list[Lengths], system: int) -> tuple[float, float, float]:
     return inputs / prompts, outputs / prompts, questions / prompts
 
 
-def _write_turns(chat: Lengths, system: str, rng: np.random.Generator) -> Iterator[ChatTurn]:
+def _write_turns(chat: Lengths, system: str, rng: np.random.Generator, ruler: Ruler) -> Iterator[ChatTurn]:
     opening = (Message("system", system),) if system else ()
     for user, reply in chat:
-        yield ChatTurn((*opening, Message("user", write_text(user, rng))), reply, write_text(reply, rng))
+        yield ChatTurn((*opening, Message("user", ruler.write(user, rng))), reply, ruler.write(reply, rng))
         opening = ()

@@ -10,10 +10,11 @@ from typing import Literal
 
 import numpy as np
 import xxhash
+from pydantic import Field
 
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
 from extproc.bench.datasets.source import Entry, read_rows, require_path
-from extproc.bench.datasets.text import write_text
+from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.spec.section import Section
 from extproc.bench.spec.traffic import Dataset
 from extproc.errors import SettingsError
@@ -25,11 +26,11 @@ _MOONCAKE_BLOCK = 512
 class TraceOptions(Section):
     """`speed` above one replays faster. A trace's own sessions are not rebuilt: it holds no text.
 
-    Text is written for every row, four bytes per token: cut a long trace with `max-prompts`.
+    Text is written for every row: cut a long trace with `max-prompts`.
     """
 
     layout: Literal["azure", "mooncake", "burstgpt"]
-    speed: float = 1.0
+    speed: float = Field(default=1.0, gt=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,9 @@ class TraceRow:
     block_ids: tuple[int, ...] = ()
 
 
-def replay_trace(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+def replay_trace(
+    dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
+) -> list[Conversation]:
     """Reads a trace and writes a prompt of its length for each row; equal block ids give equal text."""
     del need
     options = TraceOptions.model_validate(dataset.options)
@@ -56,7 +59,7 @@ def replay_trace(dataset: Dataset, need: int, rng: np.random.Generator) -> list[
     first_s = rows[0].at_s if rows else 0.0
     return [
         Conversation(
-            (ChatTurn((Message("user", _write_prompt(row, number, seed)),), row.output_tokens),),
+            (ChatTurn((Message("user", _write_prompt(row, number, seed, ruler)),), row.output_tokens),),
             arrival_s=(row.at_s - first_s) / options.speed,
         )
         for number, row in enumerate(rows)
@@ -100,16 +103,16 @@ def _read_number(row: Entry, field: str) -> float:
     return value
 
 
-def _write_prompt(row: TraceRow, number: int, seed: int) -> str:
+def _write_prompt(row: TraceRow, number: int, seed: int, ruler: Ruler) -> str:
     blocks = row.block_ids or (-1 - number,)
     size = _MOONCAKE_BLOCK if row.block_ids else row.input_tokens
-    text = "".join(_write_block(block, size, seed) for block in blocks)
-    return text[: max(1, row.input_tokens) * 4]
+    text = "".join(_write_block(block, size, seed, ruler) for block in blocks)
+    return ruler.trim(text, max(1, row.input_tokens))
 
 
-def _write_block(block: int, tokens: int, seed: int) -> str:
+def _write_block(block: int, tokens: int, seed: int, ruler: Ruler) -> str:
     key = xxhash.xxh3_64_intdigest(block.to_bytes(9, "big", signed=True), seed)
-    return write_text(tokens, np.random.default_rng(key))
+    return ruler.write(tokens, np.random.default_rng(key))
 
 
 _READERS: Mapping[str, Callable[[Path], Iterator[TraceRow]]] = MappingProxyType(

@@ -42,8 +42,11 @@ async def run_trials(
     lab: Prepares,
     keep: Callable[[Trial, RunResult], None] = lambda _trial, _result: None,
 ) -> list[Trial]:
-    """Measures every arm in every repeat; `keep` sees each trial as it ends. Raises as `lab` and `run` do."""
-    trials = []
+    """Measures every arm in every repeat; `keep` sees each trial as it ends. Raises as `lab` and `run` do.
+
+    A run that is interrupted ends them all; it is kept, but is no trial.
+    """
+    trials: list[Trial] = []
     for repeat in range(spec.ab.repeats):
         for arm in _rotate(spec.ab.arms, repeat):
             await lab.prepare(arm)
@@ -51,8 +54,11 @@ async def run_trials(
             if spec.ab.prime:
                 await run(_priming(spec, repeat), f"{title}: priming")
             result = await run(spec.model_copy(update={"seed": spec.seed + repeat}), title)
-            trials.append(Trial(label(arm), repeat, report.build(result)))
-            keep(trials[-1], result)
+            trial = Trial(label(arm), repeat, report.build(result))
+            keep(trial, result)
+            if result.info.interrupted_s is not None:
+                return trials
+            trials.append(trial)
     return trials
 
 

@@ -6,22 +6,27 @@ from collections.abc import Iterator
 
 from extproc.bench.experiments.ab import Trial
 from extproc.bench.experiments.ab_report import AbReport, Arm
+from extproc.bench.experiments.compare import show_change
 from extproc.bench.measure.stats import Interval
 from extproc.bench.measure.words import DASH, fixed, percent
 from extproc.bench.published.tables import COLUMNS
 from extproc.bench.report import page
 from extproc.bench.report.figures import FIGURES
+from extproc.bench.report.headline import SHARES, name_part
 from extproc.bench.report.markdown import markdown_table
 from extproc.bench.report.plots import Bar, bars
 
-_SHARES = frozenset({"hit_rate", "goodput"})
 _PLOTTED = ("total_tok_per_s", "hit_rate", "ttft_median_ms", "ttft_p99_ms", "itl_mean_ms", "e2e_median_ms")
 
 
 def ab_markdown(report: AbReport) -> str:
     """Every figure by arm, then its change against the baseline."""
-    figures = markdown_table(*_figures(report))
+    figures = f"{_part(report)}\n\n{markdown_table(*_figures(report))}"
     return f"{figures}\n{markdown_table(*_changes(report))}" if len(report.arms) > 1 else figures
+
+
+def _part(report: AbReport) -> str:
+    return name_part(report.trials[0].report)
 
 
 def _figures(report: AbReport) -> tuple[list[str], list[list[str]]]:
@@ -35,7 +40,7 @@ def _figures(report: AbReport) -> tuple[list[str], list[list[str]]]:
 def _changes(report: AbReport) -> tuple[list[str], list[list[str]]]:
     others = [arm for arm in report.arms if arm.label != report.baseline]
     return [f"against {report.baseline}", *(arm.label for arm in others)], [
-        [FIGURES[name].heading, *(_show_change(arm.changes.get(name)) for arm in others)]
+        [FIGURES[name].heading, *(show_change(arm.changes.get(name)) for arm in others)]
         for name in _present(report)
     ]
 
@@ -47,19 +52,9 @@ def _present(report: AbReport) -> list[str]:
 def _show(name: str, interval: Interval | None) -> str:
     if interval is None:
         return DASH
-    show = percent if name in _SHARES else fixed
+    show = percent if name in SHARES else fixed
     margin = "" if interval.high is None else f" ± {show(interval.high - interval.mean)}"
     return f"{show(interval.mean)}{margin}"
-
-
-def _show_change(interval: Interval | None) -> str:
-    """A change in percent with its interval; a star where the interval excludes no change."""
-    if interval is None:
-        return DASH
-    if interval.low is None or interval.high is None:
-        return f"{interval.mean:+.1%}"
-    star = "*" if interval.excludes_zero else ""
-    return f"{interval.mean:+.1%} [{interval.low:+.1%}, {interval.high:+.1%}]{star}"
 
 
 def ab_csv(report: AbReport) -> str:
@@ -104,7 +99,7 @@ def ab_html(report: AbReport) -> str:
 def _parts(report: AbReport) -> Iterator[str]:
     title = "comparable" if report.is_valid else "not comparable"
     yield page.notice(title, report.faults, is_good=report.is_valid)
-    yield page.remarks(report.remarks)
+    yield page.remarks((_part(report), *report.remarks))
     yield page.cards(
         {
             FIGURES[name].heading: bars(_bars(report, name), y_label=_unit(name))
@@ -123,7 +118,7 @@ def _has(report: AbReport, name: str) -> bool:
 
 
 def _unit(name: str) -> str:
-    return "%" if name in _SHARES else "ms" if name.endswith("_ms") else "tokens/s"
+    return "%" if name in SHARES else "ms" if name.endswith("_ms") else "tokens/s"
 
 
 def _bars(report: AbReport, name: str) -> list[Bar]:
@@ -135,6 +130,6 @@ def _bars(report: AbReport, name: str) -> list[Bar]:
 
 
 def _bar(arm: Arm, interval: Interval, name: str, colour: int) -> Bar:
-    scale = 100.0 if name in _SHARES else 1.0
+    scale = 100.0 if name in SHARES else 1.0
     low, high = (None if end is None else end * scale for end in (interval.low, interval.high))
     return Bar(arm.label, interval.mean * scale, colour, low, high)

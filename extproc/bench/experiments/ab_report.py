@@ -1,6 +1,6 @@
 """What a comparison says: figures per arm with their confidence, and against the baseline. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.bench.experiments.ab import Trial
@@ -45,8 +45,10 @@ class AbReport:
 def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     """Builds the report of one or more trials per arm; the baseline is `ab.baseline`, else the first arm.
 
-    Raises `SettingsError` if the baseline is none of the arms.
+    Raises `SettingsError` if the baseline is none of the arms, or if there is no trial.
     """
+    if not trials:
+        raise SettingsError("interrupted before the first run was done")
     labels = list(dict.fromkeys(trial.arm for trial in sorted(trials, key=lambda trial: trial.repeat)))
     baseline = labels[0] if ab.baseline is None else ab.baseline
     if baseline not in labels:
@@ -60,10 +62,19 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
         baseline=baseline,
         confidence=ab.confidence,
         arms=tuple(_arm(label, by_arm[label], by_arm[baseline], ab.confidence) for label in labels),
-        faults=tuple(fault for runs in repeats for fault in find_faults(runs, ab.tolerance)),
+        faults=(
+            *_find_missing(len(trials), ab),
+            *(fault for runs in repeats for fault in find_faults(runs, ab.tolerance)),
+        ),
         remarks=tuple(remark for runs in repeats for remark in find_remarks(runs, ab.tolerance)),
         trials=tuple(trials),
     )
+
+
+def _find_missing(done: int, ab: Ab) -> Iterator[str]:
+    wanted = len(ab.arms) * ab.repeats
+    if done < wanted:
+        yield f"partial: interrupted after {done} of {wanted} runs"
 
 
 _ByRepeat = Mapping[int, Mapping[str, float | None]]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from extproc.bench.datasets.honesty import Honesty, account
-from extproc.bench.load.workload import Numbering, Workload
+from extproc.bench.datasets.text import BYTES, Ruler
+from extproc.bench.load.workload import Workload
 from extproc.bench.spec.tree import Spec
 
 # What one core of a load process spends at most: on writing a request and reading its head; on a chunk.
@@ -48,9 +49,24 @@ class Plan:
     remarks: tuple[str, ...]
 
 
-def plan(spec: Spec, workload: Workload, host: Host, *, latency_s: float, slices: int = 20) -> Plan:
+def account_for(
+    spec: Spec, workload: Workload, ruler: Ruler = BYTES, endpoints: int | None = None
+) -> Honesty:
+    """The account of what a run asks; its period is held against `endpoints`, else the scraped ones."""
+    return account(workload.conversations, workload.asked, endpoints or max(1, len(spec.scrape)), ruler)
+
+
+def plan(
+    spec: Spec,
+    workload: Workload,
+    host: Host,
+    *,
+    latency_s: float,
+    slices: int = 20,
+    ruler: Ruler = BYTES,
+) -> Plan:
     """Works out a run; `latency_s` is how long a request is assumed to take from its sending to its end."""
-    honesty = account(workload.conversations, count_requests(workload), max(1, len(spec.scrape)))
+    honesty = account_for(spec, workload, ruler)
     starts, slice_s = _slice(workload, slices)
     peak_rps = max(starts) / slice_s * workload.turns_mean if slice_s else None
     in_flight = _find_in_flight(spec, peak_rps, honesty.prompts, latency_s)
@@ -66,18 +82,12 @@ def plan(spec: Spec, workload: Workload, host: Host, *, latency_s: float, slices
         latency_s=latency_s,
         in_flight=in_flight,
         cpu_cores=cpu_cores,
-        faults=tuple(_find_faults(spec, workload, host, in_flight, cpu_cores)),
-        remarks=tuple(_find_remarks(spec, host, peak_rps, latency_s)),
+        faults=tuple(_find_faults(spec, host, in_flight, cpu_cores)),
+        remarks=(
+            *_find_remarks(spec, host, peak_rps, latency_s),
+            *_find_surprises(spec, workload),
+        ),
     )
-
-
-def count_requests(workload: Workload) -> int:
-    """How many requests the workload makes; of a closed loop bound by time only, one cycle of its dataset."""
-    if workload.requests is not None:
-        return workload.requests
-    if workload.starts_s is not None:
-        return max(1, round(len(workload.starts_s) * workload.turns_mean))
-    return Numbering(workload.conversations).per_cycle
 
 
 def _slice(workload: Workload, slices: int) -> tuple[tuple[int, ...], float]:
@@ -94,11 +104,7 @@ def _find_in_flight(spec: Spec, peak_rps: float | None, requests: int, latency_s
     return max(1, min(wanted, requests, spec.traffic.concurrency or wanted))
 
 
-def _find_faults(
-    spec: Spec, workload: Workload, host: Host, in_flight: int, cpu_cores: float
-) -> Iterator[str]:
-    if workload.starts_s is not None and not workload.starts_s:
-        yield "the schedule has no start: raise req-rate, duration or total-prompts"
+def _find_faults(spec: Spec, host: Host, in_flight: int, cpu_cores: float) -> Iterator[str]:
     if in_flight > host.ports:
         yield f"{in_flight} connections at once from {host.ports} local ports: widen ip_local_port_range"
     per_process = -(-in_flight // spec.processes) + _OTHER_FILES
@@ -110,9 +116,6 @@ def _find_faults(
             f"about {cpu_cores:.1f} cores are needed to send this; {spec.processes} process(es) on "
             f"{host.cores} core(s) at {spec.limits.cpu:.0%} have {budget:.1f}"
         )
-    span_s = spec.traffic.duration or workload.span_s
-    if span_s is not None and spec.traffic.warm_up + spec.traffic.cool_down >= span_s:
-        yield f"warm-up and cool-down leave nothing of {span_s:.1f} s to measure"
 
 
 def _find_remarks(spec: Spec, host: Host, peak_rps: float | None, latency_s: float) -> Iterator[str]:
@@ -126,6 +129,19 @@ def _find_remarks(spec: Spec, host: Host, peak_rps: float | None, latency_s: flo
         yield f"{spec.processes} processes share {host.cores} core(s)"
     if not spec.scrape:
         yield "scrape lists no endpoint: hit rates come from usage only, if the server reports cached tokens"
+
+
+def _find_surprises(spec: Spec, workload: Workload) -> Iterator[str]:
+    traffic = spec.traffic
+    if workload.asked > workload.prompts:
+        yield (
+            f"the dataset's {workload.prompts:,} prompts begin again: "
+            f"{1 - workload.prompts / workload.asked:.0%} of the requests are repeats that a cache may have"
+        )
+    if traffic.is_queued and (traffic.warm_up or traffic.cool_down):
+        yield "warm-up and cool-down are not used: with a cap the schedule is a queue, measured as a whole"
+    if traffic.traffic_spike is not None and traffic.traffic_spike.covers(workload.span_s or 0.0):
+        yield "the traffic spike lasts the whole run: nothing tells it from a higher req-rate"
 
 
 def plan_text(plan: Plan) -> str:

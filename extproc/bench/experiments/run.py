@@ -4,54 +4,96 @@ import asyncio
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import aiohttp
 
 from extproc.bench.experiments.scrape import pair, scrape
 from extproc.bench.load.driver import LoadError, drive
 from extproc.bench.load.generator import Share
-from extproc.bench.load.registry import Registry, build_registry
+from extproc.bench.load.journal import clip, close_journal, find_end, open_journal
+from extproc.bench.load.process import Done
+from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.processors.client import Wiring
+from extproc.bench.processors.http import name_fault
 from extproc.bench.progress import Progress
 from extproc.bench.record import Record, RunClock, RunInfo, RunResult, Window
 from extproc.bench.spec.tree import Spec
-from extproc.errors import SettingsError
+from extproc.errors import ExtprocError, SettingsError
 
 
-async def run(spec: Spec, *, progress: Progress) -> RunResult:
+class Interrupted(ExtprocError):
+    """A run was ended before its first request."""
+
+
+async def run(
+    spec: Spec, *, progress: Progress, stop: asyncio.Event | None = None, journal: Path | None = None
+) -> RunResult:
     """Runs a benchmark and returns what happened; cancelled, it still ends its processes.
 
-    Raises `SettingsError` for a spec that cannot be run, `LoadError` if the client itself fails. What
-    goes wrong at the server is in the records.
+    Set `stop`, and the run ends early: the result says so. `journal` is a file that keeps every request as it
+    ends. Raises `SettingsError` for a spec that cannot be run, `LoadError` if the client itself fails,
+    `Interrupted` if it was stopped before it began. What goes wrong at the server is in the records.
     """
-    registry = build_registry(spec.plugins)
-    await _check_target(spec, registry)
+    stop = stop or asyncio.Event()
+    registry = open_registry(spec)
+    await check_target(spec, registry)
     workload = await asyncio.to_thread(build_workload, spec, registry)
     model = spec.target.model or await find_model(spec.base_url)
     before = await scrape(spec.scrape)
-    started_at = datetime.now(UTC)
-    done = await drive(share_out(spec, model, workload), workload.jobs, progress)
+    if stop.is_set():
+        raise Interrupted("interrupted before the first request")
+    info = _begin(spec, model, workload)
+    if journal is not None:
+        open_journal(journal, info)
+    done = await drive(share_out(spec, model, workload, journal), workload.jobs, progress, stop)
     scrapes = pair(spec.scrape, before, await scrape(spec.scrape))
     records = tuple(sorted((r for d in done for r in d.records), key=lambda record: record.index))
-    duration_s = max((r.end_s for r in records if r.end_s is not None), default=0.0)
-    info = RunInfo(
+    ended = _end(info, workload, records, done, is_stopped=stop.is_set())
+    ended = replace(ended, scrapes=scrapes)
+    if journal is not None:
+        close_journal(journal, ended)
+    return RunResult(ended, records)
+
+
+def _begin(spec: Spec, model: str, workload: Workload) -> RunInfo:
+    return RunInfo(
         spec=spec,
         model=model,
-        started_at=started_at,
-        duration_s=duration_s,
-        window=find_window(spec, workload, records),
+        started_at=datetime.now(UTC),
+        duration_s=0.0,
+        window=find_window(spec, workload, ()),
         schedule_s=workload.starts_s or (),
         offered_rps=workload.offered_rps,
-        clients=tuple(d.stats for d in done),
-        scrapes=scrapes,
+        clients=(),
+        scrapes=(),
+        prompts=workload.prompts,
     )
-    return RunResult(info, records)
 
 
-async def _check_target(spec: Spec, registry: Registry) -> None:
-    """Builds a client as every process will: a spec's faults belong here, before there are processes."""
+def _end(
+    info: RunInfo, workload: Workload, records: Sequence[Record], done: Sequence[Done], *, is_stopped: bool
+) -> RunInfo:
+    duration_s, window = find_end(records), find_window(info.spec, workload, records)
+    # A signal at the very end finds nothing left to break off.
+    interrupted_s = max(d.stats.wall_s for d in done) if is_stopped else None
+    return replace(
+        info,
+        duration_s=duration_s,
+        window=window if interrupted_s is None else clip(window, interrupted_s),
+        clients=tuple(d.stats for d in done),
+        interrupted_s=interrupted_s,
+    )
+
+
+async def check_target(spec: Spec, registry: Registry) -> None:
+    """Builds a client as every process will: a spec's faults belong here, before there are processes.
+
+    Raises `SettingsError`.
+    """
     target = spec.target
     if target.api_key_env and target.api_key_env not in os.environ:
         raise SettingsError(f"target.api-key-env: {target.api_key_env} is not set")
@@ -65,8 +107,10 @@ async def find_model(base_url: str) -> str:
         async with aiohttp.ClientSession() as session, session.get(f"{base_url}/v1/models") as response:
             models = (await response.json())["data"]
             return str(models[0]["id"])
-    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
-        raise LoadError(f"give target.model: {base_url}/v1/models tells none ({error!r})") from None
+    except aiohttp.ClientError as error:
+        raise LoadError(f"give target.model: {base_url}/v1/models: {name_fault(error)}") from None
+    except (TimeoutError, ValueError, LookupError, TypeError):
+        raise LoadError(f"give target.model: {base_url}/v1/models lists no model") from None
 
 
 def find_window(spec: Spec, workload: Workload, records: Sequence[Record]) -> Window:
@@ -77,14 +121,12 @@ def find_window(spec: Spec, workload: Workload, records: Sequence[Record]) -> Wi
     return Window(start_s, max(start_s, end_s - spec.traffic.cool_down))
 
 
-def share_out(spec: Spec, model: str, workload: Workload) -> list[Share]:
+def share_out(spec: Spec, model: str, workload: Workload, journal: Path | None = None) -> list[Share]:
     """Cuts one schedule over the processes, every n-th start to each; so, too, the concurrency."""
     count = spec.processes
     numbered = tuple(enumerate(workload.starts_s or ()))
     concurrency = spec.traffic.concurrency
     caps = [None if concurrency is None else _part(concurrency, count, i) for i in range(count)]
-    if concurrency is not None and concurrency < count:
-        raise SettingsError(f"{count} processes cannot share a concurrency of {concurrency}")
     return [
         Share(
             process=i,
@@ -95,6 +137,7 @@ def share_out(spec: Spec, model: str, workload: Workload) -> list[Share]:
             starts=numbered[i::count],
             users=(caps[i] or 0) if spec.traffic.is_closed else 0,
             cap=caps[i],
+            journal=journal,
         )
         for i in range(count)
     ]

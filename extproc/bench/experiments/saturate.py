@@ -3,16 +3,21 @@
 Knows no network.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from extproc.bench.experiments.ab import Run, with_traffic
+from extproc.bench.judge.verdict import FAILED
 from extproc.bench.report import report
 from extproc.bench.report.report import Report
 from extproc.bench.spec.experiments import Ladder
 from extproc.bench.spec.tree import Spec
 
-SATURATION_SCHEMA = "extproc-bench-saturation/1"
+SATURATION_SCHEMA = "extproc-bench-saturation/2"
+
+# A sparse window loses some answers at its end; a server that gives less than this at a rate serves it badly,
+# whatever it did at a lower one.
+_SERVES_AT_ALL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,19 @@ class Rung:
     @property
     def served_rps(self) -> float:
         return self.report.measured.throughput.requests_rps
+
+    @property
+    def total_tps(self) -> float:
+        return self.report.measured.throughput.total_tps
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the rung says something about the server: its figures hold, or the server refused."""
+        return set(self.report.verdict.kinds) <= {FAILED} and self.report.measured.counts.completed > 0
+
+    @property
+    def has_failed(self) -> bool:
+        return FAILED in self.report.verdict.kinds
 
     @property
     def efficiency(self) -> float:
@@ -47,12 +65,21 @@ class Rung:
             return None
         return abs(flow.in_flight - flow.started_rps * summary.mean / 1000) / flow.in_flight
 
+    @property
+    def why(self) -> str:
+        return (
+            f"at {self.rate:.2f} req/s: {self.report.verdict.text}: {'; '.join(self.report.verdict.reasons)}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
     """The rungs by rate. `inflection_rps` is the highest rate still served, `None` if the lowest was not.
 
     `is_bracketed`: a higher rate was saturated, so that the inflection point lies between the two.
+    `best_rps` and `best_tps` are the most requests and tokens per second of any rung that failed less than
+    it may, `None` if there is none; `best_tps_rate` is the rate that was asked there. With `faults` the
+    search has no answer.
     """
 
     schema: str
@@ -60,34 +87,40 @@ class Saturation:
     model: str
     inflection_rps: float | None
     is_bracketed: bool
-    best_rps: float
-    best_tps: float
+    best_rps: float | None
+    best_tps: float | None
+    best_tps_rate: float | None
     faults: tuple[str, ...]
+    remarks: tuple[str, ...]
     rungs: tuple[Rung, ...]
     saturated: tuple[bool, ...]
 
 
 def is_saturated(rung: Rung, rungs: Sequence[Rung], ladder: Ladder) -> bool:
-    """Whether `rung` served too little of what it was asked.
+    """Whether `rung` served too little of what it was asked, or refused too much.
 
     Efficiency is held against the best one at a lower rate: conversations that end after the window lower
     it at every rate alike, and say nothing about the server.
     """
     lower = [other.efficiency for other in rungs if other.rate < rung.rate]
-    return rung.efficiency < ladder.served * min(1.0, max(lower, default=1.0))
+    usual = max(_SERVES_AT_ALL, min(1.0, max(lower, default=1.0)))
+    return rung.has_failed or rung.efficiency < ladder.served * usual
 
 
 def next_rate(rungs: Sequence[Rung], ladder: Ladder) -> float | None:
     """The rate to try next: up until one is saturated, then between; `None` when it is known or no use.
 
-    A rung that only the client's limits explain ends the climb: above it nothing can be offered.
+    A rung that the client's limits or nothing explains ends the climb, and so does a server that fails at
+    every rate so far: only above a rate that it served is a failure its limit.
     """
     if not rungs:
         return ladder.start
-    if len(rungs) >= ladder.steps or any(not rung.report.verdict.is_valid for rung in rungs):
+    if len(rungs) >= ladder.steps or any(not rung.is_measured for rung in rungs):
         return None
     good = [rung.rate for rung in rungs if not is_saturated(rung, rungs, ladder)]
     bad = [rung.rate for rung in rungs if is_saturated(rung, rungs, ladder)]
+    if not good and any(rung.has_failed for rung in rungs):
+        return None
     if not bad:
         return max(good) * ladder.factor
     low, high = max((rate for rate in good if rate < min(bad)), default=0.0), min(bad)
@@ -112,20 +145,35 @@ def summarise_rungs(rungs: Sequence[Rung], ladder: Ladder) -> Saturation:
     ordered = sorted(rungs, key=lambda rung: rung.rate)
     saturated = tuple(is_saturated(rung, ordered, ladder) for rung in ordered)
     first_bad = saturated.index(True) if True in saturated else len(ordered)
-    best = max(ordered, key=lambda rung: rung.served_rps)
+    sound = [rung for rung in ordered if rung.report.verdict.is_valid]
+    fullest = max(sound, key=lambda rung: rung.total_tps, default=None)
     return Saturation(
         schema=SATURATION_SCHEMA,
-        name=best.report.name,
-        model=best.report.model,
+        name=ordered[0].report.name,
+        model=ordered[0].report.model,
         inflection_rps=ordered[first_bad - 1].rate if first_bad else None,
-        is_bracketed=first_bad < len(ordered),
-        best_rps=best.served_rps,
-        best_tps=best.report.measured.throughput.total_tps,
-        faults=tuple(
-            f"at {rung.rate:.2f} req/s: {rung.report.verdict.text}: {'; '.join(rung.report.verdict.reasons)}"
-            for rung in ordered
-            if not rung.report.verdict.is_valid
-        ),
+        is_bracketed=0 < first_bad < len(ordered),
+        best_rps=max((rung.served_rps for rung in sound), default=None),
+        best_tps=fullest.total_tps if fullest else None,
+        best_tps_rate=fullest.rate if fullest else None,
+        faults=tuple(_find_faults(ordered, first_bad)),
+        remarks=tuple(_find_remarks(ordered, first_bad)),
         rungs=tuple(ordered),
         saturated=saturated,
     )
+
+
+def _find_faults(rungs: Sequence[Rung], first_bad: int) -> Iterator[str]:
+    """Rungs that say nothing; and failures below the inflection point, or without one, which are no limit."""
+    for place, rung in enumerate(rungs):
+        if not rung.is_measured or (rung.has_failed and (place < first_bad or not first_bad)):
+            yield rung.why
+
+
+def _find_remarks(rungs: Sequence[Rung], first_bad: int) -> Iterator[str]:
+    for place, rung in enumerate(rungs):
+        if rung.is_measured and rung.has_failed and first_bad and place >= first_bad:
+            yield rung.why
+        for remark in rung.report.verdict.remarks:
+            if remark.startswith(("short window", "few requests", "the dataset's")):
+                yield f"at {rung.rate:.2f} req/s: {remark}"

@@ -5,25 +5,39 @@ from collections.abc import Iterator, Sequence
 from extproc.bench.experiments.saturate import Rung, Saturation
 from extproc.bench.measure.words import fixed, milliseconds, percent
 from extproc.bench.report import page
+from extproc.bench.report.headline import name_failed, name_part
 from extproc.bench.report.markdown import markdown_table
 from extproc.bench.report.plots import Series, lines
 
-_HEADER = ("asked req/s", "served req/s", "tok/s", "TTFT p50", "TTFT p99", "E2E p50", "Little's residual", "")
+_HEADER = (
+    "asked req/s",
+    "served req/s",
+    "tok/s",
+    "TTFT p50",
+    "TTFT p99",
+    "E2E p50",
+    "failed",
+    "Little's residual",
+    "",
+)
 
 
 def saturation_markdown(found: Saturation) -> str:
-    return f"{markdown_table(_HEADER, _rows(found))}\n{headline(found)}\n"
+    part = name_part(found.rungs[0].report)
+    return f"{part}\n\n{markdown_table(_HEADER, _rows(found))}\n{headline(found)}\n"
 
 
 def headline(found: Saturation) -> str:
     """The answer in a sentence."""
+    if found.faults:
+        return "No answer: a rung says nothing about the server's limit."
     if found.inflection_rps is None:
         return f"The lowest rate was not served: begin below {found.rungs[0].rate:.2f} req/s."
     if not found.is_bracketed:
         return f"No saturation up to {found.rungs[-1].rate:.2f} req/s: the inflection point lies above."
     return (
-        f"Inflection point at {found.inflection_rps:.2f} req/s; at most {found.best_rps:.2f} req/s and "
-        f"{found.best_tps:,.0f} tokens/s were served."
+        f"Inflection point at {found.inflection_rps:.2f} req/s; at most {fixed(found.best_rps)} req/s were "
+        f"served, and {fixed(found.best_tps, 0)} tokens/s (at {fixed(found.best_tps_rate)} req/s asked)."
     )
 
 
@@ -44,9 +58,18 @@ def _row(rung: Rung, *, is_saturated: bool) -> Sequence[str]:
         milliseconds(ttft.p50 if ttft else None),
         milliseconds(ttft.p99 if ttft else None),
         milliseconds(rung.e2e_p50_ms),
+        name_failed(rung.report),
         percent(rung.littles_residual),
-        "saturated" if is_saturated else "served",
+        _state(rung, is_saturated=is_saturated),
     )
+
+
+def _state(rung: Rung, *, is_saturated: bool) -> str:
+    if not rung.is_measured:
+        return rung.report.verdict.text
+    if rung.has_failed:
+        return "saturated: requests failed"
+    return "saturated" if is_saturated else "served"
 
 
 def saturation_html(found: Saturation) -> str:
@@ -55,6 +78,7 @@ def saturation_html(found: Saturation) -> str:
 
 def _parts(found: Saturation) -> Iterator[str]:
     yield page.notice(headline(found), found.faults, is_good=found.is_bracketed and not found.faults)
+    yield page.remarks((name_part(found.rungs[0].report), *found.remarks))
     rates = [rung.rate for rung in found.rungs]
     yield page.cards(
         {

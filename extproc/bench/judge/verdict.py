@@ -1,21 +1,32 @@
-"""Whether a run measured the server or the client. Pure: figures in, a verdict out.
+"""Whether a run measured the server at all, or failures, nothing, or the client. Pure.
 
 Reasons make a run invalid; remarks say how a valid one must be read.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from extproc.bench.record import ClientStats, Record, RunResult
+from extproc.bench.record import INTERRUPTED, ClientStats, Record, RunInfo, RunResult
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.bench.spec.tree import Limits
+
+# The kinds of reasons.
+PARTIAL = "partial"
+FAILED = "requests failed"
+NOTHING = "nothing measured"
+CLIENT_LIMITED = "client-limited"
 
 # With fewer in flight on average the samples are too coarse to check anything.
 _FEW_IN_FLIGHT = 1.0
 # Random arrivals in a short window are off by a few percent; less than this is no longer chance.
 _RAMPED = 0.9
+# Below this a p99 is no more than the largest value.
+_FEW_REQUESTS = 100
+_MOST_CAUSES = 4
+_MOST_WORDS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +52,149 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a run is no measurement: in one of a few words (`CLIENT_LIMITED` and so on), and in a sentence."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """`valid`, or `invalid: client-limited` with the reasons, and what it was judged by."""
+    """`valid`, or `invalid:` and of what kinds, with the reasons, and what it was judged by."""
 
     is_valid: bool
     text: str
     reasons: tuple[str, ...]
     remarks: tuple[str, ...]
     figures: Figures
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def is_client_limited_only(self) -> bool:
+        """Whether nothing but the client's limits speaks against the run."""
+        return self.kinds == (CLIENT_LIMITED,)
 
     def __str__(self) -> str:
         return self.text
 
 
-def build_verdict(reasons: Iterable[str], remarks: Iterable[str], figures: Figures) -> Verdict:
+def build_verdict(reasons: Iterable[Reason], remarks: Iterable[str], figures: Figures) -> Verdict:
     """A verdict is valid as long as nothing speaks against it."""
     against = tuple(reasons)
-    text = "invalid: client-limited" if against else "valid"
-    return Verdict(not against, text, against, tuple(remarks), figures)
+    kinds = tuple(dict.fromkeys(reason.kind for reason in against))
+    text = f"invalid: {', '.join(kinds)}" if against else "valid"
+    return Verdict(
+        not against, text, tuple(reason.text for reason in against), tuple(remarks), figures, kinds
+    )
 
 
 def judge(result: RunResult) -> Verdict:
     """Judges a run by the limits of its spec. Linear in records and samples."""
     limits = result.info.spec.limits
     figures = _measure(result)
-    return build_verdict(_find_reasons(figures, limits), _find_remarks(figures, limits), figures)
+    reasons = (
+        *_find_interruption(result.info),
+        *_find_failures(result, limits.errors),
+        *_find_nothing(result),
+        *_find_client_limits(figures, limits),
+    )
+    return build_verdict(
+        reasons,
+        (*_find_remarks(figures, limits), *_find_thin_windows(result), *_find_surprises(result)),
+        figures,
+    )
+
+
+def _find_interruption(info: RunInfo) -> Iterator[Reason]:
+    if info.interrupted_s is not None:
+        yield Reason(PARTIAL, f"interrupted after {info.interrupted_s:.1f} s: the report holds what was done")
+
+
+def _find_failures(result: RunResult, limit: float) -> Iterator[Reason]:
+    """Holds the failures of the whole run against the limit, then those of the window."""
+    for part, records in (("", result.records), (" in the window", _list_measured(result))):
+        failed = [record for record in records if is_failure(record)]
+        if failed and len(failed) > limit * len(records):
+            share = f"{len(failed):,} of {len(records):,} requests{part} failed"
+            yield Reason(
+                FAILED,
+                f"{share} ({len(failed) / len(records):.1%}, {limit:.1%} allowed): {name_causes(failed)}",
+            )
+            return
+
+
+def is_failure(record: Record) -> bool:
+    """Whether a request failed; one that the run's own end broke off did not."""
+    return record.failure is not None and record.failure != INTERRUPTED
+
+
+def name_causes(failed: Iterable[Record]) -> str:
+    """The commonest causes with their counts and one of the server's own words for each."""
+    records = list(failed)
+    causes = Counter(str(record.failure) for record in records).most_common()
+    told = [f"{cause} {count:,}{_quote(cause, records)}" for cause, count in causes[:_MOST_CAUSES]]
+    rest = sum(count for _, count in causes[_MOST_CAUSES:])
+    return ", ".join([*told, f"others {rest:,}"] if rest else told)
+
+
+def _quote(cause: str, records: Iterable[Record]) -> str:
+    details = Counter(record.failure_detail for record in records if record.failure == cause)
+    detail = " ".join(details.most_common(1)[0][0].split())
+    return f" ({detail[:_MOST_WORDS]})" if detail else ""
+
+
+def _find_nothing(result: RunResult) -> Iterator[Reason]:
+    traffic, window = result.info.spec.traffic, result.info.window
+    if not traffic.is_queued and window.end_s <= window.start_s:
+        yield Reason(
+            NOTHING,
+            f"warm-up ({traffic.warm_up:g} s) and cool-down ({traffic.cool_down:g} s) leave nothing of it",
+        )
+    elif not any(record.is_ok for record in _list_measured(result)):
+        yield Reason(NOTHING, "no request was completed where it was measured")
+
+
+def _list_measured(result: RunResult) -> list[Record]:
+    """The requests that figures are taken from: those of the window, or all where the schedule is a queue."""
+    if result.info.spec.traffic.is_queued:
+        return list(result.records)
+    return [record for record in result.records if result.info.window.holds(record)]
+
+
+def _find_thin_windows(result: RunResult) -> Iterator[str]:
+    """Says what the figures rest on too little of: time, or requests."""
+    info, measured = result.info, [record for record in _list_measured(result) if record.is_ok]
+    if not measured:
+        return
+    if len(measured) < _FEW_REQUESTS:
+        yield f"few requests: {len(measured)} were measured, so that the p99 is about the largest"
+    mean_s = sum((record.end_s or 0.0) - record.intended_s for record in measured) / len(measured)
+    width_s = info.window.end_s - info.window.start_s
+    if not info.spec.traffic.is_queued and width_s < info.spec.limits.latencies * mean_s:
+        yield (
+            f"short window: its {width_s:.1f} s are {width_s / mean_s:.1f} times as long as a request takes; "
+            "throughput counts what began before it"
+        )
+
+
+def _find_surprises(result: RunResult) -> Iterator[str]:
+    """Says what the spec may not have meant: repeated prompts, an unused warm-up, broken-off ends."""
+    info, traffic = result.info, result.info.spec.traffic
+    repeats = sum(info.prompts is not None and record.index >= info.prompts for record in result.records)
+    if repeats:
+        yield (
+            f"the dataset's {info.prompts:,} prompts began again: {repeats / len(result.records):.0%} of the "
+            "requests are repeats that a cache may have"
+        )
+    if traffic.is_queued and (traffic.warm_up or traffic.cool_down):
+        yield "warm-up and cool-down are not used: with a cap the schedule is a queue, measured as a whole"
+    broken = sum(record.failure == INTERRUPTED for record in result.records)
+    if broken and info.interrupted_s is None:
+        yield f"{broken:,} requests were broken off when graceful-stop was over"
+    spike, end_s = traffic.traffic_spike, max(info.schedule_s, default=0.0)
+    if spike is not None and spike.covers(end_s):
+        yield "the traffic spike lasted the whole run: nothing tells it from a higher req-rate"
 
 
 def _measure(result: RunResult) -> Figures:
@@ -127,7 +256,11 @@ def _mean_in_flight(client: ClientStats, start_s: float, end_s: float) -> float:
     return sum(seen) / len(seen) if seen else 0.0
 
 
-def _find_reasons(figures: Figures, limits: Limits) -> Iterator[str]:
+def _find_client_limits(figures: Figures, limits: Limits) -> Iterator[Reason]:
+    return (Reason(CLIENT_LIMITED, text) for text in _name_client_limits(figures, limits))
+
+
+def _name_client_limits(figures: Figures, limits: Limits) -> Iterator[str]:
     lag, loop_lag, cpu = figures.lag_p99_s, figures.loop_lag_p99_s, figures.cpu
     if lag is not None and lag > limits.lag_p99:
         yield f"lag p99 {lag * 1e3:.1f} ms: requests were due {limits.lag_p99 * 1e3:.0f} ms before they began"

@@ -10,13 +10,15 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 
 from extproc.bench.load.generator import Share
-from extproc.bench.load.process import Done, Ready, Start, run_process
+from extproc.bench.load.process import Done, Ready, Start, Stop, run_process
 from extproc.bench.progress import Progress, Standing
 from extproc.errors import ExtprocError
 
 # From the last process being ready to the start: by then every process must have heard of it.
 _LEAD_S = 0.25
 _JOIN_S = 5.0
+# For breaking off what is in flight, counting tokens and sending everything back.
+_STOP_S = 60.0
 
 
 class LoadError(ExtprocError):
@@ -61,8 +63,13 @@ class _Process:
             self.process.kill()
 
 
-async def drive(shares: Sequence[Share], jobs: int | None, progress: Progress) -> list[Done]:
-    """Runs every share in a process of its own, from one common start. Raises `LoadError`."""
+async def drive(
+    shares: Sequence[Share], jobs: int | None, progress: Progress, stop: asyncio.Event
+) -> list[Done]:
+    """Runs every share in a process of its own, from one common start, until all end or `stop` is set.
+
+    Raises `LoadError`.
+    """
     context = multiprocessing.get_context("spawn")
     taken = context.Value("q", 0)
     processes = [_spawn(context, (share, taken, jobs)) for share in shares]
@@ -71,8 +78,8 @@ async def drive(shares: Sequence[Share], jobs: int | None, progress: Progress) -
             _listen(process, processes, progress)
         await asyncio.gather(*(process.is_ready.wait() for process in processes))
         if not any(process.is_dead for process in processes):
-            _start(processes)
-            await asyncio.gather(*(process.is_over.wait() for process in processes))
+            _send(processes, Start(time.monotonic() + _LEAD_S))
+            await _wait(processes, stop)
     finally:
         await asyncio.gather(*(process.end() for process in processes))
     for process in processes:
@@ -104,12 +111,32 @@ def _listen(process: _Process, processes: Sequence[_Process], progress: Progress
     asyncio.get_running_loop().add_reader(process.pipe.fileno(), hear)
 
 
-def _start(processes: Sequence[_Process]) -> None:
-    start = Start(time.monotonic() + _LEAD_S)
+async def _wait(processes: Sequence[_Process], stop: asyncio.Event) -> None:
+    """Waits until all are over; if `stop` is set before, tells them to end and waits a little."""
+    over = asyncio.ensure_future(_wait_for_all(processes))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([over, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not over.done():
+            _send(processes, Stop())
+            await asyncio.wait({over}, timeout=_STOP_S)
+        if not over.done():
+            raise LoadError(f"a load process did not end within {_STOP_S:g} s of being told")
+    finally:
+        stopping.cancel()
+        over.cancel()
+
+
+async def _wait_for_all(processes: Sequence[_Process]) -> bool:
+    await asyncio.gather(*(process.is_over.wait() for process in processes))
+    return True
+
+
+def _send(processes: Sequence[_Process], message: Start | Stop) -> None:
     for process in processes:
-        # One that has just died is heard of as such.
+        # One that has just died, or is just done, is heard of as such.
         with suppress(BrokenPipeError):
-            process.pipe.send(start)
+            process.pipe.send(message)
 
 
 def _sum(snapshots: Sequence[Standing], news: Standing) -> Standing:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from extproc.bench.load.cap import Cap
 from extproc.bench.load.workload import Numbering
 from extproc.bench.processors.client import Client
 from extproc.bench.processors.processor import Query
-from extproc.bench.record import Clock, Record
+from extproc.bench.record import INTERRUPTED, Clock, Record
 from extproc.bench.spec.tree import Spec
 
 # Wake at most this often, then start everything that is due: a timer per request falls behind from
@@ -28,7 +29,10 @@ Next = Callable[[], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One process's part of a run: its starts as (number, time), or the `users` of a closed loop."""
+    """One process's part of a run: its starts as (number, time), or the `users` of a closed loop.
+
+    `journal` is where it writes down what ends.
+    """
 
     process: int
     spec: Spec
@@ -38,6 +42,7 @@ class Share:
     starts: tuple[tuple[int, float], ...] = ()
     users: int = 0
     cap: int | None = None
+    journal: Path | None = None
 
 
 class LoadGenerator:
@@ -51,11 +56,14 @@ class LoadGenerator:
         self._traffic = share.spec.traffic
         self._numbering = Numbering(share.conversations)
         self._begun = 0
+        self._limit: asyncio.Timeout | None = None
+        self._stopped_s: float | None = None
 
     async def run(self) -> None:
         """Runs to the end: of the schedule or the users, and of everything in flight."""
+        self._limit = asyncio.timeout(self._deadline_s())
         try:
-            async with asyncio.timeout(self._deadline_s()), asyncio.TaskGroup() as tasks:
+            async with self._limit, asyncio.TaskGroup() as tasks:
                 if self._traffic.is_closed:
                     for _ in range(self._share.users):
                         tasks.create_task(self._be_user())
@@ -66,11 +74,20 @@ class LoadGenerator:
         finally:
             self._note_unsent()
 
+    def stop(self) -> None:
+        """Ends the run now; what is in flight is broken off, what was not yet due is not asked."""
+        self._stopped_s = self._clock()
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
     @property
     def in_flight(self) -> int:
         return self.cap.in_flight
 
     def _deadline_s(self) -> float | None:
+        """When `asyncio.timeout` is to end the run, in seconds from now."""
+        if self._stopped_s is not None:
+            return 0.0
         if self._traffic.duration is None or self._traffic.graceful_stop is None:
             return None
         return self._traffic.duration + self._traffic.graceful_stop - self._clock()
@@ -128,7 +145,7 @@ class LoadGenerator:
             finally:
                 self.cap.leave()
         except asyncio.CancelledError:
-            record.failure, record.end_s = "interrupted", self._clock()
+            record.failure, record.end_s = INTERRUPTED, self._clock()
             raise
 
     def _quote(self, turn: ChatTurn, record: Record) -> tuple[Message, ...]:
@@ -157,6 +174,9 @@ class LoadGenerator:
     def _note_unsent(self) -> None:
         """A request that was due but never begun was offered all the same."""
         for number, at_s in self._share.starts[self._begun :]:
+            if self._stopped_s is not None and at_s > self._stopped_s:
+                return
             index = self._numbering.first_index(number)
-            self.records.append(Record(index, number, 0, at_s, failure="not sent"))
+            failure = "not sent" if self._stopped_s is None else INTERRUPTED
+            self.records.append(Record(index, number, 0, at_s, failure=failure))
             self.asked.append(())

@@ -12,8 +12,9 @@ from multiprocessing.sharedctypes import Synchronized
 
 import uvloop
 
-from extproc.bench.datasets.tokens import load_tokenizer, recount
+from extproc.bench.datasets.tokens import TokenRuler, recount
 from extproc.bench.load.generator import LoadGenerator, Next, Share
+from extproc.bench.load.journal import Journal
 from extproc.bench.load.registry import build_registry
 from extproc.bench.processors.client import Wiring
 from extproc.bench.progress import Watch
@@ -33,6 +34,11 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """The run ends now: what is known is to be sent back."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """All that the process noted."""
 
@@ -41,7 +47,7 @@ class Done:
 
 
 def run_process(share: Share, pipe: Connection, taken: "Synchronized[int]", jobs: int | None) -> None:
-    """Is a load process's whole life. The parent decides about interrupts, so SIGINT is ignored."""
+    """Is a load process's whole life. The parent decides about signals to the group, so SIGINT is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _allow_files()
     try:
@@ -78,7 +84,8 @@ async def _serve(share: Share, pipe: Connection, take_next: Next) -> Done:
     build = build_registry(share.spec.plugins).client(target.api.name)
     client = build(Wiring(share.spec.base_url, target, api_key, clock))
     generator = LoadGenerator(share, client, clock, take_next)
-    watch = Watch(generator, clock)
+    journal = None if share.journal is None else Journal(share.journal)
+    watch = Watch(generator, clock, journal.note if journal else None)
     # The dataset is never freed before the end: keep the collector from walking it during the run.
     gc.freeze()
     pipe.send(Ready())
@@ -94,18 +101,33 @@ async def _serve(share: Share, pipe: Connection, take_next: Next) -> Done:
         samples=tuple(watch.samples),
     )
     await client.close()
+    if journal:
+        journal.close()
     if target.tokenizer is not None:
-        recount(generator.records, generator.asked, load_tokenizer(target.tokenizer))
+        recount(generator.records, generator.asked, TokenRuler(target.tokenizer))
     return Done(tuple(generator.records), stats)
 
 
 async def _run_watched(generator: LoadGenerator, watch: Watch, pipe: Connection, clock: RunClock) -> None:
     if (early_s := -clock()) > 0:
         await asyncio.sleep(early_s)
+    asyncio.get_running_loop().add_reader(pipe.fileno(), _obey, pipe, generator)
     # A parent that is gone cannot be told news: that fails the group and ends this process, too.
     async with asyncio.TaskGroup() as group:
         watching = [group.create_task(watch.sample()), group.create_task(watch.publish(pipe.send))]
         await generator.run()
         for task in watching:
             task.cancel()
+    asyncio.get_running_loop().remove_reader(pipe.fileno())
     pipe.send(watch.snapshot())
+
+
+def _obey(pipe: Connection, generator: LoadGenerator) -> None:
+    """Ends the run when the parent says so. One that is gone is noticed when it is told news."""
+    try:
+        message = pipe.recv()
+    except (EOFError, ConnectionError):
+        message = None
+    asyncio.get_running_loop().remove_reader(pipe.fileno())
+    if isinstance(message, Stop):
+        generator.stop()

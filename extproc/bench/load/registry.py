@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -17,6 +18,8 @@ from extproc.bench.datasets.synthetic import (
     generate_random,
     generate_shared_prefix,
 )
+from extproc.bench.datasets.text import BYTES, Ruler
+from extproc.bench.datasets.tokens import read_ruler
 from extproc.bench.datasets.traces import replay_trace
 from extproc.bench.judge.verdict import Verdict
 from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_sine, build_steps
@@ -29,6 +32,7 @@ from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenA
 from extproc.bench.processors.processor import Processor
 from extproc.bench.record import RunResult
 from extproc.bench.spec.section import Component
+from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 
 Renderer = Callable[[RunResult, Verdict], str]
@@ -40,13 +44,14 @@ class Registry:
     """What there is to choose from. A plugin's `register(registry)` adds to it or replaces in it.
 
     `datasets` yield conversations, `shapes` request rates, `clients` carry requests (an HTTP API needs
-    only a processor: `add_processor`), `reports` render a finished run.
+    only a processor: `add_processor`), `reports` render a finished run. `ruler` counts tokens.
     """
 
     datasets: dict[str, Source] = field(default_factory=dict)
     shapes: dict[str, ShapeFactory] = field(default_factory=dict)
     clients: dict[str, ClientFactory] = field(default_factory=dict)
     reports: dict[str, Renderer] = field(default_factory=dict)
+    ruler: Ruler = BYTES
 
     def add_processor(self, name: str, processor: Processor) -> None:
         """Makes an HTTP API known as a target's `api`; the api's options are the processor's fields."""
@@ -69,13 +74,18 @@ class Registry:
         return _find(self.reports, name, "report")
 
 
-def build_registry(plugins: Iterable[str] = ()) -> Registry:
+def open_registry(spec: Spec) -> Registry:
+    """Returns what there is to choose from for a spec, its plugins and its tokenizer included."""
+    return build_registry(spec.plugins, read_ruler(spec.target))
+
+
+def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registry:
     """Returns everything built in, then what each plugin registers.
 
     A plugin is a module's name or a path to a `.py` file. Raises `SettingsError` if it cannot be
     imported or has no `register`.
     """
-    registry = Registry()
+    registry = Registry(ruler=ruler)
     _add_datasets(registry)
     registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps, sine=build_sine)
     _add_processors(registry)
@@ -88,14 +98,14 @@ def build_registry(plugins: Iterable[str] = ()) -> Registry:
 def _add_datasets(registry: Registry) -> None:
     registry.datasets.update(
         {
-            "share-gpt": read_sharegpt,
-            "sharegpt": read_sharegpt,
-            "open-orca": read_openorca,
-            "openorca": read_openorca,
-            "synthetic": generate_conversations,
-            "shared-prefix": generate_shared_prefix,
-            "random": generate_random,
-            "trace": replay_trace,
+            "share-gpt": partial(read_sharegpt, ruler=registry.ruler),
+            "sharegpt": partial(read_sharegpt, ruler=registry.ruler),
+            "open-orca": partial(read_openorca, ruler=registry.ruler),
+            "openorca": partial(read_openorca, ruler=registry.ruler),
+            "synthetic": partial(generate_conversations, ruler=registry.ruler),
+            "shared-prefix": partial(generate_shared_prefix, ruler=registry.ruler),
+            "random": partial(generate_random, ruler=registry.ruler),
+            "trace": partial(replay_trace, ruler=registry.ruler),
             "openai-bodies": read_bodies,
             "prepared": read_prepared,
         }

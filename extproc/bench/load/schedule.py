@@ -36,6 +36,13 @@ def build_schedule(traffic: TrafficShape, shape: Shape, count: int | None, rng: 
     return starts
 
 
+def count_due(traffic: TrafficShape, shape: Shape) -> int:
+    """Returns how many starts the duration may bring: the mean, and four deviations if they are random."""
+    expected = float(shape.count_until(np.array([traffic.duration or 0.0]))[0])
+    spread = 0.0 if traffic.arrivals == "constant" else 4 * math.sqrt(expected / min(traffic.burstiness, 1.0))
+    return math.ceil(expected + spread)
+
+
 def _find_end(shape: Shape, count: int) -> float:
     """Returns a time by which far more than `count` requests are due, by doubling."""
     end_s, enough = 1.0, count + 10 * math.sqrt(count) + 10

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from extproc.bench.datasets.conversation import Conversation
 from extproc.bench.datasets.prepare import prepare
 from extproc.bench.load.registry import Registry
-from extproc.bench.load.schedule import build_schedule, build_shape
+from extproc.bench.load.schedule import build_schedule, build_shape, count_due
 from extproc.bench.load.shapes import Times
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.traffic import TrafficShape
@@ -21,6 +21,8 @@ from extproc.errors import SettingsError
 
 # Requests that a generated dataset provides when only the server's speed will tell how many are made.
 _UNKNOWN_NEED = 10_000
+# More is no schedule that anybody means, but a source that gives no more however much is asked of it.
+_MOST_NEED = 2_000_000
 
 
 class Numbering:
@@ -59,8 +61,22 @@ class Workload:
     span_s: float | None = None
 
     @property
+    def prompts(self) -> int:
+        """How many requests the dataset holds before it begins again."""
+        return Numbering(self.conversations).per_cycle
+
+    @property
     def turns_mean(self) -> float:
-        return Numbering(self.conversations).per_cycle / len(self.conversations)
+        return self.prompts / len(self.conversations)
+
+    @property
+    def asked(self) -> int:
+        """How many requests the workload makes; of a closed loop bound by time only, one cycle."""
+        if self.requests is not None:
+            return self.requests
+        if self.starts_s is not None:
+            return max(1, round(len(self.starts_s) * self.turns_mean))
+        return self.prompts
 
     @property
     def offered_rps(self) -> float | None:
@@ -77,27 +93,60 @@ def build_workload(spec: Spec, registry: Registry) -> Workload:
     Raises `SettingsError` for a dataset that cannot be read or a schedule that cannot be built.
     """
     traffic = spec.traffic
-    dataset_seed, arrival_seed = np.random.SeedSequence(spec.seed).spawn(2)
-    source = registry.dataset(traffic.dataset.name)
     try:
-        conversations = tuple(prepare(traffic, source, _estimate_need(traffic), dataset_seed))
+        need = _estimate_need(traffic, registry)
+        workload = _build(spec, registry, need)
+        # Sessions of fewer turns than on average, or filters, leave a generated dataset short.
+        while need < (wanted := _count_missing(workload, traffic, need)):
+            need = wanted
+            workload = _build(spec, registry, need)
     except ValidationError as error:
-        raise SettingsError(f"dataset {traffic.dataset.name}: {list_faults(error)}") from None
+        raise SettingsError(f"traffic-shape: {list_faults(error)}") from None
+    except ValueError as error:
+        raise SettingsError(f"traffic-shape: {error}") from None
+    _check_window(traffic, workload)
+    return workload
+
+
+def _build(spec: Spec, registry: Registry, need: int) -> Workload:
+    traffic = spec.traffic
+    dataset_seed, arrival_seed = np.random.SeedSequence(spec.seed).spawn(2)
+    conversations = _prepare(spec, registry, need, dataset_seed)
     requests = _bound(traffic, conversations)
     numbering = Numbering(conversations)
     jobs = None if requests is None else numbering.count_conversations(requests)
     if traffic.is_closed:
         return Workload(conversations, None, jobs, requests)
-    try:
-        starts = _build_starts(traffic, conversations, registry, jobs, np.random.default_rng(arrival_seed))
-    except ValueError as error:
-        raise SettingsError(f"traffic-shape: {error}") from None
+    starts = _build_starts(traffic, conversations, registry, jobs, np.random.default_rng(arrival_seed))
     if not len(starts):
         raise SettingsError("traffic-shape: the schedule has no start; give it more time or a higher rate")
     span_s = float(starts[-1]) * (1 + 1 / max(1, len(starts) - 1))
     if traffic.duration is not None and len(starts) != jobs:
         span_s = traffic.duration
     return Workload(conversations, tuple(starts.tolist()), len(starts), requests, span_s)
+
+
+def _prepare(
+    spec: Spec, registry: Registry, need: int, seed: np.random.SeedSequence
+) -> tuple[Conversation, ...]:
+    dataset = spec.traffic.dataset
+    try:
+        return tuple(prepare(spec.traffic, registry.dataset(dataset.name), need, seed, registry.ruler))
+    except ValidationError as error:
+        raise SettingsError(f"dataset {dataset.name}: {list_faults(error)}") from None
+
+
+def _check_window(traffic: TrafficShape, workload: Workload) -> None:
+    """Refuses a run of which nothing would be measured."""
+    span_s = workload.span_s or traffic.duration
+    if span_s is None or traffic.is_queued:
+        return
+    left_s = span_s - traffic.warm_up - traffic.cool_down
+    if left_s <= 1e-9 * span_s:
+        raise SettingsError(
+            f"warm-up ({traffic.warm_up:g} s) and cool-down ({traffic.cool_down:g} s) leave nothing of "
+            f"{span_s:.1f} s to measure"
+        )
 
 
 def _build_starts(
@@ -122,15 +171,28 @@ def _read_arrivals(traffic: TrafficShape, conversations: Sequence[Conversation])
     return starts if traffic.duration is None else starts[starts < traffic.duration]
 
 
-def _estimate_need(traffic: TrafficShape) -> int:
-    """Returns how many requests a generated dataset should provide without repeating itself."""
+def _estimate_need(traffic: TrafficShape, registry: Registry) -> int:
+    """Returns how many requests a generated dataset should provide without repeating itself.
+
+    That is what the schedule will ask for, spikes, ramps and steps included.
+    """
+    dataset = traffic.dataset
     if traffic.total_prompts is not None:
-        return min(traffic.total_prompts, traffic.dataset.max_prompts or traffic.total_prompts)
-    if traffic.dataset.max_prompts is not None:
-        return traffic.dataset.max_prompts
-    if traffic.req_rate and traffic.duration:
-        return math.ceil(traffic.req_rate * traffic.duration)
-    return _UNKNOWN_NEED
+        wanted = traffic.total_prompts
+    elif traffic.duration is None or traffic.req_rate is None:
+        wanted = _UNKNOWN_NEED
+    else:
+        wanted = count_due(traffic, build_shape(traffic, registry.shape(traffic.shape.name)))
+    wanted = math.ceil(wanted / dataset.repeat)
+    return max(1, wanted if dataset.max_prompts is None else min(wanted, dataset.max_prompts))
+
+
+def _count_missing(workload: Workload, traffic: TrafficShape, need: int) -> int:
+    """Returns a larger need if the starts are more than a dataset that could be larger holds, else `need`."""
+    held, starts = len(workload.conversations), len(workload.starts_s or ())
+    if traffic.dataset.is_bounded or starts <= held or need >= _MOST_NEED:
+        return need
+    return min(_MOST_NEED, math.ceil(need * starts / held) + 1)
 
 
 def _bound(traffic: TrafficShape, conversations: Sequence[Conversation]) -> int | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from extproc.bench.measure import measures
 from extproc.bench.measure.stats import Floats, Stats
-from extproc.bench.record import Record, RunResult, TokenSource, Window
+from extproc.bench.record import INTERRUPTED, Record, RunResult, TokenSource, Window
 from extproc.bench.spec.tree import Slo
 
 _MS = 1000.0
@@ -18,7 +18,7 @@ _MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many requests, and what became of them. `unfinished` ones neither ended nor failed."""
+    """How many requests, and what became of them. `unfinished` ones were broken off by the run's end."""
 
     offered: int
     sent: int
@@ -29,6 +29,10 @@ class Counts:
     @property
     def failed(self) -> int:
         return sum(self.failures.values())
+
+    @property
+    def failed_share(self) -> float:
+        return self.failed / self.offered if self.offered else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +109,14 @@ def latencies(records: Sequence[Record]) -> dict[str, Stats]:
 
 
 def counts(records: Sequence[Record]) -> Counts:
-    failures = Counter(record.failure for record in records if record.failure is not None)
+    failures = Counter(record.failure for record in records if record.failure not in {None, INTERRUPTED})
     completed = sum(record.is_ok for record in records)
     return Counts(
         offered=len(records),
         sent=sum(record.sent_s is not None for record in records),
         completed=completed,
         unfinished=len(records) - completed - failures.total(),
-        failures=dict(sorted(failures.items())),
+        failures={str(cause): count for cause, count in sorted(failures.items())},
     )
 
 

@@ -1,6 +1,8 @@
 """HTTP: stamps bytes as they arrive and reads them after the last one."""
 
-from types import SimpleNamespace
+import os
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
 
 import aiohttp
 import orjson
@@ -43,11 +45,11 @@ class HttpClient:
         except TimeoutError:
             fail(record, "timeout")
         except aiohttp.ClientConnectorError as error:
-            fail(record, "connect", str(error))
+            fail(record, "connect", name_fault(error))
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError) as error:
-            fail(record, "disconnect", str(error))
+            fail(record, "disconnect", name_fault(error))
         except aiohttp.ClientError as error:
-            fail(record, "protocol", repr(error))
+            fail(record, "protocol", name_fault(error))
         record.end_s = reads[-1][0] if reads and record.failure is None else self._clock()
         self._collect(ask, record, reads)
 
@@ -74,6 +76,34 @@ class HttpClient:
             collect_stream(record, reads, self._processor)
         elif record.failure is None:
             collect_whole(record, reads, self._processor)
+
+
+def name_fault(error: aiohttp.ClientError) -> str:
+    """What went wrong in plain words, without aiohttp's own."""
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, tuple(_FAULTS)):
+        return f"{error.host}:{error.port}: {_name_reason(error)}"
+    for kind, text in _FAULTS.items():
+        if isinstance(error, kind):
+            return text
+    return _name_reason(error) if isinstance(error, aiohttp.ClientOSError) else str(error) or "not HTTP"
+
+
+def _name_reason(error: aiohttp.ClientOSError) -> str:
+    return os.strerror(error.errno) if error.errno else error.strerror or "the connection was closed"
+
+
+# The more special before the more general.
+_FAULTS: Mapping[type[aiohttp.ClientError], str] = MappingProxyType(
+    {
+        aiohttp.ClientConnectorDNSError: "no such host",
+        aiohttp.ClientConnectorCertificateError: "the server's certificate is not trusted",
+        aiohttp.ClientConnectorSSLError: "the server does not speak TLS as this machine does",
+        aiohttp.ServerDisconnectedError: "the server closed the connection",
+        aiohttp.ContentTypeError: "the answer is no JSON",
+        aiohttp.ClientPayloadError: "the answer was cut short",
+        aiohttp.InvalidURL: "not a URL",
+    }
+)
 
 
 def _trace_sending(clock: Clock) -> aiohttp.TraceConfig:

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from extproc.bench.judge.verdict import Figures, Verdict, build_verdict
+from extproc.bench.judge.verdict import CLIENT_LIMITED, Figures, Reason, Verdict, build_verdict
 from extproc.bench.measure.words import fixed
 from extproc.bench.report.markdown import markdown_table
 from extproc.bench.spec.tree import Limits
@@ -121,12 +121,13 @@ def on_time_in_flight(rate: float, cap: float, count: int, throughput: float) ->
     return peak * (grow_s / 2 + hold_s + drain_s / 2) / (grow_s + hold_s + drain_s)
 
 
-def _find_idle_client(figures: Figures, limits: Limits) -> Iterator[str]:
+def _find_idle_client(figures: Figures, limits: Limits) -> Iterator[Reason]:
     expected, had = figures.on_time_in_flight or 0.0, figures.in_flight or 0.0
     if had < limits.in_flight * expected:
-        yield (
+        yield Reason(
+            CLIENT_LIMITED,
             f"{had:.0f} in flight by Little's law where {figures.offered_rps:.0f} req/s on time would "
-            f"have had {expected:.0f}: the client sent about {figures.achieved_rps:.1f} req/s"
+            f"have had {expected:.0f}: the client sent about {figures.achieved_rps:.1f} req/s",
         )
 
 

@@ -30,7 +30,14 @@ def _measured(read: Callable[[Metrics], float | None]) -> Callable[[Report], flo
 
 
 def _latencies() -> dict[str, Figure]:
-    wanted = (("ttft", "TTFT"), ("ttft_sent", "TTFT sent"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2e", "E2E"))
+    wanted = (
+        ("ttft", "TTFT"),
+        ("ttft_sent", "TTFT sent"),
+        ("tpot", "TPOT"),
+        ("itl", "ITL"),
+        ("e2e", "E2E"),
+        ("time_per_token", "time per token"),
+    )
     points = (("mean", "mean"), ("median", "p50"), ("p99", "p99"))
     return {
         f"{measure}_{label}_ms": Figure(f"{name} {label}", _latency(measure, point), is_better_high=False)
@@ -57,6 +64,7 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             _measured(lambda part: part.goodput.share if part.goodput else None),
             is_better_high=True,
         ),
+        "failed": Figure("failed", lambda report: report.whole.counts.failed_share, is_better_high=False),
     }
 )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import MappingProxyType
 
 from rich.console import Console
@@ -11,10 +12,17 @@ from rich.panel import Panel
 from extproc.bench.judge.verdict import Verdict
 from extproc.bench.record import RunResult
 from extproc.bench.report.csv_table import csv_table
+from extproc.bench.report.headline import summary_text
 from extproc.bench.report.report import Report, encode
 from extproc.bench.report.run_page import html_report
 from extproc.bench.report.textfile import textfile
 from extproc.bench.report.vllm import vllm_json, vllm_text
+from extproc.errors import ExtprocError
+
+
+class OutputError(ExtprocError):
+    """A report could not be made or written."""
+
 
 Render = Callable[[RunResult, Report], str]
 
@@ -22,6 +30,7 @@ REPORTS: Mapping[str, Render] = MappingProxyType(
     {
         "report.json": lambda _, said: encode(said).decode(),
         "report.html": html_report,
+        "summary.txt": lambda _, said: summary_text(said),
         "report.txt": lambda _, said: vllm_text(said.whole),
         "vllm.json": lambda result, said: vllm_json(result, said.whole),
         "requests.csv": lambda result, _: csv_table(result),
@@ -34,17 +43,44 @@ def write_reports(
     result: RunResult, said: Report, folder: Path, own: Mapping[str, Callable[[RunResult, Verdict], str]]
 ) -> list[Path]:
     """Writes every format into `folder`, made if missing, under its name; `own` are a user's additions."""
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {name: render(result, said) for name, render in REPORTS.items()}
-    texts |= {name: render(result, said.verdict) for name, render in own.items()}
+    make_folder(folder)
+    ours = write_texts(folder, {name: render(result, said) for name, render in REPORTS.items()})
+    theirs = {name: _render_own(name, render, result, said) for name, render in own.items()}
+    return ours + write_texts(folder, theirs)
+
+
+def _render_own(
+    name: str, render: Callable[[RunResult, Verdict], str], result: RunResult, said: Report
+) -> str:
+    try:
+        return render(result, said.verdict)
+    except Exception as error:
+        raise OutputError(f"the report {name} of a plugin: {type(error).__name__}: {error}") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Makes sure of a folder to write to; before a run, not after it. Raises `OutputError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written to: {error.strerror}") from None
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Writes files into a folder that is there. Raises `OutputError`."""
     for name, text in texts.items():
-        (folder / name).write_text(text, "utf-8")
+        try:
+            (folder / name).write_text(text, "utf-8")
+        except OSError as error:
+            raise OutputError(f"{folder / name}: {error.strerror}") from None
     return [folder / name for name in texts]
 
 
-def print_verdict(verdict: Verdict, console: Console) -> None:
+def print_verdict(said: Report, console: Console) -> None:
     """Prints the verdict as a banner: nobody shall read the figures without it."""
-    print_faults(verdict.reasons, verdict.remarks, console, good=str(verdict), bad=str(verdict))
+    print_faults(said.faults, said.verdict.remarks, console, good=said.title, bad=said.title)
 
 
 def print_faults(

@@ -5,7 +5,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from extproc.bench.judge.verdict import Verdict
+from extproc.bench.report.report import Report
 
 
 def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
@@ -14,8 +14,8 @@ def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
     return template.substitute(title=escape(title), subtitle=escape(subtitle), body="\n".join(parts))
 
 
-def banner(verdict: Verdict) -> str:
-    return notice(verdict.text, verdict.reasons, is_good=verdict.is_valid) + remarks(verdict.remarks)
+def banner(said: Report) -> str:
+    return notice(said.title, said.faults, is_good=said.is_good) + remarks(said.verdict.remarks)
 
 
 def remarks(texts: Sequence[str]) -> str:

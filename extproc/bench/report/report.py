@@ -1,18 +1,17 @@
 """Everything that is said of one run, as one value: what every format renders and `compare` reads back."""
 
 import hashlib
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from extproc.bench.judge.thresholds import Outcome, check_thresholds
 from extproc.bench.judge.verdict import Verdict, judge
 from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Groups
 from extproc.bench.measure.metrics import Metrics
 from extproc.bench.record import RunInfo, RunResult
-from extproc.bench.spec.traffic import TrafficShape
 from extproc.errors import ExtprocError
 
 # Raised when a field changes its meaning or goes; new fields leave it alone.
@@ -28,6 +27,7 @@ DEFINITIONS = {
     "time_per_token": "e2e_sent / output tokens, as KubeAI's k6 script",
     "held": "wait at the concurrency cap; lag: how late the client itself took a request up",
     "goodput": "requests within every limit from start, per offered request: failures count against it",
+    "failed": "requests that ended with an error, of all that were due; not what the run's end broke off",
     "percentiles": "exact, linear interpolation, completed requests",
     "throughput": "completed requests; what arrived in the window per second of it",
 }
@@ -52,6 +52,7 @@ class Report:
     `server_hit_rate` is hit tokens per queried token over all scraped endpoints; `None` without scrapes.
     `groups` covers the steady window. `is_queued`: a concurrency cap, or an infinite rate, turned the
     schedule into a queue, so that its times say nothing about the load; the whole run is then measured.
+    `thresholds` are the spec's, each with the value that it was held against.
     """
 
     schema: str
@@ -70,6 +71,27 @@ class Report:
     server_hit_rate: float | None
     caches: tuple[Cache, ...]
     spec: dict[str, Any]
+    thresholds: tuple[Outcome, ...] = ()
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the run is a measurement and meets every threshold."""
+        return self.verdict.is_valid and all(outcome.is_met for outcome in self.thresholds)
+
+    @property
+    def title(self) -> str:
+        """The verdict in a word or two, thresholds included."""
+        unmet = sum(not outcome.is_met for outcome in self.thresholds)
+        return (
+            f"{self.verdict}; {unmet} of {len(self.thresholds)} thresholds not met"
+            if unmet
+            else str(self.verdict)
+        )
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """All that speaks against the run: the verdict's reasons, then the thresholds that were not met."""
+        return (*self.verdict.reasons, *(outcome.fault for outcome in self.thresholds if not outcome.is_met))
 
     @property
     def measured(self) -> Metrics:
@@ -85,7 +107,7 @@ class Report:
 def build(result: RunResult) -> Report:
     """Measures and judges a run: the one place where that is done, however many formats tell it."""
     info, slo = result.info, result.info.spec.performance.slo
-    return Report(
+    said = Report(
         schema=SCHEMA,
         definitions=DEFINITIONS,
         name=info.spec.name,
@@ -94,7 +116,7 @@ def build(result: RunResult) -> Report:
         seed=info.spec.seed,
         schedule=_digest(info.schedule_s),
         offered_rps=info.offered_rps,
-        is_queued=_is_queued(info.spec.traffic),
+        is_queued=info.spec.traffic.is_queued,
         verdict=judge(result),
         whole=metrics.measure(result.records, metrics.whole_run(result), slo),
         steady=metrics.measure(result.records, info.window, slo),
@@ -103,11 +125,10 @@ def build(result: RunResult) -> Report:
         caches=tuple(Cache(scrape.endpoint, scrape.hit_rate) for scrape in info.scrapes),
         spec=info.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True),
     )
-
-
-def _is_queued(traffic: TrafficShape) -> bool:
-    rate = traffic.req_rate
-    return rate is not None and (traffic.max_concurrency is not None or math.isinf(rate))
+    failed = said.whole.counts.failed_share
+    return replace(
+        said, thresholds=check_thresholds(info.spec.thresholds, said.measured, failed, said.hit_rate)
+    )
 
 
 def _digest(schedule_s: tuple[float, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from html import escape
 
 import numpy as np
 import orjson
@@ -15,6 +16,7 @@ from extproc.bench.measure.timeline import cut_timeline
 from extproc.bench.measure.words import fixed, milliseconds, percent
 from extproc.bench.record import Record, RunResult
 from extproc.bench.report import page
+from extproc.bench.report.headline import headlines, name_part
 from extproc.bench.report.plots import Bar, Series, bars, lines
 from extproc.bench.report.report import Report
 
@@ -28,8 +30,11 @@ def html_report(result: RunResult, said: Report) -> str:
 
 
 def _parts(result: RunResult, said: Report) -> Iterator[str]:
-    yield page.banner(said.verdict)
-    yield page.tiles(_tiles(said))
+    yield page.banner(said)
+    if said.thresholds:
+        yield _thresholds_table(said)
+    yield f'<p class="soft">{escape(name_part(said).capitalize())}.</p>'
+    yield page.tiles(headlines(said))
     yield "<h2>The run</h2>"
     yield page.cards(_plots(result, said))
     yield _latency_table(said)
@@ -47,22 +52,6 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
     yield _verdict_table(said)
     yield page.definitions(said.definitions)
     yield page.folded("Spec", orjson.dumps(said.spec, option=orjson.OPT_INDENT_2).decode())
-
-
-def _tiles(said: Report) -> dict[str, str]:
-    measured = said.measured
-    ttft = measured.latency_ms.get("ttft")
-    itl = measured.latency_ms.get("itl")
-    return {
-        "completed requests/s": fixed(measured.throughput.requests_rps),
-        "tokens/s, in and out": fixed(measured.throughput.total_tps, 0),
-        "median TTFT": milliseconds(ttft.p50 if ttft else None),
-        "p99 TTFT": milliseconds(ttft.p99 if ttft else None),
-        "mean gap between chunks": milliseconds(itl.mean if itl else None),
-        "prefix-cache hit rate": percent(said.hit_rate),
-        "goodput": percent(measured.goodput.share if measured.goodput else None),
-        "failed requests": f"{said.whole.counts.failed:,}",
-    }
 
 
 def _plots(result: RunResult, said: Report) -> dict[str, str]:
@@ -162,6 +151,14 @@ def _totals_table(said: Report) -> str:
         "goodput",
     )
     return page.table("Load and throughput", header, rows)
+
+
+def _thresholds_table(said: Report) -> str:
+    rows = [
+        (outcome.text, fixed(outcome.value, 4), "met" if outcome.is_met else "not met")
+        for outcome in said.thresholds
+    ]
+    return page.table("Thresholds", ("", "value", ""), rows)
 
 
 def _tokens_table(said: Report) -> str:

@@ -30,6 +30,8 @@ def _singles(said: Report) -> dict[str, float | None]:
     flow, goodput = said.measured.throughput, said.measured.goodput
     return {
         "valid": float(said.verdict.is_valid),
+        "thresholds_met": float(all(outcome.is_met for outcome in said.thresholds)),
+        "failed_ratio": said.whole.counts.failed_share,
         "offered_requests_per_second": said.offered_rps,
         "started_requests_per_second": flow.started_rps,
         "completed_requests_per_second": flow.requests_rps,

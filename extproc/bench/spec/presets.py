@@ -102,5 +102,7 @@ def apply_preset(section: Mapping[str, object]) -> dict[str, object]:
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}: there are {', '.join(PRESETS)}")
     given = {field.replace("-", "_") for field in section}
-    defaults = {field: value for field, value in PRESETS[str(name)].items() if field not in given}
+    # A closed loop has no arrivals to describe.
+    skipped = given if "req_rate" in given else {*given, "arrivals"}
+    defaults = {field: value for field, value in PRESETS[str(name)].items() if field not in skipped}
     return {**defaults, **section}

@@ -8,7 +8,7 @@ import re
 from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
 _DURATION = re.compile(rf"{_NUMBER}\s*(ms|s|m|h)?")
@@ -50,7 +50,15 @@ class Component(Section):
 
 def list_faults(error: ValidationError) -> str:
     """Returns every fault on a line of its own: where it is, and what is wrong."""
-    return "\n".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+    return "\n".join(
+        ": ".join(filter(None, (".".join(map(str, fault["loc"])), _word(fault["msg"]))))
+        for fault in error.errors(include_url=False)
+    )
+
+
+def _word(message: str) -> str:
+    """Pydantic's message without the class of exception that it opens with."""
+    return message.removeprefix("Value error, ")
 
 
 def parse_duration(value: object) -> object:
@@ -75,5 +83,5 @@ def parse_rate(value: object) -> object:
     return float(found[1]) * _PER_SECOND[found[2]]
 
 
-Seconds = Annotated[float, BeforeValidator(parse_duration)]
+Seconds = Annotated[float, BeforeValidator(parse_duration), AllowInfNan(allow_inf_nan=False)]
 Rate = Annotated[float, BeforeValidator(parse_rate)]

@@ -1,13 +1,27 @@
 """The `traffic-shape` of a spec file: how much is asked, when, and of what kind."""
 
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from types import MappingProxyType
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from extproc.bench.spec.presets import apply_preset
 from extproc.bench.spec.section import Component, Rate, Seconds, Section
+
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "fixed": ("value",),
+        "uniform": (),
+        "normal": ("mean", "std"),
+        "lognormal": ("mean", "sigma"),
+        "exponential": ("mean",),
+        "choice": ("values",),
+    }
+)
 
 
 class Distribution(Section):
@@ -19,18 +33,26 @@ class Distribution(Section):
     """
 
     kind: Literal["fixed", "uniform", "normal", "lognormal", "exponential", "choice"] = "fixed"
-    value: float | None = None
-    mean: float | None = None
-    std: float = 0.0
-    sigma: float = 0.0
-    min: float = 0.0
+    value: _Amount | None = None
+    mean: _Amount | None = None
+    std: _Amount = 0.0
+    sigma: _Amount = 0.0
+    min: _Amount = 0.0
     max: float = math.inf
-    values: tuple[float, ...] = ()
+    values: tuple[_Amount, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _from_number(cls, value: object) -> object:
-        return {"kind": "fixed", "value": value} if isinstance(value, int | float) else value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return {"kind": "fixed", "value": value} if is_number else value
+
+    @model_validator(mode="after")
+    def _says_nothing_that_is_not_read(self) -> Self:
+        given = set(self.model_dump(exclude_defaults=True))
+        if unread := given - {"kind", "min", "max", *_READ[self.kind]}:
+            raise ValueError(f"a {self.kind} distribution does not read {', '.join(sorted(unread))}")
+        return self
 
     @model_validator(mode="after")
     def _has_what_it_reads(self) -> Self:
@@ -41,6 +63,8 @@ class Distribution(Section):
         }.get(self.kind, self.mean is None)
         if missing:
             raise ValueError(f"a {self.kind} distribution lacks its parameters")
+        if self.kind == "lognormal" and not self.mean:
+            raise ValueError("the mean of a lognormal distribution is above 0")
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
         return self
@@ -51,14 +75,15 @@ class Dataset(Component):
 
     `turns`: `sessions` sends the turns of a conversation in order, each after the answer to the last;
     `prompts` makes every turn one independent request that carries the recorded history, as KubeAI's
-    benchmark does. `replies`: what a session's next turn quotes, the server's `real` answer or the
-    `recorded` one. `max_prompts` cuts prompts (KubeAI's `--max-conversations`), `max_conversations`
-    cuts conversations; what is kept is taken `repeat` times, then shuffled if `shuffle` says so. Requests
-    beyond the last prompt begin again at the first.
+    benchmark does; omitted, it is `prompts` where `input_length` is given, else `sessions`.
+    `replies`: what a session's next turn quotes, the server's `real` answer or the `recorded` one.
+    `max_prompts` cuts prompts (KubeAI's `--max-conversations`), `max_conversations` cuts conversations;
+    what is kept is taken `repeat` times, then shuffled if `shuffle` says so. Requests beyond the last
+    prompt begin again at the first.
     """
 
     path: Path | None = None
-    turns: Literal["sessions", "prompts"] = "sessions"
+    turns: Literal["sessions", "prompts"] | None = None
     replies: Literal["real", "recorded"] = "real"
     min_messages: int = Field(default=0, ge=0)
     min_user_messages: int = Field(default=0, ge=0)
@@ -81,6 +106,16 @@ class Spike(Section):
     req_rate: Rate | None = Field(default=None, gt=0)
     after: Seconds = Field(default=0.0, ge=0)
     every: Seconds | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _ends_before_the_next(self) -> Self:
+        if self.every is not None and self.every <= self.burst:
+            raise ValueError(f"a burst of {self.burst:g} s every {self.every:g} s never ends")
+        return self
+
+    def covers(self, end_s: float) -> bool:
+        """Whether nothing of `[0, end_s)` is without it."""
+        return self.after == 0 and self.burst >= end_s
 
 
 class TrafficShape(Section):
@@ -135,9 +170,69 @@ class TrafficShape(Section):
             raise ValueError("an infinite req-rate needs total-prompts")
         if not (self.duration or self.total_prompts or self.dataset.is_bounded):
             raise ValueError("give total-prompts, duration or both")
-        if self.vus and self.req_rate:
-            raise ValueError("vus is a closed loop: it excludes req-rate; use max-concurrency")
         return self
+
+    @model_validator(mode="after")
+    def _means_something(self) -> Self:
+        """Refuses what would be read by nobody, or cannot be what was meant."""
+        for fault in (*self._find_idle_fields(), *self._find_odd_spikes()):
+            raise ValueError(fault)
+        return self
+
+    def _find_idle_fields(self) -> Iterator[str]:
+        if self.vus and self.req_rate:
+            yield "vus is a closed loop: it excludes req-rate; use max-concurrency"
+        if self.vus and self.max_concurrency:
+            yield "vus is the concurrency of a closed loop: leave out max-concurrency"
+        if idle := self._list_idle():
+            yield f"{self._why_idle()}, so that {', '.join(idle)} would do nothing"
+        if self.burstiness != 1 and self.arrivals != "gamma":
+            yield "burstiness is read with `arrivals: gamma` only"
+        if self.graceful_stop is not None and self.duration is None:
+            yield "graceful-stop counts from the end of duration, which is not given"
+        if self.input_length is not None and self.dataset.turns == "sessions":
+            yield (
+                "input-length is the length of a prompt, which grows from turn to turn of a session: "
+                "give `turns: prompts`, or the lengths of questions and replies in dataset"
+            )
+
+    def _list_idle(self) -> list[str]:
+        """The fields of a schedule that are given where there is no schedule of ours."""
+        if self.req_rate is not None and self.req_rate < math.inf and self.shape.name != "trace":
+            return []
+        given = {
+            "shape": self.shape.name not in {"constant", "trace"},
+            "traffic-spike": self.traffic_spike is not None,
+            "arrivals": self.arrivals != "constant",
+            "req-rate": self.shape.name == "trace" and self.req_rate is not None,
+        }
+        return [name for name, is_given in given.items() if is_given]
+
+    def _why_idle(self) -> str:
+        if self.shape.name == "trace":
+            return "shape trace starts requests at the trace's own times"
+        return "all requests start at once" if self.req_rate else "a closed loop has no schedule"
+
+    def _find_odd_spikes(self) -> Iterator[str]:
+        spike, end_s = self.traffic_spike, self.duration
+        if spike is None:
+            return
+        if spike.req_rate is not None and self.req_rate is not None and spike.req_rate <= self.req_rate:
+            yield f"traffic-spike: {spike.req_rate:g} req/s is no spike above req-rate {self.req_rate:g}"
+        if end_s is not None and spike.after >= end_s:
+            yield f"traffic-spike: it begins after {spike.after:g} s, the run ends after {end_s:g} s"
+        if end_s is not None and spike.covers(end_s):
+            yield f"traffic-spike: it lasts the whole run of {end_s:g} s; give req-rate instead"
+
+    @property
+    def turns(self) -> Literal["sessions", "prompts"]:
+        return self.dataset.turns or ("sessions" if self.input_length is None else "prompts")
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether a cap, or an infinite rate, turns the schedule into a queue."""
+        rate = self.req_rate
+        return rate is not None and (self.max_concurrency is not None or math.isinf(rate))
 
     @property
     def is_closed(self) -> bool:

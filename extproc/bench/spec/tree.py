@@ -5,12 +5,14 @@ or with underscores; the whole resource (`metadata` and `spec`) is accepted, too
 """
 
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Self
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, model_validator
 
 from extproc.bench.spec.experiments import Ab, Ladder
 from extproc.bench.spec.section import Component, Seconds, Section
+from extproc.bench.spec.thresholds import Threshold
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.documents import Document, parse_document, read_document
 
@@ -18,10 +20,10 @@ from extproc.documents import Document, parse_document, read_document
 class Slo(Section):
     """What counts as good for goodput, in milliseconds; `None` sets no limit."""
 
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    itl_ms: float | None = None
-    e2e_ms: float | None = None
+    ttft_ms: float | None = Field(default=None, gt=0)
+    tpot_ms: float | None = Field(default=None, gt=0)
+    itl_ms: float | None = Field(default=None, gt=0)
+    e2e_ms: float | None = Field(default=None, gt=0)
 
 
 class Performance(Section):
@@ -32,22 +34,25 @@ class Performance(Section):
 
 
 class Limits(Section):
-    """When the client, not the server, is what was measured.
+    """When a run is no measurement: requests failed, or the client, not the server, is what was measured.
 
-    `lag_p99`: between a request being due and the client taking it up. `loop_lag_p99`: of the event
-    loop. `cpu`: share of one core per load process. `achieved`: started per offered request rate.
-    `in_flight`: mean in flight over what an on-time client would have had. `cap_full`: share of time
-    above which a rate with a cap reads as a closed loop; `littles_residual`: above which the window
-    is not steady (these two are remarks, not faults).
+    `errors`: the share of requests that may fail. `lag_p99`: between a request being due and the client
+    taking it up. `loop_lag_p99`: of the event loop. `cpu`: share of one core per load process.
+    `achieved`: started per offered request rate. `in_flight`: mean in flight over what an on-time client
+    would have had. `cap_full`: share of time above which a rate with a cap reads as a closed loop;
+    `littles_residual`: above which the window is not steady; `latencies`: how many mean latencies the
+    window should last (these three are remarks, not faults).
     """
 
-    lag_p99: Seconds = 0.05
-    loop_lag_p99: Seconds = 0.05
-    cpu: float = 0.9
-    achieved: float = 0.97
-    in_flight: float = 0.8
-    cap_full: float = 0.05
-    littles_residual: float = 0.1
+    errors: float = Field(default=0.01, ge=0, le=1)
+    lag_p99: Seconds = Field(default=0.05, ge=0)
+    loop_lag_p99: Seconds = Field(default=0.05, ge=0)
+    cpu: float = Field(default=0.9, gt=0)
+    achieved: float = Field(default=0.97, ge=0)
+    in_flight: float = Field(default=0.8, ge=0)
+    cap_full: float = Field(default=0.05, ge=0)
+    littles_residual: float = Field(default=0.1, ge=0)
+    latencies: float = Field(default=5.0, ge=0)
 
 
 class Target(Section):
@@ -73,7 +78,11 @@ class Target(Section):
 
 
 class Spec(Section):
-    """A whole benchmark. `scrape` lists `ip:port` whose `/metrics` hold prefix-cache counters."""
+    """A whole benchmark.
+
+    `scrape` lists `ip:port` whose `/metrics` hold prefix-cache counters. `thresholds` are what the
+    figures must meet, such as `ttft_ms.p95 < 500`.
+    """
 
     name: str = "benchmark"
     endpoint: str
@@ -84,6 +93,7 @@ class Spec(Section):
     seed: int = Field(default=0, ge=0)
     processes: int = Field(default=1, gt=0)
     limits: Limits = Limits()
+    thresholds: tuple[Threshold, ...] = ()
     plugins: tuple[str, ...] = ()
     ab: Ab = Ab()
     saturate: Ladder = Ladder()
@@ -91,10 +101,33 @@ class Spec(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_resource(cls, value: object) -> object:
-        if not isinstance(value, dict) or not isinstance(value.get("spec"), dict):
+        if not isinstance(value, dict):
+            raise ValueError("give fields, such as `endpoint: 127.0.0.1:8000`")  # noqa: TRY004
+        if not isinstance(value.get("spec"), dict):
             return value
-        metadata = value.get("metadata") or {}
-        return {"name": metadata.get("name", "benchmark"), **value["spec"]}
+        metadata = value.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        return {"name": name or "benchmark", **value["spec"]}
+
+    @model_validator(mode="after")
+    def _has_one_address(self) -> Self:
+        url = self._url
+        if url.scheme not in {"http", "https"} or not url.hostname:
+            raise ValueError(f"endpoint: {self.endpoint!r} is neither host, host:port nor an http(s) URL")
+        try:
+            port = url.port
+        except ValueError as error:
+            raise ValueError(f"endpoint: {self.endpoint!r}: {error}") from None
+        if port is not None and self.port not in {None, port}:
+            raise ValueError(f"endpoint has port {port}, port says {self.port}: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_shared(self) -> Self:
+        concurrency = self.traffic.concurrency
+        if concurrency is not None and concurrency < self.processes:
+            raise ValueError(f"{self.processes} processes cannot share a concurrency of {concurrency}")
+        return self
 
     @property
     def traffic(self) -> TrafficShape:
@@ -103,9 +136,14 @@ class Spec(Section):
     @property
     def base_url(self) -> str:
         """The server's URL without a trailing slash; `http` unless `endpoint` says otherwise."""
-        url = urlsplit(self.endpoint if "://" in self.endpoint else f"http://{self.endpoint}")
-        host = url.netloc if self.port is None else f"{url.netloc}:{self.port}"
+        url = self._url
+        is_told = self.port is None or url.port is not None
+        host = url.netloc if is_told else f"{url.netloc}:{self.port}"
         return f"{url.scheme}://{host}{url.path.rstrip('/')}"
+
+    @property
+    def _url(self) -> SplitResult:
+        return urlsplit(self.endpoint if "://" in self.endpoint else f"http://{self.endpoint}")
 
 
 def read_spec(path: Path) -> Spec:

@@ -1,0 +1,141 @@
+"""A run on disk while it goes: a line for its facts, one for each request that ended, one for its end.
+
+What a run leaves behind however it ends: killed, it lacks the last half second and its own end.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from extproc.bench.record import ClientStats, EndpointScrape, Record, RunInfo, RunResult, Window
+from extproc.bench.spec.tree import Spec
+from extproc.errors import ExtprocError
+
+_FORMAT = "extproc-run/1"
+
+
+class JournalError(ExtprocError):
+    """A file is not what a run writes while it goes."""
+
+
+class _Facts(msgspec.Struct):
+    """What is known before the first request."""
+
+    format: str
+    spec: dict[str, Any]
+    model: str
+    started_at: datetime
+    window: Window
+    schedule_s: tuple[float, ...]
+    offered_rps: float | None
+    prompts: int | None
+
+
+class _End(msgspec.Struct):
+    """What is known after the last one."""
+
+    duration_s: float
+    window: Window
+    clients: tuple[ClientStats, ...]
+    scrapes: tuple[EndpointScrape, ...]
+    interrupted_s: float | None
+
+
+class Journal:
+    """Appends requests; several processes may do so at once. A full disk ends it, not the run."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self._encoder = msgspec.json.Encoder()
+
+    def note(self, records: Iterable[Record]) -> None:
+        # One write for all: lines of other processes come before or after, never between.
+        lines = b"".join(self._encoder.encode(record) + b"\n" for record in records)
+        with suppress(OSError):
+            os.write(self._file, lines)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def open_journal(path: Path, info: RunInfo) -> None:
+    """Begins the file anew with the facts of a run."""
+    spec = info.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    facts = _Facts(
+        _FORMAT,
+        spec,
+        info.model,
+        info.started_at,
+        info.window,
+        info.schedule_s,
+        info.offered_rps,
+        info.prompts,
+    )
+    path.write_bytes(msgspec.json.encode(facts) + b"\n")
+
+
+def close_journal(path: Path, info: RunInfo) -> None:
+    """Adds the end of a run."""
+    end = _End(info.duration_s, info.window, info.clients, info.scrapes, info.interrupted_s)
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(end) + b"\n")
+
+
+def read_journal(path: Path) -> RunResult:
+    """Rebuilds a run; one without its end was interrupted at its last request. Raises `JournalError`."""
+    try:
+        head, *lines = path.read_bytes().splitlines()
+        facts = msgspec.json.decode(head, type=_Facts)
+        is_whole = bool(lines) and lines[-1].startswith(b'{"duration_s"')
+        end = msgspec.json.decode(lines.pop(), type=_End) if is_whole else None
+        records = _read_records(lines)
+    except (OSError, ValueError) as error:
+        raise JournalError(f"{path}: not the record of a run: {error}") from None
+    if facts.format != _FORMAT:
+        raise JournalError(f"{path}: its format is {facts.format!r}; this version reads {_FORMAT!r}")
+    info = RunInfo(
+        spec=Spec.model_validate(facts.spec),
+        model=facts.model,
+        started_at=facts.started_at,
+        duration_s=0.0,
+        window=facts.window,
+        schedule_s=facts.schedule_s,
+        offered_rps=facts.offered_rps,
+        clients=(),
+        scrapes=(),
+        prompts=facts.prompts,
+    )
+    return RunResult(_finish(info, end, records), tuple(records))
+
+
+def _read_records(lines: Sequence[bytes]) -> list[Record]:
+    decoder = msgspec.json.Decoder(Record)
+    records = [decoder.decode(line) for line in lines[:-1]]
+    if lines:
+        # The last line of a run that was killed may be half a line.
+        with suppress(msgspec.DecodeError):
+            records.append(decoder.decode(lines[-1]))
+    return sorted(records, key=lambda record: record.index)
+
+
+def _finish(info: RunInfo, end: _End | None, records: Sequence[Record]) -> RunInfo:
+    if end is not None:
+        return replace(info, **msgspec.structs.asdict(end))
+    last_s = find_end(records)
+    return replace(info, duration_s=last_s, window=clip(info.window, last_s), interrupted_s=last_s)
+
+
+def find_end(records: Iterable[Record]) -> float:
+    """When the last request ended, those broken off included."""
+    return max((record.end_s for record in records if record.end_s is not None), default=0.0)
+
+
+def clip(window: Window, end_s: float) -> Window:
+    """The part of a window that a run which ended early has reached."""
+    return Window(window.start_s, max(window.start_s, min(window.end_s, end_s)))

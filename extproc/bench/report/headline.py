@@ -1,0 +1,103 @@
+"""The headline figures of a run: the same ones, of the same part, on the terminal, the page and in tables."""
+
+from collections.abc import Iterator
+
+from extproc.bench.measure.stats import Stats
+from extproc.bench.measure.words import DASH, fixed, milliseconds, percent
+from extproc.bench.report.figures import FIGURES, read_figures
+from extproc.bench.report.report import Report
+
+_SHOWN = (
+    "req_per_s",
+    "total_tok_per_s",
+    "output_tok_per_s",
+    "ttft_median_ms",
+    "ttft_p99_ms",
+    "itl_mean_ms",
+    "e2e_median_ms",
+    "time_per_token_mean_ms",
+    "hit_rate",
+    "goodput",
+)
+SHARES = frozenset({"hit_rate", "goodput", "failed"})
+_LATENCIES = {
+    "TTFT": "ttft",
+    "TTFT, from sent": "ttft_sent",
+    "TPOT": "tpot",
+    "ITL (gaps between chunks)": "itl",
+    "E2E": "e2e",
+    "E2E, from sent": "e2e_sent",
+    "time per token, from sent": "time_per_token",
+}
+_WIDTH = 30
+
+
+def name_part(said: Report) -> str:
+    """Which part of the run the figures are of, and from when latencies count."""
+    window = said.measured.window
+    span = f"{window.start_s:.1f} to {window.end_s:.1f} s"
+    why = " (with a cap the schedule is a queue)" if said.is_queued else ""
+    return (
+        f"figures of the {'whole run' if said.is_queued else 'steady window'}{why}, {span}; "
+        "latencies from the intended start"
+    )
+
+
+def headlines(said: Report) -> dict[str, str]:
+    """Headings and figures of the measured part; failures are those of the whole run."""
+    figures = read_figures(said)
+    shown = {FIGURES[name].heading: show(name, figures[name]) for name in _SHOWN}
+    return {**shown, "failed, of the whole run": name_failed(said)}
+
+
+def show(name: str, value: float | None) -> str:
+    if name in SHARES:
+        return percent(value)
+    return milliseconds(value) if name.endswith("_ms") else fixed(value, 0 if "tok" in name else 2)
+
+
+def name_failed(said: Report) -> str:
+    counts = said.whole.counts
+    share = f" ({counts.failed_share:.1%})" if counts.failed else ""
+    return f"{counts.failed:,} of {counts.offered:,}{share}"
+
+
+def summary_text(said: Report) -> str:
+    """The end of a run for a terminal, in the manner of k6's: headlines, then latencies."""
+    return "".join(f"{line}\n" for line in _lines(said))
+
+
+def _lines(said: Report) -> Iterator[str]:
+    yield f"{said.name}: {said.model}, seed {said.seed}"
+    yield name_part(said)
+    yield ""
+    counts = said.whole.counts
+    yield _line(
+        "requests, whole run",
+        f"{counts.offered:,} asked, {counts.completed:,} completed, {counts.failed:,} failed, "
+        f"{counts.unfinished:,} broken off",
+    )
+    for cause, count in counts.failures.items():
+        yield _line("  failed", f"{cause} {count:,}")
+    for heading, value in headlines(said).items():
+        if value != DASH:
+            yield _line(heading, value)
+    yield ""
+    for heading, measure in _LATENCIES.items():
+        if summary := said.measured.latency_ms.get(measure):
+            yield _line(heading, _points(summary))
+    for outcome in said.thresholds:
+        value = "no value" if outcome.value is None else f"{outcome.value:,.4g}"
+        yield f"{'✓' if outcome.is_met else '✗'} {outcome.text}  ({value})"
+
+
+def _line(heading: str, value: str) -> str:
+    return f"{heading:.<{_WIDTH}}: {value}"
+
+
+def _points(summary: Stats) -> str:
+    points = {"avg": "mean", "min": "min", "med": "p50", "p(90)": "p90", "p(95)": "p95", "p(99)": "p99"}
+    shown = {**points, "max": "max"}
+    return " ".join(
+        f"{f'{label}={milliseconds(getattr(summary, field))}':<17}" for label, field in shown.items()
+    ).rstrip()

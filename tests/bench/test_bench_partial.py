@@ -1,0 +1,202 @@
+"""Runs that end before their time: what is kept, and that nobody takes it for a whole one."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from extproc.bench.commands import DOES_NOT_HOLD, bench
+from extproc.bench.experiments.run import Interrupted, run
+from extproc.bench.load.journal import JournalError, read_journal
+from extproc.bench.report.report import build
+from extproc.bench.spec.tree import Spec
+
+
+class Silence:
+    def update(self, snapshot: object) -> None:
+        pass
+
+
+def tree(port: int, **traffic: Any) -> dict[str, Any]:
+    shape = {"req-rate": 40, "duration": "10m", "dataset": {"name": "random", "input_tokens": 8}, **traffic}
+    return {
+        "endpoint": f"127.0.0.1:{port}",
+        "target": {"model": "m"},
+        "processes": 2,
+        "performance": {"traffic-shape": shape},
+        "limits": {"lag-p99": 60, "loop-lag-p99": 60, "cpu": 9, "achieved": 0},
+    }
+
+
+def wait_until(is_true: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not (done := is_true()) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return done
+
+
+def count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def start(folder: Path, port: int) -> "subprocess.Popen[str]":
+    spec = folder / "spec.yaml"
+    spec.write_text(yaml.safe_dump(tree(port)))
+    command = [sys.executable, "-m", "extproc", "bench", "run", str(spec), "--quiet"]
+    return subprocess.Popen(
+        [*command, "--output", str(folder / "out")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_run_with_a_report_marked_partial(
+    told: signal.Signals, null_server: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with start(tmp_path, null_server) as process:
+        assert wait_until(lambda: count_lines(out / "run.jsonl") > 20)
+        process.send_signal(told)
+        shown, banner = process.communicate(timeout=60)
+
+    report = json.loads((out / "report.json").read_text())
+    counts = report["whole"]["counts"]
+    assert process.returncode == DOES_NOT_HOLD
+    assert report["verdict"]["text"] == "invalid: partial"
+    assert "interrupted after" in banner
+    assert "Traceback" not in banner
+    assert counts["completed"] >= 20
+    assert counts["failures"] == {}
+    assert f"{counts['completed']:,} completed, 0 failed" in shown
+    assert build(read_journal(out / "run.jsonl")).verdict.text == "invalid: partial"
+
+
+def test_run_that_was_killed_can_still_be_reported(null_server: int, tmp_path: Path) -> None:
+    journal = tmp_path / "out" / "run.jsonl"
+    with start(tmp_path, null_server) as process:
+        assert wait_until(lambda: count_lines(journal) > 20)
+        process.kill()
+    kept = count_lines(journal)
+    with journal.open("ab") as file:
+        file.write(b'{"index":999,"sess')
+
+    told = CliRunner().invoke(bench, ["report", str(journal), "--output", str(tmp_path / "again")])
+
+    assert told.exit_code == DOES_NOT_HOLD
+    assert "invalid: partial" in told.stderr
+    report = json.loads((tmp_path / "again" / "report.json").read_text())
+    assert report["whole"]["counts"]["completed"] >= kept - 1
+
+
+async def test_journal_of_a_whole_run_gives_its_report_again(null_server: int, tmp_path: Path) -> None:
+    spec = Spec.model_validate(tree(null_server, duration=None, **{"total-prompts": 30}))
+    result = await run(spec, progress=Silence(), journal=tmp_path / "run.jsonl")
+
+    assert build(read_journal(tmp_path / "run.jsonl")) == build(result)
+    assert len(result.records) == 30
+    assert result.info.interrupted_s is None
+
+
+async def test_requests_not_yet_due_are_not_counted_when_a_run_is_stopped(null_server: int) -> None:
+    stop = asyncio.Event()
+
+    class Watcher:
+        def update(self, snapshot: Any) -> None:
+            if snapshot.finished >= 10:
+                stop.set()
+
+    spec = Spec.model_validate(tree(null_server))
+    result = await run(spec, progress=Watcher(), stop=stop)
+
+    assert result.info.interrupted_s is not None
+    assert all(record.intended_s <= result.info.interrupted_s for record in result.records)
+    assert not [record for record in result.records if record.failure == "not sent"]
+    assert result.info.window.end_s == result.info.interrupted_s
+
+
+async def test_run_that_is_stopped_before_it_begins_says_so(null_server: int) -> None:
+    stop = asyncio.Event()
+    stop.set()
+
+    with pytest.raises(Interrupted, match="before the first request"):
+        await run(Spec.model_validate(tree(null_server)), progress=Silence(), stop=stop)
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b'{"format": "other"}', b"\xff"])
+def test_file_that_is_no_journal_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(data)
+
+    with pytest.raises(JournalError, match="not the record of a run"):
+        read_journal(path)
+
+
+def invoke(folder: Path, spec: dict[str, Any], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    command = [sys.executable, "-m", "extproc", "bench", arguments[0], str(path), *arguments[1:]]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_dead_server_is_no_valid_run(tmp_path: Path) -> None:
+    """Nothing listens: not green, not status 0, and the terminal says what failed and how often."""
+    spec = {**tree(free_port(), duration=None, **{"total-prompts": 20}), "processes": 1}
+    told = invoke(tmp_path, spec, "run", "--quiet", "--output", str(tmp_path / "out"))
+
+    assert told.returncode == DOES_NOT_HOLD
+    assert "20 asked, 0 completed, 20 failed" in told.stdout
+    assert "connect 20" in told.stdout
+    assert "invalid: requests failed, nothing measured" in told.stderr
+    assert "Connection refused" in told.stderr
+    assert "ssl:" not in told.stderr
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert 'class="banner bad"' in page
+    assert "20 of 20 (100.0%)" in page
+
+
+def test_saturation_of_a_dead_server_does_not_hold(tmp_path: Path) -> None:
+    spec = {**tree(free_port(), duration=2), "processes": 1, "saturate": {"start": 5}}
+    told = invoke(tmp_path, spec, "saturate", "--quiet")
+
+    assert told.returncode == DOES_NOT_HOLD
+    assert "No answer" in told.stdout
+    assert "the search does not hold" in told.stderr
+
+
+def test_faults_of_the_machine_are_messages_and_no_tracebacks(null_server: int, tmp_path: Path) -> None:
+    """A port in use; a folder that cannot be made; a spec that is no text."""
+    spec = tree(null_server, duration=1)
+    (tmp_path / "file").touch()
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        used = invoke(tmp_path, spec, "run", "--quiet", "--metrics-port", port)
+    folder = invoke(tmp_path, spec, "run", "--quiet", "--output", str(tmp_path / "file" / "out"))
+    (tmp_path / "spec.bin").write_bytes(b"\x00\xff\xfe")
+    command = [sys.executable, "-m", "extproc", "bench", "run", str(tmp_path / "spec.bin")]
+    binary = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    for told, fault in (
+        (used, "Address already in use"),
+        (folder, "Not a directory"),
+        (binary, "not a text file"),
+    ):
+        assert told.returncode == 2
+        assert fault in told.stderr
+        assert "Traceback" not in told.stderr

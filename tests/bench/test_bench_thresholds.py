@@ -1,0 +1,101 @@
+"""Thresholds: what can be asked of a run, and what becomes of its exit status."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from extproc.bench.commands import THRESHOLD_MISSED, bench
+from extproc.bench.report import report
+from extproc.bench.report.report import Report
+from extproc.bench.spec.thresholds import Claim, parse_claim
+from extproc.bench.spec.tree import Spec, parse_spec
+from extproc.errors import SettingsError
+from tests.bench.synthetic import failed, record, result, spec
+
+
+@pytest.mark.parametrize(
+    ("text", "claim"),
+    [
+        ("ttft_ms.p95 < 500", Claim("ttft", "p95", "<", 500)),
+        ("ttft.p95<0.5s", Claim("ttft", "p95", "<", 500)),
+        ("time_per_token_ms.avg <= 120ms", Claim("time_per_token", "mean", "<=", 120)),
+        ("e2e_ms.med < 2 s", Claim("e2e", "p50", "<", 2000)),
+        ("failed < 1%", Claim("failed", None, "<", 0.01)),
+        ("hit_rate >= 0.5", Claim("hit_rate", None, ">=", 0.5)),
+        ("total_tok_per_s > 5000", Claim("total_tok_per_s", None, ">", 5000)),
+    ],
+)
+def test_threshold_is_read(text: str, claim: Claim) -> None:
+    assert parse_claim(text) == claim
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("fast", "is no threshold such as"),
+        ("ttft_ms < 500", "say which value of the latency"),
+        ("ttft_ms.p42 < 500", "say which value of the latency"),
+        ("ttft_ms.p95 < 5%", "a latency is not in %"),
+        ("speed > 5", "there is no such figure; there are ttft_ms.p95"),
+        ("failed.p95 < 1", "there is no such figure"),
+        ("req_per_s > 5ms", "req_per_s is not in ms"),
+    ],
+)
+def test_threshold_that_says_nothing_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        parse_claim(text)
+
+
+def judged(*thresholds: str) -> Report:
+    """A hundred requests, TTFT 500 ms each; one of them failed."""
+    of = Spec.model_validate({**spec().model_dump(), "thresholds": thresholds})
+    records = [record(index, index / 10) for index in range(99)]
+    return report.build(result([*records, failed(99, 9.9)], duration_s=11.4, of=of))
+
+
+def test_thresholds_are_held_against_the_headline_figures() -> None:
+    said = judged("ttft_ms.p95 < 500.1", "failed <= 1%", "hit_rate > 70%", "goodput > 0.5")
+
+    assert [outcome.is_met for outcome in said.thresholds] == [True, True, False, False]
+    assert [outcome.value for outcome in said.thresholds[1:]] == [0.01, pytest.approx(0.6), None]
+    assert said.verdict.is_valid
+    assert not said.is_good
+    assert said.title == "valid; 2 of 4 thresholds not met"
+    assert said.faults == (
+        "threshold not met: hit_rate > 70%: it is 0.6",
+        "threshold not met: goodput > 0.5: it has no value",
+    )
+
+
+def test_thresholds_survive_the_report_file() -> None:
+    said = judged("ttft_ms.p95 < 500.1")
+
+    assert report.decode(report.encode(said)) == said
+
+
+def run_with(tmp_path: Path, port: int, **fields: Any) -> int:
+    tree = {
+        "endpoint": f"127.0.0.1:{port}",
+        "target": {"model": "m"},
+        "performance": {"traffic-shape": {"req-rate": 50, "total-prompts": 20, "dataset": "random"}},
+        "limits": {"lag-p99": 5, "loop-lag-p99": 5, "cpu": 5, "achieved": 0},
+        **fields,
+    }
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return CliRunner().invoke(bench, ["run", str(path), "--quiet"]).exit_code
+
+
+def test_exit_status_tells_a_missed_threshold_from_a_result_that_does_not_hold(
+    null_server: int, tmp_path: Path
+) -> None:
+    assert run_with(tmp_path, null_server, thresholds=["failed < 1%", "ttft_ms.p95 < 1000 s"]) == 0
+    assert run_with(tmp_path, null_server, thresholds=["ttft_ms.p95 > 1000 s"]) == THRESHOLD_MISSED
+
+
+def test_threshold_that_cannot_be_read_refuses_the_spec() -> None:
+    with pytest.raises(SettingsError, match=r"thresholds\.0: 'fast' is no threshold"):
+        parse_spec(yaml.safe_dump({**spec().model_dump(mode="json"), "thresholds": ["fast"]}))
