@@ -195,7 +195,7 @@ def test_faults_of_the_machine_are_messages_and_no_tracebacks(null_server: int, 
     for told, fault in (
         (used, "Address already in use"),
         (folder, "Not a directory"),
-        (binary, "not a text file"),
+        (binary, "not UTF-8"),
     ):
         assert told.returncode == 2
         assert fault in told.stderr

@@ -181,7 +181,7 @@ def test_file_that_is_no_text_is_told_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_bytes(b"\x7fELF\xff\xfe")
 
-    with pytest.raises(SettingsError, match=r"spec\.yaml: not a text file"):
+    with pytest.raises(SettingsError, match=r"spec\.yaml:1: not UTF-8"):
         read_spec(path)
     with pytest.raises(SettingsError, match="No such file"):
         read_spec(tmp_path / "none.yaml")

@@ -65,8 +65,8 @@ def test_thresholds_are_held_against_the_headline_figures() -> None:
     assert not said.is_good
     assert said.title == "valid; 2 of 4 thresholds not met"
     assert said.faults == (
-        "threshold not met: hit_rate > 70%: it is 0.6",
-        "threshold not met: goodput > 0.5: it has no value",
+        "threshold not met: hit_rate > 70%: it is 60.00%",
+        "threshold not met: goodput > 0.5: it is unknown",
     )
 
 

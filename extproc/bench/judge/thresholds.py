@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from extproc.bench.measure.metrics import Metrics
-from extproc.bench.spec.thresholds import Claim, parse_claim
+from extproc.bench.spec.thresholds import SHARES, Claim, parse_claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,14 @@ class Outcome:
 
     @property
     def fault(self) -> str:
-        value = "it has no value" if self.value is None else f"it is {self.value:,.4g}"
-        return f"threshold not met: {self.text}: {value}"
+        return f"threshold not met: {self.text}: it is {self.shown}"
+
+    @property
+    def shown(self) -> str:
+        if self.value is None:
+            return "unknown"
+        is_share = parse_claim(self.text).figure in SHARES
+        return f"{self.value:.2%}" if is_share else f"{self.value:,.4g}"
 
 
 def check_thresholds(

@@ -36,7 +36,7 @@ def _latencies() -> dict[str, Figure]:
         ("tpot", "TPOT"),
         ("itl", "ITL"),
         ("e2e", "E2E"),
-        ("time_per_token", "time per token"),
+        ("time_per_token", "time per token sent"),
     )
     points = (("mean", "mean"), ("median", "p50"), ("p99", "p99"))
     return {

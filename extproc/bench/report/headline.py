@@ -68,7 +68,8 @@ def summary_text(said: Report) -> str:
 
 
 def _lines(said: Report) -> Iterator[str]:
-    yield f"{said.name}: {said.model}, seed {said.seed}"
+    yield f"{said.name}: {said.model}, seed {said.seed}: {said.title}"
+    yield from (f"  {fault}" for fault in said.faults)
     yield name_part(said)
     yield ""
     counts = said.whole.counts
@@ -87,8 +88,7 @@ def _lines(said: Report) -> Iterator[str]:
         if summary := said.measured.latency_ms.get(measure):
             yield _line(heading, _points(summary))
     for outcome in said.thresholds:
-        value = "no value" if outcome.value is None else f"{outcome.value:,.4g}"
-        yield f"{'✓' if outcome.is_met else '✗'} {outcome.text}  ({value})"
+        yield f"{'✓' if outcome.is_met else '✗'} {outcome.text}  ({outcome.shown})"
 
 
 def _line(heading: str, value: str) -> str:

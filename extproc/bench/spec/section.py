@@ -10,6 +10,8 @@ from typing import Annotated
 
 from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
+from extproc.documents import describe
+
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
 _DURATION = re.compile(rf"{_NUMBER}\s*(ms|s|m|h)?")
 _RATE = re.compile(rf"{_NUMBER}\s*(qps|rps|req/s|/s|/m|/h)?")
@@ -49,16 +51,8 @@ class Component(Section):
 
 
 def list_faults(error: ValidationError) -> str:
-    """Returns every fault on a line of its own: where it is, and what is wrong."""
-    return "\n".join(
-        ": ".join(filter(None, (".".join(map(str, fault["loc"])), _word(fault["msg"]))))
-        for fault in error.errors(include_url=False)
-    )
-
-
-def _word(message: str) -> str:
-    """Pydantic's message without the class of exception that it opens with."""
-    return message.removeprefix("Value error, ")
+    """Returns every fault on a line of its own, for parts whose line is not known any more."""
+    return "\n".join(map(describe, error.errors()))
 
 
 def parse_duration(value: object) -> object:
