@@ -12,6 +12,7 @@ import pytest
 from extproc.bench.experiments.ab import Trial, label, run_trials
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
 from extproc.bench.experiments.ab_report import AbReport, summarise_trials
+from extproc.bench.experiments.run import Interrupted
 from extproc.bench.measure.stats import mean_interval, student_quantile
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
@@ -134,6 +135,19 @@ async def test_interrupted_comparison_says_how_far_it_came() -> None:
     assert (len(trials), len(kept), len(world.specs)) == (2, 3, 3)
     assert kept[-1].report.verdict.kinds == ("partial",)
     assert summary.faults == ("partial: interrupted after 2 of 6 runs",)
+
+
+async def test_comparison_stopped_between_two_runs_keeps_what_was_done() -> None:
+    world = World()
+
+    async def run(seeded: Spec, title: str) -> RunResult:
+        if len(world.specs) == 4:
+            raise Interrupted
+        return await world.run(seeded, title)
+
+    summary = summarise_trials(await run_trials(comparing(), run, world), comparing().ab)
+
+    assert summary.faults == ("partial: interrupted after 4 of 6 runs",)
 
 
 async def test_unknown_baseline_is_refused() -> None:

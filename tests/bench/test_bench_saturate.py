@@ -110,6 +110,12 @@ def test_dead_server_ends_the_search_at_its_first_rung_with_a_fault() -> None:
     assert 'class="banner bad"' in saturation_html(found)
 
 
+def test_search_that_was_broken_off_is_partial() -> None:
+    found = summarise_rungs([rung(1, 13.0), rung(2, 13.0)], LADDER)
+
+    assert found.faults == ("partial: interrupted before the rung of 4.00 req/s",)
+
+
 def test_server_that_fails_at_every_rate_has_no_inflection_point() -> None:
     rates, found = climb(lambda rate: refusing(rate, rate / 2))
 

@@ -1,9 +1,11 @@
 """The order of a comparison: every arm over the same schedule, again with another seed. Knows no network."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from extproc.bench.experiments.run import Interrupted
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.report import Report
@@ -47,18 +49,19 @@ async def run_trials(
     A run that is interrupted ends them all; it is kept, but is no trial.
     """
     trials: list[Trial] = []
-    for repeat in range(spec.ab.repeats):
-        for arm in _rotate(spec.ab.arms, repeat):
-            await lab.prepare(arm)
-            title = f"{label(arm)}, repeat {repeat + 1} of {spec.ab.repeats}"
-            if spec.ab.prime:
-                await run(_priming(spec, repeat), f"{title}: priming")
-            result = await run(spec.model_copy(update={"seed": spec.seed + repeat}), title)
-            trial = Trial(label(arm), repeat, report.build(result))
-            keep(trial, result)
-            if result.info.interrupted_s is not None:
-                return trials
-            trials.append(trial)
+    with suppress(Interrupted):
+        for repeat in range(spec.ab.repeats):
+            for arm in _rotate(spec.ab.arms, repeat):
+                await lab.prepare(arm)
+                title = f"{label(arm)}, repeat {repeat + 1} of {spec.ab.repeats}"
+                if spec.ab.prime:
+                    await run(_priming(spec, repeat), f"{title}: priming")
+                result = await run(spec.model_copy(update={"seed": spec.seed + repeat}), title)
+                trial = Trial(label(arm), repeat, report.build(result))
+                keep(trial, result)
+                if result.info.interrupted_s is not None:
+                    return trials
+                trials.append(trial)
     return trials
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from extproc.bench.experiments.ab import Run, with_traffic
+from extproc.bench.experiments.run import Interrupted
 from extproc.bench.judge.verdict import FAILED
 from extproc.bench.report import report
 from extproc.bench.report.report import Report
@@ -130,13 +131,18 @@ def next_rate(rungs: Sequence[Rung], ladder: Ladder) -> float | None:
 
 
 async def climb(spec: Spec, run: Run) -> list[Rung]:
-    """Climbs the ladder of a spec, one run per rung."""
+    """Climbs the ladder of a spec, one run per rung; raises `Interrupted` if there is none."""
     rungs: list[Rung] = []
     while (rate := next_rate(rungs, spec.saturate)) is not None:
         # Another seed each time: the prompts of the last rung are still in the caches.
         seeded = with_traffic(spec, {"req_rate": rate, "vus": None})
         seeded = seeded.model_copy(update={"seed": spec.seed + len(rungs)})
-        result = await run(seeded, f"{rate:.2f} req/s")
+        try:
+            result = await run(seeded, f"{rate:.2f} req/s")
+        except Interrupted:
+            if not rungs:
+                raise
+            break
         rungs.append(Rung(rate, report.build(result)))
     return rungs
 
@@ -156,11 +162,16 @@ def summarise_rungs(rungs: Sequence[Rung], ladder: Ladder) -> Saturation:
         best_rps=max((rung.served_rps for rung in sound), default=None),
         best_tps=fullest.total_tps if fullest else None,
         best_tps_rate=fullest.rate if fullest else None,
-        faults=tuple(_find_faults(ordered, first_bad)),
+        faults=(*_find_missing(rungs, ladder), *_find_faults(ordered, first_bad)),
         remarks=tuple(_find_remarks(ordered, first_bad)),
         rungs=tuple(ordered),
         saturated=saturated,
     )
+
+
+def _find_missing(rungs: Sequence[Rung], ladder: Ladder) -> Iterator[str]:
+    if (rate := next_rate(rungs, ladder)) is not None:
+        yield f"partial: interrupted before the rung of {rate:.2f} req/s"
 
 
 def _find_faults(rungs: Sequence[Rung], first_bad: int) -> Iterator[str]:

@@ -155,8 +155,7 @@ def _totals_table(said: Report) -> str:
 
 def _thresholds_table(said: Report) -> str:
     rows = [
-        (outcome.text, outcome.shown, "met" if outcome.is_met else "not met")
-        for outcome in said.thresholds
+        (outcome.text, outcome.shown, "met" if outcome.is_met else "not met") for outcome in said.thresholds
     ]
     return page.table("Thresholds", ("", "value", ""), rows)
 
