@@ -601,7 +601,9 @@ async def test_what_no_client_should_raise_is_survived_and_names_no_credential(
 
     async with running(Restarting(build(), rng=Random(7), sleep=nap), sink):
         await sink.until(lambda told: len(told.restarts) > 2)
-        await asyncio.to_thread(token.write_text, "token-1")
+        # In one step, as the kubelet does it: a token half written would be refused for another reason.
+        await asyncio.to_thread(token.with_suffix(".new").write_text, "token-1")
+        await asyncio.to_thread(token.with_suffix(".new").replace, token)
         await sink.until(has("a", "b"))
 
     assert set(sink.restarts) == {"internal"}

@@ -42,7 +42,7 @@ class Fleet:
         self.clock = Clock()
         self.outside = Outside(random.Random(seed), self.clock)
         self.strategy = PrefixCache(self.outside, **options)  # type: ignore[arg-type]
-        self.pool = Pool("llama", self.strategy)
+        self.pool = Pool("llama", self.strategy, fallbacks=2)
         self.follow(names)
         self.picker = Picker([Route(self.pool)])
 

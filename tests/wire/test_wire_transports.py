@@ -193,7 +193,7 @@ async def converse(transport: str, seed: int) -> tuple[list[Outcome], int]:
 
 def _processor(picker: Picker) -> ExternalProcessor:
     return ExternalProcessor(
-        lambda: picker, Metrics(), max_body_bytes=MAX_BODY_BYTES, clear_route_cache=True, budget=None
+        lambda: picker, Metrics(), max_body_bytes=MAX_BODY_BYTES, clear_route_cache=True, unseen_s=0
     )
 
 
