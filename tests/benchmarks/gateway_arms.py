@@ -207,7 +207,8 @@ def _service(strategy: str, transport: str) -> Build:
 def _first_release(strategy: str) -> Build:
     def build(directory: Path, port: int, admin_port: int, addresses: list[str]) -> Process:
         service = Service(directory, port=port, admin_port=admin_port, package=unpack(FIRST_RELEASE))
-        service.configure([pool(addresses, {"name": strategy})])
+        known = {"name": "vllm", "endpoints": {"static": addresses}, "strategy": {"name": strategy}}
+        service.configure([known])
         return service
 
     return build
