@@ -89,10 +89,15 @@ class Engine(Generic[Names]):
 
     @property
     def counters(self) -> Counters:
+        return self.counters_after(0)
+
+    def counters_after(self, steps: int) -> Counters:
+        """Returns the counters after so many quiet steps, though without the tokens of these."""
+        free = self._cache.free - (self._due_within(steps) if steps else 0)
         return Counters(
             running=len(self._running),
             waiting=len(self._waiting),
-            kv_usage=1 - self._cache.free / self._cache.size,
+            kv_usage=1 - free / self._cache.size,
             prefix_queries_total=self._queries,
             prefix_hits_total=self._hits,
             preemptions_total=self._preemptions,

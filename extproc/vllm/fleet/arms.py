@@ -1,4 +1,4 @@
-"""Arms: strategies with options, written as `NAME` or `NAME:option=value,option=value`."""
+"""Arms: strategies and peers' rules with options, written as `NAME` or `NAME:option=value,option=value`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +7,18 @@ from random import Random
 
 from extproc.documents import parse_document
 from extproc.errors import SettingsError
-from extproc.routing.strategies.base import Outside
-from extproc.routing.strategies.factory import build_strategy
+from extproc.routing.strategies.base import Outside, Strategy
+from extproc.routing.strategies.factory import STRATEGIES, build_strategy
+from extproc.vllm.peers.registry import PEERS, build_peer
+from extproc.vllm.peers.signals import Scrape, scrape_nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A strategy and its options, as an operator would configure them; `text` is how it was asked for."""
+    """A strategy and its options, as an operator would configure them; `text` is how it was asked for.
+
+    Or a peer's rule, which no operator of ours can configure.
+    """
 
     text: str
     strategy: str
@@ -30,5 +35,14 @@ def parse_arm(text: str) -> Arm:
     if not all(isfinite(value) for value in options.values() if isinstance(value, float)):
         raise SettingsError(f"{text!r}: there is a value that is no number to count with")
     arm = Arm(text, name.strip(), options)
-    build_strategy(arm.strategy, arm.options, Outside(Random(0), float))  # noqa: S311  # says what is wrong
+    build_arm(arm.strategy, arm.options, Outside(Random(0), float), scrape_nothing)  # noqa: S311  # says what is wrong
     return arm
+
+
+def build_arm(name: str, options: Mapping[str, object], outside: Outside, scrape: Scrape) -> Strategy:
+    """Builds a strategy or a peer; raises `SettingsError` for a name or an option that there is not."""
+    if name in PEERS:
+        return build_peer(name, options, outside, scrape)
+    if name not in STRATEGIES:
+        raise SettingsError(f"{name!r} is no strategy: choose from {', '.join([*STRATEGIES, *PEERS])}")
+    return build_strategy(name, options, outside)

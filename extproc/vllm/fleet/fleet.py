@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from random import Random
 
@@ -15,8 +16,10 @@ from extproc.vllm.fleet.dialogue import Dialogue
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.gateway import EndpointNames, Routing, build_spreader
 from extproc.vllm.fleet.node import Gaps, Node
+from extproc.vllm.fleet.scraper import Scraper
 from extproc.vllm.fleet.session import PlannedSession
 from extproc.vllm.fleet.timeline import Timeline
+from extproc.vllm.peers.signals import Signal
 from extproc.vllm.profiles import Profile
 
 
@@ -68,13 +71,15 @@ class _Fleet:
         # The client's draws do not depend on the strategy's: all strategies see the same arrivals.
         self._client = Client(sessions, setup.traffic, self._timeline, self._draw("arrivals"), self._send)
         self._names = EndpointNames(self._draw("names"))
+        self._keep_s = 0.0
         self._past: list[Node] = []
         self._nodes = {self._names[place].name: self._build_node(place) for place in range(setup.endpoints)}
         self._ready = [self._names[place] for place in range(setup.endpoints)]
         gateways = setup.routing.gateways
         outsides = [Outside(self._draw(f"ties {place}"), self._now) for place in range(gateways)]
         self._spreader = build_spreader(setup.routing.spread, gateways, self._draw("spread"))
-        self._gateways = setup.routing.build_gateways(self._ready, outsides)
+        scrapes = [partial(self._scrape, place) for place in range(gateways)]
+        self._gateways = setup.routing.build_gateways(self._ready, outsides, scrapes)
 
     def run(self) -> Run:
         if self._setup.warmup_s:
@@ -93,15 +98,27 @@ class _Fleet:
     def _now(self) -> float:
         return self._timeline.now
 
+    def _scrape(self, gateway: int, every_s: float) -> Scraper:
+        self._keep_s = every_s
+        for node in self._nodes.values():
+            node.keep_signals(every_s)
+        return Scraper(every_s, self._draw(f"scrapes {gateway}"), self._now, self._signal_at)
+
+    def _signal_at(self, name: str, at_s: float) -> Signal:
+        return self._nodes[name].signal_at(at_s)
+
     def _build_node(self, number: int) -> Node:
         profiles = self._setup.profiles
         profile = profiles[number % len(profiles)]
         # Whoever sends such prompts has told vLLM so.
         profile = replace(profile, max_model_len=max(profile.max_model_len, self._longest))
         read = self._client.read if self._setup.traffic.ceiling else None
-        return Node(
+        node = Node(
             self._names[number].name, profile, self._timeline, self._ended, gaps=self._gaps, read=read
         )
+        if self._keep_s:
+            node.keep_signals(self._keep_s)
+        return node
 
     def _send(self, flight: Flight) -> None:
         self._flights.append(flight)

@@ -12,8 +12,9 @@ from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pick, Pool, Snapshot
 from extproc.routing.strategies.base import Outside
-from extproc.routing.strategies.factory import build_strategy
+from extproc.vllm.fleet.arms import build_arm
 from extproc.vllm.fleet.flight import Flight
+from extproc.vllm.peers.signals import Scrape
 
 _PATH: Final = "/v1/chat/completions"
 # As in the shipped Envoy configurations, whose retries the fleet makes.
@@ -45,12 +46,15 @@ class Routing:
     signal_delay_s: float = 0.0
     discovery_delay_s: float = 0.0
 
-    def build_gateways(self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside]) -> "Gateways":
-        """Raises `SettingsError` for an unknown strategy or option; `outsides` has one for each gateway."""
-        pools = [
-            Pool("fleet", build_strategy(self.strategy, self.options, outside), fallbacks=_FALLBACKS)
-            for outside in outsides
+    def build_gateways(
+        self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside], scrapes: Sequence[Scrape]
+    ) -> "Gateways":
+        """Raises `SettingsError` for an unknown strategy or option; of the others there is one a gateway."""
+        strategies = [
+            build_arm(self.strategy, self.options, outside, scrape)
+            for outside, scrape in zip(outsides, scrapes, strict=True)
         ]
+        pools = [Pool("fleet", strategy, fallbacks=_FALLBACKS) for strategy in strategies]
         gateways = Gateways(pools)
         gateways.replace(endpoints)
         return gateways

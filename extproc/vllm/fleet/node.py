@@ -1,12 +1,14 @@
 """One endpoint of the fleet: an engine that steps through virtual time."""
 
 from array import array
+from collections import deque
 from collections.abc import Callable
 from math import sqrt
 
 from extproc.vllm.engine import Engine
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.timeline import Timeline
+from extproc.vllm.peers.signals import Signal
 from extproc.vllm.profiles import Profile
 from extproc.vllm.runs import Path, RunCache
 from extproc.vllm.step import StepResult
@@ -63,6 +65,8 @@ class Node:
         self._is_busy = False
         self._quiet_from, self._quiet_steps = 0.0, 0
         self._plan = 0  # outdates what was planned for a stretch that was cut, or for a dead engine
+        self._signals: deque[tuple[float, Signal]] | None = None
+        self._keep_s = 0.0
 
     def __repr__(self) -> str:
         return f"<Node {self.name}: {self._engine!r}>"
@@ -78,6 +82,21 @@ class Node:
             self._cut()
         elif not self._is_busy:
             self._run()
+
+    def keep_signals(self, seconds: float) -> None:
+        """From now on `signal_at` can tell what the metrics said so many seconds ago."""
+        self._signals = deque([(self._timeline.now, self._signal(0))])
+        self._keep_s = max(self._keep_s, seconds)
+
+    def signal_at(self, at_s: float) -> Signal:
+        """What the metrics said at `at_s`: vLLM updates them at the end of each step.
+
+        What came during a step waits to be taken in, and does not count as waiting yet.
+        """
+        if self._quiet_steps and at_s > self._quiet_from and self._signals:
+            done = self._steps_within(at_s - self._quiet_from) - 1
+            return self._signal(done, self._signals[-1][1].waiting)
+        return next((said for since_s, said in reversed(self._signals or ()) if since_s <= at_s), Signal())
 
     def slow_down(self, factor: float) -> None:
         """Makes every step take `factor` times as long as a healthy endpoint's, from the next one on."""
@@ -114,7 +133,20 @@ class Node:
             return
         result = engine.step(now)
         self._note(result, now)
+        if self._signals is not None:
+            self._say(result.ends_at)
         self._timeline.at(result.ends_at, self._deliver, self._plan, result)
+
+    def _say(self, at_s: float) -> None:
+        """Lets the metrics say from `at_s` on how things are now."""
+        assert self._signals is not None  # noqa: S101  # who calls this looked
+        self._signals.append((at_s, self._signal(0)))
+        while len(self._signals) > 1 and self._signals[1][0] < self._timeline.now - self._keep_s:
+            self._signals.popleft()
+
+    def _signal(self, steps: int, waiting: int | None = None) -> Signal:
+        counters = self._engine.counters_after(steps)
+        return Signal(counters.running, counters.waiting if waiting is None else waiting, counters.kv_usage)
 
     def _cut(self) -> None:
         """Ends a quiet stretch with the step that runs now."""
@@ -145,7 +177,10 @@ class Node:
         engine, steps = self._engine, self._quiet_steps
         self._quiet_steps = 0
         self._gaps.add(engine.decode_s(steps) / steps, engine.decoding * steps)
-        for name in engine.decode(steps):
+        done = engine.decode(steps)
+        if self._signals is not None:
+            self._say(self._timeline.now)
+        for name in done:
             self._finish(name, self._timeline.now)
         # Somebody may have sent the next turn here, and started it.
         if plan == self._plan:
