@@ -7,6 +7,7 @@ from typing import Final
 import orjson
 from xxhash import xxh3_64_hexdigest
 
+from extproc.errors import SettingsError
 from extproc.vllm.fleet.arms import parse_arm
 from extproc.vllm.fleet.change import parse_change
 from extproc.vllm.fleet.client import Traffic
@@ -15,7 +16,8 @@ from extproc.vllm.fleet.gateway import Routing, Spread
 from extproc.vllm.fleet.scenarios import SCENARIOS
 from extproc.vllm.fleet.session import PlannedSession
 from extproc.vllm.fleet.summary import Summary, summarize
-from extproc.vllm.fleet.workloads import Demand, Workload, draw_sessions, find_workload
+from extproc.vllm.fleet.trace import Trace, read_trace
+from extproc.vllm.fleet.workloads import Demand, draw_sessions, find_workload
 from extproc.vllm.profiles import DEFAULT_PROFILE, find_profile
 
 # Sessions for so much longer than the window: the load has to last until the last answer in it.
@@ -28,7 +30,8 @@ class Cell:
 
     `load` is the share of the workload's capacity, `rate` requests per second instead, `users` a closed
     loop instead. `None` for a time takes the workload's own. `requests` limits the run to so many instead
-    of a time.
+    of a time. A `trace` is a file that is replayed instead of a workload, `trace_speed` times as fast as it
+    was recorded; `trace_xxh3` says what was in it, empty: anything.
     """
 
     arm: str
@@ -51,17 +54,26 @@ class Cell:
     warmup_s: float | None = None
     measured_s: float | None = None
     seed: int = 0
+    trace: str | None = None
+    trace_xxh3: str = ""
+    trace_speed: float = 1.0
 
     @property
     def digest(self) -> str:
         """Tells cells apart that differ in anything."""
-        return xxh3_64_hexdigest(orjson.dumps(self, option=orjson.OPT_SORT_KEYS))
+        asked = orjson.loads(orjson.dumps(self))
+        if self.trace is None:
+            # Cells that were run before there were traces keep their names.
+            asked = {name: value for name, value in asked.items() if not name.startswith("trace")}
+        return xxh3_64_hexdigest(orjson.dumps(asked))
 
     @property
     def rps(self) -> float:
         """Requests per second that are asked for; NaN where a number of users is."""
         if self.users is not None:
             return nan
+        if self.trace is not None:
+            return self._trace().rps(self.trace_speed)
         capacity = find_workload(self.workload).capacity_rps * self.endpoints
         return self.rate if self.rate is not None else (self.load or 0.0) * capacity
 
@@ -71,19 +83,20 @@ class Cell:
 
     def draw(self) -> list[PlannedSession]:
         """Returns the sessions; the same for every arm."""
+        if self.trace is not None:
+            return [*self._trace().sessions[: self.requests]]
         workload = find_workload(self.workload)
         think_s = workload.think_s if self.think_s is None else self.think_s
-        return draw_sessions(
-            self.workload, Demand(self._requests(workload), think_s, self.endpoints), self.seed
-        )
+        return draw_sessions(self.workload, Demand(self._requests(), think_s, self.endpoints), self.seed)
 
     def plan(self) -> Setup:
-        arm, workload = parse_arm(self.arm), find_workload(self.workload)
-        start_s, end_s = self._window(workload)
+        arm = parse_arm(self.arm)
+        start_s, end_s = self._window()
         # Where the requests are counted, they end when they end: about then, at this rate.
-        stop_s = end_s if end_s < inf else self._requests(workload) / self.rps
+        stop_s = end_s if end_s < inf else self._requests() / self.rps
         changes = SCENARIOS[self.scenario](self.endpoints, start_s, stop_s)
         rate = None if self.users is not None else self.rps
+        starts = [] if self.trace is None else [at_s / self.trace_speed for at_s in self._trace().starts]
         return Setup(
             profiles=[find_profile(name) for name in self.profiles],
             endpoints=self.endpoints,
@@ -95,24 +108,37 @@ class Cell:
                 self.signal_delay_s,
                 self.discovery_delay_s,
             ),
-            traffic=Traffic(rate, self.users, self.cap, self.ceiling, end_s),
+            traffic=Traffic(rate, self.users, self.cap, self.ceiling, end_s, starts),
             changes=[*changes, *map(parse_change, self.changes)],
             seed=self.seed,
             warmup_s=start_s,
         )
 
-    def _window(self, workload: Workload) -> tuple[float, float]:
+    def _trace(self) -> Trace:
+        assert self.trace is not None  # noqa: S101  # who calls this looked
+        trace = read_trace(self.trace)
+        if self.trace_xxh3 not in {"", trace.digest}:
+            raise SettingsError(f"{self.trace}: this is not what was replayed before ({self.trace_xxh3})")
+        return trace
+
+    def _window(self) -> tuple[float, float]:
         """The measured time; its end is infinite where a number of requests ends the run."""
-        measured_s = workload.measured_s if self.measured_s is None else self.measured_s
+        workload = find_workload(self.workload) if self.trace is None else None
+        measured_s = self.measured_s
+        if measured_s is None and workload is not None:
+            measured_s = workload.measured_s
         is_counted = self.requests is not None or measured_s is None
-        warmup_s = 0.0 if is_counted else workload.warmup_s
+        warmup_s = 0.0 if is_counted or workload is None else workload.warmup_s
         start_s = warmup_s if self.warmup_s is None else self.warmup_s
         return start_s, inf if is_counted or measured_s is None else start_s + measured_s
 
-    def _requests(self, workload: Workload) -> int:
-        _, end_s = self._window(workload)
+    def _requests(self) -> int:
+        _, end_s = self._window()
         if self.requests is not None:
             return self.requests
+        if self.trace is not None:
+            return len(self._trace().starts)
+        workload = find_workload(self.workload)
         if end_s == inf:
             return workload.requests * self.endpoints
         per_s = workload.capacity_rps * self.endpoints if self.users is not None else self.rps

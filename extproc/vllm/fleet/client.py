@@ -25,8 +25,9 @@ class Traffic:
     Open loop: sessions start at random, so many that their turns would arrive at `rate` requests per
     second: Poisson, but with the same number in each minute, or two runs of ten minutes would differ by
     as many per cent. `None` starts all at once. Closed loop: `users` sessions at a time. A turn
-    follows its answer either way. `cap` limits the requests in flight. Everything ends when all that
-    was due until `until_s` is answered; until then the load goes on.
+    follows its answer either way. With `starts`, sessions start at these times instead. `cap` limits the
+    requests in flight. Everything ends when all that was due until `until_s` is answered; until then the
+    load goes on.
 
     `ceiling` models a client that is a single event loop, as vLLM's old benchmark script is: sending
     requests and reading their chunks costs it so much that it can do this many per second. It notices
@@ -38,6 +39,7 @@ class Traffic:
     cap: int | None = None
     ceiling: float | None = None
     until_s: float = inf
+    starts: Sequence[float] = ()
 
 
 class Client:
@@ -77,7 +79,7 @@ class Client:
         if self._traffic.users is not None:
             for _ in range(self._traffic.users):
                 self._begin()
-        elif self._sessions_per_s:
+        elif self._sessions_per_s or self._traffic.starts:
             self._timeline.at(next(self._gaps), self._arrive)
         else:
             while self._begin():
@@ -118,6 +120,8 @@ class Client:
 
     def _draw_gaps(self) -> Iterator[float]:
         """Yields the times between sessions, a stretch at a time: Poisson, given how many it has."""
+        if self._traffic.starts:
+            yield from (after - before for before, after in pairwise([0.0, *self._traffic.starts, inf]))
         count = max(1, min(self._count, round(self._sessions_per_s * _STRETCH_S)))
         stretch_s, last_s = count / self._sessions_per_s, 0.0
         while True:

@@ -6,7 +6,7 @@ from functools import partial
 from math import inf
 from random import Random
 
-from extproc.errors import NoEndpoint
+from extproc.errors import NoEndpoint, SettingsError
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pick
 from extproc.routing.strategies.base import Outside
@@ -111,7 +111,10 @@ class _Fleet:
         profiles = self._setup.profiles
         profile = profiles[number % len(profiles)]
         # Whoever sends such prompts has told vLLM so.
-        profile = replace(profile, max_model_len=max(profile.max_model_len, self._longest))
+        try:
+            profile = replace(profile, max_model_len=max(profile.max_model_len, self._longest))
+        except ValueError as fault:
+            raise SettingsError(f"a request has {self._longest} tokens: {fault}") from None
         read = self._client.read if self._setup.traffic.ceiling else None
         node = Node(
             self._names[number].name, profile, self._timeline, self._ended, gaps=self._gaps, read=read
