@@ -19,6 +19,7 @@ from extproc.vllm.fleet.gateway import Spread
 from extproc.vllm.fleet.matrix import Matrix, Row, render_rows, run_matrix
 from extproc.vllm.fleet.report import flatten, render, write_csv
 from extproc.vllm.fleet.scenarios import SCENARIOS
+from extproc.vllm.fleet.trace import read_trace
 from extproc.vllm.fleet.workloads import WORKLOADS, find_workload
 from extproc.vllm.profiles import DEFAULT_PROFILE, find_profile
 
@@ -101,9 +102,17 @@ _measured = click.option("--measured-s", type=_RATE, help="Measured after that. 
     callback=_check_workloads,
     help=f"A name or a letter: {_LETTERS}.",
 )
-@click.option("--load", type=_RATE, help="Share of the workload's capacity. [default: 0.75]")
+@click.option(
+    "--load",
+    "loads",
+    type=_RATE,
+    multiple=True,
+    help="Share of the workload's capacity; each one is a run. [default: 0.75]",
+)
 @click.option("--rate", type=_RATE, help="Requests per second instead.")
 @click.option("--users", type=_POSITIVE, help="Closed loop instead: so many sessions at a time.")
+@click.option("--trace", type=click.Path(dir_okay=False), help="Instead: a trace in Mooncake's format.")
+@click.option("--trace-speed", type=_RATE, default=1.0, show_default=True, help="Times as fast.")
 @click.option("--requests", type=_POSITIVE, help="So many instead of a measured time.")
 @click.option("--think-s", type=_SECONDS, help="Mean pause before a next turn. [default: the workload's]")
 @click.option("--endpoints", type=_POSITIVE, default=8, show_default=True)
@@ -133,9 +142,10 @@ _measured = click.option("--measured-s", type=_RATE, help="Measured after that. 
 def fleet(
     *,
     preset: str | None,
-    load: float | None,
+    loads: Sequence[float],
     rate: float | None,
     users: int | None,
+    trace: str | None,
     profiles: Sequence[str],
     arms: Sequence[str],
     changes: Sequence[str],
@@ -149,10 +159,13 @@ def fleet(
     if preset:
         _print_preset(profiles, seeds[0], json_path)
         return
-    if sum(value is not None for value in (load, rate, users)) > 1:
-        raise click.UsageError("--load, --rate and --users say the same thing: give one.")
-    if load is None and rate is None and users is None:
-        load = 0.75
+    others = (rate, users, trace)
+    if bool(loads) + sum(value is not None for value in others) > 1:
+        raise click.UsageError("--load, --rate, --users and --trace say the same thing: give one.")
+    if not any(value is not None for value in others):
+        loads = loads or (0.75,)
+    if trace is not None:
+        asked |= {"workload": "trace", "trace_xxh3": read_trace(trace).digest}
     cells = [
         Cell(
             arm=arm,
@@ -160,10 +173,12 @@ def fleet(
             load=load,
             rate=rate,
             users=users,
+            trace=trace,
             profiles=tuple(profiles),
             changes=tuple(changes),
             **asked,
         )
+        for load in loads or (None,)
         for seed in seeds
         for arm in arms
     ]

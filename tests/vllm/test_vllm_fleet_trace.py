@@ -5,8 +5,10 @@ from pathlib import Path
 
 import orjson
 import pytest
+from click.testing import CliRunner
 
 from extproc.errors import SettingsError
+from extproc.vllm.commands import simulate as simulate_command
 from extproc.vllm.fleet.cell import Cell
 from extproc.vllm.fleet.dialogue import Dialogue
 from extproc.vllm.fleet.fleet import simulate
@@ -143,3 +145,22 @@ def test_cells_that_were_kept_before_there_were_traces_are_found_again(tmp_path:
     assert Cell(arm="least_load").digest == "ae44c933f724d0ff"
     assert Cell(arm="prefix_cache", workload="T", load=0.4, seed=12).digest == "99fb50a911095a2e"
     assert replay(path).digest != replay(path, trace_speed=2.0).digest
+
+
+def test_command_replays_a_trace_and_says_which(tmp_path: Path) -> None:
+    path, figures = write_trace(tmp_path / "made.jsonl"), tmp_path / "figures.json"
+    asked = ["fleet", "--trace", str(path), "--trace-speed", "2", "--endpoints", "2", "--json", str(figures)]
+    result = CliRunner().invoke(simulate_command, [*asked, "--arm", "random"], catch_exceptions=False)
+    (run,) = orjson.loads(figures.read_bytes())["runs"]
+
+    assert "random" in result.output
+    assert run["cell"]["trace_xxh3"] == read_trace(str(path)).digest
+    assert run["cell"]["workload"] == "trace"
+    assert run["figures"]["asked_rps"] is None
+
+
+def test_trace_and_load_are_one_too_many(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "made.jsonl")
+    result = CliRunner().invoke(simulate_command, ["fleet", "--trace", str(path), "--load", "0.5"])
+
+    assert "give one" in result.output

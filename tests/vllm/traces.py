@@ -25,8 +25,8 @@ def write_trace(path: Path, conversations: int = 40, seed: int = 0, systems: int
                 "output_length": rng.randint(1, 200),
                 "hash_ids": [*blocks, next(names)],
             }
-            requests.append(request)
+            requests.append((at_ms, request))
             at_ms += rng.uniform(1_000, 20_000)
-    requests.sort(key=lambda request: request["timestamp"])
-    path.write_text("".join(f"{json.dumps(request)}\n" for request in requests))
+    requests.sort(key=lambda timed: timed[0])
+    path.write_text("".join(f"{json.dumps(request)}\n" for _, request in requests))
     return path

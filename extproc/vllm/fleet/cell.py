@@ -95,7 +95,7 @@ class Cell:
         # Where the requests are counted, they end when they end: about then, at this rate.
         stop_s = end_s if end_s < inf else self._requests() / self.rps
         changes = SCENARIOS[self.scenario](self.endpoints, start_s, stop_s)
-        rate = None if self.users is not None else self.rps
+        rate = self.rps if self.users is None and self.trace is None else None
         starts = [] if self.trace is None else [at_s / self.trace_speed for at_s in self._trace().starts]
         return Setup(
             profiles=[find_profile(name) for name in self.profiles],
