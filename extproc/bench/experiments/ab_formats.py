@@ -10,11 +10,11 @@ from extproc.bench.experiments.compare import show_change
 from extproc.bench.measure.stats import Interval
 from extproc.bench.measure.words import DASH, fixed, percent
 from extproc.bench.published.tables import COLUMNS
-from extproc.bench.report import page
 from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.headline import SHARES, name_part
 from extproc.bench.report.markdown import markdown_table
-from extproc.bench.report.plots import Bar, bars
+from extproc.pages import page
+from extproc.pages.plots import Bar, bars
 
 _PLOTTED = ("total_tok_per_s", "hit_rate", "ttft_median_ms", "ttft_p99_ms", "itl_mean_ms", "e2e_median_ms")
 

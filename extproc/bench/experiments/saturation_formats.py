@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from extproc.bench.experiments.saturate import Rung, Saturation
 from extproc.bench.measure.words import fixed, milliseconds, percent
-from extproc.bench.report import page
 from extproc.bench.report.headline import name_failed, name_part
 from extproc.bench.report.markdown import markdown_table
-from extproc.bench.report.plots import Series, lines
+from extproc.pages import page
+from extproc.pages.plots import Series, lines
 
 _HEADER = (
     "asked req/s",

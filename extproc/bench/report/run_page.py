@@ -15,10 +15,10 @@ from extproc.bench.measure.stats import Floats, Stats
 from extproc.bench.measure.timeline import cut_timeline
 from extproc.bench.measure.words import fixed, milliseconds, percent
 from extproc.bench.record import Record, RunResult
-from extproc.bench.report import page
 from extproc.bench.report.headline import headlines, name_part
-from extproc.bench.report.plots import Bar, Series, bars, lines
 from extproc.bench.report.report import Report
+from extproc.pages import page
+from extproc.pages.plots import Bar, Series, bars, lines
 
 _STATS = ("mean", "std", "p50", "p90", "p95", "p99", "max")
 _CURVE_POINTS = 200
@@ -30,7 +30,7 @@ def html_report(result: RunResult, said: Report) -> str:
 
 
 def _parts(result: RunResult, said: Report) -> Iterator[str]:
-    yield page.banner(said)
+    yield page.notice(said.title, said.faults, is_good=said.is_good) + page.remarks(said.verdict.remarks)
     if said.thresholds:
         yield _thresholds_table(said)
     yield f'<p class="soft">{escape(name_part(said).capitalize())}.</p>'

@@ -1,21 +1,15 @@
-"""The pieces of an HTML report: one file, no script, nothing fetched."""
+"""The pieces of a page."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 
-from extproc.bench.report.report import Report
-
 
 def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
     """A whole document; the parts are HTML, the texts are not."""
-    template = Template(files("extproc.bench.report").joinpath("page.html").read_text("utf-8"))
+    template = Template(files("extproc.pages").joinpath("page.html").read_text("utf-8"))
     return template.substitute(title=escape(title), subtitle=escape(subtitle), body="\n".join(parts))
-
-
-def banner(said: Report) -> str:
-    return notice(said.title, said.faults, is_good=said.is_good) + remarks(said.verdict.remarks)
 
 
 def remarks(texts: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.report.plots import Axis, Bar, Series, bars, lines, number
+from extproc.pages.plots import Axis, Bar, Series, bars, lines, number
 
 VALUES = st.floats(-1e9, 1e9).map(lambda value: round(value, 6)) | st.just(float("nan"))
 POINTS = st.lists(st.tuples(VALUES, VALUES), max_size=30)

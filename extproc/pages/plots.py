@@ -1,11 +1,9 @@
 """Small plots as inline SVG: lines and bars. Colours come from the page's style sheet."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-
-from extproc.bench.measure.stats import Floats
 
 _WIDTH, _HEIGHT = 640, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 16, 44
@@ -16,8 +14,8 @@ class Series:
     """A line: points in the order of x. A `nan` leaves a gap."""
 
     label: str
-    xs: Sequence[float] | Floats
-    ys: Sequence[float] | Floats
+    xs: Iterable[float]
+    ys: Iterable[float]
 
 
 @dataclass(frozen=True, slots=True)
