@@ -7,6 +7,7 @@ from html import escape
 
 _WIDTH, _HEIGHT = 640, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 16, 44
+_MARKED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +123,23 @@ def _axis(values: Sequence[float], start_px: float, end_px: float, *, is_log: bo
 
 def _path(index: int, line: Series, x_axis: Axis, y_axis: Axis, points: Sequence[tuple[float, float]]) -> str:
     steps = " ".join(f"{x_axis.px(x):.1f},{y_axis.px(y):.1f}" for x, y in points)
-    return (
-        f'<polyline class="line s{index % 6}" points="{steps}"><title>{escape(line.label)}</title></polyline>'
-    )
+    title = f"<title>{escape(line.label)}</title>"
+    line_ = f'<polyline class="line {_css(index)}" points="{steps}">{title}</polyline>'
+    # A few points were measured one by one, and a single one would not be seen at all.
+    marked = points if len(points) <= _MARKED else ()
+    return line_ + "".join(_dot(index, line.label, x_axis, y_axis, point) for point in marked)
+
+
+def _dot(index: int, label: str, x_axis: Axis, y_axis: Axis, point: tuple[float, float]) -> str:
+    x, y = point
+    place = f'cx="{x_axis.px(x):.1f}" cy="{y_axis.px(y):.1f}" r="3"'
+    title = f"<title>{escape(label)}: {y:.4g} at {x:.4g}</title>"
+    return f'<circle class="dot {_css(index)}" {place}>{title}</circle>'
+
+
+def _css(index: int) -> str:
+    """Six colours; whoever comes after them has dashes."""
+    return f"s{index % 6}" + (f" d{index // 6 % 3}" if index >= 6 else "")
 
 
 def _grid(x_axis: Axis, y_axis: Axis) -> Iterator[str]:
@@ -182,7 +197,7 @@ def _stroke(css: str, start: tuple[float, float], end: tuple[float, float]) -> s
 
 def _figure(body: Sequence[str], legend: Sequence[str]) -> str:
     keys = "".join(
-        f'<span class="key s{index % 6}">{escape(label)}</span>' for index, label in enumerate(legend)
+        f'<span class="key {_css(index)}">{escape(label)}</span>' for index, label in enumerate(legend)
     )
     return (
         f'<div class="legend">{keys}</div>'

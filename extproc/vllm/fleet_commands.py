@@ -2,8 +2,11 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 import click
@@ -15,10 +18,15 @@ from extproc.vllm.fleet import seed_preset
 from extproc.vllm.fleet.arms import parse_arm
 from extproc.vllm.fleet.cell import Cell
 from extproc.vllm.fleet.change import SYNTAX
+from extproc.vllm.fleet.duels import duels, render_duels
 from extproc.vllm.fleet.gateway import Spread
-from extproc.vllm.fleet.matrix import Matrix, Row, render_rows, run_matrix
+from extproc.vllm.fleet.matrix import Matrix, render_rows, run_matrix
+from extproc.vllm.fleet.progress import Progress
 from extproc.vllm.fleet.report import flatten, render, write_csv
+from extproc.vllm.fleet.report_page import fleet_page
+from extproc.vllm.fleet.rows import Row, row_of
 from extproc.vllm.fleet.scenarios import SCENARIOS
+from extproc.vllm.fleet.summary import Summary
 from extproc.vllm.fleet.trace import read_trace
 from extproc.vllm.fleet.workloads import WORKLOADS, find_workload
 from extproc.vllm.profiles import DEFAULT_PROFILE, find_profile
@@ -89,6 +97,13 @@ _arms = click.option(
     metavar="NAME[:OPTION=VALUE,…]",
     help="A strategy with its settings; each one is run with the same arrivals.",
 )
+_html = click.option("--html", "html_path", type=click.Path(path_type=Path), help="A page with plots.")
+_against = click.option(
+    "--against",
+    multiple=True,
+    metavar="ARM",
+    help="Whom to compare the others with: the better of these. [default: the first arm]",
+)
 _warmup = click.option("--warmup-s", type=_SECONDS, help="Not measured. [default: the workload's]")
 _measured = click.option("--measured-s", type=_RATE, help="Measured after that. [default: the workload's]")
 
@@ -139,6 +154,8 @@ _measured = click.option("--measured-s", type=_RATE, help="Measured after that. 
 @click.option("--ideals/--no-ideals", default=True, help="What ideal caches would have had.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="All figures and all settings.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="A line per run.")
+@_html
+@_against
 def fleet(
     *,
     preset: str | None,
@@ -153,6 +170,8 @@ def fleet(
     ideals: bool,
     json_path: Path | None,
     csv_path: Path | None,
+    html_path: Path | None,
+    against: Sequence[str],
     **asked: Any,
 ) -> None:
     """Simulate a fleet of endpoints behind the picker, in virtual time."""
@@ -182,12 +201,37 @@ def fleet(
         for seed in seeds
         for arm in arms
     ]
-    runs = [(cell, cell.run(with_ideals=ideals)) for cell in cells]
+    runs = [*zip(cells, _run(cells, with_ideals=ideals), strict=True)]
     summaries = [summary for _, summary in runs]
-    click.echo(render(summaries), nl=False)
+    # Runs at different loads are no rivals.
+    for load in dict.fromkeys(cell.load for cell in cells):
+        click.echo(render([summary for cell, summary in runs if cell.load == load]), nl=False)
+    rows = [row_of(cell, summary, __version__) for cell, summary in runs]
+    found = duels(rows, against or arms[:1])
+    click.echo(render_duels(found) if len(seeds) > 1 or against else "", nl=False)
+    _write(html_path, fleet_page(rows, found).encode())
     told = [{"cell": cell, "figures": summary, "warnings": summary.warnings} for cell, summary in runs]
     _write(json_path, _encode({"version": __version__, "runs": told}))
     _write(csv_path, write_csv([flatten(summary) for summary in summaries]).encode())
+
+
+def _run(cells: Sequence[Cell], *, with_ideals: bool) -> list[Summary]:
+    """One after the other, and tells how far it is."""
+    total = sum(cell.requests_about for cell in cells)
+    progress, done = Progress(total, sys.stderr, monotonic), 0
+    found: list[Summary] = []
+    for cell in cells:
+        what = f"{cell.arm}, seed {cell.seed}"
+        watch = partial(_tell, progress, done, cell.requests_about, what)
+        found.append(cell.run(with_ideals=with_ideals, watch=watch))
+        done += cell.requests_about
+        progress.tell(done, what)
+    progress.close()
+    return found
+
+
+def _tell(progress: Progress, before: int, size: int, what: str, share: float) -> None:
+    progress.tell(before + share * size, what)
 
 
 def _print_preset(names: Sequence[str], seed: int, json_path: Path | None) -> None:
@@ -245,21 +289,39 @@ def _write(path: Path | None, content: bytes) -> None:
 @_measured
 @click.option("--workers", type=_POSITIVE, help="Processes. [default: one per core]")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="A line per run.")
-def matrix(folder: Path, *, workers: int | None, csv_path: Path | None, **axes: Any) -> None:
+@_html
+@_against
+def matrix(
+    folder: Path,
+    *,
+    workers: int | None,
+    csv_path: Path | None,
+    html_path: Path | None,
+    against: Sequence[str],
+    **axes: Any,
+) -> None:
     """Simulate every combination, on all cores, and keep the figures in FOLDER.
 
     What FOLDER has is not run again: the same command goes on after it was stopped, and a command with
     more arms, loads or seeds adds to what is there.
     """
     cells = [*Matrix(**axes).cells()]
-    rows = run_matrix(cells, folder, workers or os.cpu_count() or 1, _tell, __version__)
-    click.echo(render_rows(rows), nl=False)
+    progress = Progress(1.0, sys.stderr, monotonic)
+    rows = run_matrix(
+        cells,
+        folder,
+        workers or os.cpu_count() or 1,
+        lambda share, row: progress.tell(share, _name(row)),
+        __version__,
+    )
+    progress.close()
+    found = duels(rows, against or axes["arms"][:1])
+    click.echo(f"{render_rows(rows)}\n{render_duels(found)}", nl=False)
     if csv_path is not None:
         _write(csv_path, write_csv(rows).encode())
+    _write(html_path or folder / "report.html", fleet_page(rows, found).encode())
 
 
-def _tell(done: int, missing: int, row: Row) -> None:
-    case = " ".join(
-        str(row[name]) for name in ("workload", "load", "endpoints", "gateways", "scenario", "seed", "arm")
-    )
-    click.echo(f"{done}/{missing}  {case}", err=True)
+def _name(row: Row) -> str:
+    named = ("workload", "load", "endpoints", "gateways", "scenario", "seed", "arm")
+    return " ".join(str(row[name]) for name in named)

@@ -12,8 +12,9 @@ from extproc.vllm.commands import simulate as command
 from extproc.vllm.fleet.arms import parse_arm
 from extproc.vllm.fleet.cell import Cell
 from extproc.vllm.fleet.change import Change, Kind
-from extproc.vllm.fleet.matrix import CELLS, Matrix, Row, read_rows, render_rows, run_matrix
+from extproc.vllm.fleet.matrix import CELLS, Matrix, read_rows, render_rows, run_matrix
 from extproc.vllm.fleet.report import write_csv
+from extproc.vllm.fleet.rows import Row
 from extproc.vllm.fleet.scenarios import SCENARIOS
 from extproc.vllm.fleet.workloads import WORKLOADS
 
@@ -35,7 +36,7 @@ def fleet(*arguments: str) -> str:
     return CliRunner().invoke(command, ["fleet", *small, *arguments], catch_exceptions=False).output
 
 
-def nothing(_done: int, _of: int, _row: Row) -> None:
+def nothing(_share: float, _row: Row) -> None:
     pass
 
 
@@ -118,14 +119,14 @@ def test_matrix_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     first = run_matrix(cells[:2], tmp_path, 1, nothing, "1")
     with (tmp_path / CELLS).open("a") as file:
         file.write('{"digest": "cut o')
-    told: list[Row] = []
-    rows = run_matrix(cells, tmp_path, 2, lambda _done, _of, row: told.append(row), "2")
+    told: list[tuple[float, Row]] = []
+    rows = run_matrix(cells, tmp_path, 2, lambda share, row: told.append((share, row)), "2")
 
     assert len(cells) == 4
     assert rows[:2] == first
     assert [row["digest"] for row in rows] == [cell.digest for cell in cells]
-    assert {row["version"] for row in told} == {"2"}
-    assert len(told) == 2
+    assert {row["version"] for _, row in told} == {"2"}
+    assert [share for share, _ in told] == [0.5, 1.0]
     assert len(read_rows(tmp_path)) == 4
 
 

@@ -11,7 +11,7 @@ from extproc.errors import SettingsError
 from extproc.vllm.fleet.arms import parse_arm
 from extproc.vllm.fleet.change import parse_change
 from extproc.vllm.fleet.client import Traffic
-from extproc.vllm.fleet.fleet import Setup, simulate
+from extproc.vllm.fleet.fleet import Setup, Watch, simulate
 from extproc.vllm.fleet.gateway import Routing, Spread
 from extproc.vllm.fleet.scenarios import SCENARIOS
 from extproc.vllm.fleet.session import PlannedSession
@@ -77,9 +77,14 @@ class Cell:
         capacity = find_workload(self.workload).capacity_rps * self.endpoints
         return self.rate if self.rate is not None else (self.load or 0.0) * capacity
 
-    def run(self, *, with_ideals: bool = True) -> Summary:
-        """Raises `SettingsError` for names that there are not."""
-        return summarize(simulate(self.plan(), self.draw()), self.arm, with_ideals=with_ideals)
+    @property
+    def requests_about(self) -> int:
+        """About how many requests it takes; what cells cost goes by that."""
+        return self._requests()
+
+    def run(self, *, with_ideals: bool = True, watch: Watch | None = None) -> Summary:
+        """`watch` hears which share is done. Raises `SettingsError` for names that there are not."""
+        return summarize(simulate(self.plan(), self.draw(), watch), self.arm, with_ideals=with_ideals)
 
     def draw(self) -> list[PlannedSession]:
         """Returns the sessions; the same for every arm."""

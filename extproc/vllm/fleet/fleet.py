@@ -1,10 +1,11 @@
 """The fleet: a client, gateways and endpoints on one virtual clock."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from random import Random
+from typing import Final
 
 from extproc.errors import NoEndpoint, SettingsError
 from extproc.routing.endpoint import Endpoint
@@ -50,19 +51,27 @@ class Run:
     gaps: Gaps
 
 
-def simulate(setup: Setup, sessions: Sequence[PlannedSession]) -> Run:
+Watch = Callable[[float], None]
+"""Hears which share of a run is done, every fiftieth."""
+
+_TOLD: Final = 50
+
+
+def simulate(setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None = None) -> Run:
     """Runs the sessions. Deterministic: the same setup and sessions give the same run.
 
     Raises `SettingsError` for a strategy, an option or a change that cannot be.
     """
-    return _Fleet(setup, sessions).run()
+    return _Fleet(setup, sessions, watch).run()
 
 
 class _Fleet:
-    def __init__(self, setup: Setup, sessions: Sequence[PlannedSession]) -> None:
+    def __init__(self, setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None) -> None:
         check_changes(setup.changes, setup.endpoints)
         self._setup = setup
         self._timeline = Timeline()
+        self._watch, self._turns = watch, sum(len(session.turns) for session in sessions)
+        self._every = max(1, self._turns // _TOLD)
         self._flights: list[Flight] = []
         self._picks: dict[int, Pick] = {}
         self._dialogues: dict[int, Dialogue] = {}
@@ -86,6 +95,9 @@ class _Fleet:
             self._timeline.at(self._setup.warmup_s, self._gaps.clear)
         if self._setup.traffic.until_s < inf:
             self._timeline.at(self._setup.traffic.until_s, self._gaps.close)
+        if self._watch and self._setup.traffic.until_s < inf:
+            for count in range(1, _TOLD):
+                self._timeline.at(self._setup.traffic.until_s * count / _TOLD, self._watch, count / _TOLD)
         for change in steps_of(self._setup.changes):
             self._timeline.at(change.at_s, self._change, change)
         self._client.start()
@@ -125,6 +137,8 @@ class _Fleet:
 
     def _send(self, flight: Flight) -> None:
         self._flights.append(flight)
+        if self._watch and self._setup.traffic.until_s == inf and not len(self._flights) % self._every:
+            self._watch(len(self._flights) / self._turns)
         flight.gateway = self._spreader.take(flight)
         try:
             pick = self._connect(self._gateways.pick(flight.gateway, self._write(flight)))

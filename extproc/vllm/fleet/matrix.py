@@ -5,13 +5,11 @@ is not run again.
 """
 
 import gc
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from statistics import median
 from time import process_time
 from typing import Final
 
@@ -19,12 +17,11 @@ import orjson
 
 from extproc.vllm.fleet.cell import Cell
 from extproc.vllm.fleet.gateway import Spread
-from extproc.vllm.fleet.report import flatten, lay_out
+from extproc.vllm.fleet.report import lay_out
+from extproc.vllm.fleet.report_page import figure_cells
+from extproc.vllm.fleet.rows import Row, by_arm, row_of, split, title_of
 
 CELLS: Final = "cells.jsonl"
-
-Row = Mapping[str, object]
-"""What a cell was, and its figures."""
 
 _GROUP: Final = ("workload", "load", "scenario", "endpoints", "gateways", "spread", "profiles")
 _HEAD: Final = ("arm", "seeds", "TTFT mean", "range", "p99", "hit rate", "of shared", "tok/s", "warned")
@@ -82,25 +79,27 @@ def read_rows(folder: Path) -> dict[str, Row]:
 
 
 def run_matrix(
-    cells: Sequence[Cell], folder: Path, workers: int, told: Callable[[int, int, Row], None], version: str
+    cells: Sequence[Cell], folder: Path, workers: int, told: Callable[[float, Row], None], version: str
 ) -> list[Row]:
     """Runs what `folder` has not; returns the rows of all cells, in their order.
 
-    `told` hears of each that is done: how many are, of how many, and which.
+    `told` hears of each that is done: which share of the work is, by requests, and which one.
     """
     done = read_rows(folder)
     missing = [cell for cell in cells if cell.digest not in done]
+    work, worked = sum(cell.requests_about for cell in missing), 0
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / CELLS).open("ab") as file, ProcessPoolExecutor(workers, initializer=gc.disable) as pool:
         # What was cut off must not swallow the next line.
         file.write(b"\n")
-        futures = [pool.submit(run_cell, cell, version) for cell in missing]
-        for count, future in enumerate(as_completed(futures), 1):
+        futures = {pool.submit(run_cell, cell, version): cell for cell in missing}
+        for future in as_completed(futures):
             row = future.result()
             file.write(orjson.dumps(row) + b"\n")
             file.flush()
             done[str(row["digest"])] = row
-            told(count, len(missing), row)
+            worked += futures[future].requests_about
+            told(worked / work, row)
     return [done[cell.digest] for cell in cells]
 
 
@@ -110,16 +109,7 @@ def run_cell(cell: Cell, version: str) -> Row:
     summary = cell.run()
     # A run drops nothing before its end, so that looking for garbage in it finds none and costs a tenth.
     gc.collect()
-    asked = orjson.loads(orjson.dumps(cell))
-    figures = orjson.loads(orjson.dumps(flatten(summary)))
-    return {
-        **asked,
-        **{name: figures[name] for name in figures if name not in asked and name != "strategy"},
-        "faults": summary.warnings,
-        "digest": cell.digest,
-        "version": version,
-        "cpu_s": round(process_time() - begins, 2),
-    }
+    return {**row_of(cell, summary, version), "cpu_s": round(process_time() - begins, 2)}
 
 
 def render_rows(rows: Iterable[Row]) -> str:
@@ -127,42 +117,8 @@ def render_rows(rows: Iterable[Row]) -> str:
 
     `warned` counts the seeds that were not offered, or did not serve, what was asked for.
     """
-    cases: dict[tuple[str, ...], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        case = tuple(_word(row[name]) for name in _GROUP)
-        cases[case][str(row["arm"])].append(row)
-    return "\n".join(_table(case, arms) for case, arms in cases.items())
+    return "\n".join(f"{title_of(case)}\n{_table(group)}" for case, group in split(rows, _GROUP).items())
 
 
-def _word(value: object) -> str:
-    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _table(case: tuple[str, ...], arms: Mapping[str, Sequence[Row]]) -> str:
-    title = ", ".join(f"{name} {value}" for name, value in zip(_GROUP, case, strict=True))
-    return f"{title}\n{lay_out([_HEAD, *(_line(arm, rows) for arm, rows in arms.items())])}"
-
-
-def _line(arm: str, rows: Sequence[Row]) -> Sequence[str]:
-    ttfts = _values(rows, "ttft_mean_ms")
-    return (
-        arm,
-        str(len(rows)),
-        f"{median(ttfts):.1f}" if ttfts else "-",
-        f"{min(ttfts):.1f}-{max(ttfts):.1f}" if ttfts else "-",
-        _median(rows, "ttft_p99_ms", 1),
-        _median(rows, "hit_rate", 3),
-        _median(rows, "shared_hit_rate", 3),
-        _median(rows, "total_tok_per_s", 0),
-        str(sum(bool(row["faults"]) for row in rows)),
-    )
-
-
-def _median(rows: Sequence[Row], name: str, digits: int) -> str:
-    values = _values(rows, name)
-    return f"{median(values):.{digits}f}" if values else "-"
-
-
-def _values(rows: Sequence[Row], name: str) -> list[float]:
-    """JSON has no NaN: what was not measured is null."""
-    return [value for row in rows if isinstance(value := row[name], int | float)]
+def _table(rows: Iterable[Row]) -> str:
+    return lay_out([_HEAD, *((arm, *figure_cells(runs)) for arm, runs in by_arm(rows).items())])

@@ -1,0 +1,56 @@
+"""How far a simulation is, for who waits: on a terminal a line that changes, else a line now and then."""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+# Without a terminal, so much of the work at least between two lines.
+_STEP: Final = 0.05
+
+
+class Terminal(Protocol):
+    """Where progress is written."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+    def isatty(self) -> bool: ...
+
+
+class Progress:
+    """Tells which share of `total` is done, and how long the rest takes if it goes on like this."""
+
+    def __init__(self, total: float, out: Terminal, clock: Callable[[], float]) -> None:
+        self._total = total
+        self._out, self._clock = out, clock
+        self._is_live = out.isatty()
+        self._begun_at = clock()
+        self._told = -1.0
+        self._width = 0
+
+    def tell(self, done: float, what: str = "") -> None:
+        """`done` of the total is done; `what` was last."""
+        share = min(1.0, done / self._total) if self._total else 1.0
+        if not self._is_live and share < 1 and share - self._told < _STEP:
+            return
+        self._told = share
+        text = f"{share:4.0%}  {self._left(share)}  {what}".rstrip()
+        if self._is_live:
+            # What was longer before must not show behind this.
+            self._out.write(f"\r{text.ljust(self._width)}")
+            self._width = len(text)
+        else:
+            self._out.write(f"{text}\n")
+        self._out.flush()
+
+    def close(self) -> None:
+        """Leaves a terminal's line."""
+        if self._is_live and self._width:
+            self._out.write("\n")
+            self._out.flush()
+
+    def _left(self, share: float) -> str:
+        if not share:
+            return "? left"
+        minutes, seconds = divmod(round((self._clock() - self._begun_at) * (1 - share) / share), 60)
+        return f"{minutes}:{seconds:02} left"
