@@ -12,13 +12,13 @@ import click
 import uvloop
 
 from extproc.errors import SettingsError
-from extproc.vllm.clock import Clock
-from extproc.vllm.endpoint import Options, SimulatedEndpoint
-from extproc.vllm.faults import Faults
+from extproc.vllm.http.clock import Clock
+from extproc.vllm.http.endpoint import Options, SimulatedEndpoint
+from extproc.vllm.http.faults import Faults
+from extproc.vllm.http.publisher import Publisher, open_socket
+from extproc.vllm.http.server import serve
+from extproc.vllm.http.tokens import FileTokenizer, FourByteTokenizer
 from extproc.vllm.profiles import DEFAULT_PROFILE, Profile, find_profile
-from extproc.vllm.publisher import Publisher, open_socket
-from extproc.vllm.server import serve
-from extproc.vllm.tokens import FileTokenizer, FourByteTokenizer
 
 SPEED = click.FloatRange(0, min_open=True)
 COUNT = click.IntRange(0)

@@ -10,12 +10,12 @@ from typing import Any
 import aiohttp
 import orjson
 
-from extproc.vllm.clock import Clock
-from extproc.vllm.endpoint import Options, SimulatedEndpoint
+from extproc.vllm.http.clock import Clock
+from extproc.vllm.http.endpoint import Options, SimulatedEndpoint
+from extproc.vllm.http.publisher import Publisher
+from extproc.vllm.http.server import serve_endpoint
+from extproc.vllm.http.tokens import FourByteTokenizer
 from extproc.vllm.profiles import Profile
-from extproc.vllm.publisher import Publisher
-from extproc.vllm.server import serve_endpoint
-from extproc.vllm.tokens import FourByteTokenizer
 
 NOON = 1_795_262_400.0
 # A step of one millisecond, whatever is in it.

@@ -15,9 +15,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from extproc.vllm.endpoint import Options
-from extproc.vllm.publisher import Publisher
-from extproc.vllm.tokens import FileTokenizer
+from extproc.vllm.http.endpoint import Options
+from extproc.vllm.http.publisher import Publisher
+from extproc.vllm.http.tokens import FileTokenizer
 from tests.integration.ports import free_ports
 from tests.vllm.face import NOON, QUICK, events, post, serving
 from tests.vllm.real.process import run_vllm

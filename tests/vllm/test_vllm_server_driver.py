@@ -9,14 +9,14 @@ from itertools import count
 import pytest
 from prometheus_client import CollectorRegistry
 
-from extproc.vllm.clock import Clock
-from extproc.vllm.distributions import Distributions
-from extproc.vllm.driver import Driver, Generation, Job
 from extproc.vllm.engine import Engine
 from extproc.vllm.fleet.client import Traffic
 from extproc.vllm.fleet.fleet import Setup, simulate
 from extproc.vllm.fleet.gateway import Routing
 from extproc.vllm.fleet.workloads import Demand, draw_sessions
+from extproc.vllm.http.clock import Clock
+from extproc.vllm.http.distributions import Distributions
+from extproc.vllm.http.driver import Driver, Generation, Job
 from extproc.vllm.profiles import Profile, find_profile
 from tests.benchmarks.trace import write_prompt
 from tests.vllm.face import QUICK

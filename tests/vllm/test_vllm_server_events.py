@@ -10,7 +10,7 @@ import zmq.asyncio
 
 from extproc.errors import SettingsError
 from extproc.vllm.cache_events import AllBlocksCleared, BlockRemoved, BlockStored
-from extproc.vllm.publisher import Publisher, open_socket
+from extproc.vllm.http.publisher import Publisher, open_socket
 from tests.vllm.face import NOON, QUICK, serving
 from tests.vllm.recorder import Recorder
 

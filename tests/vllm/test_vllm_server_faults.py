@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from extproc.errors import SettingsError
-from extproc.vllm.faults import Faults
+from extproc.vllm.http.faults import Faults
 from tests.vllm.face import Face, serving, until
 
 CHAT = "/v1/chat/completions"

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.vllm.apis.api import Api
-from extproc.vllm.apis.chat import Chat
-from extproc.vllm.apis.completions import Completions
-from extproc.vllm.apis.messages import Messages
-from extproc.vllm.apis.responses import Responses
-from extproc.vllm.bodies import decode_body
-from extproc.vllm.clock import Clock
-from extproc.vllm.endpoint import SimulatedEndpoint
-from extproc.vllm.refusals import Refusal
+from extproc.vllm.http.apis.api import Api
+from extproc.vllm.http.apis.chat import Chat
+from extproc.vllm.http.apis.completions import Completions
+from extproc.vllm.http.apis.messages import Messages
+from extproc.vllm.http.apis.responses import Responses
+from extproc.vllm.http.bodies import decode_body
+from extproc.vllm.http.clock import Clock
+from extproc.vllm.http.endpoint import SimulatedEndpoint
+from extproc.vllm.http.refusals import Refusal
 from tests.vllm.face import NOON, QUICK_OPTIONS
 
 JSON = st.recursive(

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import SettingsError
-from extproc.vllm.answers import Author
-from extproc.vllm.order import Order
-from extproc.vllm.tokens import FileTokenizer, FourByteTokenizer, Tokenizer
+from extproc.vllm.http.answers import Author
+from extproc.vllm.http.order import Order
+from extproc.vllm.http.tokens import FileTokenizer, FourByteTokenizer, Tokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog and the dog sleeps while the fox runs over the hill"
 

@@ -9,20 +9,20 @@ from random import Random
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from xxhash import xxh3_64_hexdigest
 
-from extproc.vllm.adapters import Adapters
-from extproc.vllm.answering import Answering, Strand
-from extproc.vllm.answers import Author
-from extproc.vllm.clock import Clock
-from extproc.vllm.counts import Counts, Reading
-from extproc.vllm.distributions import Distributions
-from extproc.vllm.driver import Driver, Job
 from extproc.vllm.engine import Engine
-from extproc.vllm.faults import Faults
-from extproc.vllm.order import Head, Order
+from extproc.vllm.http.adapters import Adapters
+from extproc.vllm.http.answering import Answering, Strand
+from extproc.vllm.http.answers import Author
+from extproc.vllm.http.clock import Clock
+from extproc.vllm.http.counts import Counts, Reading
+from extproc.vllm.http.distributions import Distributions
+from extproc.vllm.http.driver import Driver, Job
+from extproc.vllm.http.faults import Faults
+from extproc.vllm.http.order import Head, Order
+from extproc.vllm.http.publisher import Publisher
+from extproc.vllm.http.refusals import Refusal, UnknownName, refuse_length, refuse_value
+from extproc.vllm.http.tokens import Tokenizer
 from extproc.vllm.profiles import Profile
-from extproc.vllm.publisher import Publisher
-from extproc.vllm.refusals import Refusal, UnknownName, refuse_length, refuse_value
-from extproc.vllm.tokens import Tokenizer
 
 log = getLogger("extproc.vllm")
 

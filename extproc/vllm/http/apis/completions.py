@@ -5,12 +5,12 @@ from typing import Any
 
 import orjson
 
-from extproc.vllm.apis.api import FINGERPRINT, Frames
-from extproc.vllm.apis.chat import running_usage
-from extproc.vllm.apis.fields import Sampling, Token
-from extproc.vllm.order import FinishedAnswer, Head, Order, Usage
-from extproc.vllm.refusals import Refusal
-from extproc.vllm.tokens import Tokenizer
+from extproc.vllm.http.apis.api import FINGERPRINT, Frames
+from extproc.vllm.http.apis.chat import running_usage
+from extproc.vllm.http.apis.fields import Sampling, Token
+from extproc.vllm.http.order import FinishedAnswer, Head, Order, Usage
+from extproc.vllm.http.refusals import Refusal
+from extproc.vllm.http.tokens import Tokenizer
 
 
 class CompletionRequest(Sampling):

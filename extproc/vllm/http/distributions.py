@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from extproc.vllm.driver import Generation
+from extproc.vllm.http.driver import Generation
 from extproc.vllm.profiles import Profile
 from extproc.vllm.step import StepResult
 

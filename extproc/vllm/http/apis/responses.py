@@ -5,12 +5,12 @@ from typing import Any
 
 import orjson
 
-from extproc.vllm.apis.api import Frames
-from extproc.vllm.apis.fields import Fields, Message
-from extproc.vllm.order import FinishedAnswer, Head, Order, Usage
-from extproc.vllm.prompts import render
-from extproc.vllm.refusals import Refusal
-from extproc.vllm.tokens import Tokenizer
+from extproc.vllm.http.apis.api import Frames
+from extproc.vllm.http.apis.fields import Fields, Message
+from extproc.vllm.http.order import FinishedAnswer, Head, Order, Usage
+from extproc.vllm.http.prompts import render
+from extproc.vllm.http.refusals import Refusal
+from extproc.vllm.http.tokens import Tokenizer
 
 REPEATED = {"temperature", "top_p", "metadata", "user"}
 

@@ -9,8 +9,8 @@ from statistics import NormalDist
 import orjson
 import xxhash
 
-from extproc.vllm.order import Order
-from extproc.vllm.tokens import Tokenizer
+from extproc.vllm.http.order import Order
+from extproc.vllm.http.tokens import Tokenizer
 
 # An answer's length when neither the client nor the operator says anything.
 USUAL_TOKENS = 256

@@ -7,7 +7,7 @@ import msgspec
 
 from extproc.errors import SettingsError
 from extproc.vllm.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
-from extproc.vllm.driver import KEY_SEPARATOR
+from extproc.vllm.http.driver import KEY_SEPARATOR
 
 HIGH_WATER_MARK = 100_000
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from extproc.vllm.refusals import Refusal, refuse_shape, refuse_value
+from extproc.vllm.http.refusals import Refusal, refuse_shape, refuse_value
 
 MOST_ANSWERS = 16_384
 Token = Annotated[int, Field(ge=0, le=2**63 - 1)]

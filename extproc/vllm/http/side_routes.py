@@ -7,14 +7,14 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 
-from extproc.vllm.apis.fields import Fields, Message, Token
-from extproc.vllm.apis.messages import count_tokens
-from extproc.vllm.bodies import read_json, send_json
-from extproc.vllm.embeddings import describe_embeddings, read_embedding
-from extproc.vllm.endpoint import SimulatedEndpoint
-from extproc.vllm.faults import Faults
-from extproc.vllm.prompts import render
-from extproc.vllm.refusals import refuse_shape
+from extproc.vllm.http.apis.fields import Fields, Message, Token
+from extproc.vllm.http.apis.messages import count_tokens
+from extproc.vllm.http.bodies import read_json, send_json
+from extproc.vllm.http.embeddings import describe_embeddings, read_embedding
+from extproc.vllm.http.endpoint import SimulatedEndpoint
+from extproc.vllm.http.faults import Faults
+from extproc.vllm.http.prompts import render
+from extproc.vllm.http.refusals import refuse_shape
 
 VERSION = "0.32.0"
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from aiohttp import web
 from xxhash import xxh3_64_hexdigest
 
-from extproc.vllm.answering import Answering
-from extproc.vllm.apis.api import Api
-from extproc.vllm.apis.chat import Chat
-from extproc.vllm.apis.completions import Completions
-from extproc.vllm.apis.messages import Messages
-from extproc.vllm.apis.responses import Responses
-from extproc.vllm.bodies import read_json, send_json
-from extproc.vllm.endpoint import SimulatedEndpoint
-from extproc.vllm.order import Head, Order
-from extproc.vllm.refusals import Refusal
+from extproc.vllm.http.answering import Answering
+from extproc.vllm.http.apis.api import Api
+from extproc.vllm.http.apis.chat import Chat
+from extproc.vllm.http.apis.completions import Completions
+from extproc.vllm.http.apis.messages import Messages
+from extproc.vllm.http.apis.responses import Responses
+from extproc.vllm.http.bodies import read_json, send_json
+from extproc.vllm.http.endpoint import SimulatedEndpoint
+from extproc.vllm.http.order import Head, Order
+from extproc.vllm.http.refusals import Refusal
 
 # The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was sent.
 BODY_HEADER = "x-simulated-body-xxh3"

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from extproc.vllm.order import FinishedAnswer, Head, Order, Usage
-from extproc.vllm.refusals import Refusal
-from extproc.vllm.tokens import Tokenizer
+from extproc.vllm.http.order import FinishedAnswer, Head, Order, Usage
+from extproc.vllm.http.refusals import Refusal
+from extproc.vllm.http.tokens import Tokenizer
 
 FINGERPRINT = "vllm-0.32.0-simulated"
 

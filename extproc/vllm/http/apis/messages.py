@@ -6,12 +6,12 @@ from typing import Any
 import orjson
 from pydantic import field_validator
 
-from extproc.vllm.apis.api import Frames
-from extproc.vllm.apis.fields import Fields, Message, Part
-from extproc.vllm.order import FinishedAnswer, Head, Order, Usage
-from extproc.vllm.prompts import read_content, render
-from extproc.vllm.refusals import INVALID, Refusal
-from extproc.vllm.tokens import Tokenizer
+from extproc.vllm.http.apis.api import Frames
+from extproc.vllm.http.apis.fields import Fields, Message, Part
+from extproc.vllm.http.order import FinishedAnswer, Head, Order, Usage
+from extproc.vllm.http.prompts import read_content, render
+from extproc.vllm.http.refusals import INVALID, Refusal
+from extproc.vllm.http.tokens import Tokenizer
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 

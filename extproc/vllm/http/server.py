@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from extproc.errors import SettingsError
-from extproc.vllm.bodies import send_json
-from extproc.vllm.endpoint import SimulatedEndpoint
-from extproc.vllm.http_metrics import HttpMetrics
-from extproc.vllm.refusals import Refusal
-from extproc.vllm.serving import add_serving_routes
-from extproc.vllm.side_routes import SideRoutes
+from extproc.vllm.http.bodies import send_json
+from extproc.vllm.http.endpoint import SimulatedEndpoint
+from extproc.vllm.http.refusals import Refusal
+from extproc.vllm.http.request_metrics import HttpMetrics
+from extproc.vllm.http.serving import add_serving_routes
+from extproc.vllm.http.side_routes import SideRoutes
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 # Who answered: what a test of a gateway wants to know.

@@ -8,7 +8,7 @@ import orjson
 from aiohttp import web
 from pydantic_core import ErrorDetails
 
-from extproc.vllm.refusals import INVALID, Refusal, UnreadableBody, refuse_shape
+from extproc.vllm.http.refusals import INVALID, Refusal, UnreadableBody, refuse_shape
 
 
 async def read_json(request: web.Request) -> Any:

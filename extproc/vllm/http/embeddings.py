@@ -8,10 +8,10 @@ from typing import Any
 
 import xxhash
 
-from extproc.vllm.apis.completions import read_prompts
-from extproc.vllm.apis.fields import Fields, Token
-from extproc.vllm.order import Head, Order
-from extproc.vllm.tokens import Tokenizer
+from extproc.vllm.http.apis.completions import read_prompts
+from extproc.vllm.http.apis.fields import Fields, Token
+from extproc.vllm.http.order import Head, Order
+from extproc.vllm.http.tokens import Tokenizer
 
 DIMENSIONS = 64
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from logging import getLogger
 from typing import Protocol
 
-from extproc.vllm.clock import Clock
 from extproc.vllm.engine import Engine
+from extproc.vllm.http.clock import Clock
 from extproc.vllm.step import StepResult
 
 # Real seconds behind the engine's schedule after which its timings no longer mean much.

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
-from extproc.vllm.answers import Script, escape
-from extproc.vllm.apis.api import Frames
-from extproc.vllm.driver import Driver, Generation
-from extproc.vllm.order import FinishedAnswer, Order, Usage
+from extproc.vllm.http.answers import Script, escape
+from extproc.vllm.http.apis.api import Frames
+from extproc.vllm.http.driver import Driver, Generation
+from extproc.vllm.http.order import FinishedAnswer, Order, Usage
 
 
 @dataclass(slots=True, eq=False)

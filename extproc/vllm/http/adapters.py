@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from extproc.vllm.refusals import Refusal
+from extproc.vllm.http.refusals import Refusal
 
 
 class Adapters:

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from extproc.vllm.apis.fields import Message, Part
-from extproc.vllm.refusals import Refusal
+from extproc.vllm.http.apis.fields import Message, Part
+from extproc.vllm.http.refusals import Refusal
 
 END = "<|im_end|>\n"
 

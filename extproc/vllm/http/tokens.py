@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from extproc.errors import SettingsError
-from extproc.vllm.refusals import Refusal
+from extproc.vllm.http.refusals import Refusal
 
 BYTES_PER_TOKEN = 4
 MOST_WORDS = 4096
