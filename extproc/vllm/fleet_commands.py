@@ -21,7 +21,7 @@ from extproc.vllm.fleet.change import SYNTAX
 from extproc.vllm.fleet.duels import duels, render_duels
 from extproc.vllm.fleet.gateway import Spread
 from extproc.vllm.fleet.matrix import Matrix, render_rows, run_matrix
-from extproc.vllm.fleet.progress import Progress
+from extproc.vllm.fleet.progress import ProgressLine
 from extproc.vllm.fleet.report import flatten, render, write_csv
 from extproc.vllm.fleet.report_page import fleet_page
 from extproc.vllm.fleet.rows import Row, row_of
@@ -218,7 +218,7 @@ def fleet(
 def _run(cells: Sequence[Cell], *, with_ideals: bool) -> list[Summary]:
     """One after the other, and tells how far it is."""
     total = sum(cell.requests_about for cell in cells)
-    progress, done = Progress(total, sys.stderr, monotonic), 0
+    progress, done = ProgressLine(total, sys.stderr, monotonic), 0
     found: list[Summary] = []
     for cell in cells:
         what = f"{cell.arm}, seed {cell.seed}"
@@ -230,7 +230,7 @@ def _run(cells: Sequence[Cell], *, with_ideals: bool) -> list[Summary]:
     return found
 
 
-def _tell(progress: Progress, before: int, size: int, what: str, share: float) -> None:
+def _tell(progress: ProgressLine, before: int, size: int, what: str, share: float) -> None:
     progress.tell(before + share * size, what)
 
 
@@ -306,7 +306,7 @@ def matrix(
     more arms, loads or seeds adds to what is there.
     """
     cells = [*Matrix(**axes).cells()]
-    progress = Progress(1.0, sys.stderr, monotonic)
+    progress = ProgressLine(1.0, sys.stderr, monotonic)
     rows = run_matrix(
         cells,
         folder,

@@ -9,11 +9,11 @@ from extproc.routing.prompt import parse
 from extproc.vllm.fleet.dialogue import Dialogue, write
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.gateway import EndpointNames, Spread, build_spreader
-from extproc.vllm.fleet.session import Head, PlannedSession, PlannedTurn
+from extproc.vllm.fleet.session import CommonText, PlannedSession, PlannedTurn
 from extproc.vllm.fleet.workloads import WORKLOADS, Demand, draw_sessions
 
 TURNS = (PlannedTurn(1050, 20), PlannedTurn(1100, 30))
-CHAT = PlannedSession(7, TURNS, (Head(1, 1000, 5.0),), chars_per_token=3.5)
+CHAT = PlannedSession(7, TURNS, (CommonText(1, 1000, 5.0),), chars_per_token=3.5)
 
 
 def messages(body: bytes) -> list[tuple[str, str]]:

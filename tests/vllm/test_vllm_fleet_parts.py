@@ -12,7 +12,7 @@ from extproc.vllm.fleet.client import Client, Traffic
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.oracle import ideal_hit_rate
 from extproc.vllm.fleet.report import lay_out
-from extproc.vllm.fleet.session import Head, PlannedSession, PlannedTurn
+from extproc.vllm.fleet.session import CommonText, PlannedSession, PlannedTurn
 from extproc.vllm.fleet.summary import Latency, Skew
 from extproc.vllm.fleet.timeline import Timeline
 from extproc.vllm.fleet.workloads import SHAREGPT, WORKLOADS, Demand, draw_sessions
@@ -62,7 +62,9 @@ def test_replayed_prompt_does_not_contain_what_was_generated_before() -> None:
 
 
 def test_head_is_common_and_own_text_is_not() -> None:
-    one, other = (PlannedSession(owner, ASK, (Head(3, 40),)).path(0, 16, owner).runs for owner in (1, 2))
+    one, other = (
+        PlannedSession(owner, ASK, (CommonText(3, 40),)).path(0, 16, owner).runs for owner in (1, 2)
+    )
 
     assert one == ((10, 2), (3, 6))
     assert other == ((10, 2), (6, 6))

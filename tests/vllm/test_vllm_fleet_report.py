@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from extproc.vllm.commands import simulate as command
 from extproc.vllm.fleet.cell import Cell
 from extproc.vllm.fleet.duels import duels, render_duels
-from extproc.vllm.fleet.progress import Progress
+from extproc.vllm.fleet.progress import ProgressLine
 from extproc.vllm.fleet.report_page import fleet_page
 from extproc.vllm.fleet.rows import Row, row_of
 
@@ -153,7 +153,7 @@ class Terminal(StringIO):
 
 def test_progress_tells_percent_and_time_left() -> None:
     out, times = StringIO(), iter([0.0, 10.0, 60.0, 100.0])
-    progress = Progress(200, out, lambda: next(times))
+    progress = ProgressLine(200, out, lambda: next(times))
     for done in (20, 22, 120, 200):
         progress.tell(done, f"run {done}")
     progress.close()
@@ -168,7 +168,7 @@ def test_progress_tells_percent_and_time_left() -> None:
 
 def test_progress_on_a_terminal_is_one_line_that_covers_what_it_was() -> None:
     out = Terminal()
-    progress = Progress(1, out, lambda: 0.0)
+    progress = ProgressLine(1, out, lambda: 0.0)
     progress.tell(0.0, "a long name")
     progress.tell(0.5, "short")
     progress.close()
@@ -181,7 +181,7 @@ def test_progress_on_a_terminal_is_one_line_that_covers_what_it_was() -> None:
 
 def test_nothing_to_do_is_done() -> None:
     out = StringIO()
-    Progress(0, out, lambda: 0.0).tell(0)
+    ProgressLine(0, out, lambda: 0.0).tell(0)
 
     assert out.getvalue() == "100%  0:00 left\n"
 

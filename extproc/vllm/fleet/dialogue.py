@@ -5,7 +5,7 @@ from random import Random
 from typing import Final
 from zlib import crc32
 
-from extproc.vllm.fleet.session import Head, PlannedSession
+from extproc.vllm.fleet.session import CommonText, PlannedSession
 
 _POOL_BYTES: Final = 1 << 19
 _LETTERS: Final = bytes(b"etaoin shrdlu "[byte % 14] for byte in range(256))
@@ -62,7 +62,7 @@ class Dialogue:
 
 
 @lru_cache(maxsize=4096)
-def _head_text(head: Head) -> bytes:
+def _head_text(head: CommonText) -> bytes:
     return write(b"all.%d" % head.text, round(head.tokens * head.chars_per_token))
 
 

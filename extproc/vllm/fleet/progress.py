@@ -17,7 +17,7 @@ class Terminal(Protocol):
     def isatty(self) -> bool: ...
 
 
-class Progress:
+class ProgressLine:
     """Tells which share of `total` is done, and how long the rest takes if it goes on like this."""
 
     def __init__(self, total: float, out: Terminal, clock: Callable[[], float]) -> None:

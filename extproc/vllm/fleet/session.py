@@ -28,7 +28,7 @@ class PlannedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class CommonText:
     """A text that many sessions begin with, named `text`. It always stands behind the same texts."""
 
     text: int
@@ -48,7 +48,7 @@ class PlannedSession:
 
     owner: int
     turns: tuple[PlannedTurn, ...]
-    heads: tuple[Head, ...] = ()
+    heads: tuple[CommonText, ...] = ()
     head_role: str = "system"
     history: tuple[int, ...] = ()
     is_replayed: bool = False

@@ -17,7 +17,7 @@ import orjson
 from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import SettingsError
-from extproc.vllm.fleet.session import CHARS_PER_TOKEN, Head, PlannedSession, PlannedTurn
+from extproc.vllm.fleet.session import CHARS_PER_TOKEN, CommonText, PlannedSession, PlannedTurn
 
 BLOCK_TOKENS: Final = 512
 _ERROR: Final = 0.2
@@ -82,7 +82,7 @@ def _read(row: Mapping[str, object]) -> _Request:
 
 
 def _plan(owner: int, request: _Request, names: dict[tuple[int, int], int]) -> PlannedSession:
-    heads: list[Head] = []
+    heads: list[CommonText] = []
     parent, left, chars = 0, request.prompt_tokens, CHARS_PER_TOKEN
     for block in request.blocks:
         parent = names.setdefault((parent, block), len(names) + 1)
@@ -90,7 +90,7 @@ def _plan(owner: int, request: _Request, names: dict[tuple[int, int], int]) -> P
             # What begins alike has as many characters per token, whoever asks.
             rng = Random(f"characters {parent}")  # noqa: S311  # no secret
             chars *= rng.uniform(1 - _ERROR, 1 + _ERROR)
-        heads.append(Head(parent, min(left, BLOCK_TOKENS), chars))
+        heads.append(CommonText(parent, min(left, BLOCK_TOKENS), chars))
         left -= heads[-1].tokens
     turn = PlannedTurn(request.prompt_tokens, request.output_tokens)
     return PlannedSession(owner, (turn,), tuple(heads), "user", is_replayed=True, chars_per_token=chars)

@@ -9,7 +9,7 @@ from typing import Final
 
 from extproc.errors import SettingsError
 from extproc.vllm.fleet.chats import Chat, ChatKind, lognormal
-from extproc.vllm.fleet.session import CHARS_PER_TOKEN, Head, PlannedSession, PlannedTurn
+from extproc.vllm.fleet.session import CHARS_PER_TOKEN, CommonText, PlannedSession, PlannedTurn
 
 SHAREGPT: Final = ChatKind(
     turns=8,
@@ -124,7 +124,7 @@ def _prompts(requests: int, rng: Random) -> Iterator[PlannedSession]:
 
 def _chats(kind: ChatKind) -> Draw:
     def draw(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-        heads = (Head(0, kind.system_tokens, _error(rng)),) if kind.system_tokens else ()
+        heads = (CommonText(0, kind.system_tokens, _error(rng)),) if kind.system_tokens else ()
         for owner, chat in enumerate(kind.draw(demand.requests, rng)):
             turns = _pause(kind.prompts(chat), demand.think_s, rng)
             yield PlannedSession(owner, turns, heads, chars_per_token=_error(rng))
@@ -141,7 +141,7 @@ def _pause(prompts: Chat, think_s: float, rng: Random) -> tuple[PlannedTurn, ...
 def _tenants(role: str) -> Draw:
     def draw(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
         tenants = max(1, round(TENANTS_PER_ENDPOINT * demand.endpoints))
-        heads = [Head(tenant, TENANT_TOKENS, _error(rng)) for tenant in range(tenants)]
+        heads = [CommonText(tenant, TENANT_TOKENS, _error(rng)) for tenant in range(tenants)]
         for owner in range(demand.requests):
             yield _ask_once(owner, (_QUESTION(rng), _ANSWER(rng)), rng, rng.choice(heads), role)
 
@@ -149,7 +149,7 @@ def _tenants(role: str) -> Draw:
 
 
 def _hot_prefix(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-    hot = Head(0, HOT_TOKENS, _error(rng))
+    hot = CommonText(0, HOT_TOKENS, _error(rng))
     for owner in range(demand.requests):
         head = hot if rng.random() < HOT_SHARE else None
         yield _ask_once(owner, (_HOT_QUESTION(rng), _REPLY(rng)), rng, head)
@@ -161,7 +161,11 @@ def _unique(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
 
 
 def _ask_once(
-    owner: int, lengths: tuple[float, float], rng: Random, head: Head | None = None, role: str = "system"
+    owner: int,
+    lengths: tuple[float, float],
+    rng: Random,
+    head: CommonText | None = None,
+    role: str = "system",
 ) -> PlannedSession:
     """One question and its answer, of these lengths."""
     heads = (head,) if head else ()

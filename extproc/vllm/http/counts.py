@@ -68,7 +68,7 @@ CACHE_CONFIG = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class EndpointReading:
     """One scrape's numbers. Tokens count as vLLM's counters of the same names do."""
 
     running: int
@@ -86,14 +86,14 @@ class Reading:
     waiting_adapters: str = ""
 
 
-class Counts(Collector):
+class EndpointCollector(Collector):
     """Collects an endpoint's gauges and counters. `started_at` and `now()` are seconds since the epoch."""
 
     def __init__(
         self,
         model: str,
         profile: Profile,
-        read: Callable[[], Reading],
+        read: Callable[[], EndpointReading],
         started_at: float,
         now: Callable[[], float],
     ) -> None:
@@ -111,7 +111,7 @@ class Counts(Collector):
         if reading.max_loras:
             yield self._adapters(reading)
 
-    def _collect_gauges(self, reading: Reading) -> Iterator[Metric]:
+    def _collect_gauges(self, reading: EndpointReading) -> Iterator[Metric]:
         yield self._gauge(
             "num_requests_running", "Number of requests in model execution batches.", reading.running
         )
@@ -138,7 +138,7 @@ class Counts(Collector):
             "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", reading.kv_usage
         )
 
-    def _collect_counters(self, reading: Reading) -> Iterator[Metric]:
+    def _collect_counters(self, reading: EndpointReading) -> Iterator[Metric]:
         for name, help_text in ABSENT.items():
             yield self._counter(name, help_text, 0)
         yield self._counter(
@@ -235,7 +235,7 @@ class Counts(Collector):
         family.add_metric(list(labels.values()), 1)
         return family
 
-    def _adapters(self, reading: Reading) -> Metric:
+    def _adapters(self, reading: EndpointReading) -> Metric:
         family = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Running stats on lora requests.",

@@ -10,7 +10,7 @@ import xxhash
 
 from extproc.vllm.http.apis.completions import read_prompts
 from extproc.vllm.http.apis.fields import Fields, Token
-from extproc.vllm.http.order import Head, Order
+from extproc.vllm.http.order import AnswerHead, Order
 from extproc.vllm.http.tokens import Tokenizer
 
 DIMENSIONS = 64
@@ -34,7 +34,7 @@ def read_embedding(body: object, tokenizer: Tokenizer) -> Order:
     )
 
 
-def describe_embeddings(order: Order, head: Head) -> dict[str, Any]:
+def describe_embeddings(order: Order, head: AnswerHead) -> dict[str, Any]:
     data = [
         {"index": index, "object": "embedding", "embedding": embed(prompt)}
         for index, prompt in enumerate(order.prompts)

@@ -14,11 +14,11 @@ from extproc.vllm.http.adapters import Adapters
 from extproc.vllm.http.answering import Answering, Strand
 from extproc.vllm.http.answers import Author
 from extproc.vllm.http.clock import Clock
-from extproc.vllm.http.counts import Counts, Reading
+from extproc.vllm.http.counts import EndpointCollector, EndpointReading
 from extproc.vllm.http.distributions import Distributions
 from extproc.vllm.http.driver import Driver, Job
 from extproc.vllm.http.faults import Faults
-from extproc.vllm.http.order import Head, Order
+from extproc.vllm.http.order import AnswerHead, Order
 from extproc.vllm.http.publisher import Publisher
 from extproc.vllm.http.refusals import Refusal, UnknownName, refuse_length, refuse_value
 from extproc.vllm.http.tokens import Tokenizer
@@ -109,11 +109,11 @@ class SimulatedEndpoint:
         """Returns the order with what the endpoint's own options add to it."""
         return replace(order, wants_usage=True) if self.options.forces_usage else order
 
-    def head(self, order: Order, prefix: str) -> Head:
+    def head(self, order: Order, prefix: str) -> AnswerHead:
         """Returns how an answer begins; raises `UnknownName`."""
-        return Head(self.name_request(prefix), self.find_model(order.model), int(self.epoch_s()))
+        return AnswerHead(self.name_request(prefix), self.find_model(order.model), int(self.epoch_s()))
 
-    def begin(self, order: Order, head: Head) -> Answering:
+    def begin(self, order: Order, head: AnswerHead) -> Answering:
         """Queues a request's prompts; raises `Refusal`, as vLLM does, before any of them is queued."""
         if not self.is_alive:
             raise Refusal("The engine has died.", status=500, kind="InternalServerError")
@@ -155,7 +155,9 @@ class SimulatedEndpoint:
             raise Refusal(message)
         return room
 
-    def _start(self, order: Order, rooms: Sequence[int], head: Head, wake: asyncio.Event) -> Iterator[Strand]:
+    def _start(
+        self, order: Order, rooms: Sequence[int], head: AnswerHead, wake: asyncio.Event
+    ) -> Iterator[Strand]:
         adapter = head.model if head.model in self.adapters else ""
         for number, (prompt, room) in enumerate(zip(order.prompts, rooms, strict=True)):
             echo = self.options.tokenizer.decode(prompt) if order.echoes else ""
@@ -170,11 +172,11 @@ class SimulatedEndpoint:
         PlatformCollector(self.registry)
         ProcessCollector(registry=self.registry)
         model, profile = self.options.models[0], self.options.profile
-        self.registry.register(Counts(model, profile, self._read, self.epoch_s(), self.epoch_s))
+        self.registry.register(EndpointCollector(model, profile, self._read, self.epoch_s(), self.epoch_s))
 
-    def _read(self) -> Reading:
+    def _read(self) -> EndpointReading:
         counters = self.driver.engine.counters
-        return Reading(
+        return EndpointReading(
             running=self.driver.running,
             waiting=counters.waiting,
             kv_usage=counters.kv_usage,

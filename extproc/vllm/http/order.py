@@ -50,7 +50,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AnswerHead:
     """What every answer of an API starts with. `created` is in seconds since the epoch."""
 
     id: str

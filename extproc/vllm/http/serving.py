@@ -15,7 +15,7 @@ from extproc.vllm.http.apis.messages import Messages
 from extproc.vllm.http.apis.responses import Responses
 from extproc.vllm.http.bodies import read_json, send_json
 from extproc.vllm.http.endpoint import SimulatedEndpoint
-from extproc.vllm.http.order import Head, Order
+from extproc.vllm.http.order import AnswerHead, Order
 from extproc.vllm.http.refusals import Refusal
 
 # The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was sent.
@@ -88,7 +88,7 @@ class Exchange:
     request: web.Request
     api: Api
     order: Order
-    head: Head
+    head: AnswerHead
     reply: Answering
     headers: Mapping[str, str]
 

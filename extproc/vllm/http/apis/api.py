@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from extproc.vllm.http.order import FinishedAnswer, Head, Order, Usage
+from extproc.vllm.http.order import AnswerHead, FinishedAnswer, Order, Usage
 from extproc.vllm.http.refusals import Refusal
 from extproc.vllm.http.tokens import Tokenizer
 
@@ -40,8 +40,8 @@ class Api(Protocol):
         """Returns the body of an error."""
         ...
 
-    def frames(self, head: Head, order: Order) -> Frames: ...
+    def frames(self, head: AnswerHead, order: Order) -> Frames: ...
 
     def whole(
-        self, head: Head, order: Order, choices: Sequence[FinishedAnswer], usage: Usage, /
+        self, head: AnswerHead, order: Order, choices: Sequence[FinishedAnswer], usage: Usage, /
     ) -> dict[str, Any]: ...

@@ -7,7 +7,7 @@ import orjson
 
 from extproc.vllm.http.apis.api import FINGERPRINT, Frames
 from extproc.vllm.http.apis.fields import Message, Sampling
-from extproc.vllm.http.order import FinishedAnswer, Head, Order, Usage
+from extproc.vllm.http.order import AnswerHead, FinishedAnswer, Order, Usage
 from extproc.vllm.http.prompts import render
 from extproc.vllm.http.refusals import Refusal
 from extproc.vllm.http.tokens import Tokenizer
@@ -44,11 +44,11 @@ class Chat:
     def describe(self, refusal: Refusal) -> dict[str, Any]:
         return refusal.describe()
 
-    def frames(self, head: Head, order: Order) -> Frames:
+    def frames(self, head: AnswerHead, order: Order) -> Frames:
         return ChatFrames(head, order)
 
     def whole(
-        self, head: Head, _order: Order, choices: Sequence[FinishedAnswer], usage: Usage
+        self, head: AnswerHead, _order: Order, choices: Sequence[FinishedAnswer], usage: Usage
     ) -> dict[str, Any]:
         return {
             "id": head.id,
@@ -71,7 +71,7 @@ class Chat:
 class ChatFrames:
     """Chunks of one stream; all but the text is encoded once."""
 
-    def __init__(self, head: Head, order: Order) -> None:
+    def __init__(self, head: AnswerHead, order: Order) -> None:
         opening = {
             "id": head.id,
             "object": "chat.completion.chunk",

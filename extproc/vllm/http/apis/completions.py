@@ -8,7 +8,7 @@ import orjson
 from extproc.vllm.http.apis.api import FINGERPRINT, Frames
 from extproc.vllm.http.apis.chat import running_usage
 from extproc.vllm.http.apis.fields import Sampling, Token
-from extproc.vllm.http.order import FinishedAnswer, Head, Order, Usage
+from extproc.vllm.http.order import AnswerHead, FinishedAnswer, Order, Usage
 from extproc.vllm.http.refusals import Refusal
 from extproc.vllm.http.tokens import Tokenizer
 
@@ -44,11 +44,11 @@ class Completions:
     def describe(self, refusal: Refusal) -> dict[str, Any]:
         return refusal.describe()
 
-    def frames(self, head: Head, order: Order) -> Frames:
+    def frames(self, head: AnswerHead, order: Order) -> Frames:
         return CompletionFrames(head, order)
 
     def whole(
-        self, head: Head, _order: Order, choices: Sequence[FinishedAnswer], usage: Usage
+        self, head: AnswerHead, _order: Order, choices: Sequence[FinishedAnswer], usage: Usage
     ) -> dict[str, Any]:
         details: dict[str, int | None] | None = None
         if usage.cached_tokens is not None:
@@ -81,7 +81,7 @@ class Completions:
 class CompletionFrames:
     """Chunks of one stream; all but the text is encoded once."""
 
-    def __init__(self, head: Head, order: Order) -> None:
+    def __init__(self, head: AnswerHead, order: Order) -> None:
         opening = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
         self._head = b"data: " + orjson.dumps(opening)[:-1]
         self._wants_usage = order.wants_usage

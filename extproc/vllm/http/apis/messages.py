@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from extproc.vllm.http.apis.api import Frames
 from extproc.vllm.http.apis.fields import Fields, Message, Part
-from extproc.vllm.http.order import FinishedAnswer, Head, Order, Usage
+from extproc.vllm.http.order import AnswerHead, FinishedAnswer, Order, Usage
 from extproc.vllm.http.prompts import read_content, render
 from extproc.vllm.http.refusals import INVALID, Refusal
 from extproc.vllm.http.tokens import Tokenizer
@@ -60,11 +60,11 @@ class Messages:
             return refusal.describe()
         return {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
 
-    def frames(self, head: Head, order: Order) -> Frames:
+    def frames(self, head: AnswerHead, order: Order) -> Frames:
         return MessageFrames(head, order)
 
     def whole(
-        self, head: Head, _order: Order, choices: Sequence[FinishedAnswer], usage: Usage
+        self, head: AnswerHead, _order: Order, choices: Sequence[FinishedAnswer], usage: Usage
     ) -> dict[str, Any]:
         return {
             "id": head.id,
@@ -78,7 +78,7 @@ class Messages:
 
 
 class MessageFrames:
-    def __init__(self, head: Head, order: Order) -> None:
+    def __init__(self, head: AnswerHead, order: Order) -> None:
         self._head = head
         self._prompt_tokens = order.prompt_tokens
         self._reason = "stop"

@@ -7,7 +7,7 @@ import orjson
 
 from extproc.vllm.http.apis.api import Frames
 from extproc.vllm.http.apis.fields import Fields, Message
-from extproc.vllm.http.order import FinishedAnswer, Head, Order, Usage
+from extproc.vllm.http.order import AnswerHead, FinishedAnswer, Order, Usage
 from extproc.vllm.http.prompts import render
 from extproc.vllm.http.refusals import Refusal
 from extproc.vllm.http.tokens import Tokenizer
@@ -56,11 +56,11 @@ class Responses:
     def describe(self, refusal: Refusal) -> dict[str, Any]:
         return refusal.describe()
 
-    def frames(self, head: Head, order: Order) -> Frames:
+    def frames(self, head: AnswerHead, order: Order) -> Frames:
         return ResponseFrames(head, order)
 
     def whole(
-        self, head: Head, order: Order, choices: Sequence[FinishedAnswer], usage: Usage
+        self, head: AnswerHead, order: Order, choices: Sequence[FinishedAnswer], usage: Usage
     ) -> dict[str, Any]:
         return describe_response(head, order, choices[0], usage)
 
@@ -68,7 +68,7 @@ class Responses:
 class ResponseFrames:
     """Typed events with running numbers; the text is needed again at the end."""
 
-    def __init__(self, head: Head, order: Order) -> None:
+    def __init__(self, head: AnswerHead, order: Order) -> None:
         self._head = head
         self._order = order
         self._item_id = name_item(head)
@@ -123,12 +123,12 @@ class ResponseFrames:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def name_item(head: Head) -> str:
+def name_item(head: AnswerHead) -> str:
     return head.id.replace("resp_", "msg_", 1)
 
 
 def describe_response(
-    head: Head, order: Order, choice: FinishedAnswer | None, usage: Usage | None
+    head: AnswerHead, order: Order, choice: FinishedAnswer | None, usage: Usage | None
 ) -> dict[str, Any]:
     """Returns the response object; without a choice, that of a response in progress."""
     is_cut = choice is not None and choice.reason == "length"
@@ -169,7 +169,7 @@ def describe_response(
     } | dict(order.repeated)
 
 
-def _describe_item(head: Head, choice: FinishedAnswer) -> dict[str, Any]:
+def _describe_item(head: AnswerHead, choice: FinishedAnswer) -> dict[str, Any]:
     part: dict[str, Any] = {"annotations": [], "text": choice.text, "type": "output_text", "logprobs": None}
     return {
         "id": name_item(head),
