@@ -29,6 +29,7 @@ def fit(steps: Path, name: str, like: str) -> None:
         "prefill_ms_per_token": fitted.prefill_ms_per_token,
         "is_calibrated": True,
         "note": f"Fitted to {fitted.steps} measured steps; root mean squared error {fitted.error_ms:.3g} ms.",
+        "misses": "",
     }
     del profile["name"]
     click.echo(yaml.safe_dump({name: profile}, sort_keys=False), nl=False)

@@ -24,7 +24,8 @@ class Profile:
 
     The costs are those of `step_s`; `kv_tokens` is the size of the KV cache, the rest are vLLM's
     options of the same names. `is_calibrated` says that the costs were fitted to a measurement, `note`
-    to which. Raises `ValueError` if the KV cache cannot hold one request of `max_model_len`: vLLM does
+    to which, or what else they come from, `misses` where they are known to be wrong. Raises
+    `ValueError` if the KV cache cannot hold one request of `max_model_len`: vLLM does
     not start then either.
     """
 
@@ -40,6 +41,7 @@ class Profile:
     attention_ns: Cost = 0.0
     is_calibrated: bool = False
     note: str = ""
+    misses: str = ""
 
     def __post_init__(self) -> None:
         if self.blocks * self.block_size < self.max_model_len:
