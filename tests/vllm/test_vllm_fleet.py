@@ -11,9 +11,11 @@ from click.testing import CliRunner
 from extproc.errors import SettingsError
 from extproc.vllm.commands import simulate as command
 from extproc.vllm.engine import Engine
+from extproc.vllm.fleet.cell import Cell
 from extproc.vllm.fleet.change import Change, Kind
 from extproc.vllm.fleet.client import Traffic
 from extproc.vllm.fleet.fleet import Run, Setup, simulate
+from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.gateway import EndpointNames, Routing, Spread
 from extproc.vllm.fleet.report import render
 from extproc.vllm.fleet.seed_preset import PublishedCell, read_published, render_cells
@@ -395,3 +397,33 @@ def test_gateways_of_one_connection_each_share_the_load() -> None:
     run = play(routing=Routing("least_load", gateways=4, spread=Spread.RANDOM))
 
     assert {flight.gateway for flight in run.flights} == {0, 1, 2, 3}
+
+
+def hit_rates_by_endpoint(kv_tokens: int, seed: int) -> list[float]:
+    """KubeAI's k6 benchmark: what each endpoint found cached, the least first."""
+    cell = Cell(
+        arm="kubeai",
+        workload="K",
+        load=None,
+        users=320,
+        requests=5000,
+        seed=seed,
+        profiles=("h100-llama70b-fp8",),
+    )
+    plan = cell.plan()
+    plan = replace(plan, profiles=[replace(profile, kv_tokens=kv_tokens) for profile in plan.profiles])
+    by_name: dict[str, list[Flight]] = {}
+    for flight in simulate(plan, cell.draw()).flights:
+        by_name.setdefault(flight.endpoint, []).append(flight)
+    return sorted(
+        sum(f.cached_tokens for f in flights) / sum(f.asked.prompt_tokens for f in flights)
+        for flights in by_name.values()
+    )
+
+
+def test_k6_benchmark_is_at_an_edge_where_an_endpoint_keeps_its_threads_or_loses_them() -> None:
+    edge, roomy = hit_rates_by_endpoint(26_000, 0), hit_rates_by_endpoint(52_000, 0)
+
+    assert edge[-1] > 0.6
+    assert edge[0] < 0.4
+    assert roomy[0] > 0.65
