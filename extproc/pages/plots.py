@@ -116,6 +116,10 @@ def _axis(values: Sequence[float], start_px: float, end_px: float, *, is_log: bo
     low, high = min(values), max(values)
     if is_log:
         return Axis(low / 1.05, high * 1.05, start_px, end_px, is_log=True)
+    if low == high:
+        # A single value stands in the middle.
+        half = 0.05 * abs(high) or 1.0
+        return Axis(low - half, high + half, start_px, end_px)
     if low > 0 and low < high / 2:
         low = 0.0
     return Axis(low, high + 0.05 * (high - low or abs(high) or 1.0), start_px, end_px)

@@ -29,6 +29,7 @@ from extproc.vllm.fleet.scenarios import SCENARIOS
 from extproc.vllm.fleet.summary import Summary
 from extproc.vllm.fleet.trace import read_trace
 from extproc.vllm.fleet.workloads import WORKLOADS, find_workload
+from extproc.vllm.peers.registry import PEERS
 from extproc.vllm.profiles import DEFAULT_PROFILE, find_profile
 
 _ARMS: Final = ("round_robin", "least_load", "prefix_hash")
@@ -95,7 +96,7 @@ _arms = click.option(
     show_default=True,
     callback=_check_arms,
     metavar="NAME[:OPTION=VALUE,…]",
-    help="A strategy with its settings; each one is run with the same arrivals.",
+    help=f"A strategy with its settings, or a peer: {', '.join(PEERS)}. All get the same arrivals.",
 )
 _html = click.option("--html", "html_path", type=click.Path(path_type=Path), help="A page with plots.")
 _against = click.option(
@@ -211,7 +212,8 @@ def fleet(
     click.echo(render_duels(found) if len(seeds) > 1 or against else "", nl=False)
     _write(html_path, fleet_page(rows, found).encode())
     told = [{"cell": cell, "figures": summary, "warnings": summary.warnings} for cell, summary in runs]
-    _write(json_path, _encode({"version": __version__, "runs": told}))
+    known = {name: find_profile(name) for name in profiles}
+    _write(json_path, _encode({"version": __version__, "profiles": known, "runs": told}))
     _write(csv_path, write_csv([flatten(summary) for summary in summaries]).encode())
 
 

@@ -80,3 +80,29 @@ def test_interval_becomes_a_whisker_above_which_the_value_stands() -> None:
 def test_nothing_to_plot_is_said() -> None:
     assert "Nothing to plot." in lines([], x_label="x", y_label="y")
     assert "Nothing to plot." in bars([], y_label="y")
+
+
+def test_few_points_are_marked_with_their_values_and_many_are_not() -> None:
+    few, many = (
+        lines([Series("a", range(count), range(count))], x_label="x", y_label="y") for count in (3, 100)
+    )
+
+    assert few.count("<circle") == 3
+    assert "a: 2 at 2" in few
+    assert "<circle" not in many
+
+
+def test_single_point_stands_in_the_middle() -> None:
+    (x, y) = re.findall(
+        r'cx="([^"]*)" cy="([^"]*)"', lines([Series("a", [0.75], [3])], x_label="x", y_label="y")
+    )[0]
+
+    assert 300 < float(x) < 380
+    assert 100 < float(y) < 160
+
+
+def test_seventh_line_has_the_first_ones_colour_and_dashes() -> None:
+    plot = lines([Series(str(place), [0, 1], [0, 1]) for place in range(7)], x_label="x", y_label="y")
+
+    assert 'class="line s0"' in plot
+    assert 'class="line s0 d1"' in plot

@@ -216,7 +216,10 @@ def test_load_that_is_served_is_no_reason_to_shout() -> None:
 def test_ideals_may_be_left_out_and_every_seed_is_named(tmp_path: Path) -> None:
     path = tmp_path / "fleet.json"
     fleet("--workload", "U", "--load", "0.2", "--seed", "4-5", "--no-ideals", "--json", str(path))
-    runs = json.loads(path.read_text())["runs"]
+    told = json.loads(path.read_text())
+    runs = told["runs"]
+
+    assert told["profiles"]["l4-llama8b-fp8"]["prefill_ms_per_token"] == 0.19
 
     assert [run["cell"]["seed"] for run in runs] == [4, 4, 4, 5, 5, 5]
     assert all(run["figures"]["ideal_hit_rate"] is None for run in runs)

@@ -112,6 +112,14 @@ def test_workload_has_exactly_the_requests_and_repeats_for_a_seed(name: str) -> 
     assert max(turn.prompt_tokens + turn.output_tokens for turn in requests(sessions)) < 32_768
 
 
+def test_lengths_of_unique_prompts_differ_by_orders_of_magnitude() -> None:
+    lengths = [turn.prompt_tokens for turn in requests(draw_sessions("unique", Demand(4000), 0))]
+
+    assert sum(lengths) / 4000 == pytest.approx(800, rel=0.05)
+    assert min(lengths) < 80
+    assert max(lengths) > 4000
+
+
 def test_a_quarter_of_the_requests_have_the_hot_prefix() -> None:
     sessions = draw_sessions("hot-prefix", Demand(4000), 0)
 
