@@ -14,11 +14,16 @@ from extproc.routing.strategies.base import Outside, Strategy
 from extproc.routing.strategies.factory import STRATEGIES
 from extproc.vllm.fleet.arms import parse_arm
 from extproc.vllm.fleet.cell import Cell
+from extproc.vllm.fleet.flight import Flight
+from extproc.vllm.fleet.node import Gaps, Node
 from extproc.vllm.fleet.scraper import Scraper
+from extproc.vllm.fleet.session import PlannedSession, PlannedTurn
+from extproc.vllm.fleet.timeline import Timeline
 from extproc.vllm.peers.gie import Sent
 from extproc.vllm.peers.registry import PEERS, build_peer
 from extproc.vllm.peers.sglang import Tree
 from extproc.vllm.peers.signals import Signal, scrape_nothing
+from extproc.vllm.profiles import find_profile
 
 NAMES = ("a", "b", "c")
 SMALL = Cell(arm="gie", workload="C", load=0.3, endpoints=2, warmup_s=5, measured_s=30)
@@ -215,6 +220,35 @@ def test_scraper_reads_each_endpoint_at_moments_of_its_own_and_is_old_in_between
     assert later.waiting == 3
     assert [name for name, _ in times] == ["a", "b", "a"]
     assert all(0 <= then - at_s <= 1.1 for (_, at_s), then in zip(times, (10, 10, 13.5), strict=True))
+
+
+def test_metrics_say_how_things_stood_at_the_end_of_the_last_step() -> None:
+    """Two requests for an endpoint that runs one at a time; the second comes amid the first's prefill."""
+    timeline, said = Timeline(), dict[float, Signal]()
+    profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=1)
+    node = Node("n", profile, timeline, lambda _flight: None, gaps=Gaps())
+    node.keep_signals(100.0)
+    first, second = (Flight(n, PlannedSession(n, (PlannedTurn(640, 320),)), 0, due_at=0) for n in (1, 2))
+    prefill_s, moments = profile.step_s(640, 640), (0.02, 0.17, 0.25, 5.0, 9.0)
+
+    def look(at_s: float) -> None:
+        said[at_s] = node.signal_at(at_s)
+
+    timeline.at(0.0, node.add, first)
+    timeline.at(0.01, node.add, second)
+    for moment in moments:
+        timeline.at(moment, look, moment)
+    timeline.run()
+
+    assert 0.02 < prefill_s < 0.17 < prefill_s + profile.step_s(641, 0) < 0.25
+    # Nobody had told of the first one in its first step, nor of the second one in the step that it came in.
+    assert said[0.02] == Signal()
+    assert (said[0.17].running, said[0.17].waiting) == (1, 0)
+    assert (said[0.25].running, said[0.25].waiting) == (1, 1)
+    # Amid a long stretch in which nothing happens but decoding.
+    assert said[0.25].kv_usage < said[5.0].kv_usage < said[9.0].kv_usage
+    assert said[9.0].kv_usage == pytest.approx((640 + 9 / 0.0395) / 84_000, rel=0.03)
+    assert node.signal_at(timeline.now).kv_usage == 0
 
 
 def test_nothing_scraped_is_idle() -> None:
