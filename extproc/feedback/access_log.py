@@ -127,8 +127,8 @@ class _Stream:
         self._logs = logs
         self._call = call
 
-    def on_message(self, message: bytes) -> None:
-        self._logs.take(message)
+    def on_message(self, message: bytes | bytearray) -> None:
+        self._logs.take(bytes(message))
 
     def on_skipped(self, size: int) -> None:  # noqa: ARG002  # too large, however large
         self._logs.on_fault("too_large")

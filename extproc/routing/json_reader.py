@@ -68,7 +68,7 @@ class Object(Protocol):
 
 
 def open_object(
-    body: bytes | memoryview,
+    body: bytes | bytearray | memoryview,
     *,
     is_partial: bool = False,
     texts: Container[str] = (),
@@ -85,9 +85,10 @@ def open_object(
     is read only as far as its prompt needs, and as `limits` allow.
     """
     try:
-        if len(body) > limits.whole_bytes:
-            return _open_large(bytes(body), limits, is_partial=is_partial)
-        return _open_partial(bytes(body), texts) if is_partial else _open_whole(body)
+        written = bytes(body) if isinstance(body, memoryview) else body
+        if _is_large(written, limits):
+            return _open_large(written, limits, is_partial=is_partial)
+        return _open_partial(bytes(written), texts) if is_partial else _open_whole(written)
     except RecursionError:
         raise PromptError("the body is nested too deeply") from None
     except ValueError:
@@ -124,6 +125,7 @@ class WholeObject:
 
     def __init__(self, members: dict[str, Raw]) -> None:
         self._members = members
+        self._read: dict[str, object] = {}
 
     def string(self, name: str) -> str | None:
         value = self.value(name)
@@ -139,15 +141,21 @@ class WholeObject:
         raw = self._members.get(name)
         if raw is None:
             return None
-        try:
-            return orjson.loads(memoryview(raw))
-        except ValueError:
-            return load_leniently(bytes(raw))
+        if name not in self._read:
+            self._read[name] = _load(raw)
+        return self._read[name]
 
     def numbers(self, name: str, chars: int) -> str | None:
         raw = self._members.get(name)
         found = _NUMBERS.match(raw) if raw is not None else None
         return head_of_numbers(raw, found.end(), len(raw), chars) if raw and found else None
+
+
+def _load(raw: Raw) -> object:
+    try:
+        return orjson.loads(memoryview(raw))
+    except ValueError:
+        return load_leniently(bytes(raw))
 
 
 class LargeObject:
@@ -193,7 +201,16 @@ class LargeObject:
             return None
 
 
-def _open_whole(body: bytes | memoryview) -> WholeObject:
+def _is_large(body: bytes | bytearray, limits: Limits) -> bool:
+    """Whether an object for every value would take too long: 64 KB of brackets take 6 ms, and again."""
+    size = len(body)
+    if size > limits.whole_bytes:
+        return True
+    # Within so few bytes there are never too many.
+    return size > limits.near_bytes and body.count(b"[") + body.count(b"{") > limits.whole_containers
+
+
+def _open_whole(body: bytes | bytearray) -> WholeObject:
     try:
         return WholeObject(_OBJECT.decode(body))
     except ValueError:
@@ -209,7 +226,7 @@ def _open_partial(body: bytes, texts: Container[str]) -> WholeObject:
     return WholeObject(members)
 
 
-def _open_large(body: bytes, limits: Limits, *, is_partial: bool) -> LargeObject:
+def _open_large(body: bytes | bytearray, limits: Limits, *, is_partial: bool) -> LargeObject:
     skim = Skim(_recoded(body), limits)
     starts: dict[str, int] = {}
     model = None
@@ -226,7 +243,7 @@ def _open_large(body: bytes, limits: Limits, *, is_partial: bool) -> LargeObject
     return LargeObject(skim, starts, model)
 
 
-def _recoded(body: bytes) -> bytes:
+def _recoded(body: bytes | bytearray) -> bytes | bytearray:
     """The body as UTF-8. Only the wider encodings hold zeros this early."""
     if b"\0" not in body[:4]:
         return body

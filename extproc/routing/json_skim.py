@@ -34,19 +34,22 @@ class Limits:
     `reserve` is what there is for the prompt itself after finding the members took everything.
     """
 
-    whole_bytes: int = 64 * 1024  # smaller bodies are read at once, with an object for every value
+    whole_bytes: int = 128 * 1024  # smaller bodies are read at once, with an object for every value
+    whole_containers: int = 4_096  # unless they hold more arrays and objects than this
     near_bytes: int = 16 * 1024  # so are the values within a larger body that end this soon
     text_bytes: int = 4 * 1024  # longer strings stay where they are
     window_bytes: int = 64 * 1024
     skip_bytes: int = 2_300_000  # what msgspec may skip in one go
-    effort: int = 10_000_000
-    reserve: int = 2_000_000
+    effort: int = 6_000_000
+    reserve: int = 1_500_000
 
 
 LIMITS: Final = Limits()
 
 # What things cost at most, as measured; `make bench` (hostile) shows the sum for the worst bodies we know.
 _SKIP_UNITS: Final = 4  # a byte that msgspec skips: brackets, 480 deep
+_FEW_UNITS: Final = 2  # a byte that msgspec skips and whose brackets are counted, without them
+_NESTED_UNITS: Final = 12  # an array or object that msgspec skips
 _LOAD_UNITS: Final = 100  # a value that becomes an object
 _ESCAPE_UNITS: Final = 4  # an escape in a string that msgspec skips
 _HOP_UNITS: Final = 400  # a string passed over, or brackets before it
@@ -150,6 +153,15 @@ class Text:
                 break
         return "".join(pieces)[:chars]
 
+    def digest(self) -> str:
+        """Tells the whole text from others; an image of 30 MB takes milliseconds, once."""
+        digest = self._skim.digests.get(self._start)
+        if digest is None:
+            hasher = xxh3_64()
+            self.feed(hasher)
+            digest = self._skim.digests[self._start] = hasher.hexdigest()
+        return digest
+
     def feed(self, hasher: xxh3_64) -> None:
         """Gives the whole text, as UTF-8, to `hasher`, as far as it can be read."""
         size = self._end - self._start
@@ -188,12 +200,13 @@ class Array:
 class Skim:
     """Finds its way in one body. `fault` says why something was left out, if anything was."""
 
-    def __init__(self, body: bytes, limits: Limits = LIMITS) -> None:
+    def __init__(self, body: bytes | bytearray, limits: Limits = LIMITS) -> None:
         self.body = body
         self.limits = limits
         self.effort = Effort(limits.effort)
         self.fault: PromptTooComplex | None = None
         self.has_started = False
+        self.digests: dict[int, str] = {}
         self._view = memoryview(body)
         # Behind the last container of which every item was taken.
         self._closed = 0
@@ -287,7 +300,7 @@ class Skim:
     def decode(self, start: int, end: int, *, is_cut: bool = False) -> str:
         """The text between two places in a string."""
         self.effort.spend(2 * (end - start) + 500)
-        written = b'"%b' % self.body[start:end]
+        written = b'"%b' % bytes(self.body[start:end])
         try:
             text = (
                 jiter.from_json(written, partial_mode="trailing-strings")
@@ -307,7 +320,7 @@ class Skim:
         In JSON a quote without a backslash before it starts or ends a string, so `"model":` is a name; and
         it is one of the body's own members if the brackets behind it close nothing but the body.
         """
-        tail = self.body[-_WINDOW:]
+        tail = bytes(self.body[-_WINDOW:])
         for found in reversed(list(_MODEL.finditer(tail))[-8:]):
             brackets = _STRING.sub(b"", tail[found.end() :]).translate(None, _NO_BRACKETS)
             if len(brackets) <= 4_096 and _closes_all(brackets):
@@ -403,7 +416,7 @@ class Skim:
         return self.decode(start + 1, end - 1)
 
     def _load(self, start: int, end: int) -> object:
-        written = self.body[start:end]
+        written = bytes(self.body[start:end])
         # No value without one of these before it. Those within strings count too: they are few.
         values = sum(map(written.count, (b",", b":", b"[", b"{")))
         self.effort.spend(len(written) + _LOAD_UNITS * values)
@@ -451,7 +464,7 @@ class Skim:
             except PromptTooComplex:
                 self._reached[start] = position
                 raise
-            written = b'"%b' % self.body[position:parting]
+            written = b'"%b' % bytes(self.body[position:parting])
             passed = _passed(written)
             if passed is not None:
                 return position + written.rindex(b'"', 0, passed) - 1
@@ -478,8 +491,8 @@ class Skim:
         rest = len(self.body) - start
         end = self._skipped(start, rest) if rest <= _LITTLE_BYTES else self._near_end(start)
         end = end or self._hop(start, _TRY_HOPS)
-        if end is None and rest <= self.limits.skip_bytes and self.effort.allows(_SKIP_UNITS * rest):
-            end = self._skipped(start, rest)
+        if end is None and rest <= self.limits.skip_bytes:
+            end = self._skipped_at_once(start, rest)
         if end is None and self.body[start] == _OPEN_ARRAY and self._is_dense(start):
             end = self._stride(start)
         if end is None:
@@ -505,8 +518,26 @@ class Skim:
         """Where msgspec says that the value ends; `None` if that is not within `limit` bytes."""
         limit = min(start + limit, len(self.body))
         passed = _passed(self._view[start:limit])
-        self.effort.spend(_SKIP_UNITS * (limit - start if passed is None else passed))
+        if passed is None:
+            self.effort.spend(_SKIP_UNITS * (limit - start))
+            return None
+        self.effort.spend(self._skip_units(start, start + passed))
+        return start + passed
+
+    def _skipped_at_once(self, start: int, size: int) -> int | None:
+        """Likewise of the whole rest, if that may be spent; counts brackets only where they decide."""
+        units = _SKIP_UNITS * size
+        if not self.effort.allows(units):
+            units = self._skip_units(start, start + size)
+        if not self.effort.allows(units):
+            return None
+        self.effort.spend(units)
+        passed = _passed(self._view[start : start + size])
         return None if passed is None else start + passed
+
+    def _skip_units(self, start: int, end: int) -> int:
+        nested = self.body.count(b"[", start, end) + self.body.count(b"{", start, end)
+        return _FEW_UNITS * (end - start) + _NESTED_UNITS * nested
 
     def _hop(self, start: int, hops: int) -> int | None:
         """Where the array or object ends, found from string to string; `None` after `hops` of them."""
@@ -520,7 +551,7 @@ class Skim:
                     return end
                 if quote < 0:
                     raise Cut
-            elif (between := body[position:quote]) not in _SEPARATORS:
+            elif (between := bytes(body[position:quote])) not in _SEPARATORS:
                 brackets = between.translate(None, _NO_BRACKETS)
                 self.effort.spend(_HOP_UNITS + _BRACKET_UNITS * len(brackets))
                 change, lowest = _depths(brackets)
@@ -549,7 +580,7 @@ class Skim:
         return depth, None
 
 
-def _passed(written: bytes | memoryview) -> int | None:
+def _passed(written: bytes | bytearray | memoryview) -> int | None:
     """How long the value is that `written` starts with, the white space behind it included."""
     try:
         _SKIP.decode(written)
@@ -562,7 +593,7 @@ def _passed(written: bytes | memoryview) -> int | None:
     return len(written)
 
 
-def head_of_numbers(body: bytes | Raw, start: int, end: int, chars: int) -> str:
+def head_of_numbers(body: bytes | bytearray | Raw, start: int, end: int, chars: int) -> str:
     """The first `chars` characters of the numbers from `start` on, without white space. O(chars)."""
     size = 4 * chars + 64
     while True:

@@ -32,7 +32,7 @@ def is_form(content_type: str) -> bool:
     return content_type.strip().lower().startswith("multipart/form-data")
 
 
-def open_form(content_type: str, body: bytes | memoryview) -> WholeObject:
+def open_form(content_type: str, body: bytes | bytearray | memoryview) -> WholeObject:
     """Returns the form's text fields; of fields with one name the last one counts.
 
     Looks at `MAX_PARTS` parts at most, at each end of a body over twice `END_BYTES`, and leaves out files

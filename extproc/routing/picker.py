@@ -25,7 +25,7 @@ class Ask(Struct, frozen=True):
     method: str
     path: str
     headers: Mapping[str, str]
-    body: bytes | None = None
+    body: bytes | bytearray | None = None
     is_partial: bool = False
     subset: Sequence[str] | None = None
     pool: str | None = None

@@ -90,7 +90,7 @@ class Prompt:
 def parse(
     path: str,
     content_type: str,
-    body: bytes | memoryview,
+    body: bytes | bytearray | memoryview,
     *,
     is_partial: bool = False,
     limits: Limits = LIMITS,

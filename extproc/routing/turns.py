@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
-from xxhash import xxh3_64
+from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from extproc.routing.apis import Api, Field
 from extproc.routing.json_reader import NAME_CHARS, Object, compact, elements
@@ -149,9 +149,8 @@ def _medium(part: Mapping[str, object]) -> str:
         value = part.get(name)
         data = _first_text(value) if isinstance(value, dict) else value
         if data and isinstance(data, str | Text):
-            hasher = xxh3_64()
-            _feed(hasher, data)
-            return f"{TURN_TEXT}{name}:{hasher.hexdigest()}"
+            digest = data.digest() if isinstance(data, Text) else xxh3_64_hexdigest(data.encode())
+            return f"{TURN_TEXT}{name}:{digest}"
     return ""
 
 

@@ -72,9 +72,9 @@ class _Question:
         self._call = call
         self._is_asked = False
 
-    def on_message(self, message: bytes) -> None:
+    def on_message(self, message: bytes | bytearray) -> None:
         try:
-            name = pb.HealthCheckRequest.FromString(message).service
+            name = pb.HealthCheckRequest.FromString(bytes(message)).service
         except DecodeError:
             self._call.finish(Status.INVALID_ARGUMENT, "not a HealthCheckRequest")
             return

@@ -28,6 +28,7 @@ from extproc.stream.events import (
     Served,
     StreamConfig,
 )
+from extproc.stream.long_body import Place, find_body
 from extproc.stream.names import (
     DECISION_NAMESPACE,
     DESTINATION,
@@ -46,6 +47,9 @@ from extproc.stream.names import (
 
 # Stands for the 16 digits of the routing key in a reply serialised ahead; no other string holds a NUL.
 _PREFIX: Final = b"\0" * 16
+
+# Of longer messages the body is cut out.
+_LONG_BYTES: Final = 65_536
 
 _BODY_MODES: Final = {mode.value: mode for mode in BodyMode}
 
@@ -88,18 +92,19 @@ _CONTINUE_AND_TELL: Final = {mode: _continue_and_tell(mode) for mode in BodyMode
 _CONTINUE: Final = {phase: _continue(phase) for phase in Phase}
 
 
-def decode(message: bytes, wanted_headers: Collection[str]) -> Event:
+def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> Event:
     """Reads one `ProcessingRequest`; keeps of the headers only the guarded and `wanted_headers` (lower-case).
 
-    Raises `ProtocolError` for bytes that are no such message or hold none of its alternatives.
+    A long `bytearray` becomes the body in it: nothing is copied. Raises `ProtocolError` for bytes that are
+    no such message or hold none of its alternatives.
     """
     try:
-        request = pb.ProcessingRequest.FromString(message)
+        request, body = _read(message)
     except DecodeError:
         raise ProtocolError("not a ProcessingRequest") from None
     if request.observability_mode:
         return Observed()
-    event = _request_event(request, wanted_headers) or _response_event(request)
+    event = _request_event(request, body, wanted_headers) or _response_event(request, body)
     if event is None:
         raise ProtocolError("a ProcessingRequest of an unknown kind")
     return event
@@ -121,7 +126,30 @@ def encode(reply: Reply) -> bytes:
     return _answer(reply)
 
 
-def _request_event(request: pb.ProcessingRequest, wanted: Collection[str]) -> Event | None:
+def _read(message: bytes | bytearray) -> tuple[pb.ProcessingRequest, bytes | bytearray | None]:
+    """The message, and its body if that is a long one: protobuf would copy it twice."""
+    place = find_body(message) if len(message) > _LONG_BYTES else None
+    if place is not None:
+        request = pb.ProcessingRequest.FromString(place.rest)
+        # Of parts that are told twice the last one counts, as protobuf has it.
+        if request.WhichOneof("request") == place.part and not getattr(request, place.part).body:
+            return request, _cut(message, place)
+    request = pb.ProcessingRequest.FromString(bytes(message))
+    return request, None
+
+
+def _cut(message: bytes | bytearray, place: Place) -> bytes | bytearray:
+    if isinstance(message, bytes):
+        return message[place.start : place.end]
+    # Both ends of a `bytearray` are taken off without moving what is between.
+    del message[place.end :]
+    del message[: place.start]
+    return message
+
+
+def _request_event(
+    request: pb.ProcessingRequest, data: bytes | bytearray | None, wanted: Collection[str]
+) -> Event | None:
     match request.WhichOneof("request"):
         case "request_headers":
             headers = request.request_headers
@@ -130,19 +158,21 @@ def _request_event(request: pb.ProcessingRequest, wanted: Collection[str]) -> Ev
             )
         case "request_body":
             body = request.request_body
-            return RequestBody(body.body, body.end_of_stream, _subset(request), _config(request))
+            return RequestBody(
+                body.body if data is None else data, body.end_of_stream, _subset(request), _config(request)
+            )
         case "request_trailers":
             return RequestTrailers()
     return None
 
 
-def _response_event(request: pb.ProcessingRequest) -> Event | None:
+def _response_event(request: pb.ProcessingRequest, data: bytes | bytearray | None) -> Event | None:
     match request.WhichOneof("request"):
         case "response_headers":
             return _response_headers(request)
         case "response_body":
             body = request.response_body
-            return ResponseBody(body.body, body.end_of_stream, _config(request))
+            return ResponseBody(body.body if data is None else data, body.end_of_stream, _config(request))
         case "response_trailers":
             return ResponseTrailers()
     return None

@@ -52,7 +52,7 @@ class RequestHeaders(Struct, frozen=True):
 
 
 class RequestBody(Struct, frozen=True):
-    data: bytes
+    data: bytes | bytearray
     end_of_stream: bool = True
     subset: Sequence[str] | None = None
     config: StreamConfig | None = None
@@ -82,7 +82,7 @@ class ResponseHeaders(Struct, frozen=True):
 
 
 class ResponseBody(Struct, frozen=True):
-    data: bytes
+    data: bytes | bytearray
     end_of_stream: bool = False
     config: StreamConfig | None = None
 

@@ -121,7 +121,7 @@ class _Stream:
         self._wanted = wanted
         self._routed_s = 0.0
 
-    def on_message(self, message: bytes) -> None:
+    def on_message(self, message: bytes | bytearray) -> None:
         start_s = perf_counter()
         try:
             self._answer(decode(message, self._wanted), start_s)

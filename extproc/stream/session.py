@@ -326,7 +326,7 @@ class Session:
 
     def _stop_holding(self, fault: NoRoomForBody | None, *, has_ended: bool = False) -> list[Reply]:
         """Answers everything that was held back: the headers, then the body."""
-        held = bytes(self._held)
+        held = self._held
         phase = Phase.REQUEST_BODY if self._request is _NO_REQUEST else Phase.REQUEST_HEADERS
         routed = self._route(phase, self._ask(None if fault else held, fault=fault))
         if self._is_duplex:
@@ -379,7 +379,7 @@ class Session:
     # The decision, and what is kept for it.
 
     def _ask(
-        self, body: bytes | None, *, is_partial: bool = False, fault: NoRoomForBody | None = None
+        self, body: bytes | bytearray | None, *, is_partial: bool = False, fault: NoRoomForBody | None = None
     ) -> Ask:
         headers = self._request.headers
         return Ask(
@@ -461,7 +461,7 @@ def _no_room() -> NoRoomForBody:
     return NoRoomForBody("there is no room for the request's body now")
 
 
-def _pieces(data: bytes, phase: Phase, end_of_stream: bool) -> Iterator[Piece]:
+def _pieces(data: bytes | bytearray, phase: Phase, end_of_stream: bool) -> Iterator[Piece]:
     for start in range(0, len(data) or end_of_stream, PIECE_BYTES):
         end = start + PIECE_BYTES
-        yield Piece(phase, data[start:end], end_of_stream and end >= len(data))
+        yield Piece(phase, bytes(data[start:end]), end_of_stream and end >= len(data))

@@ -50,7 +50,9 @@ class Call(Protocol):
 class Handler(Protocol):
     """What a service does with one call. An exception ends the call as INTERNAL and is never told."""
 
-    def on_message(self, message: bytes) -> None: ...
+    def on_message(self, message: bytes | bytearray) -> None:
+        """Takes one message; a long one may be a `bytearray`, the handler's own."""
+        ...
 
     def on_skipped(self, size: int) -> None:
         """A message of `size` bytes came that there was no room for; it is gone."""

@@ -12,6 +12,9 @@ from extproc.budget import Budget
 # when large ones do not, for as long as what they hold is half as much again as the budget.
 _SMALL_BYTES: Final = 131_072
 
+# A longer message is told as it was collected, in its `bytearray`: fresh memory for 31 MB takes 40 ms to get.
+_COPIED_BYTES: Final = 65_536
+
 # A flag, "compressed", and four bytes of length (gRPC over HTTP/2, "Length-Prefixed-Message").
 PREFIX_BYTES: Final = 5
 
@@ -53,7 +56,7 @@ class MessageReader:
         """Whether no message is begun."""
         return self._size < 0 and not self._kept
 
-    def feed(self, data: bytes) -> Iterator[bytes | Skipped]:
+    def feed(self, data: bytes) -> Iterator[bytes | bytearray | Skipped]:
         """Yields what `data` completes, in order. Raises `Refused`; the stream must then be ended."""
         place = 0
         while place < len(data):
@@ -93,8 +96,10 @@ class MessageReader:
         extra = self._budget.limit_bytes // 2 if self._size <= _SMALL_BYTES else 0
         return self._budget.take(count, extra=extra)
 
-    def _end(self) -> bytes | Skipped:
-        told = Skipped(self._size) if self._is_skipped else bytes(self._kept)
+    def _end(self) -> bytes | bytearray | Skipped:
+        told: bytes | bytearray | Skipped = Skipped(self._size) if self._is_skipped else self._kept
+        if isinstance(told, bytearray) and len(told) <= _COPIED_BYTES:
+            told = bytes(told)
         self.close()
         self._is_skipped = False
         self._have = 0

@@ -60,7 +60,7 @@ class Opened(Struct, frozen=True):
 
 class Message(Struct, frozen=True):
     stream: Stream
-    data: bytes
+    data: bytes | bytearray
 
 
 class MessageSkipped(Struct, frozen=True):

@@ -97,9 +97,9 @@ class _Envoy:
         while response := self._subscriber.next():
             self._call.send(bytes(response))
 
-    def on_message(self, message: bytes) -> None:
+    def on_message(self, message: bytes | bytearray) -> None:
         try:
-            rejection = self._subscriber.on(decode_request(message))
+            rejection = self._subscriber.on(decode_request(bytes(message)))
         except ProtocolError as error:
             log.warning("the stream of %s is ended: %s", self._call.peer, error)
             self._call.finish(Status.INVALID_ARGUMENT, str(error))

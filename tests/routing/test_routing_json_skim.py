@@ -124,15 +124,33 @@ def ask(body: Body, *, is_partial: bool = False) -> Prompt | None:
 
 
 # The effort that is left may be overdrawn by one step: a search in one window, or one value.
-BOUND = LIMITS.effort + LIMITS.reserve + 500_000
+BOUND = LIMITS.effort + LIMITS.reserve + 1_000_000
 SIZE = 4_000_000
 
 
+@pytest.mark.parametrize("size", [65_000, SIZE, 31_000_000])
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_body_takes_bounded_effort(kind: str) -> None:
-    prompt = ask(HOSTILE[kind](SIZE))
+def test_hostile_body_takes_bounded_effort(kind: str, size: int) -> None:
+    prompt = ask(HOSTILE[kind](size))
 
     assert prompt is None or prompt.effort <= BOUND
+
+
+@pytest.mark.parametrize("kind", ["arrays 480 deep", "small objects", "empty arrays", "open brackets"])
+def test_small_body_of_many_brackets_is_read_with_a_bound_too(kind: str) -> None:
+    prompt = ask(HOSTILE[kind](LIMITS.whole_bytes // 2))
+
+    assert prompt is not None
+    assert prompt.effort > 0
+
+
+def test_image_is_hashed_once_for_all_keys() -> None:
+    prompt = ask(HONEST["an image"](SIZE))
+    assert prompt is not None
+    before = prompt.effort
+
+    assert prompt.head(100) == prompt.head(100)
+    assert prompt.effort - before < SIZE // 16
 
 
 @pytest.mark.parametrize("is_partial", [False, True])
@@ -248,7 +266,7 @@ def test_large_body_that_is_no_object_is_refused(body: bytes) -> None:
     ],
 )
 def test_broken_message_of_a_large_body_costs_no_more_than_its_prompt(messages: bytes, first: str) -> None:
-    prompt = parse(CHAT, "", b'{"model":"m","messages":%b}' % messages)
+    prompt = parse(CHAT, "", b'{"model":"m","messages":%b}' % messages, limits=LARGE)
 
     assert ("m", first) == (prompt.model, prompt.first_user_message(9))
 
