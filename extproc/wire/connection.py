@@ -40,6 +40,7 @@ from extproc.wire.headers import (
     TABLE_OF_NOTHING,
     HeadReader,
     MalformedRequest,
+    TooManySizes,
     encodings_block,
     refusal_block,
     response_block,
@@ -141,6 +142,8 @@ class Connection:
             self._read(self._buffer + data if self._buffer else data)
         except _Fault as fault:
             self._fail(fault.code, fault.reason)
+        except TooManySizes:
+            self._fail(Code.COMPRESSION_ERROR, "a header block of more than two table sizes")
         except HPACKError:
             self._fail(Code.COMPRESSION_ERROR, "a header block that cannot be read")
 

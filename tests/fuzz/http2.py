@@ -160,6 +160,15 @@ RULES: Final = (
         ),
     ),
     Rule(
+        "a header block starts with two changes of the table's size at most",
+        "RFC 7541 §4.2",
+        lambda step: (
+            step.kind in (frames.HEADERS, frames.CONTINUATION)
+            and step.fault is not None
+            and step.fault.reason == "a header block of more than two table sizes"
+        ),
+    ),
+    Rule(
         "a frame that is too long is refused at its header",
         "RFC 9113 §4.2",
         lambda step: step.fault is not None and step.fault.reason == "a frame longer than allowed",

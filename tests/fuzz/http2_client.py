@@ -100,7 +100,9 @@ class Blocks:
             return self._choices.one_of(self._sent)
         if kind > 250:
             return self._choices.piece()
-        block = self._resize() if kind > 225 else b""
+        # One is the rule, two are allowed, three are not (RFC 7541 §4.2).
+        resizes = 0 if kind <= 225 else 1 if kind <= 240 else 2 if kind <= 247 else 3
+        block = b"".join(self._resize() for _ in range(resizes))
         block += self.encode(REQUEST if kind < 190 else self._varied())
         self._sent.append(block)
         return block

@@ -9,8 +9,12 @@ import grpc.aio
 import pytest
 
 from extproc.budget import Budget
+from extproc.wire import frames
+from extproc.wire.frames import Code, frame
 from extproc.wire.limits import Limits
 from tests.wire.serving import ECHO, FAIL, FEED, echo, serving
+
+SIZES = b"a header block of more than two table sizes"
 
 
 async def until_ended(ends: list[str], count: int) -> None:
@@ -141,6 +145,21 @@ async def say(port: int, data: bytes) -> bytes:
         answer = b""  # closed with bytes of ours still unread
     writer.close()
     return answer
+
+
+async def test_a_header_block_of_many_table_sizes_ends_its_connection_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """RFC 7541 §4.2 allows two; 16,384 of them would take 35 ms of everybody's time."""
+    block = frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x20" * frames.MAX_FRAME_BYTES)
+    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+        answer = await say(served.port, frames.PREFACE + frames.settings({}) + block)
+
+        assert int.from_bytes(answer[-4 - len(SIZES) :][:4], "big") == Code.COMPRESSION_ERROR
+        assert answer.endswith(SIZES)
+        assert [b"x"] == await echo(channel, b"x")
+
+    assert SIZES.decode() in caplog.text
 
 
 STRANGERS = {
