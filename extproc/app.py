@@ -5,6 +5,7 @@ import gc
 import logging
 import signal
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -25,6 +26,7 @@ from extproc.service.admin import build_admin
 from extproc.service.descriptors import raise_limit, share
 from extproc.service.door import IDLE_S, Door
 from extproc.service.health import Health
+from extproc.service.long_bodies import prepare_for_long_bodies
 from extproc.service.pools import Pools
 from extproc.service.transport import Transport, build_health_transport, build_transport
 from extproc.settings import ServerSettings, Settings, parse_settings, read_environment
@@ -56,6 +58,7 @@ class Application:
             publish=self.xds.publish if self.xds else lambda *_: None,
             retract=self.xds.remove if self.xds else lambda _: None,
         )
+        self.reader = ThreadPoolExecutor(1, "reader")
         self.processor = ExternalProcessor(
             lambda: self.pools.picker,
             self.metrics,
@@ -65,6 +68,7 @@ class Application:
             pass_headers=settings.server.pass_headers,
             unseen_s=settings.server.unseen_s,
             on_served=self.pools.desks.observe_response,
+            reader=self.reader,
         )
         self.access_logs = AccessLogs(
             self.pools.desks.observe, on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc()
@@ -140,10 +144,12 @@ async def serve(path: Path) -> int:
     content = read_file(path)
     settings = parse_settings(content, read_environment(), str(path))
     signals = _catch_signals()
+    prepare_for_long_bodies()
     app = Application(settings, path, content)
     shares = share(raise_limit())
     async with AsyncExitStack() as stack:
         stack.push_async_callback(app.pools.stop)
+        stack.callback(app.reader.shutdown, wait=False)
         transport = build_transport(settings.server, app.routes(), app.budget, shares.grpc)
         await transport.bind()
         await _serve_health(app, settings.server, stack)

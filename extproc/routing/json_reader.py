@@ -86,7 +86,7 @@ def open_object(
     """
     try:
         written = bytes(body) if isinstance(body, memoryview) else body
-        if _is_large(written, limits):
+        if is_large(written, limits):
             return _open_large(written, limits, is_partial=is_partial)
         return _open_partial(bytes(written), texts) if is_partial else _open_whole(written)
     except RecursionError:
@@ -201,7 +201,7 @@ class LargeObject:
             return None
 
 
-def _is_large(body: bytes | bytearray, limits: Limits) -> bool:
+def is_large(body: bytes | bytearray, limits: Limits = LIMITS) -> bool:
     """Whether an object for every value would take too long: 64 KB of brackets take 6 ms, and again."""
     size = len(body)
     if size > limits.whole_bytes:

@@ -9,6 +9,7 @@ from re import compile as compile_pattern
 from msgspec import Struct
 
 from extproc.errors import NoEndpoint, PromptError, UnknownModel
+from extproc.routing.json_reader import is_large
 from extproc.routing.pool import Pick, Pool
 from extproc.routing.prompt import Prompt, parse, reads_body
 from extproc.routing.strategies.base import Reading
@@ -123,9 +124,13 @@ class Picker:
         routes = self.routes.values() if route is None else (route,)
         return any(route.pool.gate is not None and route.pool.gate.has_trial() for route in routes)
 
-    def pick(self, ask: Ask) -> Decision:
-        """Decides and counts. Raises a `RequestError`, which says what to tell the client."""
-        decision = self.propose(ask)
+    def reads_long(self, ask: Ask) -> bool:
+        """Whether `find` may take milliseconds, and should be asked in a thread."""
+        return ask.body is not None and reads_body(ask.method, ask.path) and is_large(ask.body)
+
+    def pick(self, ask: Ask, found: Found | None = None) -> Decision:
+        """Decides and counts, by what was `found` before if it was. Raises a `RequestError` for the client."""
+        decision = self.decide(ask, self.find(ask) if found is None else found)
         decision.pick.take()
         return decision
 

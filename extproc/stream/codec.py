@@ -17,6 +17,7 @@ from extproc.stream.events import (
     Observed,
     Phase,
     Piece,
+    Reading,
     Reply,
     RequestBody,
     RequestHeaders,
@@ -123,6 +124,8 @@ def encode(reply: Reply) -> bytes:
             return _routed(reply)
         case Piece():
             return _piece(reply)
+        case Reading():
+            raise ProtocolError("nothing to be said yet")
     return _answer(reply)
 
 

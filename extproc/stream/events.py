@@ -10,7 +10,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from extproc.routing.picker import Decision
+from extproc.errors import RequestError
+from extproc.routing.picker import Ask, Decision, Found, Picker
 
 
 class BodyMode(IntEnum):
@@ -62,6 +63,12 @@ class BodySkipped(Struct, frozen=True):
     """A message came that there was no room for, and it is gone: by its size, one with a body."""
 
 
+class BodyRead(Struct, frozen=True):
+    """What a `Reading` asked for: what the picker found, or why it found nothing. The driver's own event."""
+
+    found: Found | RequestError
+
+
 class RequestTrailers(Struct, frozen=True):
     pass
 
@@ -96,6 +103,7 @@ Event = (
     | RequestHeaders
     | RequestBody
     | BodySkipped
+    | BodyRead
     | RequestTrailers
     | ResponseHeaders
     | ResponseBody
@@ -124,6 +132,13 @@ class ContinueAndTell(Struct, frozen=True):
     """Go on with the request's headers, send its body as before, and of the response the headers alone."""
 
     request_body: BodyMode
+
+
+class Reading(Struct, frozen=True):
+    """Nothing to send yet: the body of `ask` is long, and is to be read (`picker.find`) apart from the loop."""
+
+    picker: Picker
+    ask: Ask
 
 
 class Served(Struct, frozen=True):
@@ -175,4 +190,4 @@ class Answer(Struct, frozen=True):
     pool: str = ""
 
 
-Reply = Continue | ContinueAndTell | Served | Routed | Piece | Answer
+Reply = Continue | ContinueAndTell | Reading | Served | Routed | Piece | Answer

@@ -7,15 +7,16 @@ must reach neither the proxy nor a log.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor
 from time import perf_counter
 from uuid import uuid4
 
 from extproc.budget import Budget
-from extproc.errors import ProtocolError
-from extproc.routing.picker import Picker
+from extproc.errors import ProtocolError, RequestError
+from extproc.routing.picker import Found, Picker
 from extproc.routing.pool import Pick
 from extproc.stream.codec import decode, encode
-from extproc.stream.events import Answer, BodySkipped, Event, Reply, Routed, Served
+from extproc.stream.events import Answer, BodyRead, BodySkipped, Event, Reading, Reply, Routed, Served
 from extproc.stream.names import POOL, PROCESS, READ_HEADERS
 from extproc.stream.observer import Observer
 from extproc.stream.session import Session
@@ -31,7 +32,8 @@ class ExternalProcessor:
     `budget` is the process's, for bodies that are held. `on_served` hears what a gateway tells of a response,
     and how many seconds after the pick. `pass_headers` are guarded headers that go on to the endpoint. A
     request whose response the gateway never tells of counts for `unseen_s`, by the loop's clock or by
-    `later`, which is called with a delay and what to do then.
+    `later`, which is called with a delay and what to do then. `reader` reads long bodies, which would keep
+    the loop from others for milliseconds; `None` reads them on it.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class ExternalProcessor:
         pass_headers: Collection[str] = (),
         unseen_s: float = 10,
         later: Callable[[float, Callable[[], None]], object] | None = None,
+        reader: Executor | None = None,
     ) -> None:
         self._picker = picker
         self.observer = observer
@@ -56,6 +59,7 @@ class ExternalProcessor:
         self._pass_headers = frozenset(pass_headers)
         self._unseen_s = unseen_s
         self._later = later or _call_later
+        self._reader = reader
         self._wanted: tuple[Picker | None, frozenset[str]] = (None, READ_HEADERS)
         self.streams_open = 0
         self._idle = asyncio.Event()
@@ -83,11 +87,17 @@ class ExternalProcessor:
             pool=call.metadata.get(POOL) if len(picker.routes) > 1 else None,
             budget=self._budget,
             pass_headers=self._pass_headers,
+            reads_apart=self._reader is not None,
         )
         self.streams_open += 1
         self._idle.clear()
         self.observer.opened()
         return _Stream(self, call, session, self._headers_of(picker))
+
+    def read(self, reading: Reading, then: Callable[[Found | BaseException], None]) -> None:
+        """Finds apart from the loop what a session wants to know, and tells it on the loop."""
+        future = asyncio.get_running_loop().run_in_executor(self._reader, reading.picker.find, reading.ask)
+        future.add_done_callback(lambda done: then(done.exception() or done.result()))
 
     def left(self, pick: Pick) -> None:
         """Counts on a request that nobody sees the end of."""
@@ -110,7 +120,7 @@ class ExternalProcessor:
 class _Stream:
     """One open stream. Small: thousands stay open while their responses stream."""
 
-    __slots__ = ("_call", "_routed_s", "_service", "_session", "_wanted")
+    __slots__ = ("_call", "_routed_s", "_service", "_session", "_waiting", "_wanted")
 
     def __init__(
         self, service: ExternalProcessor, call: Call, session: Session, wanted: Collection[str]
@@ -120,8 +130,13 @@ class _Stream:
         self._session = session
         self._wanted = wanted
         self._routed_s = 0.0
+        # What came while the body is read: it is heard after that, in its order.
+        self._waiting: list[Callable[[], None]] | None = None
 
     def on_message(self, message: bytes | bytearray) -> None:
+        if self._waiting is not None:
+            self._waiting.append(lambda: self.on_message(message))
+            return
         start_s = perf_counter()
         try:
             self._answer(decode(message, self._wanted), start_s)
@@ -131,6 +146,9 @@ class _Stream:
             self._fail_internally(error)
 
     def on_skipped(self, size: int) -> None:
+        if self._waiting is not None:
+            self._waiting.append(lambda: self.on_skipped(size))
+            return
         start_s = perf_counter()
         log.debug("no room for a message of %d bytes", size)
         try:
@@ -139,22 +157,44 @@ class _Stream:
             self._fail_internally(error)
 
     def on_half_close(self) -> None:
+        if self._waiting is not None:
+            self._waiting.append(self.on_half_close)
+            return
         pick = self._session.leave()
         if pick is not None:
             self._service.left(pick)
         self._call.finish()
 
     def on_close(self) -> None:
+        self._waiting = None
         self._session.close()
         self._service.closed()
 
     def _answer(self, event: Event, start_s: float) -> None:
         replies = self._session.on(event)
+        match replies:
+            case [Reading() as reading]:
+                self._waiting = []
+                self._service.read(reading, lambda found: self._has_read(found, start_s))
+                return
         # All of them or none: half an answer would be taken for one.
         encoded = [encode(reply) for reply in replies]
         self._tell(replies, start_s)
         for message in encoded:
             self._call.send(message)
+
+    def _has_read(self, found: Found | BaseException, start_s: float) -> None:
+        if self._waiting is None:
+            return  # the call is over
+        waiting, self._waiting = self._waiting, None
+        try:
+            if not isinstance(found, tuple | RequestError):
+                raise found
+            self._answer(BodyRead(found), start_s)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._fail_internally(error)
+        for hear in waiting:
+            hear()
 
     def _tell(self, replies: Sequence[Reply], start_s: float) -> None:
         observer = self._service.observer

@@ -73,12 +73,13 @@ from msgspec.structs import replace
 
 from extproc.budget import Budget
 from extproc.errors import BodyTooLarge, NoRoomForBody, RequestError
-from extproc.routing.picker import Ask, Picker
+from extproc.routing.picker import Ask, Found, Picker
 from extproc.routing.pool import Pick
 from extproc.stream.answers import list_models, refuse
 from extproc.stream.events import (
     UNTOLD,
     BodyMode,
+    BodyRead,
     BodySkipped,
     Continue,
     ContinueAndTell,
@@ -86,6 +87,7 @@ from extproc.stream.events import (
     Observed,
     Phase,
     Piece,
+    Reading,
     Reply,
     RequestBody,
     RequestHeaders,
@@ -112,7 +114,8 @@ class Session:
 
     `pool` is the operator's choice of a pool, told with the stream. `new_request_id` makes an
     `x-request-id` for a request that came without one. `budget` is the process's, for held bodies.
-    `pass_headers` are guarded ones that go on to the endpoint.
+    `pass_headers` are guarded ones that go on to the endpoint. `reads_apart` says that whoever drives the
+    session reads long bodies for it: a `Reading` asks for that, and a `BodyRead` must be the next event.
     """
 
     __slots__ = (
@@ -129,9 +132,11 @@ class Session:
         "_pick",
         "_picker",
         "_pool",
+        "_reads_apart",
         "_request",
         "_state",
         "_subset",
+        "_then",
     )
 
     def __init__(
@@ -144,6 +149,7 @@ class Session:
         pool: str | None = None,
         budget: Budget | None = None,
         pass_headers: Collection[str] = (),
+        reads_apart: bool = False,
     ) -> None:
         self._picker = picker
         self._new_request_id = new_request_id
@@ -161,6 +167,8 @@ class Session:
         self._messages_held = 0
         self._has_response = False
         self._pick: Pick | None = None
+        self._reads_apart = reads_apart
+        self._then: Callable[[Found | None], list[Reply]] | None = None
 
     def __repr__(self) -> str:
         return f"<Session {self._state.name}>"
@@ -202,6 +210,8 @@ class Session:
                 return self._state.trailers(self)
             case BodySkipped():
                 return self._state.skipped(self)
+            case BodyRead():
+                return self._go_on_with(event)
             case Observed():
                 return []
         return self._on_response(event)
@@ -296,10 +306,19 @@ class Session:
     def _decide(self, event: RequestBody) -> list[Reply]:
         self._check_size(event)
         is_partial = not event.end_of_stream and self._config.request_body is not BodyMode.BUFFERED
-        routed = self._route(Phase.REQUEST_BODY, self._ask(event.data, is_partial=is_partial))
-        if event.end_of_stream:
-            self._state = _PAST_BODY
-        return [routed]
+        # Kept, and counted, until it is read; it is here already, so there is room for it or less for others.
+        self._held = event.data
+        if self._budget is not None:
+            self._budget.hold(len(event.data))
+        ask = self._ask(event.data, is_partial=is_partial)
+
+        def go_on(found: Found | None) -> list[Reply]:
+            routed = self._route(Phase.REQUEST_BODY, ask, found)
+            if event.end_of_stream:
+                self._state = _PAST_BODY
+            return [routed]
+
+        return self._read(ask, go_on)
 
     def _decide_without(self) -> list[Reply]:
         routed = self._route(Phase.REQUEST_BODY, self._ask(None, fault=_no_room()))
@@ -320,24 +339,47 @@ class Session:
             self._held += event.data
         if not event.end_of_stream:
             return []
-        replies = self._stop_holding(None, has_ended=True)
-        self._state = _PAST_BODY
-        return replies
+        return self._stop_holding(None, has_ended=True)
 
-    def _stop_holding(self, fault: NoRoomForBody | None, *, has_ended: bool = False) -> list[Reply]:
-        """Answers everything that was held back: the headers, then the body."""
+    def _stop_holding(
+        self, fault: NoRoomForBody | None, *more: Reply, has_ended: bool = False
+    ) -> list[Reply]:
+        """Answers everything that was held back: the headers, then the body, then `more`."""
         held = self._held
         phase = Phase.REQUEST_BODY if self._request is _NO_REQUEST else Phase.REQUEST_HEADERS
-        routed = self._route(phase, self._ask(None if fault else held, fault=fault))
-        if self._is_duplex:
+        ask = self._ask(None if fault else held, fault=fault)
+
+        def go_on(found: Found | None) -> list[Reply]:
+            routed = self._route(phase, ask, found)
+            if has_ended:
+                self._state = _PAST_BODY
+            if not self._is_duplex:
+                return [routed, *[Continue(Phase.REQUEST_BODY)] * self._messages_held, *more]
             pieces = _pieces(held, Phase.REQUEST_BODY, has_ended)
             if phase is Phase.REQUEST_BODY:
                 routed = replace(routed, piece=next(pieces, _NO_PIECE))
-            return [routed, *pieces]
-        return [routed, *[Continue(Phase.REQUEST_BODY)] * self._messages_held]
+            return [routed, *pieces, *more]
+
+        return self._read(ask, go_on)
 
     def _end_by_trailers(self) -> list[Reply]:
-        return [*self._stop_holding(None), Continue(Phase.REQUEST_TRAILERS)]
+        return self._stop_holding(None, Continue(Phase.REQUEST_TRAILERS))
+
+    # A long body, read by somebody else: the loop serves others meanwhile.
+
+    def _read(self, ask: Ask, then: Callable[[Found | None], list[Reply]]) -> list[Reply]:
+        if not (self._reads_apart and self._picker.reads_long(ask)):
+            return then(None)
+        self._then, self._state = then, _READING
+        return [Reading(self._picker, ask)]
+
+    def _go_on_with(self, event: BodyRead) -> list[Reply]:
+        then, self._then = self._then, None
+        if then is None:
+            return []
+        if isinstance(event.found, RequestError):
+            raise event.found
+        return then(event.found)
 
     def _do_without(self) -> list[Reply]:
         if self._is_duplex:
@@ -393,8 +435,8 @@ class Session:
             fault=fault,
         )
 
-    def _route(self, phase: Phase, ask: Ask) -> Routed:
-        decision = self._picker.pick(ask)
+    def _route(self, phase: Phase, ask: Ask, found: Found | None = None) -> Routed:
+        decision = self._picker.pick(ask, found)
         self._pick = decision.pick
         request = self._request
         is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
@@ -426,7 +468,7 @@ class Session:
         """Keeps nothing of the request: an open stream may last for minutes after its decision."""
         if self._budget is not None:
             self._budget.give(len(self._held))
-        self._held, self._request, self._subset = b"", _NO_REQUEST, None
+        self._held, self._request, self._subset, self._then = b"", _NO_REQUEST, None, None
 
     def _release(self) -> None:
         pick, self._pick = self._pick, None
@@ -451,6 +493,7 @@ _S = Session
 _NEW       = _State("new",       _S._begin,  _S._begin_body,  _S._lose,           _S._go_on_trailers)
 _BUFFERING = _State("buffering", _S._go_on,  _S._decide,      _S._decide_without, _S._go_on_trailers)
 _HOLDING   = _State("holding",   _S._go_on,  _S._hold,        _S._do_without,     _S._end_by_trailers)
+_READING   = _State("reading",   _S._go_on,  _S._ignore,      _S._miss,           _S._go_on_trailers)
 _ROUTED    = _State("routed",    _S._go_on,  _S._pass_on,     _S._miss,           _S._go_on_trailers)
 _PAST_BODY = _State("past body", _S._go_on,  _S._ignore,      _S._miss_response,  _S._go_on_trailers)
 _CLOSED    = _State("closed",    _S._go_on,  _S._ignore,      _S._lose,           _S._go_on_trailers)

@@ -36,6 +36,7 @@ class Limits(Struct, frozen=True):
     """Time to answer that PING; and to read again, for a peer that stopped reading what we send."""
     tick_s: float = 1.0
     """How often the times above are looked at."""
-    stream_window_bytes: int = 1_048_576
-    """What a stream may send before we take it in: most bodies never wait for a WINDOW_UPDATE."""
+    stream_window_bytes: int = 262_144
+    """What a stream may send before we take it in: most bodies never wait for a WINDOW_UPDATE, and what
+    others ask on the same connection never waits for more of a long one than this."""
     connection_window_bytes: int = 16_777_216

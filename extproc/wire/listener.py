@@ -195,6 +195,18 @@ class Link(asyncio.BufferedProtocol):
         self.connection.receive(bytes(self._listener.memory[:count]), self._loop.time())
         self._work_off()
         self._is_at_work = False
+        if count == _READ_BYTES:
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """Lets the others have their turn: uvloop would read 32 times in a row while there is more."""
+        if self._stuck_s is None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._stuck_s is None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
         self._listener.discard(self)

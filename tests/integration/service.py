@@ -55,6 +55,7 @@ class Service(Process):
         command = [sys.executable, *options, "-m", "extproc", "serve", "--config", str(self.config)]
         super().__init__("extproc", command, directory, {"PYTHONPATH": str(package)} if package else None)
         self.admin_url = f"http://127.0.0.1:{admin_port}"
+        self.port = port
         self._listen = listen or f"127.0.0.1:{port}"
         self._admin = f"127.0.0.1:{admin_port}"
         self._health = self._listen
