@@ -129,7 +129,7 @@ class Picker:
         return ask.body is not None and reads_body(ask.method, ask.path) and is_large(ask.body)
 
     def pick(self, ask: Ask, found: Found | None = None) -> Decision:
-        """Decides and counts, by what was `found` before if it was. Raises a `RequestError` for the client."""
+        """Decides and counts, by what was `found` if it was; raises a `RequestError`."""
         decision = self.decide(ask, self.find(ask) if found is None else found)
         decision.pick.take()
         return decision

@@ -5,7 +5,7 @@ import sys
 from typing import Final
 
 # A thread that reads a long body lets the loop go on after this much; Python's own 5 ms would be felt.
-SWITCH_S: Final = 0.0005
+SWITCH_S: Final = 0.0001
 # Blocks from this size on are the kernel's: one that grows is moved by its pages, not by copying 31 MB, and
 # what is freed leaves the process. Without it glibc raises its own limit to the largest block it has freed.
 BLOCK_BYTES: Final = 1_048_576

@@ -135,7 +135,7 @@ class ContinueAndTell(Struct, frozen=True):
 
 
 class Reading(Struct, frozen=True):
-    """Nothing to send yet: the body of `ask` is long, and is to be read (`picker.find`) apart from the loop."""
+    """Nothing to send yet: the body of `ask` is long; `picker.find` is to read it apart from the loop."""
 
     picker: Picker
     ask: Ask

@@ -138,12 +138,7 @@ class _Stream:
             self._waiting.append(lambda: self.on_message(message))
             return
         start_s = perf_counter()
-        try:
-            self._answer(decode(message, self._wanted), start_s)
-        except ProtocolError as error:
-            self._fail("protocol", Status.INVALID_ARGUMENT, str(error))
-        except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the proxy
-            self._fail_internally(error)
+        self._hear(lambda: self._answer(decode(message, self._wanted), start_s))
 
     def on_skipped(self, size: int) -> None:
         if self._waiting is not None:
@@ -151,10 +146,7 @@ class _Stream:
             return
         start_s = perf_counter()
         log.debug("no room for a message of %d bytes", size)
-        try:
-            self._answer(BodySkipped(), start_s)
-        except Exception as error:  # noqa: BLE001  # as above
-            self._fail_internally(error)
+        self._hear(lambda: self._answer(BodySkipped(), start_s))
 
     def on_half_close(self) -> None:
         if self._waiting is not None:
@@ -169,6 +161,14 @@ class _Stream:
         self._waiting = None
         self._session.close()
         self._service.closed()
+
+    def _hear(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except ProtocolError as error:
+            self._fail("protocol", Status.INVALID_ARGUMENT, str(error))
+        except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the proxy
+            self._fail_internally(error)
 
     def _answer(self, event: Event, start_s: float) -> None:
         replies = self._session.on(event)
@@ -187,12 +187,10 @@ class _Stream:
         if self._waiting is None:
             return  # the call is over
         waiting, self._waiting = self._waiting, None
-        try:
-            if not isinstance(found, tuple | RequestError):
-                raise found
-            self._answer(BodyRead(found), start_s)
-        except Exception as error:  # noqa: BLE001  # as above
-            self._fail_internally(error)
+        if isinstance(found, tuple | RequestError):
+            self._hear(lambda: self._answer(BodyRead(found), start_s))
+        else:
+            self._fail_internally(found)
         for hear in waiting:
             hear()
 
@@ -210,7 +208,7 @@ class _Stream:
                     observer.served_elsewhere(served.pool)
                 self._service.on_served(served, start_s - self._routed_s)
 
-    def _fail_internally(self, error: Exception) -> None:
+    def _fail_internally(self, error: BaseException) -> None:
         log.error("a stream failed: %s", type(error).__name__)  # no traceback: it may quote a prompt
         self._fail("internal", Status.INTERNAL, "internal error")
 

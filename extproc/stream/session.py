@@ -84,7 +84,6 @@ from extproc.stream.events import (
     Continue,
     ContinueAndTell,
     Event,
-    Observed,
     Phase,
     Piece,
     Reading,
@@ -200,7 +199,7 @@ class Session:
         self._forget()
         self._release()
 
-    def _replies(self, event: Event) -> list[Reply]:
+    def _replies(self, event: Event) -> list[Reply]:  # noqa: PLR0911  # one for each kind of event
         match event:
             case RequestHeaders():
                 return self._state.headers(self, event)
@@ -212,9 +211,9 @@ class Session:
                 return self._state.skipped(self)
             case BodyRead():
                 return self._go_on_with(event)
-            case Observed():
-                return []
-        return self._on_response(event)
+            case ResponseHeaders() | ResponseBody() | ResponseTrailers():
+                return self._on_response(event)
+        return []  # observed: the proxy waits for nothing
 
     def _learn(self, config: StreamConfig | None) -> None:
         """Takes the configuration from the first message, the only one that may tell it."""

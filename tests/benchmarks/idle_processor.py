@@ -71,7 +71,7 @@ class Idle:
         self._call = call
         self._replies = iter(replies)
 
-    def on_message(self, _: bytes) -> None:
+    def on_message(self, _: bytes | bytearray) -> None:
         self._call.send(next(self._replies))
 
     def on_skipped(self, _: int) -> None:

@@ -147,7 +147,7 @@ class Conversation:
     def _serve(self) -> None:
         for event in self.ours.events:
             if isinstance(event, Message):
-                self.ours.send(event.stream, event.data)
+                self.ours.send(event.stream, bytes(event.data))
             elif isinstance(event, HalfClosed):
                 self.ours.finish(event.stream)
             assert not isinstance(event, Failed), event

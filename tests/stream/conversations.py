@@ -23,6 +23,7 @@ from extproc.stream.events import (
     Event,
     Phase,
     Piece,
+    Reading,
     Reply,
     RequestBody,
     RequestHeaders,
@@ -129,6 +130,8 @@ def summarize(reply: Reply) -> Expected:
             return Said(reply.status, error.get("code"), error.get("message", ""), retry_after)
         case Served():
             return Continue(Phase.RESPONSE_HEADERS)
+        case Reading():
+            raise AssertionError("nothing that a proxy hears")
         case _:
             return reply
 

@@ -52,6 +52,7 @@ from extproc.stream.events import (
     Observed,
     Phase,
     Piece,
+    Reading,
     Reply,
     RequestBody,
     RequestHeaders,
@@ -247,6 +248,8 @@ def _expected(reply: Reply) -> ProcessingResponse:
             return response
         case Served():
             return _answering(Phase.RESPONSE_HEADERS, None)
+        case Reading():
+            raise AssertionError("nothing that is sent")
         case Piece():
             streamed = StreamedBodyResponse(body=reply.data, end_of_stream=reply.end_of_stream)
             return _answering(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from extproc.errors import ProtocolError
 from extproc.stream import ext_proc_pb2 as pb
 from extproc.stream.codec import decode
-from extproc.stream.events import Event, Observed, RequestBody, ResponseBody
+from extproc.stream.events import Event, Observed, RequestBody, ResponseBody, StreamConfig
 from extproc.stream.long_body import find_body
 
 LONG = bytes(range(256)) * 400
@@ -49,7 +49,7 @@ def test_long_body_of_a_response_is_read_likewise() -> None:
     assert [ResponseBody(LONG, True, decode_config(message))] * 2 == both_ways(message.SerializeToString())
 
 
-def decode_config(message: pb.ProcessingRequest) -> object:
+def decode_config(message: pb.ProcessingRequest) -> StreamConfig | None:
     event = decode(request(request_body=pb.HttpBody()).SerializeToString(), ())
     assert isinstance(event, RequestBody)
     return event.config

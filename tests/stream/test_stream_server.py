@@ -3,7 +3,8 @@
 import asyncio
 import sys
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import grpc
@@ -81,11 +82,19 @@ class Served:
 
 # Which transport `serving` uses: each test runs on both.
 chosen = {"transport": "native"}
+# Who reads long bodies; and then each is one.
+reader: dict[str, Executor | None] = {"reader": None}
 
 
-@pytest.fixture(autouse=True, params=["native", "grpcio"])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chosen, "transport", request.param)
+@pytest.fixture(autouse=True, params=["native", "grpcio", "native, apart", "grpcio, apart"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    name, _, apart = request.param.partition(", ")
+    monkeypatch.setitem(chosen, "transport", name)
+    with ThreadPoolExecutor(1) as executor:
+        if apart:
+            monkeypatch.setattr("extproc.routing.picker.is_large", lambda _: True)
+            monkeypatch.setitem(reader, "reader", executor)
+        yield
 
 
 @asynccontextmanager
@@ -100,6 +109,7 @@ async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator
         budget=budget,
         unseen_s=UNSEEN_S,
         later=lambda delay_s, action: unseen.append((delay_s, action)),
+        reader=reader["reader"],
     )
     settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", **chosen})
     server = build_transport(settings, processor.routes(), Budget(1 << 26))

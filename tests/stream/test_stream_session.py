@@ -2,7 +2,8 @@
 
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import orjson
 import pytest
@@ -10,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.budget import Budget
+from extproc.errors import RequestError
 from extproc.routing.endpoint import Endpoint
-from extproc.routing.picker import Picker
+from extproc.routing.picker import Found, Picker
 from extproc.stream.events import (
     UNTOLD,
     Answer,
     BodyMode,
+    BodyRead,
     BodySkipped,
     Continue,
     ContinueAndTell,
@@ -23,6 +26,7 @@ from extproc.stream.events import (
     Observed,
     Phase,
     Piece,
+    Reading,
     Reply,
     RequestBody,
     RequestHeaders,
@@ -53,10 +57,38 @@ from tests.stream.conversations import (
 from tests.stream.gateways import GATEWAYS
 
 
-def open_session(picker: Picker, pool: str | None = None, budget: Budget | None = None) -> Session:
+def open_session(
+    picker: Picker, pool: str | None = None, budget: Budget | None = None, *, reads_apart: bool = False
+) -> Session:
     return Session(
-        picker, new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES, pool=pool, budget=budget
+        picker,
+        new_request_id=lambda: "made",
+        max_body_bytes=MAX_BODY_BYTES,
+        pool=pool,
+        budget=budget,
+        reads_apart=reads_apart,
     )
+
+
+def hear(session: Session, event: Event) -> list[Reply]:
+    """Tells the session an event, and reads for it what it wants read."""
+    match session.on(event):
+        case [Reading() as reading]:
+            found: Found | RequestError
+            try:
+                found = reading.picker.find(reading.ask)
+            except RequestError as error:
+                found = error
+            return session.on(BodyRead(found))
+        case replies:
+            return replies
+
+
+@contextmanager
+def every_body_is_long() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("extproc.routing.picker.is_large", lambda _: True)
+        yield
 
 
 def in_flight(picker: Picker) -> int:
@@ -64,13 +96,23 @@ def in_flight(picker: Picker) -> int:
 
 
 @pytest.mark.parametrize("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
+def test_conversation_goes_as_recorded_where_bodies_are_read_apart(conversation: Conversation) -> None:
+    with every_body_is_long():
+        converse(conversation, reads_apart=True)
+
+
+@pytest.mark.parametrize("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
 def test_conversation_goes_as_recorded(conversation: Conversation) -> None:
+    converse(conversation, reads_apart=False)
+
+
+def converse(conversation: Conversation, *, reads_apart: bool) -> None:
     conversation = overload(conversation)
     before = in_flight(conversation.picker)
     budget = Budget(conversation.budget_bytes)
-    session = open_session(conversation.picker, conversation.pool, budget)
+    session = open_session(conversation.picker, conversation.pool, budget, reads_apart=reads_apart)
     for event, expected in conversation.turns:
-        replies = [summarize(reply) for reply in session.on(event)]
+        replies = [summarize(reply) for reply in hear(session, event)]
 
         assert len(expected) == len(replies), replies
         assert all(map(agrees, expected, replies)), replies
@@ -376,13 +418,40 @@ def ends_response(event: Event) -> bool:
 def test_any_order_of_events_is_answered_once_and_released_once(
     events: list[Event], build: Callable[[], Picker], limit_bytes: int
 ) -> None:
-    picker = build()
+    tell_all(events, build(), limit_bytes, hear, reads_apart=False)
+
+
+@given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS), st.integers(0, 400_000))
+def test_so_it_is_where_bodies_are_read_apart(
+    events: list[Event], build: Callable[[], Picker], limit_bytes: int
+) -> None:
+    with every_body_is_long():
+        tell_all(events, build(), limit_bytes, hear, reads_apart=True)
+
+
+@given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS))
+def test_so_it_is_where_a_body_is_never_read(events: list[Event], build: Callable[[], Picker]) -> None:
+    def hear_on(session: Session, event: Event) -> list[Reply]:
+        return [reply for reply in session.on(event) if not isinstance(reply, Reading)]
+
+    with every_body_is_long():
+        tell_all(events, build(), 400_000, hear_on, reads_apart=True)
+
+
+def tell_all(
+    events: list[Event],
+    picker: Picker,
+    limit_bytes: int,
+    hear: Callable[[Session, Event], list[Reply]],
+    *,
+    reads_apart: bool,
+) -> None:
     budget = Budget(limit_bytes)
-    session = open_session(picker, budget=budget)
+    session = open_session(picker, budget=budget, reads_apart=reads_apart)
     replies: list[Reply] = []
     counted = 0
     for event in events:
-        new = session.on(event)
+        new = hear(session, event)
         replies += new
         if any(isinstance(reply, Routed) for reply in new):
             counted = 1

@@ -21,6 +21,7 @@ from envoy_data_plane.google.protobuf import ListValue, Struct, Value
 
 from extproc.stream.events import (
     BodyMode,
+    BodyRead,
     BodySkipped,
     Continue,
     ContinueAndTell,
@@ -60,7 +61,7 @@ def read(message: bytes) -> Expected:
 
 def _request(event: Event) -> ProcessingRequest:
     match event:
-        case BodySkipped():
+        case BodySkipped() | BodyRead():
             raise ValueError("it is what a transport says of a message, not a message")
         case Observed():
             return ProcessingRequest(request_headers=HttpHeaders(), observability_mode=True)
@@ -78,7 +79,7 @@ def _of_request(event: RequestHeaders | RequestBody | RequestTrailers) -> Proces
                 request_headers=headers, protocol_config=config, metadata_context=_hint(event.subset)
             )
         case RequestBody():
-            body = HttpBody(body=event.data, end_of_stream=event.end_of_stream)
+            body = HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream)
             return ProcessingRequest(
                 request_body=body,
                 protocol_config=_config(event.config),
@@ -100,7 +101,7 @@ def _of_response(event: ResponseHeaders | ResponseBody | ResponseTrailers) -> Pr
             )
         case ResponseBody():
             return ProcessingRequest(
-                response_body=HttpBody(body=event.data, end_of_stream=event.end_of_stream),
+                response_body=HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream),
                 protocol_config=_config(event.config),
             )
         case ResponseTrailers():

@@ -24,8 +24,8 @@ class Echo:
         self._call = call
         self._ends = ends
 
-    def on_message(self, message: bytes) -> None:
-        self._call.send(message)
+    def on_message(self, message: bytes | bytearray) -> None:
+        self._call.send(bytes(message))
 
     def on_skipped(self, size: int) -> None:
         self._call.send(b"skipped %d" % size)
@@ -40,7 +40,7 @@ class Echo:
 class Fail(Echo):
     """Raises at the first message."""
 
-    def on_message(self, message: bytes) -> None:
+    def on_message(self, message: bytes | bytearray) -> None:
         raise ValueError(message.decode())
 
 

@@ -19,9 +19,9 @@ class Echo:
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.heard: list[bytes | str] = []
+        self.heard: list[bytes | bytearray | str] = []
 
-    def on_message(self, message: bytes) -> None:
+    def on_message(self, message: bytes | bytearray) -> None:
         self.heard.append(message)
         match message:
             case b"fail":
@@ -31,8 +31,8 @@ class Echo:
                 self.call.finish(Status.NOT_FOUND, "no such thing")
                 self.call.send(b"never")
             case _:
-                self.call.send(message)
-                self.call.send(message)
+                self.call.send(bytes(message))
+                self.call.send(bytes(message))
 
     def on_skipped(self, size: int) -> None:
         self.heard.append(f"skipped {size}")
@@ -54,7 +54,7 @@ class Server:
         self.handlers.append(Echo(call))
         return self.handlers[-1]
 
-    async def heard(self, count: int) -> list[bytes | str]:
+    async def heard(self, count: int) -> list[bytes | bytearray | str]:
         """What the only handler heard, once that is so much."""
         async with asyncio.timeout(5):
             while not self.handlers or len(self.handlers[0].heard) < count:  # noqa: ASYNC110  # a socket has no event

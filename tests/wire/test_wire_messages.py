@@ -22,7 +22,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in pairwise(ends)]
 
 
-def read(reader: MessageReader, pieces: list[bytes]) -> list[bytes | Skipped]:
+def read(reader: MessageReader, pieces: list[bytes]) -> list[bytes | bytearray | Skipped]:
     return [told for piece in pieces for told in reader.feed(piece)]
 
 
@@ -116,7 +116,7 @@ def test_a_message_is_refused_by_its_prefix(
     budget = Budget(10_000)
     reader = MessageReader(budget, 40)
     prefix = b"\x01\x00\x00\x00\x01" if is_compressed else b"\x00\x00\x00\x00\x29"
-    told: list[bytes | Skipped] = []
+    told: list[bytes | bytearray | Skipped] = []
 
     def read_all() -> None:
         for piece in cut(b"".join(map(framed, messages)) + prefix + rest, places):

@@ -97,7 +97,7 @@ async def answering(path: str) -> AsyncIterator[tuple[str, list[Call]]]:
     answered: list[Call] = []
 
     class Empty(Echo):
-        def on_message(self, message: bytes) -> None:
+        def on_message(self, message: bytes | bytearray) -> None:
             answered.append(self._call)
             self._call.send(b"")
 
