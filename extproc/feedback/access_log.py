@@ -6,6 +6,7 @@ ends. Losing a stream loses entries, never a request.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from time import time
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -102,8 +103,14 @@ class AccessLogs:
     `on_fault` counts messages that could not be used, by one of a few fixed words.
     """
 
-    def __init__(self, observe: Callable[[Outcome], None], on_fault: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        observe: Callable[[Outcome], None],
+        on_fault: Callable[[str], None],
+        time_of_day: Callable[[], float] = time,
+    ) -> None:
         self._observe = observe
+        self._time_of_day = time_of_day
         self.on_fault = on_fault
 
     def routes(self) -> Routes:
@@ -114,9 +121,10 @@ class AccessLogs:
 
     def take(self, message: bytes) -> None:
         """Observes everything that one message tells. Bytes that are none are counted, and no more."""
+        now_s = self._time_of_day()
         try:
             for exchange in decode(message):
-                for outcome in outcomes(exchange):
+                for outcome in outcomes(exchange, now_s):
                     self._observe(outcome)
         except ProtocolError:
             self.on_fault("unreadable")

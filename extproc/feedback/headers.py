@@ -9,8 +9,8 @@ from extproc.feedback.outcome import Exchange, Outcome, Verdict, judge_answer, p
 from extproc.stream.events import Served
 
 
-def judge_response(served: Served, elapsed_s: float) -> Outcome:
-    """Judges who answered; `elapsed_s` is how long ago its request was sent on."""
+def judge_response(served: Served, elapsed_s: float, now_s: float) -> Outcome:
+    """Judges who answered; `elapsed_s` is how long ago its request was sent on, `now_s` the time of day."""
     response = served.response
     exchange = Exchange(
         served.pool, served.address, response.status, elapsed_s, elapsed_s, retry_after=response.retry_after
@@ -25,5 +25,5 @@ def judge_response(served: Served, elapsed_s: float) -> Outcome:
         response.status,
         elapsed_s,
         elapsed_s,
-        parse_retry_after(response.retry_after) if verdict is Verdict.BUSY else 0.0,
+        parse_retry_after(response.retry_after, now_s) if verdict is Verdict.BUSY else 0.0,
     )

@@ -20,6 +20,7 @@ The rules, and where they come from:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from enum import Enum, StrEnum
 from typing import Final
 
@@ -82,12 +83,15 @@ class Outcome(Struct, frozen=True):
 # The request's doing, not the endpoint's.
 _NOT_HERE: Final = frozenset({501, 505})
 
-# For a date, which we do not read, or nonsense: the shortest that the header can say.
+# For a date that is past, or nonsense: the shortest that the header can say.
 _SHORTEST_S: Final = 1.0
 
 
-def outcomes(exchange: Exchange) -> Iterator[Outcome]:
-    """Judges every endpoint that the exchange tells of; none if it reached none."""
+def outcomes(exchange: Exchange, now_s: float) -> Iterator[Outcome]:
+    """Judges every endpoint that the exchange tells of; none if it reached none.
+
+    `now_s` is the time of day, in seconds since 1970: an endpoint may name a date to come again.
+    """
     for address in _unreached(exchange):
         yield Outcome(exchange.pool, address, Verdict.FAILED, 0, exchange.duration_s)
     if exchange.address:
@@ -100,7 +104,7 @@ def outcomes(exchange: Exchange) -> Iterator[Outcome]:
             exchange.status if began else 0,
             exchange.duration_s,
             exchange.first_byte_s,
-            parse_retry_after(exchange.retry_after) if verdict is Verdict.BUSY else 0.0,
+            parse_retry_after(exchange.retry_after, now_s) if verdict is Verdict.BUSY else 0.0,
         )
 
 
@@ -118,12 +122,17 @@ def _judge_silence(exchange: Exchange) -> Verdict:
     return Verdict.FAILED if exchange.fault is Fault.ENDPOINT else Verdict.UNKNOWN
 
 
-def parse_retry_after(text: str | None) -> float:
-    """Seconds to wait; 0 where nothing was said."""
+def parse_retry_after(text: str | None, now_s: float) -> float:
+    """Seconds to wait, said as such or as a date (RFC 9110 §10.2.3); 0 where nothing was said."""
     if text is None:
         return 0.0
-    digits = text.strip()
-    return float(digits[:9]) if digits.isascii() and digits.isdigit() else _SHORTEST_S
+    said = text.strip()
+    if said.isascii() and said.isdigit():
+        return float(said[:9])
+    try:
+        return max(_SHORTEST_S, parsedate_to_datetime(said).timestamp() - now_s)
+    except (ValueError, OverflowError):
+        return _SHORTEST_S
 
 
 def _unreached(exchange: Exchange) -> Sequence[str]:

@@ -219,7 +219,8 @@ class Skim:
 
     def note(self, stop: Exception) -> None:
         if isinstance(stop, PromptTooComplex):
-            self.fault = stop
+            # Made anew: with its frames it would hold the body until a garbage collection.
+            self.fault = PromptTooComplex(str(stop))
 
     def top(self) -> Iterator[tuple[str, int]]:
         """Yields the name of each of the body's members, and where its value starts.

@@ -168,7 +168,9 @@ class Picker:
             content_type = ask.headers.get("content-type", "")
             return parse(ask.path, content_type, ask.body, is_partial=ask.is_partial), None
         except PromptError as fault:
-            return None, fault
+            # Its frames, and those of what it came from, would hold the body.
+            fault.__context__ = None
+            return None, fault.with_traceback(None)
 
     def _by_model(self, model: str | None, fault: PromptError | None) -> Route:
         if model is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from time import time
 
 from extproc.feedback.cooling import Cooling
 from extproc.feedback.desk import Desk
@@ -63,7 +64,7 @@ class Desks:
         """Takes what a gateway tells of a response's headers."""
         desk = self._desks.get(served.pool)
         if desk is not None and served.response.status:
-            desk.observe_response(judge_response(served, elapsed_s))
+            desk.observe_response(judge_response(served, elapsed_s, time()))
 
     def keep(self, name: str, endpoints: Sequence[Endpoint]) -> None:
         """Forgets what was counted of endpoints that are gone."""

@@ -6,6 +6,7 @@ change of endpoints is one resource either way.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import Final
 
 from extproc.errors import ProtocolError
@@ -27,15 +28,24 @@ class Xds:
     `pools` are the configured names. They are told as clusters from the start; a pool's endpoints are told
     once known, so that an Envoy that outlived us keeps what it has until then. `open_pool` takes the
     requests that nobody could route, `None` has them refused. `on_rejection` hears the type's last name
-    ("Cluster") of each configuration an Envoy refused.
+    ("Cluster") of each configuration an Envoy refused; `clock` is for how often that is logged.
     """
 
     def __init__(
-        self, pools: Iterable[str], *, open_pool: str | None = None, on_rejection: Callable[[str], None]
+        self,
+        pools: Iterable[str],
+        *,
+        open_pool: str | None = None,
+        on_rejection: Callable[[str], None],
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._catalog = Catalog(pools, open_pool)
         self._on_rejection = on_rejection
         self._envoys: set[_Envoy] = set()
+        # One line a second for refusals, however many there are.
+        self._clock = clock
+        self._logged_s = float("-inf")
+        self._silent = 0
 
     def __repr__(self) -> str:
         return f"<Xds streams={self.streams_open} {self._catalog!r}>"
@@ -64,8 +74,15 @@ class Xds:
 
     def reject(self, rejection: Rejection, peer: str) -> None:
         kind = rejection.type_url.rpartition(".")[2]
-        log.error("the Envoy at %s refused a %s: %r", peer, kind, rejection.reason[:_LOGGED_CHARS])
         self._on_rejection(kind)
+        now_s = self._clock()
+        if now_s - self._logged_s < 1:
+            self._silent += 1
+            return
+        more = f"; {self._silent} more since the last such line" if self._silent else ""
+        reason = rejection.reason[:_LOGGED_CHARS]
+        log.error("the Envoy at %s refused a %s: %r%s", peer, kind, reason, more)
+        self._logged_s, self._silent = now_s, 0
 
     def forget(self, envoy: "_Envoy") -> None:
         self._envoys.discard(envoy)

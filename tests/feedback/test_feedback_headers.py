@@ -19,7 +19,7 @@ A, B = Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")
 
 def told(status: int, retry_after: str | None = None, *, is_upstreams: bool = False) -> Outcome:
     response = ResponseHeaders(status=status, retry_after=retry_after, is_upstreams=is_upstreams)
-    return judge_response(Served("llama", A.address, response), 0.3)
+    return judge_response(Served("llama", A.address, response), 0.3, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ from hypothesis import strategies as st
 
 from extproc.feedback.outcome import Exchange, Fault, Outcome, Verdict, class_of, outcomes, parse_retry_after
 
+# 21 October 2026, 07:27:40 GMT.
+NOW_S = 1_792_567_660.0
+
 A, B, C = "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"
 
 
@@ -48,7 +51,7 @@ def silent(status: int, fault: Fault = Fault.NONE, retry_after: str | None = Non
     ],
 )
 def test_an_exchange_is_judged(exchange: Exchange, verdict: Verdict, class_: str) -> None:
-    (outcome,) = outcomes(exchange)
+    (outcome,) = outcomes(exchange, NOW_S)
 
     assert (outcome.verdict, class_of(outcome)) == (verdict, class_)
     assert (outcome.pool, outcome.address, outcome.duration_s) == ("llama", A, 0.5)
@@ -66,11 +69,16 @@ def test_an_exchange_is_judged(exchange: Exchange, verdict: Verdict, class_: str
         ("soon", 1),
         ("", 1),
         ("١٢", 1),  # digits, but not HTTP's
-        ("Wed, 21 Oct 2026 07:28:00 GMT", 1),
+        ("Wed, 21 Oct 2026 07:28:00 GMT", 20),
+        ("Wednesday, 21-Oct-26 07:28:00 GMT", 20),
+        ("Wed Oct 21 07:28:00 2026", 20),
+        ("Wed, 21 Oct 2026 07:27:00 GMT", 1),
+        ("Wed, 99 Oct 2026 07:27:00 GMT", 1),
+        ("Wed, 21 Oct 999999999 07:27:00 GMT", 1),
     ],
 )
 def test_retry_after_is_read(text: str | None, seconds: float) -> None:
-    assert parse_retry_after(text) == seconds
+    assert parse_retry_after(text, NOW_S) == seconds
 
 
 @pytest.mark.parametrize(
@@ -93,14 +101,16 @@ def test_retry_after_is_read(text: str | None, seconds: float) -> None:
 def test_who_failed_before_the_last_try_is_blamed_where_it_is_certain(
     address: str, attempts: int, told: list[str], blamed: list[str]
 ) -> None:
-    found = list(outcomes(Exchange("llama", address, 200, 0.5, 0.1, attempts=attempts, destinations=told)))
+    found = list(
+        outcomes(Exchange("llama", address, 200, 0.5, 0.1, attempts=attempts, destinations=told), NOW_S)
+    )
 
     assert [outcome.address for outcome in found if outcome.verdict is Verdict.FAILED] == blamed
     assert (found[-1].address, found[-1].verdict) == (address, Verdict.ANSWERED)
 
 
 def test_nobody_is_judged_where_no_endpoint_was_reached() -> None:
-    assert list(outcomes(Exchange("llama", "", 503, 0.1))) == []
+    assert list(outcomes(Exchange("llama", "", 503, 0.1), NOW_S)) == []
 
 
 @given(
@@ -118,7 +128,7 @@ def test_nobody_is_judged_where_no_endpoint_was_reached() -> None:
     )
 )
 def test_a_clients_doing_never_blames_the_endpoint_it_was_sent_to(exchange: Exchange) -> None:
-    last = [outcome for outcome in outcomes(exchange) if outcome.address == exchange.address][-1:]
+    last = [outcome for outcome in outcomes(exchange, NOW_S) if outcome.address == exchange.address][-1:]
     blamed: list[Outcome] = [outcome for outcome in last if outcome.verdict is Verdict.FAILED]
     is_answer = exchange.first_byte_s is not None
 

@@ -1,5 +1,6 @@
 """Large bodies: read as small ones are, at a cost that has a bound, whatever they hold."""
 
+import gc
 import json
 import sys
 import tracemalloc
@@ -316,3 +317,18 @@ def test_odd_model_at_the_end_is_read_as_anywhere() -> None:
     body = HOSTILE["small objects"](SIZE).data.replace(b'"model":"m"', rb'"model":"\ud800m"')
 
     assert parse(CHAT, "", body).model == "?m"
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_body_is_gone_when_its_prompt_is(kind: str) -> None:
+    """Without a garbage collection, which would let a dozen bodies of 31 MB pile up."""
+    body = HOSTILE[kind](SIZE)
+    gc.disable()
+    try:
+        before = sys.getrefcount(body.data)
+        ask(body)
+        after = sys.getrefcount(body.data)
+    finally:
+        gc.enable()
+
+    assert before == after
