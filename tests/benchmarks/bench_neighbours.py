@@ -2,7 +2,7 @@
 
 Three processes: the service, a client of 100 requests a second, and one that sends bodies of 31 MiB, three a
 second or twelve at once. Straight at the service over gRPC, and through a real Envoy; beside them what the
-same bodies do to others in an Envoy that asks nobody. `python -m tests.benchmarks.bench_neighbours`.
+same bodies do to others in an Envoy that asks a service that does nothing, or nobody. `python -m tests.benchmarks.bench_neighbours`.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from tests.benchmarks.gateway_arms import ALONE, NATIVE, run_arms
+from tests.benchmarks.gateway_arms import ALONE, IDLE_NATIVE, NATIVE, run_arms
 from tests.benchmarks.neighbours import PER_S
 from tests.benchmarks.report import Row, report
 from tests.hostile import HONEST, HOSTILE
@@ -77,13 +77,18 @@ def beside(directory: Path, name: str, where: tuple[str, int, Process | None], k
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, run_arms(Path(folder), [NATIVE]) as arms:
-        alone, with_service = (next(arm for arm in arms if arm.name == name) for name in (ALONE, NATIVE))
+    with tempfile.TemporaryDirectory() as folder, run_arms(Path(folder), [NATIVE, IDLE_NATIVE]) as arms:
+        by_name = {arm.name: arm for arm in arms}
+        with_service = by_name[NATIVE]
         service = with_service.server
         assert isinstance(service, Service)
         straight = ("grpc", service.port, service)
         rows = beside(Path(folder), "straight", straight, ["text", *HOSTILE])
-        for name, arm in (("through Envoy", with_service), ("Envoy alone", alone)):
+        for name, arm in (
+            ("through Envoy", with_service),
+            (IDLE_NATIVE, by_name[IDLE_NATIVE]),
+            (ALONE, by_name[ALONE]),
+        ):
             port = int(arm.gateway.url.rpartition(":")[2])
             rows += beside(Path(folder), name, ("http", port, arm.server), ["text", "an image", *WORST])
     report("neighbours: normal requests beside hostile ones", rows, reference="straight, alone: p99")
