@@ -2,7 +2,8 @@
 
 Three processes: the service, a client of 100 requests a second, and one that sends bodies of 31 MiB, three a
 second or twelve at once. Straight at the service over gRPC, and through a real Envoy; beside them what the
-same bodies do to others in an Envoy that asks a service that does nothing, or nobody. `python -m tests.benchmarks.bench_neighbours`.
+same bodies do to others in an Envoy that asks a service that does nothing, or nobody.
+`python -m tests.benchmarks.bench_neighbours`.
 """
 
 import subprocess

@@ -438,6 +438,27 @@ def test_so_it_is_where_a_body_is_never_read(events: list[Event], build: Callabl
         tell_all(events, build(), 400_000, hear_on, reads_apart=True)
 
 
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_what_was_read_for_nobody_is_ignored(has_begun: bool) -> None:
+    session = open_session(one_pool(), reads_apart=True)
+    if has_begun:
+        session.on(headers())
+
+    assert session.on(BodyRead(RequestError("nobody asked"))) == []
+
+
+def test_a_refusal_that_reading_brings_is_the_answer() -> None:
+    with every_body_is_long():
+        session = open_session(one_pool(), reads_apart=True)
+        session.on(headers())
+        [reading] = session.on(RequestBody(BODY))
+        [answer] = session.on(BodyRead(RequestError("no")))
+
+    assert isinstance(reading, Reading)
+    assert isinstance(answer, Answer)
+    assert answer.status == 400
+
+
 def tell_all(
     events: list[Event],
     picker: Picker,
