@@ -38,8 +38,8 @@ RESTARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "file": ("file_invalid", "file_unreadable"),
         "dns": ("dns_failure", "dns_no_address", "dns_timeout"),
         "kubernetes": (
-            *("closed", "connection", "credentials", "expired", "forbidden", "garbled", "server_error"),
-            *("stalled", "throttled", "unauthorized"),
+            *("closed", "connection", "credentials", "expired", "forbidden", "garbled", "not_found"),
+            *("server_error", "stalled", "throttled", "unauthorized"),
         ),
     }
 )

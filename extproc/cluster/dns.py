@@ -17,7 +17,6 @@ from extproc.cluster.backoff import Backoff
 from extproc.cluster.reason import describe
 from extproc.cluster.slices import AddressFamily
 from extproc.cluster.source import Sink
-from extproc.cluster.teller import Teller
 from extproc.routing.endpoint import Endpoint, join_address, parse_target
 
 
@@ -54,14 +53,13 @@ class DnsSource:
         return f"<DnsSource {self._host}:{self._port}>"
 
     async def run(self, sink: Sink) -> None:
-        teller = Teller(sink)
         while True:
             try:
                 answer = await self._resolve()
             except (DNSException, OSError) as error:
                 delay_s = self._refuse(error, sink)
             else:
-                delay_s = self._accept(answer, teller)
+                delay_s = self._accept(answer, sink)
             await self._sleep(delay_s)
 
     async def _resolve(self) -> Answer:
@@ -73,10 +71,10 @@ class DnsSource:
         except NoAnswer:
             return await resolver.resolve(self._host, second, search=True)
 
-    def _accept(self, answer: Answer, teller: Teller) -> float:
+    def _accept(self, answer: Answer, sink: Sink) -> float:
         self._backoff.reset()
         addresses = sorted(join_address(record.address, self._port) for record in answer)
-        teller.tell([Endpoint(address, address) for address in addresses])
+        sink.replace([Endpoint(address, address) for address in addresses])
         ttl_s = min(self._most_s, max(self._least_s, answer.chaining_result.minimum_ttl))
         return ttl_s * self._rng.uniform(1.0, 1.2)
 

@@ -11,8 +11,8 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException, load_kube_config
 from kubernetes.aio.config.incluster_config import SERVICE_HOST_ENV_NAME, InClusterConfigLoader
 
+from extproc.cluster.kube_api import WatchLost
 from extproc.cluster.reason import describe, shorten
-from extproc.cluster.slice_api import WatchLost
 
 # What the client's loaders raise; a file that is half written gets the built-in ones out of them.
 _UNUSABLE: Final = (

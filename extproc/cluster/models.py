@@ -5,7 +5,7 @@ A source around another one: what that one tells is told at once, and again when
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -14,10 +14,10 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from extproc.cluster.backoff import Backoff
+from extproc.cluster.debounce import DebouncedSink
 from extproc.cluster.decoding import Unreadable, decode
 from extproc.cluster.reason import describe
 from extproc.cluster.restarting import Restarting
-from extproc.cluster.soon import Soon
 from extproc.cluster.source import Sink, Source
 from extproc.errors import ExtprocError
 from extproc.routing.endpoint import Endpoint
@@ -128,7 +128,7 @@ class _Learner:
     ) -> None:
         self._sink = sink
         self._follow = follow
-        self._settled = Soon(settle_s, self._tell)
+        self._debounced = DebouncedSink(sink, self, settle_s)
         self._endpoints: Sequence[Endpoint] = ()
         self._served: dict[_Key, Served] = {}
         self._tasks: dict[_Key, asyncio.Task[None]] = {}
@@ -141,7 +141,7 @@ class _Learner:
             self._served.pop(key, None)
         for key in keys - self._tasks.keys():
             self._tasks[key] = self._follow(key[1], partial(self._learn, key))
-        self._tell()
+        self._debounced.tell()
 
     def confirm(self) -> None:
         self._sink.confirm()
@@ -153,21 +153,24 @@ class _Learner:
         self._sink.lacks(why, reason)
 
     def close(self) -> None:
-        self._settled.cancel()
+        self._debounced.close()
         for task in self._tasks.values():
             task.cancel()
 
     def _learn(self, key: _Key, served: Served) -> None:
         if served != self._served.get(key):
             self._served[key] = served
-            self._settled.request()
+            self._debounced.changed()
 
-    def _tell(self) -> None:
-        self._settled.cancel()
+    def endpoints(self) -> list[Endpoint]:
         known = ((endpoint, self._served.get(_key(endpoint), Served())) for endpoint in self._endpoints)
-        self._sink.replace(
-            [replace(e, models=served.models, adapters=served.adapters) for e, served in known]
-        )
+        return [replace(e, models=served.models, adapters=served.adapters) for e, served in known]
+
+    def lack(self) -> None:
+        """The inner source tells what it lacks by itself."""
+
+    def remarks(self) -> Mapping[str, str]:
+        return {}
 
 
 async def ask_models(session: ClientSession, slots: asyncio.Semaphore, address: str) -> Served:

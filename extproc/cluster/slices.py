@@ -9,16 +9,11 @@ from typing import Literal
 
 from msgspec import Struct
 
+from extproc.cluster.kube_api import ObjectMeta
 from extproc.errors import AddressError
 from extproc.routing.endpoint import Endpoint, join_address
 
 AddressFamily = Literal["IPv4", "IPv6"]
-
-
-class ObjectMeta(Struct, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    resource_version: str = ""
 
 
 class EndpointConditions(Struct):
@@ -50,15 +45,6 @@ class EndpointSlice(Struct, rename="camel"):
     address_type: str = ""
     endpoints: list[SliceEndpoint] | None = None
     ports: list[EndpointPort] | None = None
-
-
-class ListMeta(Struct, rename="camel"):
-    resource_version: str
-
-
-class EndpointSliceList(Struct):
-    metadata: ListMeta
-    items: list[EndpointSlice] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ class PoolKeeper:
 
     A snapshot is built in a thread, since a ring of a thousand endpoints takes a third of a second,
     and installed on the loop, where picks happen. Lists that come meanwhile replace one another: only
-    the last counts. A new strategy takes over together with the snapshot that was built for it.
-    `on_change` hears of every installed list, `on_strategy` when a new strategy has taken over.
+    the last counts, and one that says what the last one said is a confirmation. A new strategy takes over
+    together with the snapshot that was built for it. `on_change` hears of every installed list,
+    `on_strategy` when a new strategy has taken over.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class PoolKeeper:
         self._on_change = on_change
         self._on_strategy = on_strategy
         self._endpoints: Sequence[Endpoint] = ()
+        # `None` where the next list counts whatever it says: the first, and one after a failure.
+        self._told: Sequence[Endpoint] | None = None
         self._strategy = pool.strategy
         self._changed = asyncio.Event()
         self._confirmed_s: float | None = None
@@ -74,9 +77,11 @@ class PoolKeeper:
         return self._clock() - self._heard_s
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
-        self._endpoints = tuple(endpoints)
         self.confirm()
-        self._changed.set()
+        told = tuple(endpoints)
+        if told != self._told:
+            self._told = self._endpoints = told
+            self._changed.set()
 
     def confirm(self) -> None:
         self._confirmed_s = self._heard_s = self._clock()
@@ -116,6 +121,7 @@ class PoolKeeper:
             try:
                 await self._install()
             except Exception as error:  # noqa: BLE001  # the next list must be heard all the same
+                self._told = None
                 self.restarted("internal", f"a list that cannot be placed: {describe(error)}")
 
     async def _install(self) -> None:

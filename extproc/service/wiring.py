@@ -7,6 +7,7 @@ from extproc.cluster.dns import DnsSource
 from extproc.cluster.file import FileSource
 from extproc.cluster.kubeclient import KubeClients
 from extproc.cluster.kubernetes import KubernetesSource
+from extproc.cluster.listwatch import KubeAccess
 from extproc.cluster.models import ModelsSource
 from extproc.cluster.restarting import Restarting
 from extproc.cluster.source import Source
@@ -67,10 +68,9 @@ def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> So
 def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesSource:
     clients = KubeClients(settings.kubeconfig, settings.context)
     return KubernetesSource(
-        clients.open,
+        KubeAccess(clients.open, rng),
         settings.namespace or clients.own_namespace(),
         settings.service,
         settings.port,
         family=settings.address_family,
-        rng=rng,
     )

@@ -19,14 +19,19 @@ import msgspec
 
 from extproc.cluster.kubeclient import KubeClients
 from extproc.cluster.kubernetes import KubernetesSource
+from extproc.cluster.listwatch import KubeAccess
 from extproc.cluster.slicebook import SliceBook
-from extproc.cluster.slices import EndpointSliceList
+from extproc.cluster.slices import EndpointSlice
 from extproc.routing.endpoint import Endpoint
 from tests.benchmarks.report import Row, report, time_us
 from tests.cluster.api_server import ApiServer, serving, streams, write_kubeconfig
 from tests.cluster.objects import Object, parsed, pod, slice_object
 
 SLICES, PODS, ROUNDS, IDLE_S = 20, 100, 16, 1.0
+
+
+class _Slices(msgspec.Struct):
+    items: list[EndpointSlice]
 
 
 @dataclass
@@ -67,9 +72,8 @@ async def following(
 ) -> AsyncGenerator[tuple[Stopwatch, float]]:
     """Runs a source; yields its sink, and the milliseconds from its start to its first list."""
     sink = Stopwatch()
-    source = KubernetesSource(
-        KubeClients(str(kubeconfig)).open, "default", "vllm", "http", settle_s=settle_s, rng=Random(1)
-    )
+    access = KubeAccess(KubeClients(str(kubeconfig)).open, Random(1))
+    source = KubernetesSource(access, "default", "vllm", "http", settle_s=settle_s)
     start_s = perf_counter()
     task = asyncio.create_task(source.run(sink))
     synced_ms = await sink.ms_until_told(start_s)
@@ -141,8 +145,8 @@ def list_body(server: ApiServer) -> bytes:
 
 
 def parse_rows(body: bytes) -> list[Row]:
-    decode = partial(msgspec.json.decode, body, type=EndpointSliceList)
-    slices, change = decode().items or [], parsed(a_slice(3, first_is_ready=False))
+    decode = partial(msgspec.json.decode, body, type=_Slices)
+    slices, change = decode().items, parsed(a_slice(3, first_is_ready=False))
     book = SliceBook("http")
 
     def read_list() -> None:

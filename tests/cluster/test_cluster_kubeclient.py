@@ -8,9 +8,10 @@ from random import Random
 import pytest
 import trustme
 
+from extproc.cluster.kube_api import WatchLost
 from extproc.cluster.kubeclient import KubeClients
 from extproc.cluster.kubernetes import KubernetesSource
-from extproc.cluster.slice_api import WatchLost
+from extproc.cluster.listwatch import KubeAccess
 from tests.cluster.api_server import ApiServer, serving
 from tests.cluster.harness import RecordingSink, running
 from tests.cluster.objects import pod, slice_object
@@ -47,7 +48,8 @@ def source_of(clients: KubeClients) -> KubernetesSource:
     async def nap(_: float) -> None:
         await asyncio.sleep(0.005)
 
-    return KubernetesSource(clients.open, "default", "vllm", "http", rng=Random(7), sleep=nap)
+    access = KubeAccess(clients.open, Random(7), sleep=nap)
+    return KubernetesSource(access, "default", "vllm", "http")
 
 
 async def test_a_pod_uses_its_service_account(

@@ -1,7 +1,7 @@
 """What a keeper tells of its pool, and when."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 import pytest
@@ -10,7 +10,7 @@ from extproc.cluster.source import Sink
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pool
 from extproc.routing.ring import Ring
-from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.base import Outside, Placement
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.service.keeper import PoolKeeper
 from extproc.service.outages import Outages
@@ -68,6 +68,69 @@ async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture
         "pool llama has no endpoints to tell (no_service): Service default/vllm has no EndpointSlice",
         "pool llama: no word for 0 s (file_invalid, try 1), what is known stays: endpoints.yaml: not YAML",
     ]
+
+
+async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> None:
+    """Sources tell what they hear; who is told of a change must be able to believe that there is one."""
+    told: list[Sequence[Endpoint]] = []
+    now_s = 0.0
+    pool = Pool("llama", PrefixHash(Outside(Random(1), lambda: 0.0)))
+    keeper = PoolKeeper(
+        pool,
+        Metrics(),
+        Outages(lambda: 0.0),
+        clock=lambda: now_s,
+        on_change=lambda _, endpoints: told.append(endpoints),
+    )
+    task = asyncio.create_task(keeper.run(Quiet()))
+    one, two = Endpoint("default/a", "10.0.0.1:80"), Endpoint("default/b", "10.0.0.2:80")
+    try:
+        keeper.replace([one])
+        await until(lambda: told)
+        now_s = 60.0
+        keeper.lacks("no_service", "for a moment")
+        keeper.replace([one])
+        confirmed = (keeper.age_s, keeper.fault)
+        await asyncio.sleep(0.1)
+        keeper.replace([one, two])
+        await until(lambda: len(told) > 1)
+    finally:
+        task.cancel()
+
+    assert confirmed == (0.0, None)
+    assert told == [(one,), (one, two)]
+
+
+async def test_a_list_that_could_not_be_placed_is_tried_when_it_is_told_again() -> None:
+    told: list[Sequence[Endpoint]] = []
+
+    class Reluctant(PrefixHash):
+        refusals = 1
+
+        def place(self, ready: Mapping[str, Endpoint], before: Placement) -> Ring:
+            if ready and self.refusals:
+                self.refusals -= 1
+                raise ValueError
+            return super().place(ready, before)
+
+    pool = Pool("llama", Reluctant(Outside(Random(1), lambda: 0.0)))
+    keeper = PoolKeeper(
+        pool,
+        Metrics(),
+        Outages(lambda: 0.0),
+        clock=lambda: 0.0,
+        on_change=lambda _, endpoints: told.append(endpoints),
+    )
+    task = asyncio.create_task(keeper.run(Quiet()))
+    try:
+        keeper.replace([Endpoint("default/a", "10.0.0.1:80")])
+        await until(lambda: keeper.fault)
+        keeper.replace([Endpoint("default/a", "10.0.0.1:80")])
+        await until(lambda: told)
+    finally:
+        task.cancel()
+
+    assert pool.snapshot.names == ("default/a",)
 
 
 async def test_a_strategy_that_changes_while_a_snapshot_is_built_is_the_one_that_stays() -> None:
