@@ -11,22 +11,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from extproc.documents import Document, describe, parse_document, read_document
-from extproc.errors import AddressError, SettingsError
-from extproc.routing.endpoint import parse_address, parse_target
+from extproc.endpoint_settings import EndpointsSettings
+from extproc.errors import SettingsError
 from extproc.routing.prefix import parse_key
 from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
+from extproc.sections import HeaderName, Listen, Name, Section
 
 ENVIRONMENT_PREFIX: Final = "EXTPROC_"
 
@@ -34,16 +27,6 @@ ENVIRONMENT_PREFIX: Final = "EXTPROC_"
 _SERVICE_LINK: Final = re.compile(
     r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?$"
 )
-
-# Names become metric labels, header values and cluster names of Envoy: nothing that needs escaping.
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")]
-Listen = Annotated[str, StringConstraints(pattern=r"^(unix:/\S+|\[?[^\s/\]]*\]?:\d{1,5})$")]
-HeaderName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
-HostPort = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+:\d{1,5}$")]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 class TlsSettings(Section):
@@ -97,7 +80,7 @@ class ServerSettings(Section):
     """Serve clusters and endpoints to Envoy over xDS (ADS), on the same port."""
     tls: TlsSettings | None = None
     """Certificates for the gRPC listener; omitted, it speaks plain text."""
-    pass_headers: list[HeaderName] = []
+    pass_headers: list[HeaderName] = Field(default=[])
     """Headers of clients that go on to the endpoint although they are orders to a picker, as all that begin
     with `x-gateway-inference-`, `x-gateway-model-`, `x-gateway-destination-`, `x-llm-d-` or `x-extproc-`."""
     unseen_s: float = Field(default=10, ge=0)
@@ -119,59 +102,6 @@ class ServerSettings(Section):
         if not listen.startswith("unix:") and int(port) >= 65536:
             raise ValueError(f"{port} is not a port")
         return listen
-
-
-class KubernetesSettings(Section):
-    """The EndpointSlices of a Service."""
-
-    namespace: Name | None = None
-    """Omitted: the Pod's own, so that a manifest says it once; outside a cluster `default`."""
-    service: Name
-    port: Name | int
-    """The port's name or number in the EndpointSlices (the container's port, not the Service's)."""
-    kubeconfig: str | None = None
-    """Path of a kubeconfig file; omitted: the Pod's service account, else ~/.kube/config."""
-    context: Name | None = None
-    """Context of the kubeconfig; omitted: its current one."""
-    address_family: Literal["IPv4", "IPv6"] = "IPv4"
-    """Which address of a dual-stack pod is used; the other serves where this one is missing."""
-
-
-class EndpointsSettings(Section):
-    """Where a pool's endpoints are known from: exactly one of these."""
-
-    static: list[str] | None = None
-    """`ip:port` each; an IPv6 address in brackets."""
-    file: str | None = None
-    """A YAML file with a list of {name, address, port}, watched. Relative to the configuration file."""
-    dns: HostPort | None = None
-    """`name:port`: every address the name resolves to, as of a headless Service."""
-    kubernetes: KubernetesSettings | None = None
-    """The EndpointSlices of a Service, watched."""
-
-    @field_validator("static")
-    @classmethod
-    def _are_addresses(cls, static: list[str] | None) -> list[str] | None:
-        try:
-            addresses = [parse_address(text) for text in static or []]
-        except AddressError as error:
-            raise ValueError(str(error)) from None
-        if len(set(addresses)) < len(addresses):
-            raise ValueError("an address is given twice")
-        return static and addresses
-
-    @field_validator("dns")
-    @classmethod
-    def _is_target(cls, dns: str | None) -> str | None:
-        if dns is not None:
-            parse_target(dns)
-        return dns
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if len(self.model_fields_set) != 1:
-            raise ValueError("give exactly one of static, file, dns, kubernetes")
-        return self
 
 
 class _StrategySection(Section):
@@ -255,7 +185,7 @@ class PoolSettings(Section):
     name: Name
     models: list[str] | None = None
     """Names a request may ask for, `*` stands for anything; omitted: any."""
-    adapters: list[str] = []
+    adapters: list[str] = Field(default=[])
     """LoRA names that every endpoint serves; those of single endpoints are learnt (`learn_models`)."""
     endpoints: EndpointsSettings
     strategy: StrategySettings = PrefixHashSettings()
@@ -276,11 +206,11 @@ class PoolSettings(Section):
     while; null: never. Needs an access log or response headers from the gateway."""
     probe: ProbeSettings | Literal[False] | None = None
     """Ask the endpoints for their health; false: never. Omitted: for lists that say nothing of it (static,
-    file, dns), not for Kubernetes."""
+    file, dns), not for Kubernetes and InferencePools."""
     stale_after_s: float | None = Field(default=None, gt=0)
     """Age of the endpoint list, seconds, beyond which the pool does not count as ready; omitted: only where
     its source has said nothing at all for 300 s. The service is ready while one pool is. Take more than a
-    source needs to say that its list holds: 5 s static and file, 30 s DNS, 100 s Kubernetes."""
+    source needs to say that its list holds: 5 s static and file, 30 s DNS, 100 s the others."""
 
     @field_validator("models")
     @classmethod

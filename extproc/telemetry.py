@@ -31,16 +31,18 @@ RELOADS: Final = ("applied", "refused")
 STREAM_FAULTS: Final = ("protocol", "internal")
 LOG_FAULTS: Final = ("unreadable", "too_large")
 XDS_TYPES: Final = ("Cluster", "ClusterLoadAssignment")
+_WATCHES: Final = (
+    *("closed", "connection", "credentials", "expired", "forbidden", "garbled", "not_found"),
+    *("server_error", "stalled", "throttled", "unauthorized"),
+)
 # By kind of source.
 RESTARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "static": (),
         "file": ("file_invalid", "file_unreadable"),
         "dns": ("dns_failure", "dns_no_address", "dns_timeout"),
-        "kubernetes": (
-            *("closed", "connection", "credentials", "expired", "forbidden", "garbled", "not_found"),
-            *("server_error", "stalled", "throttled", "unauthorized"),
-        ),
+        "kubernetes": _WATCHES,
+        "inference_pool": _WATCHES,
     }
 )
 # What a pool answers itself, and what is answered before there is a pool.

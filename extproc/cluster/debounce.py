@@ -21,8 +21,8 @@ class Lack(NamedTuple):
 class Knowledge(Protocol):
     """What a source has heard so far, added up."""
 
-    def endpoints(self) -> Sequence[Endpoint]:
-        """Returns the whole list as it is now."""
+    def endpoints(self) -> Sequence[Endpoint] | None:
+        """Returns the whole list as it is now, `None` while it is not known."""
         ...
 
     def lack(self) -> Lack | None:
@@ -65,8 +65,10 @@ class DebouncedSink:
     def tell(self) -> None:
         self.close()
         lack = self._knowledge.lack()
+        endpoints = () if lack else self._knowledge.endpoints()
+        if endpoints is None:
+            return
         if lack is None or self._has_endpoints:
-            endpoints = self._knowledge.endpoints()
             self._has_told, self._has_endpoints = True, bool(endpoints)
             self._sink.replace(endpoints)
         if lack:

@@ -14,7 +14,7 @@ from extproc.routing.endpoint import Endpoint
 class KubernetesSource:
     """Tells the endpoints of one Service as its EndpointSlices change.
 
-    `port` is the name or the number of a port in the slices (the container's port). Changes are told
+    `ports` are names or numbers of ports in the slices (the container's ports). Changes are told
     `settle_s` after the first of them, since pods move from one slice to another.
     """
 
@@ -23,13 +23,13 @@ class KubernetesSource:
         access: KubeAccess,
         namespace: str,
         service: str,
-        port: int | str,
+        ports: tuple[int | str, ...],
         *,
         family: AddressFamily = "IPv4",
         settle_s: float = 0.1,
     ) -> None:
         self._service = f"{namespace}/{service}"
-        self._book = SliceBook(port, family=family)
+        self._book = SliceBook(ports, family=family)
         self._settle_s = settle_s
         selector = f"kubernetes.io/service-name={service}"
         slices = Resource("discovery.k8s.io/v1", namespace, "endpointslices", EndpointSlice, selector)

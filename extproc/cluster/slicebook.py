@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from extproc.cluster.identity import keep_distinct
 from extproc.cluster.slices import AddressFamily, EndpointSlice, Reading, read_slice
 from extproc.routing.endpoint import Endpoint
 
@@ -10,12 +11,12 @@ class SliceBook:
     """Holds the last reading of every slice; what it lists depends on the final state alone.
 
     Slices change one at a time, so an endpoint can stand in two of them for a moment, or in one per
-    address family for good. `endpoints` has each pod once and each address once: of several entries
-    the preferred family's stays, then a ready one, as kube-proxy does it.
+    address family for good. `endpoints` has each port of a pod once and each address once: of several
+    entries the preferred family's stays, then a ready one, as kube-proxy does it.
     """
 
-    def __init__(self, port: int | str, *, family: AddressFamily = "IPv4") -> None:
-        self._port = port
+    def __init__(self, ports: tuple[int | str, ...], *, family: AddressFamily = "IPv4") -> None:
+        self._ports = ports
         self._family = family
         self._readings: dict[str, Reading] = {}
 
@@ -24,11 +25,11 @@ class SliceBook:
 
     def replace(self, slices: Iterable[EndpointSlice]) -> None:
         """Takes a fresh list: a slice that is not in it is gone."""
-        self._readings = {slice_.metadata.name: read_slice(slice_, self._port) for slice_ in slices}
+        self._readings = {slice_.metadata.name: read_slice(slice_, self._ports) for slice_ in slices}
 
     def put(self, slice_: EndpointSlice) -> None:
         """Takes a slice that was added or modified, known or not."""
-        self._readings[slice_.metadata.name] = read_slice(slice_, self._port)
+        self._readings[slice_.metadata.name] = read_slice(slice_, self._ports)
 
     def delete(self, slice_: EndpointSlice) -> None:
         """Forgets a deleted slice, known or not."""
@@ -57,13 +58,7 @@ class SliceBook:
         entries = [
             (reading.family, entry) for reading in self._readings.values() for entry in reading.endpoints
         ]
-        kept: dict[str, Endpoint] = {}
-        addresses: set[str] = set()
-        for _, endpoint in sorted(entries, key=self._rank):
-            if endpoint.name not in kept and endpoint.address not in addresses:
-                kept[endpoint.name] = endpoint
-                addresses.add(endpoint.address)
-        return [kept[name] for name in sorted(kept)]
+        return keep_distinct(endpoint for _, endpoint in sorted(entries, key=self._rank))
 
     def _rank(self, entry: tuple[str, Endpoint]) -> tuple[bool, bool, str, str, str]:
         family, endpoint = entry

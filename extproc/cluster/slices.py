@@ -4,11 +4,13 @@ Only what we read is declared; everything else in the JSON is skipped. Fields fo
 `discovery.k8s.io/v1` (Kubernetes 1.37).
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import Struct
 
+from extproc.cluster.identity import name_endpoint
 from extproc.cluster.kube_api import ObjectMeta
 from extproc.errors import AddressError
 from extproc.routing.endpoint import Endpoint, join_address
@@ -60,31 +62,29 @@ class Reading:
     lacks_port: bool = False
 
 
-def read_slice(slice_: EndpointSlice, port: int | str) -> Reading:
-    """Reads the endpoints of one slice at the port of that name or number."""
+def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> Reading:
+    """Reads the endpoints of one slice at each of the ports of these names or numbers."""
     family = slice_.address_type
     if family not in ("IPv4", "IPv6"):
         return Reading(family, fault=f"has addresses of type {family!r}")
-    number = find_port(slice_.ports or [], port)
-    if number is None:
-        return _read_other_port(slice_, port)
-    endpoints, fault = [], None
-    for entry in slice_.endpoints or ():
-        try:
-            endpoint = _read_endpoint(entry, slice_.metadata.namespace, number)
-        except AddressError as error:
-            fault = str(error)
-        else:
-            endpoints += [endpoint] if endpoint else []
-    return Reading(family, tuple(endpoints), fault)
-
-
-def _read_other_port(slice_: EndpointSlice, port: int | str) -> Reading:
     if not slice_.endpoints:
         # A Service without pods keeps one slice, empty, that names no ports.
-        return Reading(slice_.address_type)
-    fault = f"has no TCP port {port!r}, only {_describe(slice_.ports or [])}"
-    return Reading(slice_.address_type, fault=fault, lacks_port=True)
+        return Reading(family)
+    found = {port: find_port(slice_.ports or [], port) for port in ports}
+    numbers = list(dict.fromkeys(number for number in found.values() if number is not None))
+    lacking = [port for port, number in found.items() if number is None]
+    fault = _describe_lack(lacking, slice_.ports or []) if lacking else None
+    endpoints: list[Endpoint] = []
+    for entry in slice_.endpoints:
+        try:
+            endpoints += _read_endpoint(entry, slice_.metadata.namespace, numbers, is_alone=len(ports) == 1)
+        except AddressError as error:
+            fault = str(error)
+    return Reading(family, tuple(endpoints), fault, lacks_port=not numbers)
+
+
+def _describe_lack(lacking: Sequence[int | str], ports: list[EndpointPort]) -> str:
+    return f"has no TCP port {', '.join(map(repr, lacking))}, only {_describe(ports)}"
 
 
 def is_ready(conditions: EndpointConditions) -> bool | None:
@@ -113,15 +113,19 @@ def find_port(ports: list[EndpointPort], port: int | str) -> int | None:
     return None
 
 
-def _read_endpoint(endpoint: SliceEndpoint, namespace: str, port: int) -> Endpoint | None:
+def _read_endpoint(
+    endpoint: SliceEndpoint, namespace: str, ports: Sequence[int], *, is_alone: bool
+) -> Iterator[Endpoint]:
     ready = is_ready(endpoint.conditions or EndpointConditions())
     if ready is None or not endpoint.addresses:
-        return None
-    # Further addresses have no defined meaning; kube-proxy does not look at them (API reference).
-    address = join_address(endpoint.addresses[0], port)
+        return
     target = endpoint.target_ref
-    name = f"{target.namespace or namespace}/{target.name}" if target and target.name else address
-    return Endpoint(name=name, address=address, is_ready=ready, zone=endpoint.zone)
+    for port in ports:
+        # Further addresses have no defined meaning; kube-proxy does not look at them (API reference).
+        name = address = join_address(endpoint.addresses[0], port)
+        if target and target.name:
+            name = name_endpoint(target.namespace or namespace, target.name, port, is_alone=is_alone)
+        yield Endpoint(name=name, address=address, is_ready=ready, zone=endpoint.zone)
 
 
 def _describe(ports: list[EndpointPort]) -> str:

@@ -5,6 +5,7 @@ from random import Random
 
 from extproc.cluster.dns import DnsSource
 from extproc.cluster.file import FileSource
+from extproc.cluster.inference_pool_source import InferencePoolSource, PoolName
 from extproc.cluster.kubeclient import KubeClients
 from extproc.cluster.kubernetes import KubernetesSource
 from extproc.cluster.listwatch import KubeAccess
@@ -12,6 +13,7 @@ from extproc.cluster.models import ModelsSource
 from extproc.cluster.restarting import Restarting
 from extproc.cluster.source import Source
 from extproc.cluster.static import StaticSource
+from extproc.endpoint_settings import EndpointsSettings, InferencePoolSettings, KubernetesSettings
 from extproc.feedback.cooling import Rules
 from extproc.feedback.probes import ProbePlan
 from extproc.routing.endpoint import Endpoint
@@ -19,7 +21,7 @@ from extproc.routing.picker import Route
 from extproc.routing.pool import Gate, Pool
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
-from extproc.settings import EndpointsSettings, KubernetesSettings, PoolSettings, ProbeSettings
+from extproc.settings import PoolSettings, ProbeSettings
 
 
 def build_pool(settings: PoolSettings, outside: Outside, gate: Gate | None = None) -> Pool:
@@ -40,7 +42,7 @@ def build_rules(settings: PoolSettings) -> Rules:
 def build_probe(settings: PoolSettings) -> ProbePlan | None:
     """`None`: the endpoints are not asked, since Kubernetes does it, or the operator does not want it."""
     probe = settings.probe
-    if probe is None and settings.endpoints.kubernetes is None:
+    if probe is None and not settings.endpoints.tells_health:
         probe = ProbeSettings()
     return ProbePlan(probe.path, probe.interval_s, probe.timeout_s) if probe else None
 
@@ -58,6 +60,8 @@ def build_source(settings: PoolSettings, base: Path, rng: Random) -> Source:
 def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> Source:
     if settings.kubernetes is not None:
         return _kubernetes_source(settings.kubernetes, rng)
+    if settings.inference_pool is not None:
+        return _inference_pool_source(settings.inference_pool, rng)
     if settings.dns is not None:
         return DnsSource(settings.dns, rng=rng)
     if settings.file is not None:
@@ -71,6 +75,13 @@ def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesS
         KubeAccess(clients.open, rng),
         settings.namespace or clients.own_namespace(),
         settings.service,
-        settings.port,
+        settings.ports,
         family=settings.address_family,
     )
+
+
+def _inference_pool_source(settings: InferencePoolSettings, rng: Random) -> InferencePoolSource:
+    clients = KubeClients(settings.kubeconfig, settings.context)
+    namespace = settings.namespace or clients.own_namespace()
+    pool = PoolName(namespace, settings.name, settings.address_family)
+    return InferencePoolSource(KubeAccess(clients.open, rng), pool)

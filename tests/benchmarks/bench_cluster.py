@@ -73,7 +73,7 @@ async def following(
     """Runs a source; yields its sink, and the milliseconds from its start to its first list."""
     sink = Stopwatch()
     access = KubeAccess(KubeClients(str(kubeconfig)).open, Random(1))
-    source = KubernetesSource(access, "default", "vllm", "http", settle_s=settle_s)
+    source = KubernetesSource(access, "default", "vllm", ("http",), settle_s=settle_s)
     start_s = perf_counter()
     task = asyncio.create_task(source.run(sink))
     synced_ms = await sink.ms_until_told(start_s)
@@ -147,7 +147,7 @@ def list_body(server: ApiServer) -> bytes:
 def parse_rows(body: bytes) -> list[Row]:
     decode = partial(msgspec.json.decode, body, type=_Slices)
     slices, change = decode().items, parsed(a_slice(3, first_is_ready=False))
-    book = SliceBook("http")
+    book = SliceBook(("http",))
 
     def read_list() -> None:
         book.replace(slices)

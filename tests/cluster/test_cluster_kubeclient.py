@@ -49,7 +49,7 @@ def source_of(clients: KubeClients) -> KubernetesSource:
         await asyncio.sleep(0.005)
 
     access = KubeAccess(clients.open, Random(7), sleep=nap)
-    return KubernetesSource(access, "default", "vllm", "http")
+    return KubernetesSource(access, "default", "vllm", ("http",))
 
 
 async def test_a_pod_uses_its_service_account(
@@ -85,7 +85,7 @@ async def test_a_server_of_another_authority_is_not_talked_to(
         await sink.until(lambda told: len(told.restarts) >= 2)
 
     assert set(sink.restarts) == {"connection"}
-    assert server.queries == []
+    assert server.lists == server.watches == []
 
 
 async def test_an_empty_token_is_no_credential(server: ApiServer, service_account: Path) -> None:

@@ -72,7 +72,7 @@ def build(server: ApiServer, token: Path, tmp_path: Path, delays: list[float]) -
             patience=patience,
             **arguments,  # type: ignore[arg-type]  # options of the test
         )
-        return KubernetesSource(access, "default", "vllm", "http", settle_s=settle_s)
+        return KubernetesSource(access, "default", "vllm", ("http",), settle_s=settle_s)
 
     return build
 

@@ -9,7 +9,7 @@ OLD, NEW = "10.0.0.1", "10.0.0.2"
 
 
 def book_of(*slices: Object, family: AddressFamily = "IPv4") -> SliceBook:
-    book = SliceBook("http", family=family)
+    book = SliceBook(("http",), family=family)
     book.replace(map(parsed, slices))
     return book
 
@@ -141,7 +141,7 @@ events = st.lists(st.tuples(st.sampled_from(["ADDED", "MODIFIED", "DELETED"]), s
 @settings(deadline=None)
 @given(events)
 def test_any_sequence_of_events_gives_the_same_pool_as_a_fresh_list(script: list[tuple[str, Object]]) -> None:
-    followed = SliceBook("http")
+    followed = SliceBook(("http",))
     final: dict[str, Object] = {}
     for kind, slice_ in script:
         name = slice_["metadata"]["name"]

@@ -11,7 +11,7 @@ READY, DRAINING, LEFT_OUT = True, False, None
 def test_ready_pod_becomes_an_endpoint_named_by_namespace_and_pod() -> None:
     slice_ = parsed(slice_object("vllm-1", pod("vllm-0", "10.0.0.1", zone="eu-1a", ready=True)))
 
-    assert read_slice(slice_, "http").endpoints == (
+    assert read_slice(slice_, ("http",)).endpoints == (
         Endpoint("default/vllm-0", "10.0.0.1:8000", is_ready=True, zone="eu-1a"),
     )
 
@@ -19,19 +19,19 @@ def test_ready_pod_becomes_an_endpoint_named_by_namespace_and_pod() -> None:
 def test_endpoint_without_a_pod_is_named_by_its_address() -> None:
     slice_ = parsed(slice_object("vllm-1", pod(None, "10.0.0.1")))
 
-    assert [endpoint.name for endpoint in read_slice(slice_, "http").endpoints] == ["10.0.0.1:8000"]
+    assert [endpoint.name for endpoint in read_slice(slice_, ("http",)).endpoints] == ["10.0.0.1:8000"]
 
 
 def test_ipv6_address_is_bracketed_and_canonical() -> None:
     slice_ = parsed(slice_object("vllm-1", pod("vllm-0", "fd00:0:0::1"), family="IPv6"))
 
-    assert [endpoint.address for endpoint in read_slice(slice_, "http").endpoints] == ["[fd00::1]:8000"]
+    assert [endpoint.address for endpoint in read_slice(slice_, ("http",)).endpoints] == ["[fd00::1]:8000"]
 
 
 def test_only_the_first_address_of_an_endpoint_counts() -> None:
     slice_ = parsed(slice_object("vllm-1", pod("vllm-0", "10.0.0.1", "10.0.0.9")))
 
-    assert [endpoint.address for endpoint in read_slice(slice_, "http").endpoints] == ["10.0.0.1:8000"]
+    assert [endpoint.address for endpoint in read_slice(slice_, ("http",)).endpoints] == ["10.0.0.1:8000"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_missing_conditions_mean_ready_and_draining_pods_are_listed() -> None:
     dead = pod("dead", "10.0.0.3", ready=False, serving=False)
     slice_ = parsed(slice_object("vllm-1", bare, dying, dead))
 
-    assert [(e.name, e.is_ready) for e in read_slice(slice_, "http").endpoints] == [
+    assert [(e.name, e.is_ready) for e in read_slice(slice_, ("http",)).endpoints] == [
         ("10.0.0.1:8000", True),
         ("default/dying", False),
     ]
@@ -93,7 +93,7 @@ def test_port_is_found_by_name_or_number(
 def test_each_slice_has_its_own_number_for_a_named_port() -> None:
     other = parsed(slice_object("vllm-2", pod("b", "10.0.0.2"), ports=[{"name": "http", "port": 9000}]))
 
-    assert [endpoint.address for endpoint in read_slice(other, "http").endpoints] == ["10.0.0.2:9000"]
+    assert [endpoint.address for endpoint in read_slice(other, ("http",)).endpoints] == ["10.0.0.2:9000"]
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_each_slice_has_its_own_number_for_a_named_port() -> None:
     ],
 )
 def test_a_slice_of_no_use_says_why(slice_: Object, fault: str) -> None:
-    reading = read_slice(parsed(slice_), "http")
+    reading = read_slice(parsed(slice_), ("http",))
 
     assert reading.endpoints == ()
     assert fault in str(reading.fault)
 
 
 def test_one_bad_address_costs_that_endpoint_alone() -> None:
-    reading = read_slice(parsed(slice_object("vllm-1", pod("a", "10.0.0"), pod("b", "10.0.0.2"))), "http")
+    reading = read_slice(parsed(slice_object("vllm-1", pod("a", "10.0.0"), pod("b", "10.0.0.2"))), ("http",))
 
     assert [endpoint.name for endpoint in reading.endpoints] == ["default/b"]
     assert reading.fault == "'10.0.0' is not an IP address"
@@ -122,4 +122,4 @@ def test_one_bad_address_costs_that_endpoint_alone() -> None:
 def test_null_lists_are_empty(field: str) -> None:
     slice_ = parsed(slice_object("vllm-1") | {field: None})
 
-    assert read_slice(slice_, 8000).endpoints == ()
+    assert read_slice(slice_, (8000,)).endpoints == ()

@@ -9,9 +9,9 @@ import yaml
 
 from extproc.errors import SettingsError
 from extproc.routing.strategies.factory import STRATEGIES
+from extproc.sections import Section
 from extproc.settings import (
     PrefixHashSettings,
-    Section,
     Settings,
     StrategySettings,
     TlsSettings,
