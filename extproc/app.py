@@ -7,10 +7,11 @@ import signal
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from aiohttp import web
 
@@ -42,17 +43,36 @@ log = logging.getLogger(__name__)
 _POLL_S: Final = 5.0
 
 
-class Application:
-    """The running service. `content` is the file at `path` as `settings` were read from it."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the service starts from: settings, and the file at `path` with the content they were read from.
 
-    def __init__(self, settings: Settings, path: Path, content: bytes) -> None:
+    Without a `path` they came from flags, and nothing is watched.
+    """
+
+    settings: Settings
+    path: Path | None = None
+    content: bytes = b""
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """Raises `SettingsError`."""
+        content = read_file(path)
+        return cls(parse_settings(content, read_environment(), str(path)), path, content)
+
+
+class Application:
+    """The running service."""
+
+    def __init__(self, start: Start) -> None:
+        settings = start.settings
         self.metrics = Metrics()
         self.is_draining = False
         self.budget = Budget(settings.server.budget)
         self.xds = _build_xds(settings, self.metrics)
         self.pools = Pools(
             self.metrics,
-            base=path.parent,
+            base=start.path.parent if start.path else Path(),
             rng=Random(),  # noqa: S311  # chances, not secrets
             clock=monotonic,
             publish=self.xds.publish if self.xds else lambda *_: None,
@@ -75,8 +95,8 @@ class Application:
         )
         self.health = Health(lambda: not self.faults())
         self._settings = settings
-        self._path = path
-        self._content = content
+        self._path = start.path
+        self._content = start.content
         self.metrics.watch(self._sources)
         self.metrics.registry.register(PoolCollector(self.pools.ages, self.pools.known_faults))
         self.metrics.registry.register(FeedbackCollector(lambda: self.pools.desks))
@@ -105,17 +125,19 @@ class Application:
 
     async def watch_settings(self) -> None:
         """Applies the settings file whenever it changes; a bad one is refused and the old one stays."""
+        if self._path is None:
+            return
         async with aclosing(wakeups(self._path.parent, poll_s=_POLL_S)) as ticks:
             async for _ in ticks:
                 # Compared with what was loaded: a change before the first tick counts too.
                 content = await asyncio.to_thread(_read, self._path)
-                if content not in {None, self._content}:
+                if content is not None and content != self._content:
                     self._content = content
-                    await self._reload(content)
+                    await self._reload(content, str(self._path))
 
-    async def _reload(self, content: bytes) -> None:
+    async def _reload(self, content: bytes, where: str) -> None:
         try:
-            settings = await asyncio.to_thread(parse_settings, content, read_environment(), str(self._path))
+            settings = await asyncio.to_thread(parse_settings, content, read_environment(), where)
             if self.xds:
                 # Before there is a second pool, or else its first prompts could go to the other.
                 self.xds.open(settings.open_pool)
@@ -135,17 +157,16 @@ class Application:
         log.info("the changed configuration is applied")
 
 
-async def serve(path: Path) -> int:
-    """Runs the service of the configuration file at `path` until a signal ends it.
+async def serve(start: Start) -> int:
+    """Runs the service until a signal ends it.
 
     Returns the exit status: 0 if every request in flight at the first signal was served to its end, 1 if
     some were cut. Raises `SettingsError` where it cannot start.
     """
-    content = read_file(path)
-    settings = parse_settings(content, read_environment(), str(path))
+    settings = start.settings
     signals = _catch_signals()
     prepare_for_long_bodies()
-    app = Application(settings, path, content)
+    app = Application(start)
     shares = share(raise_limit())
     async with AsyncExitStack() as stack:
         stack.push_async_callback(app.pools.stop)

@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import logging
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from extproc import __version__
 from extproc.errors import ExtprocError
+from extproc.flags import Flags, given_without_effect, picker_flags
+
+log = logging.getLogger(__name__)
 
 # Command groups of other rooms: each module has a group of that name.
 _ROOMS: Final = {"simulate": "extproc.vllm.commands", "bench": "extproc.bench.commands"}
@@ -20,6 +24,12 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 class _Lazy(click.Group):
     """Loads the simulator and the benchmark only when one of them is asked for."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Upstream's picker has no commands: its charts give our image flags alone.
+        if args and args[0].startswith("-") and args[0] not in {"--help", "--version"}:
+            args = ["serve", *args]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_ROOMS])
@@ -39,18 +49,34 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--config", required=True, type=_FILE, help="The configuration file; it is watched.")
-def serve(config: Path) -> None:
-    """Run the ext_proc service until SIGTERM or SIGINT; a second signal forces the end."""
+@click.option("--config", type=_FILE, help="The configuration file; it is watched.")
+@picker_flags
+@click.pass_context
+def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
+    """Run the ext_proc service until SIGTERM or SIGINT; a second signal forces the end.
+
+    What it serves is in a configuration file, or it is one InferencePool and --pool-name names it. The
+    flags but --config are those of upstream's endpoint picker.
+    """
     import uvloop  # noqa: PLC0415
 
+    from extproc.app import Start  # noqa: PLC0415
     from extproc.app import serve as run  # noqa: PLC0415
-    from extproc.settings import load_settings, read_environment  # noqa: PLC0415
+    from extproc.settings import parse_settings, read_environment  # noqa: PLC0415
     from extproc.telemetry import configure_logging  # noqa: PLC0415
 
-    configure_logging(load_settings(config, read_environment()).server.log_level, sys.stderr)
+    if (config is None) == (flags["pool_name"] is None):
+        raise click.UsageError("give either --config or --pool-name")
+    if config is not None:
+        start = Start.of_file(config)
+    else:
+        start = Start(parse_settings(Flags(**flags).document(), read_environment(), "flags"))
+    configure_logging(start.settings.server.log_level, sys.stderr)
+    ignored = given_without_effect(context)
+    if ignored:
+        log.info("flags that have no effect here: %s", ", ".join(ignored))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(run(config)))
+        sys.exit(runner.run(run(start)))
 
 
 @cli.command()

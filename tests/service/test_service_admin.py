@@ -16,11 +16,10 @@ import yaml
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from extproc.app import Application, _admin
+from extproc.app import Application, Start, _admin
 from extproc.routing.picker import Ask, Found, Picker
 from extproc.service.descriptors import Shares, raise_limit, share
 from extproc.service.door import Door
-from extproc.settings import load_settings
 from tests.integration.mesh import until
 from tests.integration.ports import free_ports
 from tests.integration.service import pool
@@ -41,7 +40,7 @@ async def serving(directory: Path, door: Door) -> AsyncGenerator[Served]:
     path = directory / "extproc.yaml"
     path.write_text(yaml.safe_dump({"pools": [pool(["127.0.0.1:8001", "127.0.0.1:8002"])]}))
     [port] = free_ports(1)
-    app = Application(load_settings(path), path, path.read_bytes())
+    app = Application(Start.of_file(path))
     app.start()
     try:
         async with (

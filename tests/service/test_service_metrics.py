@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import Metric
 
-from extproc.app import Application
+from extproc.app import Application, Start
 from extproc.feedback.metrics import EXPECTED_CLASSES
 from extproc.routing.strategies.base import Reason
 from extproc.settings import parse_settings
@@ -35,7 +35,7 @@ pools:
 @pytest.fixture
 async def families(tmp_path: Path) -> list[Metric]:
     """What the first scrape of a service that has served nobody shows."""
-    app = Application(parse_settings(SETTINGS, {}), tmp_path / "extproc.yaml", SETTINGS.encode())
+    app = Application(Start(parse_settings(SETTINGS, {})))
     app.start()
     try:
         await until(lambda: len(app.pools.known_faults()) == 1 and len(_known(app)) == 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from extproc import app as app_module
-from extproc.app import Application
+from extproc.app import Application, Start
 from extproc.settings import Settings, parse_settings
 from tests.integration.mesh import until
 
@@ -20,7 +20,7 @@ TWO = "pools: [{name: b, endpoints: {static: ['10.0.0.1:80']}}]"
 @asynccontextmanager
 async def watching(path: Path, loaded: str) -> AsyncIterator[Application]:
     """Runs the watch of an application that was loaded from this text, whatever the file holds by now."""
-    app = Application(parse_settings(loaded, {}), path, loaded.encode())
+    app = Application(Start(parse_settings(loaded, {}), path, loaded.encode()))
     app.start()
     task = asyncio.create_task(app.watch_settings())
     try:
