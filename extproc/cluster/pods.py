@@ -15,27 +15,29 @@ from extproc.cluster.slices import AddressFamily
 from extproc.errors import AddressError
 from extproc.routing.endpoint import Endpoint, join_address
 
+# `gc=False`: they are trees, of which there may be thousands for the garbage collector to walk.
+
 # Copied from the node since Kubernetes 1.35 (KEP 4742); an EndpointSlice has it as `zone`.
 ZONE_LABEL = "topology.kubernetes.io/zone"
 
 
-class PodCondition(Struct):
+class PodCondition(Struct, gc=False):
     type: str = ""
     status: str = ""
 
 
-class PodIP(Struct):
+class PodIP(Struct, gc=False):
     ip: str = ""
 
 
-class PodStatus(Struct):
+class PodStatus(Struct, gc=False):
     phase: str = ""
     conditions: list[PodCondition] | None = None
     pod_ip: str = field(name="podIP", default="")
     pod_ips: list[PodIP] | None = field(name="podIPs", default=None)
 
 
-class Pod(Struct):
+class Pod(Struct, gc=False):
     metadata: ObjectMeta
     status: PodStatus = field(default_factory=PodStatus)
 

@@ -1,0 +1,156 @@
+"""Picks while an InferencePool of 1,000 pods changes ten times a second: how long one of them waits at most.
+
+The service's parts are in this process (source, keeper, picker, one loop), the API server in another. A
+request comes every millisecond. Its wait is from when it should have come to its pick, so whatever holds up
+the loop counts: reading events, adding up pods, placing endpoints in the other thread. Each change is a pod
+of 12 kB that becomes ready or unready, comes or goes. Reference in the same run: the same without changes.
+
+Wall time on a busy machine is the machine's; the CPU that this process used between two requests is ours.
+`python -m tests.benchmarks.bench_inference_pool`.
+"""
+
+import asyncio
+import contextlib
+import gc
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from random import Random
+from time import perf_counter, process_time
+
+import uvloop
+
+from extproc.cluster.inference_pool_source import InferencePoolSource, PoolName
+from extproc.cluster.kubeclient import KubeClients
+from extproc.cluster.listwatch import KubeAccess
+from extproc.routing.picker import Ask, Picker, Route
+from extproc.routing.pool import Pool
+from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.prefix_hash import PrefixHash
+from extproc.service.keeper import PoolKeeper
+from extproc.service.outages import Outages
+from extproc.telemetry import Metrics
+from tests.benchmarks.bench_pick import bodies
+from tests.benchmarks.report import Row, report
+from tests.cluster.api_server import PODS, ApiServer, serving, write_kubeconfig
+from tests.cluster.objects import Object
+from tests.cluster.pool_objects import pool_object, running_pod
+
+COUNT, CHANGES_PER_S, RUN_S = 1_000, 10, 30
+PADDING = "x" * 10_000
+
+
+def a_pod(number: int, *, ready: bool = True) -> Object:
+    pod = running_pod(f"vllm-{number}", f"10.{number // 250}.{number % 250}.1", ready=str(ready))
+    pod["spec"]["containers"][0]["env"].append({"name": "PADDING", "value": PADDING})
+    return pod
+
+
+async def serve(changes_per_s: int) -> None:
+    """The API server: says its address, and changes pods once somebody watches."""
+    async with serving(ApiServer()) as server:
+        server.put(pool_object())
+        for number in range(COUNT):
+            server.put(a_pod(number))
+        print(server.url, flush=True)  # to the process that started us
+        while not server.of(PODS).watchers:  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.01)
+        for turn in cycle(range(COUNT)):
+            await asyncio.sleep(1 / changes_per_s if changes_per_s else 3_600)
+            change(server, turn)
+
+
+def change(server: ApiServer, turn: int) -> None:
+    number = turn // 2
+    if turn % 4 < 2:
+        server.put(a_pod(number, ready=turn % 2 == 1))
+    elif turn % 2:
+        server.put(a_pod(number))
+    else:
+        server.delete(f"vllm-{number}", PODS)
+
+
+@dataclass
+class Waits:
+    """One sample per request, milliseconds."""
+
+    wall_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    installed: int = 0
+
+
+@asynccontextmanager
+async def followed(folder: Path, url: str, waits: Waits) -> AsyncGenerator[Picker]:
+    """A pool that follows the API server at `url`, once it has its endpoints."""
+    (folder / "token").write_text("token-1")
+    write_kubeconfig(folder / "kubeconfig", url, folder / "token")
+    outside = Outside(Random(1), perf_counter)
+    pool = Pool("vllm", PrefixHash(outside))
+
+    def note(_: str, __: Sequence[object]) -> None:
+        waits.installed += 1
+
+    keeper = PoolKeeper(pool, Metrics(), Outages(perf_counter), clock=perf_counter, on_change=note)
+    access = KubeAccess(KubeClients(str(folder / "kubeconfig")).open, Random(1))
+    task = asyncio.create_task(keeper.run(InferencePoolSource(access, PoolName("default", "vllm"))))
+    await keeper.synced.wait()
+    assert len(pool.snapshot.names) >= COUNT - 1
+    yield Picker([Route(pool)])
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def ask(picker: Picker, waits: Waits) -> None:
+    asks = cycle([Ask("POST", "/v1/chat/completions", {}, body) for body in bodies()])
+    loop, now_s, used_s = asyncio.get_running_loop(), perf_counter(), process_time()
+    end_s, due_s = now_s + RUN_S, now_s
+    while due_s < end_s:
+        due_s = max(due_s + 0.001, perf_counter())
+        woken = asyncio.Event()
+        loop.call_later(due_s - perf_counter(), woken.set)
+        await woken.wait()
+        picker.pick(next(asks)).pick.release()
+        waits.wall_ms.append(1_000 * (perf_counter() - due_s))
+        before_s, used_s = used_s, process_time()
+        waits.cpu_ms.append(1_000 * (used_s - before_s))
+
+
+async def measure(changes_per_s: int) -> Waits:
+    waits = Waits()
+    # As the service does it: what start-up made is not looked at again.
+    gc.collect()
+    gc.freeze()
+    command = [sys.executable, "-m", "tests.benchmarks.bench_inference_pool", "serve", str(changes_per_s)]
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert child.stdout is not None
+    url = (await child.stdout.readline()).decode().strip()
+    with tempfile.TemporaryDirectory() as folder:
+        async with followed(Path(folder), url, waits) as picker:
+            await ask(picker, waits)
+    child.terminate()
+    await child.wait()
+    return waits
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["serve"]:
+        asyncio.run(serve(int(sys.argv[2])))
+        return
+    rows: list[Row] = []
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for changes_per_s in (0, CHANGES_PER_S):
+            waits = runner.run(measure(changes_per_s))
+            late = sum(wait_ms > 10 for wait_ms in waits.wall_ms)
+            name = f"{changes_per_s} changes/s, {waits.installed - 1} told, {len(waits.wall_ms):,} picks"
+            rows.append(Row(f"{name}: wait, {late} over 10 ms", waits.wall_ms, "ms"))
+            rows.append(Row(f"{name}: CPU between two", waits.cpu_ms, "ms"))
+    report(f"an InferencePool of {COUNT} pods", rows, reference=rows[0].name)
+
+
+if __name__ == "__main__":
+    main()
