@@ -73,20 +73,28 @@ def test_images_have_a_version(overlay: str) -> None:
             assert tag.strip("v")[0].isdigit()
 
 
+SLICES = [
+    {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
+]
+POOL_AND_PODS = [
+    {
+        "apiGroups": ["inference.networking.k8s.io", "inference.networking.x-k8s.io"],
+        "resources": ["inferencepools"],
+        "resourceNames": ["vllm"],
+        "verbs": ["get", "list", "watch"],
+    },
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+]
+
+
 @pytest.mark.parametrize("overlay", SERVING)
-def test_the_service_may_read_endpoint_slices_of_its_namespace_and_nothing_else(overlay: str) -> None:
+def test_the_service_may_read_what_its_endpoints_are_known_from_and_nothing_else(overlay: str) -> None:
     assert not of_kind(overlay, "ClusterRole", "ClusterRoleBinding")
     [role] = of_kind(overlay, "Role")
     [binding] = of_kind(overlay, "RoleBinding")
     account = pods(overlay)["extproc"]["serviceAccountName"]
 
-    assert role["rules"] == [
-        {
-            "apiGroups": ["discovery.k8s.io"],
-            "resources": ["endpointslices"],
-            "verbs": ["get", "list", "watch"],
-        }
-    ]
+    assert role["rules"] == (POOL_AND_PODS if overlay in PICKERS else SLICES)
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "default"}]
 

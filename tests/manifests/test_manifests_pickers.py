@@ -1,20 +1,28 @@
 """The overlays with an InferencePool: pool, route, picker and model servers fit together."""
 
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from extproc.settings import parse_settings
 from tests.integration.gateway import cluster, load
 from tests.integration.pickers import GATEWAYS
 from tests.manifests.rendering import (
+    MANIFESTS,
     PICKERS,
+    Object,
     containers,
     environment,
     files,
     named,
+    of_kind,
     pod_labels,
     pods,
+    render_folder,
     selects,
 )
 
@@ -51,6 +59,51 @@ def test_the_pools_picker_is_the_service(overlay: str) -> None:
     assert (settings.server.tls is None) is (overlay in PLAIN)
     assert settings.server.tls is None or settings.server.tls.self_signed
     assert [pool.fallbacks for pool in settings.pools] == ([2] if overlay in LISTED else [0])
+
+
+@pytest.mark.parametrize("overlay", PICKERS)
+def test_the_endpoints_are_the_pools_and_the_service_may_read_it(overlay: str) -> None:
+    [text] = [text for _, text in files(overlay, "extproc.yaml")]
+    [pool] = parse_settings(text, environment(overlay)).pools
+    source = pool.endpoints.inference_pool
+    [role] = of_kind(overlay, "Role")
+
+    assert source is not None
+    assert source.namespace is None  # the Pod's own
+    assert spec(overlay, "InferencePool", source.name)
+    assert role["rules"][0]["resourceNames"] == [source.name]
+
+
+def own_overlay(folder: Path, overlay: str, pods_: Object) -> list[Object]:
+    """An overlay of a user's own over one of ours, with a copy of the component `vllm`."""
+    shutil.copytree(MANIFESTS / "components/vllm", folder / "vllm")
+    [edit] = yaml.safe_load((folder / "vllm/vllm.yaml").read_text())
+    (folder / "vllm/vllm.yaml").write_text(yaml.safe_dump([edit | {"value": pods_}]))
+    ours = os.path.relpath(MANIFESTS / overlay, folder.resolve())
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({"resources": [ours], "components": ["vllm"]}))
+    return render_folder(folder)
+
+
+@pytest.mark.parametrize("overlay", PICKERS)
+def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Path) -> None:
+    labels, numbers = {"llm-d.ai/model": "qwen", "tier": "gpu"}, [9000, 9001]
+    ports = [{"port": number} for number in numbers]
+    pods_ = {"labels": labels, "targetPorts": [{"number": number} for number in numbers], "ports": ports}
+    objects = own_overlay(tmp_path, overlay, pods_)
+    rendered = {(item["kind"], item["metadata"]["name"]): item for item in objects}
+
+    pool = rendered["InferencePool", "vllm"]["spec"]
+    inward = rendered["NetworkPolicy", "vllm"]["spec"]
+    [outward] = [rule for rule in rendered["NetworkPolicy", "extproc"]["spec"]["egress"] if "to" in rule]
+    assert (pool["selector"]["matchLabels"], pool["targetPorts"]) == (labels, pods_["targetPorts"])
+    assert inward["podSelector"]["matchLabels"] == labels
+    assert [rule["ports"] for rule in inward["ingress"]] == [ports, ports]
+    assert outward == {"to": [{"podSelector": {"matchLabels": labels}}], "ports": ports}
+    assert "8000" not in yaml.safe_dump(list(rendered.values()))
+    if ("HealthCheckPolicy", "vllm") in rendered:
+        check = rendered["HealthCheckPolicy", "vllm"]["spec"]["default"]["config"]["httpHealthCheck"]
+        assert check["port"] == 9000
+    assert ("Pods", "vllm") not in rendered
 
 
 @pytest.mark.parametrize("overlay", PICKERS)
