@@ -123,3 +123,37 @@ def test_null_lists_are_empty(field: str) -> None:
     slice_ = parsed(slice_object("vllm-1") | {field: None})
 
     assert read_slice(slice_, (8000,)).endpoints == ()
+
+
+RANKS = [{"name": f"rank-{rank}", "port": 8000 + rank, "protocol": "TCP"} for rank in range(2)]
+
+
+@pytest.mark.parametrize("ports", [(8000, 8001), ("rank-0", "rank-1"), ("rank-0", 8001)])
+def test_each_port_of_a_pod_is_an_endpoint(ports: tuple[int | str, ...]) -> None:
+    slice_ = slice_object("vllm-1", pod("a", "10.0.0.1", zone="eu-1a"), pod(None, "10.0.0.2"), ports=RANKS)
+    endpoints = read_slice(parsed(slice_), ports).endpoints
+
+    assert [(endpoint.name, endpoint.address) for endpoint in endpoints] == [
+        ("default/a:8000", "10.0.0.1:8000"),
+        ("default/a:8001", "10.0.0.1:8001"),
+        ("10.0.0.2:8000", "10.0.0.2:8000"),
+        ("10.0.0.2:8001", "10.0.0.2:8001"),
+    ]
+    assert [endpoint.zone for endpoint in endpoints] == ["eu-1a", "eu-1a", None, None]
+
+
+def test_a_port_that_is_missing_among_several_is_said_and_costs_no_other() -> None:
+    slice_ = parsed(slice_object("vllm-1", pod("a", "10.0.0.1"), ports=RANKS[:1]))
+    reading = read_slice(slice_, ("rank-0", "rank-1"))
+
+    assert [endpoint.name for endpoint in reading.endpoints] == ["default/a:8000"]
+    assert reading.fault == "has no TCP port 'rank-1', only rank-0=8000/TCP"
+    assert not reading.lacks_port
+
+
+def test_two_names_of_one_port_are_one_endpoint() -> None:
+    slice_ = parsed(slice_object("vllm-1", pod("a", "10.0.0.1"), ports=RANKS))
+
+    assert [endpoint.name for endpoint in read_slice(slice_, ("rank-0", 8000)).endpoints] == [
+        "default/a:8000"
+    ]

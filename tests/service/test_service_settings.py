@@ -7,9 +7,11 @@ from typing import get_args
 import pytest
 import yaml
 
+from extproc.endpoint_settings import EndpointsSettings
 from extproc.errors import SettingsError
 from extproc.routing.strategies.factory import STRATEGIES
 from extproc.sections import Section
+from extproc.service.wiring import build_probe
 from extproc.settings import (
     PrefixHashSettings,
     Settings,
@@ -308,3 +310,60 @@ def test_a_pool_alone_is_open_and_one_of_several_is_not(when_down: list[str], op
 def test_one_pool_at_most_is_open() -> None:
     with pytest.raises(SettingsError, match="one pool can be open when the service is down, not p0, p1"):
         pools_of("open", "open")
+
+
+def endpoints(text: str) -> EndpointsSettings:
+    [pool] = parse_settings(f"pools: [{{name: vllm, endpoints: {text}}}]", {}).pools
+    return pool.endpoints
+
+
+@pytest.mark.parametrize(
+    ("port", "ports"),
+    [
+        ("http", ("http",)),
+        ("8000", (8000,)),
+        ("[8000, 8001]", (8000, 8001)),
+        ("[rank-0, 8001]", ("rank-0", 8001)),
+    ],
+)
+def test_a_services_port_may_be_several(port: str, ports: tuple[int | str, ...]) -> None:
+    kubernetes = endpoints(f"{{kubernetes: {{service: vllm, port: {port}}}}}").kubernetes
+
+    assert kubernetes is not None
+    assert kubernetes.ports == ports
+
+
+def test_an_inference_pool_is_named_and_its_namespace_may_be_the_pods_own() -> None:
+    pool = endpoints("{inference_pool: {name: vllm}}").inference_pool
+
+    assert pool is not None
+    assert (pool.name, pool.namespace) == ("vllm", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{kubernetes: {service: vllm, port: [8000, 8000]}}", "a port is given twice"),
+        ("{kubernetes: {service: vllm, port: []}}", "port"),
+        ("{inference_pool: {}}", "inference_pool.name"),
+        ("{inference_pool: {name: vllm, port: 8000}}", "inference_pool.port"),
+        ("{inference_pool: {name: vllm}, dns: 'a:1'}", "exactly one of"),
+    ],
+)
+def test_endpoints_that_say_too_much_or_too_little_are_refused(text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        endpoints(text)
+
+
+def test_who_is_found_healthy_by_the_kubelet_is_not_asked() -> None:
+    asked = {
+        text: build_probe(parse_settings(f"pools: [{{name: vllm, endpoints: {text}}}]", {}).pools[0])
+        is not None
+        for text in (
+            "{static: ['10.0.0.1:1']}",
+            "{kubernetes: {service: vllm, port: 1}}",
+            "{inference_pool: {name: vllm}}",
+        )
+    }
+
+    assert list(asked.values()) == [True, False, False]
