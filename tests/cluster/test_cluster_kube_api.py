@@ -1,9 +1,13 @@
+from contextlib import suppress
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from extproc.cluster.decoding import Unreadable
-from extproc.cluster.kube_api import WatchLost, read_event
+from extproc.cluster.inference_pools import InferencePoolV1, InferencePoolV1Alpha2, PoolTerms
+from extproc.cluster.kube_api import KubeObject, WatchLost, read_event
+from extproc.cluster.pods import Pod, read_pod
 from extproc.cluster.slices import EndpointSlice
 from tests.cluster.api_server import line, status_object
 from tests.cluster.objects import parsed, pod, slice_object
@@ -42,16 +46,70 @@ def test_an_error_event_is_told_in_one_of_a_few_words(code: int, why: str) -> No
     assert (caught.value.why, caught.value.keeps_version) == (why, False)
 
 
+KINDS: list[type[KubeObject]] = [EndpointSlice, Pod, InferencePoolV1, InferencePoolV1Alpha2]
+
+
+@pytest.mark.parametrize("type_", KINDS)
 @settings(deadline=None)
-@given(st.binary() | st.text().map(str.encode))
+@given(data=st.binary() | st.text().map(str.encode))
 @example(b"[" * 100_000)
 @example(b'{"type": "ADDED", "object": ' + b"[" * 100_000)
 @example(b'{"type": "\xff", "object": {}}')
 @example(b'{"type": "ERROR", "object": {"code": "410"}}')
-def test_any_bytes_are_an_event_or_unreadable(data: bytes) -> None:
+def test_any_bytes_are_an_event_or_unreadable(type_: type[KubeObject], data: bytes) -> None:
     try:
-        kind, _ = read_event(data, EndpointSlice)
+        kind, _ = read_event(data, type_)
     except Unreadable:
         return
 
     assert isinstance(kind, str)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=5), below, max_size=3),
+    max_leaves=8,
+)
+FIELDS = [
+    "selector",
+    "matchLabels",
+    "targetPorts",
+    "number",
+    "targetPortNumber",
+    "parents",
+    "parent",
+    "conditions",
+    "parentRef",
+    "status",
+    "phase",
+    "podIP",
+    "podIPs",
+    "ip",
+    "type",
+    "reason",
+]
+OBJECTS = st.dictionaries(
+    st.sampled_from(FIELDS),
+    st.recursive(
+        JSON,
+        lambda below: (
+            st.dictionaries(st.sampled_from(FIELDS), below, max_size=4) | st.lists(below, max_size=2)
+        ),
+        max_leaves=8,
+    ),
+    max_size=5,
+)
+
+
+@settings(deadline=None)
+@given(OBJECTS, OBJECTS)
+def test_whatever_an_object_holds_it_is_read_or_unreadable(spec: object, status: object) -> None:
+    """What the API server's schemas forbid may come all the same, from one that has others."""
+    object_ = {"metadata": {"name": "x", "namespace": "default"}, "spec": spec, "status": status}
+    event = line("ADDED", object_)
+    with suppress(Unreadable):
+        assert isinstance(read_event(event, InferencePoolV1)[1].terms, PoolTerms)
+    with suppress(Unreadable):
+        assert isinstance(read_event(event, InferencePoolV1Alpha2)[1].terms, PoolTerms)
+    with suppress(Unreadable):
+        read_pod(read_event(event, Pod)[1], (8000, 0), "IPv4")
