@@ -39,7 +39,7 @@ class RecordingSink:
     def lacks(self, why: str, reason: str) -> None:
         self.lacking.append((why, reason))
 
-    async def until(self, claim: Callable[["RecordingSink"], object], timeout_s: float = 5.0) -> None:
+    async def until(self, claim: Callable[["RecordingSink"], object], timeout_s: float = 20.0) -> None:
         """Waits until `claim` holds; raises `TimeoutError` if it does not in time."""
         async with asyncio.timeout(timeout_s):
             while not claim(self):  # noqa: ASYNC110 - a claim is any expression over what was told
