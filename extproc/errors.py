@@ -96,3 +96,15 @@ class Overloaded(RequestError):
     kind = "rate_limit_error"
     code = "overloaded"
     retry_after_s = 1
+
+
+class Sheddable(Overloaded):
+    """Refused by a full pool because its objective's priority is negative."""
+
+    code = "sheddable"
+
+
+class OverShare(Overloaded):
+    """Refused by a full pool because its client has its share of it; others may still be let in."""
+
+    code = "over_share"

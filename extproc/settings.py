@@ -19,7 +19,7 @@ from extproc.endpoint_settings import EndpointsSettings
 from extproc.errors import SettingsError
 from extproc.routing.prefix import parse_key
 from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
-from extproc.sections import HeaderName, Listen, Name, Section
+from extproc.sections import HeaderName, Listen, Name, ObjectiveName, Section
 
 ENVIRONMENT_PREFIX: Final = "EXTPROC_"
 
@@ -201,6 +201,14 @@ class PoolSettings(Section):
     that take one address fail on a list. 2 for plain Envoy, Istio and Envoy Gateway."""
     max_in_flight: int | None = Field(default=None, ge=1)
     """Mean requests in flight per endpoint beyond which the pool answers 429; omitted: never."""
+    objectives: dict[ObjectiveName, int] = Field(default={})
+    """Priorities by the name that a request gives in `x-gateway-inference-objective` (or `x-llm-d-…`); a name
+    that is not here is 0. At `max_in_flight` negative ones are refused; those above others are let in up to
+    a quarter more. InferenceObjectives of the InferencePool count beside these, which go first."""
+    fairness: bool = False
+    """At `max_in_flight`, refuse who has more than its share first, and let the others in up to a quarter
+    more; by `x-gateway-inference-fairness-id` (or `x-llm-d-…`). For gateways that write this header
+    themselves: a client that names itself anew has a new share."""
     cool_after: int | None = Field(default=3, ge=1)
     """Failures in a row (5xx, no connection, no first byte) after which an endpoint gets no picks for a
     while; null: never. Needs an access log or response headers from the gateway."""
@@ -218,6 +226,12 @@ class PoolSettings(Section):
         if models == []:
             raise ValueError("an empty list serves no request; leave it out to serve any model")
         return models
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> Self:
+        if self.max_in_flight is None and (self.objectives or self.fairness):
+            raise ValueError("objectives and fairness need max_in_flight: without it nobody is refused")
+        return self
 
 
 class Settings(Section):

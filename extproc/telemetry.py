@@ -46,7 +46,7 @@ RESTARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 # What a pool answers itself, and what is answered before there is a pool.
-POOL_OUTCOMES: Final = ("no_endpoint", "overloaded")
+POOL_OUTCOMES: Final = ("no_endpoint", "over_share", "overloaded", "sheddable")
 OUTCOMES: Final = ("bad_request", "body_too_large", "model_not_found", "models", "no_endpoint", "no_room")
 
 

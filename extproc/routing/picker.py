@@ -150,7 +150,8 @@ class Picker:
     def decide(self, ask: Ask, found: Found) -> Decision:
         """Decides by what `find` found."""
         pool, adapter, reading, fault = found
-        pick = pool.propose(reading, adapter=adapter, subset=ask.subset)
+        standing = pool.standing(ask.headers)
+        pick = pool.propose(reading, adapter=adapter, subset=ask.subset, standing=standing)
         return Decision(pick, reading.key, adapter, fault)
 
     def _chosen(self, ask: Ask) -> Route | None:

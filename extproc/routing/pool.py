@@ -8,7 +8,8 @@ from typing import Final, Protocol, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from extproc.errors import NoEndpoint, Overloaded
+from extproc.errors import NoEndpoint
+from extproc.routing.admission import ORDINARY, Admission, Crowd, Standing
 from extproc.routing.endpoint import Endpoint, canonical_location
 from extproc.routing.load import LoadBook
 from extproc.routing.strategies.base import NOWHERE, Candidates, Ending, Placement, Reading, Reason, Strategy
@@ -93,7 +94,10 @@ def _group(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 class Pick(Struct, frozen=True):
-    """Where one request goes. Counted from `take` until `release`, each called once at most."""
+    """Where one request goes. Counted from `take` until `release`, each called once at most.
+
+    `standing` is what it counts as beside that; `None`: it is an ordinary one.
+    """
 
     pool: "Pool"
     strategy: str
@@ -101,6 +105,7 @@ class Pick(Struct, frozen=True):
     endpoint: Endpoint
     fallbacks: tuple[Endpoint, ...]
     reading: Reading
+    standing: Standing | None = None
 
     def __repr__(self) -> str:
         return f"<Pick {self.endpoint.name} of {self.pool.name}: {self.strategy}, {self.reason}>"
@@ -115,6 +120,8 @@ class Pick(Struct, frozen=True):
         name = self.endpoint.name
         self.pool.book.take(name)
         self.reading.taken(name)
+        if self.standing is not None:
+            self.pool.admission.take(self.standing, name)
         if self.pool.gate is not None:
             self.pool.gate.picked(name)
 
@@ -123,6 +130,8 @@ class Pick(Struct, frozen=True):
         name = self.endpoint.name
         self.pool.book.release(name)
         self.reading.ended(name)
+        if self.standing is not None:
+            self.pool.admission.release(self.standing, name)
 
     def learn(self, ending: Ending) -> None:
         """Tells the strategy that placed the request what became of it; before or after `release`."""
@@ -160,8 +169,8 @@ class Pool:
     """The endpoints that serve the same models, with one strategy.
 
     `max_in_flight` limits the mean number of requests per ready endpoint; beyond it requests are
-    refused with 429, `None` never refuses. `fallbacks` is how many further endpoints a pick names.
-    `gate` leaves endpoints out for a while; `None` never does.
+    refused with 429, `admission` says which. `None` never refuses. `fallbacks` is how many further
+    endpoints a pick names. `gate` leaves endpoints out for a while; `None` never does.
     """
 
     def __init__(
@@ -180,6 +189,7 @@ class Pool:
         self.gate = gate
         self.snapshot = Snapshot.build((), strategy)
         self.book = LoadBook()
+        self.admission = Admission()
 
     def __repr__(self) -> str:
         return f"<Pool {self.name}: {len(self.snapshot.names)} ready, {self.strategy.name}>"
@@ -215,25 +225,40 @@ class Pool:
         pick.take()
         return pick
 
-    def propose(self, reading: Reading, *, adapter: str = "", subset: Sequence[str] | None = None) -> Pick:
+    def standing(self, headers: Mapping[str, str]) -> Standing | None:
+        """What a request with these headers counts as; `None` for an ordinary one, or where all are alike."""
+        return None if self.max_in_flight is None else self.admission.standing(headers)
+
+    def propose(
+        self,
+        reading: Reading,
+        *,
+        adapter: str = "",
+        subset: Sequence[str] | None = None,
+        standing: Standing | None = None,
+    ) -> Pick:
         """Returns the pick that would be right now, not counted yet.
 
         `reading` is this pool's strategy's. `adapter` restricts the pick to the endpoints that hold it,
         `subset` to these addresses. Raises `NoEndpoint` where none is left, `Overloaded` beyond
-        `max_in_flight`.
+        `max_in_flight` to those whose `standing` does not let them in.
         """
         snapshot = self.snapshot
         candidates = self.candidates(adapter, subset)
         if not candidates:
             raise NoEndpoint(f"pool {self.name!r} has no ready endpoint for this request", pool=self.name)
-        if self.max_in_flight is not None and candidates.total >= self.max_in_flight * len(candidates):
-            raise Overloaded(
-                f"pool {self.name!r} is at its limit of {self.max_in_flight} requests per endpoint",
-                pool=self.name,
-            )
+        if self.max_in_flight is not None:
+            self._admit(standing, candidates, self.max_in_flight)
         choice = reading.choose(candidates, 1 + self.fallbacks)
         first, *rest = [snapshot.ready[name] for name in choice.names]
-        return Pick(self, self.strategy.name, choice.reason, first, tuple(rest), reading)
+        return Pick(self, self.strategy.name, choice.reason, first, tuple(rest), reading, standing)
+
+    def _admit(self, standing: Standing | None, candidates: Candidates, each: int) -> None:
+        total = candidates.total
+        if total >= each * len(candidates):
+            size, pool_total = len(self.snapshot.names), self.book.total
+            crowd = Crowd(self.name, each, candidates.names, total, size, pool_total)
+            self.admission.admit(standing or ORDINARY, crowd)
 
     def move(self, pick: Pick, address: str) -> Pick:
         """Counts the pick's request on the endpoint at `address`, if that is a ready one here."""

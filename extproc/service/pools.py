@@ -15,7 +15,7 @@ from extproc.routing.strategies.factory import build_strategy
 from extproc.service.desks import Desks
 from extproc.service.keeper import PoolKeeper
 from extproc.service.outages import Outages
-from extproc.service.wiring import build_route, build_source
+from extproc.service.wiring import build_route, build_source, set_limits
 from extproc.settings import PoolSettings
 from extproc.telemetry import Metrics
 
@@ -150,8 +150,7 @@ class Pools:
 
     def _change(self, before: PoolSettings, after: PoolSettings) -> None:
         keeper = self._keepers[after.name]
-        keeper.pool.max_in_flight = after.max_in_flight
-        keeper.pool.fallbacks = after.fallbacks
+        set_limits(keeper.pool, after)
         self.desks.change(before, after)
         if after.strategy != before.strategy:
             log.info("pool %s: strategy %s", after.name, after.strategy.name)

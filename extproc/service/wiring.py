@@ -26,13 +26,17 @@ from extproc.settings import PoolSettings, ProbeSettings
 
 def build_pool(settings: PoolSettings, outside: Outside, gate: Gate | None = None) -> Pool:
     strategy = build_strategy(settings.strategy.name, settings.strategy.options(), outside)
-    return Pool(
-        settings.name,
-        strategy,
-        max_in_flight=settings.max_in_flight,
-        fallbacks=settings.fallbacks,
-        gate=gate,
-    )
+    pool = Pool(settings.name, strategy, gate=gate)
+    set_limits(pool, settings)
+    return pool
+
+
+def set_limits(pool: Pool, settings: PoolSettings) -> None:
+    """What may change while requests are in flight; they keep the standing that they had."""
+    pool.max_in_flight = settings.max_in_flight
+    pool.fallbacks = settings.fallbacks
+    pool.admission.priorities = settings.objectives
+    pool.admission.has_shares = settings.fairness
 
 
 def build_rules(settings: PoolSettings) -> Rules:

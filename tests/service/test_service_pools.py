@@ -203,6 +203,30 @@ async def test_how_many_fallbacks_a_pick_names_changes_live(tmp_path: Path) -> N
     assert [0, 2, 1] == named
 
 
+async def test_objectives_and_fairness_change_live(tmp_path: Path) -> None:
+    """A request in flight keeps what it began with, and ends as that."""
+    wanted = "endpoints: {static: ['10.0.0.1:80']}, max_in_flight: 1"
+    batch = Ask("GET", "/", {"x-gateway-inference-objective": "batch"})
+    named = Ask("GET", "/", {"x-gateway-inference-fairness-id": "a"})
+    async with following(tmp_path, f"pools: [{{name: a, {wanted}}}]", Clock()) as pools:
+        [keeper] = pools
+        await keeper.synced.wait()
+        ordinary = pools.picker.pick(batch).pick
+        ordinary.release()
+        configure(pools, f"pools: [{{name: a, {wanted}, objectives: {{batch: -1}}, fairness: true}}]")
+        low = pools.picker.pick(batch).pick
+        other = pools.picker.pick(named).pick
+        configure(pools, f"pools: [{{name: a, {wanted}}}]")
+        for pick in (low, other):
+            pick.release()
+
+    assert (None, -1, 0) == (
+        ordinary.standing,
+        *(pick.standing.priority for pick in (low, other) if pick.standing),
+    )
+    assert len(keeper.pool.admission) == 0
+
+
 def configure(pools: Pools, text: str) -> None:
     pools.apply(parse_settings(text, {}).pools)
 

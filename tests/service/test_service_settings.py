@@ -110,6 +110,19 @@ def test_defaults_are_the_contract() -> None:
             f"pools: [{{name: a, {DNS}, fallbacks: 5}}]",
             "pools.0.fallbacks: Input should be less than or equal",
         ),
+        (
+            f"pools: [{{name: a, {DNS}, objectives: {{batch: -1}}}}]",
+            "pools.0: objectives and fairness need max_in_flight",
+        ),
+        (f"pools: [{{name: a, {DNS}, fairness: true}}]", "objectives and fairness need max_in_flight"),
+        (
+            f"pools: [{{name: a, {DNS}, max_in_flight: 1, objectives: {{a b: 1}}}}]",
+            "pools.0.objectives.a b",
+        ),
+        (
+            f"pools: [{{name: a, {DNS}, max_in_flight: 1, objectives: {{batch: low}}}}]",
+            "pools.0.objectives.batch: Input should be a valid integer",
+        ),
         ("pools: []", "pools: List should have at least 1 item"),
         ("pools:\n- name: a b\n  endpoints: {static: []}", "f.yaml:2: pools.0.name: 'a b' does not match"),
         ("pools: [{name: a, endpoints: {static: [vllm:8000]}}]", "'vllm' is not an IP address"),

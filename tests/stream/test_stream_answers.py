@@ -3,7 +3,16 @@
 import orjson
 import pytest
 
-from extproc.errors import BodyTooLarge, NoEndpoint, Overloaded, PromptError, RequestError, UnknownModel
+from extproc.errors import (
+    BodyTooLarge,
+    NoEndpoint,
+    Overloaded,
+    OverShare,
+    PromptError,
+    RequestError,
+    Sheddable,
+    UnknownModel,
+)
 from extproc.stream.answers import refuse
 
 ANTHROPIC = {
@@ -11,6 +20,8 @@ ANTHROPIC = {
     UnknownModel: (404, "not_found_error"),
     BodyTooLarge: (413, "request_too_large"),
     Overloaded: (429, "rate_limit_error"),
+    Sheddable: (429, "rate_limit_error"),
+    OverShare: (429, "rate_limit_error"),
     NoEndpoint: (503, "overloaded_error"),
 }
 

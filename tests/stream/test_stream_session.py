@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from extproc.budget import Budget
 from extproc.errors import RequestError
+from extproc.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Found, Picker
 from extproc.stream.events import (
@@ -326,6 +327,24 @@ def test_a_request_without_a_path_has_its_prefix_all_the_same(body: dict[str, ob
     assert routed.decision.pick.reason == "home"
 
 
+def test_a_sheddable_request_is_refused_and_its_objective_goes_no_further() -> None:
+    picker = ranked_pool()
+    orders = {"x-gateway-inference-objective": "batch", "x-llm-d-inference-fairness-id": "a"}
+    asked = RequestHeaders({":method": "POST", ":path": "/v1/messages"} | orders, end_of_stream=True)
+    sessions = [open_session(picker) for _ in range(4)]
+    *routed, refused = [reply for session in sessions for reply in session.on(asked)]
+
+    assert all(isinstance(reply, Routed) and {*reply.remove_headers} == {*orders} for reply in routed)
+    assert isinstance(refused, Answer)
+    assert (429, "sheddable", {"retry-after": "1"}) == (refused.status, refused.outcome, refused.headers)
+    assert orjson.loads(refused.body)["error"]["type"] == "rate_limit_error"
+
+    for session in sessions:
+        session.close()
+
+    assert len(picker.routes["llama"].pool.admission) == 0
+
+
 def test_a_routed_session_holds_nothing_of_its_request() -> None:
     picker, count = one_pool(), 500
     sessions = []
@@ -374,6 +393,9 @@ EVENTS = st.one_of(
             st.sampled_from(
                 ["POST", "GET", "/v1/chat/completions", "/v1/models", "", "multipart/form-data", "é"]
             ),
+        )
+        | st.fixed_dictionaries(
+            {OBJECTIVE[0]: st.sampled_from(["batch", "premium", "é"]), FAIRNESS_ID[1]: st.text(max_size=3)}
         ),
         st.booleans(),
         st.none() | st.lists(st.sampled_from([*ADDRESSES, "10.0.0.1", "", "x"]), max_size=3),
@@ -405,7 +427,15 @@ EVENTS = st.one_of(
     st.builds(ResponseTrailers),
 )
 
-BUILDERS: list[Callable[[], Picker]] = [one_pool, two_pools]
+
+def ranked_pool() -> Picker:
+    """One where a request may have a priority and a client, and that refuses some."""
+    picker = one_pool(limit=1)
+    picker.routes["llama"].pool.admission = Admission({"batch": -1, "premium": 1}, has_shares=True)
+    return picker
+
+
+BUILDERS: list[Callable[[], Picker]] = [one_pool, two_pools, ranked_pool]
 
 
 def ends_response(event: Event) -> bool:
@@ -493,6 +523,7 @@ def tell_all(
     session.close()
 
     assert in_flight(picker) == 0
+    assert [len(route.pool.admission) for route in picker.routes.values()] == [0] * len(picker.routes)
     assert budget.used == 0
 
 
