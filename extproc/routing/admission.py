@@ -201,7 +201,11 @@ def _full(crowd: Crowd) -> Overloaded:
 
 
 def _first(headers: Mapping[str, str], names: Iterable[str]) -> str:
-    return next((value for name in names if (value := headers.get(name))), "")
+    for name in names:
+        value = headers.get(name)
+        if value:
+            return value
+    return ""
 
 
 def _add(counts: dict[_Key, int], key: _Key, step: int) -> None:

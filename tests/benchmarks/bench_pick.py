@@ -5,13 +5,17 @@ Reference in the same run: the same pick with 8 endpoints. `python -m tests.benc
 
 import random
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 import orjson
+from msgspec.structs import replace
 
+from extproc.errors import Overloaded
+from extproc.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.routing.chain import Chain, chain_of
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Ask, Picker, Route
@@ -32,6 +36,14 @@ COUNTS = (8, 100, 1_000)
 BODIES = 512
 # Bytes of a chat, and how many questions it has had answered.
 CHATS = ((8_000, 8), (100_000, 30))
+PREMIUM = {OBJECTIVE[1]: "premium", FAIRNESS_ID[1]: "somebody"}
+# What a request says, and whether the pool is full.
+RANKED: tuple[tuple[str, dict[str, str], bool], ...] = (
+    ("with a limit, no objective", {}, False),
+    ("with an objective and a client", PREMIUM, False),
+    ("let into a full pool", PREMIUM, True),
+    ("refused by a full pool", {OBJECTIVE[1]: "batch"}, True),
+)
 
 
 def endpoints(count: int) -> list[Endpoint]:
@@ -67,6 +79,27 @@ def picks(count: int) -> Callable[[], None]:
 
     def once() -> None:
         picker.pick(next(asks)).pick.release()
+
+    return once
+
+
+def ranked_picks(count: int, headers: Mapping[str, str], *, is_full: bool = False) -> Callable[[], None]:
+    """As `picks`, in a pool with a limit, objectives and shares.
+
+    A full one is so of a batch alone, whose endpoints are counted for each request that goes before it.
+    """
+    picker = build_picker(count)
+    pool = picker.routes["llama"].pool
+    pool.max_in_flight = 4 if is_full else 100
+    pool.admission = Admission({"batch": -10, "premium": 10}, has_shares=True)
+    asks = cycle([replace(ask, headers=headers) for ask in _asks()])
+    for ask in islice(cycle(_asks()), 4 * count):
+        picker.pick(replace(ask, headers={OBJECTIVE[1]: "batch"}) if is_full else ask)
+
+    def once() -> None:
+        # A refusal costs what it costs, too.
+        with suppress(Overloaded):
+            picker.pick(next(asks)).pick.release()
 
     return once
 
@@ -174,6 +207,12 @@ def main() -> None:
     # First: what has been freed once is not asked for again.
     memory = [Row(f"full index of {count} endpoints", [memory_mb(count)], "MB") for count in (8, 1_000)]
     rows = [Row(f"pick, 2 KB body, {count} endpoints", time_us(picks(count)), "µs") for count in COUNTS]
+    rows += [
+        Row(f"pick, {what}, {count} endpoints", time_us(picks), "µs")
+        for what, headers, is_full in RANKED
+        for count in (8, 1_000)
+        for picks in [ranked_picks(count, headers, is_full=is_full)]
+    ]
     rows += [
         Row(f"stream without socket, {count} endpoints", time_us(sessions(count)), "µs") for count in COUNTS
     ]
