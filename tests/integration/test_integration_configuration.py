@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 
+from extproc.routing.admission import FAIRNESS_ID, OBJECTIVE
 from tests.integration.gateway import (
     SHIPPED,
     Tree,
@@ -41,8 +42,14 @@ class TestStaticConfiguration:
         mutations = extensions[0]["typed_config"]["mutations"]
         prefixes = {each["remove_on_match"]["key_matcher"]["prefix"] for each in mutations[:-1]}
 
-        assert prefixes == {"x-gateway-", "x-extproc-", "x-envoy-"}
+        assert prefixes == {"x-gateway-destination-", "x-extproc-", "x-envoy-"}
         assert mutations[-1] == {"remove": "x-served-by"}
+
+    def test_keeps_priorities_and_clients_from_the_endpoints(self, name: str) -> None:
+        """What the service reads must get as far, and no further, whether it is up or down."""
+        [removed] = find(load(name), "request_headers_to_remove")
+
+        assert {*removed} == {*OBJECTIVE, *FAIRNESS_ID}
 
     def test_agrees_with_the_service_on_the_largest_body(self, name: str) -> None:
         listener = load(name)["static_resources"]["listeners"][0]
