@@ -109,6 +109,7 @@ def describe_pool(keeper: PoolKeeper) -> dict[str, object]:
         "age_s": keeper.age_s,
         "fault": keeper.fault and str(keeper.fault),
         "in_flight": pool.book.total,
+        "objectives": dict(pool.admission.priorities),
         "endpoints": [
             {
                 "name": endpoint.name,

@@ -10,6 +10,7 @@ from extproc.cluster.kubeclient import KubeClients
 from extproc.cluster.kubernetes import KubernetesSource
 from extproc.cluster.listwatch import KubeAccess
 from extproc.cluster.models import ModelsSource
+from extproc.cluster.objectives import ObjectivesSource
 from extproc.cluster.restarting import Restarting
 from extproc.cluster.source import Source
 from extproc.cluster.static import StaticSource
@@ -35,7 +36,6 @@ def set_limits(pool: Pool, settings: PoolSettings) -> None:
     """What may change while requests are in flight; they keep the standing that they had."""
     pool.max_in_flight = settings.max_in_flight
     pool.fallbacks = settings.fallbacks
-    pool.admission.priorities = settings.objectives
     pool.admission.has_shares = settings.fairness
 
 
@@ -82,6 +82,12 @@ def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesS
         settings.ports,
         family=settings.address_family,
     )
+
+
+def build_objectives(settings: InferencePoolSettings, rng: Random) -> ObjectivesSource:
+    clients = KubeClients(settings.kubeconfig, settings.context)
+    namespace = settings.namespace or clients.own_namespace()
+    return ObjectivesSource(KubeAccess(clients.open, rng), namespace, settings.name)
 
 
 def _inference_pool_source(settings: InferencePoolSettings, rng: Random) -> InferencePoolSource:

@@ -1,0 +1,67 @@
+"""Who gives pools the priorities of their objectives: the settings, and an InferencePool's own objects."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from extproc.endpoint_settings import InferencePoolSettings
+from extproc.routing.pool import Pool
+from extproc.service.wiring import build_objectives
+from extproc.settings import PoolSettings
+
+
+@dataclass(slots=True)
+class _Known:
+    """One pool's priorities: as configured, and as its InferencePool's objects say."""
+
+    pool: Pool
+    configured: Mapping[str, int] = field(default_factory=dict)
+    watched: Mapping[str, int] = field(default_factory=dict)
+    reference: InferencePoolSettings | None = None
+    task: asyncio.Task[None] | None = None
+
+    def hear(self, watched: Mapping[str, int]) -> None:
+        self.watched = watched
+        self.tell()
+
+    def tell(self) -> None:
+        """What the settings say goes first: who writes them, writes them for this service."""
+        self.pool.admission.priorities = {**self.watched, **self.configured}
+
+
+class Objectives:
+    """The priorities of all pools, kept as they change. Needs a running event loop.
+
+    Objects are followed where the pool has both an InferencePool and a limit: without one nobody is refused.
+    """
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._known: dict[str, _Known] = {}
+
+    def keep(self, pool: Pool, settings: PoolSettings) -> None:
+        """Takes a pool's settings, new or changed."""
+        known = self._known.setdefault(pool.name, _Known(pool))
+        known.configured = settings.objectives
+        reference = None if settings.max_in_flight is None else settings.endpoints.inference_pool
+        if reference != known.reference:
+            self._follow(known, reference)
+        known.tell()
+
+    def forget(self, name: str) -> None:
+        self._follow(self._known.pop(name), None)
+
+    async def stop(self) -> None:
+        tasks = [known.task for known in self._known.values() if known.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _follow(self, known: _Known, reference: InferencePoolSettings | None) -> None:
+        if known.task is not None:
+            known.task.cancel()
+        known.reference, known.watched, known.task = reference, {}, None
+        if reference is not None:
+            run = build_objectives(reference, self._rng).run(known.hear)
+            known.task = asyncio.create_task(run, name=f"objectives {known.pool.name}")
