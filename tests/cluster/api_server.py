@@ -25,7 +25,12 @@ SLICES = "discovery.k8s.io/v1/endpointslices"
 PODS = "v1/pods"
 POOLS = "inference.networking.k8s.io/v1/inferencepools"
 OLD_POOLS = "inference.networking.x-k8s.io/v1alpha2/inferencepools"
-_PLURALS = {"EndpointSlice": "endpointslices", "Pod": "pods", "InferencePool": "inferencepools"}
+_PLURALS = {
+    "EndpointSlice": "endpointslices",
+    "InferenceObjective": "inferenceobjectives",
+    "InferencePool": "inferencepools",
+    "Pod": "pods",
+}
 
 
 @dataclass
