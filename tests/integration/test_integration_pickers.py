@@ -18,6 +18,8 @@ from tests.integration.test_integration_modes import SIZES, body_of
 pytestmark = pytest.mark.envoy
 
 PATIENCE_S = 4.0
+# With the service away: nothing at all, more than one piece of a stream, and more than a buffer holds.
+BODIES = [body_of(SIZES[name]) for name in ("0 B", "62 KB + 1", "10 MB")]
 
 
 @pytest.fixture(scope="module", params=GATEWAYS, ids=str)
@@ -84,19 +86,26 @@ async def test_a_client_names_no_endpoint(stack: Stack) -> None:
 
 
 async def test_the_picker_is_killed_and_comes_back(stack: Stack, picked: Picked) -> None:
-    """1. Killed: once the gateway has noticed, each client is told what the table says. 2. Back: affinity."""
+    """1. Killed: once the gateway has noticed, each client is told what the table says, whatever its body.
+
+    2. Back: bodies of every size are picked for again, and a conversation has its home.
+    """
     async with connect(stack.url) as session:
         home = await send(session, ask("home"))
         stack.service.kill()
         async with asyncio.timeout(30):
             while await _status(session) != picked.when_killed:
                 pass
-        statuses = [await _status(session) for _ in range(6)]
+        statuses = [await _status(session, body) for body in (*BODIES, *[None] * 3)]
         stack.restart_service()
         await _until_answered(session)
+        picks = stack.service.metric("extproc_picks_total")
+        again = [await _status(session, body) for body in BODIES]
         back = await send(session, ask("home"))
 
     assert statuses == [picked.when_killed] * 6
+    assert again == [200] * len(BODIES)
+    assert stack.service.metric("extproc_picks_total") == picks + len(BODIES) + 1
     assert back.served_by == home.served_by
 
 
@@ -105,23 +114,27 @@ async def test_the_picker_hangs_and_goes_on(stack: Stack, picked: Picked) -> Non
         stack.service.send(signal.SIGSTOP)
         try:
             statuses = [await _status(session) for _ in range(3)]
+            statuses += [await _status(session, body) for body in BODIES]
         finally:
             stack.service.send(signal.SIGCONT)
         await _until_answered(session)
         await _until_at_home(session)
 
-    assert statuses[-1] == picked.when_hung, statuses
+    assert statuses[2:] == [picked.when_hung] * (1 + len(BODIES)), statuses
 
 
-async def _status(session: aiohttp.ClientSession) -> int | None:
-    """`None`: no answer in the client's time."""
+async def _status(session: aiohttp.ClientSession, body: bytes | None = None) -> int | None:
+    """`None`: no answer in the client's time. What is answered has got to an endpoint as it was sent."""
+    body = ask("while it is away") if body is None else body
     try:
         async with asyncio.timeout(PATIENCE_S):
-            answer = await send(session, ask("while it is away"))
+            answer = await send(session, body)
     except TimeoutError:
         return None
-    await asyncio.sleep(0.3)
-    return answer.status
+    arrived = answer.headers.get("x-simulated-body-xxh3", xxhash.xxh3_64_hexdigest(body))
+    assert arrived == xxhash.xxh3_64_hexdigest(body)
+    await asyncio.sleep(0.1)
+    return 200 if "x-simulated-body-xxh3" in answer.headers else answer.status
 
 
 async def _until_answered(session: aiohttp.ClientSession) -> None:

@@ -1,9 +1,17 @@
 """JSON schemas of the custom resources that the manifests use, as far as they use them.
 
-Written after the projects' API references: Gateway API 1.4, Gateway API Inference Extension 1.0, Envoy
-Gateway 1.5, Istio 1.28, NGINX Gateway Fabric 2.2, GKE (networking.gke.io/v1), Prometheus Operator 0.86. A
-field that is not here is refused, so that a
-misspelt one is.
+Written after the projects' own: Gateway API 1.4, Envoy Gateway 1.5, Istio 1.28, Prometheus Operator 0.86, and
+these, whose published CustomResourceDefinitions were read for it:
+
+| group | repository | release |
+| --- | --- | --- |
+| inference.networking.k8s.io/v1, …x-k8s.io/v1alpha2 | kubernetes-sigs/gateway-api-inference-extension | 1.0 |
+| llm-d.ai/v1alpha2 | llm-d/llm-d-router | of 2026 |
+| networking.gke.io/v1 | GoogleCloudPlatform/gke-gateway-api | of 2025, it has no releases |
+| gateway.nginx.org/v1alpha1 | nginx/nginx-gateway-fabric | 2.4, the first with ProxySettingsPolicy |
+| networking.istio.io/v1, outlier detection | istio/istio | 1.28 |
+
+A field that is not here is refused, so that a misspelt one is.
 """
 
 from typing import Any, Final
@@ -76,7 +84,7 @@ HTTP_ROUTE: Final = record(
 INFERENCE_POOL: Final = record(
     "selector targetPorts endpointPickerRef",
     selector=record("matchLabels", matchLabels=LABELS),
-    targetPorts=some(record("number", number=PORT)) | {"maxItems": 8},
+    targetPorts=some(record("number", number=PORT)) | {"maxItems": 8, "uniqueItems": True},
     appProtocol=one_of("http", "kubernetes.io/h2c"),
     endpointPickerRef=record(
         "name port",
@@ -194,6 +202,7 @@ DESTINATION_RULE: Final = record(
             interval=DURATION,
             baseEjectionTime=DURATION,
             maxEjectionPercent={"type": "integer", "minimum": 0, "maximum": 100},
+            minHealthPercent={"type": "integer", "minimum": 0, "maximum": 100},
         ),
         connectionPool=record(
             http=record(http1MaxPendingRequests=COUNT, http2MaxRequests=COUNT, maxRetries=COUNT)
@@ -202,24 +211,68 @@ DESTINATION_RULE: Final = record(
 )
 
 TARGET: Final = record("group kind name", group=GROUP, kind=KIND, name=NAME)
+INT32: Final[Schema] = {"type": "integer", "minimum": -2_147_483_648, "maximum": 2_147_483_647}
+INFERENCE_OBJECTIVE: Final = record(
+    "poolRef", priority=INT32, poolRef=record("name", group=GROUP, kind=KIND, name=NAME)
+)
 NGINX_SIZE: Final[Schema] = {"type": "string", "pattern": r"^\d{1,4}(k|m|g)?$"}
 CLIENT_SETTINGS_POLICY: Final = record("targetRef", targetRef=TARGET, body=record(maxSize=NGINX_SIZE))
-PROXY_SETTINGS_POLICY: Final = record("targetRefs", targetRefs=some(TARGET), buffering=record(disable=FLAG))
+PROXY_SETTINGS_POLICY: Final = record(
+    "targetRefs",
+    targetRefs=some(
+        record(
+            "group kind name",
+            group=one_of("gateway.networking.k8s.io"),
+            kind=one_of("Gateway", "HTTPRoute", "GRPCRoute"),
+            name=NAME,
+        )
+    )
+    | {"maxItems": 16},
+    buffering=record(
+        disable=FLAG,
+        bufferSize=NGINX_SIZE,
+        buffers=record("number size", number=COUNT, size=NGINX_SIZE),
+        busyBuffersSize=NGINX_SIZE,
+    ),
+)
+
+
+def _between(least: int, most: int) -> Schema:
+    return {"type": "integer", "minimum": least, "maximum": most}
+
+
+# A union: `type`, and the one of its name.
+GKE_HEALTH_CHECK: Final = record(
+    "type",
+    type=one_of("HTTP", "HTTPS", "HTTP2", "GRPC", "TCP"),
+    httpHealthCheck=record(
+        portSpecification=one_of("USE_FIXED_PORT", "USE_NAMED_PORT", "USE_SERVING_PORT"),
+        port=PORT,
+        requestPath={"type": "string", "maxLength": 2_048, "pattern": r"/[A-Za-z0-9/\-._~%!?$&'()*+,;=:]*$"},
+    ),
+    grpcHealthCheck=record(port=PORT, grpcServiceName={"type": "string", "maxLength": 1_024}),
+) | {"minProperties": 2, "maxProperties": 2}
 HEALTH_CHECK_POLICY: Final = record(
     "targetRef",
     targetRef=TARGET,
     default=record(
-        config=record(
-            "type",
-            type=one_of("HTTP", "HTTPS", "HTTP2", "GRPC", "TCP"),
-            httpHealthCheck=record(requestPath=TEXT, port=PORT),
-        )
+        checkIntervalSec=_between(1, 300),
+        timeoutSec=_between(1, 300),
+        healthyThreshold=_between(1, 10),
+        unhealthyThreshold=_between(1, 10),
+        config=GKE_HEALTH_CHECK,
+        logConfig=record(enabled=FLAG),
     ),
 )
 GCP_BACKEND_POLICY: Final = record(
     "targetRef",
     targetRef=TARGET,
-    default=record(timeoutSec={"type": "integer", "minimum": 1, "maximum": 2_147_483_647}),
+    default=record(
+        timeoutSec=_between(1, 2_147_483_647),
+        connectionDraining=record(drainingTimeoutSec=_between(0, 3_600)),
+        maxRatePerEndpoint=_between(1, 1_000_000_000),
+        logging=record(enabled=FLAG, sampleRate=_between(0, 1_000_000)),
+    ),
 )
 
 SCHEMAS: Final = {
@@ -227,6 +280,8 @@ SCHEMAS: Final = {
     ("gateway.networking.k8s.io/v1", "Gateway"): resource(GATEWAY),
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): resource(HTTP_ROUTE),
     ("inference.networking.k8s.io/v1", "InferencePool"): resource(INFERENCE_POOL),
+    ("inference.networking.x-k8s.io/v1alpha2", "InferenceObjective"): resource(INFERENCE_OBJECTIVE),
+    ("llm-d.ai/v1alpha2", "InferenceObjective"): resource(INFERENCE_OBJECTIVE),
     ("gateway.envoyproxy.io/v1alpha1", "EnvoyProxy"): resource(ENVOY_PROXY),
     ("gateway.envoyproxy.io/v1alpha1", "EnvoyExtensionPolicy"): resource(ENVOY_EXTENSION_POLICY),
     ("gateway.envoyproxy.io/v1alpha1", "BackendTrafficPolicy"): resource(BACKEND_TRAFFIC_POLICY),

@@ -148,6 +148,37 @@ UPSTREAM = [
         ],
     ),
     upstream(
+        "a subset of several, one of which is not known",
+        [
+            (_request(["192.168.1.99:8000", "10.0.0.2:8000", "192.168.1.98:8000"]), []),
+            (RequestBody(BODY), [Went(H, address="10.0.0.2:8000", request_id=None), *given_back(BODY)]),
+        ],
+    ),
+    upstream(
+        "a body that only passes through, with an objective",
+        [
+            (RequestHeaders(SAID | ORDERS), []),
+            (
+                RequestBody(b"passthrough-parser"),
+                [Went(H, request_id=None, removed=tuple(ORDERS)), *given_back(b"passthrough-parser")],
+            ),
+        ],
+    ),
+    upstream(
+        "a body in two chunks, with a sheddable objective and the pool not full",
+        [
+            (RequestHeaders(SAID | {"x-gateway-inference-objective": "sql-lora-sheddable"}), []),
+            (RequestBody(BODY[:20], end_of_stream=False), []),
+            (
+                RequestBody(BODY[20:]),
+                [
+                    Went(H, request_id=None, removed=("x-gateway-inference-objective",)),
+                    *given_back(BODY),
+                ],
+            ),
+        ],
+    ),
+    upstream(
         "a subset that no endpoint is in",
         [
             (_request(["192.168.1.99:8000"]), []),
@@ -158,6 +189,7 @@ UPSTREAM = [
         ],
     ),
     upstream("a response alone, JSON in chunks", [*answer(b'{"id": "cm', b'pl-1"}')]),
+    upstream("a response alone, not JSON", [*answer(b"no healthy upstream")]),
     upstream("a response alone, its end an empty chunk", [*answer(b'{"id": "cmpl-1"}', b"")]),
     upstream("a response alone, an event stream", [*answer(b"data: {}", b"data: [DONE]", b"")]),
     upstream(
