@@ -84,6 +84,11 @@ POOL_AND_PODS = [
         "verbs": ["get", "list", "watch"],
     },
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+    {
+        "apiGroups": ["inference.networking.x-k8s.io", "llm-d.ai"],
+        "resources": ["inferenceobjectives"],
+        "verbs": ["list", "watch"],
+    },
 ]
 
 

@@ -1,9 +1,14 @@
 """Every object of every overlay has the fields that its type has, and no others."""
 
+import re
+
 import jsonschema
 import kubernetes_validate
+import msgspec
 import pytest
+import yaml
 
+from extproc.cluster.objectives import InferenceObjective
 from tests.manifests.crds import SCHEMAS
 from tests.manifests.rendering import APPLICABLE, MANIFESTS, OVERLAYS, Object, named, render
 
@@ -33,6 +38,17 @@ def test_the_overlays_are_the_ones_that_are_documented() -> None:
 def test_objects_have_their_types(overlay: str, version: str) -> None:
     for item in render(overlay):
         check(item, version)
+
+
+def test_the_objective_in_the_docs_has_its_type_and_counts_for_the_overlays_pool() -> None:
+    text = (MANIFESTS.parent / "docs" / "gateways.md").read_text()
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    [item] = [block for block in blocks if "kind" in block]
+    check(item, "1.37")
+    read = msgspec.convert(item, InferenceObjective)
+
+    assert (item["kind"], read.priority) == ("InferenceObjective", -10)
+    assert read.counts_for(named("overlays/gke", "InferencePool", "vllm")["metadata"]["name"])
 
 
 def test_an_unknown_field_is_refused() -> None:
