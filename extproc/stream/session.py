@@ -54,6 +54,7 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 #   its trailers. Where a proxy does not tell, until the stream is closed. A proxy that told neither its modes
 #   nor anything of a response will not: its request is given up as unseen (`leave`), to count for a while.
 # - A client's orders to a picker end here: guarded headers are removed, but those that the operator names.
+#   Two of them are read before: an objective and a fairness id count in a full pool (`routing.admission`).
 # - A body that there is no room for is done without: routed as if there were none. But what nobody kept
 #   cannot be given back, and half a body must not reach an endpoint: then the request is refused.
 #

@@ -2,8 +2,9 @@
 
 Written after the message orders of upstream's hermetic tests (Gateway API Inference Extension, llm-d's
 router: no `protocol_config`, no `:method`, no `:path`), of agentgateway and of NGINX Gateway Fabric. Those
-tests expect three things that are not ours: a body rewritten to another model's name, 400 for a body that
-is not JSON or names no model although one pool takes all, and 500 for a pool without endpoints.
+tests expect four things that are not ours: a body rewritten to another model's name, and with the objective's
+priority in it, 400 for a body that is not JSON or names no model although one pool takes all, and 500 for a
+pool without endpoints.
 """
 
 from collections.abc import Iterator, Sequence
@@ -189,6 +190,15 @@ UPSTREAM = [
         ],
     ),
     upstream("a response alone, JSON in chunks", [*answer(b'{"id": "cm', b'pl-1"}')]),
+    upstream(
+        "headers of a request, then a gRPC response that trailers end",
+        [
+            (RequestHeaders(SAID | {":path": "/vllm.grpc.engine.VllmEngine/Generate"}), []),
+            (ResponseHeaders(), [Continue(R)]),
+            (ResponseBody(b"\0\0\0\0\1x"), [Piece(RB, b"\0\0\0\0\1x", end_of_stream=False)]),
+            (ResponseTrailers(), [Continue(RT)]),
+        ],
+    ),
     upstream("a response alone, not JSON", [*answer(b"no healthy upstream")]),
     upstream("a response alone, its end an empty chunk", [*answer(b'{"id": "cmpl-1"}', b"")]),
     upstream("a response alone, an event stream", [*answer(b"data: {}", b"data: [DONE]", b"")]),
