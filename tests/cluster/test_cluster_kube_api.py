@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from extproc.cluster.decoding import Unreadable
 from extproc.cluster.inference_pools import InferencePoolV1, InferencePoolV1Alpha2, PoolTerms
 from extproc.cluster.kube_api import KubeObject, WatchLost, read_event
+from extproc.cluster.objectives import InferenceObjective
 from extproc.cluster.pods import Pod, read_pod
 from extproc.cluster.slices import EndpointSlice
 from tests.cluster.api_server import line, status_object
@@ -46,7 +47,13 @@ def test_an_error_event_is_told_in_one_of_a_few_words(code: int, why: str) -> No
     assert (caught.value.why, caught.value.keeps_version) == (why, False)
 
 
-KINDS: list[type[KubeObject]] = [EndpointSlice, Pod, InferencePoolV1, InferencePoolV1Alpha2]
+KINDS: list[type[KubeObject]] = [
+    EndpointSlice,
+    Pod,
+    InferencePoolV1,
+    InferencePoolV1Alpha2,
+    InferenceObjective,
+]
 
 
 @pytest.mark.parametrize("type_", KINDS)
@@ -71,6 +78,10 @@ JSON = st.recursive(
     max_leaves=8,
 )
 FIELDS = [
+    "poolRef",
+    "name",
+    "kind",
+    "priority",
     "selector",
     "matchLabels",
     "targetPorts",
@@ -113,3 +124,7 @@ def test_whatever_an_object_holds_it_is_read_or_unreadable(spec: object, status:
         assert isinstance(read_event(event, InferencePoolV1Alpha2)[1].terms, PoolTerms)
     with suppress(Unreadable):
         read_pod(read_event(event, Pod)[1], (8000, 0), "IPv4")
+    with suppress(Unreadable):
+        objective = read_event(event, InferenceObjective)[1]
+        assert isinstance(objective.priority, int)
+        assert objective.counts_for("x") in {True, False}
