@@ -344,6 +344,7 @@ FAULTS = [
     pytest.param(refuses(401), "unauthorized", id="401"),
     pytest.param(refuses(429), "throttled", id="429"),
     pytest.param(streams(b"not json\n"), "garbled", id="not JSON"),
+    pytest.param(streams(b"x" * (9 << 20)), "garbled", id="a line without an end"),
     pytest.param(streams(b'{"type": "ADDED", "object": {"meta'), "connection", id="half a line"),
     pytest.param(streams(then_cut=True), "connection", id="cut"),
     pytest.param(stalls(after_headers=True), "stalled", id="silent"),
