@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager

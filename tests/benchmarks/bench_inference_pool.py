@@ -32,6 +32,7 @@ from extproc.routing.pool import Pool
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.service.keeper import PoolKeeper
+from extproc.service.long_bodies import prepare_for_long_bodies
 from extproc.service.outages import Outages
 from extproc.telemetry import Metrics
 from tests.benchmarks.bench_pick import bodies
@@ -125,6 +126,7 @@ async def measure(changes_per_s: int) -> Waits:
     # As the service does it: what start-up made is not looked at again.
     gc.collect()
     gc.freeze()
+    prepare_for_long_bodies()
     command = [sys.executable, "-m", "tests.benchmarks.bench_inference_pool", "serve", str(changes_per_s)]
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert child.stdout is not None
