@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import signal
-import sys
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
