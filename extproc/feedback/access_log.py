@@ -16,7 +16,7 @@ from google.protobuf.struct_pb2 import Struct
 from extproc.errors import ProtocolError
 from extproc.feedback import access_log_pb2 as pb
 from extproc.feedback.outcome import Exchange, Fault, Outcome, outcomes
-from extproc.stream.names import DECISION_NAMESPACE, DESTINATION, LB_NAMESPACE
+from extproc.stream.names import DECISION_NAMESPACE, DESTINATION, LB_NAMESPACE, TICKET
 from extproc.wire.calls import Call, Handler, Routes, Status
 
 METHOD: Final = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
@@ -25,6 +25,14 @@ METHOD: Final = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 # is no log of ours, and reading it would keep requests waiting.
 MAX_MESSAGE_BYTES: Final = 262_144
 MAX_ENTRIES: Final = 1_000
+
+# Microseconds from the request's first byte to the endpoint to the first of the answer's body.
+FIRST_BODY_TAG: Final = "first_body_us"
+_MOST_DIGITS: Final = 12
+_TICKET_DIGITS: Final = 16
+_HEX: Final = "0123456789abcdef"
+_STREAM: Final = "text/event-stream"
+_OK: Final = 200
 
 _MAY_BE_BUSY: Final = frozenset({429, 503})
 _ENDED: Final = frozenset({0, 6})  # AccessLogType: not told, DownstreamEnd
@@ -47,11 +55,13 @@ def _exchange(entry: pb.HTTPAccessLogEntry) -> Exchange:
     # message that is missing is made empty by reading it.
     common, response = entry.common_properties, entry.response
     spaces = common.metadata.filter_metadata
+    ours = spaces[DECISION_NAMESPACE].fields
+    ticket = _ticket(ours[TICKET].string_value) if TICKET in ours else 0
     attempts = common.upstream_request_attempt_count
     has_begun = common.HasField("time_to_first_upstream_rx_byte")
     status = response.response_code.value
     return Exchange(
-        spaces[DECISION_NAMESPACE].fields["pool"].string_value,
+        ours["pool"].string_value,
         _address(common.upstream_remote_address.socket_address),
         status,
         _seconds(common.duration),
@@ -60,7 +70,22 @@ def _exchange(entry: pb.HTTPAccessLogEntry) -> Exchange:
         attempts,
         _destinations(spaces) if attempts > 1 else (),
         response.response_headers.get("retry-after") if status in _MAY_BE_BUSY else None,
+        _first_token_s(common, response) if ticket and attempts <= 1 else None,
+        ticket,
     )
+
+
+def _ticket(text: str) -> int:
+    """Anybody may write to this port: what is no number is none of ours."""
+    return int(text, 16) if len(text) == _TICKET_DIGITS and not text.strip(_HEX) else 0
+
+
+def _first_token_s(common: pb.AccessLogCommon, response: pb.HTTPResponseProperties) -> float | None:
+    told = common.custom_tags.get(FIRST_BODY_TAG, "")
+    if not (told.isascii() and told.isdigit() and len(told) <= _MOST_DIGITS):
+        return None
+    is_stream = response.response_headers.get("content-type", "").startswith(_STREAM)
+    return int(told) / 1e6 if is_stream and response.response_code.value == _OK else None
 
 
 def _destinations(spaces: Mapping[str, Struct]) -> Sequence[str]:
@@ -100,7 +125,8 @@ def _fault(flags: pb.ResponseFlags) -> Fault:
 class AccessLogs:
     """`envoy.service.accesslog.v3.AccessLogService`: hands every outcome to `observe`.
 
-    `on_fault` counts messages that could not be used, by one of a few fixed words.
+    `on_fault` counts messages that could not be used, by one of a few fixed words. `settle` takes every
+    exchange that has a pick's number.
     """
 
     def __init__(
@@ -108,10 +134,12 @@ class AccessLogs:
         observe: Callable[[Outcome], None],
         on_fault: Callable[[str], None],
         time_of_day: Callable[[], float] = time,
+        settle: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
         self._observe = observe
         self._time_of_day = time_of_day
         self.on_fault = on_fault
+        self._settle = settle
 
     def routes(self) -> Routes:
         return {METHOD: self.open}
@@ -126,6 +154,8 @@ class AccessLogs:
             for exchange in decode(message):
                 for outcome in outcomes(exchange, now_s):
                     self._observe(outcome)
+                if exchange.ticket:
+                    self._settle(exchange)
         except ProtocolError:
             self.on_fault("unreadable")
 

@@ -133,9 +133,15 @@ class Pick(Struct, frozen=True):
         if self.standing is not None:
             self.pool.admission.release(self.standing, name)
 
-    def learn(self, ending: Ending) -> None:
-        """Tells the strategy that placed the request what became of it; before or after `release`."""
-        self.reading.learn(self.endpoint.name, ending)
+    def learn(self, ending: Ending, address: str = "") -> None:
+        """Tells the strategy that placed the request what became of it; before or after `release`.
+
+        `address` is who answered, if another one than the pick.
+        """
+        name = self.endpoint.name
+        if address and address != self.endpoint.address:
+            name = next(iter(self.pool.snapshot.by_location.get(address, ())), "")
+        self.reading.learn(name, ending)
 
 
 _NOBODY: Final[frozenset[str]] = frozenset()

@@ -43,11 +43,14 @@ from extproc.stream.names import (
     STATUS,
     SUBSET,
     SUBSET_NAMESPACE,
+    TICKET,
     UPSTREAM_TIME,
 )
 
 # Stands for the 16 digits of the routing key in a reply serialised ahead; no other string holds a NUL.
 _PREFIX: Final = b"\0" * 16
+# And of a pick's number.
+_TICKET: Final = b"\0\1" * 8
 
 # Of longer messages the body is cut out.
 _LONG_BYTES: Final = 65_536
@@ -256,6 +259,7 @@ class _Fixed(NamedTuple):
     reason: str
     endpoint: str
     has_prefix: bool
+    has_ticket: bool
     remove_headers: Sequence[str]
     clear_route_cache: bool
     skip_body: bool
@@ -280,15 +284,17 @@ def _decided(reply: Routed) -> bytes:
         pick.reason,
         pick.endpoint.name,
         key is not None,
+        reply.ticket != 0,
         tuple(reply.remove_headers),
         reply.clear_route_cache,
         reply.skip_body,
         reply.tell_response,
     )
     prefix = b"" if key is None else b"%016x" % key
-    if reply.request_id is not None:
-        return _build(fixed, reply.request_id).replace(_PREFIX, prefix)
-    return _template(fixed).replace(_PREFIX, prefix)
+    built = _template(fixed) if reply.request_id is None else _build(fixed, reply.request_id)
+    if reply.ticket:
+        built = built.replace(_TICKET, b"%016x" % reply.ticket, 1)
+    return built.replace(_PREFIX, prefix)
 
 
 @lru_cache(maxsize=4_096)
@@ -312,6 +318,8 @@ def _build(fixed: _Fixed, request_id: str | None) -> bytes:
         ours[name].string_value = getattr(fixed, name)
     if fixed.has_prefix:
         ours["prefix"].string_value = _PREFIX.decode()
+    if fixed.has_ticket:
+        ours[TICKET].string_value = _TICKET.decode()
     if fixed.skip_body:
         response.mode_override.CopyFrom(_SKIP_BODY[fixed.tell_response])
     return response.SerializeToString()

@@ -145,12 +145,14 @@ class Served(Struct, frozen=True):
     """Go on with the response; this is what the gateway tells of it (EPP 1.0.0).
 
     `pool` is the name of the pick's pool, `address` who answered. `is_elsewhere`: another one than the pick.
+    `ticket` is the pick's number, 0 if it has none.
     """
 
     pool: str
     address: str
     response: ResponseHeaders
     is_elsewhere: bool = False
+    ticket: int = 0
 
 
 class Piece(Struct, frozen=True):
@@ -164,7 +166,8 @@ class Piece(Struct, frozen=True):
 class Routed(Struct, frozen=True):
     """Go on, to the picked endpoint: headers set and removed, the same said as dynamic metadata.
 
-    `piece` is the first one of a body given back, where there are no headers to answer.
+    `piece` is the first one of a body given back, where there are no headers to answer. `ticket` is what an
+    access log tells of the request by, 0 if nobody would listen.
     """
 
     phase: Phase
@@ -175,6 +178,7 @@ class Routed(Struct, frozen=True):
     skip_body: bool = False
     tell_response: bool = False
     piece: Piece | None = None
+    ticket: int = 0
 
 
 class Answer(Struct, frozen=True):

@@ -15,6 +15,7 @@ from extproc.budget import Budget
 from extproc.errors import ProtocolError, RequestError
 from extproc.routing.picker import Found, Picker
 from extproc.routing.pool import Pick
+from extproc.routing.tickets import Tickets
 from extproc.stream.codec import decode, encode
 from extproc.stream.events import Answer, BodyRead, BodySkipped, Event, Reading, Reply, Routed, Served
 from extproc.stream.names import POOL, PROCESS, READ_HEADERS
@@ -33,7 +34,8 @@ class ExternalProcessor:
     and how many seconds after the pick. `pass_headers` are guarded headers that go on to the endpoint. A
     request whose response the gateway never tells of counts for `unseen_s`, by the loop's clock or by
     `later`, which is called with a delay and what to do then. `reader` reads long bodies, which would keep
-    the loop from others for milliseconds; `None` reads them on it.
+    the loop from others for milliseconds; `None` reads them on it. `tickets` find picks again by what an
+    access log tells.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class ExternalProcessor:
         unseen_s: float = 10,
         later: Callable[[float, Callable[[], None]], object] | None = None,
         reader: Executor | None = None,
+        tickets: Tickets | None = None,
     ) -> None:
         self._picker = picker
         self.observer = observer
@@ -60,6 +63,7 @@ class ExternalProcessor:
         self._unseen_s = unseen_s
         self._later = later or _call_later
         self._reader = reader
+        self._tickets = tickets
         self._wanted: tuple[Picker | None, frozenset[str]] = (None, READ_HEADERS)
         self.streams_open = 0
         self._idle = asyncio.Event()
@@ -88,6 +92,7 @@ class ExternalProcessor:
             budget=self._budget,
             pass_headers=self._pass_headers,
             reads_apart=self._reader is not None,
+            tickets=self._tickets,
         )
         self.streams_open += 1
         self._idle.clear()

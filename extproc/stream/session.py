@@ -76,6 +76,7 @@ from extproc.budget import Budget
 from extproc.errors import BodyTooLarge, NoRoomForBody, RequestError
 from extproc.routing.picker import Ask, Found, Picker
 from extproc.routing.pool import Pick
+from extproc.routing.tickets import Tickets
 from extproc.stream.answers import list_models, refuse
 from extproc.stream.events import (
     UNTOLD,
@@ -116,6 +117,7 @@ class Session:
     `x-request-id` for a request that came without one. `budget` is the process's, for held bodies.
     `pass_headers` are guarded ones that go on to the endpoint. `reads_apart` says that whoever drives the
     session reads long bodies for it: a `Reading` asks for that, and a `BodyRead` must be the next event.
+    `tickets` find the pick again when the proxy's access log tells of it.
     """
 
     __slots__ = (
@@ -137,6 +139,8 @@ class Session:
         "_state",
         "_subset",
         "_then",
+        "_ticket",
+        "_tickets",
     )
 
     def __init__(
@@ -150,6 +154,7 @@ class Session:
         budget: Budget | None = None,
         pass_headers: Collection[str] = (),
         reads_apart: bool = False,
+        tickets: Tickets | None = None,
     ) -> None:
         self._picker = picker
         self._new_request_id = new_request_id
@@ -158,6 +163,8 @@ class Session:
         self._pool = pool
         self._budget = budget
         self._pass_headers = pass_headers
+        self._tickets = tickets
+        self._ticket = 0
         self._state = _NEW
         self._config = UNTOLD
         self._has_begun = False
@@ -192,6 +199,7 @@ class Session:
         if self._has_response or self._config is not UNTOLD:
             return None
         pick, self._pick = self._pick, None
+        self._end_ticket()
         return pick
 
     def close(self) -> None:
@@ -243,7 +251,7 @@ class Session:
             if is_elsewhere:
                 self._pick = pick.pool.move(pick, address)
             if is_elsewhere or event.status:
-                reply = Served(pick.pool.name, address, event, is_elsewhere)
+                reply = Served(pick.pool.name, address, event, is_elsewhere, self._ticket)
         self._has_response = True
         if event.end_of_stream:
             self._release()
@@ -438,6 +446,7 @@ class Session:
     def _route(self, phase: Phase, ask: Ask, found: Found | None = None) -> Routed:
         decision = self._picker.pick(ask, found)
         self._pick = decision.pick
+        self._ticket = 0 if self._tickets is None else self._tickets.give(decision.pick)
         request = self._request
         is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
         skip_body = is_ahead_of_body and self._config.request_body in _BUFFERED
@@ -452,6 +461,7 @@ class Session:
             clear_route_cache=self._clear_route_cache,
             skip_body=skip_body,
             tell_response=skip_body and pick.pool.wants_response(pick.endpoint),
+            ticket=self._ticket,
         )
 
     def _unwanted(self, headers: Iterable[str]) -> list[str]:
@@ -474,6 +484,11 @@ class Session:
         pick, self._pick = self._pick, None
         if pick is not None:
             pick.release()
+            self._end_ticket()
+
+    def _end_ticket(self) -> None:
+        if self._ticket and self._tickets is not None:
+            self._tickets.end(self._ticket)
 
 
 class _State(NamedTuple):

@@ -46,12 +46,12 @@ class Choice(Struct, frozen=True):
 class Ending(Struct, frozen=True):
     """What became of a request, as its proxy tells some time after the end; `None` where it does not.
 
-    Seconds count from the moment when the proxy sent the request to the endpoint.
+    `first_token_s` counts from the moment when the proxy sent the request to the endpoint. Of a request that
+    was tried more than once, or whose answer came all at once, it is not known.
     """
 
     status: int | None = None
-    first_byte_s: float | None = None
-    duration_s: float | None = None
+    first_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +153,14 @@ class Reading(ABC):
     for each `taken`, and perhaps `learn`, at any time after `taken` or not at all. A request that
     another endpoint answered than the picked one ends at the one and is taken at the other.
 
-    `key` is the routing key, told to operators; `None` where there is no prefix.
+    `key` is the routing key, told to operators; `None` where there is no prefix. `learns` says whether
+    `learn` does anything.
     """
 
     __slots__ = ()
 
     key: int | None = None
+    learns: bool = False
 
     @abstractmethod
     def choose(self, candidates: Candidates, count: int) -> Choice:
@@ -175,7 +177,8 @@ class Reading(ABC):
         """The request has left the endpoint, however it went."""
 
     def learn(self, endpoint: str, ending: Ending) -> None:  # noqa: B027  # likewise
-        """Hears what became of the request at `endpoint`, which may be gone by now."""
+        """Hears what became of the request at `endpoint`, which may be gone by now, or be another one than
+        where it was taken. May come before `ended` or after."""
 
 
 class Strategy(Protocol):

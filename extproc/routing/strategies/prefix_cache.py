@@ -50,10 +50,13 @@ from extproc.routing.strategies.base import (
     Strategy,
 )
 from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
+from extproc.routing.strategies.learning import Costs, Learner, Pace
 
 _KEEP: Final = 3.0
 _DRAIN: Final = 0.8
 _STEPS_PER_REQUEST: Final = 0.25
+
+_FAILED: Final = 500
 
 # A cost may be wrong by a quarter; a capacity had better not be too small.
 _BYTES_PER_TOKEN: Final = 4.0
@@ -63,6 +66,10 @@ _NOMINEES: Final = 2
 _LOOKED_AT: Final = 16
 
 _POSITIONS: Final = 64
+
+# What a request waits for that waits for no other: the rest of a step, and its own.
+_STEPS_TO_FIRST: Final = 1.5
+_ALONE: Final = 0.25
 
 
 class Offer(Struct, frozen=True):
@@ -87,6 +94,17 @@ class Stretch(Struct, frozen=True):
     def missing(self, reach: int) -> float:
         """Weighed bytes that an endpoint lacks which has `reach` bytes of the prompt."""
         return self.weight * max(0, self.stop - max(self.start, reach))
+
+
+class Start(Struct, frozen=True):
+    """What a request began with: what it took of the index, bytes it lacked, what its endpoint had to do."""
+
+    taken: Taken
+    missing: float
+    backlog_ms: float
+
+
+_NOTHING_TAKEN: Final = Start(Taken(0, 0), 0, 0)
 
 
 class _Look(Struct, frozen=True):
@@ -134,6 +152,7 @@ class PrefixCache(Strategy):
         outside: Outside,
         *,
         engine: str = DEFAULT_ENGINE,
+        learn: bool = False,
         kv_tokens: int | None = None,
         gateways: int = 1,
     ) -> None:
@@ -142,8 +161,9 @@ class PrefixCache(Strategy):
         costs = ENGINES[engine]
         self._clock = outside.clock
         self._rng: Random = outside.rng
-        self._ms_per_byte = costs.prefill_ms_per_token / _BYTES_PER_TOKEN
-        self._ms_per_request = costs.step_ms * _STEPS_PER_REQUEST
+        self._use(Costs(costs.prefill_ms_per_token / _BYTES_PER_TOKEN, costs.step_ms))
+        self.learner = Learner(self._costs, outside.rng) if learn else None
+        self._paces: dict[str, Pace] = {}
         self._has_homes = gateways > 1
         self._without_prompt = LeastLoad(outside, Reason.NO_PREFIX)
         self._backlogs: dict[str, Backlog] = {}
@@ -166,14 +186,31 @@ class PrefixCache(Strategy):
     def follow(self, ready: Mapping[str, Endpoint]) -> None:
         self.index.follow({name: endpoint.address for name, endpoint in ready.items()})
         self._backlogs = {name: self._backlogs.get(name) or Backlog() for name in ready}
+        self._paces = {name: self._paces.get(name) or Pace() for name in ready}
 
-    def take(self, holding: Holding, chain: Chain) -> Taken:
+    def take(self, holding: Holding, chain: Chain) -> Start:
         """Writes a request down."""
-        now = self._clock()
+        now, backlog = self._clock(), self._backlogs[holding.name]
         taken = self.index.take(holding, chain, now)
-        missing = chain.size - chain.reach(taken.had)
-        self._backlogs[holding.name].add(missing * self._ms_per_byte, now)
-        return taken
+        start = Start(taken, chain.size - chain.reach(taken.had), backlog.ms(now))
+        backlog.add(start.missing * self._ms_per_byte, now)
+        return start
+
+    def learn(self, endpoint: str, start: Start, first_token_s: float) -> None:
+        """Hears how long a request took to its first token; only of one that waited for no other is it known why."""
+        costs, learner = self._costs, self.learner
+        own_ms = costs.step_ms * _STEPS_TO_FIRST + start.missing * costs.ms_per_byte
+        if learner is None or start.backlog_ms > _ALONE * own_ms:
+            return
+        if learner.hear(start.missing, first_token_s * 1000):
+            self._use(learner.costs)
+        if endpoint in self._paces and learner.lines:
+            self._paces[endpoint].hear(own_ms, first_token_s * 1000)
+
+    def _use(self, costs: Costs) -> None:
+        self._costs = costs
+        self._ms_per_byte = costs.ms_per_byte
+        self._ms_per_request = costs.step_ms * _STEPS_PER_REQUEST
 
     def offers(self, chain: Chain, candidates: Candidates) -> list[Offer]:
         """What the endpoints worth asking would cost, the cheapest first; never empty."""
@@ -291,15 +328,18 @@ def _cost(offer: Offer) -> float:
 class _Cached(Reading):
     """One request's chain, and where it was written down."""
 
-    __slots__ = ("_chain", "_holding", "_strategy", "_taken", "key")
+    __slots__ = ("_chain", "_holding", "_is_open", "_late", "_start", "_strategy", "key")
 
     key: int
+    learns = True
 
     def __init__(self, strategy: PrefixCache, chain: Chain) -> None:
         self._strategy = strategy
         self._chain = chain
         self._holding: Holding | None = None
-        self._taken = Taken(0, 0)
+        self._start = _NOTHING_TAKEN
+        self._is_open = False
+        self._late: tuple[str, Ending] | None = None
         self.key = chain.home
 
     def choose(self, candidates: Candidates, count: int) -> Choice:
@@ -313,21 +353,40 @@ class _Cached(Reading):
         return self._strategy.explain(self._chain, candidates)
 
     def taken(self, endpoint: str) -> None:
+        self._withdraw()
         index = self._strategy.index
-        if self._holding is not None:
-            # Another one answered: this one never read it.
-            index.withdraw(self._holding, self._chain, self._taken)
+        self._is_open = True
         self._holding = index.holding(endpoint)
         if self._holding is not None:
-            self._taken = self._strategy.take(self._holding, self._chain)
+            self._start = self._strategy.take(self._holding, self._chain)
 
     def ended(self, endpoint: str) -> None:  # noqa: ARG002  # where it was taken
+        self._is_open = False
         if self._holding is not None:
-            self._strategy.index.release(self._holding, self._chain, self._taken)
+            self._strategy.index.release(self._holding, self._chain, self._start.taken)
+        if self._late is not None:
+            late, self._late = self._late, None
+            self.learn(*late)
 
-    def learn(self, endpoint: str, ending: Ending) -> None:  # noqa: ARG002  # likewise
-        if self._holding is not None and ending.status is not None and ending.status >= 500:
-            self._strategy.index.withdraw(self._holding, self._chain, self._taken)
+    def learn(self, endpoint: str, ending: Ending) -> None:
+        if self._is_open:
+            # Blocks of an open request can be neither withdrawn nor moved.
+            self._late = endpoint, ending
+        elif self._holding is None:
+            return
+        elif ending.status is not None and ending.status >= _FAILED:
+            self._withdraw()
+        elif endpoint != self._holding.name:
+            self.taken(endpoint)
+            self.ended(endpoint)
+        elif ending.first_token_s is not None:
+            self._strategy.learn(endpoint, self._start, ending.first_token_s)
+
+    def _withdraw(self) -> None:
+        """This one never read it, or did not keep it."""
+        if self._holding is not None:
+            self._strategy.index.withdraw(self._holding, self._chain, self._start.taken)
+            self._holding = None
 
     def _reason(self, offers: Sequence[Offer]) -> Reason:
         first, chain = offers[0], self._chain

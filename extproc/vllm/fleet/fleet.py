@@ -10,7 +10,7 @@ from typing import Final
 from extproc.errors import NoEndpoint, SettingsError
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pick
-from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.base import Ending, Outside
 from extproc.vllm.fleet.change import Change, Kind, check_changes, steps_of
 from extproc.vllm.fleet.client import Client, Traffic
 from extproc.vllm.fleet.dialogue import Dialogue
@@ -176,6 +176,8 @@ class _Fleet:
             self._timeline.at(self._timeline.now + delay_s, pick.release)
         else:
             pick.release()
+        if flight.is_answered:
+            pick.learn(Ending(200, flight.ttft_s))
         if flight.ended_at > self._timeline.now:
             self._timeline.at(flight.ended_at, self._client.ended, flight)
         else:
