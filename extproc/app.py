@@ -89,9 +89,12 @@ class Application:
             unseen_s=settings.server.unseen_s,
             on_served=self.pools.desks.observe_response,
             reader=self.reader,
+            tickets=self.pools.desks.tickets,
         )
         self.access_logs = AccessLogs(
-            self.pools.desks.observe, on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc()
+            self.pools.desks.observe,
+            on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc(),
+            settle=self.pools.desks.settle,
         )
         self.health = Health(lambda: not self.faults())
         self._settings = settings

@@ -153,6 +153,9 @@ class PrefixCacheSettings(_StrategySection):
     name: Literal["prefix_cache"]
     engine: Literal[tuple(ENGINES)] = DEFAULT_ENGINE  # type: ignore[valid-type]
     """Whose constants the costs are made of; the nearest does, only their proportions matter."""
+    learn: bool = False
+    """Learn the constants, beginning with those of `engine`, from the time to the first token: what the
+    access log tells (docs/envoy.md says how), else `signals`. Endpoints slower than the others are found, too."""
     kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
     """Tokens in an endpoint's KV cache, as vLLM tells them at its start; omitted: the engine's. Rather too
     many than too few: what is forgotten too early leaves a warm endpoint."""
@@ -177,6 +180,13 @@ class ProbeSettings(Section):
     healthy."""
     timeout_s: float = Field(default=3, gt=0)
     """How long an answer may take, seconds."""
+
+
+class SignalsSettings(Section):
+    """Asking each endpoint for its metrics (vLLM's `/metrics`)."""
+
+    scrape_s: float = Field(default=5, ge=0.5, le=300)
+    """How often each endpoint is asked, seconds."""
 
 
 class PoolSettings(Section):
@@ -215,6 +225,9 @@ class PoolSettings(Section):
     probe: ProbeSettings | Literal[False] | None = None
     """Ask the endpoints for their health; false: never. Omitted: for lists that say nothing of it (static,
     file, dns), not for Kubernetes and InferencePools."""
+    signals: SignalsSettings | None = None
+    """Read the endpoints' metrics: how large their caches are, what is found there, how many requests wait.
+    `{}` for the defaults; omitted: never. Of use to `prefix_cache`."""
     stale_after_s: float | None = Field(default=None, gt=0)
     """Age of the endpoint list, seconds, beyond which the pool does not count as ready; omitted: only where
     its source has said nothing at all for 300 s. The service is ready while one pool is. Take more than a

@@ -1,11 +1,14 @@
 """Where the outcomes of one pool's requests arrive: counted, judged, told."""
 
 import logging
+from collections.abc import Collection
 
 from extproc.feedback.cooling import Change, Cooling
 from extproc.feedback.outcome import Outcome, Verdict
 from extproc.feedback.tally import Tally
+from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pool
+from extproc.routing.vitals import Vitals
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +20,7 @@ class Desk:
         self.pool = pool
         self.cooling = cooling
         self.tally = Tally()
+        self.vitals: dict[str, Vitals] = {}
         self._has_log = False
 
     def __repr__(self) -> str:
@@ -43,6 +47,25 @@ class Desk:
         elif outcome.verdict is Verdict.ANSWERED:
             self._take(outcome, is_counted=False)
 
+    def sense(self, endpoint: Endpoint, vitals: Vitals | None) -> None:
+        """Takes what an endpoint says of itself; `None`: it does not answer."""
+        if self.pool.snapshot.ready.get(endpoint.name) is not endpoint:
+            return  # another one has its name by now
+        if vitals is not None:
+            self.vitals[endpoint.name] = vitals
+        self.pool.strategy.sense(endpoint.name, vitals, self.pool.book.counts())
+
+    def forget_vitals(self) -> None:
+        """Nobody asks any more: what was said last need not be true."""
+        self.vitals.clear()
+        for name in self.pool.snapshot.ready:
+            self.pool.strategy.sense(name, None, {})
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forgets what was counted of endpoints that are gone."""
+        self.tally.keep(names)
+        self.vitals = {name: vitals for name, vitals in self.vitals.items() if name in names}
+
     def _take(self, outcome: Outcome, *, is_counted: bool) -> None:
         name = self._name(outcome.address)
         if name is None:
@@ -53,6 +76,9 @@ class Desk:
         if change is not None:
             self.tally.count_change(name, change)
             self._tell(name, change)
+        if change is Change.COOLED and outcome.status == 0:
+            # Nobody answers there: a process that is gone held its cache.
+            self.pool.strategy.lose(name)
 
     def _name(self, address: str) -> str | None:
         snapshot = self.pool.snapshot

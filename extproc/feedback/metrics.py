@@ -16,7 +16,7 @@ EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
 
 
 class FeedbackCollector(Collector):
-    """Answers and coolings by endpoint, time to the first byte by pool."""
+    """Answers, coolings and cache hits by endpoint, time to the first byte and hits foreseen by pool."""
 
     def __init__(self, desks: Callable[[], Iterable[Desk]]) -> None:
         self._desks = desks
@@ -33,7 +33,23 @@ class FeedbackCollector(Collector):
         first_byte = HistogramMetricFamily(
             "extproc_first_byte_seconds", "From a request's first byte to its answer's.", labels=["pool"]
         )
+        foreseen = CounterMetricFamily(
+            "extproc_foreseen_tokens",
+            "Tokens of prompts, by whether their endpoint was believed to hold them.",
+            labels=["pool", "reason", "cached"],
+        )
+        measured = CounterMetricFamily(
+            "extproc_measured_tokens",
+            "Tokens of prompts, by whether their endpoint found them in its cache, as it says.",
+            labels=["pool", "endpoint", "cached"],
+        )
         for desk in self._desks():
+            for reason, counts in desk.pool.strategy.foreseen().items():
+                foreseen.add_metric([desk.pool.name, reason, "yes"], counts.cached)
+                foreseen.add_metric([desk.pool.name, reason, "no"], counts.prompt - counts.cached)
+            for name, vitals in desk.vitals.items():
+                measured.add_metric([desk.pool.name, name, "yes"], vitals.hit_tokens)
+                measured.add_metric([desk.pool.name, name, "no"], vitals.queried_tokens - vitals.hit_tokens)
             pool, tally = desk.pool.name, desk.tally
             names = desk.pool.snapshot.names
             told = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | tally.answers
@@ -44,4 +60,4 @@ class FeedbackCollector(Collector):
             bounds = [*map(floatToGoString, FIRST_BYTE_BOUNDS_S), "+Inf"]
             buckets = list(zip(bounds, accumulate(tally.buckets), strict=True))
             first_byte.add_metric([pool], buckets, tally.sum_s)
-        yield from (answers, coolings, first_byte)
+        yield from (answers, coolings, first_byte, foreseen, measured)

@@ -49,8 +49,8 @@ class Exchange(Struct, frozen=True):
     """One entry of an access log. Durations in seconds since the request's first byte at the proxy.
 
     `address` is the endpoint that was asked last, empty if none was; `destinations` what we told the proxy,
-    best first, read only where there was more than one attempt. `first_byte_s` is `None` where no byte of
-    an answer came, `status` 0 where the client got none. `first_token_s` counts from when the request was sent
+    best first, read only where there was more than one attempt. `first_byte_s` is `None` where no byte of an
+    answer came, `status` 0 where the client got none. `first_token_s` counts from when the request was sent
     to the endpoint to the first byte of a streamed answer's body: the head of a stream comes at once (vLLM),
     the first event with the first token. `ticket` is the pick's number, 0 where it has none.
     """

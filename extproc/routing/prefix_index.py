@@ -29,6 +29,9 @@ from extproc.routing.chain import Chain
 # memory each. What a chat's cuts need is less: its blocks have 170 bytes and more on average.
 ENTRY_BYTES: Final = 128
 
+# What all of them have at most, whatever their capacities: 1 GB.
+MOST_ENTRIES: Final = 2_700_000
+
 # Over how long rates are averaged, seconds: some requests of a prefix that is worth keeping.
 _RATE_S: Final = 60.0
 
@@ -57,11 +60,24 @@ class Rate:
 class Holding:
     """The blocks that one endpoint holds: those of open requests, and idle ones in order of eviction."""
 
-    __slots__ = ("address", "alone", "idle", "idle_bytes", "is_gone", "name", "pinned", "pinned_bytes")
+    __slots__ = (
+        "address",
+        "alone",
+        "capacity",
+        "idle",
+        "idle_bytes",
+        "is_gone",
+        "most_entries",
+        "name",
+        "pinned",
+        "pinned_bytes",
+    )
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, address: str, capacity: int) -> None:
         self.name = name
         self.address = address
+        self.capacity = capacity
+        self.most_entries = max(1, capacity // ENTRY_BYTES)
         self.is_gone = False
         self.alone = (self,)
         self.idle: OrderedDict[int, None] = OrderedDict()
@@ -136,13 +152,15 @@ class _Known(Struct, gc=False):
 class PrefixIndex:
     """All endpoints' holdings, and the blocks by what they are.
 
-    `capacity` is how many bytes of prompts one endpoint's cache holds. Memory is bounded by
-    `capacity / ENTRY_BYTES` entries an endpoint; of open requests beyond that, tails are left out.
+    `capacity` is how many bytes of prompts one endpoint's cache holds, unless it is told otherwise of one.
+    Memory is bounded by `capacity / ENTRY_BYTES` entries an endpoint, and by `MOST_ENTRIES` over all; of
+    open requests beyond that, tails are left out.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._most_entries = max(1, capacity // ENTRY_BYTES)
+        self._default = capacity
+        self._room = 0
         self._holdings: dict[str, Holding] = {}
         self._blocks: dict[int, _Known] = {}
         # Blocks after which prompts went different ways, and how often they are asked for.
@@ -165,7 +183,24 @@ class PrefixIndex:
                 self._forget(holding)
         for name, address in addresses.items():
             if name not in self._holdings:
-                self._holdings[name] = Holding(name, address)
+                self._holdings[name] = Holding(name, address, self._default)
+        self._measure()
+
+    def lose(self, name: str) -> None:
+        """Forgets what an endpoint holds: it did, too."""
+        holding = self._holdings.get(name)
+        if holding is not None and len(holding):
+            self._forget(holding)
+            self._holdings[name] = Holding(name, holding.address, holding.capacity)
+            self._measure()
+
+    def resize(self, name: str, capacity: int) -> None:
+        """Takes the size of one endpoint's cache, in bytes of prompts."""
+        holding = self._holdings.get(name)
+        if holding is not None and holding.capacity != capacity:
+            holding.capacity = capacity
+            self._measure()
+            self._make_room(holding)
 
     def known(self, hashes: Sequence[int]) -> int:
         """How many blocks of a chain any endpoint holds. O(log n)."""
@@ -213,7 +248,7 @@ class PrefixIndex:
 
     def life_s(self, now: float) -> float:
         """How long a block stays, on average: what fits, over what comes (Little's law)."""
-        room, per_s = self.capacity * len(self._holdings), self._new_bytes.per_s(now)
+        room, per_s = self._room, self._new_bytes.per_s(now)
         return room / per_s if per_s * _LONGEST_S > room else _LONGEST_S
 
     def take(self, holding: Holding, chain: Chain, now: float) -> Taken:
@@ -224,7 +259,7 @@ class PrefixIndex:
             self._forks[hashes[fork - 1]].add(1, now)
         had = holding.depth(hashes, known)
         holding.pin(chain, had)
-        stop = min(len(hashes), had + max(0, self._most_entries - len(holding.pinned)))
+        stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
             self._insert(holding, chain, had, stop, now)
             self._make_room(holding)
@@ -279,12 +314,21 @@ class PrefixIndex:
 
     def _make_room(self, holding: Holding) -> None:
         """Evicts idle blocks until the bound holds."""
-        room = max(self.capacity - holding.pinned_bytes, self.capacity // 10)
+        room = max(holding.capacity - holding.pinned_bytes, holding.capacity // 10)
         idle = holding.idle
-        while idle and (holding.idle_bytes > room or len(holding) > self._most_entries):
+        while idle and (holding.idle_bytes > room or len(holding) > holding.most_entries):
             block, _ = idle.popitem(last=False)
             holding.idle_bytes -= self._blocks[block].length
             self._drop(holding, block)
+
+    def _measure(self) -> None:
+        """Says anew what depends on who is there and how large each is."""
+        holdings = self._holdings.values()
+        share = MOST_ENTRIES // max(1, len(holdings))
+        for holding in holdings:
+            holding.most_entries = max(1, min(holding.capacity // ENTRY_BYTES, share))
+        self._room = sum(holding.capacity for holding in holdings)
+        self.capacity = max((holding.capacity for holding in holdings), default=self._default)
 
     def _forget(self, holding: Holding) -> None:
         holding.is_gone = True

@@ -1,7 +1,7 @@
 """Who asked for what: finds the pick that an entry of an access log tells of. Pure.
 
-A proxy tells of a request when it has ended, by a number that we gave with the pick and that it brings back in
-metadata of ours. Not by `x-request-id`: a client may write that one, and two may write the same.
+A proxy tells of a request when it has ended, by a number that we gave with the pick and that it brings back
+in metadata of ours. Not by `x-request-id`: a client may write that one, and two may write the same.
 """
 
 from collections import OrderedDict

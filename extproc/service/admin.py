@@ -110,6 +110,7 @@ def describe_pool(keeper: PoolKeeper) -> dict[str, object]:
         "fault": keeper.fault and str(keeper.fault),
         "in_flight": pool.book.total,
         "objectives": dict(pool.admission.priorities),
+        "learnt": pool.strategy.learnt(),
         "endpoints": [
             {
                 "name": endpoint.name,

@@ -17,6 +17,7 @@ from extproc.cluster.static import StaticSource
 from extproc.endpoint_settings import EndpointsSettings, InferencePoolSettings, KubernetesSettings
 from extproc.feedback.cooling import Rules
 from extproc.feedback.probes import ProbePlan
+from extproc.feedback.scraper import ScrapePlan
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Route
 from extproc.routing.pool import Gate, Pool
@@ -49,6 +50,11 @@ def build_probe(settings: PoolSettings) -> ProbePlan | None:
     if probe is None and not settings.endpoints.tells_health:
         probe = ProbeSettings()
     return ProbePlan(probe.path, probe.interval_s, probe.timeout_s) if probe else None
+
+
+def build_scrape(settings: PoolSettings) -> ScrapePlan | None:
+    """`None`: the endpoints' metrics are left alone."""
+    return ScrapePlan(settings.signals.scrape_s) if settings.signals else None
 
 
 def build_route(settings: PoolSettings, pool: Pool) -> Route:

@@ -328,6 +328,12 @@ class Learner(Strategy, Reading):
     def follow(self, ready: Iterable[str]) -> None:
         self.heard.append(("follow", [*ready]))
 
+    def lose(self, endpoint: str) -> None:
+        self.heard.append(("lose", endpoint))
+
+    def sense(self, endpoint: str, vitals: object, in_flight: object) -> None:
+        self.heard.append(("sense", endpoint))
+
     def choose(self, candidates: Candidates, count: int) -> Choice:
         return Choice(candidates.names[:count], Reason.TURN)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from extproc.routing.chain import Chain
-from extproc.routing.prefix_index import ENTRY_BYTES, Holding, PrefixIndex, Rate, Taken
+from extproc.routing.prefix_index import ENTRY_BYTES, MOST_ENTRIES, Holding, PrefixIndex, Rate, Taken
 
 SIZE = 200
 
@@ -264,6 +264,57 @@ def test_memory_stays_below_what_is_promised(endpoints: int) -> None:
     assert 1_000 * (capacity // ENTRY_BYTES) * 380 < 1e9
 
 
+def test_what_an_endpoint_lost_is_not_there_and_all_else_is() -> None:
+    index = index_of("a", "b")
+    for name in "ab":
+        visit(index, name, 1, 2, 3)
+    index.lose("a")
+
+    assert [depth(index, name, 1, 2, 3) for name in "ab"] == [0, 3]
+    assert levels(index, 1, 2, 3) == [["b"]]
+
+
+def test_a_request_from_before_the_loss_may_end_any_time() -> None:
+    index = index_of("a")
+    before, asked = at(index, "a"), chain(1, 2, 3)
+    taken = index.take(before, asked, 0.0)
+    index.lose("a")
+    visit(index, "a", 1, 2)
+    index.release(before, asked, taken)
+    index.withdraw(before, asked, taken)
+
+    assert depth(index, "a", 1, 2, 3) == 2
+
+
+def test_each_endpoint_has_the_size_that_it_tells() -> None:
+    index = index_of("a", "b", blocks=10)
+    index.resize("a", 4 * SIZE)
+    index.resize("strange", 4 * SIZE)
+    for name in "ab":
+        visit(index, name, *range(20))
+
+    assert [at(index, name).idle_bytes // SIZE for name in "ab"] == [4, 10]
+    assert index.capacity == 10 * SIZE
+
+    index.resize("b", 2 * SIZE)
+
+    assert at(index, "b").idle_bytes == 2 * SIZE
+    assert index.capacity == 4 * SIZE
+
+    visit(index, "a", 7)
+    index.lose("a")
+
+    assert at(index, "a").capacity == 4 * SIZE
+
+
+def test_a_thousand_endpoints_share_what_memory_there_is_whatever_they_tell() -> None:
+    index = index_of(*(f"e{number}" for number in range(1_000)))
+    for number in range(1_000):
+        index.resize(f"e{number}", 10**9)
+
+    assert sum(at(index, f"e{number}").most_entries for number in range(1_000)) <= MOST_ENTRIES
+
+
 @dataclass
 class Open:
     """A request that has not ended."""
@@ -298,7 +349,7 @@ class IndexMachine(RuleBasedStateMachine):
         asked = chain(*path)
         taken = self.index.take(holding, asked, self.now)
 
-        assert holding.depth(asked.hashes, len(asked)) == taken.blocks
+        assert holding.depth(asked.hashes, len(asked)) >= taken.blocks
         self.open.append(Open(name, holding, asked, taken))
 
     @rule(data=st.data())
@@ -315,6 +366,17 @@ class IndexMachine(RuleBasedStateMachine):
 
         assert {name for name in "abc" if self.index.holding(name) is not None} == names
 
+    @rule(name=NAMES)
+    def lose(self, name: str) -> None:
+        self.index.lose(name)
+        holding = self.index.holding(name)
+
+        assert holding is None or len(holding) == 0
+
+    @rule(name=NAMES, blocks=st.integers(1, 12))
+    def resize(self, name: str, blocks: int) -> None:
+        self.index.resize(name, blocks * SIZE)
+
     @invariant()
     def open_requests_hold_all_that_they_took(self) -> None:
         for request in self.open:
@@ -325,10 +387,10 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def the_bound_holds(self) -> None:
         for holding in self.holdings():
-            room = max(self.index.capacity - holding.pinned_bytes, self.index.capacity // 10)
+            room = max(holding.capacity - holding.pinned_bytes, holding.capacity // 10)
 
             assert holding.idle_bytes <= room
-            assert len(holding) <= self.index.capacity // ENTRY_BYTES
+            assert len(holding) <= max(holding.most_entries, len(holding.pinned))
             assert holding.idle_bytes == SIZE * len(holding.idle)
             assert holding.pinned_bytes == SIZE * len(holding.pinned)
 

@@ -16,6 +16,7 @@ from extproc.routing.strategies.base import (
     Reason,
     Strategy,
 )
+from extproc.routing.vitals import Vitals
 
 
 class _Blind(Strategy, Reading):
@@ -33,6 +34,12 @@ class _Blind(Strategy, Reading):
         return NOWHERE
 
     def follow(self, ready: Mapping[str, Endpoint]) -> None:
+        pass
+
+    def lose(self, endpoint: str) -> None:
+        pass
+
+    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Mapping[str, int]) -> None:
         pass
 
 

@@ -21,6 +21,7 @@ from msgspec import Struct
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.load import LoadBook
 from extproc.routing.prompt import Prompt
+from extproc.routing.vitals import Vitals
 
 
 class Reason(StrEnum):
@@ -177,8 +178,17 @@ class Reading(ABC):
         """The request has left the endpoint, however it went."""
 
     def learn(self, endpoint: str, ending: Ending) -> None:  # noqa: B027  # likewise
-        """Hears what became of the request at `endpoint`, which may be gone by now, or be another one than
-        where it was taken. May come before `ended` or after."""
+        """Hears what became of the request, before `ended` or after.
+
+        `endpoint` may be gone by now, or another one than where it was taken.
+        """
+
+
+class Foreseen(Struct):
+    """Tokens of prompts, and how many of them were believed to be in the caches of the endpoints."""
+
+    prompt: float = 0.0
+    cached: float = 0.0
 
 
 class Strategy(Protocol):
@@ -214,3 +224,19 @@ class Strategy(Protocol):
     def follow(self, ready: Mapping[str, Endpoint]) -> None:
         """Hears, on the serving loop, which endpoints may be picked from now on."""
         ...
+
+    def lose(self, endpoint: str) -> None:
+        """Hears that an endpoint's process is gone, and with it whatever it held."""
+        ...
+
+    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Mapping[str, int]) -> None:
+        """Hears what an endpoint says of itself; `None`: it does not answer. `in_flight` is ours, of all."""
+        ...
+
+    def learnt(self) -> Mapping[str, object]:
+        """What it goes by that is not configured, JSON-ready, for operators."""
+        return {}
+
+    def foreseen(self) -> Mapping[Reason, Foreseen]:
+        """What was picked, by reason, and how much of it the picked endpoints were believed to hold."""
+        return {}

@@ -5,20 +5,21 @@ A request whose endpoint had nothing else to prefill waits for the engine's step
     first token = base + slope · bytes that were not cached
 
 The line is Theil and Sen's: the median of the slopes between pairs of samples. A third of the samples may be
-anything (a queue that we did not know of, an index that is wrong, a client that stopped reading) and it still holds.
-Nothing is believed at once, or of one kind:
+anything (a queue that we did not know of, an index that is wrong, a client that stopped reading) and it still
+holds. Nothing is believed at once, or of one kind:
 
-- Pairs must agree that more bytes take longer (Kendall's measure). Where the first byte of an answer says nothing of
-  the prefill, as of a head that is sent at once, half of them say the opposite.
-- A slope beyond `_FAR` times what the profile says, or below a part of it as small, is none: something else was
-  measured.
-- Each new line counts a quarter, so half a thousand samples make a new engine known, and a bad minute is forgotten.
+- Pairs must agree that more bytes take longer (Kendall's measure). Where the first byte of an answer says
+  nothing of the prefill, as of a head that is sent at once, half of them say the opposite.
+- A slope beyond `_FAR` times what the profile says, or below a part of it as small, is none: something else
+  was measured.
+- Each new line counts a quarter, so half a thousand samples make a new engine known, and a bad minute is
+  forgotten.
 """
 
 from collections import deque
 from math import exp, log
 from random import Random
-from statistics import median
+from statistics import median, quantiles
 from typing import Final
 
 from msgspec import Struct
@@ -28,11 +29,13 @@ _WINDOW: Final = 256
 _EACH: Final = 64
 _PAIRS: Final = 512
 # Of 512 pairs from 256 samples that have nothing to do with each other, 0.5 ± 0.03 rise.
-_RISING: Final = 0.62
+_RISING: Final = 0.64
 _FAR: Final = 8.0
 _SHARE: Final = 0.25
-# A pair that is closer than this part of the widest tells little of a slope.
-_APART: Final = 0.1
+# The rest of a step, and the request's own: a fifth of them wait for less.
+_BASE_STEPS: Final = 1.2
+# A pair that is closer than this part of the middle half tells little of a slope.
+_APART: Final = 0.5
 
 
 class Costs(Struct, frozen=True):
@@ -43,7 +46,10 @@ class Costs(Struct, frozen=True):
 
 
 class Line(Struct, frozen=True):
-    """Theil and Sen's: `rising` is the share of the pairs with a slope above 0."""
+    """Theil and Sen's slope; a fifth of the samples are below the base, where nobody waits for others.
+
+    `rising` is the share of the pairs with a slope above 0.
+    """
 
     slope: float
     base: float
@@ -52,16 +58,17 @@ class Line(Struct, frozen=True):
 
 def fit_line(samples: list[tuple[float, float]], rng: Random) -> Line | None:
     """Returns the line through some of the pairs; `None` where the samples are all at one place."""
-    widest = max(x for x, _ in samples) - min(x for x, _ in samples)
+    low, _, high = quantiles((x for x, _ in samples), n=4)
+    apart = _APART * (high - low)
     slopes = []
     for _ in range(_PAIRS):
         (x, y), (other_x, other_y) = rng.choice(samples), rng.choice(samples)
-        if abs(other_x - x) > _APART * widest:
+        if abs(other_x - x) > apart:
             slopes.append((other_y - y) / (other_x - x))
     if not slopes:
         return None
     slope = median(slopes)
-    base = median(y - slope * x for x, y in samples)
+    base = quantiles((y - slope * x for x, y in samples), n=5)[0]
     return Line(slope, base, sum(each > 0 for each in slopes) / len(slopes))
 
 
@@ -70,9 +77,6 @@ class Learner:
 
     `samples` counts what was heard, `lines` what was believed of it.
     """
-
-    # A first token comes a step and a half after its request, on average: the rest of one, and its own.
-    _STEPS: Final = 1.5
 
     def __init__(self, start: Costs, rng: Random) -> None:
         self.costs = start
@@ -95,7 +99,7 @@ class Learner:
             return False
         self.lines += 1
         start, now = self._start, self.costs
-        step_ms = min(max(line.base / self._STEPS, start.step_ms / _FAR), start.step_ms * _FAR)
+        step_ms = min(max(line.base / _BASE_STEPS, start.step_ms / _FAR), start.step_ms * _FAR)
         self.costs = Costs(_toward(now.ms_per_byte, line.slope), _toward(now.step_ms, step_ms))
         return True
 
@@ -110,8 +114,8 @@ def _toward(now: float, aim: float) -> float:
 class Pace:
     """How much slower than its pool one endpoint is, as a factor: 1 until much speaks against it.
 
-    The median of measured over expected times, followed in small steps: whether a request took twice as long or
-    twenty times is all the same.
+    The median of measured over expected times, followed in small steps: whether a request took twice as long
+    or twenty times is all the same.
     """
 
     __slots__ = ("_log", "samples")

@@ -43,6 +43,7 @@ from extproc.routing.strategies.base import (
     Candidates,
     Choice,
     Ending,
+    Foreseen,
     Outside,
     Placement,
     Reading,
@@ -51,12 +52,18 @@ from extproc.routing.strategies.base import (
 )
 from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
 from extproc.routing.strategies.learning import Costs, Learner, Pace
+from extproc.routing.strategies.senses import News, Sense, reasons_to_leave
+from extproc.routing.vitals import Vitals
 
 _KEEP: Final = 3.0
 _DRAIN: Final = 0.8
 _STEPS_PER_REQUEST: Final = 0.25
 
 _FAILED: Final = 500
+
+# What a new figure counts against those before it: of many requests, and of one.
+_SLOWLY: Final = 0.25
+_RARELY: Final = 0.02
 
 # A cost may be wrong by a quarter; a capacity had better not be too small.
 _BYTES_PER_TOKEN: Final = 4.0
@@ -161,13 +168,24 @@ class PrefixCache(Strategy):
         costs = ENGINES[engine]
         self._clock = outside.clock
         self._rng: Random = outside.rng
+        self._engine, self._kv_tokens = costs, kv_tokens or costs.kv_tokens
+        self._gateways = gateways
+        self.bytes_per_token = _BYTES_PER_TOKEN
         self._use(Costs(costs.prefill_ms_per_token / _BYTES_PER_TOKEN, costs.step_ms))
         self.learner = Learner(self._costs, outside.rng) if learn else None
+        self._has_first_tokens = False
         self._paces: dict[str, Pace] = {}
+        # Of those that are not as fast as the others; empty where all are alike.
+        self._slow: dict[str, float] = {}
+        self._senses: dict[str, Sense] = {}
+        # What others' requests that wait there cost; empty where nobody tells of any.
+        self._others_ms: dict[str, float] = {}
+        self._mean_ms = 0.0
+        self._foreseen: dict[Reason, Foreseen] = {}
         self._has_homes = gateways > 1
         self._without_prompt = LeastLoad(outside, Reason.NO_PREFIX)
         self._backlogs: dict[str, Backlog] = {}
-        self.index = PrefixIndex(int((kv_tokens or costs.kv_tokens) * _BYTES_PER_TOKEN))
+        self.index = PrefixIndex(int(self._kv_tokens * _BYTES_PER_TOKEN))
 
     def needs_body(self, headers: Mapping[str, str]) -> bool:  # noqa: ARG002  # no header says as much
         return True
@@ -187,6 +205,80 @@ class PrefixCache(Strategy):
         self.index.follow({name: endpoint.address for name, endpoint in ready.items()})
         self._backlogs = {name: self._backlogs.get(name) or Backlog() for name in ready}
         self._paces = {name: self._paces.get(name) or Pace() for name in ready}
+        self._slow = {name: factor for name, factor in self._slow.items() if name in ready}
+        self._senses = {name: self._senses.get(name) or Sense() for name in ready}
+        self._others_ms = {name: ms for name, ms in self._others_ms.items() if name in ready}
+
+    def lose(self, endpoint: str) -> None:
+        self.index.lose(endpoint)
+
+    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Mapping[str, int]) -> None:
+        sense = self._senses.get(endpoint)
+        if sense is None:
+            return
+        if vitals is None:
+            sense.miss()
+        else:
+            self._believe(endpoint, sense, sense.hear(vitals))
+        senses = self._senses.items()
+        waiting = {name: sense.waiting for name, sense in senses}
+        running = {name: sense.vitals.running for name, sense in senses if sense.vitals}
+        leave = reasons_to_leave(waiting, in_flight, running, self._gateways)
+        self._others_ms = {name: count * self._mean_ms for name, count in leave.items()}
+
+    def _believe(self, endpoint: str, sense: Sense, news: News) -> None:
+        if news.is_lost:
+            self.index.lose(endpoint)
+        if news.bytes_per_token is not None and self._gateways == 1:
+            self.bytes_per_token += _SLOWLY * (news.bytes_per_token - self.bytes_per_token)
+            if self.learner is None or not self.learner.lines:
+                per_byte = self._engine.prefill_ms_per_token / self.bytes_per_token
+                self._use(Costs(per_byte, self._costs.step_ms))
+        kv_tokens = sense.kv_tokens or self._kv_tokens
+        self.index.resize(endpoint, int(kv_tokens * self.bytes_per_token * sense.trust.share))
+        learner = self.learner
+        if news.prefill is not None and learner is not None and not self._has_first_tokens:
+            tokens, ms = news.prefill
+            if learner.hear(tokens * self.bytes_per_token, ms):
+                self._use(learner.costs)
+
+    def learnt(self) -> Mapping[str, object]:
+        learner, costs = self.learner, self._costs
+        return {
+            "prefill_ms_per_token": round(costs.ms_per_byte * self.bytes_per_token, 4),
+            "step_ms": round(costs.step_ms, 2),
+            "bytes_per_token": round(self.bytes_per_token, 2),
+            "samples": learner.samples if learner else 0,
+            "lines": learner.lines if learner else 0,
+            "endpoints": {name: self._learnt_of(name, sense) for name, sense in self._senses.items()},
+        }
+
+    def _learnt_of(self, name: str, sense: Sense) -> Mapping[str, object]:
+        holding, trust = self.index.holding(name), sense.trust
+        return {
+            "slower_by": round(self._slow.get(name, 1.0), 2),
+            "cache_tokens": _tokens(holding.capacity, self.bytes_per_token) if holding else 0,
+            "presumed_share": trust.share,
+            "foreseen_hit_rate": round(trust.foreseen_rate, 3),
+            "measured_hit_rate": round(trust.found_rate, 3),
+            "waiting": None if sense.waiting is None else round(sense.waiting, 1),
+        }
+
+    def foreseen(self) -> Mapping[Reason, Foreseen]:
+        return self._foreseen
+
+    def foresee(self, endpoint: str, size: float, missing: float, reason: Reason) -> None:
+        """Counts what a pick is believed to find."""
+        sent = self._senses[endpoint].sent
+        sent.requests += 1
+        sent.size += size
+        sent.cached += size - missing
+        told = self._foreseen.get(reason)
+        if told is None:
+            told = self._foreseen[reason] = Foreseen()
+        told.prompt += size / self.bytes_per_token
+        told.cached += (size - missing) / self.bytes_per_token
+        self._mean_ms += _RARELY * (missing * self._ms_per_byte - self._mean_ms)
 
     def take(self, holding: Holding, chain: Chain) -> Start:
         """Writes a request down."""
@@ -197,15 +289,19 @@ class PrefixCache(Strategy):
         return start
 
     def learn(self, endpoint: str, start: Start, first_token_s: float) -> None:
-        """Hears how long a request took to its first token; only of one that waited for no other is it known why."""
+        """Hears how long a request took to its first token; why, is known where it waited for no other."""
         costs, learner = self._costs, self.learner
+        self._has_first_tokens = True
         own_ms = costs.step_ms * _STEPS_TO_FIRST + start.missing * costs.ms_per_byte
         if learner is None or start.backlog_ms > _ALONE * own_ms:
             return
         if learner.hear(start.missing, first_token_s * 1000):
             self._use(learner.costs)
-        if endpoint in self._paces and learner.lines:
-            self._paces[endpoint].hear(own_ms, first_token_s * 1000)
+        pace = self._paces.get(endpoint)
+        if pace is not None and learner.lines:
+            pace.hear(own_ms, first_token_s * 1000)
+            if pace.factor != self._slow.get(endpoint, 1.0):
+                self._slow = {name: pace.factor for name, pace in self._paces.items() if pace.factor != 1}
 
     def _use(self, costs: Costs) -> None:
         self._costs = costs
@@ -227,12 +323,17 @@ class PrefixCache(Strategy):
         """What each endpoint worth asking would cost. In tokens, as far as text tells them."""
         stretches = self._look(chain, candidates).stretches
         return {
-            "prompt_tokens": _tokens(chain.size),
+            "prompt_tokens": _tokens(chain.size, self.bytes_per_token),
             "stretches": [
-                {"tokens": _tokens(stretch.stop - stretch.start), "weight": round(stretch.weight, 3)}
+                {
+                    "tokens": _tokens(stretch.stop - stretch.start, self.bytes_per_token),
+                    "weight": round(stretch.weight, 3),
+                }
                 for stretch in stretches
             ],
-            "candidates": [_told(offer, chain) for offer in self.offers(chain, candidates)],
+            "candidates": [
+                _told(offer, chain, self.bytes_per_token) for offer in self.offers(chain, candidates)
+            ],
         }
 
     def _look(self, chain: Chain, candidates: Candidates) -> _Look:
@@ -271,6 +372,10 @@ class PrefixCache(Strategy):
         keep = 1.0 if name in look.homes else _KEEP
         backlog_ms, in_flight = self._backlog_ms(name, look.now), look.candidates.in_flight(name)
         cost_ms = keep * missing * self._ms_per_byte + backlog_ms + in_flight * self._ms_per_request
+        if self._others_ms:
+            cost_ms += self._others_ms.get(name, 0.0)
+        if self._slow:
+            cost_ms *= self._slow.get(name, 1.0)
         return Offer(name, blocks, reach, backlog_ms, in_flight, cost_ms, name in look.homes)
 
     def _warmest(self, look: _Look) -> list[str]:
@@ -292,7 +397,16 @@ class PrefixCache(Strategy):
     def _least(self, names: list[str], look: _Look) -> list[str]:
         """Those with least to do first."""
         now, in_flight, per_request = look.now, look.candidates.in_flight, self._ms_per_request
-        names.sort(key=lambda name: self._backlog_ms(name, now) + in_flight(name) * per_request)
+        if self._slow or self._others_ms:
+            slow, others = self._slow, self._others_ms
+
+            def todo(name: str) -> float:
+                ms = self._backlog_ms(name, now) + in_flight(name) * per_request + others.get(name, 0.0)
+                return ms * slow.get(name, 1.0)
+
+            names.sort(key=todo)
+        else:
+            names.sort(key=lambda name: self._backlog_ms(name, now) + in_flight(name) * per_request)
         return names
 
     def _some(self, holders: Sequence[Holding]) -> Sequence[Holding]:
@@ -306,19 +420,19 @@ class PrefixCache(Strategy):
         return backlog.ms(now) if backlog else 0.0
 
 
-def _told(offer: Offer, chain: Chain) -> dict[str, object]:
+def _told(offer: Offer, chain: Chain, per_token: float) -> dict[str, object]:
     return {
         "endpoint": offer.name,
-        "match_tokens": _tokens(offer.reach),
-        "miss_tokens": _tokens(chain.size - offer.reach),
+        "match_tokens": _tokens(offer.reach, per_token),
+        "miss_tokens": _tokens(chain.size - offer.reach, per_token),
         "backlog_ms": round(offer.backlog_ms, 1),
         "in_flight": offer.in_flight,
         "cost_ms": round(offer.cost_ms, 1),
     }
 
 
-def _tokens(size: int) -> int:
-    return round(size / _BYTES_PER_TOKEN)
+def _tokens(size: float, per_token: float) -> int:
+    return round(size / per_token)
 
 
 def _cost(offer: Offer) -> float:
@@ -328,7 +442,7 @@ def _cost(offer: Offer) -> float:
 class _Cached(Reading):
     """One request's chain, and where it was written down."""
 
-    __slots__ = ("_chain", "_holding", "_is_open", "_late", "_start", "_strategy", "key")
+    __slots__ = ("_chain", "_holding", "_is_open", "_late", "_start", "_strategy", "_why", "key")
 
     key: int
     learns = True
@@ -338,6 +452,7 @@ class _Cached(Reading):
         self._chain = chain
         self._holding: Holding | None = None
         self._start = _NOTHING_TAKEN
+        self._why = Reason.COLD
         self._is_open = False
         self._late: tuple[str, Ending] | None = None
         self.key = chain.home
@@ -347,7 +462,8 @@ class _Cached(Reading):
         names = [offer.name for offer in offers[:count]]
         if len(names) < min(count, len(candidates)):
             names = self._strategy.fill(names, candidates, count)
-        return Choice(tuple(names), self._reason(offers))
+        self._why = self._reason(offers)
+        return Choice(tuple(names), self._why)
 
     def explain(self, candidates: Candidates) -> dict[str, object]:
         return self._strategy.explain(self._chain, candidates)
@@ -358,7 +474,8 @@ class _Cached(Reading):
         self._is_open = True
         self._holding = index.holding(endpoint)
         if self._holding is not None:
-            self._start = self._strategy.take(self._holding, self._chain)
+            self._start = start = self._strategy.take(self._holding, self._chain)
+            self._strategy.foresee(endpoint, self._chain.size, start.missing, self._why)
 
     def ended(self, endpoint: str) -> None:  # noqa: ARG002  # where it was taken
         self._is_open = False
