@@ -155,7 +155,7 @@ class PrefixCacheSettings(_StrategySection):
     """Whose constants the costs are made of; the nearest does, only their proportions matter."""
     learn: bool = False
     """Learn the constants, beginning with those of `engine`, from the time to the first token: what the
-    access log tells (docs/envoy.md says how), else `signals`. Endpoints slower than the others are found, too."""
+    access log tells (docs/envoy.md says how), else `signals`. Endpoints slower than others are found, too."""
     kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
     """Tokens in an endpoint's KV cache, as vLLM tells them at its start; omitted: the engine's. Rather too
     many than too few: what is forgotten too early leaves a warm endpoint."""

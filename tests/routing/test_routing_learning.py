@@ -39,7 +39,9 @@ def test_engines_of_another_speed_are_known_after_a_thousand_samples(factor: flo
 
 def test_nothing_is_believed_at_once() -> None:
     double = Costs(START.ms_per_byte * 2, START.step_ms * 2)
-    seen = [learn(double, samples).costs.ms_per_byte / START.ms_per_byte for samples in (127, 128, 512, 1_500)]
+    seen = [
+        learn(double, samples).costs.ms_per_byte / START.ms_per_byte for samples in (127, 128, 512, 1_500)
+    ]
 
     assert seen[0] == 1
     assert 1 < seen[1] < 1.3
@@ -48,7 +50,7 @@ def test_nothing_is_believed_at_once() -> None:
 
 @pytest.mark.parametrize("at_once_ms", [3.0, 50.0])
 def test_a_head_that_is_sent_at_once_says_nothing(at_once_ms: float) -> None:
-    """vLLM sends a stream's head before it has begun with the prompt."""
+    """VLLM sends a stream's head before it has begun with the prompt."""
     rng = random.Random(3)
     learner = Learner(START, rng)
     for _ in range(5_000):

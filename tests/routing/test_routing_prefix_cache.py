@@ -10,17 +10,21 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.errors import SettingsError
+from extproc.routing.chain import chain_of
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pick, Pool
+from extproc.routing.prompt import parse
 from extproc.routing.ring import Ring
 from extproc.routing.strategies.base import NOWHERE, Ending, Outside, Reason
 from extproc.routing.strategies.engines import ENGINES
 from extproc.routing.strategies.factory import STRATEGIES, build_strategy
 from extproc.routing.strategies.prefix_cache import Backlog, PrefixCache, Stretch
 from extproc.routing.strategies.prefix_hash import PrefixHash
+from extproc.routing.vitals import Vitals
 
 CHAT = "/v1/chat/completions"
 L4_MS_PER_TOKEN = 0.19
@@ -58,6 +62,10 @@ class Fleet:
         pick.release()
         self.clock.now += after_s
         return pick
+
+    def read(self, *texts: str) -> str:
+        prompt = parse(CHAT, "", ask(*texts).body or b"")
+        return prompt.head(100_000)
 
     def explain(self, *texts: str, system: str = "") -> dict[str, dict[str, object]]:
         """What is told of each candidate, by its name."""
@@ -300,6 +308,222 @@ def test_a_request_from_before_the_endpoint_went_may_end_any_time() -> None:
     pick.learn(Ending(status=500))
 
     assert fleet.pool.book.total == 0
+
+
+def test_a_request_that_failed_while_it_was_open_left_nothing_behind() -> None:
+    fleet = Fleet("a")
+    pick = fleet.pick(words("Why?", 1_000))
+    pick.learn(Ending(status=503))
+
+    assert len(fleet.strategy.index)
+
+    pick.release()
+
+    assert len(fleet.strategy.index) == 0
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_access_log_that_names_another_endpoint_moves_what_is_known(is_late: bool) -> None:
+    fleet = Fleet("ab")
+    text = words("Why?", 1_000)
+    pick = fleet.pick(text)
+    (other,) = {"a", "b"} - {pick.endpoint.name}
+    address = fleet.pool.snapshot.ready[other].address
+    if is_late:
+        pick.release()
+    pick.learn(Ending(status=200, first_token_s=0.1), address)
+    if not is_late:
+        pick.release()
+    fleet.clock.now += 60
+    told = fleet.explain(text)
+
+    assert told[pick.endpoint.name]["match_tokens"] == 0
+    assert told[other]["miss_tokens"] == 0
+    assert fleet.pool.book.total == 0
+    assert not any(fleet.strategy.index.holding(name).pinned for name in "ab")  # type: ignore[union-attr]
+
+
+def test_what_a_strange_endpoint_answered_is_known_nowhere() -> None:
+    fleet = Fleet("ab")
+    pick = fleet.visit(words("Why?", 1_000))
+    pick.learn(Ending(status=200), "10.9.9.9:80")
+
+    assert len(fleet.strategy.index) == 0
+
+
+def learn_from(fleet: Fleet, slowness: float, requests: int = 600) -> None:
+    """Requests of all lengths, one at a time, on engines `slowness` times as slow as the profile."""
+    rng = random.Random(5)
+    for number in range(requests):
+        tokens = rng.randint(50, 2_000)
+        pick = fleet.visit(words(f"{number} Why?", tokens))
+        step_s = 0.039 * (1 + rng.random())
+        pick.learn(Ending(200, slowness * (step_s + tokens * L4_MS_PER_TOKEN / 1000)))
+
+
+@pytest.mark.parametrize("slowness", [0.5, 2.0])
+def test_the_constants_of_another_engine_are_learnt_and_told(slowness: float) -> None:
+    fleet = Fleet(learn=True)
+    learn_from(fleet, slowness)
+    told = fleet.strategy.learnt()
+
+    assert told["prefill_ms_per_token"] == pytest.approx(slowness * L4_MS_PER_TOKEN, rel=0.15)
+    assert told["step_ms"] == pytest.approx(slowness * 39, rel=0.2)
+    assert told["samples"] == 600
+
+
+def test_constants_that_are_given_stay() -> None:
+    fleet = Fleet()
+    learn_from(fleet, 2.0)
+    told = fleet.strategy.learnt()
+
+    assert (told["prefill_ms_per_token"], told["step_ms"], told["samples"]) == (L4_MS_PER_TOKEN, 39, 0)
+
+
+def test_a_request_that_waited_for_others_teaches_nothing() -> None:
+    fleet = Fleet("a", learn=True)
+    fleet.pick(words("long", 20_000))
+    for number in range(5):
+        pick = fleet.pick(words(f"{number} Why?", 100))
+        pick.release()
+        pick.learn(Ending(200, 5.0))
+
+    assert fleet.strategy.learnt()["samples"] == 0
+
+
+def test_an_endpoint_that_is_slower_than_the_others_costs_more() -> None:
+    fleet = Fleet("ab", learn=True)
+    learn_from(fleet, 1.0, 200)
+    rng = random.Random(5)
+    for number in range(400):
+        pick = fleet.visit(words(f"again {number}", 500))
+        factor = 2 if pick.endpoint.name == "b" else 1
+        pick.learn(Ending(200, factor * (0.039 * (1 + rng.random()) + 500 * L4_MS_PER_TOKEN / 1000)))
+    told = fleet.explain("new")
+    endpoints = fleet.strategy.learnt()["endpoints"]
+
+    assert endpoints["a"]["slower_by"] == 1  # type: ignore[index]
+    assert endpoints["b"]["slower_by"] > 1.3  # type: ignore[index]
+    assert told["b"]["cost_ms"] > 1.3 * told["a"]["cost_ms"]  # type: ignore[operator]
+
+    fleet.follow("a")
+
+    assert [*fleet.strategy.learnt()["endpoints"]] == ["a"]  # type: ignore[misc]
+
+
+SAID = Vitals(kv_tokens=1_000, queried_tokens=10, prefills=1, started_s=1e9)
+
+
+def sense(fleet: Fleet, name: str, vitals: Vitals | None) -> None:
+    fleet.strategy.sense(name, vitals, fleet.pool.book.counts())
+
+
+def test_the_size_of_a_cache_is_what_its_endpoint_says() -> None:
+    fleet = Fleet("ab")
+    sense(fleet, "a", SAID)
+    sense(fleet, "strange", SAID)
+    endpoints = fleet.strategy.learnt()["endpoints"]
+
+    assert endpoints["a"]["cache_tokens"] == 1_000  # type: ignore[index]
+    assert endpoints["b"]["cache_tokens"] == 84_000  # type: ignore[index]
+
+
+def test_an_endpoint_that_began_anew_is_cold() -> None:
+    fleet = Fleet("a")
+    sense(fleet, "a", SAID)
+    fleet.visit(words("Why?", 1_000))
+    sense(fleet, "a", replace(SAID, queried_tokens=1_300))
+
+    assert fleet.visit(words("Why?", 1_000)).reason is Reason.PREFIX
+
+    sense(fleet, "a", replace(SAID, started_s=1e9 + 60))
+
+    assert fleet.visit(words("Why?", 1_000)).reason is Reason.COLD
+
+
+def test_an_endpoint_that_is_lost_is_cold() -> None:
+    fleet = Fleet("ab")
+    warm = fleet.visit(words("Why?", 1_000)).endpoint.name
+    fleet.strategy.lose(warm)
+
+    assert fleet.visit(words("Why?", 1_000)).reason is Reason.COLD
+
+
+def test_an_endpoint_that_never_finds_what_was_foreseen_is_distrusted() -> None:
+    fleet = Fleet("a")
+    said = SAID
+    seen = []
+    for _ in range(4):
+        for number in range(3):
+            fleet.visit(words(f"{number} Why?", 200))
+        said = replace(said, queried_tokens=said.queried_tokens + 30_000)
+        sense(fleet, "a", said)
+        seen.append(len(fleet.strategy.index))
+    told = fleet.strategy.learnt()["endpoints"]["a"]  # type: ignore[index]
+
+    assert seen[-1] == 0
+    assert told["presumed_share"] == 0.5
+    assert told["cache_tokens"] == 500
+    assert told["foreseen_hit_rate"] > 0.9
+    assert told["measured_hit_rate"] == 0
+
+
+def test_what_is_foreseen_is_counted_by_reason() -> None:
+    fleet = Fleet("a")
+    for _ in range(3):
+        fleet.visit(words("Why?", 1_000))
+    told = fleet.strategy.foreseen()
+
+    assert told.keys() == {Reason.COLD, Reason.PREFIX}
+    assert told[Reason.COLD].cached == 0
+    assert told[Reason.PREFIX].cached == told[Reason.PREFIX].prompt == 2 * told[Reason.COLD].prompt
+
+
+def test_tokens_of_another_size_are_told_by_what_the_engines_read() -> None:
+    fleet = Fleet("a")
+    sense(fleet, "a", SAID)
+    for number in range(300):
+        fleet.visit(words(f"{number:03} Why?", 100))
+        if number % 60 == 59:
+            size = chain_of(fleet.read(words("000 Why?", 100)), 1).size * (number + 1)
+            sense(fleet, "a", replace(SAID, prefills=number + 2, prompt_tokens=size / 3))
+
+    assert fleet.strategy.bytes_per_token == pytest.approx(3, abs=0.01)
+    assert fleet.strategy.learnt()["prefill_ms_per_token"] == pytest.approx(L4_MS_PER_TOKEN, rel=0.01)
+
+
+def test_prefills_that_engines_tell_of_teach_where_no_access_log_does() -> None:
+    fleet, rng = Fleet("a", learn=True), random.Random(4)
+    said = SAID
+    for number in range(600):
+        fleet.visit(f"{number} Why?")
+        tokens = rng.randint(100, 2_000)
+        said = replace(
+            said,
+            queried_tokens=said.queried_tokens + tokens,
+            prefills=said.prefills + 1,
+            prefill_s=said.prefill_s + (50 + 0.38 * tokens) / 1000,
+        )
+        sense(fleet, "a", said)
+
+    assert fleet.strategy.learnt()["prefill_ms_per_token"] == pytest.approx(0.38, rel=0.15)
+
+
+def test_what_waits_for_other_gateways_is_a_reason_to_leave() -> None:
+    fleet = Fleet("ab", gateways=4)
+    said = [words("Why?", 500)]
+    warm = fleet.visit(*said).endpoint.name
+    (other,) = {"a", "b"} - {warm}
+    for name, waiting in ((warm, 400.0), (other, 0.0)):
+        for _ in range(20):
+            sense(fleet, name, replace(SAID, waiting=waiting))
+
+    assert fleet.pick(*said, "Because.", "How?").endpoint.name == other
+
+    for _ in range(60):
+        sense(fleet, warm, SAID)
+
+    assert fleet.pick(*said, "Because.", "How?").endpoint.name == warm
 
 
 def test_every_strategy_gives_way_to_every_other_with_its_counts() -> None:

@@ -171,6 +171,7 @@ class PrefixCache(Strategy):
         self._engine, self._kv_tokens = costs, kv_tokens or costs.kv_tokens
         self._gateways = gateways
         self.bytes_per_token = _BYTES_PER_TOKEN
+        self._is_measured = False
         self._use(Costs(costs.prefill_ms_per_token / _BYTES_PER_TOKEN, costs.step_ms))
         self.learner = Learner(self._costs, outside.rng) if learn else None
         self._has_first_tokens = False
@@ -230,7 +231,10 @@ class PrefixCache(Strategy):
         if news.is_lost:
             self.index.lose(endpoint)
         if news.bytes_per_token is not None and self._gateways == 1:
-            self.bytes_per_token += _SLOWLY * (news.bytes_per_token - self.bytes_per_token)
+            # The first one tells more than a guess does.
+            share = _SLOWLY if self._is_measured else 1.0
+            self._is_measured = True
+            self.bytes_per_token += share * (news.bytes_per_token - self.bytes_per_token)
             if self.learner is None or not self.learner.lines:
                 per_byte = self._engine.prefill_ms_per_token / self.bytes_per_token
                 self._use(Costs(per_byte, self._costs.step_ms))
@@ -257,7 +261,7 @@ class PrefixCache(Strategy):
         holding, trust = self.index.holding(name), sense.trust
         return {
             "slower_by": round(self._slow.get(name, 1.0), 2),
-            "cache_tokens": _tokens(holding.capacity, self.bytes_per_token) if holding else 0,
+            "cache_tokens": _tokens(holding.capacity, self.bytes_per_token) if holding is not None else 0,
             "presumed_share": trust.share,
             "foreseen_hit_rate": round(trust.foreseen_rate, 3),
             "measured_hit_rate": round(trust.found_rate, 3),
