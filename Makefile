@@ -81,9 +81,9 @@ bench-seed: $(READY)  ## Run KubeAI's published 8 x L4 benchmark again, beside i
 	$(BIN)/python -m tests.benchmarks --out build/bench seed
 
 .PHONY: test-vllm
-test-vllm: $(READY)  ## Compare the simulated vLLM with a real one; sets that up in .vllm/ (about 4 GB)
+test-vllm: $(READY)  ## Compare the simulated vLLM, and what prefix_cache foresees, with a real one; sets that up in .vllm/ (about 4 GB)
 	$(BIN)/python tests/vllm/real/install.py .vllm
-	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py
+	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py tests/vllm/test_real_prefix_cache.py
 
 .PHONY: test-envoys
 test-envoys: $(READY)  ## Run on every supported Envoy what versions might do differently

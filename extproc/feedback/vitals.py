@@ -46,6 +46,7 @@ def read_vitals(page: bytes) -> Vitals:
         _sum(page, _PREFILLS) or 0.0,
         _sum(page, _PREFILL_S) or 0.0,
         _sum(page, _STARTED) or 0.0,
+        max((int(block[1]) for line in _lines(page, _CONFIG) if (block := _BLOCK.search(line))), default=0),
     )
 
 

@@ -6,10 +6,10 @@ from msgspec import Struct
 class Vitals(Struct, frozen=True):
     """Requests it works on and requests that wait, and what it has counted since its start.
 
-    Tokens: `kv_tokens` fit into its cache (`None`: it does not say), `queried_tokens` were looked for there
-    and `hit_tokens` found; `prompt_tokens` is what it read. `prefills` requests took `prefill_s` seconds
-    together from their first step to their first token. `started_s` is when its process began, 0 if it does
-    not say.
+    Tokens: `kv_tokens` fit into its cache (`None`: it does not say), `block_tokens` of them together or not at
+    all (0: likewise); `queried_tokens` were looked for there and `hit_tokens` found; `prompt_tokens` is what
+    it read. `prefills` requests took `prefill_s` seconds together from their first step to their first token.
+    `started_s` is when its process began, 0 if it does not say.
     """
 
     running: float = 0.0
@@ -21,6 +21,7 @@ class Vitals(Struct, frozen=True):
     prefills: float = 0.0
     prefill_s: float = 0.0
     started_s: float = 0.0
+    block_tokens: int = 0
 
     def is_after(self, before: "Vitals") -> bool:
         """Whether the same process said both, this one later: what it counted has not begun again."""

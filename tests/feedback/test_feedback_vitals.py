@@ -22,7 +22,7 @@ def labelled(name: str, value: object, engine: int = 0) -> bytes:
 def test_the_page_of_a_real_vllm_is_read() -> None:
     vitals = read_vitals(PAGE)
 
-    assert vitals.kv_tokens == 1_048_576
+    assert (vitals.kv_tokens, vitals.block_tokens) == (1_048_576, 32)
     assert vitals.started_s > 1.7e9
     assert 0 < vitals.hit_tokens < vitals.queried_tokens
     assert vitals.prompt_tokens > 0
@@ -59,7 +59,7 @@ def test_engines_of_one_server_are_added_up() -> None:
         labelled("num_requests_running", 3) + labelled("num_requests_running", 4, 1) + config % 0 + config % 1
     )
 
-    assert read_vitals(page) == Vitals(running=7, kv_tokens=3_200)
+    assert read_vitals(page) == Vitals(running=7, kv_tokens=3_200, block_tokens=16)
 
 
 @pytest.mark.parametrize(

@@ -479,6 +479,15 @@ def test_what_is_foreseen_is_counted_by_reason() -> None:
     assert told[Reason.PREFIX].cached == told[Reason.PREFIX].prompt == 2 * told[Reason.COLD].prompt
 
 
+def test_blocks_are_foreseen_whole_where_their_size_is_known() -> None:
+    fleet = Fleet("a")
+    sense(fleet, "a", replace(SAID, kv_tokens=84_000, block_tokens=128))
+    for _ in range(2):
+        fleet.visit(words("Why?", 1_000))
+
+    assert fleet.strategy.foreseen()[Reason.PREFIX].cached == 7 * 128
+
+
 def test_tokens_of_another_size_are_told_by_what_the_engines_read() -> None:
     fleet = Fleet("a")
     sense(fleet, "a", SAID)

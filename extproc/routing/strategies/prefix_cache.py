@@ -273,15 +273,19 @@ class PrefixCache(Strategy):
 
     def foresee(self, endpoint: str, size: float, missing: float, reason: Reason) -> None:
         """Counts what a pick is believed to find."""
-        sent = self._senses[endpoint].sent
+        sense, per_token = self._senses[endpoint], self.bytes_per_token
+        cached = (size - missing) / per_token
+        if sense.vitals is not None and sense.vitals.block_tokens:
+            cached -= cached % sense.vitals.block_tokens
+        sent = sense.sent
         sent.requests += 1
         sent.size += size
-        sent.cached += size - missing
+        sent.cached += cached * per_token
         told = self._foreseen.get(reason)
         if told is None:
             told = self._foreseen[reason] = Foreseen()
-        told.prompt += size / self.bytes_per_token
-        told.cached += (size - missing) / self.bytes_per_token
+        told.prompt += size / per_token
+        told.cached += cached
         self._mean_ms += _RARELY * (missing * self._ms_per_byte - self._mean_ms)
 
     def take(self, holding: Holding, chain: Chain) -> Start:
