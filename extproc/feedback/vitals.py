@@ -5,7 +5,6 @@ fifty times as long. Engines of one server (data parallel) are added up.
 """
 
 import re
-from collections.abc import Iterator
 from math import isfinite
 from typing import Final
 
@@ -33,42 +32,64 @@ _MOST_LINES: Final = 256
 
 def read_vitals(page: bytes) -> Vitals:
     """Raises `ProtocolError` for a page that is not vLLM's, or has numbers that are none."""
-    running = _sum(page, _RUNNING)
+    reader = _Reader(page)
+    # In the order in which vLLM writes them.
+    started_s = reader.sum(_STARTED)
+    running = reader.sum(_RUNNING)
     if running is None:
         raise ProtocolError("no metrics of vLLM")
+    waiting, queried, hit, prompt = map(reader.sum, (_WAITING, _QUERIED, _HIT, _PROMPT))
+    prefills, prefill_s = map(reader.sum, (_PREFILLS, _PREFILL_S))
+    config = reader.lines(_CONFIG)
     return Vitals(
         running,
-        _sum(page, _WAITING) or 0.0,
-        _kv_tokens(page),
-        _sum(page, _QUERIED) or 0.0,
-        _sum(page, _HIT) or 0.0,
-        _sum(page, _PROMPT) or 0.0,
-        _sum(page, _PREFILLS) or 0.0,
-        _sum(page, _PREFILL_S) or 0.0,
-        _sum(page, _STARTED) or 0.0,
-        max((int(block[1]) for line in _lines(page, _CONFIG) if (block := _BLOCK.search(line))), default=0),
+        waiting or 0.0,
+        sum(map(_kv_tokens, config)) or None,
+        queried or 0.0,
+        hit or 0.0,
+        prompt or 0.0,
+        prefills or 0.0,
+        prefill_s or 0.0,
+        started_s or 0.0,
+        max((int(block[1]) for line in config if (block := _BLOCK.search(line))), default=0),
     )
 
 
-def _sum(page: bytes, name: bytes) -> float | None:
-    """The samples of a family added up; `None` where there are none."""
-    values = [_number(line) for line in _lines(page, name)]
-    return sum(values) if values else None
+class _Reader:
+    """Finds families one after the other: looks behind the last one first, and then before it."""
 
+    def __init__(self, page: bytes) -> None:
+        self._page = page
+        self._at = 0
 
-def _lines(page: bytes, name: bytes) -> Iterator[bytes]:
-    """Yields the samples of one family, which stand together."""
-    at = 0 if page.startswith(name) else page.find(b"\n" + name) + 1
-    for _ in range(_MOST_LINES):
-        if not page.startswith(name, at):
-            return
-        end = page.find(b"\n", at)
-        line = page[at : end if end >= 0 else len(page)]
-        if line[len(name) : len(name) + 1] in {b"{", b" "}:
-            yield line
-        if end < 0:
-            return
-        at = end + 1
+    def sum(self, name: bytes) -> float | None:
+        """The samples of a family added up; `None` where there are none."""
+        lines = self.lines(name)
+        return sum(map(_number, lines)) if lines else None
+
+    def lines(self, name: bytes) -> list[bytes]:
+        """The samples of one family, which stand together."""
+        page, found = self._page, list[bytes]()
+        at = self._find(name)
+        while page.startswith(name, at) and len(found) < _MOST_LINES:
+            end = page.find(b"\n", at)
+            end = len(page) if end < 0 else end
+            if page[at + len(name) : at + len(name) + 1] in {b"{", b" "}:
+                found.append(page[at:end])
+            self._at = at
+            at = end + 1
+        return found
+
+    def _find(self, name: bytes) -> int:
+        """Where the family begins; the page's end if nowhere."""
+        page, line = self._page, b"\n" + name
+        if page.startswith(name):
+            return 0
+        for start, stop in ((max(0, self._at - 1), len(page)), (0, self._at + len(line))):
+            at = page.find(line, start, stop)
+            if at >= 0:
+                return at + 1
+        return len(page)
 
 
 def _number(line: bytes) -> float:
@@ -81,13 +102,7 @@ def _number(line: bytes) -> float:
     return value
 
 
-def _kv_tokens(page: bytes) -> int | None:
-    """What all engines' caches hold together."""
-    sizes = [_kv_tokens_of(line) for line in _lines(page, _CONFIG)]
-    return sum(sizes) or None
-
-
-def _kv_tokens_of(line: bytes) -> int:
+def _kv_tokens(line: bytes) -> int:
     size, blocks, block = _SIZE.search(line), _BLOCKS.search(line), _BLOCK.search(line)
     if size is not None:
         return int(size[1])

@@ -6,9 +6,9 @@ from msgspec import Struct
 class Vitals(Struct, frozen=True):
     """Requests it works on and requests that wait, and what it has counted since its start.
 
-    Tokens: `kv_tokens` fit into its cache (`None`: it does not say), `block_tokens` of them together or not at
-    all (0: likewise); `queried_tokens` were looked for there and `hit_tokens` found; `prompt_tokens` is what
-    it read. `prefills` requests took `prefill_s` seconds together from their first step to their first token.
+    Tokens: `kv_tokens` fit into its cache (`None`: it does not say), `block_tokens` of them together or none
+    (0: likewise); `queried_tokens` were looked for there and `hit_tokens` found; `prompt_tokens` is what it
+    read. `prefills` requests took `prefill_s` seconds together from their first step to their first token.
     `started_s` is when its process began, 0 if it does not say.
     """
 

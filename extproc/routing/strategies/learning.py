@@ -103,6 +103,10 @@ class Learner:
         self.costs = Costs(_toward(now.ms_per_byte, line.slope), _toward(now.step_ms, step_ms))
         return True
 
+    def forget(self) -> None:
+        """Begins anew with its samples: those to come are of another kind."""
+        self._recent.clear()
+
     def _is_near(self, slope: float) -> bool:
         return self._start.ms_per_byte / _FAR <= slope <= self._start.ms_per_byte * _FAR
 

@@ -252,6 +252,7 @@ class PrefixCache(Strategy):
             "prefill_ms_per_token": round(costs.ms_per_byte * self.bytes_per_token, 4),
             "step_ms": round(costs.step_ms, 2),
             "bytes_per_token": round(self.bytes_per_token, 2),
+            "source": "access_log" if self._has_first_tokens else "signals" if learner else None,
             "samples": learner.samples if learner else 0,
             "lines": learner.lines if learner else 0,
             "endpoints": {name: self._learnt_of(name, sense) for name, sense in self._senses.items()},
@@ -299,7 +300,10 @@ class PrefixCache(Strategy):
     def learn(self, endpoint: str, start: Start, first_token_s: float) -> None:
         """Hears how long a request took to its first token; why, is known where it waited for no other."""
         costs, learner = self._costs, self.learner
-        self._has_first_tokens = True
+        if learner is not None and not self._has_first_tokens:
+            # Better than what the endpoints tell, which leaves out the rest of a step.
+            self._has_first_tokens = True
+            learner.forget()
         own_ms = costs.step_ms * _STEPS_TO_FIRST + start.missing * costs.ms_per_byte
         if learner is None or start.backlog_ms > _ALONE * own_ms:
             return

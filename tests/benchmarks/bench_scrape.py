@@ -1,0 +1,81 @@
+"""Reading the metrics of a hundred endpoints: what it takes of a core.
+
+A real vLLM's pages, 50 kB, over real sockets from another process. `python -m tests.benchmarks.bench_scrape`.
+"""
+
+import asyncio
+import multiprocessing
+import random
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from time import monotonic, process_time
+
+import uvloop
+
+from extproc.feedback.cooling import Cooling, Rules
+from extproc.feedback.desk import Desk
+from extproc.feedback.scraper import ScrapePlan, Scraper
+from extproc.feedback.vitals import read_vitals
+from extproc.routing.endpoint import Endpoint
+from extproc.routing.pool import Pool
+from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.prefix_cache import PrefixCache
+from tests.benchmarks.report import Row, report, time_us
+from tests.integration.ports import free_ports
+
+PAGE = (Path(__file__).parents[1] / "vllm/data/metrics-0.32.0.txt").read_bytes()
+ENDPOINTS = 100
+SECONDS = 20
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n" % len(PAGE)
+    try:
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head + PAGE)
+    except (asyncio.IncompleteReadError, OSError):
+        writer.close()
+
+
+def serve(ports: Sequence[int]) -> None:
+    async def forever() -> None:
+        for port in ports:
+            await asyncio.start_server(answer, "127.0.0.1", port)
+        await asyncio.Event().wait()
+
+    asyncio.run(forever())
+
+
+async def scrape(ports: Sequence[int], interval_s: float) -> float:
+    """The share of a core, in per cent."""
+    outside = Outside(random.Random(1), monotonic)
+    pool = Pool("llama", PrefixCache(outside))
+    pool.replace([Endpoint(f"e{port}", f"127.0.0.1:{port}") for port in ports])
+    desk = Desk(pool, Cooling(Rules(), clock=monotonic, rng=outside.rng))
+    task = asyncio.create_task(Scraper(desk, ScrapePlan(interval_s), rng=outside.rng).run())
+    await asyncio.sleep(interval_s + 1)
+    began_s, used_s = monotonic(), process_time()
+    await asyncio.sleep(SECONDS)
+    share = (process_time() - used_s) / (monotonic() - began_s)
+    task.cancel()
+    assert len(desk.vitals) == len(ports)
+    return share * 100
+
+
+def main() -> None:
+    ports = free_ports(ENDPOINTS)
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(ports,), daemon=True)
+    server.start()
+    rows = [Row("a page of 50 kB, read", time_us(partial(read_vitals, PAGE)), "µs")]
+    for interval_s in (5.0, 10.0):
+        share = uvloop.run(scrape(ports, interval_s))
+        rows.append(Row(f"{ENDPOINTS} endpoints, every {interval_s:.0f} s", [share], "% of a core"))
+    server.terminate()
+    report("scrape", rows, reference=rows[0].name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
