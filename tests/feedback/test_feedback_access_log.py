@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from envoy_data_plane.envoy.config.core.v3 import Address, Locality, Metadata, Node, Pipe, SocketAddress
@@ -54,11 +55,14 @@ def entry(  # noqa: PLR0917  # a log entry has this many fields
     destinations: tuple[str, ...] = (),
     headers: Mapping[str, str] = {},
     type_: AccessLogType = AccessLogType.DownstreamEnd,
+    pick: str | None = None,
+    first_body_us: str | None = None,
 ) -> HttpAccessLogEntry:
     """An entry with everything that Envoy also sends and we do not read."""
     spaces = {"other": _struct(x="y")}
     if pool is not None:
-        spaces["extproc"] = _struct(pool=pool, endpoint="e", prefix="0" * 16)
+        ticket = {} if pick is None else {"pick": pick}
+        spaces["extproc"] = _struct(pool=pool, endpoint="e", prefix="0" * 16, **ticket)
     if destinations:
         spaces["envoy.lb"] = _struct(**{DESTINATION: ",".join(destinations)})
     where = None if address is None else SocketAddress(address=address[0], port_value=address[1])
@@ -70,6 +74,7 @@ def entry(  # noqa: PLR0917  # a log entry has this many fields
         upstream_cluster="vllm",
         response_flags=None if flag is None else ResponseFlags(**{flag: True}),  # type: ignore[arg-type]  # all but one are booleans
         metadata=Metadata(filter_metadata=spaces),
+        custom_tags={} if first_body_us is None else {"first_body_us": first_body_us},
         duration=_time(duration_ms),
         upstream_request_attempt_count=attempts,
         access_log_type=type_,
@@ -174,6 +179,51 @@ def test_what_the_other_codec_writes_is_the_exchange_it_wrote(  # noqa: PLR0917 
         list(destinations) if attempts > 1 and destinations else (),
         retry_after if status in {429, 503} else None,
     )
+
+
+STREAM = {"content-type": "text/event-stream; charset=utf-8"}
+TICKET = "00000000000000ff"
+
+
+@pytest.mark.parametrize(
+    ("fields", "first_token_s"),
+    [
+        ({}, 0.25),
+        ({"headers": {"content-type": "application/json"}}, None),
+        ({"headers": {}}, None),
+        ({"status": 400}, None),
+        ({"attempts": 2}, None),
+        ({"first_body_us": "-"}, None),
+        ({"first_body_us": ""}, None),
+        ({"first_body_us": "9" * 99}, None),
+        ({"first_body_us": None}, None),
+    ],
+)
+def test_the_first_token_is_that_of_a_stream_at_the_first_attempt(
+    fields: dict[str, Any], first_token_s: float | None
+) -> None:
+    written = entry(**{"pick": TICKET, "first_body_us": "250000", "headers": STREAM} | fields)
+    (exchange,) = decode(message(written))
+
+    assert (exchange.ticket, exchange.first_token_s) == (255, first_token_s)
+
+
+@pytest.mark.parametrize("pick", [None, "", "ff", "g" * 16, "0" * 15 + "-", "_" * 16, "f" * 17, "0" * 16])
+def test_a_number_that_we_never_gave_is_none(pick: str | None) -> None:
+    (exchange,) = decode(message(entry(pick=pick, first_body_us="1000", headers=STREAM)))
+
+    assert (exchange.ticket, exchange.first_token_s) == (0, None)
+
+
+def test_only_what_has_a_number_is_settled() -> None:
+    settled: list[Exchange] = []
+    logs = AccessLogs(lambda _: None, lambda _: None, settled.append)
+    logs.take(message(entry(), entry(pick=TICKET), entry(pick=TICKET, address=None, status=503)))
+
+    assert [(exchange.ticket, exchange.address) for exchange in settled] == [
+        (255, "10.0.0.1:8000"),
+        (255, ""),
+    ]
 
 
 def test_an_ipv6_address_is_spelt_as_ours_are() -> None:

@@ -2,16 +2,19 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import orjson
 import pytest
+from msgspec.structs import replace
 
 from extproc.errors import SettingsError
-from extproc.feedback.outcome import Outcome, Verdict
+from extproc.feedback.outcome import Exchange, Fault, Outcome, Verdict
 from extproc.feedback.probes import ProbePlan
 from extproc.routing.picker import Ask
+from extproc.routing.pool import Pick
 from extproc.service.admin import describe_pool
 from extproc.service.explain import explain
 from extproc.service.pools import Pools
@@ -93,6 +96,116 @@ async def test_response_headers_reach_the_pool() -> None:
 
         assert [name for name, state in states(pools).items() if state == "cooling"] == ["10.0.1.2:80"]
         assert list(pools.desks)[1].tally.answers == {("10.0.1.2:80", "5xx"): 3}
+
+
+CACHES = TWO_POOLS.replace("probe: false", "probe: false, strategy: {name: prefix_cache, learn: true}")
+LONG = orjson.dumps({"model": "a", "messages": [{"role": "user", "content": "why " * 500}]})
+
+
+def take(pools: Pools) -> tuple[Pick, int]:
+    """A request that has been and gone, and its number."""
+    pick = pools.picker.pick(Ask("POST", "/v1/chat/completions", {}, LONG)).pick
+    number = pools.desks.tickets.give(pick)
+    pick.release()
+    pools.desks.tickets.end(number)
+    return pick, number
+
+
+def matches(pools: Pools) -> dict[str, int]:
+    """Tokens of the prompt that each endpoint is believed to hold."""
+    told = explain(pools.picker, Ask("POST", "/v1/chat/completions", {}, LONG))
+    return {offer["endpoint"]: offer["match_tokens"] for offer in told["candidates"]}  # type: ignore[attr-defined]
+
+
+async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_request() -> None:
+    async with running(CACHES) as (pools, _):
+        pick, number = take(pools)
+        exchange = Exchange("a", pick.endpoint.address, 200, 1.0, 0.1, first_token_s=0.4, ticket=number)
+        for _ in range(2):
+            pools.desks.settle(exchange)
+        learnt = pick.pool.strategy.learnt()
+
+        assert (learnt["samples"], learnt["source"]) == (1, "access_log")
+        assert next(describe_pool(keeper)["learnt"] for keeper in pools) == learnt
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        Exchange("a", "10.0.0.1:80", 500, 1.0, 0.1),
+        Exchange("a", "10.0.0.1:80", 503, 1.0, fault=Fault.ENDPOINT),
+        Exchange("a", "", 503, 1.0),
+        Exchange("a", "10.9.9.9:80", 200, 1.0, 0.1),
+    ],
+)
+async def test_what_was_never_read_is_not_believed_to_be_there(exchange: Exchange) -> None:
+    async with running(CACHES) as (pools, _):
+        _, number = take(pools)
+        assert sum(matches(pools).values()) > 0
+
+        pools.desks.settle(replace(exchange, ticket=number))
+
+        assert sum(matches(pools).values()) == 0
+
+
+async def test_a_retry_that_another_endpoint_answered_is_known_there() -> None:
+    async with running(CACHES) as (pools, _):
+        pick, number = take(pools)
+        (other,) = {"10.0.0.1:80", "10.0.0.2:80"} - {pick.endpoint.address}
+        pools.desks.settle(Exchange("a", other, 200, 1.0, 0.1, attempts=2, ticket=number))
+
+        assert matches(pools)[pick.endpoint.address] == 0
+        assert matches(pools)[other] > 0
+
+
+async def test_a_client_that_left_takes_nothing_back() -> None:
+    async with running(CACHES) as (pools, _):
+        pick, number = take(pools)
+        pools.desks.settle(Exchange("a", pick.endpoint.address, 0, 1.0, fault=Fault.CLIENT, ticket=number))
+
+        assert matches(pools)[pick.endpoint.address] > 0
+
+
+async def test_response_headers_take_back_what_failed() -> None:
+    async with running(CACHES) as (pools, _):
+        pick, number = take(pools)
+        for status in (200, 500):
+            response = ResponseHeaders(status=status)
+            pools.desks.observe_response(Served("a", pick.endpoint.address, response, ticket=number), 0.1)
+
+        assert sum(matches(pools).values()) == 0
+
+
+async def test_a_strategy_that_took_over_learns_nothing_of_what_another_placed() -> None:
+    async with running(CACHES) as (pools, _):
+        pick, number = take(pools)
+        pools.apply(parse_settings(TWO_POOLS, {}).pools)
+        await until(lambda: pick.pool.strategy.name == "prefix_hash")
+        pools.desks.settle(Exchange("a", pick.endpoint.address, 500, 1.0, ticket=number))
+
+        assert pick.pool.strategy.learnt() == {}
+        assert pick.pool.book.total == 0
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_true():  # noqa: ASYNC110  # snapshots are built in a thread
+            await asyncio.sleep(0.005)
+
+
+async def test_reading_metrics_begins_and_ends_live() -> None:
+    def names() -> list[str]:
+        return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("signals")]
+
+    reading = TWO_POOLS.replace("probe: false", "signals: {scrape_s: 300}, probe: false")
+    async with running(reading) as (pools, _):
+        assert sorted(names()) == ["signals a", "signals b"]
+
+        pools.apply(parse_settings(TWO_POOLS, {}).pools)
+        await until(lambda: names() == [])
+        pools.apply(parse_settings(reading, {}).pools[1:])
+        assert names() == ["signals b"]
+    await until(lambda: names() == [])
 
 
 async def test_the_rule_changes_live() -> None:

@@ -254,7 +254,12 @@ def test_prefix_cache_takes_an_engine_by_name() -> None:
         parse_settings(written % ", engine: h100-llama8b-bf16, kv_tokens: 500000", {}).pools[0].strategy
     )
 
-    assert strategy.options() == {"engine": "h100-llama8b-bf16", "kv_tokens": 500_000, "gateways": 1}
+    assert strategy.options() == {
+        "engine": "h100-llama8b-bf16",
+        "learn": False,
+        "kv_tokens": 500_000,
+        "gateways": 1,
+    }
     assert "strategy.prefix_cache.engine: Input should be 'l4-llama8b-fp8'" in faults(
         written % ", engine: tpu"
     )

@@ -125,6 +125,7 @@ replies = st.one_of(
         st.booleans(),
         st.booleans(),
         st.booleans(),
+        ticket=st.just(0) | st.integers(1, 2**64 - 1),
     ),
     st.builds(
         Routed,
@@ -294,6 +295,8 @@ def _routed(reply: Routed) -> ProcessingResponse:
     told = {"pool": "llama", "strategy": pick.strategy, "reason": pick.reason, "endpoint": pick.endpoint.name}
     if key is not None:
         told["prefix"] = f"{key:016x}"
+    if reply.ticket:
+        told["pick"] = f"{reply.ticket:016x}"
     common = CommonResponse(header_mutation=mutation, clear_route_cache=reply.clear_route_cache)
     if reply.piece is not None:
         streamed = StreamedBodyResponse(body=reply.piece.data, end_of_stream=reply.piece.end_of_stream)

@@ -1,5 +1,6 @@
 """The session, by recorded conversations and by invariants."""
 
+import random
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,11 @@ from extproc.budget import Budget
 from extproc.errors import RequestError
 from extproc.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.routing.endpoint import Endpoint
-from extproc.routing.picker import Found, Picker
+from extproc.routing.picker import Found, Picker, Route
+from extproc.routing.pool import Pool
+from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.prefix_cache import PrefixCache
+from extproc.routing.tickets import Tickets
 from extproc.stream.events import (
     UNTOLD,
     Answer,
@@ -307,6 +312,58 @@ def test_an_order_that_the_operator_names_goes_on() -> None:
     assert isinstance(routed, Routed)
 
     assert routed.remove_headers == ["x-llm-d-slo-ttft-ms"]
+
+
+def ticketed() -> tuple[Session, Tickets, Pool]:
+    outside = Outside(random.Random(0), lambda: 0.0)
+    pool = Pool("llama", PrefixCache(outside))
+    pool.replace([Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")])
+    tickets = Tickets(outside.clock, 0)
+    return Session(Picker([Route(pool)]), new_request_id=lambda: "made", tickets=tickets), tickets, pool
+
+
+CHAT_HEADERS = RequestHeaders(
+    {":method": "POST", ":path": "/v1/completions"}, config=StreamConfig(BodyMode.BUFFERED)
+)
+
+
+def route(session: Session) -> Routed:
+    session.on(CHAT_HEADERS)
+    [routed] = session.on(RequestBody(b'{"prompt": "Why?"}'))
+    assert isinstance(routed, Routed)
+    return routed
+
+
+def test_a_pick_is_found_by_its_number_until_its_log_has_come() -> None:
+    session, tickets, _ = ticketed()
+    routed = route(session)
+    session.close()
+    session.close()
+
+    assert tickets.take(routed.ticket) is routed.decision.pick
+    assert len(tickets) == 0
+
+
+def test_a_response_tells_the_number_of_its_pick() -> None:
+    session, _, pool = ticketed()
+    routed = route(session)
+    [served] = session.on(ResponseHeaders("10.0.0.2:80", status=200))
+    assert isinstance(served, Served)
+
+    assert served.ticket == routed.ticket != 0
+    assert pool.book.total == 1
+
+
+def test_a_request_whose_proxy_says_no_more_keeps_its_number_for_a_while() -> None:
+    session, tickets, _ = ticketed()
+    session.on(RequestHeaders({":method": "POST", ":path": "/v1/completions"}))
+    [routed, *_] = session.on(RequestBody(b'{"prompt": "Why?"}'))
+    assert isinstance(routed, Routed)
+    pick = session.leave()
+    session.close()
+
+    assert pick is not None
+    assert tickets.take(routed.ticket) is pick
 
 
 @pytest.mark.parametrize(
