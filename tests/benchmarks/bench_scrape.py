@@ -6,7 +6,6 @@ A real vLLM's pages, 50 kB, over real sockets from another process. `python -m t
 import asyncio
 import multiprocessing
 import random
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -78,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

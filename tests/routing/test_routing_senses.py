@@ -23,7 +23,7 @@ def test_three_wrong_rounds_make_an_index_worth_dropping() -> None:
 
     assert rounds(trust, 0.9, [0.1] * 3) == [False, False, True]
     assert trust.share == 0.5
-    assert (trust.foreseen_rate, trust.found_rate) == (pytest.approx(0.9), pytest.approx(0.1))
+    assert [trust.foreseen_rate, trust.found_rate] == pytest.approx([0.9, 0.1])
 
 
 @pytest.mark.parametrize("found", [[0.1, 0.1, 0.85, 0.1, 0.1], [0.1, 0.1, 0.72, 0.1, 0.1]])
