@@ -49,8 +49,9 @@ class Desk:
 
     def sense(self, endpoint: Endpoint, vitals: Vitals | None) -> None:
         """Takes what an endpoint says of itself; `None`: it does not answer."""
-        if self.pool.snapshot.ready.get(endpoint.name) is not endpoint:
-            return  # another one has its name by now
+        known = self.pool.snapshot.ready.get(endpoint.name)
+        if known is None or known.address != endpoint.address:
+            return  # it is gone, or another one has its name by now
         if vitals is not None:
             self.vitals[endpoint.name] = vitals
         self.pool.strategy.sense(endpoint.name, vitals, self.pool.book.counts())

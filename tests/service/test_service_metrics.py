@@ -11,6 +11,7 @@ from prometheus_client import Metric
 from extproc.app import Application, Start
 from extproc.feedback.metrics import EXPECTED_CLASSES
 from extproc.routing.strategies.base import Reason
+from extproc.routing.vitals import Vitals
 from extproc.settings import parse_settings
 from extproc.telemetry import LOG_FAULTS, OUTCOMES, POOL_OUTCOMES, RELOADS, RESTARTS, STREAM_FAULTS, _whys
 from tests.integration.mesh import until
@@ -26,6 +27,10 @@ pools:
   models: [qwen]
   endpoints: {static: ["10.0.0.2:8000"]}
   strategy: {name: round_robin}
+- name: mixtral
+  models: [mixtral]
+  endpoints: {static: ["10.0.0.3:8000"]}
+  strategy: {name: prefix_cache}
 - name: lost
   models: [lost]
   endpoints: {file: none.yaml}
@@ -38,7 +43,10 @@ async def families(tmp_path: Path) -> list[Metric]:
     app = Application(Start(parse_settings(SETTINGS, {})))
     app.start()
     try:
-        await until(lambda: len(app.pools.known_faults()) == 1 and len(_known(app)) == 2)
+        await until(lambda: len(app.pools.known_faults()) == 1 and len(_known(app)) == 3)
+        # vLLM's own counters are shown when an endpoint told them: they do not begin at 0.
+        desk = next(desk for desk in app.pools.desks if desk.pool.name == "mixtral")
+        desk.sense(desk.pool.snapshot.ready["10.0.0.3:8000"], Vitals())
         return list(app.metrics.registry.collect())
     finally:
         await app.pools.stop()

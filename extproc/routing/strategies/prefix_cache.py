@@ -61,6 +61,8 @@ _STEPS_PER_REQUEST: Final = 0.25
 
 _FAILED: Final = 500
 
+_BY_PROMPT: Final = (Reason.SESSION, Reason.PREFIX, Reason.COLD, Reason.HOME, Reason.SPILL)
+
 # What a new figure counts against those before it: of many requests, and of one.
 _SLOWLY: Final = 0.25
 _RARELY: Final = 0.02
@@ -182,7 +184,7 @@ class PrefixCache(Strategy):
         # What others' requests that wait there cost; empty where nobody tells of any.
         self._others_ms: dict[str, float] = {}
         self._mean_ms = 0.0
-        self._foreseen: dict[Reason, Foreseen] = {}
+        self._foreseen = {reason: Foreseen() for reason in _BY_PROMPT}
         self._has_homes = gateways > 1
         self._without_prompt = LeastLoad(outside, Reason.NO_PREFIX)
         self._backlogs: dict[str, Backlog] = {}
@@ -282,9 +284,7 @@ class PrefixCache(Strategy):
         sent.requests += 1
         sent.size += size
         sent.cached += cached * per_token
-        told = self._foreseen.get(reason)
-        if told is None:
-            told = self._foreseen[reason] = Foreseen()
+        told = self._foreseen[reason]
         told.prompt += size / per_token
         told.cached += cached
         self._mean_ms += _RARELY * (missing * self._ms_per_byte - self._mean_ms)
