@@ -595,6 +595,16 @@ def test_several_gateways_find_a_conversation_at_its_home() -> None:
         assert following.reason is Reason.SESSION
 
 
+def test_what_another_gateway_placed_at_its_home_is_foreseen_there() -> None:
+    one, other = gateways(2)
+    said = [words("Why?", 500)]
+    one.visit(*said)
+    other.visit(*said, "Because.", "How?")
+    told = other.strategy.foreseen()[Reason.SESSION]
+
+    assert 0.9 * told.prompt < told.cached < told.prompt
+
+
 def test_one_gateway_has_no_homes() -> None:
     fleet = Fleet()
     ready = {name: Endpoint(name, "10.0.0.1:80") for name in "ab"}

@@ -127,7 +127,7 @@ class Pace:
     _STEP: Final = 0.02
     _MOST: Final = log(4)
     # Endpoints of one kind differ by less, measured so.
-    _ALIKE: Final = log(1.3)
+    _ALIKE: Final = log(1.4)
 
     def __init__(self) -> None:
         self._log = 0.0

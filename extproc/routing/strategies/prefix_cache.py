@@ -106,7 +106,7 @@ class Stretch(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """What a request began with: what it took of the index, bytes it lacked, what its endpoint had to do."""
+    """What a request began with: what it took of the index, bytes it seems to lack, what waited there."""
 
     taken: Taken
     missing: float
@@ -289,12 +289,13 @@ class PrefixCache(Strategy):
         told.cached += cached
         self._mean_ms += _RARELY * (missing * self._ms_per_byte - self._mean_ms)
 
-    def take(self, holding: Holding, chain: Chain) -> Start:
-        """Writes a request down."""
+    def take(self, holding: Holding, chain: Chain, presumed: int) -> Start:
+        """Writes a request down; its endpoint may have `presumed` bytes of it from other gateways."""
         now, backlog = self._clock(), self._backlogs[holding.name]
         taken = self.index.take(holding, chain, now)
-        start = Start(taken, chain.size - chain.reach(taken.had), backlog.ms(now))
-        backlog.add(start.missing * self._ms_per_byte, now)
+        reach = chain.reach(taken.had)
+        start = Start(taken, chain.size - max(reach, presumed), backlog.ms(now))
+        backlog.add((chain.size - reach) * self._ms_per_byte, now)
         return start
 
     def learn(self, endpoint: str, start: Start, first_token_s: float) -> None:
@@ -454,7 +455,7 @@ def _cost(offer: Offer) -> float:
 class _Cached(Reading):
     """One request's chain, and where it was written down."""
 
-    __slots__ = ("_chain", "_holding", "_is_open", "_late", "_start", "_strategy", "_why", "key")
+    __slots__ = ("_chain", "_first", "_holding", "_is_open", "_late", "_start", "_strategy", "_why", "key")
 
     key: int
     learns = True
@@ -466,6 +467,7 @@ class _Cached(Reading):
         self._start = _NOTHING_TAKEN
         self._why = Reason.COLD
         self._is_open = False
+        self._first: Offer | None = None
         self._late: tuple[str, Ending] | None = None
         self.key = chain.home
 
@@ -474,7 +476,7 @@ class _Cached(Reading):
         names = [offer.name for offer in offers[:count]]
         if len(names) < min(count, len(candidates)):
             names = self._strategy.fill(names, candidates, count)
-        self._why = self._reason(offers)
+        self._why, self._first = self._reason(offers), offers[0]
         return Choice(tuple(names), self._why)
 
     def explain(self, candidates: Candidates) -> dict[str, object]:
@@ -486,7 +488,9 @@ class _Cached(Reading):
         self._is_open = True
         self._holding = index.holding(endpoint)
         if self._holding is not None:
-            self._start = start = self._strategy.take(self._holding, self._chain)
+            first = self._first
+            presumed = first.reach if first is not None and first.name == endpoint else 0
+            self._start = start = self._strategy.take(self._holding, self._chain, presumed)
             self._strategy.foresee(endpoint, self._chain.size, start.missing, self._why)
 
     def ended(self, endpoint: str) -> None:  # noqa: ARG002  # where it was taken
