@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 # A server of eight engines tells 400 kB.
 MAX_PAGE_BYTES: Final = 2_097_152
 _OK: Final = 200
+_IDLE_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,8 @@ class Scraper:
     async def run(self) -> None:
         """Asks until cancelled."""
         limit = ClientTimeout(total=self._plan.timeout_s)
-        # Connections stay open from one time to the next: opening one costs as much as the question.
-        connector = TCPConnector(limit=0, keepalive_timeout=2 * self._plan.interval_s)
+        # Connections stay open from one time to the next, if the server likes: vLLM closes them after 5 s.
+        connector = TCPConnector(limit=0, keepalive_timeout=_IDLE_S + self._plan.interval_s)
         jar = DummyCookieJar()
         async with ClientSession(
             timeout=limit, connector=connector, cookie_jar=jar, auto_decompress=False

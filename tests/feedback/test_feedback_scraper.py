@@ -239,3 +239,23 @@ def test_a_strategy_that_wants_to_know_nothing_is_told_all_the_same() -> None:
 
     assert desk.pool.strategy.learnt() == {}
     assert desk.pool.strategy.foreseen() == {}
+
+
+async def test_a_connection_is_kept_from_one_time_to_the_next() -> None:
+    peers: list[object] = []
+
+    async def tell(request: web.Request) -> web.Response:
+        peers.append(request.transport and request.transport.get_extra_info("peername"))
+        return web.Response(body=PAGE)
+
+    async with serving(tell) as address:
+        reading = Scraper(build(address), ScrapePlan(0.01), rng=random.Random(2))
+        task = asyncio.create_task(reading.run())
+        async with asyncio.timeout(10):
+            while len(peers) < 3:  # noqa: ASYNC110  # the server's side tells
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    assert len(set(peers)) == 1
+    assert "every 0.01 s" in repr(reading)

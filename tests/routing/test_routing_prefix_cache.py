@@ -501,6 +501,21 @@ def test_tokens_of_another_size_are_told_by_what_the_engines_read() -> None:
     assert fleet.strategy.learnt()["prefill_ms_per_token"] == pytest.approx(L4_MS_PER_TOKEN, rel=0.01)
 
 
+def test_costs_that_are_learnt_do_not_change_with_the_size_of_a_token() -> None:
+    fleet = Fleet("a", learn=True)
+    learn_from(fleet, 2.0)
+    per_byte = fleet.strategy.learner.costs.ms_per_byte if fleet.strategy.learner else 0
+    sense(fleet, "a", SAID)
+    for number in range(60):
+        fleet.visit(words(f"{number:03} Why?", 100))
+    sense(fleet, "a", replace(SAID, prefills=61, prompt_tokens=10_000))
+
+    assert fleet.strategy.bytes_per_token != 4
+    assert fleet.strategy.learnt()["prefill_ms_per_token"] == pytest.approx(
+        per_byte * fleet.strategy.bytes_per_token, abs=1e-4
+    )
+
+
 def test_prefills_that_engines_tell_of_teach_where_no_access_log_does() -> None:
     fleet, rng = Fleet("a", learn=True), random.Random(4)
     said = SAID

@@ -85,3 +85,15 @@ def test_numbers_are_64_bits_never_0_and_never_the_same(first: int, count: int) 
 
     assert len(set(numbers)) == count
     assert all(0 < number < 2**64 for number in numbers)
+
+
+def test_a_log_that_comes_before_the_end_leaves_nothing_behind() -> None:
+    tickets = Tickets(Clock(), 0)
+    number = tickets.give(take_pick())
+
+    assert tickets.take(number) is not None
+
+    tickets.end(number)
+
+    assert (len(tickets), tickets.take(number)) == (0, None)
+    assert repr(tickets) == "<Tickets of 0 open requests, 0 ended>"
