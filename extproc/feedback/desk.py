@@ -54,13 +54,13 @@ class Desk:
             return  # it is gone, or another one has its name by now
         if vitals is not None:
             self.vitals[endpoint.name] = vitals
-        self.pool.strategy.sense(endpoint.name, vitals, self.pool.book.counts())
+        self.pool.strategy.sense(endpoint.name, vitals, self.pool.book.counts)
 
     def forget_vitals(self) -> None:
         """Nobody asks any more: what was said last need not be true."""
         self.vitals.clear()
         for name in self.pool.snapshot.ready:
-            self.pool.strategy.sense(name, None, {})
+            self.pool.strategy.sense(name, None, dict)
 
     def keep(self, names: Collection[str]) -> None:
         """Forgets what was counted of endpoints that are gone."""

@@ -415,7 +415,7 @@ SAID = Vitals(kv_tokens=1_000, queried_tokens=10, prefills=1, started_s=1e9)
 
 
 def sense(fleet: Fleet, name: str, vitals: Vitals | None) -> None:
-    fleet.strategy.sense(name, vitals, fleet.pool.book.counts())
+    fleet.strategy.sense(name, vitals, fleet.pool.book.counts)
 
 
 def test_the_size_of_a_cache_is_what_its_endpoint_says() -> None:

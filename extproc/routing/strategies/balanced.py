@@ -1,6 +1,6 @@
 """Strategies that look at no prefix: round robin, random, least load."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import Self
 
@@ -39,7 +39,7 @@ class _Blind(Strategy, Reading):
     def lose(self, endpoint: str) -> None:
         pass
 
-    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Mapping[str, int]) -> None:
+    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Callable[[], Mapping[str, int]]) -> None:
         pass
 
 

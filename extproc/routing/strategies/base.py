@@ -229,8 +229,8 @@ class Strategy(Protocol):
         """Hears that an endpoint's process is gone, and with it whatever it held."""
         ...
 
-    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Mapping[str, int]) -> None:
-        """Hears what an endpoint says of itself; `None`: it does not answer. `in_flight` is ours, of all."""
+    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Callable[[], Mapping[str, int]]) -> None:
+        """Hears what an endpoint says of itself; `None`: nothing. `in_flight` tells ours, of all."""
         ...
 
     def learnt(self) -> Mapping[str, object]:

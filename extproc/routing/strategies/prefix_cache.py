@@ -24,7 +24,7 @@
 # ring, the same for all of them: where nothing is known of a conversation that had turns before, it is
 # presumed at home.
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from random import Random
 from typing import Final
@@ -215,7 +215,7 @@ class PrefixCache(Strategy):
     def lose(self, endpoint: str) -> None:
         self.index.lose(endpoint)
 
-    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Mapping[str, int]) -> None:
+    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Callable[[], Mapping[str, int]]) -> None:
         sense = self._senses.get(endpoint)
         if sense is None:
             return
@@ -223,10 +223,12 @@ class PrefixCache(Strategy):
             sense.miss()
         else:
             self._believe(endpoint, sense, sense.hear(vitals))
+        if not sense.waiting and not self._others_ms:
+            return  # and nobody else is the worse for it
         senses = self._senses.items()
         waiting = {name: sense.waiting for name, sense in senses}
         running = {name: sense.vitals.running for name, sense in senses if sense.vitals}
-        leave = reasons_to_leave(waiting, in_flight, running, self._gateways)
+        leave = reasons_to_leave(waiting, in_flight(), running, self._gateways)
         self._others_ms = {name: count * self._mean_ms for name, count in leave.items()}
 
     def _believe(self, endpoint: str, sense: Sense, news: News) -> None:

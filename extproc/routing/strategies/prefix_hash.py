@@ -1,6 +1,6 @@
 """Consistent hashing with bounded loads: a prefix has a home, and a home has a limit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -81,7 +81,7 @@ class PrefixHash(Strategy):
     def lose(self, endpoint: str) -> None:
         pass
 
-    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Mapping[str, int]) -> None:
+    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Callable[[], Mapping[str, int]]) -> None:
         pass
 
     def bound(self, candidates: Candidates) -> float:

@@ -29,6 +29,7 @@ _RIGHT: Final = 0.1
 _LEAST: Final = 3
 
 _SMOOTH: Final = 0.3
+_NOBODY: Final = 0.05
 _ROUND_REQUESTS: Final = 50
 _FEWEST_BYTES, _MOST_BYTES = 1.5, 8.0
 # Ours and theirs are counted at different moments.
@@ -134,7 +135,8 @@ class Sense:
         self.vitals = self._heard = vitals
         self.kv_tokens = vitals.kv_tokens or self.kv_tokens
         smoothed = vitals.waiting if self.waiting is None else self.waiting
-        self.waiting = smoothed + _SMOOTH * (vitals.waiting - smoothed)
+        waiting = smoothed + _SMOOTH * (vitals.waiting - smoothed)
+        self.waiting = waiting if waiting > _NOBODY else 0.0
         if is_first or not vitals.is_after(before):
             self._begin(vitals)
             return News(is_lost=not is_first)
