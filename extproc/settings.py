@@ -186,7 +186,7 @@ class SignalsSettings(Section):
     """Asking each endpoint for its metrics (vLLM's `/metrics`)."""
 
     scrape_s: float = Field(default=15, ge=0.5, le=300)
-    """How often each endpoint is asked, seconds. A hundred of them at this pace take just under 1 % of a core."""
+    """How often each endpoint is asked, seconds. A hundred of them at this pace take 1 % of a core."""
 
 
 class PoolSettings(Section):
