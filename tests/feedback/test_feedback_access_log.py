@@ -217,7 +217,7 @@ def test_a_number_that_we_never_gave_is_none(pick: str | None) -> None:
 
 def test_only_what_has_a_number_is_settled() -> None:
     settled: list[Exchange] = []
-    logs = AccessLogs(lambda _: None, lambda _: None, settled.append)
+    logs = AccessLogs(lambda _: None, lambda _: None, settle=settled.append)
     logs.take(message(entry(), entry(pick=TICKET), entry(pick=TICKET, address=None, status=503)))
 
     assert [(exchange.ticket, exchange.address) for exchange in settled] == [

@@ -15,6 +15,7 @@ from extproc.vllm.fleet.client import Traffic
 from extproc.vllm.fleet.fleet import Setup, simulate
 from extproc.vllm.fleet.gateway import Gateways, Routing
 from extproc.vllm.fleet.workloads import Demand, draw_sessions
+from extproc.vllm.peers.signals import Scrape
 from extproc.vllm.profiles import Profile, find_profile
 
 
@@ -46,7 +47,9 @@ def learn_in_fleet(profiles: Sequence[Profile], changes: Sequence[Change]) -> Ma
 
     @dataclass(frozen=True, slots=True)
     class Kept(Routing):
-        def build_gateways(self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside]) -> Gateways:
+        def build_gateways(
+            self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside], scrapes: Sequence[Scrape]
+        ) -> Gateways:  # nobody is scraped
             strategy = PrefixCache(outsides[0], learn=True)
             kept.append(strategy)
             gateways = Gateways([Pool("fleet", strategy)])

@@ -1,6 +1,6 @@
 """Strategies that look at no prefix: round robin, random, least load."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Self
 
@@ -16,7 +16,6 @@ from extproc.routing.strategies.base import (
     Reason,
     Strategy,
 )
-from extproc.routing.vitals import Vitals
 
 
 class _Blind(Strategy, Reading):
@@ -34,12 +33,6 @@ class _Blind(Strategy, Reading):
         return NOWHERE
 
     def follow(self, ready: Mapping[str, Endpoint]) -> None:
-        pass
-
-    def lose(self, endpoint: str) -> None:
-        pass
-
-    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Callable[[], Mapping[str, int]]) -> None:
         pass
 
 

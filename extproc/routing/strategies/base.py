@@ -225,13 +225,18 @@ class Strategy(Protocol):
         """Hears, on the serving loop, which endpoints may be picked from now on."""
         ...
 
-    def lose(self, endpoint: str) -> None:
+    def lose(self, endpoint: str) -> None:  # noqa: ARG002  # for those who keep something
         """Hears that an endpoint's process is gone, and with it whatever it held."""
-        ...
+        return
 
-    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Callable[[], Mapping[str, int]]) -> None:
+    def sense(  # likewise
+        self,
+        endpoint: str,  # noqa: ARG002
+        vitals: Vitals | None,  # noqa: ARG002
+        in_flight: Callable[[], Mapping[str, int]],  # noqa: ARG002
+    ) -> None:
         """Hears what an endpoint says of itself; `None`: nothing. `in_flight` tells ours, of all."""
-        ...
+        return
 
     def learnt(self) -> Mapping[str, object]:
         """What it goes by that is not configured, JSON-ready, for operators."""

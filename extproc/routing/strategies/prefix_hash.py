@@ -1,6 +1,6 @@
 """Consistent hashing with bounded loads: a prefix has a home, and a home has a limit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -10,7 +10,6 @@ from extproc.routing.prompt import Prompt
 from extproc.routing.ring import Ring
 from extproc.routing.strategies.balanced import LeastLoad
 from extproc.routing.strategies.base import Candidates, Choice, Outside, Placement, Reading, Reason, Strategy
-from extproc.routing.vitals import Vitals
 
 # A longer walk in an explanation tells nobody anything.
 _WALK_LENGTH: Final = 16
@@ -76,12 +75,6 @@ class PrefixHash(Strategy):
         return Ring.grown(before, ready, self._positions)
 
     def follow(self, ready: Mapping[str, Endpoint]) -> None:
-        pass
-
-    def lose(self, endpoint: str) -> None:
-        pass
-
-    def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Callable[[], Mapping[str, int]]) -> None:
         pass
 
     def bound(self, candidates: Candidates) -> float:
