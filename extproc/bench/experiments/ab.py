@@ -1,19 +1,20 @@
-"""The order of a comparison: every arm over the same schedule, again with another seed. Knows no network."""
+"""The order of a comparison: every arm over the same schedule, again with another seed."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from extproc.bench.experiments.run import Interrupted
+from extproc.bench.experiments.arms import open_lab
+from extproc.bench.experiments.run import Interrupted, Run
+from extproc.bench.load.registry import open_registry
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
+from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import Report
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
-
-Run = Callable[[Spec, str], Awaitable[RunResult]]
-"""Runs a spec; the text says on the terminal what is running."""
 
 # Far from the seeds of measured runs: priming must not show the caches the prompts that are measured.
 _PRIME_SEED = 1_000_000
@@ -36,6 +37,19 @@ def label(arm: Component) -> str:
     """The arm's name, and its settings if it has some: `prefix_hash(load_factor=2)`."""
     settings = ", ".join(f"{name}={value}" for name, value in arm.options.items())
     return f"{arm.name}({settings})" if settings else arm.name
+
+
+async def run_ab(spec: Spec, run: Run, output: Path | None) -> list[Trial]:
+    """Runs a comparison against the spec's router; every run's reports go into a folder of `output`."""
+    reports = open_registry(spec).reports
+
+    def keep(trial: Trial, result: RunResult) -> None:
+        if output is not None:
+            folder = output / f"{trial.arm}-{trial.repeat + 1}"
+            write_reports(result, trial.report, folder, reports)
+
+    async with open_lab(spec) as lab:
+        return await run_trials(spec, run, lab, keep)
 
 
 async def run_trials(

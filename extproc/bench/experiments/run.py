@@ -3,12 +3,13 @@
 import asyncio
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
+from rich.console import Console
 
 from extproc.bench.experiments.scrape import pair, scrape
 from extproc.bench.load.driver import LoadError, drive
@@ -19,10 +20,13 @@ from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.http import name_fault
-from extproc.bench.progress import Progress
+from extproc.bench.progress import Progress, watching
 from extproc.bench.record import Record, RunClock, RunInfo, RunResult, Window
 from extproc.bench.spec.tree import Spec
 from extproc.errors import ExtprocError, SettingsError
+
+Run = Callable[[Spec, str], Awaitable[RunResult]]
+"""Runs a spec; the text says on the terminal what is running."""
 
 
 class Interrupted(ExtprocError):
@@ -57,6 +61,16 @@ async def run(
     if journal is not None:
         close_journal(journal, ended)
     return RunResult(ended, records)
+
+
+def show_runs(stop: asyncio.Event, *, quiet: bool) -> Run:
+    """Returns what runs the runs of an experiment and shows each on the terminal."""
+
+    async def run_one(spec: Spec, title: str) -> RunResult:
+        with watching(title, Console(stderr=True), None, quiet=quiet) as progress:
+            return await run(spec, progress=progress, stop=stop)
+
+    return run_one
 
 
 def _begin(spec: Spec, model: str, workload: Workload) -> RunInfo:

@@ -6,8 +6,8 @@ Knows no network.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from extproc.bench.experiments.ab import Run, with_traffic
-from extproc.bench.experiments.run import Interrupted
+from extproc.bench.experiments.ab import with_traffic
+from extproc.bench.experiments.run import Interrupted, Run
 from extproc.bench.judge.verdict import FAILED
 from extproc.bench.report import report
 from extproc.bench.report.report import Report

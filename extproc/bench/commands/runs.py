@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from extproc.bench.commands.experiments import ab, compare_command, plan_command, saturate_command
 from extproc.bench.datasets.prepared import write_prepared
-from extproc.bench.experiment_commands import ab, compare_command, plan_command, saturate_command
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
 from extproc.bench.load.journal import read_journal

@@ -1,8 +1,5 @@
-"""The commands of `extproc bench` about more than one run, or about none: compare, ab, saturate, plan."""
+"""About more than one run, or about none: compare, ab, saturate, plan."""
 
-import asyncio
-import os
-import resource
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,22 +8,19 @@ import click
 from rich.console import Console
 
 from extproc.bench.experiments import saturate
-from extproc.bench.experiments.ab import Run, Trial, run_trials
+from extproc.bench.experiments.ab import run_ab
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
 from extproc.bench.experiments.ab_report import summarise_trials
-from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.compare import compare, comparison_markdown
-from extproc.bench.experiments.plan import Host, Plan, plan, plan_text
-from extproc.bench.experiments.run import check_target, run
+from extproc.bench.experiments.host import plan_here
+from extproc.bench.experiments.plan import plan_text
+from extproc.bench.experiments.run import show_runs
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
-from extproc.bench.load.registry import open_registry
-from extproc.bench.load.workload import build_workload
-from extproc.bench.progress import until_told, watching
+from extproc.bench.progress import until_told
 from extproc.bench.published.tables import published_markdown, read_published
-from extproc.bench.record import RunResult
 from extproc.bench.report import report
-from extproc.bench.report.outputs import make_folder, print_faults, write_reports, write_texts
-from extproc.bench.spec.tree import Spec, read_spec
+from extproc.bench.report.outputs import make_folder, print_faults, write_texts
+from extproc.bench.spec.tree import read_spec
 from extproc.errors import SettingsError
 
 # The exit status of a result that does not hold, as of a run that is client-limited.
@@ -35,7 +29,6 @@ NOT_COMPARABLE = 3
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ANY = click.Path(exists=True, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @click.command("compare")
@@ -98,7 +91,7 @@ def ab(spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: 
     spec = read_spec(spec_file)
     if output is not None:
         make_folder(output)
-    trials = until_told(lambda stop: _run_ab(spec, output, stop, quiet=quiet))
+    trials = until_told(lambda stop: run_ab(spec, show_runs(stop, quiet=quiet), output))
     compared = summarise_trials(trials, spec.ab)
     click.echo(ab_markdown(compared), nl=False)
     if output is not None:
@@ -110,26 +103,6 @@ def ab(spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: 
         }
         _name(write_texts(output, texts))
     _end(compared.faults, compared.remarks, allow_faults=allow_client_limited)
-
-
-async def _run_ab(spec: Spec, output: Path | None, stop: asyncio.Event, *, quiet: bool) -> list[Trial]:
-    reports = open_registry(spec).reports
-
-    def keep(trial: Trial, result: RunResult) -> None:
-        if output is not None:
-            folder = output / f"{trial.arm}-{trial.repeat + 1}"
-            write_reports(result, trial.report, folder, reports)
-
-    async with open_lab(spec) as lab:
-        return await run_trials(spec, _runner(stop, quiet=quiet), lab, keep)
-
-
-def _runner(stop: asyncio.Event, *, quiet: bool) -> Run:
-    async def run_one(spec: Spec, title: str) -> RunResult:
-        with watching(title, Console(stderr=True), None, quiet=quiet) as progress:
-            return await run(spec, progress=progress, stop=stop)
-
-    return run_one
 
 
 @click.command("saturate")
@@ -144,7 +117,7 @@ def saturate_command(spec_file: Path, output: Path | None, quiet: bool) -> None:
     spec = read_spec(spec_file)
     if output is not None:
         make_folder(output)
-    rungs = until_told(lambda stop: saturate.climb(spec, _runner(stop, quiet=quiet)))
+    rungs = until_told(lambda stop: saturate.climb(spec, show_runs(stop, quiet=quiet)))
     found = saturate.summarise_rungs(rungs, spec.saturate)
     click.echo(saturation_markdown(found), nl=False)
     if output is not None:
@@ -165,7 +138,7 @@ def saturate_command(spec_file: Path, output: Path | None, quiet: bool) -> None:
 def plan_command(spec_file: Path, latency: float) -> None:
     """Print schedule, tokens, ports and CPU of a run without running it. Exit 2 if it is impossible."""
     try:
-        planned = _plan(read_spec(spec_file), latency)
+        planned = plan_here(read_spec(spec_file), latency_s=latency)
     except SettingsError as error:
         # What `run` refuses, in the words of `run`.
         _end_plan([str(error)])
@@ -174,23 +147,10 @@ def plan_command(spec_file: Path, latency: float) -> None:
     _end_plan(planned.faults, planned.remarks)
 
 
-def _plan(spec: Spec, latency_s: float) -> Plan:
-    registry = open_registry(spec)
-    asyncio.run(check_target(spec, registry))
-    workload = build_workload(spec, registry)
-    return plan(spec, workload, _this_host(), latency_s=latency_s, ruler=registry.ruler)
-
-
 def _end_plan(faults: Sequence[str], remarks: Sequence[str] = ()) -> None:
     print_faults(faults, remarks, Console(stderr=True), good="possible", bad="impossible")
     if faults:
         sys.exit(2)
-
-
-def _this_host() -> Host:
-    low, high = map(int, _PORTS.read_text("ascii").split()) if _PORTS.exists() else (32768, 60999)
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Host(cores=len(os.sched_getaffinity(0)), ports=high - low + 1, files=files)
 
 
 def _name(paths: Iterable[Path]) -> None:
