@@ -9,7 +9,7 @@ import signal
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from extproc.bench.measure.words import milliseconds
+from extproc.bench.pace import Goal, Pace, progress_text
 from extproc.bench.record import Clock, LoopSample, Record
 from extproc.errors import ExtprocError, SettingsError
 
@@ -46,6 +47,17 @@ class Standing:
     failures: dict[str, int]
     ttft_s: tuple[float, ...]
     lag_s: tuple[float, ...]
+    goal: Goal = field(default_factory=Goal)
+
+    @property
+    def share(self) -> float | None:
+        return self.goal.share(self.at_s, self.finished)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the run is over if it goes on as it has; `None` where nothing tells."""
+        share = self.share
+        return self.at_s * (1 - share) / share if share and self.at_s > 0 else None
 
 
 class Progress(Protocol):
@@ -118,8 +130,8 @@ class Watch:
 class Display:
     """Implements `Progress`; `render` returns what is to be shown."""
 
-    def __init__(self, title: str, live: Live | None = None) -> None:
-        self._title = title
+    def __init__(self, title: str, live: Live | None = None, pace: Pace | None = None) -> None:
+        self._title, self._pace = title, pace
         self._live = live
         self._ttft_s: deque[float] = deque(maxlen=_RECENT)
         self._lag_s: deque[float] = deque(maxlen=_RECENT)
@@ -137,7 +149,7 @@ class Display:
         grid = Table.grid(padding=(0, 3))
         failures = ", ".join(f"{escape(kind)} {count:,}" for kind, count in last.failures.items()) or "0"
         rows = {
-            "time": f"{last.at_s:.0f} s",
+            "time": f"{last.at_s:.0f} s   {progress_text(last.share, last.left_s)}".rstrip(),
             "sent": f"{last.sent:,}",
             "in flight": f"{last.in_flight:,}",
             "done": f"{last.finished:,}",
@@ -145,6 +157,8 @@ class Display:
             "TTFT": _points(self._ttft_s),
             "lag": _points(self._lag_s),
         }
+        if self._pace is not None:
+            rows = {"of all": self._pace.render(last.share), **rows}
         for label, value in rows.items():
             grid.add_row(
                 f"[dim]{label}[/]", f"[red]{value}[/]" if label == "errors" and last.failures else value
@@ -159,6 +173,16 @@ def _points(sample_s: Sequence[float]) -> str:
     return f"p50 {milliseconds(1000 * p50)}   p99 {milliseconds(1000 * p99)}"
 
 
+class Toward:
+    """Implements `Progress` by telling another one what the run is heading for, too."""
+
+    def __init__(self, goal: Goal, watcher: Progress) -> None:
+        self._goal, self._watcher = goal, watcher
+
+    def update(self, snapshot: Standing) -> None:
+        self._watcher.update(replace(snapshot, goal=self._goal))
+
+
 class Broadcast:
     """Implements `Progress` by telling several others."""
 
@@ -171,10 +195,10 @@ class Broadcast:
 
 
 @contextmanager
-def showing(title: str, console: Console) -> Iterator[Display]:
+def showing(title: str, console: Console, pace: Pace | None = None) -> Iterator[Display]:
     """Shows a display on `console` for as long as the context lasts; a pipe gets its last state only."""
     with Live(console=console, refresh_per_second=4) as live:
-        yield Display(title, live)
+        yield Display(title, live, pace)
 
 
 class Exporter:
@@ -257,12 +281,14 @@ class Told(ExtprocError):
 
 
 @contextmanager
-def watching(title: str, console: Console, metrics_port: int | None, *, quiet: bool) -> Iterator[Progress]:
+def watching(
+    title: str, console: Console, metrics_port: int | None, *, quiet: bool, pace: Pace | None = None
+) -> Iterator[Progress]:
     """Yields what to tell the state of a run to; `quiet` leaves the terminal alone."""
     with ExitStack() as stack:
         watchers: list[Progress] = []
         if not quiet:
-            watchers.append(stack.enter_context(showing(title, console)))
+            watchers.append(stack.enter_context(showing(title, console, pace)))
         if metrics_port is not None:
             watchers.append(stack.enter_context(serving(metrics_port))[0])
         yield Broadcast(watchers)

@@ -1,9 +1,12 @@
 import io
 import urllib.request
+from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
-from extproc.bench.progress import Broadcast, Display, Standing, serving, showing
+from extproc.bench.pace import Goal, Pace, roughly
+from extproc.bench.progress import Broadcast, Display, Standing, Toward, serving, showing
 
 SNAPSHOT = Standing(
     at_s=12.0,
@@ -54,3 +57,55 @@ def test_exporter_serves_the_state_of_a_run_while_it_goes() -> None:
     assert 'extproc_bench_failures{kind="timeout"} 2.0' in text
     assert "extproc_bench_ttft_seconds_count 2.0" in text
     assert "extproc_bench_lag_seconds_count 1.0" in text
+
+
+@pytest.mark.parametrize(
+    ("goal", "shown"),
+    [
+        (Goal(requests=4664), "12 s   25%, 36 s left"),
+        (Goal(seconds=1200), "12 s   1%, 20 min left"),
+        # What comes first ends a closed loop: here its requests.
+        (Goal(requests=2332, seconds=120), "12 s   50%, 12 s left"),
+        (Goal(requests=1166), "12 s   100%"),
+        (Goal(), "12 s"),
+    ],
+)
+def test_display_shows_how_much_is_done_and_how_long_the_rest_takes(goal: Goal, shown: str) -> None:
+    display = Display("a run")
+    Toward(goal, display).update(SNAPSHOT)
+
+    (line,) = [line for line in text_of(display).splitlines() if "│ time " in line]
+    assert " ".join(line.strip("│ ").split()) == f"time {' '.join(shown.split())}"
+
+
+def test_display_shows_nothing_left_before_a_run_has_begun() -> None:
+    display = Display("a run")
+    display.update(replace(SNAPSHOT, at_s=-0.2, finished=0, goal=Goal(seconds=60)))
+
+    assert "left" not in text_of(display)
+
+
+def test_experiment_says_which_run_of_how_many_and_how_long_the_rest_takes() -> None:
+    """Two of four runs and half of the third took 100 s: the other three eighths take 60 s."""
+    now_s = [1000.0]
+    pace = Pace(4, lambda: now_s[0])
+    for _ in range(3):
+        pace.begin()
+    now_s[0] += 100
+
+    assert pace.render(0.5) == "run 3 of 4, 62%, 60 s left"
+    assert pace.render(None) == "run 3 of 4, 50%, 2 min left"
+
+
+def test_search_that_may_end_early_promises_no_time() -> None:
+    pace = Pace(12, is_known=False)
+    pace.begin()
+
+    assert pace.render(0.5) == "run 1 of at most 12"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (3540, "59 min"), (7500, "2 h 05 min")]
+)
+def test_times_are_said_roughly(seconds: float, said: str) -> None:
+    assert roughly(seconds) == said

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from extproc.bench.experiments import saturate
-from extproc.bench.experiments.ab import run_ab
+from extproc.bench.experiments.ab import count_runs, run_ab
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
 from extproc.bench.experiments.ab_report import summarise_trials
 from extproc.bench.experiments.compare import compare, comparison_markdown
@@ -16,6 +16,7 @@ from extproc.bench.experiments.host import plan_here
 from extproc.bench.experiments.plan import plan_text
 from extproc.bench.experiments.run import show_runs
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
+from extproc.bench.pace import Pace
 from extproc.bench.progress import until_told
 from extproc.bench.published.tables import published_markdown, read_published
 from extproc.bench.report import report
@@ -91,7 +92,8 @@ def ab(spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: 
     spec = read_spec(spec_file)
     if output is not None:
         make_folder(output)
-    trials = until_told(lambda stop: run_ab(spec, show_runs(stop, quiet=quiet), output))
+    pace = Pace(count_runs(spec.ab))
+    trials = until_told(lambda stop: run_ab(spec, show_runs(stop, pace, quiet=quiet), output))
     compared = summarise_trials(trials, spec.ab)
     click.echo(ab_markdown(compared), nl=False)
     if output is not None:
@@ -117,7 +119,8 @@ def saturate_command(spec_file: Path, output: Path | None, quiet: bool) -> None:
     spec = read_spec(spec_file)
     if output is not None:
         make_folder(output)
-    rungs = until_told(lambda stop: saturate.climb(spec, show_runs(stop, quiet=quiet)))
+    pace = Pace(spec.saturate.steps, is_known=False)
+    rungs = until_told(lambda stop: saturate.climb(spec, show_runs(stop, pace, quiet=quiet)))
     found = saturate.summarise_rungs(rungs, spec.saturate)
     click.echo(saturation_markdown(found), nl=False)
     if output is not None:

@@ -13,6 +13,7 @@ from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import Report
+from extproc.bench.spec.experiments import Ab
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 
@@ -50,6 +51,11 @@ async def run_ab(spec: Spec, run: Run, output: Path | None) -> list[Trial]:
 
     async with open_lab(spec) as lab:
         return await run_trials(spec, run, lab, keep)
+
+
+def count_runs(ab: Ab) -> int:
+    """How many runs a comparison makes, priming included."""
+    return len(ab.arms) * ab.repeats * (2 if ab.prime else 1)
 
 
 async def run_trials(

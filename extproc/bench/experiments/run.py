@@ -18,9 +18,10 @@ from extproc.bench.load.journal import clip, close_journal, find_end, open_journ
 from extproc.bench.load.process import Done
 from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
+from extproc.bench.pace import Goal, Pace
 from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.http import name_fault
-from extproc.bench.progress import Progress, watching
+from extproc.bench.progress import Progress, Toward, watching
 from extproc.bench.record import Record, RunClock, RunInfo, RunResult, Window
 from extproc.bench.spec.tree import Spec
 from extproc.errors import ExtprocError, SettingsError
@@ -53,7 +54,8 @@ async def run(
     info = _begin(spec, model, workload)
     if journal is not None:
         open_journal(journal, info)
-    done = await drive(share_out(spec, model, workload, journal), workload.jobs, progress, stop)
+    toward = Toward(find_goal(spec, workload), progress)
+    done = await drive(share_out(spec, model, workload, journal), workload.jobs, toward, stop)
     scrapes = pair(spec.scrape, before, await scrape(spec.scrape))
     records = tuple(sorted((r for d in done for r in d.records), key=lambda record: record.index))
     ended = _end(info, workload, records, done, is_stopped=stop.is_set())
@@ -63,11 +65,19 @@ async def run(
     return RunResult(ended, records)
 
 
-def show_runs(stop: asyncio.Event, *, quiet: bool) -> Run:
+def find_goal(spec: Spec, workload: Workload) -> Goal:
+    """What ends a run: an open loop its schedule's last answer, a closed one its time or its requests."""
+    if spec.traffic.is_closed:
+        return Goal(workload.requests, spec.traffic.duration)
+    return Goal(requests=workload.asked)
+
+
+def show_runs(stop: asyncio.Event, pace: Pace, *, quiet: bool) -> Run:
     """Returns what runs the runs of an experiment and shows each on the terminal."""
 
     async def run_one(spec: Spec, title: str) -> RunResult:
-        with watching(title, Console(stderr=True), None, quiet=quiet) as progress:
+        pace.begin()
+        with watching(title, Console(stderr=True), None, quiet=quiet, pace=pace) as progress:
             return await run(spec, progress=progress, stop=stop)
 
     return run_one
