@@ -38,10 +38,9 @@ def prepare(
     kept = _set_lengths(kept, traffic, length_rng, ruler)
     if not kept:
         raise SettingsError(f"dataset {dataset.name}: nothing is left after its filters")
-    kept *= dataset.repeat
     if dataset.is_shuffled:
         order_rng.shuffle(kept)
-    return kept
+    return kept * dataset.repeat
 
 
 def is_kept(conversation: Conversation, dataset: Dataset) -> bool:

@@ -20,8 +20,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 "mean_output_tokens": None,
             }
         },
-        # KubeAI's benchmark of 8 x L4, whose 8,000 requests are 800 prompts, each ten times; a spec adds
-        # its req-rate and max-concurrency.
+        # KubeAI's benchmark of 8 x L4, whose 8,000 requests are 800 prompts, shuffled and gone through ten
+        # times; a spec adds its req-rate and max-concurrency.
         "kubeai-8xl4": {
             "dataset": {
                 "name": "synthetic",

@@ -78,8 +78,8 @@ class Dataset(Component):
     benchmark does; omitted, it is `prompts` where `input_length` is given, else `sessions`.
     `replies`: what a session's next turn quotes, the server's `real` answer or the `recorded` one.
     `max_prompts` cuts prompts (KubeAI's `--max-conversations`), `max_conversations` cuts conversations;
-    what is kept is taken `repeat` times, then shuffled if `shuffle` says so. Requests beyond the last
-    prompt begin again at the first.
+    what is kept is put into a random order if `shuffle` says so, then gone through `repeat` times in
+    that order. Requests beyond the last prompt begin again at the first.
     """
 
     path: Path | None = None
