@@ -1,8 +1,8 @@
 """Small plots as inline SVG: lines and bars. Colours come from the page's style sheet."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 
 _WIDTH, _HEIGHT = 640, 280
@@ -17,6 +17,18 @@ class Series:
     label: str
     xs: Iterable[float]
     ys: Iterable[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A measured point of a line, the ends of its interval if there is one; hollow if it does not hold."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    is_hollow: bool = False
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,55 @@ def lines(
     )
 
 
+def dotted(
+    lines_of_dots: Mapping[str, Sequence[Dot]],
+    *,
+    x_label: str,
+    y_label: str,
+    is_log_x: bool = False,
+    is_log_y: bool = False,
+) -> str:
+    """A line per name through its dots, with whiskers; the x axis has a tick at every dot."""
+    kept = {label: _keep_dots(dots, is_log_y=is_log_y) for label, dots in lines_of_dots.items()}
+    every = [dot for dots in kept.values() for dot in dots]
+    if not every:
+        return _nothing()
+    places = sorted({dot.x for dot in every})
+    ends = [end for dot in every for end in (dot.y, dot.low, dot.high) if end is not None]
+    x_axis = _pad_axis(places, _LEFT + 12, _WIDTH - _RIGHT - 12, is_log=is_log_x)
+    y_axis = _axis(ends, _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
+    body = [part for index, dots in enumerate(kept.values()) for part in _draw(index, dots, x_axis, y_axis)]
+    ticks = [_tick(x_axis.px(place), place) for place in places]
+    return _figure([*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)], list(kept))
+
+
+def _keep_dots(dots: Sequence[Dot], *, is_log_y: bool) -> list[Dot]:
+    """Dots that can be drawn; a whisker that would leave a log axis ends at its dot."""
+    kept = [dot for dot in dots if math.isfinite(dot.y) and (dot.y > 0 or not is_log_y)]
+    return [replace(dot, low=dot.y) if is_log_y and (dot.low or 0) <= 0 < dot.y else dot for dot in kept]
+
+
+def _pad_axis(places: Sequence[float], start_px: float, end_px: float, *, is_log: bool) -> Axis:
+    """From the first place to the last; a sole place stands in the middle."""
+    low, high = places[0], places[-1]
+    if low == high:
+        low, high = low / 2, high * (2 if is_log else 1.5)
+    return Axis(low, high, start_px, end_px, is_log=is_log)
+
+
+def _draw(index: int, dots: Sequence[Dot], x_axis: Axis, y_axis: Axis) -> Iterator[str]:
+    steps = " ".join(f"{x_axis.px(dot.x):.1f},{y_axis.px(dot.y):.1f}" for dot in dots)
+    yield f'<polyline class="line s{index % 6}" points="{steps}"/>'
+    for dot in dots:
+        x, y = x_axis.px(dot.x), y_axis.px(dot.y)
+        if dot.low is not None and dot.high is not None:
+            ends = (x, y_axis.px(dot.low)), (x, y_axis.px(dot.high))
+            yield _stroke(f"spread s{index % 6}", *ends)
+        css = f"dot s{index % 6}{' hollow' if dot.is_hollow else ''}"
+        title = f"<title>{escape(dot.title)}</title>"
+        yield f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>'
+
+
 def bars(items: Sequence[Bar], *, y_label: str) -> str:
     """A bar per item with its value above it, and whiskers where it has an interval."""
     items = [item for item in items if math.isfinite(item.value)]
@@ -148,11 +209,13 @@ def _css(index: int) -> str:
 
 def _grid(x_axis: Axis, y_axis: Axis) -> Iterator[str]:
     yield from _rules(y_axis)
-    floor = _HEIGHT - _BOTTOM
     for tick in x_axis.ticks():
-        x = x_axis.px(tick)
-        yield _stroke("tick", (x, floor), (x, floor + 4))
-        yield _text(x, floor + 16, number(tick))
+        yield _tick(x_axis.px(tick), tick)
+
+
+def _tick(x: float, value: float) -> str:
+    floor = _HEIGHT - _BOTTOM
+    return _stroke("tick", (x, floor), (x, floor + 4)) + _text(x, floor + 16, number(value))
 
 
 def _rules(y_axis: Axis) -> Iterator[str]:

@@ -177,7 +177,7 @@ def fleet(
 ) -> None:
     """Simulate a fleet of endpoints behind the picker, in virtual time."""
     if preset:
-        _print_preset(profiles, seeds[0], json_path)
+        _print_preset(profiles, seeds, json_path, csv_path)
         return
     others = (rate, users, trace)
     if bool(loads) + sum(value is not None for value in others) > 1:
@@ -236,17 +236,21 @@ def _tell(progress: ProgressLine, before: int, size: int, what: str, share: floa
     progress.tell(before + share * size, what)
 
 
-def _print_preset(names: Sequence[str], seed: int, json_path: Path | None) -> None:
+def _print_preset(
+    names: Sequence[str], seeds: Sequence[int], json_path: Path | None, csv_path: Path | None
+) -> None:
     profile = find_profile(seed_preset.PROFILE if names == (DEFAULT_PROFILE,) else names[0])
     click.echo(f"KubeAI's published 8 x L4 benchmark; profile {profile.name}: {profile.note}")
     click.echo(seed_preset.NOTE)
     cells = [
         cell
         for has_ceiling in (True, False)
+        for seed in seeds
         for cell in seed_preset.simulate_cells(profile, seed, has_ceiling=has_ceiling)
     ]
     click.echo(seed_preset.render_cells(cells), nl=False)
     _write(json_path, _encode(cells))
+    _write(csv_path, write_csv(seed_preset.list_rows(cells)).encode())
 
 
 def _encode(value: object) -> bytes:

@@ -99,7 +99,7 @@ def test_compare_judges_a_published_table() -> None:
         ("strategy,requests\nround_robin,1\n", "lacks columns"),
         ("", "lacks columns"),
         (TABLE.read_text().replace("8000.0", "many"), "no number"),
-        (TABLE.read_text().splitlines()[0] + "\n800,800,round_robin\n", "no number"),
+        (TABLE.read_text().splitlines()[0] + "\n800,800,round_robin\n", "lacks duration_s, requests"),
     ],
 )
 def test_table_without_its_columns_or_numbers_is_refused(text: str, fault: str) -> None:

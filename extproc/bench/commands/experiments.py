@@ -1,4 +1,4 @@
-"""About more than one run, or about none: compare, ab, saturate, plan."""
+"""About more than one run, or about none: compare, ab, sweep, page, saturate, plan."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from extproc.bench.experiments import saturate
+from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import count_runs, run_ab
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
 from extproc.bench.experiments.ab_report import summarise_trials
@@ -16,12 +16,15 @@ from extproc.bench.experiments.host import plan_here
 from extproc.bench.experiments.plan import plan_text
 from extproc.bench.experiments.run import show_runs
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
+from extproc.bench.experiments.sweep_rows import write_rows
 from extproc.bench.pace import Pace
 from extproc.bench.progress import until_told
+from extproc.bench.published.sweep import gather
+from extproc.bench.published.sweep_formats import sweep_html, sweep_markdown
 from extproc.bench.published.tables import published_markdown, read_published
 from extproc.bench.report import report
 from extproc.bench.report.outputs import make_folder, print_faults, write_texts
-from extproc.bench.spec.tree import read_spec
+from extproc.bench.spec.tree import Spec, read_spec
 from extproc.errors import SettingsError
 
 # The exit status of a result that does not hold, as of a run that is client-limited.
@@ -105,6 +108,65 @@ def ab(spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: 
         }
         _name(write_texts(output, texts))
     _end(compared.faults, compared.remarks, allow_faults=allow_client_limited)
+
+
+@click.command("sweep")
+@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
+@click.option("--output", type=_FOLDER, required=True, help="Folder that keeps what is done, and the page.")
+@click.option("--quiet", is_flag=True, help="No live display.")
+@click.option("--again", is_flag=True, help="Do runs again that are not valid.")
+@click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if some runs are not valid.")
+def sweep_command(
+    spec_file: Path, output: Path, quiet: bool, again: bool, allow_client_limited: bool
+) -> None:
+    """Measure every strategy at every concurrency, with every dataset, in every repeat.
+
+    What the folder has is not done again: the same command goes on after it was stopped, and more arms,
+    loads or repeats add to what is there. Exit 3 if runs are missing or not valid.
+    """
+    spec = read_spec(spec_file)
+    plots = sweep.list_plots(spec)
+    make_folder(output)
+    missing = sweep.find_missing(plots, output, again=again)
+    _do_missing(spec, missing, output, quiet=quiet)
+    done = gather(
+        spec.name,
+        sweep.build_cells(plots, output),
+        baseline=spec.ab.baseline,
+        confidence=spec.ab.confidence,
+        faults=[*sweep.find_faults(plots, output)],
+        tolerance=spec.ab.tolerance,
+    )
+    click.echo(sweep_markdown(done), nl=False)
+    table = write_rows(sweep.build_cells(plots, output))
+    texts = {"sweep.html": sweep_html(done), "sweep.csv": table, "sweep.md": sweep_markdown(done)}
+    _name(write_texts(output, texts))
+    good, bad = "every run is valid", "the sweep does not hold as a whole"
+    _end(done.faults, done.remarks, allow_faults=allow_client_limited, good=good, bad=bad)
+
+
+def _do_missing(spec: Spec, missing: Sequence[sweep.Plot], output: Path, *, quiet: bool) -> None:
+    primings = 2 if spec.ab.prime else 1
+    pace = Pace(len(missing) * primings)
+
+    def tell(plot: sweep.Plot, said: report.Report) -> None:
+        click.echo(f"{pace.render(1.0)}: {plot.title}: {said.title}", err=True)
+
+    until_told(lambda stop: sweep.run_sweep(spec, missing, show_runs(stop, pace, quiet=quiet), output, tell))
+
+
+@click.command("page")
+@click.argument("table", metavar="TABLE.csv", type=_FILE)
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The page.")
+@click.option("--baseline", help="The strategy that others are compared with. [default: the first]")
+@click.option("--title", help="What the page is about. [default: the table's name]")
+def page_command(table: Path, output: Path, baseline: str | None, title: str | None) -> None:
+    """Draw the page of a sweep from a TABLE of results: published, simulated or our own."""
+    cells = read_published(_read_text(table).splitlines())
+    done = gather(title or table.stem, cells, baseline=baseline)
+    click.echo(sweep_markdown(done), nl=False)
+    make_folder(output.parent)
+    _name(write_texts(output.parent, {output.name: sweep_html(done)}))
 
 
 @click.command("saturate")

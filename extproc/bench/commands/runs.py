@@ -9,7 +9,14 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from extproc.bench.commands.experiments import ab, compare_command, plan_command, saturate_command
+from extproc.bench.commands.experiments import (
+    ab,
+    compare_command,
+    page_command,
+    plan_command,
+    saturate_command,
+    sweep_command,
+)
 from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
@@ -112,5 +119,5 @@ def dataset(spec_file: Path, output: Path | None, endpoints: int | None, as_json
     click.echo(json.dumps(asdict(honesty), indent=2) if as_json else str(honesty))
 
 
-for _command in (compare_command, ab, saturate_command, plan_command):
+for _command in (compare_command, ab, sweep_command, page_command, saturate_command, plan_command):
     bench.add_command(_command)

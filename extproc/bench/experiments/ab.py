@@ -71,12 +71,13 @@ async def run_trials(
     trials: list[Trial] = []
     with suppress(Interrupted):
         for repeat in range(spec.ab.repeats):
-            for arm in _rotate(spec.ab.arms, repeat):
+            seeded = spec.model_copy(update={"seed": spec.seed + repeat})
+            for arm in rotate(spec.ab.arms, repeat):
                 await lab.prepare(arm)
                 title = f"{label(arm)}, repeat {repeat + 1} of {spec.ab.repeats}"
                 if spec.ab.prime:
-                    await run(_priming(spec, repeat), f"{title}: priming")
-                result = await run(spec.model_copy(update={"seed": spec.seed + repeat}), title)
+                    await run(prime(seeded), f"{title}: priming")
+                result = await run(seeded, title)
                 trial = Trial(label(arm), repeat, report.build(result))
                 keep(trial, result)
                 if result.info.interrupted_s is not None:
@@ -85,16 +86,16 @@ async def run_trials(
     return trials
 
 
-def _rotate(arms: Sequence[Component], repeat: int) -> Sequence[Component]:
+def rotate(arms: Sequence[Component], repeat: int) -> Sequence[Component]:
     """Each repeat begins with another arm, so that no arm always runs on the warmest machine."""
     first = repeat % len(arms)
     return [*arms[first:], *arms[:first]]
 
 
-def _priming(spec: Spec, repeat: int) -> Spec:
+def prime(spec: Spec) -> Spec:
     """The same kind of load with other prompts, for `prime` seconds."""
     changes = {"duration": spec.ab.prime, "total_prompts": None, "warm_up": 0.0, "cool_down": 0.0}
-    return with_traffic(spec, changes).model_copy(update={"seed": spec.seed + repeat + _PRIME_SEED})
+    return with_traffic(spec, changes).model_copy(update={"seed": spec.seed + _PRIME_SEED})
 
 
 def with_traffic(spec: Spec, changes: Mapping[str, object]) -> Spec:

@@ -4,7 +4,7 @@ And a mean over repeated runs, with how sure it is: Student's t, as repeats are 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -50,9 +50,12 @@ class Interval:
     high: float | None
     count: int
 
+    def excludes(self, value: float) -> bool:
+        return self.low is not None and self.high is not None and not self.low <= value <= self.high
+
     @property
     def excludes_zero(self) -> bool:
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+        return self.excludes(0.0)
 
 
 def mean_interval(values: Sequence[float], confidence: float) -> Interval | None:
@@ -64,6 +67,20 @@ def mean_interval(values: Sequence[float], confidence: float) -> Interval | None
         return Interval(mean, None, None, 1)
     margin = student_quantile(confidence, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
     return Interval(mean, mean - margin, mean + margin, count)
+
+
+def ratio_interval(pairs: Iterable[tuple[float, float]], confidence: float) -> Interval | None:
+    """The mean ratio of pairs (one, other) with its interval; `None` without pairs of numbers above 0.
+
+    The geometric mean, and Student's t on the logarithms: a ratio and its inverse tell the same, and a
+    hundredfold change in one pair does not hide a twofold one in another.
+    """
+    logarithms = [math.log(one / other) for one, other in pairs if one > 0 and other > 0]
+    found = mean_interval(logarithms, confidence)
+    if found is None:
+        return None
+    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
+    return Interval(math.exp(found.mean), low, high, found.count)
 
 
 def student_quantile(confidence: float, freedom: int) -> float:

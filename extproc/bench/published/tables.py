@@ -1,11 +1,12 @@
-"""Published results as a table: read, judged from its means alone, and shown."""
+"""Results as a table, published ones or our own: read, judged from its means alone, and shown."""
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 
 from extproc.bench.judge.verdict import CLIENT_LIMITED, Figures, Reason, Verdict, build_verdict
-from extproc.bench.measure.words import fixed
+from extproc.bench.measure.words import DASH, fixed
 from extproc.bench.report.markdown import markdown_table
 from extproc.bench.spec.tree import Limits
 from extproc.errors import ExtprocError
@@ -23,17 +24,25 @@ COLUMNS = (
     "total_tok_per_s",
     *(f"{measure}_{point}_ms" for measure in ("ttft", "tpot", "itl") for point in ("mean", "median", "p99")),
 )
-_HEADER = (
-    "strategy",
-    "asked req/s",
-    "cap",
-    "req/s",
-    "tok/s",
-    "TTFT mean",
-    "in flight",
-    "on time",
+# What a table may tell besides. `dataset`, `repeat` and `verdict` say what a row is, the others are figures.
+EXTRAS = (
+    "dataset",
+    "repeat",
+    "endpoints",
+    "in_flight",
+    "hit_rate",
+    "failed",
+    "unfinished",
+    *(
+        f"{measure}_{point}_ms"
+        for measure in ("e2e", "time_per_token")
+        for point in ("mean", "median", "p90")
+    ),
     "verdict",
 )
+_TEXTS = frozenset({"strategy", "dataset", "repeat", "verdict"})
+# Without these there is nothing to judge or to draw.
+_NEEDED = frozenset({"max_concurrency", "requests", "duration_s"})
 
 
 class PublishedError(ExtprocError):
@@ -42,14 +51,34 @@ class PublishedError(ExtprocError):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One published result: the strategy, and what was asked and came out, by column of `COLUMNS`."""
+    """One result: the strategy, and what was asked and came out, by column of `COLUMNS` and `EXTRAS`.
+
+    A loop of users has no request rate. `said` is the verdict of who measured it, where there is one.
+    """
 
     strategy: str
     figures: Mapping[str, float]
+    dataset: str = ""
+    repeat: int = 1
+    said: str | None = None
 
     @property
-    def rate(self) -> float:
-        return self.figures["request_rate"]
+    def rate(self) -> float | None:
+        return self.figures.get("request_rate")
+
+    @property
+    def verdict(self) -> str:
+        """What was said when it was measured, else what its means tell."""
+        return self.said or str(judge_cell(self))
+
+    @property
+    def is_valid(self) -> bool:
+        return self.verdict == "valid"
+
+    @property
+    def is_client_limited(self) -> bool:
+        """Whether that is all that speaks against it: the server could have done more."""
+        return self.verdict == f"invalid: {CLIENT_LIMITED}"
 
     @property
     def cap(self) -> int:
@@ -65,14 +94,23 @@ class Cell:
 
     @property
     def in_flight(self) -> float:
-        """The mean in flight by Little's law, a request lasting TTFT and a gap per further token."""
+        """The mean in flight, measured; else by Little's law, a request lasting TTFT and a gap per token."""
+        if (measured := self.figures.get("in_flight")) is not None:
+            return measured
+        return self.throughput * self._latency_ms / 1000
+
+    @property
+    def _latency_ms(self) -> float:
+        if (told := self.figures.get("e2e_mean_ms")) is not None:
+            return told
+        if not {"ttft_mean_ms", "itl_mean_ms"} <= set(self.figures):
+            return nan
         tokens = self.figures["output_tokens"] / self.requests
-        latency_ms = self.figures["ttft_mean_ms"] + self.figures["itl_mean_ms"] * (tokens - 1)
-        return self.throughput * latency_ms / 1000
+        return self.figures["ttft_mean_ms"] + self.figures["itl_mean_ms"] * (tokens - 1)
 
 
 def read_published(lines: Iterable[str]) -> list[Cell]:
-    """Reads CSV with the header `COLUMNS`, in any order; raises `PublishedError`."""
+    """Reads CSV with the columns `COLUMNS`, those of `EXTRAS` if there are some; raises `PublishedError`."""
     reader = csv.DictReader(lines)
     missing = set(COLUMNS) - set(reader.fieldnames or ())
     if missing:
@@ -81,13 +119,19 @@ def read_published(lines: Iterable[str]) -> list[Cell]:
 
 
 def _read_cell(fields: Mapping[str, str]) -> Cell:
+    named = [name for name in (*COLUMNS, *EXTRAS) if name not in _TEXTS]
     try:
-        figures = {name: float(fields[name]) for name in COLUMNS if name != "strategy"}
-    except (TypeError, ValueError) as error:
+        figures = {name: float(text) for name in named if (text := fields.get(name))}
+        repeat = int(fields.get("repeat") or 1)
+    except ValueError as error:
         raise PublishedError(
             f"the row {list(fields.values())} holds something that is no number: {error}"
         ) from None
-    return Cell(fields["strategy"], figures)
+    if missing := _NEEDED - set(figures):
+        raise PublishedError(f"the row {list(fields.values())} lacks {', '.join(sorted(missing))}")
+    return Cell(
+        fields["strategy"], figures, fields.get("dataset") or "", repeat, fields.get("verdict") or None
+    )
 
 
 def judge_cell(cell: Cell, limits: Limits | None = None) -> Verdict:
@@ -97,6 +141,8 @@ def judge_cell(cell: Cell, limits: Limits | None = None) -> Verdict:
     that the client did not ask as often as it says.
     """
     limits = limits or Limits()
+    if cell.rate is None:
+        return build_verdict((), (), Figures(achieved_rps=cell.throughput, in_flight=cell.in_flight))
     figures = Figures(
         offered_rps=cell.rate,
         achieved_rps=cell.throughput,
@@ -123,6 +169,7 @@ def on_time_in_flight(rate: float, cap: float, count: int, throughput: float) ->
 
 def _find_idle_client(figures: Figures, limits: Limits) -> Iterator[Reason]:
     expected, had = figures.on_time_in_flight or 0.0, figures.in_flight or 0.0
+    # Where latencies are not told the comparison with NaN is false: nothing speaks against the client.
     if had < limits.in_flight * expected:
         yield Reason(
             CLIENT_LIMITED,
@@ -132,21 +179,33 @@ def _find_idle_client(figures: Figures, limits: Limits) -> Iterator[Reason]:
 
 
 def published_markdown(cells: Sequence[Cell]) -> str:
-    """The published cells, what was in flight against what an on-time client would have had, the verdict."""
-    return markdown_table(_HEADER, [_list_judged(cell) for cell in cells])
+    """The cells, what was in flight against what an on-time client would have had, the verdict.
+
+    A column that no cell has anything in is left out.
+    """
+    rows = [_list_judged(cell) for cell in cells]
+    header = [name for name in rows[0] if any(row[name] != DASH for row in rows)] if rows else []
+    return markdown_table(header, [[row[name] for name in header] for row in rows])
 
 
-def _list_judged(cell: Cell) -> Sequence[str]:
-    verdict = judge_cell(cell)
-    figures = verdict.figures
-    return (
-        cell.strategy,
-        fixed(cell.rate, 0),
-        str(cell.cap),
-        fixed(cell.figures["req_per_s"]),
-        fixed(cell.figures["total_tok_per_s"], 0),
-        f"{fixed(cell.figures['ttft_mean_ms'], 0)} ms",
-        fixed(figures.in_flight, 0),
-        fixed(figures.on_time_in_flight, 0),
-        str(verdict),
-    )
+def _list_judged(cell: Cell) -> Mapping[str, str]:
+    figures, told = judge_cell(cell).figures, cell.figures.get
+    return {
+        "strategy": cell.strategy,
+        "of": cell.dataset or DASH,
+        "asked req/s": fixed(cell.rate, 0),
+        "cap": str(cell.cap),
+        "req/s": fixed(told("req_per_s")),
+        "tok/s": fixed(told("total_tok_per_s"), 0),
+        "TTFT mean": _whole_ms(told("ttft_mean_ms")),
+        "E2E mean": _whole_ms(told("e2e_mean_ms")),
+        "time per token": _whole_ms(told("time_per_token_mean_ms")),
+        "in flight": fixed(figures.in_flight, 0),
+        "on time": fixed(figures.on_time_in_flight, 0),
+        "unfinished": fixed(told("unfinished"), 0),
+        "verdict": cell.verdict,
+    }
+
+
+def _whole_ms(value: float | None) -> str:
+    return DASH if value is None else f"{fixed(value, 0)} ms"

@@ -1,8 +1,8 @@
-"""The parts of the spec file that describe more than one run: `ab` and `saturate`."""
+"""The parts of the spec file that describe more than one run: `ab`, `sweep` and `saturate`."""
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from extproc.bench.spec.section import Component, Rate, Seconds, Section
 
@@ -35,6 +35,32 @@ class Ab(Section):
     repeats: int = Field(default=3, gt=0)
     tolerance: float = Field(default=0.03, gt=0)
     confidence: float = Field(default=0.95, gt=0, lt=1)
+
+
+class Load(Section):
+    """A load of a sweep: requests in flight, and the rate at which they are asked; a number is the first.
+
+    Without a rate, here and in the traffic shape, so many users ask in a closed loop.
+    """
+
+    concurrency: int = Field(gt=0)
+    req_rate: Rate | None = Field(default=None, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_number(cls, value: object) -> object:
+        return {"concurrency": value} if isinstance(value, int) else value
+
+
+class Sweep(Section):
+    """What `sweep` varies besides the arms and repeats of `ab`, by which it is done.
+
+    `datasets` are traffic shapes by a name of your own, each laid over the spec's: what it says itself
+    wins. The spec's alone where there is none.
+    """
+
+    concurrency: tuple[Load, ...] = ()
+    datasets: dict[str, dict[str, object]] = Field(default_factory=dict)
 
 
 class Ladder(Section):

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, model_validator
 
-from extproc.bench.spec.experiments import Ab, Ladder
+from extproc.bench.spec.experiments import Ab, Ladder, Sweep
 from extproc.bench.spec.section import Component, Seconds, Section
 from extproc.bench.spec.thresholds import Threshold
 from extproc.bench.spec.traffic import TrafficShape
@@ -97,6 +97,7 @@ class Spec(Section):
     plugins: tuple[str, ...] = ()
     ab: Ab = Ab()
     saturate: Ladder = Ladder()
+    sweep: Sweep = Sweep()
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,209 @@
+"""Every strategy over every load and dataset, repeated; what is done is kept, and not done again."""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from pydantic import ValidationError
+
+from extproc.bench.experiments.ab import Prepares, label, prime, rotate
+from extproc.bench.experiments.arms import open_lab
+from extproc.bench.experiments.run import Interrupted, Run
+from extproc.bench.experiments.sweep_rows import build_row
+from extproc.bench.load.registry import open_registry
+from extproc.bench.published.tables import Cell
+from extproc.bench.record import RunResult
+from extproc.bench.report import report
+from extproc.bench.report.outputs import write_reports
+from extproc.bench.report.report import Report
+from extproc.bench.spec.experiments import Load
+from extproc.bench.spec.presets import apply_preset
+from extproc.bench.spec.section import Component, list_faults
+from extproc.bench.spec.traffic import TrafficShape
+from extproc.bench.spec.tree import Spec
+from extproc.errors import SettingsError
+
+CELLS: Final = "cells.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One run of a sweep: the arm, and the spec with its dataset, load and seed."""
+
+    dataset: str
+    load: Load
+    arm: Component
+    repeat: int
+    spec: Spec
+
+    @property
+    def title(self) -> str:
+        parts = (self.dataset, f"{self.load.concurrency} in flight", label(self.arm))
+        return ", ".join(part for part in (*parts, f"repeat {self.repeat + 1}") if part)
+
+    @property
+    def folder(self) -> str:
+        """Where the run's reports go, within the sweep's folder."""
+        rate = "" if self.load.req_rate is None else f"at-{self.load.req_rate:g}"
+        words = (self.dataset, str(self.load.concurrency), rate, label(self.arm), str(self.repeat + 1))
+        return re.sub(r"[^\w.=-]+", "-", "-".join(filter(None, words))).strip("-")
+
+    @property
+    def digest(self) -> str:
+        """The same for the same run: more arms, loads or repeats beside it change nothing of it."""
+        asked = self.spec.model_dump_json(exclude={"name", "ab", "sweep", "saturate"})
+        prepared = self.spec.ab.model_dump_json(include={"prime", "flush"})
+        return hashlib.sha256(f"{asked} {prepared} {self.arm.model_dump_json()}".encode()).hexdigest()[:16]
+
+
+class Kept(msgspec.Struct):
+    """A line of the sweep's folder: which run, and what came of it."""
+
+    digest: str
+    title: str
+    report: Report
+
+
+def list_plots(spec: Spec) -> list[Plot]:
+    """Every run of a sweep in the order it is done: a whole round of all, then the next repeat.
+
+    Raises `SettingsError` for a load or a dataset that makes no traffic shape.
+    """
+    loads = spec.sweep.concurrency
+    if not loads:
+        raise SettingsError("sweep.concurrency: give the numbers of requests in flight to try")
+    datasets = spec.sweep.datasets or {"": {}}
+    shapes = [
+        (name, load, _shape(spec, name, over, load)) for name, over in datasets.items() for load in loads
+    ]
+    return [
+        Plot(name, load, arm, repeat, _with_shape(spec, shape, repeat))
+        for repeat in range(spec.ab.repeats)
+        for name, load, shape in shapes
+        for arm in rotate(spec.ab.arms, repeat)
+    ]
+
+
+def _with_shape(spec: Spec, shape: TrafficShape, repeat: int) -> Spec:
+    performance = spec.performance.model_copy(update={"traffic_shape": shape})
+    return spec.model_copy(update={"performance": performance, "seed": spec.seed + repeat})
+
+
+def _shape(spec: Spec, name: str, over: Mapping[str, object], load: Load) -> TrafficShape:
+    own = spec.traffic.model_dump(exclude_unset=True, exclude={"preset", "vus", "max_concurrency"})
+    try:
+        laid = {**own, **_underscored(apply_preset(over))}
+        shape = TrafficShape.model_validate(_set_load(laid, load))
+    except ValidationError as error:
+        raise SettingsError(f"sweep: {name or 'traffic-shape'}: {list_faults(error)}") from None
+    except ValueError as error:
+        raise SettingsError(f"sweep: {name}: {error}") from None
+    if shape.concurrency is not None and shape.concurrency < spec.processes:
+        raise SettingsError(
+            f"sweep: {spec.processes} processes cannot share a concurrency of {shape.concurrency}"
+        )
+    return shape
+
+
+def _underscored(fields: Mapping[str, object]) -> dict[str, object]:
+    """One spelling, so that what a dataset says replaces what the spec says. The preset is applied."""
+    return {name.replace("-", "_"): value for name, value in fields.items() if name != "preset"}
+
+
+def _set_load(fields: dict[str, object], load: Load) -> dict[str, object]:
+    rate = load.req_rate or fields.get("req_rate")
+    if rate is not None:
+        return {**fields, "req_rate": rate, "max_concurrency": load.concurrency}
+    # A closed loop has no arrivals to describe.
+    return {**{name: fields[name] for name in fields if name != "arrivals"}, "vus": load.concurrency}
+
+
+def read_kept(folder: Path) -> dict[str, Kept]:
+    """The runs that a folder has, by digest; a line that was cut off is none, nor one of another version."""
+    path, kept = folder / CELLS, {}
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(msgspec.DecodeError):
+            one = msgspec.json.decode(line, type=Kept)
+            kept[one.digest] = one
+    return kept
+
+
+def find_missing(plots: Sequence[Plot], folder: Path, *, again: bool = False) -> list[Plot]:
+    """The runs that are still to be done; `again`: those, too, that are not valid."""
+    kept = read_kept(folder)
+    if again:
+        kept = {digest: one for digest, one in kept.items() if one.report.verdict.is_valid}
+    return [plot for plot in plots if plot.digest not in kept]
+
+
+Told = Callable[[Plot, Report], None]
+"""Hears of each run as it is done."""
+
+
+async def run_sweep(spec: Spec, plots: Sequence[Plot], run: Run, folder: Path, told: Told) -> None:
+    """Does `plots` against the spec's router; every run's reports and its line go into `folder`."""
+    reports = open_registry(spec).reports
+
+    def keep(plot: Plot, result: RunResult, said: Report) -> None:
+        write_reports(result, said, folder / plot.folder, reports)
+        _append(folder / CELLS, Kept(plot.digest, plot.title, said))
+        told(plot, said)
+
+    if plots:
+        async with open_lab(spec) as lab:
+            await run_plots(plots, run, lab, keep)
+
+
+async def run_plots(
+    plots: Sequence[Plot], run: Run, lab: Prepares, keep: Callable[[Plot, RunResult, Report], None]
+) -> None:
+    """Does one run after the other; one that is interrupted ends them all and is not kept."""
+    with suppress(Interrupted):
+        for plot in plots:
+            await lab.prepare(plot.arm)
+            if plot.spec.ab.prime:
+                await run(prime(plot.spec), f"{plot.title}: priming")
+            result = await run(plot.spec, plot.title)
+            if result.info.interrupted_s is not None:
+                return
+            keep(plot, result, report.build(result))
+
+
+def _append(path: Path, kept: Kept) -> None:
+    # What was cut off must not swallow the next line.
+    with path.open("ab") as file:
+        file.write(b"\n" * bool(file.tell()) + msgspec.json.encode(kept))
+
+
+def build_cells(plots: Sequence[Plot], folder: Path) -> list[Cell]:
+    """The cells of all runs that `folder` has, in the order of `plots`."""
+    return list(_build_cells(plots, read_kept(folder)))
+
+
+def _build_cells(plots: Sequence[Plot], kept: Mapping[str, Kept]) -> Iterator[Cell]:
+    for plot in plots:
+        if one := kept.get(plot.digest):
+            rate = plot.spec.traffic.req_rate
+            load = plot.load.model_copy(update={"req_rate": rate})
+            yield build_row(one.report, plot.dataset, label(plot.arm), plot.repeat + 1, load)
+
+
+def find_faults(plots: Sequence[Plot], folder: Path) -> Iterator[str]:
+    """Says what keeps a sweep from being one: runs that are missing, schedules that differ."""
+    kept = read_kept(folder)
+    missing = sum(plot.digest not in kept for plot in plots)
+    if missing:
+        yield f"partial: {missing} of {len(plots)} runs are missing; the same command goes on"
+    schedules: dict[tuple[str, Load, int], set[str]] = {}
+    for plot in plots:
+        if one := kept.get(plot.digest):
+            schedules.setdefault((plot.dataset, plot.load, plot.repeat), set()).add(one.report.schedule)
+    for (dataset, load, repeat), digests in schedules.items():
+        if len(digests) > 1:
+            name = f"{dataset}, " if dataset else ""
+            yield f"{name}{load.concurrency} in flight, repeat {repeat + 1}: the arms' schedules differ"

@@ -1,0 +1,228 @@
+"""A sweep as text and as HTML: two charts, headline ratios, every strategy beside every other."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from extproc.bench.measure.stats import Interval
+from extproc.bench.measure.words import DASH, fixed, milliseconds, percent
+from extproc.bench.published.sweep import Part, Spot, Sweep
+from extproc.pages import page
+from extproc.bench.report.markdown import markdown_table
+from extproc.pages.plots import Dot, dotted
+
+_COLUMNS = (
+    ("req_per_s", "req/s"),
+    ("total_tok_per_s", "tok/s"),
+    ("output_tok_per_s", "out tok/s"),
+    ("ttft_mean_ms", "TTFT mean"),
+    ("ttft_median_ms", "TTFT median"),
+    ("ttft_p99_ms", "TTFT p99"),
+    ("tpot_mean_ms", "TPOT mean"),
+    ("itl_mean_ms", "ITL mean"),
+    ("e2e_mean_ms", "E2E mean"),
+    ("time_per_token_mean_ms", "time per token"),
+    ("hit_rate", "hit rate"),
+    ("in_flight", "in flight"),
+)
+Show = Callable[[float], str]
+_RATIOS = ("total_tok_per_s", "ttft_mean_ms", "itl_mean_ms", "e2e_mean_ms", "time_per_token_mean_ms")
+_HEADINGS = dict(_COLUMNS)
+_FROM = "latencies count from the sending of a request, as in published tables; in flight is a mean"
+
+
+def sweep_markdown(sweep: Sweep) -> str:
+    """Headlines, then each dataset's figures and ratios."""
+    texts = [*headlines(sweep), "", how(sweep), ""]
+    for part in sweep.parts:
+        texts += [f"{part.dataset}:"] * bool(part.dataset)
+        texts += [markdown_table(*_figures(part)), *_markdown_ratios(sweep, part)]
+    return "\n".join(texts) + "\n"
+
+
+def _markdown_ratios(sweep: Sweep, part: Part) -> Iterator[str]:
+    header, rows = _ratios(sweep, part)
+    if rows:
+        yield markdown_table(header, rows)
+
+
+def how(sweep: Sweep) -> str:
+    """The method, in a sentence."""
+    if sweep.repeats == 1:
+        return f"One run of each: ratios to {sweep.baseline} have no interval; {_FROM}."
+    return (
+        f"Ratios to {sweep.baseline}, paired by repeat (one seed, one schedule): geometric means over valid "
+        f"pairs, with Student's t interval on logarithms ({sweep.confidence:.0%}); a star excludes no "
+        f"difference; {_FROM}."
+    )
+
+
+def headlines(sweep: Sweep) -> list[str]:
+    """Of each dataset and strategy, the highest load at which it compares with the baseline."""
+    return [
+        _headline(sweep, part, strategy)
+        for part in sweep.parts
+        for strategy in part.strategies
+        if strategy != sweep.baseline
+    ]
+
+
+def _headline(sweep: Sweep, part: Part, strategy: str) -> str:
+    name = f"{part.dataset}: {strategy}" if part.dataset else strategy
+    spots = [spot for spot in part.of(strategy) if spot.ratios or spot.bounds]
+    if not spots:
+        return f"{name}: no load at which it and {sweep.baseline} are both valid: no ratio."
+    best = spots[-1]
+    return f"{name} against {sweep.baseline}, {best.level}: {'; '.join(_tell(best))}."
+
+
+def _tell(spot: Spot) -> Iterator[str]:
+    for column in _RATIOS:
+        if column in spot.ratios:
+            yield f"{_HEADINGS[column]} {_say(column, spot.ratios[column])}"
+        elif column in spot.bounds:
+            yield f"{_HEADINGS[column]} at least {_say(column, spot.bounds[column])}"
+    if not spot.ratios:
+        yield "its client was the limit, so that its latencies are of a smaller load"
+
+
+def _say(column: str, ratio: Interval) -> str:
+    """A throughput's gain in percent; how many times a latency is lower or higher."""
+    if not column.endswith("_ms"):
+        return f"{ratio.mean - 1:+.0%}{_span(ratio, lambda value: f'{value - 1:+.0%}')}"
+    if f"{ratio.mean:.2f}" == "1.00":
+        return "the same"
+    is_lower = ratio.mean < 1
+    word = "lower" if is_lower else "higher"
+    turned = (
+        Interval(1 / ratio.mean, _inverse(ratio.high), _inverse(ratio.low), ratio.count)
+        if is_lower
+        else ratio
+    )
+    return f"{turned.mean:.3g}x {word}{_span(turned, lambda value: f'{value:.3g}')}"
+
+
+def _inverse(value: float | None) -> float | None:
+    return None if value is None else 1 / value
+
+
+def _span(interval: Interval, show: Show) -> str:
+    if interval.low is None or interval.high is None:
+        return ""
+    return f" [{show(interval.low)}, {show(interval.high)}]"
+
+
+def _figures(part: Part) -> tuple[list[str], list[list[str]]]:
+    shown = [name for name, _ in _COLUMNS if any(name in spot.figures for spot in part.spots)]
+    rows = [
+        [
+            _name_load(spot),
+            spot.strategy,
+            *(_show(name, spot.figures.get(name)) for name in shown),
+            _state(spot),
+        ]
+        for spot in part.spots
+    ]
+    return ["in flight at most", "strategy", *(_HEADINGS[name] for name in shown), "verdict"], rows
+
+
+def _name_load(spot: Spot) -> str:
+    rate = "" if spot.level.rate is None else f" at {spot.level.rate:g}/s"
+    return f"{spot.level.concurrency:,}{rate}"
+
+
+def _show(name: str, interval: Interval | None) -> str:
+    if interval is None:
+        return DASH
+    if name.endswith("_ms"):
+        return _with_margin(interval, milliseconds)
+    if name == "hit_rate":
+        return _with_margin(interval, percent)
+    return _with_margin(
+        interval, lambda value: fixed(value, 0 if "tok" in name or name == "in_flight" else 2)
+    )
+
+
+def _with_margin(interval: Interval, show: Show) -> str:
+    margin = "" if interval.high is None else f" ± {show(interval.high - interval.mean)}"
+    return f"{show(interval.mean)}{margin}"
+
+
+def _state(spot: Spot) -> str:
+    return "; ".join(dict.fromkeys(spot.doubts)) or "valid"
+
+
+def _ratios(sweep: Sweep, part: Part) -> tuple[list[str], list[list[str]]]:
+    shown = [name for name in _RATIOS if any(name in {*spot.ratios, *spot.bounds} for spot in part.spots)]
+    rows = [
+        [_name_load(spot), spot.strategy, *(_show_ratio(spot, name) for name in shown)]
+        for spot in part.spots
+        if spot.strategy != sweep.baseline
+    ]
+    header = [f"over {sweep.baseline}", "strategy", *(_HEADINGS[name] for name in shown)]
+    return header, rows if shown else []
+
+
+def _show_ratio(spot: Spot, name: str) -> str:
+    ratio = spot.ratios.get(name, spot.bounds.get(name))
+    if ratio is None:
+        return DASH
+    sign, star = "" if name in spot.ratios else "≥ ", "*" if ratio.excludes(1.0) else ""
+    return f"{sign}{ratio.mean:.3g}{_span(ratio, lambda value: f'{value:.3g}')}{star}"
+
+
+def sweep_html(sweep: Sweep) -> str:
+    strategies = ", ".join(dict.fromkeys(name for part in sweep.parts for name in part.strategies))
+    repeats = f"{sweep.repeats} repeat{'s' if sweep.repeats > 1 else ''}"
+    return page.page(f"{sweep.name}: strategies by load", f"{strategies} · {repeats}", _parts(sweep))
+
+
+def _parts(sweep: Sweep) -> Iterator[str]:
+    title = "every run is valid" if not sweep.faults else "some runs are not valid: their marks are hollow"
+    yield page.notice(title, sweep.faults, is_good=not sweep.faults)
+    yield page.remarks((*headlines(sweep), how(sweep), *sweep.remarks))
+    for part in sweep.parts:
+        yield page.cards(_charts(part))
+        of = f", {part.dataset}" if part.dataset else ""
+        yield page.table(f"Figures{of}", *_figures(part))
+        header, rows = _ratios(sweep, part)
+        if rows:
+            yield page.table(f"Ratios{of}; a star excludes no difference", header, rows)
+
+
+def _charts(part: Part) -> dict[str, str]:
+    of = f", {part.dataset}" if part.dataset else ""
+    wanted = (
+        ("ttft_mean_ms", "Mean time to first token", "ms", True),
+        ("total_tok_per_s", "Throughput", "tokens/s", False),
+        ("time_per_token_mean_ms", "Mean time per token, request / tokens", "ms", True),
+    )
+    return {
+        f"{title} by concurrency{of}": _chart(part, column, unit, is_log_y=is_log_y)
+        for column, title, unit, is_log_y in wanted
+        if any(column in spot.figures for spot in part.spots)
+    }
+
+
+def _chart(part: Part, column: str, unit: str, *, is_log_y: bool) -> str:
+    concurrencies = [level.concurrency for level in part.levels]
+    return dotted(
+        {strategy: _dots(part.of(strategy), column) for strategy in part.strategies},
+        x_label="requests in flight at most",
+        y_label=unit,
+        is_log_x=max(concurrencies) > 4 * min(concurrencies),
+        is_log_y=is_log_y,
+    )
+
+
+def _dots(spots: Sequence[Spot], column: str) -> list[Dot]:
+    return [
+        Dot(
+            spot.level.concurrency,
+            found.mean,
+            found.low,
+            found.high,
+            is_hollow=bool(spot.doubts),
+            title=f"{spot.strategy}, {spot.level}: {_show(column, found)} ({_state(spot)})",
+        )
+        for spot in spots
+        if (found := spot.figures.get(column)) is not None
+    ]
