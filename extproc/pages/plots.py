@@ -120,7 +120,8 @@ def dotted(
     places = sorted({dot.x for dot in every})
     ends = [end for dot in every for end in (dot.y, dot.low, dot.high) if end is not None]
     x_axis = _pad_axis(places, _LEFT + 12, _WIDTH - _RIGHT - 12, is_log=is_log_x)
-    y_axis = _axis(ends, _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
+    # An axis that begins near its values makes a small difference look large.
+    y_axis = _axis(ends if is_log_y else [0.0, *ends], _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
     body = [part for index, dots in enumerate(kept.values()) for part in _draw(index, dots, x_axis, y_axis)]
     ticks = [_tick(x_axis.px(place), place) for place in places]
     return _figure([*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)], list(kept))

@@ -125,32 +125,32 @@ def sweep_command(
     loads or repeats add to what is there. Exit 3 if runs are missing or not valid.
     """
     spec = read_spec(spec_file)
-    plots = sweep.list_plots(spec)
+    tasks = sweep.list_tasks(spec)
     make_folder(output)
-    missing = sweep.find_missing(plots, output, again=again)
+    missing = sweep.find_missing(tasks, output, again=again)
     _do_missing(spec, missing, output, quiet=quiet)
     done = gather(
         spec.name,
-        sweep.build_cells(plots, output),
+        sweep.build_cells(tasks, output),
         baseline=spec.ab.baseline,
         confidence=spec.ab.confidence,
-        faults=[*sweep.find_faults(plots, output)],
+        faults=[*sweep.find_faults(tasks, output)],
         tolerance=spec.ab.tolerance,
     )
     click.echo(sweep_markdown(done), nl=False)
-    table = write_rows(sweep.build_cells(plots, output))
+    table = write_rows(sweep.build_cells(tasks, output))
     texts = {"sweep.html": sweep_html(done), "sweep.csv": table, "sweep.md": sweep_markdown(done)}
     _name(write_texts(output, texts))
     good, bad = "every run is valid", "the sweep does not hold as a whole"
     _end(done.faults, done.remarks, allow_faults=allow_client_limited, good=good, bad=bad)
 
 
-def _do_missing(spec: Spec, missing: Sequence[sweep.Plot], output: Path, *, quiet: bool) -> None:
+def _do_missing(spec: Spec, missing: Sequence[sweep.Task], output: Path, *, quiet: bool) -> None:
     primings = 2 if spec.ab.prime else 1
     pace = Pace(len(missing) * primings)
 
-    def tell(plot: sweep.Plot, said: report.Report) -> None:
-        click.echo(f"{pace.render(1.0)}: {plot.title}: {said.title}", err=True)
+    def tell(task: sweep.Task, said: report.Report) -> None:
+        click.echo(f"{pace.render(1.0)}: {task.title}: {said.title}", err=True)
 
     until_told(lambda stop: sweep.run_sweep(spec, missing, show_runs(stop, pace, quiet=quiet), output, tell))
 

@@ -32,7 +32,7 @@ CELLS: Final = "cells.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
+class Task:
     """One run of a sweep: the arm, and the spec with its dataset, load and seed."""
 
     dataset: str
@@ -69,7 +69,7 @@ class Kept(msgspec.Struct):
     report: Report
 
 
-def list_plots(spec: Spec) -> list[Plot]:
+def list_tasks(spec: Spec) -> list[Task]:
     """Every run of a sweep in the order it is done: a whole round of all, then the next repeat.
 
     Raises `SettingsError` for a load or a dataset that makes no traffic shape.
@@ -82,7 +82,7 @@ def list_plots(spec: Spec) -> list[Plot]:
         (name, load, _shape(spec, name, over, load)) for name, over in datasets.items() for load in loads
     ]
     return [
-        Plot(name, load, arm, repeat, _with_shape(spec, shape, repeat))
+        Task(name, load, arm, repeat, _with_shape(spec, shape, repeat))
         for repeat in range(spec.ab.repeats)
         for name, load, shape in shapes
         for arm in rotate(spec.ab.arms, repeat)
@@ -133,76 +133,76 @@ def read_kept(folder: Path) -> dict[str, Kept]:
     return kept
 
 
-def find_missing(plots: Sequence[Plot], folder: Path, *, again: bool = False) -> list[Plot]:
+def find_missing(tasks: Sequence[Task], folder: Path, *, again: bool = False) -> list[Task]:
     """The runs that are still to be done; `again`: those, too, that are not valid."""
     kept = read_kept(folder)
     if again:
         kept = {digest: one for digest, one in kept.items() if one.report.verdict.is_valid}
-    return [plot for plot in plots if plot.digest not in kept]
+    return [task for task in tasks if task.digest not in kept]
 
 
-Told = Callable[[Plot, Report], None]
+Told = Callable[[Task, Report], None]
 """Hears of each run as it is done."""
 
 
-async def run_sweep(spec: Spec, plots: Sequence[Plot], run: Run, folder: Path, told: Told) -> None:
-    """Does `plots` against the spec's router; every run's reports and its line go into `folder`."""
+async def run_sweep(spec: Spec, tasks: Sequence[Task], run: Run, folder: Path, told: Told) -> None:
+    """Does `tasks` against the spec's router; every run's reports and its line go into `folder`."""
     reports = open_registry(spec).reports
 
-    def keep(plot: Plot, result: RunResult, said: Report) -> None:
-        write_reports(result, said, folder / plot.folder, reports)
-        _append(folder / CELLS, Kept(plot.digest, plot.title, said))
-        told(plot, said)
+    def keep(task: Task, result: RunResult, said: Report) -> None:
+        write_reports(result, said, folder / task.folder, reports)
+        append_kept(folder / CELLS, Kept(task.digest, task.title, said))
+        told(task, said)
 
-    if plots:
+    if tasks:
         async with open_lab(spec) as lab:
-            await run_plots(plots, run, lab, keep)
+            await run_tasks(tasks, run, lab, keep)
 
 
-async def run_plots(
-    plots: Sequence[Plot], run: Run, lab: Prepares, keep: Callable[[Plot, RunResult, Report], None]
+async def run_tasks(
+    tasks: Sequence[Task], run: Run, lab: Prepares, keep: Callable[[Task, RunResult, Report], None]
 ) -> None:
     """Does one run after the other; one that is interrupted ends them all and is not kept."""
     with suppress(Interrupted):
-        for plot in plots:
-            await lab.prepare(plot.arm)
-            if plot.spec.ab.prime:
-                await run(prime(plot.spec), f"{plot.title}: priming")
-            result = await run(plot.spec, plot.title)
+        for task in tasks:
+            await lab.prepare(task.arm)
+            if task.spec.ab.prime:
+                await run(prime(task.spec), f"{task.title}: priming")
+            result = await run(task.spec, task.title)
             if result.info.interrupted_s is not None:
                 return
-            keep(plot, result, report.build(result))
+            keep(task, result, report.build(result))
 
 
-def _append(path: Path, kept: Kept) -> None:
+def append_kept(path: Path, kept: Kept) -> None:
     # What was cut off must not swallow the next line.
     with path.open("ab") as file:
         file.write(b"\n" * bool(file.tell()) + msgspec.json.encode(kept))
 
 
-def build_cells(plots: Sequence[Plot], folder: Path) -> list[Cell]:
-    """The cells of all runs that `folder` has, in the order of `plots`."""
-    return list(_build_cells(plots, read_kept(folder)))
+def build_cells(tasks: Sequence[Task], folder: Path) -> list[Cell]:
+    """The cells of all runs that `folder` has, in the order of `tasks`."""
+    return list(_build_cells(tasks, read_kept(folder)))
 
 
-def _build_cells(plots: Sequence[Plot], kept: Mapping[str, Kept]) -> Iterator[Cell]:
-    for plot in plots:
-        if one := kept.get(plot.digest):
-            rate = plot.spec.traffic.req_rate
-            load = plot.load.model_copy(update={"req_rate": rate})
-            yield build_row(one.report, plot.dataset, label(plot.arm), plot.repeat + 1, load)
+def _build_cells(tasks: Sequence[Task], kept: Mapping[str, Kept]) -> Iterator[Cell]:
+    for task in tasks:
+        if one := kept.get(task.digest):
+            rate = task.spec.traffic.req_rate
+            load = task.load.model_copy(update={"req_rate": rate})
+            yield build_row(one.report, task.dataset, label(task.arm), task.repeat + 1, load)
 
 
-def find_faults(plots: Sequence[Plot], folder: Path) -> Iterator[str]:
+def find_faults(tasks: Sequence[Task], folder: Path) -> Iterator[str]:
     """Says what keeps a sweep from being one: runs that are missing, schedules that differ."""
     kept = read_kept(folder)
-    missing = sum(plot.digest not in kept for plot in plots)
+    missing = sum(task.digest not in kept for task in tasks)
     if missing:
-        yield f"partial: {missing} of {len(plots)} runs are missing; the same command goes on"
+        yield f"partial: {missing} of {len(tasks)} runs are missing; the same command goes on"
     schedules: dict[tuple[str, Load, int], set[str]] = {}
-    for plot in plots:
-        if one := kept.get(plot.digest):
-            schedules.setdefault((plot.dataset, plot.load, plot.repeat), set()).add(one.report.schedule)
+    for task in tasks:
+        if one := kept.get(task.digest):
+            schedules.setdefault((task.dataset, task.load, task.repeat), set()).add(one.report.schedule)
     for (dataset, load, repeat), digests in schedules.items():
         if len(digests) > 1:
             name = f"{dataset}, " if dataset else ""

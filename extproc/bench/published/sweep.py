@@ -197,10 +197,10 @@ def _find_remarks(parts: Sequence[Part], tolerance: float) -> Iterator[str]:
         uneven = [level for level, gap in gaps.items() if gap > 1 + tolerance]
         if uneven:
             widest = max(uneven, key=lambda level: gaps[level])
+            name = f"{part.dataset}: " if part.dataset else ""
             yield (
-                f"{f'{part.dataset}: ' if part.dataset else ''}at {len(uneven)} of {len(gaps)} loads the "
-                f"strategies answered different numbers of requests/s ({gaps[widest]:.2f} times at {widest}): "
-                "latencies are of different loads there"
+                f"{name}at {len(uneven)} of {len(gaps)} loads the strategies answered different numbers of "
+                f"requests/s ({gaps[widest]:.2f} times at {widest}): latencies are of different loads there"
             )
 
 

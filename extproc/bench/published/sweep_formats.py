@@ -7,7 +7,9 @@ from extproc.bench.measure.words import DASH, fixed, milliseconds, percent
 from extproc.bench.published.sweep import Part, Spot, Sweep
 from extproc.pages import page
 from extproc.bench.report.markdown import markdown_table
-from extproc.pages.plots import Dot, dotted
+from extproc.bench.report.markdown import markdown_table
+from extproc.pages import page
+from extproc.pages.plots import Bar, Dot, bars, dotted
 
 _COLUMNS = (
     ("req_per_s", "req/s"),
@@ -67,11 +69,33 @@ def headlines(sweep: Sweep) -> list[str]:
 
 def _headline(sweep: Sweep, part: Part, strategy: str) -> str:
     name = f"{part.dataset}: {strategy}" if part.dataset else strategy
-    spots = [spot for spot in part.of(strategy) if spot.ratios or spot.bounds]
-    if not spots:
+    best = _find_best(part, strategy)
+    if best is None:
         return f"{name}: no load at which it and {sweep.baseline} are both valid: no ratio."
-    best = spots[-1]
     return f"{name} against {sweep.baseline}, {best.level}: {'; '.join(_tell(best))}."
+
+
+def _find_best(part: Part, strategy: str) -> Spot | None:
+    """The highest load under which there is a ratio to the baseline."""
+    spots = [spot for spot in part.of(strategy) if spot.ratios or spot.bounds]
+    return spots[-1] if spots else None
+
+
+def _tiles(sweep: Sweep, part: Part) -> dict[str, str]:
+    """The two headline ratios of each strategy, large."""
+    found: dict[str, str] = {}
+    for strategy in part.strategies:
+        best = _find_best(part, strategy)
+        if best is None or strategy == sweep.baseline:
+            continue
+        for column in ("total_tok_per_s", "ttft_mean_ms", "time_per_token_mean_ms"):
+            if ratio := best.ratios.get(column, best.bounds.get(column)):
+                least = "" if column in best.ratios else "at least "
+                of = f"{part.dataset}, " if part.dataset else ""
+                span = _doubt(column, ratio).strip()
+                name = f"{span} {_HEADINGS[column]}, {strategy} against {sweep.baseline}, {of}{best.level}"
+                found[name.strip()] = f"{least}{_size(column, ratio)}"
+    return found
 
 
 def _tell(spot: Spot) -> Iterator[str]:
@@ -85,19 +109,25 @@ def _tell(spot: Spot) -> Iterator[str]:
 
 
 def _say(column: str, ratio: Interval) -> str:
+    return f"{_size(column, ratio)}{_doubt(column, ratio)}"
+
+
+def _size(column: str, ratio: Interval) -> str:
     """A throughput's gain in percent; how many times a latency is lower or higher."""
     if not column.endswith("_ms"):
-        return f"{ratio.mean - 1:+.0%}{_span(ratio, lambda value: f'{value - 1:+.0%}')}"
+        return f"{ratio.mean - 1:+.0%}"
     if f"{ratio.mean:.2f}" == "1.00":
         return "the same"
-    is_lower = ratio.mean < 1
-    word = "lower" if is_lower else "higher"
-    turned = (
-        Interval(1 / ratio.mean, _inverse(ratio.high), _inverse(ratio.low), ratio.count)
-        if is_lower
-        else ratio
-    )
-    return f"{turned.mean:.3g}x {word}{_span(turned, lambda value: f'{value:.3g}')}"
+    return f"{1 / ratio.mean:.3g}x lower" if ratio.mean < 1 else f"{ratio.mean:.3g}x higher"
+
+
+def _doubt(column: str, ratio: Interval) -> str:
+    """The interval of what `_size` says, in the same terms."""
+    if not column.endswith("_ms"):
+        return _span(ratio, lambda value: f"{value - 1:+.0%}")
+    if ratio.mean < 1:
+        ratio = Interval(1 / ratio.mean, _inverse(ratio.high), _inverse(ratio.low), ratio.count)
+    return _span(ratio, lambda value: f"{value:.3g}")
 
 
 def _inverse(value: float | None) -> float | None:
@@ -178,6 +208,8 @@ def sweep_html(sweep: Sweep) -> str:
 def _parts(sweep: Sweep) -> Iterator[str]:
     title = "every run is valid" if not sweep.faults else "some runs are not valid: their marks are hollow"
     yield page.notice(title, sweep.faults, is_good=not sweep.faults)
+    for part in sweep.parts:
+        yield page.tiles(_tiles(sweep, part))
     yield page.remarks((*headlines(sweep), how(sweep), *sweep.remarks))
     for part in sweep.parts:
         yield page.cards(_charts(part))
@@ -191,26 +223,42 @@ def _parts(sweep: Sweep) -> Iterator[str]:
 def _charts(part: Part) -> dict[str, str]:
     of = f", {part.dataset}" if part.dataset else ""
     wanted = (
-        ("ttft_mean_ms", "Mean time to first token", "ms", True),
-        ("total_tok_per_s", "Throughput", "tokens/s", False),
-        ("time_per_token_mean_ms", "Mean time per token, request / tokens", "ms", True),
+        ("ttft_mean_ms", "Mean time to first token", "ms"),
+        ("total_tok_per_s", "Throughput", "tokens/s"),
+        ("time_per_token_mean_ms", "Mean time per token", "ms"),
     )
+    by = " by concurrency" if len(part.levels) > 1 else ""
     return {
-        f"{title} by concurrency{of}": _chart(part, column, unit, is_log_y=is_log_y)
-        for column, title, unit, is_log_y in wanted
+        f"{title}{by}{of}": _chart(part, column, unit) if by else _bars(part, column, unit)
+        for column, title, unit in wanted
         if any(column in spot.figures for spot in part.spots)
     }
 
 
-def _chart(part: Part, column: str, unit: str, *, is_log_y: bool) -> str:
-    concurrencies = [level.concurrency for level in part.levels]
+def _chart(part: Part, column: str, unit: str) -> str:
+    lines = {strategy: _dots(part.of(strategy), column) for strategy in part.strategies}
     return dotted(
-        {strategy: _dots(part.of(strategy), column) for strategy in part.strategies},
+        lines,
         x_label="requests in flight at most",
         y_label=unit,
-        is_log_x=max(concurrencies) > 4 * min(concurrencies),
-        is_log_y=is_log_y,
+        is_log_x=_spans([level.concurrency for level in part.levels], 4),
+        is_log_y=column.endswith("_ms") and _spans([dot.y for dots in lines.values() for dot in dots], 10),
     )
+
+
+def _spans(values: Sequence[float], times: float) -> bool:
+    return 0 < times * min(values) < max(values)
+
+
+def _bars(part: Part, column: str, unit: str) -> str:
+    """One load is no line."""
+    found = [(spot, spot.figures[column]) for spot in part.spots if column in spot.figures]
+    places = [part.strategies.index(spot.strategy) for spot, _ in found]
+    items = [
+        Bar(spot.strategy, figure.mean, place, figure.low, figure.high)
+        for place, (spot, figure) in zip(places, found, strict=True)
+    ]
+    return bars(items, y_label=unit)
 
 
 def _dots(spots: Sequence[Spot], column: str) -> list[Dot]:

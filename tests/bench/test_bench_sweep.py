@@ -1,0 +1,478 @@
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.bench.commands import bench
+from extproc.bench.experiments import sweep as sweeping
+from extproc.bench.experiments.run import Interrupted
+from extproc.bench.experiments.sweep import Task, list_tasks
+from extproc.bench.experiments.sweep_rows import build_row, write_rows
+from extproc.bench.measure.stats import ratio_interval
+from extproc.bench.published.sweep import Spot, Sweep, gather
+from extproc.bench.published.sweep_formats import headlines, how, sweep_html, sweep_markdown
+from extproc.bench.published.tables import Cell, read_published
+from extproc.bench.record import RunResult
+from extproc.bench.report import report
+from extproc.bench.spec.experiments import Load
+from extproc.bench.spec.section import Component
+from extproc.bench.spec.tree import Spec
+from extproc.errors import SettingsError
+from tests.bench import browser
+from tests.bench.synthetic import record, result, spec
+
+ARMS = ["round_robin", "prefix_hash"]
+
+
+def sweep_spec(ab: dict[str, object] | None = None, **fields: object) -> Spec:
+    asked = {"concurrency": [100, {"concurrency": 800, "req-rate": "80 qps"}], **fields}
+    return Spec.model_validate(
+        {**spec().model_dump(), "ab": {"arms": ARMS, "repeats": 2, **(ab or {})}, "sweep": asked}
+    )
+
+
+def cell(strategy: str, cap: int = 100, *, repeat: int = 1, said: str = "valid", **figures: float) -> Cell:
+    base = {"max_concurrency": cap, "requests": 1000, "duration_s": 10, "req_per_s": 100, "in_flight": 50}
+    return Cell(strategy, {**base, **figures}, "", repeat, said)
+
+
+def spot(sweep: Sweep, strategy: str) -> Spot:
+    return sweep.parts[0].of(strategy)[-1]
+
+
+def published(room: str, name: str) -> list[Cell]:
+    return read_published(files(room).joinpath(name).read_text("utf-8").splitlines())
+
+
+# What is run.
+
+
+def test_sweep_goes_through_all_loads_and_arms_before_the_next_repeat() -> None:
+    tasks = list_tasks(sweep_spec())
+
+    assert [(task.load.concurrency, task.arm.name, task.repeat, task.spec.seed) for task in tasks] == [
+        (100, "round_robin", 0, 0),
+        (100, "prefix_hash", 0, 0),
+        (800, "round_robin", 0, 0),
+        (800, "prefix_hash", 0, 0),
+        (100, "prefix_hash", 1, 1),
+        (100, "round_robin", 1, 1),
+        (800, "prefix_hash", 1, 1),
+        (800, "round_robin", 1, 1),
+    ]
+
+
+def test_load_sets_the_cap_and_its_rate_if_it_has_one() -> None:
+    low, high = (task.spec.traffic for task in list_tasks(sweep_spec())[1:3])
+
+    assert (low.max_concurrency, low.req_rate, low.vus) == (100, 10, None)
+    assert (high.max_concurrency, high.req_rate, high.vus) == (800, 80, None)
+
+
+def test_load_without_a_rate_is_so_many_users() -> None:
+    closed = Spec.model_validate(
+        {
+            "endpoint": "127.0.0.1:1",
+            "performance": {"traffic-shape": {"preset": "kubeai-8xl4", "vus": 1}},
+            "sweep": {"concurrency": [50]},
+        }
+    )
+    shape = list_tasks(closed)[0].spec.traffic
+
+    assert (shape.vus, shape.max_concurrency, shape.is_closed) == (50, None, True)
+
+
+def test_dataset_is_laid_over_the_traffic_shape_and_named() -> None:
+    datasets = {"chats": {"preset": "kubeai-8xl4"}, "alone": {"dataset": "random", "think-time": 2}}
+    tasks = list_tasks(sweep_spec(datasets=datasets, concurrency=[100]))
+    shapes = {task.dataset: task.spec.traffic for task in tasks}
+
+    assert shapes["chats"].dataset.max_prompts == 800
+    assert (shapes["chats"].req_rate, shapes["chats"].total_prompts) == (10, 8000)
+    assert (shapes["alone"].dataset.name, shapes["alone"].total_prompts) == ("random", 100)
+    assert {task.folder for task in tasks} >= {"chats-100-round_robin-1", "alone-100-prefix_hash-2"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"concurrency": []}, "give the numbers of requests in flight"),
+        ({"datasets": {"mine": {"req_rat": 3}}}, "mine: "),
+        ({"datasets": {"mine": {"preset": "none"}}}, "no preset 'none'"),
+    ],
+)
+def test_sweep_that_makes_no_sense_is_refused_before_its_first_run(
+    fields: dict[str, object], fault: str
+) -> None:
+    with pytest.raises(SettingsError, match=fault):
+        list_tasks(sweep_spec(**fields))
+
+
+def test_concurrency_that_the_processes_cannot_share_is_refused() -> None:
+    with pytest.raises(SettingsError, match="2 processes cannot share a concurrency of 1"):
+        list_tasks(sweep_spec(concurrency=[1]).model_copy(update={"processes": 2}))
+
+
+# What is kept.
+
+
+class World:
+    """A lab and a run in one; interrupts itself before the run of that number."""
+
+    def __init__(self, stop_before: int | None = None) -> None:
+        self.titles: list[str] = []
+        self._stop_before = stop_before
+
+    async def prepare(self, arm: Component) -> None:
+        del arm
+
+    async def run(self, seeded: Spec, title: str) -> RunResult:
+        if len(self.titles) == self._stop_before:
+            raise Interrupted
+        self.titles.append(title)
+        return result([record(index, index / 10) for index in range(100)], duration_s=11.4, of=seeded)
+
+
+def do(tasks: Sequence[Task], folder: Path, world: World) -> list[str]:
+    """Does what is missing as the command does it; returns the titles of what was run."""
+
+    def keep(task: Task, _: RunResult, said: report.Report) -> None:
+        sweeping.append_kept(folder / sweeping.CELLS, sweeping.Kept(task.digest, task.title, said))
+
+    asyncio.run(sweeping.run_tasks(sweeping.find_missing(tasks, folder), world.run, world, keep))
+    return world.titles
+
+
+def test_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    tasks = list_tasks(sweep_spec())
+    first = do(tasks, tmp_path, World(stop_before=3))
+    faults = [*sweeping.find_faults(tasks, tmp_path)]
+    second = do(tasks, tmp_path, World())
+
+    assert faults == ["partial: 5 of 8 runs are missing; the same command goes on"]
+    assert [*first, *second] == [task.title for task in tasks]
+    assert [*sweeping.find_faults(tasks, tmp_path)] == []
+    assert do(tasks, tmp_path, World()) == []
+
+
+def test_run_that_is_broken_off_is_not_kept(tmp_path: Path) -> None:
+    tasks, world = list_tasks(sweep_spec()), World()
+
+    async def run(seeded: Spec, title: str) -> RunResult:
+        made = await world.run(seeded, title)
+        return replace(made, info=replace(made.info, interrupted_s=4.0))
+
+    asyncio.run(sweeping.run_tasks(tasks, run, world, lambda *_: pytest.fail("was kept")))
+
+    assert len(world.titles) == 1
+
+
+def test_more_repeats_arms_and_loads_add_to_what_is_there(tmp_path: Path) -> None:
+    do(list_tasks(sweep_spec()), tmp_path, World())
+    wider = sweep_spec({"repeats": 3, "arms": [*ARMS, "random"]}, concurrency=[100, 200])
+    added = do(list_tasks(wider), tmp_path, World())
+
+    assert len([*list_tasks(wider)]) == 18
+    # What was done before at 100 in flight, two arms twice, is not done again.
+    assert len(added) == 18 - 4
+    assert not any(title == "100 in flight, round_robin, repeat 1" for title in added)
+
+
+def test_other_prompts_make_another_run(tmp_path: Path) -> None:
+    do(list_tasks(sweep_spec()), tmp_path, World())
+    other = sweep_spec().model_copy(update={"seed": 7})
+
+    assert len(do(list_tasks(other), tmp_path, World())) == 8
+
+
+def test_line_that_was_cut_off_is_done_again_and_swallows_nothing(tmp_path: Path) -> None:
+    tasks = list_tasks(sweep_spec())
+    do(tasks, tmp_path, World(stop_before=2))
+    path = tmp_path / sweeping.CELLS
+    path.write_bytes(path.read_bytes()[:-30])
+
+    assert len(do(tasks, tmp_path, World())) == 7
+    assert len(sweeping.read_kept(tmp_path)) == 8
+
+
+def test_runs_that_are_not_valid_are_done_again_on_request(tmp_path: Path) -> None:
+    tasks = list_tasks(sweep_spec())
+    world = World()
+
+    async def run(seeded: Spec, title: str) -> RunResult:
+        made = await world.run(seeded, title)
+        return replace(made, records=()) if title == tasks[0].title else made
+
+    asyncio.run(
+        sweeping.run_tasks(
+            tasks,
+            run,
+            world,
+            lambda task, _, said: sweeping.append_kept(
+                tmp_path / sweeping.CELLS, sweeping.Kept(task.digest, task.title, said)
+            ),
+        )
+    )
+
+    assert sweeping.find_missing(tasks, tmp_path) == []
+    assert sweeping.find_missing(tasks, tmp_path, again=True) == [tasks[0]]
+
+
+def test_arms_with_different_schedules_are_told(tmp_path: Path) -> None:
+    tasks = list_tasks(sweep_spec({"repeats": 1}, concurrency=[100]))
+    world = World()
+
+    def keep(task: Task, made: RunResult, said: report.Report) -> None:
+        said = replace(said, schedule=task.arm.name)
+        sweeping.append_kept(tmp_path / sweeping.CELLS, sweeping.Kept(task.digest, task.title, said))
+
+    asyncio.run(sweeping.run_tasks(tasks, world.run, world, keep))
+
+    assert [*sweeping.find_faults(tasks, tmp_path)] == ["100 in flight, repeat 1: the arms' schedules differ"]
+
+
+# What is said.
+
+
+@given(st.lists(st.tuples(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6)), min_size=2, max_size=6))
+def test_ratio_and_its_inverse_tell_the_same(pairs: list[tuple[float, float]]) -> None:
+    ratio, inverse = ratio_interval(pairs, 0.95), ratio_interval([(y, x) for x, y in pairs], 0.95)
+
+    assert ratio
+    assert inverse
+    assert ratio.mean == pytest.approx(1 / inverse.mean)
+    assert ratio.low is not None
+    assert inverse.high is not None
+    assert math.log(ratio.low) == pytest.approx(-math.log(inverse.high), abs=1e-6)
+
+
+def test_ratio_is_the_geometric_mean_of_pairs() -> None:
+    """Logarithms to base 2 are 1 and 3: mean 2, deviation 1.414; t at one degree 12.706: 2 +- 12.706."""
+    ratio = ratio_interval([(2, 1), (8, 1)], 0.95)
+
+    assert ratio
+    assert (ratio.mean, ratio.count) == (pytest.approx(4), 2)
+    assert math.log2(ratio.high or 0) == pytest.approx(14.706, abs=0.01)
+    assert ratio_interval([(0, 1), (1, 0)], 0.95) is None
+
+
+def test_ratios_are_paired_by_repeat() -> None:
+    """Repeats differ a hundredfold, pairs do not: the interval is a point."""
+    cells = [
+        cell(strategy, repeat=repeat, total_tok_per_s=tokens * 100**repeat)
+        for repeat in (1, 2, 3)
+        for strategy, tokens in (("round_robin", 10), ("prefix_hash", 15))
+    ]
+    ratio = spot(gather("x", cells), "prefix_hash").ratios["total_tok_per_s"]
+
+    assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert ratio.excludes(1.0)
+
+
+def test_client_limited_strategy_has_a_lower_bound_for_throughput_and_no_latency() -> None:
+    limited = cell("prefix_hash", said="invalid: client-limited", total_tok_per_s=145, ttft_mean_ms=2)
+    sweep = gather("x", [cell("round_robin", total_tok_per_s=100, ttft_mean_ms=400), limited])
+    (line,) = headlines(sweep)
+
+    assert spot(sweep, "prefix_hash").ratios == {}
+    assert "tok/s at least +45%" in line
+    assert "TTFT" not in line
+    assert "its client was the limit" in line
+    assert sweep.faults == ("prefix_hash, 100 in flight at most: invalid: client-limited",)
+    assert 'class="dot' not in sweep_html(sweep)  # one load is drawn as bars
+
+
+def test_strategy_whose_requests_failed_has_no_ratio_at_all() -> None:
+    broken = cell("prefix_hash", said="invalid: requests failed", total_tok_per_s=145)
+    sweep = gather("x", [cell("round_robin", total_tok_per_s=100), broken])
+
+    assert "no ratio" in headlines(sweep)[0]
+
+
+def test_headline_is_of_the_highest_load_that_compares() -> None:
+    cells = [
+        cell(strategy, cap, ttft_mean_ms=ttft, said=said)
+        for strategy, cap, ttft, said in (
+            ("round_robin", 100, 400, "valid"),
+            ("prefix_hash", 100, 200, "valid"),
+            ("round_robin", 800, 4000, "valid"),
+            ("prefix_hash", 800, 1000, "valid"),
+            ("round_robin", 1600, 8000, "invalid: partial"),
+            ("prefix_hash", 1600, 1000, "valid"),
+        )
+    ]
+    sweep = gather("x", cells)
+
+    assert headlines(sweep) == ["prefix_hash against round_robin, 800 in flight at most: TTFT mean 4x lower."]
+    assert sweep_html(sweep).count('class="dot s0 hollow"') == 1
+    assert sweep_html(sweep).count('class="dot s1"') == 3
+
+
+def test_strategies_that_answer_different_rates_at_one_load_are_remarked() -> None:
+    sweep = gather("x", [cell("round_robin", req_per_s=50), cell("prefix_hash", req_per_s=100)])
+
+    assert "2.00 times at 100 in flight at most" in sweep.remarks[0]
+    assert gather("x", [cell("round_robin"), cell("prefix_hash")]).remarks == ()
+
+
+def test_single_runs_have_no_interval_and_say_so() -> None:
+    sweep = gather("x", [cell("a", total_tok_per_s=1), cell("b", total_tok_per_s=2)])
+
+    assert "have no interval" in how(sweep)
+    assert "b |     2 |" in sweep_markdown(sweep)
+
+
+def test_unknown_baseline_and_no_cells_are_refused() -> None:
+    with pytest.raises(SettingsError, match="none of the strategies a"):
+        gather("x", [cell("a")], baseline="b")
+    with pytest.raises(SettingsError, match="there is no cell"):
+        gather("x", [])
+
+
+def test_csv_of_a_sweep_gives_the_same_sweep_back() -> None:
+    run = result([record(index, index / 10) for index in range(100)], duration_s=11.4)
+    load = Load(concurrency=100, req_rate=10)
+    cells = [build_row(report.build(run), "chats", arm, 1, load) for arm in ARMS]
+    again = read_published(write_rows(cells).splitlines())
+
+    assert [(one.strategy, one.dataset, one.repeat, one.said) for one in again] == [
+        (arm, "chats", 1, "valid") for arm in ARMS
+    ]
+    assert again[0].figures == pytest.approx(cells[0].figures, rel=1e-6)
+    assert sweep_markdown(gather("x", again)) == sweep_markdown(gather("x", cells))
+
+
+def test_row_counts_latencies_from_the_sending() -> None:
+    """Held at the cap for 2 s: a published table would not know."""
+    records = [
+        record(0, 0.0, sent_s=2.0, first_token_s=2.5, end_s=3.5, chunk_s=[2.5, 3.5]),
+    ]
+    row = build_row(report.build(result(records)), "", "a", 1, Load(concurrency=1))
+
+    assert row.figures["ttft_mean_ms"] == pytest.approx(500)
+    assert row.figures["time_per_token_mean_ms"] == pytest.approx(1500 / 11)
+    assert row.rate is None
+
+
+# What was published.
+
+
+def test_published_k6_runs_give_the_published_headlines() -> None:
+    """`712.11ms (LeastLoad) --> 469.34ms (PrefixHash)`, 34 % less; on 8 x H100 405.39 --> 361.07 ms."""
+    parts = {
+        part.dataset: part
+        for part in gather("k6", published("extproc.bench.published", "kubeai-k6.csv")).parts
+    }
+    small, large = (parts[name].of("prefix_hash")[0].ratios["time_per_token_mean_ms"] for name in _SCENARIOS)
+
+    assert small.mean == pytest.approx(469.34 / 712.11)
+    assert round(1 - small.mean, 2) == 0.34
+    assert large.mean == pytest.approx(361.07 / 405.39)
+
+
+_SCENARIOS = ("2 x L4, 8B", "8 x H100, 70B")
+
+
+def test_published_single_replica_was_cut_off_after_ten_and_a_half_minutes() -> None:
+    (alone,) = [
+        one for one in published("extproc.bench.published", "kubeai-k6.csv") if one.figures["endpoints"] == 1
+    ]
+
+    assert (alone.figures["duration_s"], alone.figures["unfinished"]) == (630, 249)
+    assert alone.in_flight == pytest.approx(314, abs=1)
+
+
+def test_archived_pair_of_4000_prompts_was_limited_by_its_client() -> None:
+    pair = published("extproc.bench.published", "kubeai-8xl4-laptop.csv")
+
+    assert [(one.strategy, one.requests, one.verdict) for one in pair] == [
+        ("least_load", 4000, "invalid: client-limited"),
+        ("prefix_hash", 4000, "invalid: client-limited"),
+    ]
+
+
+def test_published_table_of_8_l4_shows_at_least_45_percent_and_no_latency_ratio() -> None:
+    sweep = gather("seed", published("extproc.vllm.fleet", "kubeai-8xl4.csv"))
+
+    assert "tok/s at least +45%" in headlines(sweep)[-1]
+    assert len(sweep.faults) == 5
+
+
+# The commands.
+
+
+def invoke(command: Sequence[str]) -> Result:
+    return CliRunner().invoke(bench, [*command])
+
+
+def sweep_file(folder: Path, port: int, **ab: object) -> Path:
+    tree = {
+        "endpoint": f"127.0.0.1:{port}",
+        "target": {"model": "m"},
+        "performance": {
+            "traffic-shape": {"dataset": {"name": "random", "input_tokens": 8}, "total-prompts": 40, "vus": 1}
+        },
+        "limits": {"lag-p99": "10s", "loop-lag-p99": "10s", "cpu": 100, "latencies": 0},
+        "ab": {
+            "arms": ["random", "least_load"],
+            "command": ["sh", "-c", f"echo {{strategy}} >> {folder}/asked"],
+            "flush": [],
+            "repeats": 1,
+            **ab,
+        },
+        "sweep": {"concurrency": [1, 4]},
+    }
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+@pytest.mark.slow
+def test_sweep_command_writes_a_page_and_does_only_what_is_missing(null_server: int, tmp_path: Path) -> None:
+    """1. Two arms at two loads. 2. The same again: nothing to do. 3. A second repeat: the other half."""
+    out = tmp_path / "out"
+    command = ["sweep", str(sweep_file(tmp_path, null_server)), "--output", str(out), "--quiet"]
+    first = invoke(command)
+    asked = (tmp_path / "asked").read_text().split()
+    again = invoke(command)
+    still = (tmp_path / "asked").read_text().split()
+    sweep_file(tmp_path, null_server, repeats=2)
+    third = invoke(command)
+
+    assert (first.exit_code, again.exit_code, third.exit_code) == (0, 0, 0), first.output
+    assert asked == still == ["random", "least_load"] * 2
+    assert len((tmp_path / "asked").read_text().split()) == 8
+    assert "run 4 of 4, 100%: 4 in flight, least_load, repeat 1: valid" in first.stderr
+    assert "least_load against random, 4 in flight at most" in third.stdout
+    assert "Student's t" in (out / "sweep.html").read_text()
+    assert (out / "4-least_load-2" / "requests.csv").exists()
+    assert len(read_published((out / "sweep.csv").read_text().splitlines())) == 8
+
+
+def test_page_command_draws_a_published_table(tmp_path: Path) -> None:
+    table = str(files("extproc.vllm.fleet").joinpath("kubeai-8xl4.csv"))
+    told = invoke(["page", table, "--output", str(tmp_path / "seed.html"), "--baseline", "least_load"])
+
+    assert told.exit_code == 0, told.output
+    assert "prefix_hash against least_load" in told.stdout
+    assert "Mean time to first token by concurrency" in (tmp_path / "seed.html").read_text()
+
+
+@pytest.mark.skipif(browser.find() is None, reason="chromium is not installed")
+async def test_page_opens_without_console_message_or_network_request(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.html"
+    path.write_text(sweep_html(gather("seed", published("extproc.vllm.fleet", "kubeai-8xl4.csv"))), "utf-8")
+
+    seen = await browser.visit(path, tmp_path / "profile")
+
+    assert [url for url in seen.requests if not url.startswith("data:")] == [path.as_uri()]
+    assert seen.complaints == []
+    assert "at least +45%" in seen.text
