@@ -50,7 +50,7 @@ class Record:
     `started_s - admitted_s` is the client's own lag. `sent_s` is the time the request's bytes were
     written. `chunk_s` holds the arrival of every chunk with non-empty content or reasoning, the first
     token's included; a role-only or usage chunk is not one. `failure` is one of a few fixed words,
-    `failure_detail` what the server said.
+    `failure_detail` what the server said. `is_last`: the conversation has no further turn.
     """
 
     index: int
@@ -76,6 +76,7 @@ class Record:
     failure_detail: str = ""
     retry_after_s: float | None = None
     text: str = ""
+    is_last: bool = False
 
     @property
     def is_ok(self) -> bool:

@@ -178,7 +178,7 @@ async def test_csv_begins_with_the_published_columns() -> None:
     text = ab_csv(await compared(World(), comparing()))
     rows = list(csv.DictReader(io.StringIO(text)))
 
-    assert text.splitlines()[0] == f"{published},repeat,hit_rate,verdict"
+    assert text.splitlines()[0] == f"{published},repeat,hit_rate,time_per_token_mean_ms,verdict"
     assert len(rows) == 6
     assert rows[0]["req_per_s"] == "8.77"
     assert rows[0]["ttft_mean_ms"] == "400.0"

@@ -16,7 +16,16 @@ from extproc.bench.report.markdown import markdown_table
 from extproc.pages import page
 from extproc.pages.plots import Bar, bars
 
-_PLOTTED = ("total_tok_per_s", "hit_rate", "ttft_median_ms", "ttft_p99_ms", "itl_mean_ms", "e2e_median_ms")
+_PLOTTED = (
+    "total_tok_per_s",
+    "hit_rate",
+    "ttft_median_ms",
+    "ttft_p99_ms",
+    "itl_mean_ms",
+    "e2e_median_ms",
+    "time_per_token_mean_ms",
+)
+_TOLD_BESIDES = ("repeat", "hit_rate", "time_per_token_mean_ms", "verdict")
 
 
 def ab_markdown(report: AbReport) -> str:
@@ -60,7 +69,7 @@ def _show(name: str, interval: Interval | None) -> str:
 def ab_csv(report: AbReport) -> str:
     """A row per trial in the published columns: vLLM's figures of the whole run; then what else is known."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, (*COLUMNS, "repeat", "hit_rate", "verdict"), lineterminator="\n")
+    writer = csv.DictWriter(text, (*COLUMNS, *_TOLD_BESIDES), lineterminator="\n")
     writer.writeheader()
     writer.writerows(_row(trial) for trial in report.trials)
     return text.getvalue()
@@ -88,6 +97,8 @@ def _row(trial: Trial) -> dict[str, object]:
         if summary := whole.latency_ms.get(measure):
             for point, value in (("mean", summary.mean), ("median", summary.p50), ("p99", summary.p99)):
                 row[f"{short}_{point}_ms"] = round(value, 2)
+    if per_token := whole.latency_ms.get("time_per_token"):
+        row["time_per_token_mean_ms"] = round(per_token.mean, 2)
     return row
 
 

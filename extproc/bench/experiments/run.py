@@ -140,7 +140,9 @@ async def find_model(base_url: str) -> str:
 def find_window(spec: Spec, workload: Workload, records: Sequence[Record]) -> Window:
     """Returns the run without warm-up and cool-down: from the schedule, or from what closed users did."""
     last_s = max((record.intended_s for record in records), default=0.0)
-    end_s = workload.span_s or spec.traffic.duration or math.nextafter(last_s, math.inf)
+    is_counted_out = workload.requests is not None and len(records) >= workload.requests
+    duration_s = None if is_counted_out and spec.traffic.is_closed else spec.traffic.duration
+    end_s = workload.span_s or duration_s or math.nextafter(last_s, math.inf)
     start_s = spec.traffic.warm_up
     return Window(start_s, max(start_s, end_s - spec.traffic.cool_down))
 

@@ -16,6 +16,7 @@ _HEADER = (
     "TTFT p50",
     "TTFT p99",
     "E2E p50",
+    "time per token",
     "failed",
     "Little's residual",
     "",
@@ -50,7 +51,7 @@ def _rows(found: Saturation) -> list[Sequence[str]]:
 
 def _row(rung: Rung, *, is_saturated: bool) -> Sequence[str]:
     measured = rung.report.measured
-    ttft = measured.latency_ms.get("ttft")
+    ttft, per_token = measured.latency_ms.get("ttft"), measured.latency_ms.get("time_per_token")
     return (
         fixed(rung.rate),
         fixed(rung.served_rps),
@@ -58,6 +59,7 @@ def _row(rung: Rung, *, is_saturated: bool) -> Sequence[str]:
         milliseconds(ttft.p50 if ttft else None),
         milliseconds(ttft.p99 if ttft else None),
         milliseconds(rung.e2e_p50_ms),
+        milliseconds(per_token.mean if per_token else None),
         name_failed(rung.report),
         percent(rung.littles_residual),
         _state(rung, is_saturated=is_saturated),

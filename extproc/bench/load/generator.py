@@ -113,11 +113,12 @@ class LoadGenerator:
         first = self._numbering.first_index(number)
         history: tuple[Message, ...] = ()
         for turn_number, turn in enumerate(conversation.turns):
-            if self._is_beyond(first + turn_number) or (turn_number and self._is_over(at_s)):
+            if self._is_beyond(first + turn_number) or (turn_number and self._is_beyond_time(at_s)):
                 break
             await self._sleep_until(at_s)
             history += turn.messages
-            record = Record(first + turn_number, number, turn_number, at_s)
+            is_last = turn_number + 1 == len(conversation.turns)
+            record = Record(first + turn_number, number, turn_number, at_s, is_last=is_last)
             await self._ask(record, turn, history, conversation)
             if not record.is_ok:
                 return self._clock() + (record.retry_after_s or _RETRY_S)
@@ -167,6 +168,11 @@ class LoadGenerator:
 
     def _is_over(self, at_s: float) -> bool:
         return self._traffic.duration is not None and at_s >= self._traffic.duration
+
+    def _is_beyond_time(self, at_s: float) -> bool:
+        """Whether a conversation ends here: users may finish theirs until the graceful stop, as k6's do."""
+        grace_s = (self._traffic.graceful_stop or 0.0) if self._traffic.is_closed else 0.0
+        return self._traffic.duration is not None and at_s >= self._traffic.duration + grace_s
 
     def _is_beyond(self, index: int) -> bool:
         return self._share.requests is not None and index >= self._share.requests

@@ -189,13 +189,17 @@ def _estimate_need(traffic: TrafficShape, registry: Registry) -> int:
 
 def _count_missing(workload: Workload, traffic: TrafficShape, need: int) -> int:
     """Returns a larger need if the starts are more than a dataset that could be larger holds, else `need`."""
-    held, starts = len(workload.conversations), len(workload.starts_s or ())
+    held = len(workload.conversations)
+    starts = max(len(workload.starts_s or ()), traffic.total_conversations or 0)
     if traffic.dataset.is_bounded or starts <= held or need >= _MOST_NEED:
         return need
     return min(_MOST_NEED, math.ceil(need * starts / held) + 1)
 
 
 def _bound(traffic: TrafficShape, conversations: Sequence[Conversation]) -> int | None:
-    if traffic.total_prompts is None and traffic.duration is None:
-        return sum(len(c.turns) for c in conversations)
-    return traffic.total_prompts
+    """Returns how many requests are made at most; `None` if only time ends the run."""
+    numbering = Numbering(conversations)
+    if traffic.total_prompts is None and traffic.total_conversations is None:
+        return None if traffic.duration is not None else numbering.per_cycle
+    counts = [numbering.first_index(number) for number in (traffic.total_conversations,) if number]
+    return min([*counts, *([traffic.total_prompts] if traffic.total_prompts else [])])

@@ -127,8 +127,9 @@ class TrafficShape(Section):
     `think_time` before they ask again. In sessions `req_rate` counts requests: conversations start at
     `req_rate` divided by the mean number of turns. `arrivals`: `constant` means exactly constant.
     `shape: trace` starts requests when the dataset's trace does. Without `duration` and
-    `total_prompts` the dataset is run once. What is still in flight `graceful_stop` after `duration` is
-    interrupted, if that is given.
+    `total_prompts` the dataset is run once. `total_conversations` ends a run after so many (k6's
+    iterations). What is still in flight `graceful_stop` after `duration` is interrupted, if that is given;
+    until then users go on with the conversation that they are in.
     """
 
     req_rate: Rate | None = Field(default=None, gt=0)
@@ -142,6 +143,7 @@ class TrafficShape(Section):
     duration: Seconds | None = Field(default=None, gt=0)
     graceful_stop: Seconds | None = Field(default=None, ge=0)
     total_prompts: int | None = Field(default=None, gt=0)
+    total_conversations: int | None = Field(default=None, gt=0)
     warm_up: Seconds = Field(default=0.0, ge=0)
     cool_down: Seconds = Field(default=0.0, ge=0)
     model_type: str = "instruction-tuned-llm"
@@ -168,7 +170,8 @@ class TrafficShape(Section):
             raise ValueError("give req-rate (open loop), or max-concurrency or vus (closed loop)")
         if self.req_rate == math.inf and self.total_prompts is None:
             raise ValueError("an infinite req-rate needs total-prompts")
-        if not (self.duration or self.total_prompts or self.dataset.is_bounded):
+        counted = self.total_prompts or self.total_conversations
+        if not (self.duration or counted or self.dataset.is_bounded):
             raise ValueError("give total-prompts, duration or both")
         return self
 
