@@ -6,6 +6,7 @@ to a terminal (`Display`), to Prometheus (`Exporter`), to both or to nobody (`wa
 
 import asyncio
 import signal
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -174,12 +175,19 @@ def _points(sample_s: Sequence[float]) -> str:
 
 
 class Toward:
-    """Implements `Progress` by telling another one what the run is heading for, too."""
+    """Implements `Progress` by telling another one what the run is heading for, too.
 
-    def __init__(self, goal: Goal, watcher: Progress) -> None:
-        self._goal, self._watcher = goal, watcher
+    `start_s` is the clock's reading at the run's start, as near as news can tell; `None` before the first.
+    """
+
+    def __init__(self, goal: Goal, watcher: Progress, clock: Clock = time.monotonic) -> None:
+        self.start_s: float | None = None
+        self._goal, self._watcher, self._clock = goal, watcher, clock
 
     def update(self, snapshot: Standing) -> None:
+        # News takes a moment: the earliest start is the nearest.
+        start_s = self._clock() - snapshot.at_s
+        self.start_s = start_s if self.start_s is None else min(self.start_s, start_s)
         self._watcher.update(replace(snapshot, goal=self._goal))
 
 

@@ -152,13 +152,27 @@ class EndpointScrape:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetSample:
+    """The endpoints at one time: how many were ready; requests running and waiting in all of them together.
+
+    `kv_use` is the mean share of a KV cache in use. `None`: none of them told.
+    """
+
+    at_s: float
+    ready: int
+    running: float | None
+    waiting: float | None
+    kv_use: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunInfo:
     """The facts about a run.
 
     `schedule_s` holds the offered starts (of requests, or of conversations in sessions), whether sent
     or not; it is empty in a closed loop. `offered_rps` is the request rate that the schedule asks for.
     `prompts`: how many requests the dataset holds before it begins again. `interrupted_s`: when the run
-    was ended before its time.
+    was ended before its time. `fleet`: the endpoints every few seconds, if they were watched.
     """
 
     spec: Spec
@@ -172,6 +186,7 @@ class RunInfo:
     scrapes: tuple[EndpointScrape, ...]
     prompts: int | None = None
     interrupted_s: float | None = None
+    fleet: tuple[FleetSample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,3 +252,34 @@ def test_numbering_cycles_through_the_dataset() -> None:
 
     assert [numbering.first_index(n) for n in range(5)] == [0, 3, 4, 7, 8]
     assert [numbering.count_conversations(n) for n in range(9)] == [0, 1, 1, 1, 2, 3, 3, 3, 4]
+
+
+async def test_users_finish_their_conversations_until_the_graceful_stop() -> None:
+    """As k6's do: time is up after the first turn, and nobody begins another conversation."""
+    share = build_share(users=1, duration=0.02, graceful_stop=5)
+    generator, _ = build_generator(share, delay_s=0.03)
+    await generator.run()
+
+    assert [record.turn for record in generator.records] == [0, 1, 2]
+    assert [record.is_last for record in generator.records] == [False, False, True]
+
+
+async def test_users_without_a_graceful_stop_end_with_the_time() -> None:
+    generator, _ = build_generator(build_share(users=1, duration=0.02), delay_s=0.03)
+    await generator.run()
+
+    assert [record.turn for record in generator.records] == [0]
+
+
+async def test_no_more_users_ask_at_once_than_the_stages_say() -> None:
+    """2 users at once, then 5 of which 3 come later, then nobody: who leaves waits for the answer."""
+    stages = [{"vus": 2, "duration": 0.1}, {"vus": 5, "duration": 0.001}, {"vus": 5, "duration": 0.1}]
+    share = build_share(users=5, vus=2, stages=[*stages, {"vus": 0, "duration": 0.001}])
+    generator, client = build_generator(share, delay_s=0.01)
+    await generator.run()
+    early = [r for r in generator.records if r.intended_s < 0.1]
+
+    assert client.most == 5
+    assert len({r.session for r in early if r.turn == 0 and r.intended_s < 0.009}) == 2
+    assert max(r.intended_s for r in generator.records) < 0.202
+    assert all(r.is_ok for r in generator.records)

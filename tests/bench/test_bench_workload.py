@@ -10,6 +10,7 @@ from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
 from extproc.bench.datasets.draws import draw, draw_tokens
 from extproc.bench.datasets.text import ByteRuler
 from extproc.bench.datasets.tokens import TokenRuler, recount
+from extproc.bench.experiments.run import find_window
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.record import Record, TokenSource
@@ -224,3 +225,47 @@ def test_local_tokenizer_file_is_read(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(SettingsError, match="not a tokenizer"):
         TokenRuler(path)
+
+
+def test_conversations_that_end_a_run_are_counted_in_requests() -> None:
+    """k6's iterations: 5 of 7 conversations, or 12 of them, the first 5 twice."""
+    dataset = {"name": "synthetic", "max_conversations": 7}
+    few, more = (build(vus=2, dataset=dataset, total_conversations=count) for count in (5, 12))
+    sizes = [len(conversation.turns) for conversation in few.conversations]
+
+    assert (few.jobs, few.requests) == (5, sum(sizes[:5]))
+    assert (more.jobs, more.requests) == (12, sum(sizes) + sum(sizes[:5]))
+
+
+def test_preset_of_the_k6_run_ends_with_its_threads_or_is_cut_off() -> None:
+    threads = build(preset="kubeai-k6")
+    spec = Spec.model_validate(
+        {"endpoint": "x", "performance": {"traffic-shape": {"preset": "kubeai-k6-2xl4"}}}
+    )
+
+    assert (threads.jobs, threads.requests) == (1000, threads.prompts)
+    assert (spec.traffic.vus, spec.traffic.duration, spec.traffic.graceful_stop) == (80, 600, 30)
+
+
+def test_preset_of_the_archived_pair_goes_through_400_prompts_ten_times() -> None:
+    workload = build(preset="kubeai-8xl4-laptop")
+
+    assert (workload.requests, len(workload.starts_s or ())) == (4000, 4000)
+    assert workload.conversations[:400] == workload.conversations[400:800]
+
+
+@pytest.mark.parametrize(("made", "end_s"), [(20, 1.9), (19, 100)])
+def test_window_of_users_ends_with_their_last_request_or_with_the_time(made: int, end_s: float) -> None:
+    """20 requests were to be made within 100 s: if they were not, time ended the run."""
+    spec = Spec.model_validate(
+        {
+            "endpoint": "x",
+            "performance": {
+                "traffic-shape": {"vus": 2, "total_prompts": 20, "duration": 100, "dataset": "random"}
+            },
+        }
+    )
+    workload = build_workload(spec, build_registry())
+    window = find_window(spec, workload, [Record(index, index, 0, index / 10) for index in range(made)])
+
+    assert window.end_s == pytest.approx(end_s)

@@ -3,7 +3,8 @@
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ import aiohttp
 from rich.console import Console
 
 from extproc.bench.experiments.scrape import pair, scrape
+from extproc.bench.experiments.watch import FleetWatch, build_watch
 from extproc.bench.load.driver import LoadError, drive
 from extproc.bench.load.generator import Share
 from extproc.bench.load.journal import clip, close_journal, find_end, open_journal
@@ -54,15 +56,29 @@ async def run(
     info = _begin(spec, model, workload)
     if journal is not None:
         open_journal(journal, info)
-    toward = Toward(find_goal(spec, workload), progress)
-    done = await drive(share_out(spec, model, workload, journal), workload.jobs, toward, stop)
+    toward, watch = Toward(find_goal(spec, workload), progress), build_watch(spec)
+    async with _watched(watch):
+        done = await drive(share_out(spec, model, workload, journal), workload.jobs, toward, stop)
     scrapes = pair(spec.scrape, before, await scrape(spec.scrape))
     records = tuple(sorted((r for d in done for r in d.records), key=lambda record: record.index))
     ended = _end(info, workload, records, done, is_stopped=stop.is_set())
-    ended = replace(ended, scrapes=scrapes)
+    fleet = watch.samples(toward.start_s) if watch and toward.start_s is not None else ()
+    ended = replace(ended, scrapes=scrapes, fleet=fleet)
     if journal is not None:
         close_journal(journal, ended)
     return RunResult(ended, records)
+
+
+@asynccontextmanager
+async def _watched(watch: FleetWatch | None) -> AsyncIterator[None]:
+    """Has the endpoints watched for as long as the context lasts."""
+    task = None if watch is None else asyncio.create_task(watch.run())
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 def find_goal(spec: Spec, workload: Workload) -> Goal:

@@ -10,6 +10,7 @@ import numpy as np
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message, count_prompt_tokens
 from extproc.bench.datasets.draws import draw
 from extproc.bench.load.cap import Cap
+from extproc.bench.load.crowd import Visit, build_crowd
 from extproc.bench.load.workload import Numbering
 from extproc.bench.processors.client import Client
 from extproc.bench.processors.processor import Query
@@ -65,8 +66,10 @@ class LoadGenerator:
         try:
             async with self._limit, asyncio.TaskGroup() as tasks:
                 if self._traffic.is_closed:
-                    for _ in range(self._share.users):
-                        tasks.create_task(self._be_user())
+                    crowd, processes = build_crowd(self._traffic), self._share.spec.processes
+                    for place in range(self._share.users):
+                        stays = crowd.list_stays(place * processes + self._share.process)
+                        tasks.create_task(self._be_user(Visit(stays)))
                 else:
                     await self._follow_schedule(tasks)
         except TimeoutError:
@@ -98,12 +101,15 @@ class LoadGenerator:
             tasks.create_task(self._converse(number, at_s))
             self._begun += 1
 
-    async def _be_user(self) -> None:
-        at_s = self._clock()
-        while not self._is_over(at_s) and (number := self._take_next()) is not None:
-            at_s = await self._converse(number, at_s)
+    async def _be_user(self, visit: Visit) -> None:
+        at_s = visit.next_s(self._clock())
+        while at_s is not None and not self._is_over(at_s):
+            await self._sleep_until(at_s)
+            if (number := self._take_next()) is None:
+                return
+            at_s = visit.next_s(await self._converse(number, at_s, visit))
 
-    async def _converse(self, number: int, at_s: float) -> float:
+    async def _converse(self, number: int, at_s: float, visit: Visit | None = None) -> float:
         """Asks turn by turn, from `at_s` on; returns when its user is ready for something else.
 
         A failed answer ends the conversation, as there is nothing to go on with.
@@ -113,7 +119,7 @@ class LoadGenerator:
         first = self._numbering.first_index(number)
         history: tuple[Message, ...] = ()
         for turn_number, turn in enumerate(conversation.turns):
-            if self._is_beyond(first + turn_number) or (turn_number and self._is_beyond_time(at_s)):
+            if self._is_beyond(first + turn_number) or (turn_number and self._has_left(visit, at_s)):
                 break
             await self._sleep_until(at_s)
             history += turn.messages
@@ -169,9 +175,11 @@ class LoadGenerator:
     def _is_over(self, at_s: float) -> bool:
         return self._traffic.duration is not None and at_s >= self._traffic.duration
 
-    def _is_beyond_time(self, at_s: float) -> bool:
-        """Whether a conversation ends here: users may finish theirs until the graceful stop, as k6's do."""
-        grace_s = (self._traffic.graceful_stop or 0.0) if self._traffic.is_closed else 0.0
+    def _has_left(self, visit: Visit | None, at_s: float) -> bool:
+        """Whether a conversation ends here. Until the graceful stop users may finish theirs, as k6's do."""
+        if visit is not None and not visit.is_there(at_s):
+            return True
+        grace_s = (self._traffic.graceful_stop or 0.0) if visit is not None else 0.0
         return self._traffic.duration is not None and at_s >= self._traffic.duration + grace_s
 
     def _is_beyond(self, index: int) -> bool:

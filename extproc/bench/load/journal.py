@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from extproc.bench.record import ClientStats, EndpointScrape, Record, RunInfo, RunResult, Window
+from extproc.bench.record import ClientStats, EndpointScrape, FleetSample, Record, RunInfo, RunResult, Window
 from extproc.bench.spec.tree import Spec
 from extproc.errors import ExtprocError
 
@@ -45,6 +45,7 @@ class _End(msgspec.Struct):
     clients: tuple[ClientStats, ...]
     scrapes: tuple[EndpointScrape, ...]
     interrupted_s: float | None
+    fleet: tuple[FleetSample, ...] = ()
 
 
 class Journal:
@@ -82,7 +83,7 @@ def open_journal(path: Path, info: RunInfo) -> None:
 
 def close_journal(path: Path, info: RunInfo) -> None:
     """Adds the end of a run."""
-    end = _End(info.duration_s, info.window, info.clients, info.scrapes, info.interrupted_s)
+    end = _End(info.duration_s, info.window, info.clients, info.scrapes, info.interrupted_s, info.fleet)
     with path.open("ab") as file:
         file.write(msgspec.json.encode(end) + b"\n")
 

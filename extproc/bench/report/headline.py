@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from extproc.bench.measure.stats import Stats
 from extproc.bench.measure.words import DASH, fixed, milliseconds, percent
 from extproc.bench.report.figures import FIGURES, read_figures
+from extproc.bench.report.markdown import markdown_table
+from extproc.bench.report.phases import PHASE_HEADER, elasticity_figures, list_phase
 from extproc.bench.report.report import Report
 
 _SHOWN = (
@@ -87,6 +89,11 @@ def _lines(said: Report) -> Iterator[str]:
     for heading, measure in _LATENCIES.items():
         if summary := said.measured.latency_ms.get(measure):
             yield _line(heading, _points(summary))
+    if said.phases:
+        yield ""
+        yield from markdown_table(PHASE_HEADER, [list_phase(phase) for phase in said.phases]).splitlines()
+    if said.elasticity:
+        yield from (_line(heading, value) for heading, value in elasticity_figures(said.elasticity).items())
     for outcome in said.thresholds:
         yield f"{'✓' if outcome.is_met else '✗'} {outcome.text}  ({outcome.shown})"
 

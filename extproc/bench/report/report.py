@@ -11,7 +11,14 @@ from extproc.bench.judge.verdict import Verdict, judge
 from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Groups
 from extproc.bench.measure.metrics import Metrics
-from extproc.bench.record import RunInfo, RunResult
+from extproc.bench.measure.phases import (
+    Elasticity,
+    Phase,
+    list_stretches,
+    measure_elasticity,
+    measure_phases,
+)
+from extproc.bench.record import FleetSample, RunInfo, RunResult
 from extproc.errors import ExtprocError
 
 # Raised when a field changes its meaning or goes; new fields leave it alone.
@@ -28,6 +35,10 @@ DEFINITIONS = {
     "held": "wait at the concurrency cap; lag: how late the client itself took a request up",
     "goodput": "requests within every limit from start, per offered request: failures count against it",
     "failed": "requests that ended with an error, of all that were due; not what the run's end broke off",
+    "slo seconds": "seconds in which fewer than 95% of the requests due met every limit",
+    "reaction": "from a rise of the load until more endpoints were ready",
+    "recovery": "from a rise of the load until the end of the last missed second after it",
+    "endpoint-seconds": "endpoints ready, summed over the run's seconds",
     "percentiles": "exact, linear interpolation, completed requests",
     "throughput": "completed requests; what arrived in the window per second of it",
 }
@@ -52,7 +63,8 @@ class Report:
     `server_hit_rate` is hit tokens per queried token over all scraped endpoints; `None` without scrapes.
     `groups` covers the steady window. `is_queued`: a concurrency cap, or an infinite rate, turned the
     schedule into a queue, so that its times say nothing about the load; the whole run is then measured.
-    `thresholds` are the spec's, each with the value that it was held against.
+    `thresholds` are the spec's, each with the value that it was held against. `phases` are the parts of a
+    load that changes, `elasticity` how it was taken, `fleet` the endpoints every few seconds.
     """
 
     schema: str
@@ -72,6 +84,9 @@ class Report:
     caches: tuple[Cache, ...]
     spec: dict[str, Any]
     thresholds: tuple[Outcome, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    elasticity: Elasticity | None = None
+    fleet: tuple[FleetSample, ...] = ()
 
     @property
     def is_good(self) -> bool:
@@ -107,6 +122,7 @@ class Report:
 def build(result: RunResult) -> Report:
     """Measures and judges a run: the one place where that is done, however many formats tell it."""
     info, slo = result.info, result.info.spec.performance.slo
+    stretches = list_stretches(info.spec.traffic, _find_end(info))
     said = Report(
         schema=SCHEMA,
         definitions=DEFINITIONS,
@@ -123,12 +139,20 @@ def build(result: RunResult) -> Report:
         groups=Groups.of([record for record in result.records if info.window.holds(record)]),
         server_hit_rate=_server_hit_rate(info),
         caches=tuple(Cache(scrape.endpoint, scrape.hit_rate) for scrape in info.scrapes),
+        phases=measure_phases(result.records, stretches, slo, info.fleet),
+        elasticity=measure_elasticity(result.records, stretches, slo, info.fleet, info.duration_s),
+        fleet=info.fleet,
         spec=info.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True),
     )
     failed = said.whole.counts.failed_share
     return replace(
         said, thresholds=check_thresholds(info.spec.thresholds, said.measured, failed, said.hit_rate)
     )
+
+
+def _find_end(info: RunInfo) -> float:
+    """Until when the load was offered, not until the last straggler's answer."""
+    return info.interrupted_s or info.spec.traffic.duration or info.window.end_s + info.spec.traffic.cool_down
 
 
 def _digest(schedule_s: tuple[float, ...]) -> str:

@@ -1,5 +1,6 @@
 """The HTML report of one run."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
@@ -16,6 +17,7 @@ from extproc.bench.measure.timeline import cut_timeline
 from extproc.bench.measure.words import fixed, milliseconds, percent
 from extproc.bench.record import Record, RunResult
 from extproc.bench.report.headline import headlines, name_part
+from extproc.bench.report.phases import PHASE_HEADER, elasticity_figures, list_phase
 from extproc.bench.report.report import Report
 from extproc.pages import page
 from extproc.pages.plots import Bar, Series, bars, lines
@@ -35,6 +37,8 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
         yield _thresholds_table(said)
     yield f'<p class="soft">{escape(name_part(said).capitalize())}.</p>'
     yield page.tiles(headlines(said))
+    if said.phases or said.elasticity:
+        yield from _changing_load(said)
     yield "<h2>The run</h2>"
     yield page.cards(_plots(result, said))
     yield _latency_table(said)
@@ -52,6 +56,36 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
     yield _verdict_table(said)
     yield page.definitions(said.definitions)
     yield page.folded("Spec", orjson.dumps(said.spec, option=orjson.OPT_INDENT_2).decode())
+
+
+def _changing_load(said: Report) -> Iterator[str]:
+    """Before, during and after a spike; how fast endpoints came, and what that cost."""
+    if said.elasticity:
+        yield "<h2>As the load changed</h2>"
+        yield page.tiles(elasticity_figures(said.elasticity))
+    if said.phases:
+        yield page.table("Phases", PHASE_HEADER, [list_phase(phase) for phase in said.phases])
+    if said.fleet:
+        yield "<h2>The endpoints</h2>"
+        yield page.cards(_fleet_plots(said))
+
+
+def _fleet_plots(said: Report) -> dict[str, str]:
+    at_s = [sample.at_s for sample in said.fleet]
+
+    def series(label: str, name: str, scale: float = 1.0) -> Series:
+        values = [getattr(sample, name) for sample in said.fleet]
+        return Series(label, at_s, [math.nan if value is None else scale * value for value in values])
+
+    return {
+        "Endpoints ready": lines([series("ready", "ready")], x_label="seconds", y_label="endpoints"),
+        "Requests in the endpoints": lines(
+            [series("running", "running"), series("waiting", "waiting")],
+            x_label="seconds",
+            y_label="requests",
+        ),
+        "KV caches in use, mean": lines([series("KV use", "kv_use", 100.0)], x_label="seconds", y_label="%"),
+    }
 
 
 def _plots(result: RunResult, said: Report) -> dict[str, str]:

@@ -28,6 +28,7 @@ def textfile(said: Report) -> str:
 
 def _singles(said: Report) -> dict[str, float | None]:
     flow, goodput = said.measured.throughput, said.measured.goodput
+    elasticity = said.elasticity
     return {
         "valid": float(said.verdict.is_valid),
         "thresholds_met": float(all(outcome.is_met for outcome in said.thresholds)),
@@ -40,6 +41,8 @@ def _singles(said: Report) -> dict[str, float | None]:
         "mean_in_flight": flow.in_flight,
         "prefix_hit_ratio": said.hit_rate,
         "goodput_ratio": goodput.share if goodput else None,
+        "slo_seconds_missed": elasticity.slo_seconds_missed if elasticity else None,
+        "endpoint_seconds": elasticity.endpoint_seconds if elasticity else None,
     }
 
 

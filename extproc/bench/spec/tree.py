@@ -77,10 +77,23 @@ class Target(Section):
     timeout: Seconds = Field(default=600.0, gt=0)
 
 
+class Watching(Section):
+    """Looks at the endpoints every few seconds: how many are ready, what waits, how full KV caches are.
+
+    The endpoints are those that the router at `admin` (`ip:port`) says are ready, in its `pool` or its
+    first; without `admin` those of `scrape`, ready as long as they answer.
+    """
+
+    every: Seconds = Field(default=5.0, ge=0.1)
+    admin: str | None = None
+    pool: str | None = None
+
+
 class Spec(Section):
     """A whole benchmark.
 
-    `scrape` lists `ip:port` whose `/metrics` hold prefix-cache counters. `thresholds` are what the
+    `scrape` lists `ip:port` whose `/metrics` hold prefix-cache counters; `watch` has them looked at while
+    the run goes. `thresholds` are what the
     figures must meet, such as `ttft_ms.p95 < 500`.
     """
 
@@ -90,6 +103,7 @@ class Spec(Section):
     target: Target = Target()
     performance: Performance
     scrape: tuple[str, ...] = ()
+    watch: Watching | None = None
     seed: int = Field(default=0, ge=0)
     processes: int = Field(default=1, gt=0)
     limits: Limits = Limits()
@@ -121,6 +135,12 @@ class Spec(Section):
             raise ValueError(f"endpoint: {self.endpoint!r}: {error}") from None
         if port is not None and self.port not in {None, port}:
             raise ValueError(f"endpoint has port {port}, port says {self.port}: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _has_something_to_watch(self) -> Self:
+        if self.watch is not None and self.watch.admin is None and not self.scrape:
+            raise ValueError("watch: give its admin, the router's ip:port, or endpoints in scrape")
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,358 @@
+"""A load that changes: its parts, how the endpoints took it, users who come and go."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.bench.experiments.watch import FleetWatch, Gauges, add_up, read_gauges
+from extproc.bench.load.crowd import Crowd, Visit, build_crowd
+from extproc.bench.measure.phases import find_missed, list_stretches, measure_elasticity
+from extproc.bench.record import FleetSample, Record
+from extproc.bench.report import report
+from extproc.bench.report.headline import summary_text
+from extproc.bench.report.run_page import html_report
+from extproc.bench.report.textfile import textfile
+from extproc.bench.spec.traffic import TrafficShape
+from extproc.bench.spec.tree import Slo, Spec, Watching
+from tests.bench import synthetic
+from tests.bench.synthetic import record, result
+
+LIMIT = Slo(ttft_ms=1000)
+
+
+def shape(**traffic: Any) -> TrafficShape:
+    return TrafficShape.model_validate({"req_rate": 10, "duration": 100, **traffic})
+
+
+def parts(traffic: TrafficShape, end_s: float = 100) -> list[tuple[str, float, float]]:
+    return [(part.name, part.start_s, part.end_s) for part in list_stretches(traffic, end_s)]
+
+
+def slow_from(start_s: int, end_s: int, *, until_s: int = 100) -> list[Record]:
+    """A request a second; those due within the span get their first token after 3 s, others after 0.5 s."""
+    return [
+        record(at_s, float(at_s), first_token_s=at_s + (3.0 if start_s <= at_s < end_s else 0.5))
+        for at_s in range(until_s)
+    ]
+
+
+def ready(*counts: tuple[float, int]) -> list[FleetSample]:
+    return [FleetSample(at_s, count, None, None, None) for at_s, count in counts]
+
+
+# Its parts.
+
+
+@pytest.mark.parametrize(
+    ("spike", "expected"),
+    [
+        ({"burst": 10, "after": 30}, [("before", 0, 30), ("spike", 30, 40), ("after", 40, 100)]),
+        ({"burst": 10}, [("spike", 0, 10), ("after", 10, 100)]),
+        ({"burst": 50, "after": 80}, [("before", 0, 80), ("spike", 80, 100)]),
+        (
+            {"burst": 10, "after": 20, "every": 60},
+            [
+                ("before", 0, 20),
+                ("spike 1", 20, 30),
+                ("after spike 1", 30, 80),
+                ("spike 2", 80, 90),
+                ("after spike 2", 90, 100),
+            ],
+        ),
+    ],
+)
+def test_spikes_part_a_run(spike: dict[str, float], expected: list[tuple[str, float, float]]) -> None:
+    assert parts(shape(traffic_spike=spike)) == expected
+
+
+def test_stages_part_a_run_and_set_its_duration() -> None:
+    stages = [{"vus": 20, "duration": "1m"}, {"vus": 20, "duration": 30}, {"vus": 0, "duration": 10}]
+    ramping = TrafficShape.model_validate({"vus": 5, "stages": stages})
+
+    assert ramping.duration == 100
+    assert ramping.concurrency == 20
+    assert parts(ramping) == [
+        ("5 to 20 users", 0, 60),
+        ("20 users", 60, 90),
+        ("20 to 0 users", 90, 100),
+    ]
+
+
+def test_even_load_has_no_parts() -> None:
+    assert parts(shape()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"req_rate": 1, "stages": [{"vus": 2, "duration": 1}]}, "leave out req-rate"),
+        ({"stages": [{"vus": 0, "duration": 1}]}, "stages without a user"),
+        ({"stages": [{"vus": 1, "duration": 0}]}, "greater than 0"),
+    ],
+)
+def test_stages_that_mean_nothing_are_refused(fields: dict[str, object], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        TrafficShape.model_validate(fields)
+
+
+# How it was taken.
+
+
+def test_seconds_are_missed_in_which_too_few_requests_were_good() -> None:
+    assert find_missed(slow_from(30, 45), LIMIT) == list(range(30, 45))
+    assert find_missed(slow_from(0, 0), LIMIT) == []
+    assert find_missed(slow_from(30, 45), Slo()) is None
+
+
+def test_one_bad_request_of_twenty_misses_no_second() -> None:
+    due = [
+        record(index, index / 20, first_token_s=index / 20 + (3 if index == 0 else 0.1))
+        for index in range(20)
+    ]
+
+    assert find_missed(due, LIMIT) == []
+    assert find_missed([due[0], *due[2:]], LIMIT) == [0]
+
+
+def test_reaction_and_recovery_count_from_the_rise() -> None:
+    """Spike at 30 s; limits missed from 31 to 44; two endpoints until 42 s, then three."""
+    stretches = list_stretches(shape(traffic_spike={"burst": 10, "after": 30}), 100)
+    samples = ready((0, 2), (30, 2), (42, 3), (80, 2))
+    found = measure_elasticity(slow_from(31, 45), stretches, LIMIT, samples, 100.0)
+
+    assert found
+    assert found.slo_seconds_missed == 14
+    assert found.endpoint_seconds == 30 * 2 + 12 * 2 + 38 * 3 + 20 * 2
+    ((rise),) = found.responses
+    assert (rise.reaction_s, rise.recovery_s) == (12.0, 15.0)
+
+
+def test_rise_that_is_never_recovered_from_has_no_time() -> None:
+    stretches = list_stretches(shape(traffic_spike={"burst": 10, "after": 30}), 100)
+    found = measure_elasticity(slow_from(31, 100), stretches, LIMIT, ready((0, 2), (50, 2)), 100.0)
+
+    assert found
+    assert (found.responses[0].reaction_s, found.responses[0].recovery_s) == (None, None)
+
+
+def test_rise_that_missed_nothing_was_recovered_from_at_once() -> None:
+    stretches = list_stretches(shape(traffic_spike={"burst": 10, "after": 30}), 100)
+    found = measure_elasticity(slow_from(0, 0), stretches, LIMIT, [], 100.0)
+
+    assert found
+    assert (found.responses[0].recovery_s, found.endpoint_seconds) == (0.0, None)
+
+
+def test_seconds_missed_before_the_next_spike_belong_to_their_own() -> None:
+    stretches = list_stretches(shape(traffic_spike={"burst": 5, "after": 10, "every": 40}), 100)
+    found = measure_elasticity([*slow_from(12, 20)], stretches, LIMIT, [], 100.0)
+
+    assert found
+    assert [(rise.name, rise.recovery_s) for rise in found.responses] == [
+        ("spike 1", 10.0),
+        ("spike 2", 0.0),
+        ("spike 3", 0.0),
+    ]
+
+
+def spiked() -> Any:
+    tree = {
+        "endpoint": "127.0.0.1:1",
+        "performance": {
+            "traffic_shape": {"req_rate": 1, "duration": 100, "traffic_spike": {"burst": 10, "after": 30}},
+            "slo": {"ttft_ms": 1000},
+        },
+    }
+    made = result(slow_from(31, 45), duration_s=101.0, of=Spec.model_validate(tree))
+    info = replace(made.info, fleet=tuple(ready((0, 2), (42, 3))))
+    return replace(made, info=info)
+
+
+def test_report_has_phases_that_hold_every_request_once() -> None:
+    run = spiked()
+    said = report.build(run)
+
+    assert [phase.name for phase in said.phases] == ["before", "spike", "after"]
+    assert sum(phase.figures.counts.offered for phase in said.phases) == 100
+    assert [phase.slo_seconds_missed for phase in said.phases] == [0, 9, 5]
+    assert [phase.ready for phase in said.phases] == [2, None, 3]
+    assert report.decode(report.encode(said)) == said
+
+
+def test_every_format_tells_the_phases() -> None:
+    run = spiked()
+    said = report.build(run)
+    text, html, prom = summary_text(said), html_report(run, said), textfile(said)
+
+    assert "recovery, spike...............: 15.0 s" in text
+    assert "| spike " in text
+    assert "Endpoints ready" in html
+    assert "SLO seconds missed" in html
+    assert 'extproc_bench_slo_seconds_missed{benchmark="benchmark",model="llama"} 14.0' in prom
+
+
+# Watching the endpoints.
+
+EXPOSITION = """# HELP vllm:num_requests_running Number
+vllm:num_requests_running{engine="0",model_name="a b"} 3.0
+vllm:num_requests_running{engine="1",model_name="a b"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="a b"} 5.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 99.0
+vllm:kv_cache_usage_perc{engine="0",model_name="a b"} 0.5
+vllm:kv_cache_usage_perc{engine="1",model_name="a b"} 0.7
+"""
+
+
+def test_gauges_of_an_exposition_are_added_up_over_engines() -> None:
+    gauges = read_gauges(EXPOSITION)
+
+    assert (gauges.running, gauges.waiting) == (7.0, 5.0)
+    assert gauges.kv_use == pytest.approx(0.6)
+    assert read_gauges("vllm:gpu_cache_usage_perc 0.25\n").kv_use == 0.25
+    assert read_gauges("") == Gauges(None, None, None)
+
+
+@given(st.text())
+def test_any_text_is_read_as_gauges(text: str) -> None:
+    read_gauges(f"{text}\nvllm:num_requests_running{{{text}")
+
+
+def test_endpoints_that_say_nothing_are_left_out_of_the_sum() -> None:
+    sample = add_up(1.0, 3, [Gauges(1, 2, 0.5), None, Gauges(3, None, None)])
+
+    assert sample == FleetSample(1.0, 3, 4, 2, 0.5)
+
+
+def test_looks_are_put_on_the_runs_clock() -> None:
+    """The last look before the start says what was there at 0."""
+    watch = FleetWatch(Watching(), ())
+    watch._samples = ready((98, 1), (99, 2), (101, 3))
+
+    assert watch.samples(100.0) == tuple(ready((0, 2), (1, 3)))
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[tuple[str, dict[str, int]]]:
+    """A router and an endpoint in one: `/pools` lists itself as often as asked, and one that drains."""
+    state = {"ready": 2}
+    address = ""
+
+    async def pools(_: web.Request) -> web.Response:
+        endpoints = [{"address": address, "state": "ready"}] * state["ready"]
+        drains = {"address": "127.0.0.1:1", "state": "draining"}
+        return web.json_response(
+            [{"name": "other", "endpoints": []}, {"name": "llm", "endpoints": [*endpoints, drains]}]
+        )
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=EXPOSITION)
+
+    app = web.Application()
+    app.router.add_get("/pools", pools)
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = ":".join(map(str, runner.addresses[0][:2]))
+    yield address, state
+    await runner.cleanup()
+
+
+async def watched(
+    watching: Watching, endpoints: Sequence[str], looks: int, change: Any = None
+) -> list[FleetSample]:
+    watch = FleetWatch(watching, endpoints)
+    task = asyncio.create_task(watch.run())
+    while len(watch._samples) < looks:
+        await asyncio.sleep(0.01)
+        if change and watch._samples:
+            change()
+    task.cancel()
+    await asyncio.wait([task])
+    return watch._samples
+
+
+async def test_router_tells_who_is_ready_and_they_tell_the_rest(world: tuple[str, dict[str, int]]) -> None:
+    address, state = world
+    samples = await watched(
+        Watching(every=0.1, admin=address, pool="llm"), (), 4, lambda: state.update(ready=3)
+    )
+
+    assert samples[0].ready == 2
+    assert samples[-1].ready == 3
+    assert (samples[0].running, samples[0].waiting) == (14, 10)
+
+
+async def test_without_a_router_those_are_ready_that_answer(world: tuple[str, dict[str, int]]) -> None:
+    address, _ = world
+    samples = await watched(Watching(every=0.1), [address, "127.0.0.1:1"], 1)
+
+    assert (samples[0].ready, samples[0].running) == (1, 7)
+
+
+async def test_router_that_is_away_is_no_endpoint_ready() -> None:
+    samples = await watched(Watching(every=0.1, admin="127.0.0.1:1"), (), 1)
+
+    assert samples[0].ready == 0
+
+
+def test_watching_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="give its admin"):
+        Spec.model_validate({**synthetic.spec().model_dump(), "watch": {"every": 1}})
+
+
+# Users who come and go.
+
+
+def test_users_come_one_by_one_and_the_last_to_come_is_the_first_to_go() -> None:
+    """0 to 4 users in 8 s, 4 for 2 s, 4 to 0 in 4 s."""
+    crowd = Crowd([(0, 0), (8, 4), (10, 4), (14, 0)])
+
+    assert [crowd.list_stays(user) for user in range(5)] == [
+        [(0, 14)],
+        [(2, 13)],
+        [(4, 12)],
+        [(6, 11)],
+        [],
+    ]
+
+
+def test_users_without_stages_are_always_there() -> None:
+    crowd = build_crowd(TrafficShape.model_validate({"vus": 3, "total_prompts": 1}))
+
+    assert crowd.list_stays(2) == [(0, float("inf"))]
+    assert crowd.list_stays(3) == []
+
+
+POINTS = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 8)), min_size=1, max_size=6)
+
+
+@given(POINTS, st.integers(0, 8), st.floats(0, 300))
+def test_as_many_users_are_there_as_the_line_says(
+    steps: list[tuple[int, int]], first: int, at_s: float
+) -> None:
+    times = [0, *itertools.accumulate(width for width, _ in steps)]
+    points = [*zip(times, [first, *(users for _, users in steps)], strict=True)]
+    there = sum(Visit(Crowd(points).list_stays(user)).is_there(at_s) for user in range(9))
+    before = max((point for point in points if point[0] <= at_s), key=lambda point: point[0])
+    after = min((point for point in points if point[0] > at_s), key=lambda point: point[0], default=None)
+    if after is None:
+        line = float(before[1])
+    else:
+        line = before[1] + (after[1] - before[1]) * (at_s - before[0]) / (after[0] - before[0])
+
+    # Where the line crosses a whole number, rounding may decide.
+    assert line - 1e-6 <= there <= line + 1 + 1e-6
+
+
+def test_user_who_left_comes_back_with_the_next_stage() -> None:
+    visit = Visit([(2.0, 4.0), (9.0, 10.0)])
+
+    assert [visit.next_s(at_s) for at_s in (0.0, 3.0, 4.0, 9.5, 10.0)] == [2.0, 3.0, 9.0, 9.5, None]
