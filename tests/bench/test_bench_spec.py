@@ -226,3 +226,18 @@ def test_endpoint_may_be_a_url() -> None:
     )
 
     assert spec.base_url == "https://api.example.com/openai"
+
+
+def test_preset_yields_to_the_kind_of_loop_that_a_spec_asks_for() -> None:
+    own = TrafficShape.model_validate({"preset": "kubeai-k6"})
+    open_loop = TrafficShape.model_validate({"preset": "kubeai-k6", "req-rate": 5})
+    closed = TrafficShape.model_validate({"preset": "kubeai-8xl4-laptop", "vus": 8})
+
+    assert (own.vus, own.req_rate) == (320, None)
+    assert (open_loop.vus, open_loop.req_rate) == (None, 5)
+    assert (closed.vus, closed.req_rate, closed.max_concurrency, closed.arrivals) == (
+        8,
+        None,
+        None,
+        "constant",
+    )

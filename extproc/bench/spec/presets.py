@@ -1,6 +1,7 @@
 """Traffic of well-known kinds, as defaults for a `traffic-shape` section: whatever it says itself wins."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 
 Preset = Mapping[str, object]
@@ -123,9 +124,15 @@ def apply_preset(section: Mapping[str, object]) -> dict[str, object]:
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}: there are {', '.join(PRESETS)}")
     given = {field.replace("-", "_") for field in section}
-    # A closed loop has no arrivals to describe.
-    preset = PRESETS[str(name)]
-    has_rate = "req_rate" in {*given, *preset}
-    skipped = given if has_rate else {*given, "arrivals"}
-    defaults = {field: value for field, value in preset.items() if field not in skipped}
-    return {**defaults, **section}
+    kept = {field: value for field, value in PRESETS[str(name)].items() if field not in _yield_to(given)}
+    if "req_rate" not in {*given, *kept}:
+        # A closed loop has no arrivals to describe.
+        kept.pop("arrivals", None)
+    return {**kept, **section}
+
+
+def _yield_to(given: AbstractSet[str]) -> set[str]:
+    """What a section says itself; and the preset's kind of loop where it says another one."""
+    open_loop = {"req_rate", "max_concurrency"}
+    others = {"vus"} if given & {"req_rate", "max_concurrency", "stages"} else set()
+    return {*given, *others, *(open_loop if given & {"vus", "stages"} else ())}
