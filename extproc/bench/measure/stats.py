@@ -1,6 +1,8 @@
 """A sample and what is said of it: exact percentiles, never percentiles of percentiles.
 
-And a mean over repeated runs, with how sure it is: Student's t, as repeats are few.
+And a mean over repeated runs, with how sure it is: Student's t, as repeats are few. Percentiles are numpy's.
+The quantile of t is ours: numpy has none, and scipy's would add 114 MB to the image for these twenty lines,
+which agree with it to twelve digits up to 1,000 degrees (scipy 1.17, `stdtrit`).
 """
 
 import math
