@@ -93,14 +93,21 @@ def number(value: float) -> str:
 
 
 def lines(
-    series: Sequence[Series], *, x_label: str, y_label: str, is_log_x: bool = False, is_log_y: bool = False
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    is_log_x: bool = False,
+    is_log_y: bool = False,
+    is_from_zero: bool = False,
 ) -> str:
     """A line plot with a legend; says so when there is nothing to plot."""
     points = [(x, y) for line in series for x, y in _kept(line, is_log_x=is_log_x, is_log_y=is_log_y)]
     if not points:
         return _nothing()
     x_axis = _axis([x for x, _ in points], _LEFT, _WIDTH - _RIGHT, is_log=is_log_x)
-    y_axis = _axis([y for _, y in points], _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
+    heights = [*([0.0] if is_from_zero else ()), *(y for _, y in points)]
+    y_axis = _axis(heights, _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
     body = [
         _path(index, line, x_axis, y_axis, _kept(line, is_log_x=is_log_x, is_log_y=is_log_y))
         for index, line in enumerate(series)
@@ -119,10 +126,14 @@ def dotted(
     is_log_y: bool = False,
 ) -> str:
     """A line per name through its dots, with whiskers; the x axis has a tick at every dot."""
-    kept = {label: _keep_dots(dots, is_log_y=is_log_y) for label, dots in lines_of_dots.items()}
-    every = [dot for dots in kept.values() for dot in dots]
-    if not every:
+    found = {label: _keep_dots(dots, is_log_y=is_log_y) for label, dots in lines_of_dots.items()}
+    heights = [dot.y for dots in found.values() for dot in dots]
+    if not heights:
         return _nothing()
+    # Two runs may leave an interval that is wider than anything measured: its whisker ends with the plot.
+    room = (min(heights) / 10, max(heights) * 10) if is_log_y else (0.0, max(heights) * 1.6)
+    kept = {label: [_clip(dot, *room) for dot in dots] for label, dots in found.items() if dots}
+    every = [dot for dots in kept.values() for dot in dots]
     places = sorted({dot.x for dot in every})
     ends = [end for dot in every for end in (dot.y, dot.low, dot.high) if end is not None]
     x_axis = _pad_axis(places, _LEFT + 12, _WIDTH - _RIGHT - 12, is_log=is_log_x)
@@ -134,9 +145,14 @@ def dotted(
 
 
 def _keep_dots(dots: Sequence[Dot], *, is_log_y: bool) -> list[Dot]:
-    """Dots that can be drawn; a whisker that would leave a log axis ends at its dot."""
-    kept = [dot for dot in dots if math.isfinite(dot.y) and (dot.y > 0 or not is_log_y)]
-    return [replace(dot, low=dot.y) if is_log_y and (dot.low or 0) <= 0 < dot.y else dot for dot in kept]
+    return [dot for dot in dots if math.isfinite(dot.y) and (dot.y > 0 or not is_log_y)]
+
+
+def _clip(dot: Dot, low: float, high: float) -> Dot:
+    """The dot with whiskers that end within a range."""
+    if dot.low is None or dot.high is None:
+        return dot
+    return replace(dot, low=min(max(dot.low, low), high), high=min(max(dot.high, low), high))
 
 
 def _pad_axis(places: Sequence[float], start_px: float, end_px: float, *, is_log: bool) -> Axis:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.pages.plots import Axis, Bar, Series, bars, lines, number
+from extproc.pages.plots import Axis, Bar, Dot, Series, bars, dotted, lines, number
 
 VALUES = st.floats(-1e9, 1e9).map(lambda value: round(value, 6)) | st.just(float("nan"))
 POINTS = st.lists(st.tuples(VALUES, VALUES), max_size=30)
@@ -106,3 +106,47 @@ def test_seventh_line_has_the_first_ones_colour_and_dashes() -> None:
 
     assert 'class="line s0"' in plot
     assert 'class="line s0 d1"' in plot
+
+
+DOTS = st.lists(st.builds(Dot, st.integers(1, 9000), VALUES, VALUES, VALUES, st.booleans()), max_size=12)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), DOTS), st.booleans(), st.booleans())
+def test_any_dots_and_whiskers_stay_within_the_frame(
+    dots: dict[str, list[Dot]], is_log_x: bool, is_log_y: bool
+) -> None:
+    upright = {
+        label: [
+            Dot(dot.x, abs(dot.y), dot.low, dot.high)
+            for dot in some
+            if dot.low == dot.low and dot.high == dot.high
+        ]
+        for label, some in dots.items()
+    }
+    plot = dotted(upright, x_label="x", y_label="y", is_log_x=is_log_x, is_log_y=is_log_y)
+    ends = [float(value) for value in re.findall(r'class="spread[^>]*? [xy][12]="([^"]*)"', plot)]
+
+    assert parsed(plot) is not None
+    assert all(0 <= value <= 640 for value in [*coordinates(plot), *ends])
+
+
+def test_interval_wider_than_the_plot_ends_with_it_and_the_axis_begins_at_zero() -> None:
+    plot = dotted({"a": [Dot(1, 10, -500, 900), Dot(2, 12, 11, 13)]}, x_label="x", y_label="y")
+
+    assert plot.count('class="spread s0"') == 2
+    assert ">-" not in plot
+    assert ">0<" in plot
+
+
+def test_every_dot_has_a_tick_and_its_own_words() -> None:
+    plot = dotted(
+        {"a": [Dot(800, 1, title="eight hundred"), Dot(8000, 2)]}, x_label="x", y_label="y", is_log_x=True
+    )
+
+    assert ">800<" in plot
+    assert ">8k<" in plot
+    assert "<title>eight hundred</title>" in plot
+
+
+def test_no_dots_are_nothing_to_plot() -> None:
+    assert "Nothing to plot." in dotted({"a": [Dot(1, float("nan"))]}, x_label="x", y_label="y")
