@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from extproc.bench.experiments.watch import FleetWatch, Gauges, add_up, read_gauges
 from extproc.bench.load.crowd import Crowd, Visit, build_crowd
+from extproc.bench.load.journal import close_journal, open_journal, read_journal
 from extproc.bench.measure.phases import find_missed, list_stretches, measure_elasticity
 from extproc.bench.record import FleetSample, Record
 from extproc.bench.report import report
@@ -196,6 +198,14 @@ def test_every_format_tells_the_phases() -> None:
     assert "Endpoints ready" in html
     assert "SLO seconds missed" in html
     assert 'extproc_bench_slo_seconds_missed{benchmark="benchmark",model="llama"} 14.0' in prom
+
+
+def test_journal_keeps_what_was_seen_of_the_endpoints(tmp_path: Path) -> None:
+    run, path = spiked(), tmp_path / "run.jsonl"
+    open_journal(path, run.info)
+    close_journal(path, run.info)
+
+    assert read_journal(path).info.fleet == run.info.fleet
 
 
 # Watching the endpoints.

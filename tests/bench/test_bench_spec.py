@@ -241,3 +241,19 @@ def test_preset_yields_to_the_kind_of_loop_that_a_spec_asks_for() -> None:
         None,
         "constant",
     )
+
+
+@pytest.mark.parametrize(
+    ("slo", "is_refused"), [({"ttft-ms": 500}, True), ({"e2e-ms": 500}, False), ({}, False)]
+)
+def test_limit_that_no_answer_can_miss_is_refused(slo: dict[str, float], is_refused: bool) -> None:
+    tree = {
+        "endpoint": "127.0.0.1:1",
+        "target": {"stream": False},
+        "performance": {"traffic-shape": {"req-rate": 1, "duration": 1}, "slo": slo},
+    }
+    if not is_refused:
+        assert Spec.model_validate(tree).target.is_streaming is False
+        return
+    with pytest.raises(ValueError, match="slo: ttft-ms can only be seen of streamed answers"):
+        Spec.model_validate(tree)

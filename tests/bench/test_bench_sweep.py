@@ -26,6 +26,15 @@ from extproc.bench.spec.experiments import Load
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
+from extproc.vllm.fleet import seed_preset
+from extproc.vllm.fleet.client import Traffic
+from extproc.vllm.fleet.fleet import Setup, simulate
+from extproc.vllm.fleet.gateway import Routing
+from extproc.vllm.fleet.report import write_csv
+from extproc.vllm.fleet.seed_preset import PublishedCell, list_rows
+from extproc.vllm.fleet.summary import summarize
+from extproc.vllm.fleet.workloads import Demand, draw_sessions
+from extproc.vllm.profiles import find_profile
 from tests.bench import browser
 from tests.bench.synthetic import record, result, spec
 
@@ -405,6 +414,18 @@ def test_published_table_of_8_l4_shows_at_least_45_percent_and_no_latency_ratio(
 
     assert "tok/s at least +45%" in headlines(sweep)[-1]
     assert len(sweep.faults) == 5
+
+
+def test_simulated_table_is_read_with_its_seeds_as_repeats() -> None:
+    """The columns are agreed by name alone: the simulator knows nothing of the benchmark."""
+    setup = Setup([find_profile("l4-llama8b-fp8")], 2, Routing("random"), Traffic(rate=5.0), seed=3)
+    run = summarize(simulate(setup, draw_sessions("replay", Demand(40), 3)), with_ideals=False, is_whole=True)
+    rows = list_rows([PublishedCell(seed_preset.read_published()[0], False, run)])
+    (one,) = read_published(write_csv(rows).splitlines())
+
+    assert (one.repeat, one.dataset, one.said, one.requests) == (3, "client on time", "valid", 40)
+    assert one.figures["hit_rate"] == pytest.approx(run.hit_rate)
+    assert one.figures["e2e_mean_ms"] == pytest.approx(run.e2e.mean_ms)
 
 
 # The commands.

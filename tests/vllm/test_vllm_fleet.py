@@ -18,7 +18,7 @@ from extproc.vllm.fleet.fleet import Run, Setup, simulate
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.gateway import EndpointNames, Routing, Spread
 from extproc.vllm.fleet.report import render
-from extproc.vllm.fleet.seed_preset import PublishedCell, read_published, render_cells
+from extproc.vllm.fleet.seed_preset import PublishedCell, list_rows, read_published, render_cells
 from extproc.vllm.fleet.session import PlannedSession, PlannedTurn
 from extproc.vllm.fleet.summary import summarize
 from extproc.vllm.fleet.workloads import Demand, draw_sessions
@@ -323,6 +323,30 @@ def test_cell_compares_with_what_was_published() -> None:
 
     assert cell.total_ratio == pytest.approx(2)
     assert "800, 800, round_robin" in render_cells([cell])
+
+
+def test_cells_of_several_seeds_are_one_line_of_their_medians() -> None:
+    published = read_published()[0]
+    run = summarize(play(requests=50))
+    cells = [
+        PublishedCell(published, True, replace(run, seed=seed, total_tok_per_s=1000.0 * seed))
+        for seed in (1, 2, 9)
+    ]
+    table = render_cells([*cells, PublishedCell(published, False, run)]).splitlines()
+
+    assert len(table) == 4
+    assert table[2].split()[3:5] == ["yes", "2000"]
+
+
+def test_cells_have_a_row_per_seed_in_the_published_columns() -> None:
+    run = summarize(play(requests=50), is_whole=True)
+    (row,) = list_rows([PublishedCell(read_published()[0], False, replace(run, seed=7))])
+
+    assert (row["max_concurrency"], row["request_rate"], row["strategy"]) == (800, 800, "round_robin")
+    assert (row["repeat"], row["dataset"], row["verdict"]) == (7, "client on time", "valid")
+    assert row["requests"] == 50
+    assert row["output_tokens"] == pytest.approx(run.output_tok_per_s * (run.end_s - run.start_s), abs=1)
+    assert row["ttft_mean_ms"] == run.ttft.mean_ms
 
 
 def test_report_warns_where_offered_loads_differ() -> None:

@@ -138,6 +138,15 @@ class Spec(Section):
         return self
 
     @model_validator(mode="after")
+    def _has_limits_that_can_be_missed(self) -> Self:
+        """A figure that no request has would break no limit, and look like one that is kept."""
+        streamed = self.performance.slo.model_dump(exclude={"e2e_ms"}, exclude_none=True)
+        if streamed and not self.target.is_streaming:
+            names = ", ".join(name.replace("_", "-") for name in streamed)
+            raise ValueError(f"slo: {names} can only be seen of streamed answers; `stream: false` has e2e-ms")
+        return self
+
+    @model_validator(mode="after")
     def _has_something_to_watch(self) -> Self:
         if self.watch is not None and self.watch.admin is None and not self.scrape:
             raise ValueError("watch: give its admin, the router's ip:port, or endpoints in scrape")
