@@ -165,13 +165,13 @@ def _pad_axis(places: Sequence[float], start_px: float, end_px: float, *, is_log
 
 def _draw(index: int, dots: Sequence[Dot], x_axis: Axis, y_axis: Axis) -> Iterator[str]:
     steps = " ".join(f"{x_axis.px(dot.x):.1f},{y_axis.px(dot.y):.1f}" for dot in dots)
-    yield f'<polyline class="line s{index % 6}" points="{steps}"/>'
+    yield f'<polyline class="line {_css(index)}" points="{steps}"/>'
     for dot in dots:
         x, y = x_axis.px(dot.x), y_axis.px(dot.y)
         if dot.low is not None and dot.high is not None:
             ends = (x, y_axis.px(dot.low)), (x, y_axis.px(dot.high))
-            yield _stroke(f"spread s{index % 6}", *ends)
-        css = f"dot s{index % 6}{' hollow' if dot.is_hollow else ''}"
+            yield _stroke(f"spread {_css(index)}", *ends)
+        css = f"dot {_css(index)}{' hollow' if dot.is_hollow else ''}"
         title = f"<title>{escape(dot.title)}</title>"
         yield f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>'
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from extproc.bench.measure.stats import Interval
 from extproc.bench.measure.words import DASH, fixed, milliseconds, percent
 from extproc.bench.published.sweep import Part, Spot, Sweep
-from extproc.pages import page
-from extproc.bench.report.markdown import markdown_table
 from extproc.bench.report.markdown import markdown_table
 from extproc.pages import page
 from extproc.pages.plots import Bar, Dot, bars, dotted
