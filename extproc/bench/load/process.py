@@ -112,6 +112,8 @@ async def _run_watched(generator: LoadGenerator, watch: Watch, pipe: Connection,
     if (early_s := -clock()) > 0:
         await asyncio.sleep(early_s)
     asyncio.get_running_loop().add_reader(pipe.fileno(), _obey, pipe, generator)
+    # uvloop makes what it polls non-blocking: a large answer to a busy parent failed half-way, all was lost.
+    os.set_blocking(pipe.fileno(), True)
     # A parent that is gone cannot be told news: that fails the group and ends this process, too.
     async with asyncio.TaskGroup() as group:
         watching = [group.create_task(watch.sample()), group.create_task(watch.publish(pipe.send))]

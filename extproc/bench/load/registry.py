@@ -21,6 +21,12 @@ from extproc.bench.datasets.synthetic import (
 from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.datasets.tokens import read_ruler
 from extproc.bench.datasets.traces import replay_trace
+from extproc.bench.datasets.vllm import (
+    generate_prefix_repetition,
+    read_kubeai_sharegpt,
+    read_vllm_custom,
+    read_vllm_sharegpt,
+)
 from extproc.bench.judge.verdict import Verdict
 from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_sine, build_steps
 from extproc.bench.processors.anthropic import AnthropicMessages
@@ -28,6 +34,7 @@ from extproc.bench.processors.client import Client, ClientFactory, Wiring
 from extproc.bench.processors.generate import JetStreamHttp, SGLang, Tgi, Triton
 from extproc.bench.processors.grpc import GrpcClient
 from extproc.bench.processors.http import HttpClient
+from extproc.bench.processors.kserve import KServeClient, KServeOptions
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import Processor
 from extproc.bench.record import RunResult
@@ -90,6 +97,7 @@ def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registr
     registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps, sine=build_sine)
     _add_processors(registry)
     registry.clients.update(grpc=_build_grpc, jetstream=_build_grpc)
+    registry.clients["kserve-grpc"] = registry.clients["triton-grpc"] = _build_kserve
     for plugin in plugins:
         _import(plugin).register(registry)
     return registry
@@ -108,6 +116,10 @@ def _add_datasets(registry: Registry) -> None:
             "trace": partial(replay_trace, ruler=registry.ruler),
             "openai-bodies": read_bodies,
             "prepared": read_prepared,
+            "vllm-sharegpt": partial(read_vllm_sharegpt, ruler=registry.ruler),
+            "vllm-custom": read_vllm_custom,
+            "kubeai-sharegpt": partial(read_kubeai_sharegpt, ruler=registry.ruler),
+            "prefix-repetition": partial(generate_prefix_repetition, ruler=registry.ruler),
         }
     )
 
@@ -135,6 +147,15 @@ def _configure(processor: Processor, api: Component) -> Processor:
         return replace(processor, **api.options)  # type: ignore[type-var]  # TypeError if it is no dataclass
     except (TypeError, ValueError):
         raise SettingsError(f"target.api: {api.name} has no such options: {', '.join(api.options)}") from None
+
+
+def _build_kserve(wiring: Wiring) -> Client:
+    api = wiring.target.api
+    try:
+        options = KServeOptions(**api.options)  # type: ignore[arg-type]  # checked by itself
+    except (TypeError, ValueError):
+        raise SettingsError(f"target.api: {api.name} has no such options: {', '.join(api.options)}") from None
+    return KServeClient(wiring, options)
 
 
 def _build_grpc(wiring: Wiring) -> Client:

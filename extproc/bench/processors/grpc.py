@@ -9,9 +9,12 @@ from extproc.bench.datasets.conversation import join_prompt
 from extproc.bench.datasets.text import estimate_tokens
 from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.collector import apply_usage, fail
+from extproc.bench.processors.credentials import NoToken, open_keys
 from extproc.bench.processors.jetstream_pb2 import DecodeRequest, DecodeResponse
 from extproc.bench.processors.processor import Query, Usage
 from extproc.bench.record import Record
+from extproc.bench.spec.tree import Target
+from extproc.errors import SettingsError
 
 _METHOD = "/jetstream_proto.Orchestrator/Decode"
 
@@ -20,19 +23,15 @@ class GrpcClient:
     """Asks over one HTTP/2 connection; an `https` endpoint means TLS."""
 
     def __init__(self, wiring: Wiring) -> None:
+        refuse_signing(wiring)
         self._wiring, self._clock = wiring, wiring.clock
-        url = urlsplit(wiring.base_url)
-        if url.scheme == "https":
-            self._channel = grpc.aio.secure_channel(url.netloc, grpc.ssl_channel_credentials())
-        else:
-            self._channel = grpc.aio.insecure_channel(url.netloc)
+        self._keys = open_keys(wiring.target, wiring.api_key, wiring.clock)
+        self._channel = open_channel(wiring.base_url)
         self._decode = self._channel.unary_stream(
             wiring.target.path or _METHOD,
             request_serializer=DecodeRequest.SerializeToString,
             response_deserializer=DecodeResponse.FromString,
         )
-        key = {"authorization": f"Bearer {wiring.api_key}"} if wiring.api_key else {}
-        self._metadata = tuple({**key, **wiring.target.headers}.items())
 
     async def send(self, ask: Query, record: Record) -> None:
         record.started_s = self._clock()
@@ -41,6 +40,10 @@ class GrpcClient:
             await self._exchange(ask, record, responses)
         except grpc.aio.AioRpcError as error:
             fail(record, f"grpc {error.code().name.lower()}", error.details() or "")
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                self._keys.refuse()
+        except NoToken as error:
+            fail(record, "no token", str(error))
         record.end_s = responses[-1][0] if responses and record.failure is None else self._clock()
         _collect(record, responses)
 
@@ -52,10 +55,29 @@ class GrpcClient:
     ) -> None:
         content = DecodeRequest.TextContent(text=join_prompt(ask.messages))
         request = DecodeRequest(max_tokens=ask.max_tokens, text_content=content)
-        call = self._decode(request, timeout=self._wiring.target.timeout, metadata=self._metadata)
+        metadata = list_metadata(await self._keys.get(), self._wiring.target)
+        call = self._decode(request, timeout=self._wiring.target.timeout, metadata=metadata)
         record.sent_s = self._clock()
         async for response in call:
             responses.append((self._clock(), response))  # noqa: PERF401  what came before a failure must stay
+
+
+def open_channel(base_url: str) -> grpc.aio.Channel:
+    url = urlsplit(base_url)
+    if url.scheme == "https":
+        return grpc.aio.secure_channel(url.netloc, grpc.ssl_channel_credentials())
+    return grpc.aio.insecure_channel(url.netloc)
+
+
+def list_metadata(key: str | None, target: Target) -> tuple[tuple[str, str], ...]:
+    """The key and the target's own headers, which win."""
+    bearer = {"authorization": f"Bearer {key}"} if key else {}
+    return tuple({**bearer, **target.headers}.items())
+
+
+def refuse_signing(wiring: Wiring) -> None:
+    if wiring.target.sign is not None:
+        raise SettingsError(f"target.sign: signs HTTP requests, not those of {wiring.target.api.name}")
 
 
 def _collect(record: Record, responses: list[tuple[float, DecodeResponse]]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from http import HTTPStatus
 from types import MappingProxyType, SimpleNamespace
 
 import aiohttp
@@ -9,6 +10,7 @@ import orjson
 
 from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.collector import collect_stream, collect_whole, fail
+from extproc.bench.processors.credentials import NoToken, Signer, open_keys
 from extproc.bench.processors.fields import get_error
 from extproc.bench.processors.framing import Read
 from extproc.bench.processors.processor import Processor, Query
@@ -25,13 +27,14 @@ class HttpClient:
     def __init__(self, wiring: Wiring, processor: Processor) -> None:
         self._wiring, self._processor = wiring, processor
         self._clock = wiring.clock
+        self._keys = open_keys(wiring.target, wiring.api_key, wiring.clock)
+        self._signer = None if wiring.target.sign is None else Signer(wiring.target.sign)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=wiring.target.timeout),
             headers={
                 "Content-Type": "application/json",
                 "Accept-Encoding": "identity",
-                **processor.headers(wiring.api_key),
                 **wiring.target.headers,
             },
             trace_configs=[_trace_sending(wiring.clock)],
@@ -50,6 +53,8 @@ class HttpClient:
             fail(record, "disconnect", name_fault(error))
         except aiohttp.ClientError as error:
             fail(record, "protocol", name_fault(error))
+        except NoToken as error:
+            fail(record, "no token", str(error))
         record.end_s = reads[-1][0] if reads and record.failure is None else self._clock()
         self._collect(ask, record, reads)
 
@@ -59,12 +64,23 @@ class HttpClient:
     async def _exchange(self, ask: Query, record: Record, reads: list[Read]) -> None:
         url = self._wiring.base_url + (self._wiring.target.path or self._processor.path(ask))
         body = orjson.dumps({**self._processor.body(ask), **self._wiring.target.body})
-        async with self._session.post(url, data=body, trace_request_ctx=record) as response:
+        headers = await self._authorise(url, body)
+        async with self._session.post(url, data=body, headers=headers, trace_request_ctx=record) as response:
             record.status = response.status
+            if response.status == HTTPStatus.UNAUTHORIZED:
+                self._keys.refuse()
             record.endpoint = response.headers.get(self._wiring.target.endpoint_header)
             record.retry_after_s = _read_retry_after(response.headers.get("Retry-After"))
             async for data in response.content.iter_any():
                 reads.append((self._clock(), data))  # noqa: PERF401  what came before a failure must stay
+
+    async def _authorise(self, url: str, body: bytes) -> dict[str, str]:
+        """The headers that say who asks; a target's own win."""
+        headers = self._processor.headers(await self._keys.get())
+        if self._signer is not None:
+            headers |= await self._signer.sign("POST", url, body)
+        own = {name.lower() for name in self._wiring.target.headers}
+        return {name: value for name, value in headers.items() if name.lower() not in own}
 
     def _collect(self, ask: Query, record: Record, reads: list[Read]) -> None:
         record.first_byte_s = reads[0][0] if reads else None

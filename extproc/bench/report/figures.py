@@ -29,6 +29,10 @@ def _measured(read: Callable[[Metrics], float | None]) -> Callable[[Report], flo
     return lambda report: read(report.measured)
 
 
+def _spent(heading: str, name: str, *, is_better_high: bool) -> Figure:
+    return Figure(heading, lambda report: getattr(report.spending, name), is_better_high=is_better_high)
+
+
 def _latencies() -> dict[str, Figure]:
     wanted = (
         ("ttft", "TTFT"),
@@ -64,6 +68,10 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             _measured(lambda part: part.goodput.share if part.goodput else None),
             is_better_high=True,
         ),
+        "total_tok_per_dollar": _spent("tok/$", "total_tok_per_dollar", is_better_high=True),
+        "output_tok_per_dollar": _spent("out tok/$", "output_tok_per_dollar", is_better_high=True),
+        "joules_per_tok": _spent("J/tok", "joules_per_tok", is_better_high=False),
+        "joules_per_output_tok": _spent("J/out tok", "joules_per_output_tok", is_better_high=False),
         "failed": Figure("failed", lambda report: report.whole.counts.failed_share, is_better_high=False),
     }
 )

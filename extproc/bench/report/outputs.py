@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from types import MappingProxyType
 
+from prometheus_client import push_to_gateway
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
@@ -16,9 +17,11 @@ from extproc.bench.report.headline import summary_text
 from extproc.bench.report.k6 import k6_text
 from extproc.bench.report.report import Report, encode
 from extproc.bench.report.run_page import html_report
-from extproc.bench.report.textfile import textfile
+from extproc.bench.report.textfile import fill_registry, textfile
 from extproc.bench.report.vllm import vllm_json, vllm_text
 from extproc.errors import ExtprocError
+
+_PUSH_S = 10.0
 
 
 class OutputError(ExtprocError):
@@ -78,6 +81,17 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
         except OSError as error:
             raise OutputError(f"{folder / name}: {error.strerror}") from None
     return [folder / name for name in texts]
+
+
+def push_report(said: Report, url: str) -> None:
+    """Pushes the final figures to a Pushgateway, in place of those of the benchmark's last run.
+
+    Raises `OutputError`.
+    """
+    try:
+        push_to_gateway(url, said.name, fill_registry(said), grouping_key=said.labels, timeout=_PUSH_S)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"pushgateway {url}: {error}") from None
 
 
 def print_verdict(said: Report, console: Console) -> None:

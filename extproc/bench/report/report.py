@@ -1,7 +1,7 @@
 """Everything that is said of one run, as one value: what every format renders and `compare` reads back."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from extproc.bench.measure.phases import (
     measure_elasticity,
     measure_phases,
 )
-from extproc.bench.record import FleetSample, RunInfo, RunResult
+from extproc.bench.record import FleetSample, GpuUse, RunInfo, RunResult
 from extproc.errors import ExtprocError
 
 # Raised when a field changes its meaning or goes; new fields leave it alone.
@@ -39,6 +39,8 @@ DEFINITIONS = {
     "reaction": "from a rise of the load until more endpoints were ready",
     "recovery": "from a rise of the load until the end of the last missed second after it",
     "endpoint-seconds": "endpoints ready, summed over the run's seconds",
+    "tokens per dollar": "tokens per second of the measured part / the stack's price per second",
+    "joules per token": "energy of all GPUs over the whole run / tokens of its completed requests",
     "percentiles": "exact, linear interpolation, completed requests",
     "throughput": "completed requests; what arrived in the window per second of it",
 }
@@ -57,6 +59,22 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
+class Spending:
+    """What the measured part's tokens cost: in dollars by the stack's price, in energy by the GPUs' counters.
+
+    Tokens per dollar are of the measured part's throughput; joules are of the whole run, by its own tokens.
+    """
+
+    total_tok_per_dollar: float | None = None
+    output_tok_per_dollar: float | None = None
+    dollars: float | None = None
+    energy_j: float | None = None
+    joules_per_tok: float | None = None
+    joules_per_output_tok: float | None = None
+    gpu_utilisation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """One run. `schedule` is a digest of the offered starts: equal digests, equal schedules.
 
@@ -65,6 +83,7 @@ class Report:
     schedule into a queue, so that its times say nothing about the load; the whole run is then measured.
     `thresholds` are the spec's, each with the value that it was held against. `phases` are the parts of a
     load that changes, `elasticity` how it was taken, `fleet` the endpoints every few seconds.
+    `labels` and `stack` are the spec's, for a catalogue.
     """
 
     schema: str
@@ -87,6 +106,10 @@ class Report:
     phases: tuple[Phase, ...] = ()
     elasticity: Elasticity | None = None
     fleet: tuple[FleetSample, ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
+    stack: dict[str, Any] = field(default_factory=dict)
+    gpus: tuple[GpuUse, ...] = ()
+    spending: Spending = Spending()
 
     @property
     def is_good(self) -> bool:
@@ -143,16 +166,41 @@ def build(result: RunResult) -> Report:
         elasticity=measure_elasticity(result.records, stretches, slo, info.fleet, info.duration_s),
         fleet=info.fleet,
         spec=info.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        labels=dict(info.spec.labels),
+        stack=info.spec.stack.model_dump(exclude_none=True),
+        gpus=info.gpus,
     )
     failed = said.whole.counts.failed_share
     return replace(
-        said, thresholds=check_thresholds(info.spec.thresholds, said.measured, failed, said.hit_rate)
+        said,
+        spending=_find_spending(said, info),
+        thresholds=check_thresholds(info.spec.thresholds, said.measured, failed, said.hit_rate),
     )
 
 
 def _find_end(info: RunInfo) -> float:
     """Until when the load was offered, not until the last straggler's answer."""
     return info.interrupted_s or info.spec.traffic.duration or info.window.end_s + info.spec.traffic.cool_down
+
+
+def _find_spending(said: Report, info: RunInfo) -> Spending:
+    price, flow, tokens = info.spec.stack.price_per_hour, said.measured.throughput, said.whole.tokens
+    energies = [use.energy_j for use in info.gpus if use.energy_j is not None]
+    energy_j = sum(energies) if energies else None
+    busy = [use.utilisation for use in info.gpus if use.utilisation is not None]
+    return Spending(
+        total_tok_per_dollar=_per(flow.total_tps * 3600, price),
+        output_tok_per_dollar=_per(flow.output_tps * 3600, price),
+        dollars=None if price is None else price * info.duration_s / 3600,
+        energy_j=energy_j,
+        joules_per_tok=_per(energy_j, tokens.input + tokens.output),
+        joules_per_output_tok=_per(energy_j, tokens.output),
+        gpu_utilisation=sum(busy) / len(busy) if busy else None,
+    )
+
+
+def _per(amount: float | None, unit: float | None) -> float | None:
+    return amount / unit if amount is not None and unit else None
 
 
 def _digest(schedule_s: tuple[float, ...]) -> str:

@@ -12,6 +12,10 @@ _QUANTILES = {"0.5": "p50", "0.9": "p90", "0.95": "p95", "0.99": "p99", "0.999":
 
 def textfile(said: Report) -> str:
     """Figures of the measured part in seconds, tokens and shares; absent ones have no line."""
+    return generate_latest(fill_registry(said)).decode()
+
+
+def fill_registry(said: Report) -> CollectorRegistry:
     registry = CollectorRegistry()
     for name, value in _singles(said).items():
         if value is not None:
@@ -23,7 +27,7 @@ def textfile(said: Report) -> str:
     for measure, summary in said.measured.latency_ms.items():
         _fill(_gauge_by(registry, f"{measure}_seconds", "quantile"), said, _quantiles(summary))
         _gauge(registry, said, f"{measure}_mean_seconds").set(summary.mean / 1000)
-    return generate_latest(registry).decode()
+    return registry
 
 
 def _singles(said: Report) -> dict[str, float | None]:
@@ -43,6 +47,9 @@ def _singles(said: Report) -> dict[str, float | None]:
         "goodput_ratio": goodput.share if goodput else None,
         "slo_seconds_missed": elasticity.slo_seconds_missed if elasticity else None,
         "endpoint_seconds": elasticity.endpoint_seconds if elasticity else None,
+        "tokens_per_dollar": said.spending.total_tok_per_dollar,
+        "joules_per_token": said.spending.joules_per_tok,
+        "gpu_utilisation_ratio": said.spending.gpu_utilisation,
     }
 
 

@@ -30,30 +30,34 @@ def vllm_text(whole: Metrics) -> str:
 
 
 def _lines(whole: Metrics) -> Iterator[str]:
-    yield " Serving Benchmark Result ".center(_WIDTH, "=")
-    yield _count("Successful requests:", whole.counts.completed)
-    yield _value("Benchmark duration (s):", whole.window.end_s)
-    yield _count("Total input tokens:", whole.tokens.input)
-    yield _count("Total generated tokens:", whole.tokens.output)
-    yield _value("Request throughput (req/s):", whole.throughput.requests_rps)
+    yield heading(" Serving Benchmark Result ", "=")
+    yield count_line("Successful requests:", whole.counts.completed)
+    yield value_line("Benchmark duration (s):", whole.window.end_s)
+    yield count_line("Total input tokens:", whole.tokens.input)
+    yield count_line("Total generated tokens:", whole.tokens.output)
+    yield value_line("Request throughput (req/s):", whole.throughput.requests_rps)
     if whole.goodput:
-        yield _value("Request goodput (req/s):", whole.goodput.good_rps)
-    yield _value("Output token throughput (tok/s):", whole.throughput.output_tps)
-    yield _value("Total Token throughput (tok/s):", whole.throughput.total_tps)
+        yield value_line("Request goodput (req/s):", whole.goodput.good_rps)
+    yield value_line("Output token throughput (tok/s):", whole.throughput.output_tps)
+    yield value_line("Total Token throughput (tok/s):", whole.throughput.total_tps)
     for short, measure, long in _SECTIONS:
         summary = whole.latency_ms.get(measure)
-        yield f"{long:-^{_WIDTH}}"
-        yield _value(f"Mean {short} (ms):", summary.mean if summary else float("nan"))
-        yield _value(f"Median {short} (ms):", summary.p50 if summary else float("nan"))
-        yield _value(f"P99 {short} (ms):", summary.p99 if summary else float("nan"))
-    yield "=" * _WIDTH
+        yield heading(long, "-")
+        yield value_line(f"Mean {short} (ms):", summary.mean if summary else float("nan"))
+        yield value_line(f"Median {short} (ms):", summary.p50 if summary else float("nan"))
+        yield value_line(f"P99 {short} (ms):", summary.p99 if summary else float("nan"))
+    yield heading("", "=")
 
 
-def _count(label: str, value: int) -> str:
+def heading(title: str, fill: str) -> str:
+    return f"{title:{fill}^{_WIDTH}}"
+
+
+def count_line(label: str, value: int) -> str:
     return f"{label:<40} {value:<10}"
 
 
-def _value(label: str, value: float) -> str:
+def value_line(label: str, value: float) -> str:
     return f"{label:<40} {value:<10.2f}"
 
 

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-from extproc.bench.spec.section import Component, Rate, Seconds, Section
+from extproc.bench.spec.section import Component, Rate, Seconds, Section, allow_short_form
 
 
 class Ab(Section):
@@ -45,6 +47,12 @@ class Load(Section):
 
     concurrency: int = Field(gt=0)
     req_rate: Rate | None = Field(default=None, gt=0)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return allow_short_form(handler.resolve_ref_schema(handler(schema)), "integer")
 
     @model_validator(mode="before")
     @classmethod

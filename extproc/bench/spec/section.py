@@ -6,9 +6,20 @@ Rates and durations are written as `10 qps`, `600/m`, `inf`; `30s`, `10m`, `250m
 import math
 import re
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    AllowInfNan,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from extproc.documents import describe
 
@@ -45,9 +56,26 @@ class Component(Section):
     def _from_name(cls, value: object) -> object:
         return {"name": value} if isinstance(value, str) else value
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return allow_short_form(handler.resolve_ref_schema(handler(schema)), "string")
+
     @property
     def options(self) -> dict[str, object]:
         return {name.replace("-", "_"): value for name, value in (self.model_extra or {}).items()}
+
+
+def allow_short_form(schema: JsonSchemaValue, kind: str) -> JsonSchemaValue:
+    """A JSON schema that takes a bare text or number, too, as the section's validator does."""
+    return {"anyOf": [{"type": kind}, schema]}
+
+
+def _or_text(pattern: str) -> WithJsonSchema:
+    """A number, or a text that is read as one; editors check against it."""
+    schema: dict[str, Any] = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": f"^{pattern}$"}]}
+    return WithJsonSchema(schema)
 
 
 def list_faults(error: ValidationError) -> str:
@@ -77,5 +105,7 @@ def parse_rate(value: object) -> object:
     return float(found[1]) * _PER_SECOND[found[2]]
 
 
-Seconds = Annotated[float, BeforeValidator(parse_duration), AllowInfNan(allow_inf_nan=False)]
-Rate = Annotated[float, BeforeValidator(parse_rate)]
+Seconds = Annotated[
+    float, BeforeValidator(parse_duration), AllowInfNan(allow_inf_nan=False), _or_text(_DURATION.pattern)
+]
+Rate = Annotated[float, BeforeValidator(parse_rate), _or_text(rf"(inf|{_RATE.pattern})")]

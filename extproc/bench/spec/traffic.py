@@ -6,10 +6,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from extproc.bench.spec.presets import apply_preset
-from extproc.bench.spec.section import Component, Rate, Seconds, Section
+from extproc.bench.spec.section import Component, Rate, Seconds, Section, allow_short_form
 
 _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -40,6 +42,15 @@ class Distribution(Section):
     min: _Amount = 0.0
     max: float = math.inf
     values: tuple[_Amount, ...] = ()
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        found = handler.resolve_ref_schema(handler(schema))
+        # JSON has no infinity to give as a default.
+        found["properties"]["max"].pop("default")
+        return allow_short_form(found, "number")
 
     @model_validator(mode="before")
     @classmethod

@@ -55,14 +55,26 @@ class Limits(Section):
     latencies: float = Field(default=5.0, ge=0)
 
 
+class Sign(Section):
+    """Amazon's Signature Version 4: the `service` as it signs (`bedrock`, `sagemaker`, `execute-api`).
+
+    Credentials come from the environment, a `profile`, or the machine's role, and are renewed.
+    """
+
+    service: str
+    region: str
+    profile: str | None = None
+
+
 class Target(Section):
     """How to speak to the server.
 
     `api` names a request processor; its options are the processor's fields. `api_key_env` names the
-    environment variable with the key. An `https` endpoint is verified: `SSL_CERT_FILE` in the environment
-    names an authority of your own.
-    `endpoint_header` is the response header that tells who served; `tokenizer` a local
-    `tokenizer.json` for servers that report no usage.
+    environment variable with the key. A bearer token that changes comes from `token_file`, or from what
+    `token_command` prints, anew every `token_refresh` and when the server refuses it; `sign` signs. An
+    `https` endpoint is verified: `SSL_CERT_FILE` in the environment names an authority of your own.
+    `endpoint_header` is the response header that tells who served; `tokenizer` a local `tokenizer.json` for
+    servers that report no usage.
     """
 
     api: Component = Component(name="openai-chat")
@@ -72,9 +84,38 @@ class Target(Section):
     headers: dict[str, str] = Field(default_factory=dict)
     body: dict[str, object] = Field(default_factory=dict)
     api_key_env: str | None = None
+    token_file: Path | None = None
+    token_command: tuple[str, ...] = ()
+    token_refresh: Seconds = Field(default=60.0, gt=0)
+    sign: Sign | None = None
     endpoint_header: str = "x-served-by"
     tokenizer: Path | None = None
     timeout: Seconds = Field(default=600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _shows_one_thing(self) -> Self:
+        given = {
+            "api-key-env": self.api_key_env,
+            "token-file": self.token_file,
+            "token-command": self.token_command,
+            "sign": self.sign,
+        }
+        if len(names := [name for name, value in given.items() if value]) > 1:
+            raise ValueError(f"give one of {' and '.join(names)}")
+        return self
+
+
+class Stack(Section):
+    """What serves, for a catalogue of results: it changes nothing of a run.
+
+    `count` accelerators of a kind, over all endpoints; `price_per_hour` of all that serves, in dollars.
+    """
+
+    accelerator: str | None = None
+    count: int | None = Field(default=None, gt=0)
+    engine: str | None = None
+    version: str | None = None
+    price_per_hour: float | None = Field(default=None, gt=0)
 
 
 class Watching(Section):
@@ -93,8 +134,8 @@ class Spec(Section):
     """A whole benchmark.
 
     `scrape` lists `ip:port` whose `/metrics` hold prefix-cache counters; `watch` has them looked at while
-    the run goes. `thresholds` are what the
-    figures must meet, such as `ttft_ms.p95 < 500`.
+    the run goes. `dcgm` lists DCGM exporters, which tell what the GPUs used. `labels` and `stack` tell runs
+    apart in a catalogue. `thresholds` are what the figures must meet, such as `ttft_ms.p95 < 500`.
     """
 
     name: str = "benchmark"
@@ -104,6 +145,9 @@ class Spec(Section):
     performance: Performance
     scrape: tuple[str, ...] = ()
     watch: Watching | None = None
+    dcgm: tuple[str, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    stack: Stack = Stack()
     seed: int = Field(default=0, ge=0)
     processes: int = Field(default=1, gt=0)
     limits: Limits = Limits()

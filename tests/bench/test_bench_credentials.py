@@ -1,0 +1,205 @@
+"""Tokens that change, from a file or a command, and Amazon's signature."""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp.web
+import pytest
+from awscrt.auth import AwsCredentialsProvider
+
+from extproc.bench.experiments.run import check_target, run
+from extproc.bench.load.registry import build_registry
+from extproc.bench.processors.credentials import ChangingToken, NoToken, Signer, open_keys
+from extproc.bench.record import RunClock
+from extproc.bench.spec.tree import Sign, Target
+from extproc.errors import SettingsError
+from tests.bench.test_bench_runner import Silence, answer, build_spec, serving
+
+# The example of AWS's published test suite for Signature Version 4, `post-vanilla`.
+KEYS = ("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
+NOON = datetime(2015, 8, 30, 12, 36, tzinfo=UTC)
+SIGNATURES = {
+    "GET": "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31",
+    "POST": "5da7c1a2acd57cee7505fc6676e4e544621c30862966e37dddb68e92efbe5d6b",
+}
+
+
+class Now:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+    def __call__(self) -> float:
+        return self.at_s
+
+
+class Issuer:
+    """Gives one token after the other, or none."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.is_away = False
+
+    async def __call__(self) -> str:
+        await asyncio.sleep(0)
+        if self.is_away:
+            raise NoToken("away")
+        self.given += 1
+        return f"token-{self.given}"
+
+
+async def test_token_is_fetched_again_when_its_time_is_over() -> None:
+    now, issuer = Now(), Issuer()
+    keys = ChangingToken(issuer, 60, now)
+
+    assert [await keys.get(), await keys.get()] == ["token-1", "token-1"]
+    now.at_s = 60
+    assert await keys.get() == "token-2"
+
+
+async def test_requests_wait_for_one_fetch() -> None:
+    issuer = Issuer()
+    keys = ChangingToken(issuer, 60, Now())
+
+    assert set(await asyncio.gather(*(keys.get() for _ in range(50)))) == {"token-1"}
+    assert issuer.given == 1
+
+
+async def test_refusal_fetches_a_new_one_but_not_for_every_request() -> None:
+    """All requests in flight are refused at once; within a second nothing is fetched, then one token is."""
+    now, issuer = Now(), Issuer()
+    keys = ChangingToken(issuer, 60, now)
+    await keys.get()
+    for _ in range(100):
+        keys.refuse()
+
+    assert await keys.get() == "token-1"
+    now.at_s = 1
+    assert await keys.get() == "token-2"
+    now.at_s = 2
+    assert await keys.get() == "token-2"
+
+
+async def test_old_token_is_kept_while_there_is_no_new_one() -> None:
+    now, issuer = Now(), Issuer()
+    keys = ChangingToken(issuer, 60, now)
+    await keys.get()
+    issuer.is_away, now.at_s = True, 60
+
+    assert await keys.get() == "token-1"
+
+
+async def test_first_token_must_be_there() -> None:
+    issuer = Issuer()
+    issuer.is_away = True
+
+    with pytest.raises(NoToken, match="away"):
+        await ChangingToken(issuer, 60, Now()).get()
+
+
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [
+        ({"token-file": "/no/such/file"}, "No such file"),
+        ({"token-command": ["/no/such/command"]}, "No such file"),
+        ({"token-command": [sys.executable, "-c", "import sys; sys.exit('not logged in')"]}, "not logged in"),
+        ({"token-command": [sys.executable, "-c", "pass"]}, "no token in it"),
+        ({"token-command": [sys.executable, "-c", r"print('a\nb')"]}, "no token in it"),
+    ],
+)
+async def test_target_without_a_token_cannot_be_run(target: dict[str, Any], fault: str) -> None:
+    spec = build_spec(1, {"req-rate": 1, "total-prompts": 1}, target={"model": "m", **target})
+
+    with pytest.raises(SettingsError, match=fault):
+        await check_target(spec, build_registry())
+
+
+async def test_command_prints_the_token() -> None:
+    target = Target.model_validate({"token-command": [sys.executable, "-c", "print(' abc ')"]})
+
+    assert await open_keys(target, None, RunClock()).get() == "abc"
+
+
+def test_only_one_way_to_show_who_asks_is_taken() -> None:
+    with pytest.raises(ValueError, match="give one of token-file and sign"):
+        Target.model_validate({"token-file": "a", "sign": {"service": "s", "region": "r"}})
+
+
+async def test_run_follows_a_token_that_changes(tmp_path: Path) -> None:
+    """The first token is refused from the fifth request on; by then the file has another, which is taken."""
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    seen: list[str] = []
+
+    async def check(request: aiohttp.web.Request) -> aiohttp.web.Response:
+        seen.append(request.headers["Authorization"])
+        if len(seen) == 5:
+            file.write_text("second\n")
+        if len(seen) >= 5 and seen[-1] == "Bearer first":
+            return aiohttp.web.Response(status=401)
+        return await answer(request)
+
+    async with serving(chat=check) as port:
+        target = {"model": "m", "token-file": str(file), "token-refresh": "1h"}
+        spec = build_spec(port, {"req-rate": 10, "total-prompts": 40}, target=target)
+        result = await run(spec, progress=Silence())
+
+    assert seen[0] == "Bearer first"
+    assert seen[-1] == "Bearer second"
+    assert result.records[-1].is_ok
+
+
+def read_signature(headers: Mapping[str, str]) -> tuple[str, str]:
+    """The date, and the authorization."""
+    lowered = {name.lower(): value for name, value in headers.items()}
+    return lowered["x-amz-date"], lowered["authorization"]
+
+
+@pytest.mark.parametrize("method", SIGNATURES)
+async def test_signature_is_that_of_the_published_example(method: str) -> None:
+    provider = AwsCredentialsProvider.new_static(*KEYS)
+    signer = Signer(Sign(service="service", region="us-east-1"), provider, lambda: NOON)
+    at, authorization = read_signature(await signer.sign(method, "https://example.amazonaws.com/", b""))
+
+    assert at == "20150830T123600Z"
+    assert authorization == (
+        "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20150830/us-east-1/service/aws4_request, "
+        f"SignedHeaders=host;x-amz-date, Signature={SIGNATURES[method]}"
+    )
+
+
+async def test_run_signs_what_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server signs what it got with the same key at the same time, and finds the same signature."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS[0])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS[1])
+    sign = Sign(service="bedrock", region="eu-central-1")
+    verdicts: list[bool] = []
+
+    async def check(request: aiohttp.web.Request) -> aiohttp.web.Response:
+        at, authorization = read_signature(request.headers)
+        then = datetime.strptime(at, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        provider = AwsCredentialsProvider.new_static(*KEYS)
+        again = Signer(sign, provider, lambda: then)
+        _, expected = read_signature(await again.sign("POST", str(request.url), await request.read()))
+        verdicts.append(expected == authorization)
+        return await answer(request)
+
+    async with serving(chat=check) as port:
+        target = {"model": "m", "sign": {"service": "bedrock", "region": "eu-central-1"}}
+        await run(build_spec(port, {"req-rate": 10, "total-prompts": 3}, target=target), progress=Silence())
+
+    assert verdicts == [True] * 3
+
+
+async def test_grpc_requests_are_not_signed_in_silence() -> None:
+    target = {"model": "m", "api": "grpc", "sign": {"service": "s", "region": "r"}}
+
+    with pytest.raises(SettingsError, match="signs HTTP requests"):
+        await check_target(
+            build_spec(1, {"req-rate": 1, "total-prompts": 1}, target=target), build_registry()
+        )

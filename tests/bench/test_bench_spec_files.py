@@ -1,0 +1,103 @@
+"""The spec that `init` writes and the JSON schema that `schema` prints, held against the model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from extproc.bench.commands import bench
+from extproc.bench.report.outputs import OutputError
+from extproc.bench.spec.presets import PRESETS
+from extproc.bench.spec.tree import Spec, parse_spec
+from tests.bench.test_bench_docs import blocks
+
+
+def invoke(*arguments: str) -> str:
+    done = CliRunner().invoke(bench, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    printed: dict[str, Any] = json.loads(invoke("schema"))
+    return printed
+
+
+def uncomment(text: str) -> str:
+    """Every field that is commented out, taken in; what is a choice against another field stays out."""
+    skipped = (
+        "port:",
+        "max-concurrency:",
+        "shape:",
+        "traffic-spike:",
+        "input-length:",
+        "total-prompts:",
+        "plugins:",
+    )
+    lines = []
+    for line in text.splitlines():
+        head, sharp, rest = line.partition("# ")
+        is_field = sharp and not head.strip() and rest.split(" ")[0].endswith(":") and rest[0].islower()
+        lines.append(head + rest if is_field and not rest.startswith(skipped) else line)
+    return "\n".join(lines)
+
+
+def test_template_can_be_run_as_it_is_and_with_its_comments_taken_in() -> None:
+    text = invoke("init")
+
+    assert parse_spec(text).traffic.req_rate == 4
+    whole = parse_spec(uncomment(text))
+    assert (whole.stack.accelerator, whole.labels, whole.dcgm) == (
+        "nvidia-l4",
+        {"cluster": "eu-1"},
+        ("127.0.0.1:9400",),
+    )
+
+
+@pytest.mark.parametrize("name", [field.alias for field in Spec.model_fields.values()])
+def test_template_shows_every_section(name: str) -> None:
+    assert f"{name}:" in invoke("init")
+
+
+def test_init_writes_a_new_file_and_leaves_an_old_one_alone(tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    invoke("init", str(file))
+
+    assert file.read_text() == invoke("init")
+    done = CliRunner().invoke(bench, ["init", str(file)])
+    assert isinstance(done.exception, OutputError)
+    assert "File exists" in str(done.exception)
+
+
+@pytest.mark.parametrize("text", blocks("yaml"), ids=range(len(blocks("yaml"))))
+def test_schema_takes_every_spec_in_the_manual(schema: dict[str, Any], text: str) -> None:
+    jsonschema.validate(yaml.safe_load(text), schema)
+
+
+def test_schema_takes_the_template_with_its_comments_taken_in(schema: dict[str, Any]) -> None:
+    jsonschema.validate(yaml.safe_load(uncomment(invoke("init"))), schema)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_schema_takes_short_and_long_forms(schema: dict[str, Any], preset: str) -> None:
+    traffic = {"preset": preset, "req-rate": "inf", "total-prompts": 5, "max-output-length": {"value": 5}}
+    jsonschema.validate({"endpoint": "a", "performance": {"traffic-shape": traffic}}, schema)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"endpoint": "a", "performance": {"traffic-shape": {"req-rate": "many"}}},
+        {"endpoint": "a", "performance": {"traffic-shape": {"duration": "10 weeks"}}},
+        {"endpoint": "a", "performance": {"traffic-shape": {}}, "no-such-field": 1},
+        {"performance": {"traffic-shape": {}}},
+    ],
+)
+def test_schema_refuses_what_the_model_refuses(schema: dict[str, Any], wrong: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema)
