@@ -159,9 +159,9 @@ class PrefixCacheSettings(_StrategySection):
     kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
     """Tokens in an endpoint's KV cache, as vLLM tells them at its start; omitted: the engine's. Rather too
     many than too few: what is forgotten too early leaves a warm endpoint."""
-    gateways: int = Field(default=1, ge=1, le=1_000)
+    gateways: int | None = Field(default=None, ge=1, le=1_000)
     """How many of these services share the pool. They do not know each other's picks: with more than one,
-    conversations have homes."""
+    conversations have homes. Omitted: found out from the turns of conversations."""
 
 
 StrategySettings = Annotated[

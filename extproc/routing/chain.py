@@ -9,6 +9,7 @@ prefixes. Here the same is done with text: tokens would need the model's tokeniz
 # - By bytes of UTF-8, not by characters: the bytes of a token vary less from script to script.
 # - Every `BLOCK_BYTES`, so that two prompts share the blocks of what they have in common. Shorter blocks find
 #   more of it and cost memory and time by as much.
+# - Where the user first speaks: what stands before is the operator's, and many chats begin with it.
 # - Where the model began to speak. There an earlier request of the same conversation ended, so its whole
 #   chain is the head of this one's, to the byte; without these cuts, up to a block of each would be lost.
 # - Where the prompt ends, for the same reason, unless it is bare text, which may go on anywhere.
@@ -27,6 +28,7 @@ BLOCK_BYTES: Final = 256
 _REST_BYTES: Final = 64
 
 _TURN: Final = TURN_START.encode()
+_ASKED: Final = f"{TURN_START}user{TURN_TEXT}".encode()
 # What a model says of its own: answers, and what the Responses API lists beside them.
 _SPOKEN: Final = tuple(
     f"{TURN_START}{role}{TURN_TEXT}".encode() for role in ("assistant", "function_call", "reasoning")
@@ -39,7 +41,8 @@ class Chain(Struct, frozen=True):
     `reaches` tells, for each block, how much of the prompt an endpoint has that served a request up to
     there: the block's end, or the end of the answer that it gave then. `size` counts the whole prompt.
     `home` is the same for all turns of a conversation; `answered` is the end of its last answer so far, 0
-    in the first turn.
+    in the first turn. `root` names what stands before the user first speaks, and `rooted` is its end, 0
+    where that is too short to count.
     """
 
     hashes: Sequence[int]
@@ -48,6 +51,8 @@ class Chain(Struct, frozen=True):
     size: int
     home: int
     answered: int
+    root: int = 0
+    rooted: int = 0
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -68,6 +73,7 @@ def chain_of(text: str, seed: int) -> Chain:
     """Cuts and hashes a prompt as `Prompt.head` renders it; `seed` keeps apart what shares no cache."""
     data = text.encode(errors="surrogatepass")
     cutter = _Cutter(data, seed)
+    root, rooted = _cut_root(data, cutter)
     reaches: list[int] = []
     answered, home = 0, 0
     for stop, answered in _answers(data):
@@ -81,7 +87,15 @@ def chain_of(text: str, seed: int) -> Chain:
     reaches += cutter.ends[len(reaches) :]
     if hashes:
         home = home or hashes[-1 if is_chat else 0]
-    return Chain(hashes, cutter.ends, reaches, len(data), home or seed, answered)
+    return Chain(hashes, cutter.ends, reaches, len(data), home or seed, answered, root, rooted)
+
+
+def _cut_root(data: bytes, cutter: "_Cutter") -> tuple[int, int]:
+    stop = data.find(_ASKED)
+    if stop < BLOCK_BYTES:
+        return 0, 0
+    cutter.cut(stop)
+    return cutter.hashes[-1], stop
 
 
 class _Cutter:

@@ -86,6 +86,17 @@ def test_all_turns_of_a_conversation_have_one_home() -> None:
     assert homes != {chain_of(chat("Who?"), SEED).home}
 
 
+def test_what_stands_before_the_user_is_a_block_end_with_a_name_of_its_own() -> None:
+    system = "Be kind. " * 100
+    one, other = (chain_of(chat(text, system=system), SEED) for text in ("Why?", "Who are you?"))
+    plain = chain_of(chat("Why?"), SEED)
+
+    assert one.rooted == len(turn("system", system)) == other.rooted
+    assert one.rooted in one.ends
+    assert (one.root == other.root, one.home == other.home) == (True, False)
+    assert (plain.root, plain.rooted) == (0, 0)
+
+
 def test_a_growing_text_has_one_home() -> None:
     assert chain_of("ab" * 400, SEED).home == chain_of("ab" * 900, SEED).home
 

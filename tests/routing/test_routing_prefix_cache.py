@@ -610,6 +610,61 @@ def test_several_gateways_find_a_conversation_at_its_home() -> None:
         assert following.reason is Reason.SESSION
 
 
+def test_a_gateway_that_is_alone_has_no_homes() -> None:
+    fleet = Fleet()
+    for number in range(200):
+        said = [words(f"{number} Why?", 100)]
+        fleet.visit(*said)
+        fleet.visit(*said, "Because.", "How?")
+    offers = fleet.explain("Why not?")
+
+    assert fleet.strategy.company.count == 1
+    assert Reason.HOME not in {fleet.visit(f"{number} Who?").reason for number in range(50)}
+    assert len(offers) <= 4
+
+
+def test_gateways_find_out_that_they_are_several() -> None:
+    """Turns of each conversation meet a random one of four; at the end they are found where they began."""
+    fleets = [Fleet("abcdefgh", seed=seed) for seed in range(4)]
+    rng = random.Random(0)
+    missed: list[int] = []
+    for number in range(400):
+        said, places = [words(f"{number} Why?", 300)], set()
+        for turn in range(4):
+            places.add(rng.choice(fleets).visit(*said, after_s=1.0).endpoint.name)
+            said += [f"Because {turn}.", f"And {turn}?"]
+        missed.append(len(places) - 1)
+
+    assert {round(fleet.strategy.company.count) for fleet in fleets} <= {3, 4, 5, 6}
+    assert sum(missed[:10]) >= 10
+    assert sum(missed[-100:]) <= 5
+
+
+def test_instructions_have_a_home_that_all_gateways_find_at_once() -> None:
+    one, other = gateways(2)
+    for number in range(20):
+        system = words(f"You serve client {number}.", 2_000)
+        first = one.visit("Why?", system=system)
+        second = other.visit("How?", system=system)
+
+        assert first.endpoint.name == second.endpoint.name
+
+
+def test_a_turn_of_ours_tells_where_a_conversation_is_whatever_its_home() -> None:
+    (fleet,) = gateways(2)[:1]
+    for number in range(20):
+        said = [words(f"{number} Why?", 500)]
+        home = fleet.visit(*said).endpoint.name
+        said += ["Because.", "How?"]
+        moved = fleet.pool.move(
+            fleet.pick(*said), fleet.pool.snapshot.ready["a" if home != "a" else "b"].address
+        )
+        moved.release()
+        fleet.clock.now += 10
+
+        assert fleet.visit(*said, "So.", "Oh?").endpoint.name == moved.endpoint.name
+
+
 def test_what_another_gateway_placed_at_its_home_is_foreseen_there() -> None:
     one, other = gateways(2)
     said = [words("Why?", 500)]
@@ -620,26 +675,14 @@ def test_what_another_gateway_placed_at_its_home_is_foreseen_there() -> None:
     assert 0.9 * told.prompt < told.cached < told.prompt
 
 
-def test_one_gateway_has_no_homes() -> None:
+def test_the_ring_is_kept_by_those_that_place_alike() -> None:
     fleet = Fleet()
     ready = {name: Endpoint(name, "10.0.0.1:80") for name in "ab"}
-    placed = PrefixCache(fleet.outside, gateways=2).place(ready, NOWHERE)
+    placed = PrefixCache(fleet.outside).place(ready, NOWHERE)
 
-    assert fleet.pool.snapshot.placement is NOWHERE
     assert isinstance(placed, Ring)
     assert PrefixCache(fleet.outside, gateways=2).place(ready, placed) is placed
     assert PrefixHash(fleet.outside).place(ready, placed) is not placed
-
-
-def test_homes_of_what_many_share_are_the_same_for_all_gateways() -> None:
-    one, other = gateways(2)
-    system = words("Be kind.", 2_000)
-    for fleet in (one, other):
-        for number in range(3):
-            fleet.visit(f"Question {number}", system=system, after_s=600)
-    candidates = [set(fleet.explain("Question", system=system)) for fleet in (one, other)]
-
-    assert candidates[0] & candidates[1]
 
 
 def test_the_engines_are_the_simulators_profiles() -> None:

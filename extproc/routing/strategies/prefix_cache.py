@@ -20,9 +20,8 @@
 # speed. With all of them asked, a queue keeps its prompts' blocks pinned, so the index believes in more and
 # more of them there, and more arrives: that runs away near capacity (simulated).
 #
-# Several gateways do not know each other's picks. Then conversations, and what many share, have homes on a
-# ring, the same for all of them: where nothing is known of a conversation that had turns before, it is
-# presumed at home.
+# Several gateways do not know each other's picks. Then conversations, and what the operator puts before them,
+# have homes on a ring, the same for all of them; see `homes`.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
@@ -39,7 +38,6 @@ from extproc.routing.prompt import Prompt
 from extproc.routing.ring import Ring
 from extproc.routing.strategies.balanced import LeastLoad
 from extproc.routing.strategies.base import (
-    NOWHERE,
     Candidates,
     Choice,
     Ending,
@@ -51,6 +49,7 @@ from extproc.routing.strategies.base import (
     Strategy,
 )
 from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
+from extproc.routing.strategies.homes import NO_HOMES, Company, Homes, find_homes
 from extproc.routing.strategies.learning import Costs, Learner, Pace
 from extproc.routing.strategies.senses import News, Sense, reasons_to_leave
 from extproc.routing.vitals import Vitals
@@ -58,6 +57,9 @@ from extproc.routing.vitals import Vitals
 _KEEP: Final = 3.0
 _DRAIN: Final = 0.8
 _STEPS_PER_REQUEST: Final = 0.25
+
+# Of less backlog than this, chance made some: it says nothing of what other gateways have sent.
+_MUCH_MS: Final = 250.0
 
 _FAILED: Final = 500
 
@@ -119,7 +121,7 @@ _NOTHING_TAKEN: Final = Start(Taken(0, 0), 0, 0)
 class _Look(Struct, frozen=True):
     """One request as it looks now: `known` of its blocks are held by somebody.
 
-    `homes` are empty but for several gateways: by name, how much of the prompt is presumed there.
+    `homes` are empty where we are alone.
     """
 
     chain: Chain
@@ -127,7 +129,7 @@ class _Look(Struct, frozen=True):
     now: float
     known: int
     stretches: Sequence[Stretch]
-    homes: Mapping[str, int]
+    homes: Homes
 
 
 class Backlog:
@@ -150,7 +152,8 @@ class PrefixCache(Strategy):
     """The endpoint where a prompt costs least, by an index of what each one holds.
 
     `engine` names the constants, see `ENGINES`; `kv_tokens` is the size of an endpoint's KV cache, if
-    other than the engine's. With several `gateways`, each with an index of its own, prompts have homes.
+    other than the engine's. With several `gateways`, each with an index of its own, prompts have homes;
+    how many there are is told or found out.
     """
 
     name = "prefix_cache"
@@ -163,7 +166,7 @@ class PrefixCache(Strategy):
         engine: str = DEFAULT_ENGINE,
         learn: bool = False,
         kv_tokens: int | None = None,
-        gateways: int = 1,
+        gateways: int | None = None,
     ) -> None:
         if engine not in ENGINES:
             raise ValueError(f"{engine!r} is no engine: choose from {', '.join(ENGINES)}")
@@ -171,7 +174,7 @@ class PrefixCache(Strategy):
         self._clock = outside.clock
         self._rng: Random = outside.rng
         self._engine, self._kv_tokens = costs, kv_tokens or costs.kv_tokens
-        self._gateways = gateways
+        self.company = Company(gateways)
         self.bytes_per_token = _BYTES_PER_TOKEN
         self._is_measured = False
         self._use(Costs(costs.prefill_ms_per_token / _BYTES_PER_TOKEN, costs.step_ms))
@@ -185,7 +188,6 @@ class PrefixCache(Strategy):
         self._others_ms: dict[str, float] = {}
         self._mean_ms = 0.0
         self._foreseen = {reason: Foreseen() for reason in _BY_PROMPT}
-        self._has_homes = gateways > 1
         self._without_prompt = LeastLoad(outside, Reason.NO_PREFIX)
         self._backlogs: dict[str, Backlog] = {}
         self.index = PrefixIndex(int(self._kv_tokens * _BYTES_PER_TOKEN))
@@ -202,7 +204,7 @@ class PrefixCache(Strategy):
         return _Cached(self, chain_of(text, seed))
 
     def place(self, ready: Mapping[str, Endpoint], before: Placement) -> Placement:
-        return Ring.grown(before, ready, _POSITIONS) if self._has_homes else NOWHERE
+        return Ring.grown(before, ready, _POSITIONS)
 
     def follow(self, ready: Mapping[str, Endpoint]) -> None:
         self.index.follow({name: endpoint.address for name, endpoint in ready.items()})
@@ -228,13 +230,13 @@ class PrefixCache(Strategy):
         senses = self._senses.items()
         waiting = {name: sense.waiting for name, sense in senses}
         running = {name: sense.vitals.running for name, sense in senses if sense.vitals}
-        leave = reasons_to_leave(waiting, in_flight(), running, self._gateways)
+        leave = reasons_to_leave(waiting, in_flight(), running, self.company.count)
         self._others_ms = {name: count * self._mean_ms for name, count in leave.items()}
 
     def _believe(self, endpoint: str, sense: Sense, news: News) -> None:
         if news.is_lost:
             self.index.lose(endpoint)
-        if news.bytes_per_token is not None and self._gateways == 1:
+        if news.bytes_per_token is not None and self.company.is_alone:
             # The first one tells more than a guess does.
             share = _SLOWLY if self._is_measured else 1.0
             self._is_measured = True
@@ -294,6 +296,7 @@ class PrefixCache(Strategy):
     def take(self, holding: Holding, chain: Chain, presumed: int) -> Start:
         """Writes a request down; its endpoint may have `presumed` bytes of it from other gateways."""
         now, backlog = self._clock(), self._backlogs[holding.name]
+        self.company.hear(chain, chain.reach(self.index.known(chain.hashes)))
         taken = self.index.take(holding, chain, now)
         reach = chain.reach(taken.had)
         start = Start(taken, chain.size - max(reach, presumed), backlog.ms(now))
@@ -326,7 +329,7 @@ class PrefixCache(Strategy):
     def offers(self, chain: Chain, candidates: Candidates) -> list[Offer]:
         """What the endpoints worth asking would cost, the cheapest first; never empty."""
         look = self._look(chain, candidates)
-        nominees = dict.fromkeys((*self._warmest(look), *self._idlest(look), *look.homes))
+        nominees = dict.fromkeys((*self._warmest(look), *self._idlest(look), *look.homes.names))
         return sorted([self._offer(name, look) for name in nominees], key=_cost)
 
     def fill(self, names: list[str], candidates: Candidates, count: int) -> list[str]:
@@ -354,7 +357,8 @@ class PrefixCache(Strategy):
     def _look(self, chain: Chain, candidates: Candidates) -> _Look:
         now, known = self._clock(), self.index.known(chain.hashes)
         forks = self.index.forks(chain.hashes, known)
-        homes = self._homes(chain, forks, candidates) if self._has_homes else {}
+        reach = chain.reach(known)
+        homes = NO_HOMES if self.company.is_alone else find_homes(chain, reach, candidates.walk)
         return _Look(chain, candidates, now, known, self._stretches(chain, forks, now), homes)
 
     def _stretches(self, chain: Chain, forks: Sequence[int], now: float) -> list[Stretch]:
@@ -368,25 +372,15 @@ class PrefixCache(Strategy):
         stretches.append(Stretch(start, chain.size, 1.0))
         return stretches
 
-    def _homes(self, chain: Chain, forks: Sequence[int], candidates: Candidates) -> dict[str, int]:
-        """The homes of what a prompt shares and of its conversation, and what is presumed to be there."""
-        homes: dict[str, int] = {}
-        for blocks in forks[-1:]:
-            homes |= dict.fromkeys(
-                islice(candidates.walk(chain.hashes[blocks - 1]), 1), chain.ends[blocks - 1]
-            )
-        for name in islice(candidates.walk(chain.home), 1):
-            homes[name] = max(homes.get(name, 0), chain.answered)
-        return homes
-
     def _offer(self, name: str, look: _Look) -> Offer:
         chain, holding = look.chain, self.index.holding(name)
         blocks = holding.depth(chain.hashes, look.known) if holding is not None and look.known else 0
-        reach = max(chain.reach(blocks), look.homes.get(name, 0))
-        missing = sum([stretch.missing(reach) for stretch in look.stretches])
-        keep = 1.0 if name in look.homes else _KEEP
+        reach = max(chain.reach(blocks), look.homes.presumed.get(name, 0))
+        *shared, own = look.stretches
+        keep = 1.0 if name == look.homes.own else _KEEP
+        missing = _KEEP * sum([stretch.missing(reach) for stretch in shared]) + keep * own.missing(reach)
         backlog_ms, in_flight = self._backlog_ms(name, look.now), look.candidates.in_flight(name)
-        cost_ms = keep * missing * self._ms_per_byte + backlog_ms + in_flight * self._ms_per_request
+        cost_ms = missing * self._ms_per_byte + backlog_ms + in_flight * self._ms_per_request
         if self._others_ms:
             cost_ms += self._others_ms.get(name, 0.0)
         if self._slow:
@@ -432,7 +426,11 @@ class PrefixCache(Strategy):
 
     def _backlog_ms(self, name: str, now: float) -> float:
         backlog = self._backlogs.get(name)
-        return backlog.ms(now) if backlog else 0.0
+        return self._with_others(backlog.ms(now)) if backlog else 0.0
+
+    def _with_others(self, ms: float) -> float:
+        """What is to do with what others have sent: about as much as we did, where that is much."""
+        return ms + (self.company.count - 1) * max(0.0, ms - _MUCH_MS)
 
 
 def _told(offer: Offer, chain: Chain, per_token: float) -> dict[str, object]:

@@ -182,7 +182,7 @@ def reasons_to_leave(
     waiting: Mapping[str, float | None],
     in_flight: Mapping[str, int],
     running: Mapping[str, float],
-    gateways: int,
+    gateways: float,
 ) -> dict[str, float]:
     """How many requests wait at each endpoint that we do not know of; those without any are left out.
 
@@ -201,7 +201,7 @@ def reasons_to_leave(
     return {name: count for name, count in told.items() if count}
 
 
-def _foreign(waiting: float, running: float, ours: int, gateways: int) -> float:
+def _foreign(waiting: float, running: float, ours: int, gateways: float) -> float:
     if gateways > 1:
         return waiting * (1 - 1 / gateways)
     total = running + waiting

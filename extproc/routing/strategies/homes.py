@@ -1,0 +1,92 @@
+"""Homes: where gateways that hear nothing of each other look for what another one of them put there. Pure."""
+
+# The rules, found by simulation with four and eight gateways that share the requests at random:
+#
+# - A conversation has a home, by its first turn; so has what the operator puts before every conversation.
+#   All gateways find the same ones, on a ring of endpoints.
+# - A home is presumed to hold what it is home to only where we have not seen it ourselves. Who sent the last
+#   turn knows where it went, and presuming otherwise sends back what was moved away for a reason.
+# - Without a last turn there is nothing to presume. But the others will look for the conversation at its
+#   home, so that its own part, once prefilled there, is not lost on them: it costs less there.
+# - An instruction that nobody has seen may be a tenant's, and not the only one that a home would be full of.
+#   So it decides alone, and the home of the question, which is another one each time, is not asked.
+#
+# How many gateways there are, conversations tell: with n of them, one turn in n follows one of our own. A
+# client that stays with one gateway makes that gateway alone, which is the truth for our purpose.
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from extproc.routing.chain import Chain
+
+# Each turn's weight in the share of those that followed our own.
+_WEIGHT: Final = 0.02
+# With a smaller share we are not alone. Turns of ours get lost, too: evicted, or sent before a restart.
+_ALONE: Final = 0.7
+_MOST: Final = 64.0
+
+
+class Homes(Struct, frozen=True):
+    """By name, how many bytes of a prompt are `presumed` there; `own` is the conversation's, or empty."""
+
+    presumed: Mapping[str, int] = {}
+    own: str = ""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.presumed or (name == self.own and bool(name))
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.presumed, self.own] if self.own else [*self.presumed]
+
+
+NO_HOMES: Final = Homes()
+
+
+def find_homes(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -> Homes:
+    """Returns the homes to ask for a prompt of which anybody has `reach` bytes as far as we have seen.
+
+    `walk` yields endpoints by a key, the same for all gateways.
+    """
+    presumed: dict[str, int] = {}
+    own = ""
+    if chain.rooted > reach:
+        presumed |= dict.fromkeys(_first(walk, chain.root), chain.rooted)
+    if chain.answered > reach:
+        for own in _first(walk, chain.home):
+            presumed[own] = chain.answered
+    elif not chain.answered and not presumed:
+        own = "".join(_first(walk, chain.home))
+    return Homes(presumed, own)
+
+
+def _first(walk: Callable[[int], Iterator[str]], key: int) -> list[str]:
+    return [name for name, _ in zip(walk(key), range(1), strict=False)]
+
+
+class Company:
+    """How many gateways share the conversations: as told, or as turns tell."""
+
+    __slots__ = ("_ours", "_told")
+
+    def __init__(self, gateways: int | None = None) -> None:
+        self._told = gateways
+        self._ours = 1.0
+
+    @property
+    def is_alone(self) -> bool:
+        return self.count == 1
+
+    @property
+    def count(self) -> float:
+        """From 1 to 64."""
+        if self._told is not None:
+            return float(self._told)
+        return 1.0 if self._ours >= _ALONE else min(1 / self._ours, _MOST)
+
+    def hear(self, chain: Chain, reach: int) -> None:
+        """Takes a prompt, and how much of it we have seen."""
+        if chain.answered:
+            self._ours += _WEIGHT * ((reach >= chain.answered) - self._ours)

@@ -1,0 +1,84 @@
+"""Homes: what is presumed where, and how many gateways conversations tell of."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from extproc.routing.chain import Chain
+from extproc.routing.strategies.homes import NO_HOMES, Company, Homes, find_homes
+
+ROOT, HOME = 1, 2
+
+
+def walk(key: int) -> Iterator[str]:
+    yield from {ROOT: ("r", "x"), HOME: ("h", "y")}[key]
+
+
+def nowhere(key: int) -> Iterator[str]:  # no endpoint at all
+    yield from ()
+
+
+def chain(answered: int = 0, rooted: int = 0) -> Chain:
+    return Chain([5], [900], [900], 900, HOME, answered, ROOT if rooted else 0, rooted)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reach", "presumed", "own"),
+    [
+        (chain(), 0, {}, "h"),
+        (chain(rooted=500), 0, {"r": 500}, ""),
+        (chain(rooted=500), 500, {}, "h"),
+        (chain(answered=800), 0, {"h": 800}, "h"),
+        (chain(answered=800), 799, {"h": 800}, "h"),
+        (chain(answered=800), 800, {}, ""),
+        (chain(answered=800, rooted=500), 0, {"r": 500, "h": 800}, "h"),
+        (chain(answered=800, rooted=500), 500, {"h": 800}, "h"),
+    ],
+)
+def test_what_is_presumed_where(asked: Chain, reach: int, presumed: dict[str, int], own: str) -> None:
+    homes = find_homes(asked, reach, walk)
+
+    assert (homes.presumed, homes.own) == (presumed, own)
+    assert set(homes.names) == {*presumed, *filter(None, [own])}
+    assert all(name in homes for name in homes.names)
+
+
+def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
+    assert find_homes(chain(answered=800, rooted=500), 0, nowhere) == Homes({}, "")
+    assert "" not in NO_HOMES
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 3, 4, 8, 12])
+@pytest.mark.parametrize("seed", range(20))
+def test_company_is_found_out_from_turns(gateways: int, seed: int) -> None:
+    rng, company, followed = random.Random(seed), Company(), chain(answered=800)
+    for _ in range(600):
+        company.hear(followed, 900 if rng.randrange(gateways) == 0 else 0)
+
+    assert 1 <= company.count <= 64
+    assert gateways / 3 <= company.count <= max(1, gateways * 6)
+    assert (company.count == 1) is (gateways == 1)
+
+
+def test_first_turns_tell_nothing() -> None:
+    company = Company()
+    for _ in range(1_000):
+        company.hear(chain(), 0)
+
+    assert company.count == 1
+
+
+def test_a_few_turns_that_were_lost_are_no_company() -> None:
+    company = Company()
+    for number in range(1_000):
+        company.hear(chain(answered=800), 0 if number % 5 == 0 else 900)
+
+    assert company.count == 1
+
+
+def test_what_is_told_is_believed() -> None:
+    company = Company(3)
+    company.hear(chain(answered=800), 0)
+
+    assert company.count == 3
