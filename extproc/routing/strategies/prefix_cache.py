@@ -59,7 +59,7 @@ _DRAIN: Final = 0.8
 _STEPS_PER_REQUEST: Final = 0.25
 
 # Of less backlog than this, chance made some: it says nothing of what other gateways have sent.
-_MUCH_MS: Final = 250.0
+_MUCH_MS: Final = 100.0
 
 _FAILED: Final = 500
 
