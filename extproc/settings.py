@@ -125,7 +125,7 @@ class LeastLoadSettings(_StrategySection):
 class PrefixHashSettings(_StrategySection):
     """Consistent hashing with bounded loads."""
 
-    name: Literal["prefix_hash"] = "prefix_hash"
+    name: Literal["prefix_hash"]
     key: list[str] = Field(default=["first_user_message"], min_length=1)
     """What is hashed; the first one that the request has. `first_user_message`, `prompt_head`,
     `conversation`, `header:<name>`, `field:<name>`."""
@@ -150,7 +150,7 @@ class PrefixHashSettings(_StrategySection):
 class PrefixCacheSettings(_StrategySection):
     """The endpoint where a prompt costs least: what each one holds of it, and what the wait there is."""
 
-    name: Literal["prefix_cache"]
+    name: Literal["prefix_cache"] = "prefix_cache"
     engine: Literal[tuple(ENGINES)] = DEFAULT_ENGINE  # type: ignore[valid-type]
     """Whose constants the costs are made of; the nearest does, only their proportions matter."""
     learn: bool = False
@@ -198,7 +198,7 @@ class PoolSettings(Section):
     adapters: list[str] = Field(default=[])
     """LoRA names that every endpoint serves; those of single endpoints are learnt (`learn_models`)."""
     endpoints: EndpointsSettings
-    strategy: StrategySettings = PrefixHashSettings()
+    strategy: StrategySettings = PrefixCacheSettings()
     """How an endpoint is picked; changed live."""
     learn_models: bool = False
     """Ask every endpoint's /v1/models now and then for the models and adapters it serves."""

@@ -12,6 +12,7 @@ pools:
   - name: llama
     models: [llama]
     endpoints: {static: ["10.0.0.1:8000", "10.0.0.2:8000"]}
+    strategy: {name: prefix_hash}
   - name: qwen
     models: ["qwen-*"]
     endpoints: {file: endpoints.yaml}
@@ -63,6 +64,17 @@ def test_explain_tells_the_endpoint_and_why(config: str) -> None:
     assert (told["pool"], told["strategy"], told["reason"]) == ("llama", "prefix_hash", "home")
     assert told["walk"][0] == {"endpoint": told["endpoint"], "in_flight": 0, "is_within": True}
     assert told["bound"] == 3
+
+
+def test_explain_tells_what_each_endpoint_would_cost(config: str) -> None:
+    Path(config).write_text(CONFIG.replace("    strategy: {name: prefix_hash}\n", ""))
+    body = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi " * 999}]})
+    told = json.loads(run("explain", "--config", config, body=body).stdout)
+
+    assert (told["strategy"], told["reason"]) == ("prefix_cache", "cold")
+    assert {offer["endpoint"] for offer in told["candidates"]} == {"10.0.0.1:8000", "10.0.0.2:8000"}
+    assert {offer["miss_tokens"] for offer in told["candidates"]} == {told["prompt_tokens"]}
+    assert told["prompt_tokens"] == 751
 
 
 def test_explain_reads_the_endpoint_file(config: str) -> None:

@@ -114,7 +114,7 @@ async def test_what_may_be_counted_is_shown_before_the_first_time(families: list
         ("extproc_requests_total", {"pool": "llama", "outcome": "routed"}),
         ("extproc_requests_total", {"pool": "qwen", "outcome": "overloaded"}),
         ("extproc_requests_total", {"pool": "", "outcome": "model_not_found"}),
-        ("extproc_picks_total", {"pool": "llama", "strategy": "prefix_hash", "reason": "spill"}),
+        ("extproc_picks_total", {"pool": "llama", "strategy": "prefix_cache", "reason": "spill"}),
         ("extproc_picks_total", {"pool": "qwen", "strategy": "round_robin", "reason": "turn"}),
         ("extproc_picks_served_elsewhere_total", {"pool": "llama"}),
         ("extproc_prompt_errors_total", {"why": "budget"}),

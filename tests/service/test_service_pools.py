@@ -371,7 +371,8 @@ async def test_a_service_without_pools_yet_is_not_ready(tmp_path: Path) -> None:
 async def test_only_other_positions_make_another_ring(
     tmp_path: Path, strategy: str, *, keeps_ring: bool
 ) -> None:
-    async with following(tmp_path, f"pools: [{A}]", Clock()) as pools:
+    hashed = A.replace("name: a", "name: a, strategy: {name: prefix_hash}")
+    async with following(tmp_path, f"pools: [{hashed}]", Clock()) as pools:
         pool, keeper = keeper_of(pools, "a").pool, keeper_of(pools, "a")
         await keeper.synced.wait()
         before, ring = pool.strategy, pool.snapshot.placement

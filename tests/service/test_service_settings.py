@@ -86,12 +86,11 @@ def test_defaults_are_the_contract() -> None:
     assert settings.server.budget == 3 * settings.server.max_body_bytes
     assert settings.pools[0].fallbacks == 0
     assert strategy.model_dump() == {
-        "name": "prefix_hash",
-        "key": ["first_user_message"],
-        "prefix_chars": 100,
-        "load_factor": 1.25,
-        "load_floor": 4,
-        "positions": 256,
+        "name": "prefix_cache",
+        "engine": "l4-llama8b-fp8",
+        "learn": False,
+        "kv_tokens": None,
+        "gateways": None,
     }
 
 
@@ -258,7 +257,7 @@ def test_prefix_cache_takes_an_engine_by_name() -> None:
         "engine": "h100-llama8b-bf16",
         "learn": False,
         "kv_tokens": 500_000,
-        "gateways": 1,
+        "gateways": None,
     }
     assert "strategy.prefix_cache.engine: Input should be 'l4-llama8b-fp8'" in faults(
         written % ", engine: tpu"
