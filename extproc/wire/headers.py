@@ -71,6 +71,8 @@ class HeadReader:
     """
 
     def __init__(self, limit_bytes: int) -> None:
+        # Of blocks that had to be decoded; whoever looks at it may set it back.
+        self.decoded_bytes = 0
         self._decoder = Decoder(limit_bytes)
         self._kept: dict[bytes, Head] = {}
 
@@ -108,6 +110,7 @@ class HeadReader:
         """Returns the fields, and whether the same bytes will mean the same again."""
         if _THREE_UPDATES.match(block):
             raise TooManySizes
+        self.decoded_bytes += len(block)
         table = self._decoder.header_table
         entries, size = table.dynamic_entries, table.maxsize
         count, newest = len(entries), entries[0] if entries else None

@@ -191,12 +191,15 @@ class Link(asyncio.BufferedProtocol):
         return self._listener.memory
 
     def buffer_updated(self, count: int) -> None:
+        self._take_in(bytes(self._listener.memory[:count]))
+        if count == _READ_BYTES or self.connection.has_more:
+            self._give_way()
+
+    def _take_in(self, data: bytes) -> None:
         self._is_at_work = True
-        self.connection.receive(bytes(self._listener.memory[:count]), self._loop.time())
+        self.connection.receive(data, self._loop.time())
         self._work_off()
         self._is_at_work = False
-        if count == _READ_BYTES:
-            self._give_way()
 
     def _give_way(self) -> None:
         """Lets the others have their turn: uvloop would read 32 times in a row while there is more."""
@@ -205,7 +208,13 @@ class Link(asyncio.BufferedProtocol):
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        if self._stuck_s is None and not self._transport.is_closing():
+        """Works off what waited for this turn, and then reads on; `resume_writing` does so for who is stuck."""
+        if self._stuck_s is not None or self._transport.is_closing():
+            return
+        if self.connection.has_more:
+            self._take_in(b"")
+            self._give_way()
+        else:
             self._transport.resume_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -223,8 +232,7 @@ class Link(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._stuck_s = None
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._go_on()
 
     # What the listener says.
 
