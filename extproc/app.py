@@ -85,6 +85,7 @@ class Application:
             max_body_bytes=settings.server.max_body_bytes,
             clear_route_cache=settings.server.clear_route_cache or settings.server.xds,
             budget=self.budget,
+            announced=Budget(settings.server.announced),
             pass_headers=settings.server.pass_headers,
             unseen_s=settings.server.unseen_s,
             on_served=self.pools.desks.observe_response,

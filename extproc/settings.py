@@ -93,6 +93,11 @@ class ServerSettings(Section):
     def budget(self) -> int:
         return 3 * self.max_body_bytes if self.budget_bytes is None else self.budget_bytes
 
+    @property
+    def announced(self) -> int:
+        """What proxies may be about to buffer: with its copy on the way here, half of a shipped Envoy's heap."""
+        return 4 * self.max_body_bytes
+
     @field_validator("listen", "admin", "health")
     @classmethod
     def _is_a_port(cls, listen: str | None) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from extproc.errors import ProtocolError
 from extproc.stream import ext_proc_pb2 as pb
@@ -29,7 +29,7 @@ from extproc.stream.events import (
     Served,
     StreamConfig,
 )
-from extproc.stream.long_body import Place, find_body
+from extproc.stream.long_body import LENGTH, Place, find_body, varint
 from extproc.stream.names import (
     DECISION_NAMESPACE,
     DESTINATION,
@@ -44,6 +44,7 @@ from extproc.stream.names import (
     SUBSET,
     SUBSET_NAMESPACE,
     TICKET,
+    UNREAD,
     UPSTREAM_TIME,
 )
 
@@ -66,6 +67,27 @@ _FIELDS: Final = {
     Phase.RESPONSE_BODY: "response_body",
     Phase.REQUEST_TRAILERS: "request_trailers",
     Phase.RESPONSE_TRAILERS: "response_trailers",
+}
+
+
+def _tag(message: type[Message], name: str) -> bytes:
+    """What is written before the length of a field (protobuf's "Encoding")."""
+    return varint(message.DESCRIPTOR.fields_by_name[name].number << 3 | LENGTH)
+
+
+# What a piece of a body stands in, from the inside out: each the one field of the next one.
+_AROUND_PIECES: Final = tuple(
+    _tag(message, name)
+    for message, name in (
+        (pb.BodyMutation, "streamed_response"),
+        (pb.CommonResponse, "body_mutation"),
+        (pb.BodyResponse, "response"),
+    )
+)
+_LENGTH_OF_BODY: Final = _tag(pb.StreamedBodyResponse, "body")
+_LAST: Final = pb.StreamedBodyResponse(end_of_stream=True).SerializeToString()
+_TAGS: Final = {
+    phase: _tag(pb.ProcessingResponse, _FIELDS[phase]) for phase in (Phase.REQUEST_BODY, Phase.RESPONSE_BODY)
 }
 
 
@@ -264,6 +286,7 @@ class _Fixed(NamedTuple):
     clear_route_cache: bool
     skip_body: bool
     tell_response: bool
+    is_unread: bool
 
 
 def _routed(reply: Routed) -> bytes:
@@ -289,6 +312,7 @@ def _decided(reply: Routed) -> bytes:
         reply.clear_route_cache,
         reply.skip_body,
         reply.tell_response,
+        reply.is_unread,
     )
     prefix = b"" if key is None else b"%016x" % key
     built = _template(fixed) if reply.request_id is None else _build(fixed, reply.request_id)
@@ -305,11 +329,13 @@ def _template(fixed: _Fixed) -> bytes:
 def _build(fixed: _Fixed, request_id: str | None) -> bytes:
     response = pb.ProcessingResponse()
     common = getattr(response, _FIELDS[fixed.phase]).response
-    common.clear_route_cache = fixed.clear_route_cache
+    common.clear_route_cache = fixed.clear_route_cache or fixed.is_unread
     common.header_mutation.remove_headers.extend(fixed.remove_headers)
     headers = {DESTINATION: fixed.destination, POOL: fixed.pool}
     if request_id is not None:
         headers[REQUEST_ID] = request_id
+    if fixed.is_unread:
+        headers[UNREAD] = "1"
     _set_headers(common.header_mutation, headers)
     metadata = response.dynamic_metadata.fields
     metadata[LB_NAMESPACE].struct_value.fields[DESTINATION].string_value = fixed.destination
@@ -333,12 +359,15 @@ def _set_headers(mutation: pb.HeaderMutation, headers: Mapping[str, str]) -> Non
 
 
 def _piece(reply: Piece) -> bytes:
-    streamed = pb.StreamedBodyResponse(body=reply.data, end_of_stream=reply.end_of_stream)
-    common = pb.CommonResponse(body_mutation=pb.BodyMutation(streamed_response=streamed))
-    body = pb.BodyResponse(response=common)
-    if reply.phase is Phase.REQUEST_BODY:
-        return pb.ProcessingResponse(request_body=body).SerializeToString()
-    return pb.ProcessingResponse(response_body=body).SerializeToString()
+    """Written by hand: protobuf copies the bytes of a body once for each message around them."""
+    size = len(reply.data)
+    tail = _LAST if reply.end_of_stream else b""
+    heads = [_LENGTH_OF_BODY + varint(size) if size else b""]
+    size += len(heads[0]) + len(tail)
+    for tag in (*_AROUND_PIECES, _TAGS[reply.phase]):
+        heads.append(tag + varint(size))
+        size += len(heads[-1])
+    return b"".join([*reversed(heads), reply.data, tail])
 
 
 def _answer(reply: Answer) -> bytes:

@@ -159,7 +159,7 @@ class Piece(Struct, frozen=True):
     """A part of a body given back unchanged, in FULL_DUPLEX_STREAMED mode."""
 
     phase: Phase
-    data: bytes
+    data: bytes | memoryview
     end_of_stream: bool
 
 
@@ -167,7 +167,8 @@ class Routed(Struct, frozen=True):
     """Go on, to the picked endpoint: headers set and removed, the same said as dynamic metadata.
 
     `piece` is the first one of a body given back, where there are no headers to answer. `ticket` is what an
-    access log tells of the request by, 0 if nobody would listen.
+    access log tells of the request by, 0 if nobody would listen. `is_unread`: the proxy is to keep nothing of the
+    body, and to look for a route that does not either.
     """
 
     phase: Phase
@@ -179,6 +180,7 @@ class Routed(Struct, frozen=True):
     tell_response: bool = False
     piece: Piece | None = None
     ticket: int = 0
+    is_unread: bool = False
 
 
 class Answer(Struct, frozen=True):

@@ -6,12 +6,12 @@ is the first field of its part. Whatever else comes is left to protobuf.
 
 from typing import Final, NamedTuple
 
-_LENGTH: Final = 2  # the wire type of what has a length
+LENGTH: Final = 2  # the wire type of what has a length
 _VARINT: Final = 0
 _MORE: Final = 0x80
 # `request_body` and `response_body`; `HttpBody.body`.
-_PARTS: Final = {4 << 3 | _LENGTH: "request_body", 5 << 3 | _LENGTH: "response_body"}
-_BODY: Final = 1 << 3 | _LENGTH
+_PARTS: Final = {4 << 3 | LENGTH: "request_body", 5 << 3 | LENGTH: "response_body"}
+_BODY: Final = 1 << 3 | LENGTH
 # Behind ten bytes no number goes on.
 _VARINT_BYTES: Final = 10
 # A proxy sends a few fields: each kind once.
@@ -36,9 +36,9 @@ def find_body(message: bytes | bytearray) -> Place | None:
             size, start = _number(message, behind_tag)
             if tag in _PARTS:
                 return _in_part(message, at, start, start + size)
-            if tag & 7 not in {_VARINT, _LENGTH}:
+            if tag & 7 not in {_VARINT, LENGTH}:
                 return None
-            at = start + size if tag & 7 == _LENGTH else start
+            at = start + size if tag & 7 == LENGTH else start
     except IndexError:
         pass
     return None
@@ -51,7 +51,7 @@ def _in_part(message: bytes | bytearray, before: int, start: int, end: int) -> P
     if tag != _BODY or not last <= end <= len(message):
         return None
     part = bytes(message[last:end])
-    rest = bytes(message[:before]) + bytes([message[before]]) + _written(len(part)) + part + message[end:]
+    rest = bytes(message[:before]) + bytes([message[before]]) + varint(len(part)) + part + message[end:]
     return Place(_PARTS[message[before]], first, last, rest)
 
 
@@ -66,9 +66,10 @@ def _number(data: bytes | bytearray, at: int) -> tuple[int, int]:
     raise IndexError
 
 
-def _written(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it."""
     digits = []
     while value >= _MORE:
-        digits.append(value & ~_MORE | _MORE)
+        digits.append(value & 0x7F | _MORE)
         value >>= 7
     return bytes([*digits, value])

@@ -10,6 +10,9 @@ SERVED: Final = f"{DESTINATION}-served"
 # The pool that was chosen, told to the proxy; in a stream's own metadata, the operator's choice of one.
 POOL: Final = "x-extproc-pool"
 
+# Told to the proxy: the request's body is to be kept nowhere, for a retry neither.
+UNREAD: Final = "x-extproc-unread"
+
 REQUEST_ID: Final = "x-request-id"
 
 # A client's headers of these prefixes are orders to an endpoint picker: ours, the Endpoint Picker Protocol's,
@@ -23,7 +26,8 @@ GUARDED: Final = (
 )
 
 # What a session reads of a request's headers, beside the guarded ones and those that a pool's keys name.
-READ_HEADERS: Final = frozenset({":method", ":path", "content-type", "upgrade", REQUEST_ID})
+CONTENT_LENGTH: Final = "content-length"
+READ_HEADERS: Final = frozenset({":method", ":path", CONTENT_LENGTH, "content-type", "upgrade", REQUEST_ID})
 
 # And of a response's. Envoy's router adds the last one to what an endpoint wrote, not to replies of its own.
 STATUS: Final = ":status"

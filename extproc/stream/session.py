@@ -55,6 +55,11 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 #   nor anything of a response will not: its request is given up as unseen (`leave`), to count for a while.
 # - A client's orders to a picker end here: guarded headers are removed, but those that the operator names.
 #   Two of them are read before: an objective and a fairness id count in a full pool (`routing.admission`).
+# - What a buffering proxy holds of a body is the proxy's memory, and it knows no budget: over HTTP/1.1 Envoy
+#   does not even know which request holds what (measured: `reset_high_memory_stream` has no effect there). So
+#   bodies count from their headers on, by what they announce, until they are here. One that there is no room
+#   for is routed at its headers, and the reply says not to send it: the proxy streams it to the endpoint, by
+#   a route without retries, since for those it would keep the body all the same.
 # - A body that there is no room for is done without: routed as if there were none. But what nobody kept
 #   cannot be given back, and half a body must not reach an endpoint: then the request is refused.
 #
@@ -68,6 +73,7 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 # list lets a client of one-byte pieces hold forty times its bytes.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from re import compile as compile_pattern
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -100,11 +106,16 @@ from extproc.stream.events import (
     Served,
     StreamConfig,
 )
-from extproc.stream.names import GUARDED, REQUEST_ID
+from extproc.stream.names import CONTENT_LENGTH, GUARDED, REQUEST_ID
+
+# Bodies up to this size find room among the announced when larger ones do not, half as much again.
+_SMALL_BYTES: Final = 131_072
 
 # Envoy refuses larger pieces of a body in FULL_DUPLEX_STREAMED mode.
 PIECE_BYTES: Final = 62_000
 
+# Of more digits than any limit has, nothing needs to be known.
+_LENGTH: Final = compile_pattern(r"[0-9]{1,18}")
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 _NO_REQUEST: Final = RequestHeaders({})
 _NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
@@ -114,13 +125,16 @@ class Session:
     """One request's state. `close` ends it, as often as one likes; its pick is released once.
 
     `pool` is the operator's choice of a pool, told with the stream. `new_request_id` makes an
-    `x-request-id` for a request that came without one. `budget` is the process's, for held bodies.
+    `x-request-id` for a request that came without one. `budget` is the process's, for held bodies;
+    `announced` likewise, for what proxies are to buffer.
     `pass_headers` are guarded ones that go on to the endpoint. `reads_apart` says that whoever drives the
     session reads long bodies for it: a `Reading` asks for that, and a `BodyRead` must be the next event.
     `tickets` find the pick again when the proxy's access log tells of it.
     """
 
     __slots__ = (
+        "_announced",
+        "_announced_bytes",
         "_budget",
         "_clear_route_cache",
         "_config",
@@ -152,6 +166,7 @@ class Session:
         clear_route_cache: bool = False,
         pool: str | None = None,
         budget: Budget | None = None,
+        announced: Budget | None = None,
         pass_headers: Collection[str] = (),
         reads_apart: bool = False,
         tickets: Tickets | None = None,
@@ -162,6 +177,8 @@ class Session:
         self._clear_route_cache = clear_route_cache
         self._pool = pool
         self._budget = budget
+        self._announced = announced
+        self._announced_bytes = 0
         self._pass_headers = pass_headers
         self._tickets = tickets
         self._ticket = 0
@@ -277,6 +294,9 @@ class Session:
         if self._is_decided_by_headers(ask):
             return [self._route(Phase.REQUEST_HEADERS, ask)]
         if self._config.request_body in _BUFFERED:
+            if not self._announce():
+                routed = self._route(Phase.REQUEST_HEADERS, self._ask(None, fault=_no_room()))
+                return [replace(routed, is_unread=True)]
             self._state = _BUFFERING
             mode = self._config.request_body
             sends_answers = self._config.response_body not in {None, BodyMode.NONE}
@@ -285,6 +305,21 @@ class Session:
             return [Continue(Phase.REQUEST_HEADERS)]
         self._state = _HOLDING
         return []
+
+    def _announce(self) -> bool:
+        """Counts the body that a proxy is to buffer; whether there is room for it."""
+        if self._announced is None:
+            return True
+        length = self._request.headers.get(CONTENT_LENGTH, "")
+        # One without a length may be as large as any. Most are small, and eight of them come at once.
+        size = int(length) if _LENGTH.fullmatch(length) else self._max_body_bytes // 2
+        if size > self._max_body_bytes:
+            raise _too_large(self._max_body_bytes)
+        extra = self._announced.limit_bytes // 2 if size <= _SMALL_BYTES else 0
+        if not self._announced.take(size, extra=extra):
+            return False
+        self._announced_bytes = size
+        return True
 
     def _is_decided_by_headers(self, ask: Ask) -> bool:
         request = self._request
@@ -472,12 +507,15 @@ class Session:
         if event.subset is not None:
             self._subset = event.subset
         if len(self._held) + len(event.data) > self._max_body_bytes:
-            raise BodyTooLarge(f"the request is larger than {self._max_body_bytes} bytes")
+            raise _too_large(self._max_body_bytes)
 
     def _forget(self) -> None:
         """Keeps nothing of the request: an open stream may last for minutes after its decision."""
         if self._budget is not None:
             self._budget.give(len(self._held))
+        if self._announced is not None:
+            self._announced.give(self._announced_bytes)
+        self._announced_bytes = 0
         self._held, self._request, self._subset, self._then = b"", _NO_REQUEST, None, None
 
     def _release(self) -> None:
@@ -515,11 +553,17 @@ _CLOSED    = _State("closed",    _S._go_on,  _S._ignore,      _S._lose,         
 # fmt: on
 
 
+def _too_large(limit_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the request is larger than {limit_bytes} bytes")
+
+
 def _no_room() -> NoRoomForBody:
     return NoRoomForBody("there is no room for the request's body now")
 
 
 def _pieces(data: bytes | bytearray, phase: Phase, end_of_stream: bool) -> Iterator[Piece]:
+    """Views of `data`: whoever sends 31 MB of them, a few at a time, copies each then."""
+    view = memoryview(data)
     for start in range(0, len(data) or end_of_stream, PIECE_BYTES):
         end = start + PIECE_BYTES
-        yield Piece(phase, bytes(data[start:end]), end_of_stream and end >= len(data))
+        yield Piece(phase, view[start:end], end_of_stream and end >= len(data))

@@ -208,7 +208,7 @@ class Link(asyncio.BufferedProtocol):
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Works off what waited for this turn, and then reads on; `resume_writing` does so for who is stuck."""
+        """Works off what waited for this turn, then reads on; `resume_writing` does it for who is stuck."""
         if self._stuck_s is not None or self._transport.is_closing():
             return
         if self.connection.has_more:

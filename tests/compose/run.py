@@ -21,6 +21,8 @@ import orjson
 HERE = Path(__file__).parent
 PROJECT = "extproc-router-test"
 GATEWAY = "http://127.0.0.1:8080"
+METRICS = "http://127.0.0.1:9090/metrics"
+ENDPOINTS = 4
 START_S = 120.0
 CONVERSATIONS = 20
 
@@ -83,6 +85,15 @@ def is_routed() -> bool:
         return False
 
 
+def is_whole() -> bool:
+    """Whether every endpoint may be picked: one that was asked before it listened is left out for a while."""
+    try:
+        with urlopen(METRICS, timeout=5) as answer:
+            return f'state="ready"}} {ENDPOINTS:.1f}' in answer.read().decode()
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
 def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = START_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_true():
@@ -94,6 +105,7 @@ def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = START_
 def check(compose: Compose) -> None:
     """The story of a day: affinity, an endpoint goes, the service goes and comes back."""
     wait_until(is_routed, "the service never answered Envoy")
+    wait_until(is_whole, "an endpoint was never ready")
     homes = ask_all()
     tell("conversations per endpoint", Counter(homes.values()))
     assert len(set(homes.values())) > 1, "all conversations met on one endpoint"
@@ -106,6 +118,7 @@ def check(compose: Compose) -> None:
 
     compose.run("start", "extproc")
     wait_until(is_routed, "the service never came back")
+    wait_until(is_whole, "an endpoint never came back")
     assert ask_all() == homes, "affinity did not come back"
 
     compose.run("kill", "vllm-3")

@@ -133,6 +133,13 @@ replies = st.one_of(
         st.builds(Decision, picks, st.none()),
         piece=st.builds(Piece, st.just(Phase.REQUEST_BODY), st.binary(), st.booleans()),
     ),
+    st.builds(
+        Routed,
+        st.just(Phase.REQUEST_HEADERS),
+        st.builds(Decision, picks, st.none()),
+        skip_body=st.just(value=True),
+        is_unread=st.booleans(),
+    ),
 )
 
 
@@ -252,7 +259,7 @@ def _expected(reply: Reply) -> ProcessingResponse:
         case Reading():
             raise AssertionError("nothing that is sent")
         case Piece():
-            streamed = StreamedBodyResponse(body=reply.data, end_of_stream=reply.end_of_stream)
+            streamed = StreamedBodyResponse(body=bytes(reply.data), end_of_stream=reply.end_of_stream)
             return _answering(
                 reply.phase, CommonResponse(body_mutation=BodyMutation(streamed_response=streamed))
             )
@@ -297,9 +304,13 @@ def _routed(reply: Routed) -> ProcessingResponse:
         told["prefix"] = f"{key:016x}"
     if reply.ticket:
         told["pick"] = f"{reply.ticket:016x}"
-    common = CommonResponse(header_mutation=mutation, clear_route_cache=reply.clear_route_cache)
+    if reply.is_unread:
+        mutation.set_headers += _mutation({"x-extproc-unread": "1"}).set_headers
+    clears = reply.clear_route_cache or reply.is_unread
+    common = CommonResponse(header_mutation=mutation, clear_route_cache=clears)
     if reply.piece is not None:
-        streamed = StreamedBodyResponse(body=reply.piece.data, end_of_stream=reply.piece.end_of_stream)
+        piece = reply.piece
+        streamed = StreamedBodyResponse(body=bytes(piece.data), end_of_stream=piece.end_of_stream)
         common.body_mutation = BodyMutation(streamed_response=streamed)
     response = _answering(reply.phase, common)
     response.dynamic_metadata = Struct(

@@ -8,7 +8,7 @@ from extproc.errors import ProtocolError
 from extproc.stream import ext_proc_pb2 as pb
 from extproc.stream.codec import decode
 from extproc.stream.events import Event, Observed, RequestBody, ResponseBody, StreamConfig
-from extproc.stream.long_body import find_body
+from extproc.stream.long_body import find_body, varint
 
 LONG = bytes(range(256)) * 400
 
@@ -53,6 +53,18 @@ def decode_config(message: pb.ProcessingRequest) -> StreamConfig | None:
     event = decode(request(request_body=pb.HttpBody()).SerializeToString(), ())
     assert isinstance(event, RequestBody)
     return event.config
+
+
+def test_whatever_comes_behind_a_body_is_kept() -> None:
+    """A field that only a later protocol knows, of any length."""
+    for size in (100, 300, 20_000):
+        more = b"\x7a" + varint(size) + bytes(size)
+        part = pb.HttpBody.FromString(pb.HttpBody(body=LONG, end_of_stream=True).SerializeToString() + more)
+        [plain, in_place] = both_ways(request(request_body=part).SerializeToString())
+
+        assert isinstance(plain, RequestBody)
+        assert (LONG, True) == (plain.data, plain.end_of_stream)
+        assert plain == in_place
 
 
 def test_long_body_is_not_copied() -> None:

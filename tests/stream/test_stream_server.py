@@ -6,6 +6,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import grpc
 import grpc.aio
@@ -16,6 +17,7 @@ from extproc.routing.picker import Picker
 from extproc.service.transport import Transport, build_transport
 from extproc.settings import ServerSettings
 from extproc.stream.events import (
+    BodyMode,
     Continue,
     Phase,
     Piece,
@@ -26,6 +28,7 @@ from extproc.stream.events import (
 )
 from extproc.stream.names import PROCESS
 from extproc.stream.server import ExternalProcessor
+from extproc.stream.session import PIECE_BYTES
 from extproc.telemetry import Metrics
 from extproc.wire.calls import Handler, Status
 from tests.stream.conversations import (
@@ -370,6 +373,10 @@ async def test_unreadable_bodies_and_refusals_are_counted() -> None:
         assert served.sample("extproc_requests_total", pool="", outcome="body_too_large") == 1
 
 
+# Pieces of a body that is given back: 2 MB.
+MOST_AT_ONCE = 32
+
+
 def open_recorded(picker: Picker, metrics: Metrics) -> tuple[RecordedCall, Handler, ExternalProcessor]:
     processor = ExternalProcessor(
         lambda: picker, metrics, max_body_bytes=MAX_BODY_BYTES, clear_route_cache=False
@@ -395,6 +402,34 @@ def test_a_skipped_body_is_routed_without_and_counted() -> None:
 
     assert call.status is Status.OK
     assert processor.streams_open == 0
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_long_body_is_given_back_a_few_pieces_a_turn(is_cut: bool) -> None:
+    """No turn of the loop has more than 2 MB of it; what comes meanwhile is heard after it."""
+    call = RecordedCall()
+    processor = ExternalProcessor(one_pool, Metrics(), max_body_bytes=1 << 24, clear_route_cache=False)
+    handler, body = processor.open(call), bytes(range(256)) * 40_000
+    handler.on_message(write(headers(BodyMode.FULL_DUPLEX_STREAMED)))
+    handler.on_message(write(RequestBody(body)))
+    handler.on_message(write(ResponseHeaders()))
+    turns: list[int] = []
+    while len(turns) < 20:
+        turns.append(len(call.sent))
+        if is_cut and len(turns) == 3:
+            handler.on_close()
+        await asyncio.sleep(0)
+    replies = [read(message) for message in call.sent]
+
+    assert max(after - before for before, after in pairwise([0, *turns])) <= MOST_AT_ONCE
+    if is_cut:
+        assert turns[2] == turns[-1] < len(body) // PIECE_BYTES
+        return
+    pieces = [reply for reply in replies if isinstance(reply, Piece)]
+    assert body == b"".join(piece.data for piece in pieces)
+    assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert isinstance(replies[0], Went)
+    assert replies[-1] == Continue(Phase.RESPONSE_HEADERS)
 
 
 async def test_a_request_that_goes_unseen_counts_for_its_time_and_no_longer() -> None:

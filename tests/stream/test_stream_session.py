@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.budget import Budget
-from extproc.errors import RequestError
+from extproc.errors import NoRoomForBody, RequestError
 from extproc.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Found, Picker, Route
@@ -74,6 +74,101 @@ def open_session(
         budget=budget,
         reads_apart=reads_apart,
     )
+
+
+BUFFERING = [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL]
+ROOM = 2 * MAX_BODY_BYTES
+# What is counted for a body that does not tell its length.
+UNTOLD_BYTES = MAX_BODY_BYTES // 2
+
+
+def announce(
+    announced: Budget, length: str | None, mode: BodyMode = BodyMode.BUFFERED
+) -> tuple[Session, Reply]:
+    session = Session(
+        one_pool(), new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES, announced=announced
+    )
+    [reply] = session.on(headers(mode, **({} if length is None else {"content_length": length})))
+    return session, reply
+
+
+def is_unread(reply: Reply) -> bool:
+    return isinstance(reply, Routed) and reply.is_unread and reply.skip_body
+
+
+@pytest.mark.parametrize("mode", BUFFERING)
+@pytest.mark.parametrize(
+    ("length", "bytes_each"),
+    [
+        (str(MAX_BODY_BYTES), MAX_BODY_BYTES),
+        (str(MAX_BODY_BYTES // 2 + 40_000), MAX_BODY_BYTES // 2 + 40_000),
+        (None, UNTOLD_BYTES),
+        ("-5", UNTOLD_BYTES),
+        ("9" * 40, UNTOLD_BYTES),
+    ],
+)
+def test_bodies_beyond_what_proxies_may_buffer_are_routed_unread(
+    mode: BodyMode, length: str | None, bytes_each: int
+) -> None:
+    announced = Budget(ROOM)
+    taken = [announce(announced, length, mode) for _ in range(ROOM // bytes_each)]
+    session, reply = announce(announced, length, mode)
+
+    # Small ones have room beyond the limit: half as much again.
+    has_more_room = bytes_each <= 131_072
+    assert [is_unread(reply) for _, reply in taken] == [False] * len(taken)
+    assert is_unread(reply) is not has_more_room
+
+    session.close()
+    for each, _ in taken:
+        each.close()
+    assert announced.used == 0
+
+
+def test_an_unread_body_is_counted_as_one_without_room() -> None:
+    _, reply = announce(Budget(0), str(MAX_BODY_BYTES))
+
+    assert isinstance(reply, Routed)
+    assert isinstance(reply.decision.fault, NoRoomForBody)
+    assert reply.decision.key is None
+
+
+def test_a_small_body_is_read_while_large_ones_are_not() -> None:
+    announced = Budget(ROOM)
+    for _ in range(2):
+        announce(announced, str(MAX_BODY_BYTES))
+
+    assert is_unread(announce(announced, str(MAX_BODY_BYTES))[1])
+    assert not is_unread(announce(announced, str(len(BODY)))[1])
+
+
+def test_what_was_announced_is_given_back_when_it_is_there() -> None:
+    announced = Budget(ROOM)
+    session, reply = announce(announced, str(len(BODY)))
+
+    assert (reply, announced.used) == (Continue(Phase.REQUEST_HEADERS), len(BODY))
+
+    session.on(RequestBody(BODY))
+
+    assert announced.used == 0
+    session.close()
+    assert announced.used == 0
+
+
+def test_a_body_announced_as_too_long_is_refused_before_it_comes() -> None:
+    announced = Budget(ROOM)
+    _, reply = announce(announced, str(MAX_BODY_BYTES + 1))
+
+    assert isinstance(reply, Answer)
+    assert (reply.status, announced.used) == (413, 0)
+
+
+def test_a_body_that_is_not_to_be_buffered_is_not_counted() -> None:
+    announced = Budget(0)
+    session = Session(two_pools(), new_request_id=lambda: "made", announced=announced)
+
+    assert session.on(headers(BodyMode.FULL_DUPLEX_STREAMED, content_length="50")) == []
+    assert announced.used == 0
 
 
 def hear(session: Session, event: Event) -> list[Reply]:
