@@ -95,7 +95,7 @@ class ServerSettings(Section):
 
     @property
     def announced(self) -> int:
-        """What proxies may be about to buffer: with its copy on the way here, half of a shipped Envoy's heap."""
+        """What proxies may be about to buffer: with its copy on the way here, half the heap of our Envoys."""
         return 4 * self.max_body_bytes
 
     @field_validator("listen", "admin", "health")

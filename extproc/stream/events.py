@@ -167,8 +167,8 @@ class Routed(Struct, frozen=True):
     """Go on, to the picked endpoint: headers set and removed, the same said as dynamic metadata.
 
     `piece` is the first one of a body given back, where there are no headers to answer. `ticket` is what an
-    access log tells of the request by, 0 if nobody would listen. `is_unread`: the proxy is to keep nothing of the
-    body, and to look for a route that does not either.
+    access log tells of the request by, 0 if nobody would listen. `is_unread`: the proxy is to keep nothing of
+    the body, and to look for a route that does not either.
     """
 
     phase: Phase

@@ -36,10 +36,10 @@ class ExternalProcessor:
     `picker` is asked for the picker in force when a stream opens, so a reload meets no stream halfway.
     `budget` is the process's, for bodies that are held; `announced` for those that proxies are to buffer.
     `on_served` hears what a gateway tells of a response, and how many seconds after the pick. `pass_headers`
-    are guarded headers that go on to the endpoint. A request whose response the gateway never tells of counts for `unseen_s`, by the loop's clock or by
-    `later`, which is called with a delay and what to do then. `reader` reads long bodies, which would keep
-    the loop from others for milliseconds; `None` reads them on it. `tickets` find picks again by what an
-    access log tells.
+    are guarded headers that go on to the endpoint. A request whose response the gateway never tells of counts
+    for `unseen_s`, by the loop's clock or by `later`, which is called with a delay and what to do then.
+    `reader` reads long bodies, which would keep the loop from others for milliseconds; `None` reads them on
+    it. `tickets` find picks again by what an access log tells.
     """
 
     def __init__(

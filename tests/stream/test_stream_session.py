@@ -88,7 +88,7 @@ def announce(
     session = Session(
         one_pool(), new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES, announced=announced
     )
-    [reply] = session.on(headers(mode, **({} if length is None else {"content_length": length})))
+    [reply] = session.on(headers(mode, content_length=length or ""))
     return session, reply
 
 
