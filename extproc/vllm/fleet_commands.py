@@ -19,6 +19,7 @@ from extproc.vllm.fleet.arms import parse_arm
 from extproc.vllm.fleet.cell import Cell
 from extproc.vllm.fleet.change import SYNTAX
 from extproc.vllm.fleet.duels import duels, render_duels
+from extproc.vllm.fleet.export import export_run
 from extproc.vllm.fleet.gateway import Spread
 from extproc.vllm.fleet.matrix import Matrix, render_rows, run_matrix
 from extproc.vllm.fleet.progress import ProgressLine
@@ -155,6 +156,12 @@ _measured = click.option("--measured-s", type=_RATE, help="Measured after that. 
 @click.option("--ideals/--no-ideals", default=True, help="What ideal caches would have had.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="All figures and all settings.")
 @click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="A line per run.")
+@click.option(
+    "--export",
+    "export_path",
+    type=click.Path(path_type=Path),
+    help="The first run's sessions as a dataset (`prepared`) for `extproc bench`.",
+)
 @_html
 @_against
 def fleet(
@@ -171,6 +178,7 @@ def fleet(
     ideals: bool,
     json_path: Path | None,
     csv_path: Path | None,
+    export_path: Path | None,
     html_path: Path | None,
     against: Sequence[str],
     **asked: Any,
@@ -215,6 +223,8 @@ def fleet(
     known = {name: find_profile(name) for name in profiles}
     _write(json_path, _encode({"version": __version__, "profiles": known, "runs": told}))
     _write(csv_path, write_csv([flatten(summary) for summary in summaries]).encode())
+    if export_path is not None:
+        _write(export_path, export_run(cells[0].simulate()))
 
 
 def _run(cells: Sequence[Cell], *, with_ideals: bool) -> list[Summary]:

@@ -283,3 +283,16 @@ async def test_no_more_users_ask_at_once_than_the_stages_say() -> None:
     assert len({r.session for r in early if r.turn == 0 and r.intended_s < 0.009}) == 2
     assert max(r.intended_s for r in generator.records) < 0.202
     assert all(r.is_ok for r in generator.records)
+
+
+async def test_pauses_that_a_dataset_knows_come_before_those_of_the_spec() -> None:
+    turns = tuple(
+        ChatTurn((Message("user", "question"),), 5, think_s=think_s) for think_s in (9.0, 0.02, None)
+    )
+    share = build_share([Conversation(turns)], starts=[(0, 0.0)], think_time=0.05)
+    generator, _ = build_generator(share)
+    await generator.run()
+
+    first, second, third = generator.records
+    assert second.intended_s == pytest.approx((first.end_s or 0) + 0.02)
+    assert third.intended_s == pytest.approx((second.end_s or 0) + 0.05)

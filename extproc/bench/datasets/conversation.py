@@ -18,12 +18,14 @@ class Message:
 class ChatTurn:
     """What one request adds to a conversation, and the answer that was recorded for it.
 
-    `output_tokens` is what the request allows the answer to take; `reply` is empty if none is known.
+    `output_tokens` is what the request allows the answer to take; `reply` is empty if none is known. It is
+    asked `think_s` after the answer before it; `None`: after what the spec's `think-time` draws.
     """
 
     messages: tuple[Message, ...]
     output_tokens: int
     reply: str = ""
+    think_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class LoadGenerator:
         A failed answer ends the conversation, as there is nothing to go on with.
         """
         conversation = self._share.conversations[number % len(self._share.conversations)]
-        thinks = self._draw_thinking(number, len(conversation.turns))
+        thinks = self._list_pauses(number, conversation.turns)
         first = self._numbering.first_index(number)
         history: tuple[Message, ...] = ()
         for turn_number, turn in enumerate(conversation.turns):
@@ -162,6 +162,12 @@ class LoadGenerator:
         is_real = self._traffic.dataset.replies == "real"
         reply = record.text if is_real else turn.reply
         return (Message("assistant", reply),) if reply else ()
+
+    def _list_pauses(self, number: int, turns: Sequence[ChatTurn]) -> Sequence[float]:
+        """How long the user thinks after each answer: as the dataset says, else as the spec does."""
+        drawn = self._draw_thinking(number, len(turns))
+        known = [turn.think_s for turn in turns[1:]] + [None]
+        return [pause if told is None else told for pause, told in zip(drawn, known, strict=True)]
 
     def _draw_thinking(self, number: int, turns: int) -> Sequence[float]:
         """Draws pauses by conversation, so that they don't depend on which process runs it."""

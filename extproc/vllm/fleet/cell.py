@@ -11,7 +11,7 @@ from extproc.errors import SettingsError
 from extproc.vllm.fleet.arms import parse_arm
 from extproc.vllm.fleet.change import parse_change
 from extproc.vllm.fleet.client import Traffic
-from extproc.vllm.fleet.fleet import Setup, Watch, simulate
+from extproc.vllm.fleet.fleet import Run, Setup, Watch, simulate
 from extproc.vllm.fleet.gateway import Routing, Spread
 from extproc.vllm.fleet.scenarios import SCENARIOS
 from extproc.vllm.fleet.session import PlannedSession
@@ -84,7 +84,11 @@ class Cell:
 
     def run(self, *, with_ideals: bool = True, watch: Watch | None = None) -> Summary:
         """`watch` hears which share is done. Raises `SettingsError` for names that there are not."""
-        return summarize(simulate(self.plan(), self.draw(), watch), self.arm, with_ideals=with_ideals)
+        return summarize(self.simulate(watch), self.arm, with_ideals=with_ideals)
+
+    def simulate(self, watch: Watch | None = None) -> Run:
+        """As `run`, with all that it left behind."""
+        return simulate(self.plan(), self.draw(), watch)
 
     def draw(self) -> list[PlannedSession]:
         """Returns the sessions; the same for every arm."""
