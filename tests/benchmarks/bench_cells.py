@@ -2,8 +2,11 @@
 
 Each cell: the fleet draws the sessions and simulates all arms; the same sessions, at the same times and with
 the same pauses, then go through Envoy and the service to simulated endpoints in real time, by `extproc bench
-ab`. One table; every run's reports stay in the folder, and what is there is not run again. The endpoints want
-their processor time at once: `nice -n -10 python -m tests.benchmarks.bench_cells --at-once 5`, as root.
+ab`. One table; every run's reports stay in the folder, and a valid one is not made again.
+
+Endpoints and client want their processor time at once. As root, on a machine with other work: `nice -n -10
+python -m tests.benchmarks.bench_cells --at-once 5`; where the kernel groups processes by session, nice works
+within the group only, and /proc/self/autogroup takes the group's own.
 """
 
 import argparse
@@ -87,7 +90,9 @@ def component(arm: str) -> Component:
     return Component(name=parsed.strategy, **parsed.options)
 
 
-def write_spec(fleet: Fleet, dataset: Path, folder: Path, options: argparse.Namespace) -> Path:
+def write_spec(
+    fleet: Fleet, dataset: Path, folder: Path, missing: Sequence[str], options: argparse.Namespace
+) -> Path:
     """Writes the comparison as anybody would: sessions from the file, at their times, every arm once."""
     traffic = {
         "shape": {"name": "trace"},
@@ -96,7 +101,7 @@ def write_spec(fleet: Fleet, dataset: Path, folder: Path, options: argparse.Name
         "warm_up": options.warmup_s,
         "cool_down": COOL_DOWN_S,
     }
-    arms = [{"name": parse_arm(arm).strategy, **parse_arm(arm).options} for arm in ARMS]
+    arms = [{"name": parse_arm(arm).strategy, **parse_arm(arm).options} for arm in missing]
     # Sessions are asked again by their answers: a slow arm is offered less, as in the simulation.
     ab = {"arms": arms, "repeats": 1, "tolerance": 0.5}
     path = folder / "spec.yaml"
@@ -105,34 +110,40 @@ def write_spec(fleet: Fleet, dataset: Path, folder: Path, options: argparse.Name
 
 
 def measure_cell(letter: str, folder: Path, options: argparse.Namespace) -> None:
-    """Runs the comparison of one cell, unless its reports are there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if all(report_path(folder, arm).exists() for arm in ARMS):
+    """Compares those arms in one cell that have no valid run yet."""
+    missing = [arm for arm in ARMS if not is_done(folder, arm)]
+    if not missing:
         return
+    folder.mkdir(parents=True, exist_ok=True)
     dataset = folder / "sessions.jsonl"
     dataset.write_bytes(export_run(build_cell(letter, ARMS[0], options.seed, options).simulate()))
     with (
         tempfile.TemporaryDirectory() as directory,
         run_fleet(Path(directory), endpoints=ENDPOINTS, simulate=(), processes=options.simulators) as fleet,
     ):
-        spec = write_spec(fleet, dataset, folder, options)
+        spec = write_spec(fleet, dataset, folder, missing, options)
         command = [sys.executable, "-m", "extproc", "bench", "ab", str(spec), "--output", str(folder)]
         with (folder / "ab.txt").open("w") as said:
             subprocess.run([*command, "--quiet"], stdout=said, stderr=subprocess.STDOUT, check=False)
-        (folder / "late.txt").write_text(str(fleet.count_late()))
+        if late := fleet.count_late():
+            print(f"{letter}: endpoints were {late} times late for their own time", file=sys.stderr)
 
 
 def report_path(folder: Path, arm: str) -> Path:
     return folder / f"{label(component(arm))}-1" / "report.json"
 
 
+def is_done(folder: Path, arm: str) -> bool:
+    path = report_path(folder, arm)
+    return path.exists() and decode(path.read_bytes()).verdict.is_valid
+
+
 def read_line(folder: Path, arm: str, rows: Sequence[Row]) -> Line:
-    path, late = report_path(folder, arm), folder / "late.txt"
+    path = report_path(folder, arm)
     report = decode(path.read_bytes()) if path.exists() else None
+    measured = None if report is None else read_report(report)
     verdict = "not measured" if report is None else report.verdict.text
-    if late.exists() and (count := int(late.read_text())):
-        verdict += f"; endpoints {count}x late in this cell"
-    return Line(arm, [read_row(row) for row in rows], report and read_report(report), verdict)
+    return Line(arm, [read_row(row) for row in rows], measured, verdict)
 
 
 def read_row(row: Row) -> Figures:
