@@ -82,6 +82,10 @@ bench: $(READY)  ## Measure; prints tables, writes JSON to build/bench/
 bench-seed: $(READY)  ## Run KubeAI's published 8 x L4 benchmark again, beside its figures
 	$(BIN)/python -m tests.benchmarks --out build/bench seed
 
+.PHONY: bench-cells
+bench-cells: $(READY)  ## Ask simulated endpoints through Envoy in real time what the simulator says of five workloads
+	$(BIN)/python -m tests.benchmarks --out build/bench cells
+
 .PHONY: test-vllm
 test-vllm: $(READY)  ## Compare the simulated vLLM, and what prefix_cache foresees and our bench serve, with a real one; sets that up in .vllm/ (about 4 GB)
 	$(BIN)/python tests/vllm/real/install.py .vllm

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
 import yaml
 
 from extproc import __version__
@@ -202,6 +203,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1, help="cells measured side by side")
     parser.add_argument("--simulators", type=int, default=1, help="processes that share a cell's endpoints")
     parser.add_argument("--output", type=Path, default=Path("build/cells"), help="where reports are kept")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     with ThreadPoolExecutor(options.at_once) as pool:
         list(pool.map(lambda letter: measure_cell(letter, options.output / letter, options), options.cells))
@@ -214,6 +216,8 @@ def main() -> None:
         ]
         table += describe(letter, lines)
     print(markdown_table(HEADER, table), end="")
+    if options.json is not None:
+        options.json.write_bytes(orjson.dumps([HEADER, *table]))
 
 
 if __name__ == "__main__":
