@@ -130,6 +130,11 @@ def measure_cell(letter: str, folder: Path, options: argparse.Namespace) -> None
             print(f"{letter}: endpoints were {late} times late for their own time", file=sys.stderr)
 
 
+def measure_all(options: argparse.Namespace) -> None:
+    with ThreadPoolExecutor(options.at_once) as pool:
+        list(pool.map(lambda letter: measure_cell(letter, options.output / letter, options), options.cells))
+
+
 def report_path(folder: Path, arm: str) -> Path:
     return folder / f"{label(component(arm))}-1" / "report.json"
 
@@ -180,7 +185,11 @@ def compare(line: Line, base: Line) -> Sequence[str]:
         ours.mean_s / theirs.mean_s for ours, theirs in zip(line.simulated, base.simulated, strict=True)
     ]
     real = line.measured.mean_s / base.measured.mean_s if line.measured and base.measured else None
-    return f"{fixed(ratios[0])} ({fixed(min(ratios))} to {fixed(max(ratios))})", fixed(real)
+    return f"{ratio(ratios[0])} ({ratio(min(ratios))} to {ratio(max(ratios))})", ratio(real)
+
+
+def ratio(value: float | None) -> str:
+    return fixed(value, 2 if value is None or value > 0.1 else 3)
 
 
 def simulate_all(options: argparse.Namespace) -> list[Row]:
@@ -204,9 +213,10 @@ def main() -> None:
     parser.add_argument("--simulators", type=int, default=1, help="processes that share a cell's endpoints")
     parser.add_argument("--output", type=Path, default=Path("build/cells"), help="where reports are kept")
     parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--table", action="store_true", help="only the table of what is there")
     options = parser.parse_args()
-    with ThreadPoolExecutor(options.at_once) as pool:
-        list(pool.map(lambda letter: measure_cell(letter, options.output / letter, options), options.cells))
+    if not options.table:
+        measure_all(options)
     rows = iter(simulate_all(options))
     table: list[Sequence[str]] = []
     for letter in options.cells:
