@@ -312,9 +312,10 @@ class Session:
             return True
         length = self._request.headers.get(CONTENT_LENGTH, "")
         # One without a length may be as large as any. Most are small, and eight of them come at once.
+        # Of one that is too long the proxy holds no more than that, and refuses it in words of its own: an
+        # answer of ours, at the headers, reaches no client of HTTP/2 that still sends.
         size = int(length) if _LENGTH.fullmatch(length) else self._max_body_bytes // 2
-        if size > self._max_body_bytes:
-            raise _too_large(self._max_body_bytes)
+        size = min(size, self._max_body_bytes)
         extra = self._announced.limit_bytes // 2 if size <= _SMALL_BYTES else 0
         if not self._announced.take(size, extra=extra):
             return False

@@ -29,10 +29,6 @@ SENT_BYTES = BODY_BYTES - 200_000
 STOPPED_S = 1
 OTHERS = 50
 TIGHT_PERCENT = 70  # where the rules begin
-SETTLED_PERCENT = 60
-REFRESH_S = 0.05  # how often the monitor looks
-# So many bodies may be announced at once.
-ANNOUNCED = 4
 
 # What Envoy is before its first request, and what one tick of the monitor lets in at full speed.
 BASE_BYTES = 100 * MIB
@@ -178,62 +174,6 @@ async def test_uploads_that_stop_are_survived_while_others_are_served(small: Sta
     assert set(seen.answers) <= {200, 503, 500, 0}
     assert seen.peak_bytes < BASE_BYTES + BODIES_PER_HEAP * BODY_BYTES + TICK_BYTES
     assert small.gateway.is_running
-
-
-async def hold(stack: Stack, count: int, settled_percent: int = 1_000) -> list[asyncio.Task[None]]:
-    """Uploads that stop, each begun when the one before has and what went on to an endpoint is there."""
-    held = []
-    for _ in range(count):
-        event = asyncio.Event()
-        held.append(asyncio.create_task(_upload(stack, upload_http1, event)))
-        await event.wait()
-        await asyncio.sleep(4 * REFRESH_S)
-        await asyncio.to_thread(stack.gateway.wait_until, lambda: pressure(stack) < settled_percent)
-    return held
-
-
-async def end(uploads: list[asyncio.Task[None]]) -> None:
-    for each in uploads:
-        each.cancel()
-    await asyncio.gather(*uploads, return_exceptions=True)
-
-
-def be_patient(tree: Tree) -> None:
-    """Nobody is cut for silence: what is held counts, not how soon somebody looks."""
-    for patience, *_ in find(tree, "timer_scale_factors"):
-        patience["min_timeout"] = "600s"
-
-
-@contextmanager
-def run_small(tmp_path: Path, max_body_bytes: int) -> Iterator[Stack]:
-    with run_stack(tmp_path, edits=[shrink, be_patient], max_body_bytes=max_body_bytes) as stack:
-        yield stack
-
-
-async def test_uploads_beyond_what_may_be_announced_are_streamed_and_hold_nothing(tmp_path: Path) -> None:
-    """1. Four uploads stop, and Envoy holds them. 2. So do 36 more. 3. Nobody is cut, all served."""
-    with run_small(tmp_path, BODY_BYTES) as stack:
-        held = await hold(stack, UPLOADS, SETTLED_PERCENT)
-        others = Seen()
-        for _ in range(OTHERS):
-            await ask_once(stack, others)
-
-        assert others.answers == {200: OTHERS}
-        assert not any(task.done() for task in held)
-        assert stack.service.metric("extproc_prompt_errors_total", why="budget") == UPLOADS - ANNOUNCED
-        # For a retry Envoy would have kept them all the same.
-        assert stack.gateway.counters("cluster.vllm.retry_or_shadow").popitem()[1] == 0
-        await end(held)
-
-
-async def test_without_a_limit_of_what_is_announced_the_same_uploads_fill_the_heap(tmp_path: Path) -> None:
-    """The test above can fail."""
-    with run_small(tmp_path, 100 * BODY_BYTES) as stack:
-        held = await hold(stack, UPLOADS)
-        await asyncio.to_thread(stack.gateway.wait_until, lambda: pressure(stack) > TIGHT_PERCENT)
-
-        assert stack.service.metric("extproc_prompt_errors_total", why="budget") == 0
-        await end(held)
 
 
 async def test_without_the_rules_the_same_uploads_hold_more_than_the_heap(tmp_path: Path) -> None:

@@ -173,13 +173,15 @@ def test_envoy_over_xds_is_the_standalone_one_without_its_pool() -> None:
         manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
         routes = manager.pop("route_config")["virtual_hosts"][0]["routes"]
         tree["routes"] = [
-            (each["route"]["retry_policy"], each["route"]["timeout"], each["response_headers_to_add"])
+            (each["route"].get("retry_policy"), each["route"]["timeout"], each["response_headers_to_add"])
             for each in routes
         ]
         service = cluster(tree, "extproc")
         service.pop("typed_extension_protocol_options")
         tree["static_resources"]["clusters"] = [service]
-    assert xds["routes"] == standalone["routes"] * 2
+    unread, others = standalone["routes"]
+    assert xds["routes"] == [unread, others, others]
+    assert unread[0] is None
     for place in ("node", "dynamic_resources", "routes"):
         xds.pop(place, None)
         standalone.pop(place, None)

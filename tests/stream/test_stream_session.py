@@ -155,12 +155,12 @@ def test_what_was_announced_is_given_back_when_it_is_there() -> None:
     assert announced.used == 0
 
 
-def test_a_body_announced_as_too_long_is_refused_before_it_comes() -> None:
+def test_a_body_announced_as_too_long_counts_as_the_longest_that_a_proxy_holds() -> None:
     announced = Budget(ROOM)
     _, reply = announce(announced, str(MAX_BODY_BYTES + 1))
 
-    assert isinstance(reply, Answer)
-    assert (reply.status, announced.used) == (413, 0)
+    assert reply == Continue(Phase.REQUEST_HEADERS)
+    assert announced.used == MAX_BODY_BYTES
 
 
 def test_a_body_that_is_not_to_be_buffered_is_not_counted() -> None:
