@@ -42,7 +42,7 @@ class TestStaticConfiguration:
         mutations = extensions[0]["typed_config"]["mutations"]
         prefixes = {each["remove_on_match"]["key_matcher"]["prefix"] for each in mutations[:-1]}
 
-        assert prefixes == {"x-gateway-destination-", "x-extproc-", "x-envoy-"}
+        assert prefixes == {"x-gateway-destination-", "x-gateway-model-", "x-extproc-", "x-envoy-"}
         assert mutations[-1] == {"remove": "x-served-by"}
 
     def test_keeps_priorities_and_clients_from_the_endpoints(self, name: str) -> None:
