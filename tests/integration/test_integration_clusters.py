@@ -23,7 +23,7 @@ def split_cluster(tree: Tree) -> None:
         endpoints["lb_endpoints"] = endpoints["lb_endpoints"][keep]
     tree["static_resources"]["clusters"].append(qwen)
     for host in next(find(tree, "virtual_hosts")):
-        (route,) = host["routes"]
+        (route,) = [route for route in host["routes"] if route["match"] == {"prefix": "/"}]
         named = deepcopy(route)
         named["match"]["headers"] = [{"name": "x-extproc-pool", "present_match": True}]
         del named["route"]["cluster"]
