@@ -14,6 +14,7 @@ from typing import Final
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
 from extproc.feedback.desk import Desk
+from extproc.feedback.rounds import Rounds, Sleep
 from extproc.routing.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -48,12 +49,11 @@ class Prober:
         plan: ProbePlan,
         *,
         rng: Random,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._desk = desk
         self._plan = plan
-        self._rng = rng
-        self._sleep = sleep
+        self._rounds = Rounds(plan, rng, sleep)
         self._failures = Counter[str]()
 
     def __repr__(self) -> str:
@@ -77,19 +77,7 @@ class Prober:
         """Asks every endpoint once, in an order of chance, and takes an interval for it."""
         endpoints = list(self._desk.pool.snapshot.ready.values())
         self._failures = Counter({e.name: self._failures[e.name] for e in endpoints})
-        self._rng.shuffle(endpoints)
-        pause_s = max(self._plan.interval_s / max(1, len(endpoints)), 1 / self._plan.per_s)
-        slots = asyncio.Semaphore(self._plan.parallel)
-        async with asyncio.TaskGroup() as tasks:
-            for endpoint in endpoints:
-                await slots.acquire()
-                tasks.create_task(self._ask(ask, endpoint)).add_done_callback(lambda _: slots.release())
-                await self._pause(pause_s)
-            if not endpoints:
-                await self._pause(pause_s)
-
-    async def _pause(self, pause_s: float) -> None:
-        await self._sleep(pause_s * self._rng.uniform(0.8, 1.2))
+        await self._rounds.go(endpoints, lambda endpoint: self._ask(ask, endpoint))
 
     async def _ask(self, ask: Ask, endpoint: Endpoint) -> None:
         is_healthy = await ask(endpoint.address)

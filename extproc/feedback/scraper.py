@@ -11,6 +11,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, T
 
 from extproc.errors import ProtocolError
 from extproc.feedback.desk import Desk
+from extproc.feedback.rounds import Rounds, Sleep
 from extproc.feedback.vitals import read_vitals
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.vitals import Vitals
@@ -48,12 +49,11 @@ class Scraper:
         plan: ScrapePlan,
         *,
         rng: Random,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._desk = desk
         self._plan = plan
-        self._rng = rng
-        self._sleep = sleep
+        self._rounds = Rounds(plan, rng, sleep)
         self._silent: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
@@ -79,19 +79,7 @@ class Scraper:
         """Asks every endpoint once, in an order of chance, and takes an interval for it."""
         endpoints = list(self._desk.pool.snapshot.ready.values())
         self._silent &= {endpoint.name for endpoint in endpoints}
-        self._rng.shuffle(endpoints)
-        pause_s = max(self._plan.interval_s / max(1, len(endpoints)), 1 / self._plan.per_s)
-        slots = asyncio.Semaphore(self._plan.parallel)
-        async with asyncio.TaskGroup() as tasks:
-            for endpoint in endpoints:
-                await slots.acquire()
-                tasks.create_task(self._ask(ask, endpoint)).add_done_callback(lambda _: slots.release())
-                await self._pause(pause_s)
-            if not endpoints:
-                await self._pause(pause_s)
-
-    async def _pause(self, pause_s: float) -> None:
-        await self._sleep(pause_s * self._rng.uniform(0.8, 1.2))
+        await self._rounds.go(endpoints, lambda endpoint: self._ask(ask, endpoint))
 
     async def _ask(self, ask: Ask, endpoint: Endpoint) -> None:
         vitals = await ask(endpoint.address)

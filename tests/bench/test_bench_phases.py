@@ -231,7 +231,9 @@ def test_gauges_of_an_exposition_are_added_up_over_engines() -> None:
 
 @given(st.text())
 def test_any_text_is_read_as_gauges(text: str) -> None:
-    read_gauges(f"{text}\nvllm:num_requests_running{{{text}")
+    gauges = read_gauges(f"{text}\nvllm:num_requests_running{{{text}")
+
+    assert all(value is None or isinstance(value, float) for value in (gauges.running, gauges.waiting))
 
 
 def test_endpoints_that_say_nothing_are_left_out_of_the_sum() -> None:
