@@ -11,7 +11,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Pace(Protocol):
-    """How often each endpoint is asked, seconds; at most `per_s` times a second together, `parallel` at once."""
+    """How often each endpoint is asked: `interval_s`, `per_s` of them a second and `parallel` at once at most."""
 
     @property
     def interval_s(self) -> float: ...
