@@ -11,7 +11,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Pace(Protocol):
-    """How often each endpoint is asked: `interval_s`, `per_s` of them a second and `parallel` at once at most."""
+    """How often each endpoint is asked: `interval_s`, `per_s` a second, at most `parallel` at once."""
 
     @property
     def interval_s(self) -> float: ...
