@@ -204,10 +204,10 @@ async def _serve_health(app: Application, settings: ServerSettings, stack: Async
 async def _drain(app: Application, transport: Transport, signals: asyncio.Queue[int], drain_s: float) -> int:
     """First signal: no new streams, open ones go on up to `drain_s`. A second one cuts them."""
     app.is_draining = True
-    app.health.update()
+    app.health.leave()
     log.info("draining: %d streams open", app.processor.streams_open)
     transport.drain()
-    # Streams of health watchers and of xDS never end by themselves: only requests are waited for.
+    # Streams of xDS never end by themselves: only requests are waited for.
     ends = {asyncio.create_task(app.processor.drained()), asyncio.create_task(signals.get())}
     await asyncio.wait(ends, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     cut = app.processor.streams_open

@@ -57,6 +57,12 @@ class Health:
     def forget(self, watcher: "_Watcher") -> None:
         self._watchers.pop(watcher, None)
 
+    def leave(self) -> None:
+        """Tells watchers the last news and ends their streams: of one that is cut, a client may drop it."""
+        self.update()
+        for watcher in tuple(self._watchers):
+            watcher.end()
+
     def _open_check(self, call: Call) -> Handler:
         return _Checker(self, call)
 
@@ -115,6 +121,9 @@ class _Watcher(_Question):
 
     def tell(self, answer: bytes) -> None:
         self._call.send(answer)
+
+    def end(self) -> None:
+        self._call.finish(Status.UNAVAILABLE, "the service ends")
 
     def _answer(self, name: str) -> None:
         self.tell(self._health.told(name) or _UNKNOWN)

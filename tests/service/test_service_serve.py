@@ -154,6 +154,7 @@ async def test_a_watcher_of_health_does_not_hold_up_the_end(service: Service) ->
         service.send(signal.SIGTERM)
 
         assert await watch.read() == b"\x08\x02"
+        assert await watch.code() == grpc.StatusCode.UNAVAILABLE
         assert await asyncio.to_thread(exit_status, service) == 0
 
 
