@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.manifests.crds import SCHEMAS
+from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import MANIFESTS, Object, render, render_folder
 
 
