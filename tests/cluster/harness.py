@@ -4,8 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from extproc.cluster.kube_api import Patience
+from extproc.cluster.kubernetes import KubernetesSource
 from extproc.cluster.source import Source
 from extproc.routing.endpoint import Endpoint
+
+PATIENT = Patience()
+IMPATIENT = Patience(answer_s=0.5, silence_s=0.5)
+BuildSource = Callable[..., KubernetesSource]
 
 
 class RecordingSink:
@@ -57,3 +63,7 @@ async def running(source: Source, sink: RecordingSink) -> AsyncIterator[asyncio.
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+def has(*names: str) -> Callable[[RecordingSink], bool]:
+    return lambda sink: sink.names == [f"default/{name}" for name in names]

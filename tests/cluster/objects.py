@@ -53,3 +53,6 @@ def slice_object(
 
 def parsed(slice_: Object) -> EndpointSlice:
     return msgspec.json.decode(msgspec.json.encode(slice_), type=EndpointSlice)
+
+
+A, B, C = pod("a", "10.0.0.1"), pod("b", "10.0.0.2"), pod("c", "10.0.0.3")
