@@ -1,10 +1,12 @@
 """What can go wrong in a list or a watch, after kopf's list of it, against a scripted API server."""
 
 import asyncio
+import json
 from pathlib import Path
 from random import Random
 
 import pytest
+from aiohttp import web
 
 from extproc.cluster.restarting import Restarting
 from tests.cluster.api_server import (
@@ -22,6 +24,7 @@ from tests.cluster.objects import C, slice_object
 
 ADDED = line("ADDED", slice_object("s2", C) | {"metadata": {"name": "s2", "resourceVersion": "150"}})
 MARK = line("BOOKMARK", {"metadata": {"resourceVersion": "160"}})
+MIB = 2**20
 GONE = line("ERROR", status_object(410, "too old resource version"))
 
 
@@ -268,3 +271,59 @@ async def test_broken_credentials_are_tried_again(
     assert (
         sink.reasons[0] == f"Invalid kube-config file. Expected key current-context in {tmp_path}/kubeconfig"
     )
+
+
+def endless(written: list[int], first: bytes) -> Answer:
+    """Says `first`, and then spaces a MiB at a time until the client has had enough of it."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(first)
+        for number in range(1, 200):
+            await response.write(b" " * MIB)
+            written.append(number)
+        return response
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("call", "first", "most_mib", "reason"),
+    [
+        ("list", b'{"metadata":{"resourceVersion":"100"},', 64, "a list of more than 67108864 bytes"),
+        ("watch", b'{"type": "ADDED",', 8, "an event of more than 8388608 bytes"),
+    ],
+)
+async def test_what_has_no_end_is_read_no_further_than_its_bound(
+    server: ApiServer,
+    build: BuildSource,
+    sink: RecordingSink,
+    *,
+    call: str,
+    first: bytes,
+    most_mib: int,
+    reason: str,
+) -> None:
+    """A page of a list, and an event. What sockets hold on the way comes on top; another list follows."""
+    written: list[int] = []
+    server.answer_next(call, endless(written, first))
+    async with running(build(), sink):
+        await sink.until(lambda told: told.restarts, timeout_s=60)
+        server.put(slice_object("s2", C))
+        await sink.until(has("a", "b", "c"))
+
+    assert (sink.restarts, sink.reasons) == (["garbled"], [reason])
+    assert most_mib - 1 <= max(written) <= most_mib + 16
+
+
+async def test_a_page_as_large_as_its_bound_is_read(
+    server: ApiServer, build: BuildSource, sink: RecordingSink
+) -> None:
+    page = b'{"metadata":{"resourceVersion":"102"},"items":[%s]}'
+    listed = page % json.dumps(slice_object("s9", C)).encode()
+    server.answer_next("list", streams(listed.ljust(64 * MIB)))
+    async with running(build(), sink):
+        await sink.until(has("c"), timeout_s=60)
+
+    assert sink.restarts == []
