@@ -232,7 +232,8 @@ class _Group:
 
     def lost(self, lost: WatchLost) -> None:
         # Who may not ask is told so before the server says that it has no such group.
-        is_shut = self._is_forerunner and lost.why == "forbidden" and self.known == "unheard"
+        was_shut = self.known in {"unheard", "unserved"}
+        is_shut = self._is_forerunner and lost.why == "forbidden" and was_shut
         if lost.why == "not_found" or is_shut:
             self._know("unserved")
         else:
