@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.integration.gateway import Tree, cluster, ext_proc_filter
+from tests.integration.gateway import Tree, cluster, ext_proc_filter, load
 
 DESTINATION = "x-gateway-destination-endpoint"
 _TYPES = "type.googleapis.com/envoy.extensions"
@@ -204,3 +204,11 @@ GATEWAYS = [
     Picked("envoy-ai-gateway, FailClose", envoy_ai_gateway_closed, when_killed=500, when_hung=None),
     Picked("llm-d", llm_d, when_killed=500, when_hung=None),
 ]
+
+
+def answers_in_duplex(gateway: Picked) -> bool:
+    """Whether every piece of every answer passes through the picker."""
+    tree = load("standalone.yaml")
+    gateway.edit(tree)
+    mode: Tree = ext_proc_filter(tree)["processing_mode"]
+    return bool(mode.get("response_body_mode") == "FULL_DUPLEX_STREAMED")

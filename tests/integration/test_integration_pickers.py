@@ -2,14 +2,17 @@
 
 import asyncio
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 import aiohttp
+import orjson
 import pytest
 import xxhash
 
-from tests.integration.client import ask, connect, send
-from tests.integration.pickers import GATEWAYS, Picked
+from tests.integration.client import CHAT, MODEL, ask, connect, send
+from tests.integration.pickers import GATEWAYS, Picked, answers_in_duplex
 from tests.integration.ports import free_ports
 from tests.integration.service import pool
 from tests.integration.stack import Stack, run_stack
@@ -52,6 +55,25 @@ async def test_a_body_arrives_unchanged_at_a_picked_endpoint(stack: Stack, size_
     assert stack.service.metric("extproc_picks_total") == before + 1
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_answer_of_10_mb_arrives_unchanged(stack: Stack, picked: Picked, *, stream: bool) -> None:
+    """200 completions that begin with the prompt. In full duplex the picker has given each piece back."""
+    prompt = "".join(f"{number:08}" for number in range(6_500))
+    fields = {"n": 200, "echo": True, "max_tokens": 1, "stream": stream}
+    before = stack.gateway.ext_proc()["stream_msgs_received"]
+    async with connect(stack.url) as session:
+        body = orjson.dumps({"model": MODEL, "prompt": prompt, **fields})
+        answer = await send(session, body, path="/v1/completions")
+    texts = _texts(answer.body)
+    given_back = stack.gateway.ext_proc()["stream_msgs_received"] - before
+
+    assert len(answer.body) > 10_000_000
+    assert len(texts) == 200
+    assert all(text.startswith(prompt) for text in texts)
+    assert given_back > 100 if answers_in_duplex(picked) else given_back <= 3
+    await _until_idle(stack)
+
+
 async def test_a_conversation_stays_and_every_request_is_released(stack: Stack) -> None:
     async with connect(stack.url) as session:
         answers = [await send(session, ask("stay")) for _ in range(8)]
@@ -86,13 +108,16 @@ async def test_a_client_names_no_endpoint(stack: Stack) -> None:
 
 
 async def test_the_picker_is_killed_and_comes_back(stack: Stack, picked: Picked) -> None:
-    """1. Killed: once the gateway has noticed, each client is told what the table says, whatever its body.
+    """1. Killed while an answer streams: it goes on, or breaks off where it passes through the picker.
 
-    2. Back: bodies of every size are picked for again, and a conversation has its home.
+    2. Once the gateway has noticed, each client is told what the table says, whatever its body.
+    3. Back: bodies of every size are picked for again, and a conversation has its home.
     """
+    breaks = pytest.raises(aiohttp.ClientPayloadError) if answers_in_duplex(picked) else nullcontext()
     async with connect(stack.url) as session:
         home = await send(session, ask("home"))
-        stack.service.kill()
+        with breaks:
+            await _stream_while(session, stack.service.kill)
         async with asyncio.timeout(30):
             while await _status(session) != picked.when_killed:
                 pass
@@ -126,6 +151,36 @@ async def test_the_picker_hangs_and_goes_on(stack: Stack, picked: Picked) -> Non
         await _until_at_home(session)
 
     assert statuses == [picked.when_hung] * (1 + len(BODIES)), noticing
+
+
+async def test_the_picker_hangs_for_a_moment_while_an_answer_streams(stack: Stack) -> None:
+    def hang() -> None:
+        stack.service.send(signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(0.5, stack.service.send, signal.SIGCONT)
+
+    async with connect(stack.url) as session:
+        await _until_answered(session)
+        await _stream_while(session, hang)
+
+
+async def _stream_while(session: aiohttp.ClientSession, happens: Callable[[], None]) -> None:
+    """Something happens after an answer's first chunk; raises if the answer breaks off."""
+    body = ask("stream", stream=True, max_tokens=2_000)
+    async with session.post(CHAT, data=body, headers={"content-type": "application/json"}) as answer:
+        received = await answer.content.readany()
+        happens()
+        received += await answer.content.read()
+    assert received.endswith(b"data: [DONE]\n\n")
+
+
+def _texts(body: bytes) -> list[str]:
+    """The completions of an answer, in one piece or as events."""
+    parts = [line.removeprefix(b"data: ") for line in body.splitlines() if line]
+    texts = defaultdict[int, str](str)
+    for part in parts:
+        for choice in orjson.loads(part)["choices"] if part != b"[DONE]" else ():
+            texts[choice["index"]] += choice["text"]
+    return list(texts.values())
 
 
 async def _status(session: aiohttp.ClientSession, body: bytes | None = None) -> int | None:
