@@ -102,7 +102,9 @@ class Application:
         self._path = start.path
         self._content = start.content
         self.metrics.watch(self._sources)
-        self.metrics.registry.register(PoolCollector(self.pools.ages, self.pools.known_faults))
+        self.metrics.registry.register(
+            PoolCollector(self.pools.ages, self.pools.known_faults, self.pools.objectives.ages)
+        )
         self.metrics.registry.register(FeedbackCollector(lambda: self.pools.desks))
 
     def _sources(self) -> list[tuple[Pool, str]]:

@@ -92,6 +92,9 @@ class Metrics(Collector):
         self.watch_restarts = self._counter(
             "watch_restarts", "Lost or refused watches of a source.", "pool", "why"
         )
+        self.objectives_restarts = self._counter(
+            "objectives_watch_restarts", "Lost or refused watches of a pool's objectives.", "pool", "why"
+        )
         self.reloads = self._counter("config_reloads", "Attempts to load a changed configuration.", "result")
         self.access_log_faults = self._counter(
             "access_log_faults", "Messages of a proxy's access log that could not be used.", "why"
@@ -168,6 +171,9 @@ class Metrics(Collector):
             self._served_elsewhere.labels(pool.name)
             for why in (*RESTARTS[source], "internal"):
                 self.watch_restarts.labels(pool.name, why)
+            if source == "inference_pool" and pool.max_in_flight is not None:
+                for why in (*_WATCHES, "internal"):
+                    self.objectives_restarts.labels(pool.name, why)
         for outcome in OUTCOMES:
             self._answers.setdefault(("", outcome), 0)
 
@@ -188,16 +194,19 @@ class PoolCollector(Collector):
     """Reads the pools when it is scraped, so that a request pays nothing for its gauges.
 
     `ages` tells every pool and the age of its list in seconds, `None` before the first list; `faults`
-    the pools whose sources fail now, with a word for why.
+    the pools whose sources fail now, with a word for why; `objectives` the pools whose objectives are
+    followed, and the age of what is known of them.
     """
 
     def __init__(
         self,
         ages: Callable[[], Iterable[tuple[Pool, float | None]]],
         faults: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        objectives: Callable[[], Iterable[tuple[str, float]]] = tuple,
     ) -> None:
         self._ages = ages
         self._faults = faults
+        self._objectives = objectives
 
     def collect(self) -> Iterator[Metric]:
         in_flight = GaugeMetricFamily(
@@ -219,7 +228,7 @@ class PoolCollector(Collector):
             endpoints.add_metric([pool.name, "draining"], len(pool.snapshot.draining))
             if age_s is not None:
                 age.add_metric([pool.name], age_s)
-        yield from (in_flight, endpoints, age, self._collect_faults())
+        yield from (in_flight, endpoints, age, self._collect_faults(), self._collect_objectives())
 
     def _collect_faults(self) -> Metric:
         fault = GaugeMetricFamily(
@@ -228,6 +237,16 @@ class PoolCollector(Collector):
         for pool, why in self._faults():
             fault.add_metric([pool, why], 1)
         return fault
+
+    def _collect_objectives(self) -> Metric:
+        age = GaugeMetricFamily(
+            "extproc_objectives_age_seconds",
+            "Since the API server last confirmed a pool's objectives.",
+            labels=["pool"],
+        )
+        for pool, age_s in self._objectives():
+            age.add_metric([pool], age_s)
+        return age
 
 
 class RateLimit(logging.Filter):

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -28,7 +28,17 @@ _POOL_GROUPS: Final = frozenset({"inference.networking.k8s.io", "inference.netwo
 # A kind that the cluster does not know may be installed any day, but there is no hurry.
 _UNKNOWN_S: Final = 300.0
 
-Tell = Callable[[Mapping[str, int]], None]
+
+class ObjectivesSink(Protocol):
+    """Who hears of a pool's objectives. Calls come from the event loop and return at once."""
+
+    def replace(self, priorities: Mapping[str, int]) -> None:
+        """Takes the priorities of all objectives, by their names."""
+        ...
+
+    def restarted(self, why: str) -> None:
+        """Hears in a fixed word why a list or a watch ended; it will be tried again."""
+        ...
 
 
 class _PoolRef(msgspec.Struct):
@@ -66,40 +76,54 @@ class ObjectivesSource:
         self._access = access
         self._namespace = namespace
         self._pool = pool
+        self._followers: list[_Follower] = []
 
     def __repr__(self) -> str:
         return f"<ObjectivesSource {self._namespace}/{self._pool}>"
 
-    async def run(self, tell: Tell) -> None:
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since what is known was last confirmed, by the group that was longest ago.
+
+        `None` before the first list, and where the cluster knows no such kind.
+        """
+        heard_s = [group.confirmed_s for group in self._followers if group.confirmed_s is not None]
+        return self._access.clock() - min(heard_s) if heard_s else None
+
+    async def run(self, sink: ObjectivesSink) -> None:
         """Follows the objects of both groups until cancelled."""
-        heard: dict[str, dict[str, int]] = {api: {} for api in APIS}
 
         def changed() -> None:
-            tell({name: priority for api in APIS for name, priority in heard[api].items()})
+            priorities: dict[str, int] = {}
+            for group in self._followers:
+                priorities |= group.priorities
+            sink.replace(priorities)
 
+        self._followers = [_Follower(self._access, api, self._pool, sink, changed) for api in APIS]
         async with asyncio.TaskGroup() as tasks:
-            for api in APIS:
-                follower = _Follower(self._access, api, self._pool, heard[api], changed)
+            for follower in self._followers:
                 tasks.create_task(follower.run(self._namespace))
 
 
 class _Follower:
-    """Follows the objectives of one API group; keeps those of `pool` in `priorities`."""
+    """Follows the objectives of one API group; keeps the priorities of `pool`'s."""
 
     def __init__(
         self,
         access: KubeAccess,
         api: str,
         pool: str,
-        priorities: dict[str, int],
+        sink: ObjectivesSink,
         on_change: Callable[[], None],
     ) -> None:
         self._access = access
         self._api = api
         self._pool = pool
-        self._priorities = priorities
+        self._sink = sink
         self._on_change = on_change
         self._why = ""
+        self.priorities: dict[str, int] = {}
+        self.confirmed_s: float | None = None
 
     async def run(self, namespace: str) -> None:
         """Goes on whatever happens: a bug here must not end the pool."""
@@ -111,34 +135,42 @@ class _Follower:
                 await watch.run(self)
             except Exception as error:  # noqa: BLE001  # whatever it raises
                 _log.error("objectives of pool %s: %s", self._pool, describe(error))
+                self._sink.restarted("internal")
             await self._access.sleep(backoff.next_s())
 
     def listed(self, objects: Sequence[InferenceObjective]) -> None:
-        self._why = ""
+        self.confirmed()
         wanted = {one.metadata.name: one.priority for one in objects if one.counts_for(self._pool)}
-        if wanted != self._priorities:
-            self._priorities.clear()
-            self._priorities.update(wanted)
+        if wanted != self.priorities:
+            self.priorities.clear()
+            self.priorities.update(wanted)
             self._on_change()
 
     def put(self, object_: InferenceObjective) -> None:
+        self.confirmed()
         if not object_.counts_for(self._pool):
             self.deleted(object_)
-        elif self._priorities.get(object_.metadata.name) != object_.priority:
-            self._priorities[object_.metadata.name] = object_.priority
+        elif self.priorities.get(object_.metadata.name) != object_.priority:
+            self.priorities[object_.metadata.name] = object_.priority
             self._on_change()
 
     def deleted(self, object_: InferenceObjective) -> None:
-        if self._priorities.pop(object_.metadata.name, None) is not None:
+        self.confirmed()
+        if self.priorities.pop(object_.metadata.name, None) is not None:
             self._on_change()
 
     def confirmed(self) -> None:
         self._why = ""
+        self.confirmed_s = self._access.clock()
 
     def lost(self, lost: WatchLost) -> None:
         """One line for each new kind of failure; that a cluster lacks the kind is none."""
         is_new, self._why = lost.why != self._why, lost.why
-        if is_new and lost.reason is not None and lost.why != "not_found":
+        if lost.why == "not_found":
+            self.confirmed_s = None
+            return
+        self._sink.restarted(lost.why)
+        if is_new and lost.reason is not None:
             _log.warning("objectives of pool %s (%s): %s: %s", self._pool, self._api, lost.why, lost.reason)
 
     async def _sleep(self, delay_s: float) -> None:

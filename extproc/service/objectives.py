@@ -1,14 +1,16 @@
 """Who gives pools the priorities of their objectives: the settings, and an InferencePool's own objects."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
+from extproc.cluster.objectives import ObjectivesSource
 from extproc.endpoint_settings import InferencePoolSettings
 from extproc.routing.pool import Pool
 from extproc.service.wiring import build_objectives
 from extproc.settings import PoolSettings
+from extproc.telemetry import Metrics
 
 
 @dataclass(slots=True)
@@ -16,14 +18,19 @@ class _Known:
     """One pool's priorities: as configured, and as its InferencePool's objects say."""
 
     pool: Pool
+    metrics: Metrics
     configured: Mapping[str, int] = field(default_factory=dict)
     watched: Mapping[str, int] = field(default_factory=dict)
     reference: InferencePoolSettings | None = None
+    source: ObjectivesSource | None = None
     task: asyncio.Task[None] | None = None
 
-    def hear(self, watched: Mapping[str, int]) -> None:
-        self.watched = watched
+    def replace(self, priorities: Mapping[str, int]) -> None:
+        self.watched = priorities
         self.tell()
+
+    def restarted(self, why: str) -> None:
+        self.metrics.objectives_restarts.labels(self.pool.name, why).inc()
 
     def tell(self) -> None:
         """What the settings say goes first: who writes them, writes them for this service."""
@@ -36,13 +43,14 @@ class Objectives:
     Objects are followed where the pool has both an InferencePool and a limit: without one nobody is refused.
     """
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, metrics: Metrics) -> None:
         self._rng = rng
+        self._metrics = metrics
         self._known: dict[str, _Known] = {}
 
     def keep(self, pool: Pool, settings: PoolSettings) -> None:
         """Takes a pool's settings, new or changed."""
-        known = self._known.setdefault(pool.name, _Known(pool))
+        known = self._known.setdefault(pool.name, _Known(pool, self._metrics))
         known.configured = settings.objectives
         reference = None if settings.max_in_flight is None else settings.endpoints.inference_pool
         if reference != known.reference:
@@ -51,6 +59,12 @@ class Objectives:
 
     def forget(self, name: str) -> None:
         self._follow(self._known.pop(name), None)
+
+    def ages(self) -> Iterator[tuple[str, float]]:
+        """The pools whose objectives are followed and known, with the age of that in seconds."""
+        for name, known in self._known.items():
+            if known.source is not None and known.source.age_s is not None:
+                yield name, known.source.age_s
 
     async def stop(self) -> None:
         tasks = [known.task for known in self._known.values() if known.task is not None]
@@ -61,7 +75,8 @@ class Objectives:
     def _follow(self, known: _Known, reference: InferencePoolSettings | None) -> None:
         if known.task is not None:
             known.task.cancel()
-        known.reference, known.watched, known.task = reference, {}, None
+        known.reference, known.watched, known.source, known.task = reference, {}, None, None
         if reference is not None:
-            run = build_objectives(reference, self._rng).run(known.hear)
+            known.source = build_objectives(reference, self._rng)
+            run = known.source.run(known)
             known.task = asyncio.create_task(run, name=f"objectives {known.pool.name}")

@@ -63,7 +63,7 @@ class Pools:
         self._keepers: dict[str, PoolKeeper] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.desks = Desks(self._outside)
-        self._objectives = Objectives(rng)
+        self.objectives = Objectives(rng, metrics)
 
     def __iter__(self) -> Iterator[PoolKeeper]:
         return iter(self._keepers.values())
@@ -112,7 +112,7 @@ class Pools:
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, self.desks.stop(), self._objectives.stop(), return_exceptions=True)
+        await asyncio.gather(*tasks, self.desks.stop(), self.objectives.stop(), return_exceptions=True)
 
     def _renew_picker(self) -> None:
         self.picker = Picker(
@@ -141,7 +141,7 @@ class Pools:
             on_strategy=self._renew_picker,
         )
         self._keepers[settings.name] = keeper
-        self._objectives.keep(pool, settings)
+        self.objectives.keep(pool, settings)
         self._follow(settings)
 
     def _remove(self, name: str) -> None:
@@ -149,13 +149,13 @@ class Pools:
         del self._keepers[name]
         self._outages.forget(name)
         self.desks.close(name)
-        self._objectives.forget(name)
+        self.objectives.forget(name)
         self._retract(name)
 
     def _change(self, before: PoolSettings, after: PoolSettings) -> None:
         keeper = self._keepers[after.name]
         set_limits(keeper.pool, after)
-        self._objectives.keep(keeper.pool, after)
+        self.objectives.keep(keeper.pool, after)
         self.desks.change(before, after)
         if after.strategy != before.strategy:
             log.info("pool %s: strategy %s", after.name, after.strategy.name)

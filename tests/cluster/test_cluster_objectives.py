@@ -61,10 +61,23 @@ class Server:
 
 @dataclass
 class Told:
-    """What the source told, and how long it wanted to wait."""
+    """What the source told, and how long it wanted to wait. The time is the test's."""
 
     all_: list[Mapping[str, int]] = field(default_factory=list)
     delays: list[float] = field(default_factory=list)
+    restarts: list[str] = field(default_factory=list)
+    now_s: float = 0.0
+    source: ObjectivesSource = field(init=False)
+
+    @property
+    def age_s(self) -> float | None:
+        return self.source.age_s
+
+    def replace(self, priorities: Mapping[str, int]) -> None:
+        self.all_.append(priorities)
+
+    def restarted(self, why: str) -> None:
+        self.restarts.append(why)
 
     async def until(self, claim: Callable[["Told"], object]) -> None:
         async with asyncio.timeout(5):
@@ -91,8 +104,9 @@ async def following(server: Server, folder: Path) -> AsyncIterator[Told]:
     write_kubeconfig(folder / "kubeconfig", url, folder / "token")
     told = Told()
     clients = KubeClients(kubeconfig=str(folder / "kubeconfig"))
-    access = KubeAccess(clients.open, Random(1), Patience(), sleep=told.nap)
-    task = asyncio.create_task(ObjectivesSource(access, "default", "vllm").run(told.all_.append))
+    access = KubeAccess(clients.open, Random(1), Patience(), clock=lambda: told.now_s, sleep=told.nap)
+    told.source = ObjectivesSource(access, "default", "vllm")
+    task = asyncio.create_task(told.source.run(told))
     try:
         yield told
         assert not task.done()
@@ -158,11 +172,14 @@ async def test_a_cluster_without_the_kind_is_asked_again_seldom_and_quietly(
 ) -> None:
     server = Server()
     async with following(server, tmp_path) as told:
-        await told.until(lambda told: len(told.delays) >= 2)
+        await told.until(lambda told: len(told.delays) >= 2 and told.age_s is None)
         server.lists[UPSTREAM] = [objective("batch", -1)]
         await told.until_last(batch=-1)
 
+        assert told.age_s == 0.0
+
     assert {*told.delays} == {300.0}
+    assert told.restarts == []
     assert caplog.records == []
 
 
@@ -179,6 +196,8 @@ async def test_a_missing_role_is_said_once_and_what_is_known_stays(
         await told.until(lambda _: server.asked.count(UPSTREAM) >= 4)
 
     assert told.all_ == [{"batch": -1}]
+    assert told.restarts[0] == "expired"
+    assert set(told.restarts[1:]) == {"forbidden"}
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert "forbidden" in record.getMessage()
@@ -202,3 +221,21 @@ async def test_half_a_line_is_heard_whole_in_the_next_watch(tmp_path: Path) -> N
         for text in (whole[:20], END, whole):
             server.lines[UPSTREAM].put_nowait(text)
         await told.until_last(batch=-1)
+
+
+async def test_the_age_is_that_of_the_group_that_was_confirmed_longest_ago(tmp_path: Path) -> None:
+    """1. Both are listed. 2. Time goes by. 3. A bookmark of one group, an object of the other."""
+    server = Server({UPSTREAM: [], LLM_D: [objective("a", 1)]})
+    async with following(server, tmp_path) as told:
+        await told.until(lambda _: sorted(server.asked) == sorted(APIS))
+        await told.until_last(a=1)
+        told.now_s = 60.0
+        await told.until(lambda told: told.age_s == 60.0)
+        server.say("BOOKMARK", {"metadata": {"resourceVersion": "8"}}, LLM_D)
+        server.say("ADDED", objective("b", 2), LLM_D)
+        await told.until_last(a=1, b=2)
+        assert told.age_s == 60.0
+        server.say("ADDED", objective("c", 3), UPSTREAM)
+        await told.until_last(a=1, b=2, c=3)
+
+        assert told.age_s == 0.0

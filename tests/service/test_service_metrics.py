@@ -14,6 +14,8 @@ from extproc.routing.strategies.base import Reason
 from extproc.routing.vitals import Vitals
 from extproc.settings import parse_settings
 from extproc.telemetry import LOG_FAULTS, OUTCOMES, POOL_OUTCOMES, RELOADS, RESTARTS, STREAM_FAULTS, _whys
+from tests.cluster.api_server import ApiServer, serving, write_kubeconfig
+from tests.cluster.pool_objects import pool_object, running_pod
 from tests.integration.mesh import until
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -34,16 +36,30 @@ pools:
 - name: lost
   models: [lost]
   endpoints: {file: none.yaml}
+- name: gie
+  models: [gie]
+  endpoints: {inference_pool: {namespace: default, name: vllm, kubeconfig: KUBECONFIG}}
+  max_in_flight: 1
 """
 
 
 @pytest.fixture
 async def families(tmp_path: Path) -> list[Metric]:
     """What the first scrape of a service that has served nobody shows."""
-    app = Application(Start(parse_settings(SETTINGS, {})))
+    async with serving(ApiServer()) as server:
+        server.put(pool_object())
+        server.put(running_pod("p", "10.0.0.4"))
+        (tmp_path / "token").write_text("token-1")
+        write_kubeconfig(tmp_path / "kubeconfig", server.url, tmp_path / "token")
+        text = SETTINGS.replace("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        return await _first_scrape(Application(Start(parse_settings(text, {}))))
+
+
+async def _first_scrape(app: Application) -> list[Metric]:
     app.start()
     try:
-        await until(lambda: len(app.pools.known_faults()) == 1 and len(_known(app)) == 3)
+        await until(lambda: len(app.pools.known_faults()) == 1 and len(_known(app)) == 4)
+        await until(lambda: list(app.pools.objectives.ages()))
         # vLLM's own counters are shown when an endpoint told them: they do not begin at 0.
         desk = next(desk for desk in app.pools.desks if desk.pool.name == "mixtral")
         desk.sense(desk.pool.snapshot.ready["10.0.0.3:8000"], Vitals())
@@ -117,6 +133,7 @@ async def test_what_may_be_counted_is_shown_before_the_first_time(families: list
         ("extproc_picks_total", {"pool": "llama", "strategy": "prefix_cache", "reason": "spill"}),
         ("extproc_picks_total", {"pool": "qwen", "strategy": "round_robin", "reason": "turn"}),
         ("extproc_picks_served_elsewhere_total", {"pool": "llama"}),
+        ("extproc_objectives_watch_restarts_total", {"pool": "gie", "why": "forbidden"}),
         ("extproc_prompt_errors_total", {"why": "budget"}),
         ("extproc_stream_errors_total", {"why": "internal"}),
         ("extproc_watch_restarts_total", {"pool": "llama", "why": "internal"}),

@@ -17,6 +17,8 @@ from tests.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.cluster.objects import Object
 from tests.cluster.pool_objects import pool_object, running_pod
 
+RESTARTS = "extproc_objectives_watch_restarts_total"
+LLM_D_OBJECTIVES = "llm-d.ai/v1alpha2/inferenceobjectives"
 OBJECTIVES = "inference.networking.x-k8s.io/v1alpha2/inferenceobjectives"
 
 
@@ -36,9 +38,10 @@ def ask(name: str) -> Ask:
 class Cluster:
     """An API server with an InferencePool of one pod, and the service's pools that follow it."""
 
-    def __init__(self, server: ApiServer, kubeconfig: Path, pools: Pools) -> None:
+    def __init__(self, server: ApiServer, kubeconfig: Path, pools: Pools, metrics: Metrics) -> None:
         self.server = server
         self.pools = pools
+        self.metrics = metrics
         self._kubeconfig = kubeconfig
 
     @property
@@ -60,8 +63,9 @@ class Cluster:
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     (tmp_path / "token").write_text("token-1")
+    metrics = Metrics()
     pools = Pools(
-        Metrics(),
+        metrics,
         base=tmp_path,
         rng=random.Random(0),
         clock=lambda: 0.0,
@@ -74,7 +78,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         server.put(objective("batch", -10))
         server.put(objective("theirs", -10, pool="qwen"))
         write_kubeconfig(tmp_path / "kubeconfig", server.url, tmp_path / "token")
-        yield Cluster(server, tmp_path / "kubeconfig", pools)
+        yield Cluster(server, tmp_path / "kubeconfig", pools, metrics)
         await pools.stop()
 
 
@@ -118,13 +122,16 @@ async def test_objectives_are_followed_only_where_somebody_may_be_refused(cluste
 
     cluster.configure(", max_in_flight: 1")
     await cluster.until(batch=-10)
+    assert [name for name, _ in cluster.pools.objectives.ages()] == ["a"]
     cluster.configure("")
 
     assert cluster.pool.admission.priorities == {}
+    assert list(cluster.pools.objectives.ages()) == []
 
 
 async def test_a_cluster_that_may_not_be_asked_for_objectives_serves_all_alike(cluster: Cluster) -> None:
-    cluster.server.of(OBJECTIVES).refusal = 403
+    for kind in (OBJECTIVES, LLM_D_OBJECTIVES):
+        cluster.server.of(kind).refusal = 403
     cluster.configure(", max_in_flight: 1")
     [keeper] = cluster.pools
     async with asyncio.timeout(10):
@@ -134,6 +141,11 @@ async def test_a_cluster_that_may_not_be_asked_for_objectives_serves_all_alike(c
 
     assert cluster.pools.picker.pick(ask("batch")).pick.standing is None
     assert keeper.fault is None
+    labels = {"pool": "a", "why": "forbidden"}
+    async with asyncio.timeout(10):
+        while not cluster.metrics.registry.get_sample_value(RESTARTS, labels):  # noqa: ASYNC110  # told by sockets
+            await asyncio.sleep(0.01)
+    assert list(cluster.pools.objectives.ages()) == []
 
 
 async def test_a_pool_that_goes_is_followed_no_more(cluster: Cluster) -> None:
