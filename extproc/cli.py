@@ -56,7 +56,7 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     """Run the ext_proc service until SIGTERM or SIGINT; a second signal forces the end.
 
     What it serves is in a configuration file, or it is one InferencePool and --pool-name names it. The
-    flags but --config are those of upstream's endpoint picker.
+    flags but --config and --max-in-flight are those of upstream's endpoint picker.
     """
     import uvloop  # noqa: PLC0415
 

@@ -2,6 +2,8 @@
 
 `--pool-name` says enough to serve. Its other flags are taken where we have the same thing to set, and
 where we have not they are taken and said to be of no effect: a chart gives them whether one wants it or not.
+`--max-in-flight` is ours: upstream's picker looks at queues and caches to know when it is full, we ask the
+operator, and a chart's values hold flags but no file of ours.
 """
 
 import json
@@ -44,6 +46,7 @@ class Flags:
     secure_serving: bool = True
     cert_path: str | None = None
     verbosity: int = 2
+    max_in_flight: int | None = None
 
     def document(self) -> str:
         """The configuration file that says the same."""
@@ -62,10 +65,13 @@ class Flags:
         return server
 
     def _pool(self) -> dict[str, object]:
-        pool = {"name": self.pool_name}
+        source = {"name": self.pool_name}
         if self.pool_namespace:
-            pool["namespace"] = self.pool_namespace
-        return {"name": self.pool_name, "endpoints": {"inference_pool": pool}}
+            source["namespace"] = self.pool_namespace
+        pool: dict[str, object] = {"name": self.pool_name, "endpoints": {"inference_pool": source}}
+        if self.max_in_flight is not None:
+            pool["max_in_flight"] = self.max_in_flight
+        return pool
 
 
 def picker_flags(command: Command) -> Command:
@@ -87,6 +93,12 @@ def picker_flags(command: Command) -> Command:
         ),
         click.option("--cert-path", help="Folder of tls.crt and tls.key; omitted: self-signed."),
         click.option("-v", "--v", "verbosity", type=_level, default="2", help="4 or more is our DEBUG."),
+        click.option(
+            "--max-in-flight",
+            type=int,
+            help="Ours: mean requests in flight per endpoint beyond which the pool answers 429, first to "
+            "negative InferenceObjectives; omitted: nobody is refused.",
+        ),
         *(_without_effect(name) for name in WITHOUT_EFFECT),
     ]
     for option in reversed(options):

@@ -53,6 +53,15 @@ def old_pool_object(
     }
 
 
+def objective(name: str, priority: int, pool: str = "vllm") -> Object:
+    return {
+        "apiVersion": "inference.networking.x-k8s.io/v1alpha2",
+        "kind": "InferenceObjective",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"poolRef": {"name": pool}, "priority": priority},
+    }
+
+
 def parent(name: str, **conditions: str) -> Object:
     """What one gateway says of a pool: the status of each condition."""
     return {

@@ -18,7 +18,7 @@ from extproc.errors import SettingsError
 from extproc.flags import WITHOUT_EFFECT, Flags, given_without_effect, picker_flags
 from extproc.settings import Settings, parse_settings
 from tests.cluster.api_server import OLD_POOLS, POOLS, ApiServer, serving, write_kubeconfig
-from tests.cluster.pool_objects import pool_object, running_pod
+from tests.cluster.pool_objects import objective, pool_object, running_pod
 from tests.integration.fetch import get_json
 from tests.integration.ports import free_ports
 from tests.integration.process import Process
@@ -53,6 +53,8 @@ def test_flags_say_what_they_say_in_upstreams_picker() -> None:
     assert (made.server.tls.certificate, made.server.tls.key) == ("/certs/tls.crt", "/certs/tls.key")
     assert (made.server.log_level, made.server.drain_s) == ("DEBUG", 7)
     assert settings(replace(flags, secure_serving=False)).server.tls is None
+    assert made.pools[0].max_in_flight is None
+    assert settings(replace(flags, max_in_flight=8)).pools[0].max_in_flight == 8
 
 
 def test_a_name_that_is_none_is_told_with_its_flag() -> None:
@@ -85,6 +87,7 @@ def read(*arguments: str, environment: dict[str, str] | None = None) -> tuple[An
         (["--pool-name=vllm", "--secure-serving", "--v=5"], Flags("vllm", verbosity=5)),
         (["--pool-name=vllm", "-v", "3"], Flags("vllm", verbosity=3)),
         (["--pool-name=vllm", "-v=3"], Flags("vllm", verbosity=3)),
+        (["--pool-name=vllm", "--max-in-flight=8"], Flags("vllm", max_in_flight=8)),
         (["--pool-name=vllm", "--grpc-port", "1", "--grpc-health-port=2"], Flags("vllm", None, 1, 2)),
     ],
 )
@@ -125,6 +128,7 @@ async def api() -> AsyncIterator[ApiServer]:
         server.of(OLD_POOLS).refusal = 404
         server.put(pool_object(ports=[8000, 8001]))
         server.put(running_pod("a", "10.0.0.1"))
+        server.put(objective("batch", -10))
         yield server
 
 
@@ -137,21 +141,26 @@ CHART = [
 
 
 async def test_the_charts_arguments_start_the_service(api: ApiServer, tmp_path: Path) -> None:
-    """1. No command, no file: flags. 2. The pool's ranks are its endpoints. 3. gRPC is TLS, health plain."""
+    """1. No command, no file: flags. 2. The pool's ranks are its endpoints. 3. gRPC is TLS, health plain.
+
+    4. With our flag for a limit, the pool's objectives count.
+    """
     grpc_port, health_port, admin_port = free_ports(3)
     (tmp_path / "token").write_text("token-1")
     write_kubeconfig(tmp_path / "kubeconfig", api.url, tmp_path / "token")
     ports = [f"--grpc-port={grpc_port}", f"--grpc-health-port={health_port}", f"--metrics-port={admin_port}"]
-    command = [sys.executable, "-m", "extproc", *CHART, *ports]
+    command = [sys.executable, "-m", "extproc", *CHART, *ports, "--max-in-flight", "64"]
     url = f"http://127.0.0.1:{admin_port}"
     with Process("extproc", command, tmp_path, {"KUBECONFIG": str(tmp_path / "kubeconfig")}) as process:
         await asyncio.to_thread(process.wait_until, lambda: health_at(health_port) == "SERVING")
+        await asyncio.to_thread(process.wait_until, lambda: get_json(f"{url}/pools")[0]["objectives"])
         [pool] = await asyncio.to_thread(get_json, f"{url}/pools")
         health = await asyncio.to_thread(health_at, health_port, "inference-extension")
         shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", grpc_port))
         said = [json.loads(line)["message"] for line in process.log.read_text().splitlines()]
 
     assert {endpoint["name"] for endpoint in pool["endpoints"]} == {"default/a:8000", "default/a:8001"}
+    assert pool["objectives"] == {"batch": -10}
     assert health == "SERVING"
     assert "CERTIFICATE" in shown
     names = "config-file, --ha-enable-leader-election, --metrics-endpoint-auth, --pool-group, --tracing"

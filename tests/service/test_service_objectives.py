@@ -14,21 +14,11 @@ from extproc.service.pools import Pools
 from extproc.settings import parse_settings
 from extproc.telemetry import Metrics
 from tests.cluster.api_server import ApiServer, serving, write_kubeconfig
-from tests.cluster.objects import Object
-from tests.cluster.pool_objects import pool_object, running_pod
+from tests.cluster.pool_objects import objective, pool_object, running_pod
 
 RESTARTS = "extproc_objectives_watch_restarts_total"
 LLM_D_OBJECTIVES = "llm-d.ai/v1alpha2/inferenceobjectives"
 OBJECTIVES = "inference.networking.x-k8s.io/v1alpha2/inferenceobjectives"
-
-
-def objective(name: str, priority: int, pool: str = "vllm") -> Object:
-    return {
-        "apiVersion": "inference.networking.x-k8s.io/v1alpha2",
-        "kind": "InferenceObjective",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"poolRef": {"name": pool}, "priority": priority},
-    }
 
 
 def ask(name: str) -> Ask:
