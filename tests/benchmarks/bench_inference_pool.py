@@ -5,8 +5,8 @@ request comes every millisecond. Its wait is from when it should have come to it
 the loop counts: reading events, adding up pods, placing endpoints in the other thread. Each change is a pod
 of 12 kB that becomes ready or unready, comes or goes. Reference in the same run: the same without changes.
 
-Wall time on a busy machine is the machine's; the CPU that this process used between two requests is ours.
-`python -m tests.benchmarks.bench_inference_pool`.
+Wall time on a busy machine is the machine's; the CPU that this process used between two requests is ours. The
+figures of docs/gateways.md: `sudo chrt -f 50 .venv/bin/python -m tests.benchmarks inference_pool`.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
@@ -30,7 +30,7 @@ from extproc.cluster.listwatch import KubeAccess
 from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pool
 from extproc.routing.strategies.base import Outside
-from extproc.routing.strategies.prefix_hash import PrefixHash
+from extproc.routing.strategies.factory import build_strategy
 from extproc.service.keeper import PoolKeeper
 from extproc.service.long_bodies import prepare_for_long_bodies
 from extproc.service.outages import Outages
@@ -85,12 +85,12 @@ class Waits:
 
 
 @asynccontextmanager
-async def followed(folder: Path, url: str, waits: Waits) -> AsyncGenerator[Picker]:
+async def followed(folder: Path, url: str, strategy: str, waits: Waits) -> AsyncGenerator[Picker]:
     """A pool that follows the API server at `url`, once it has its endpoints."""
     (folder / "token").write_text("token-1")
     write_kubeconfig(folder / "kubeconfig", url, folder / "token")
     outside = Outside(Random(1), perf_counter)
-    pool = Pool("vllm", PrefixHash(outside))
+    pool = Pool("vllm", build_strategy(strategy, {}, outside))
 
     def note(_: str, __: Sequence[object]) -> None:
         waits.installed += 1
@@ -121,7 +121,7 @@ async def ask(picker: Picker, waits: Waits) -> None:
         waits.cpu_ms.append(1_000 * (used_s - before_s))
 
 
-async def measure(changes_per_s: int) -> Waits:
+async def measure(strategy: str, changes_per_s: int) -> Waits:
     waits = Waits()
     # As the service does it: what start-up made is not looked at again.
     gc.collect()
@@ -132,7 +132,7 @@ async def measure(changes_per_s: int) -> Waits:
     assert child.stdout is not None
     url = (await child.stdout.readline()).decode().strip()
     with tempfile.TemporaryDirectory() as folder:
-        async with followed(Path(folder), url, waits) as picker:
+        async with followed(Path(folder), url, strategy, waits) as picker:
             await ask(picker, waits)
     child.terminate()
     await child.wait()
@@ -145,10 +145,11 @@ def main() -> None:
         return
     rows: list[Row] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        for changes_per_s in (0, CHANGES_PER_S):
-            waits = runner.run(measure(changes_per_s))
+        for strategy, changes_per_s in product(("prefix_hash", "prefix_cache"), (0, CHANGES_PER_S)):
+            waits = runner.run(measure(strategy, changes_per_s))
             late = sum(wait_ms > 10 for wait_ms in waits.wall_ms)
-            name = f"{changes_per_s} changes/s, {waits.installed - 1} told, {len(waits.wall_ms):,} picks"
+            told = f"{waits.installed - 1} told, {len(waits.wall_ms):,} picks"
+            name = f"{strategy}, {changes_per_s} changes/s, {told}"
             rows.append(Row(f"{name}: wait, {late} over 10 ms", waits.wall_ms, "ms"))
             rows.append(Row(f"{name}: CPU between two", waits.cpu_ms, "ms"))
     report(f"an InferencePool of {COUNT} pods", rows, reference=rows[0].name)
