@@ -73,15 +73,13 @@ def test_images_have_a_version(overlay: str) -> None:
             assert tag.strip("v")[0].isdigit()
 
 
-SLICES = [
-    {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}
-]
+SLICES = [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]
 POOL_AND_PODS = [
     {
         "apiGroups": ["inference.networking.k8s.io", "inference.networking.x-k8s.io"],
         "resources": ["inferencepools"],
         "resourceNames": ["vllm"],
-        "verbs": ["get", "list", "watch"],
+        "verbs": ["list", "watch"],
     },
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
     {

@@ -38,7 +38,7 @@ def readiness() -> Readiness:
     return Readiness()
 
 
-@pytest.mark.parametrize("name", ["", "readiness", EXT_PROC])
+@pytest.mark.parametrize("name", ["", "readiness", "inference-extension", EXT_PROC])
 def test_a_check_tells_whether_requests_can_be_routed(readiness: Readiness, name: str) -> None:
     before = readiness.ask(CHECK, name)
     readiness.turn(is_ready=True)
