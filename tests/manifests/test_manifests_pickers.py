@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from extproc.settings import parse_settings
-from tests.integration.gateway import cluster, load
+from tests.integration.gateway import cluster, ext_proc_filter, load
 from tests.integration.pickers import GATEWAYS
 from tests.manifests.rendering import (
     MANIFESTS,
@@ -137,6 +137,8 @@ def test_istios_picker_is_watched_as_in_the_test_with_a_real_envoy() -> None:
 
     assert rule["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
     assert cluster(tree, "extproc")["transport_socket"]["typed_config"]["common_tls_context"]
+    # Without it the next one counts for nothing.
+    assert said["splitExternalLocalOriginErrors"] is detection["split_external_local_origin_errors"] is True
     assert said["consecutiveLocalOriginFailures"] == detection["consecutive_local_origin_failure"]
     assert (said["interval"], said["baseEjectionTime"]) == ("1s", "5s")
     assert (said["interval"], said["baseEjectionTime"]) == (
@@ -145,3 +147,60 @@ def test_istios_picker_is_watched_as_in_the_test_with_a_real_envoy() -> None:
     )
     assert said["maxEjectionPercent"] == detection["max_ejection_percent"]
     assert said["consecutive5xxErrors"] == said["consecutiveGatewayErrors"] == 0
+    # Every request in flight is an open stream to the picker.
+    assert rule["connectionPool"]["http"]["http2MaxRequests"] >= 100_000
+
+
+def test_envoy_ai_gateway_sends_bodies_at_once_and_answers_not_at_all() -> None:
+    """The pool's annotations, and what the test with a real Envoy makes of them."""
+    annotations = named("overlays/envoy-ai-gateway", "InferencePool", "vllm")["metadata"]["annotations"]
+    [buffered] = [gateway for gateway in GATEWAYS if gateway.name == "envoy-ai-gateway, buffered"]
+    tree = load("standalone.yaml")
+    buffered.edit(tree)
+    config = ext_proc_filter(tree)
+
+    assert annotations == {
+        "aigateway.envoyproxy.io/processing-body-mode": config["processing_mode"][
+            "request_body_mode"
+        ].lower(),
+        "aigateway.envoyproxy.io/allow-mode-override": str(config["allow_mode_override"]).lower(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("overlay", "kind", "part", "field"),
+    [
+        ("overlays/envoy-ai-gateway", "ClientTrafficPolicy", "connection", "bufferLimit"),
+        ("overlays/envoy-gateway", "ClientTrafficPolicy", "connection", "bufferLimit"),
+        ("overlays/nginx-gateway-fabric", "ClientSettingsPolicy", "body", "maxSize"),
+    ],
+)
+def test_the_largest_body_gets_through_the_gateway(overlay: str, kind: str, part: str, field: str) -> None:
+    [text] = [text for _, text in files(overlay, "extproc.yaml")]
+    limit_bytes = parse_settings(text, environment(overlay)).server.max_body_bytes
+    size = spec(overlay, kind, "llm")[part][field]
+
+    assert int(size.rstrip("Mim")) * 1024 * 1024 == limit_bytes
+
+
+def test_nginx_sends_tokens_as_they_come_and_its_requests_count_for_a_while() -> None:
+    overlay = "overlays/nginx-gateway-fabric"
+
+    assert spec(overlay, "ProxySettingsPolicy", "llm")["buffering"] == {"disable": True}
+    assert float(environment(overlay)["EXTPROC_SERVER__UNSEEN_S"]) > 0
+
+
+def test_gkes_load_balancer_finds_the_picker_asks_vllm_for_its_health_and_waits_for_answers() -> None:
+    target = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "vllm"}
+    health = spec("overlays/gke", "HealthCheckPolicy", "vllm")
+    backend = spec("overlays/gke", "GCPBackendPolicy", "vllm")
+    [port] = spec("overlays/gke", "InferencePool", "vllm")["targetPorts"]
+
+    assert health["targetRef"] == backend["targetRef"] == target
+    assert health["default"]["config"] == {
+        "type": "HTTP",
+        "httpHealthCheck": {"requestPath": "/health", "port": port["number"]},
+    }
+    assert backend["default"]["timeoutSec"] >= 3_600
+    # It takes the Pods from a Service that is not headless.
+    assert "clusterIP" not in spec("overlays/gke", "Service", "extproc")
