@@ -226,6 +226,6 @@ async def _until_idle(stack: Stack) -> None:
 
 
 async def _until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await asyncio.to_thread(is_true):  # noqa: ASYNC110  # it is another process's state
             await asyncio.sleep(0.02)
