@@ -28,7 +28,7 @@ run: $(READY)  ## Start Envoy, the service and four simulated vLLM endpoints; Ct
 test: check unit  ## All checks and all tests
 
 .PHONY: check
-check: lint types layers protos-check  ## Lint, types, layers, generated code
+check: lint types layers protos-check monitoring-check  ## Lint, types, layers, generated code
 
 .PHONY: lint
 lint: $(READY)
@@ -68,6 +68,14 @@ protos-check: $(READY)
 	&& diff $$out/kserve_pb2.py extproc/bench/processors/kserve_pb2.py \
 	&& diff $$out/kserve_pb2.pyi extproc/bench/processors/kserve_pb2.pyi \
 	&& echo "generated code is what protos/ gives"
+
+.PHONY: monitoring
+monitoring: $(READY)  ## Make the PrometheusRule and the dashboards from monitoring/
+	$(BIN)/python -m monitoring.generate
+
+.PHONY: monitoring-check
+monitoring-check: $(READY)
+	@$(BIN)/python -m monitoring.generate --check
 
 .PHONY: format
 format: $(READY)  ## Format the code, fix what can be fixed

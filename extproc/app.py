@@ -149,17 +149,17 @@ class Application:
                 self.xds.open(settings.open_pool)
             self.pools.apply(settings.pools)
         except SettingsError as error:
-            self.metrics.reloads.labels("refused").inc()
+            self.metrics.reloaded("refused")
             log.error("the changed configuration is refused, the old one stays: %s", error)  # noqa: TRY400
             return
         except Exception as error:  # noqa: BLE001  # the next change must be heard all the same
-            self.metrics.reloads.labels("refused").inc()
+            self.metrics.reloaded("refused")
             log.error("the changed configuration cannot be applied: %s", describe(error))  # noqa: TRY400
             return
         if settings.server != self._settings.server:
             log.warning("a change of the section server takes effect with a restart")
         self._settings = settings
-        self.metrics.reloads.labels("applied").inc()
+        self.metrics.reloaded("applied")
         log.info("the changed configuration is applied")
 
 

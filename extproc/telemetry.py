@@ -12,7 +12,7 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Final, TextIO
 
-from prometheus_client import CollectorRegistry, Counter, Info, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -95,7 +95,12 @@ class Metrics(Collector):
         self.objectives_restarts = self._counter(
             "objectives_watch_restarts", "Lost or refused watches of a pool's objectives.", "pool", "why"
         )
-        self.reloads = self._counter("config_reloads", "Attempts to load a changed configuration.", "result")
+        self._reloads = self._counter("config_reloads", "Attempts to load a changed configuration.", "result")
+        self._config_refused = Gauge(
+            "extproc_config_refused",
+            "1 while the configuration in force is not the file's.",
+            registry=self.registry,
+        )
         self.access_log_faults = self._counter(
             "access_log_faults", "Messages of a proxy's access log that could not be used.", "why"
         )
@@ -105,7 +110,7 @@ class Metrics(Collector):
         for counter, values in (
             (self._prompt_errors, sorted(_whys(PromptError))),
             (self._stream_errors, STREAM_FAULTS),
-            (self.reloads, RELOADS),
+            (self._reloads, RELOADS),
             (self.access_log_faults, LOG_FAULTS),
             (self.xds_nacks, XDS_TYPES),
         ):
@@ -133,6 +138,11 @@ class Metrics(Collector):
 
     def answered(self, pool: str, outcome: str) -> None:
         self._answers[pool, outcome] = self._answers.get((pool, outcome), 0) + 1
+
+    def reloaded(self, result: str) -> None:
+        """Counts a changed configuration, one of `RELOADS`."""
+        self._reloads.labels(result).inc()
+        self._config_refused.set(result == "refused")
 
     def served_elsewhere(self, pool: str) -> None:
         self._served_elsewhere.labels(pool).inc()

@@ -1,5 +1,6 @@
 """An overlay of a user's own, as docs/kubernetes.md describes it: image, namespace, monitoring."""
 
+import json
 import os
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
+from monitoring.dashboards import BOARDS
 from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import MANIFESTS, Object, render, render_folder
 
@@ -44,6 +46,28 @@ def test_a_pod_monitor_of_vllm_is_a_component(tmp_path: Path) -> None:
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
     assert "PodMonitor" not in {item["kind"] for item in render("overlays/example-vllm")}
+
+
+def test_the_rules_and_the_dashboards_come_with_it(rendered: list[Object]) -> None:
+    """The rules are those of the rule file; a dashboard is where a Grafana's sidecar looks for it."""
+    [rule] = [item for item in rendered if item["kind"] == "PrometheusRule"]
+    maps = [item for item in rendered if "grafana_dashboard" in item["metadata"].get("labels", {})]
+    boards = [json.loads(text) for item in maps for text in item["data"].values()]
+
+    jsonschema.validate(rule, SCHEMAS["monitoring.coreos.com/v1", "PrometheusRule"])
+    assert rule["spec"] == yaml.safe_load((MANIFESTS.parent / "monitoring" / "rules.yaml").read_text())
+    assert {board["uid"] for board in boards} == {board.uid for board in BOARDS}
+    # kubectl's annotation holds 262,144.
+    assert all(sum(map(len, item["data"].values())) < 100_000 for item in maps)
+
+
+def test_a_misspelt_field_of_a_rule_is_refused(rendered: list[Object]) -> None:
+    [item] = [item for item in rendered if item["kind"] == "PrometheusRule"]
+    [*_, rule] = item["spec"]["groups"][-1]["rules"]
+    rule["four"] = rule.pop("for")
+
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(item, SCHEMAS["monitoring.coreos.com/v1", "PrometheusRule"])
 
 
 def test_everything_moves_to_its_namespace(rendered: list[Object]) -> None:

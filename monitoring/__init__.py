@@ -1,0 +1,1 @@
+"""Rules and dashboards for whoever watches the router; not a part of it, and not installed."""

@@ -1,0 +1,252 @@
+"""Faults are made, and a real Prometheus fires the alert of each: the shipped rules, only quicker.
+
+Service, Envoy and simulated endpoints are real, too. What is decided is which alerts fire, never when.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import aiohttp
+import grpc.aio
+import pytest
+import yaml
+from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryRequest, DiscoveryResponse
+from envoy_data_plane.google.rpc import Status
+
+from extproc.stream.names import DISCOVER
+from extproc.xds.resources import CLUSTERS
+from monitoring.generate import RULES
+from tests.integration.client import chat_body, connect, send
+from tests.integration.service import Pool, pool
+from tests.integration.stack import Stack, run_stack
+from tests.monitoring.planted import plant
+from tests.monitoring.prometheus import Prometheus, needs_prometheus
+from tests.monitoring.rules import alerts, hasten
+
+pytestmark = [pytest.mark.envoy, pytest.mark.slow, needs_prometheus, pytest.mark.timeout(400)]
+
+DEADLINE_S = 120.0
+PAUSE_S = 0.05
+MODELS = ("simulated", "failing", "busy", "listed", "emptied")
+BUDGET_BYTES = 65_536
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What runs, and who watches it."""
+
+    stack: Stack
+    prometheus: Prometheus
+    session: aiohttp.ClientSession
+    tasks: asyncio.TaskGroup
+    folder: Path
+
+    async def firing(self) -> dict[str, Any]:
+        return await asyncio.to_thread(self.prometheus.firing)
+
+    async def until(self, is_true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Returns the alerts that fire as soon as it is true of them; fails with them after the deadline."""
+        deadline = monotonic() + DEADLINE_S
+        while not is_true(found := await self.firing()):
+            assert monotonic() < deadline, f"firing: {sorted(found)}"
+            await asyncio.sleep(0.2)
+        return found
+
+    async def chat(self, model: str, text: str, **fields: Any) -> int:
+        """Returns the answer's status; 0 if there was none."""
+        body = chat_body([{"role": "user", "content": text}], **({"model": model} | fields))
+        try:
+            return (await send(self.session, body)).status
+        except (aiohttp.ClientError, ConnectionError, TimeoutError):
+            return 0
+
+    async def post(self, number: int, path: str, **fields: object) -> None:
+        """Tells a simulated endpoint something."""
+        async with self.session.post(f"http://{self.stack.addresses[number]}{path}", json=fields) as answer:
+            assert answer.status == 200
+
+    def during(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self.tasks.create_task(work)
+
+
+def pools(addresses: list[str], folder: Path) -> list[Pool]:
+    """Two endpoints that are often idle, so that caches can be flushed; one for a crowd, one to fail."""
+    well, busy, failing = addresses[:2], addresses[2:3], addresses[3:]
+    for name in ("listed", "emptied"):
+        write_list(folder, name, well)
+    return [
+        pool(well, {"name": "prefix_cache"}, name="affine", models=["simulated"], signals={"scrape_s": 0.5}),
+        pool(failing, name="failing", models=["failing"]),
+        pool(busy, name="busy", models=["busy"], max_in_flight=4),
+        *(
+            pool([], name=name, models=[name]) | {"endpoints": {"file": str(folder / f"{name}.yaml")}}
+            for name in ("listed", "emptied")
+        ),
+    ]
+
+
+def write_list(folder: Path, name: str, addresses: list[str]) -> None:
+    rows = [{"address": host, "port": int(port)} for host, _, port in (a.partition(":") for a in addresses)]
+    draft = folder / f"{name}.draft"
+    draft.write_text(yaml.safe_dump(rows))
+    draft.rename(folder / f"{name}.yaml")
+
+
+async def talk(scene: Scene) -> None:
+    """Goes on asking: the same few documents, whose prefixes are worth a cache; a pool that is to fail."""
+    number = 0
+    while True:
+        number += 1
+        text = f"document {number % 5}: " + f"word{number % 5} " * 300
+        scene.during(quietly(scene.chat("simulated", f"{text} question {number}")))
+        scene.during(quietly(scene.chat("failing", f"anything {number}")))
+        await asyncio.sleep(PAUSE_S)
+
+
+async def quietly(work: Coroutine[Any, Any, int]) -> None:
+    await work
+
+
+@asynccontextmanager
+async def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Scene]:
+    rules = folder / "rules.yaml"
+    rules.write_text(hasten(RULES.read_text()))
+    monkeypatch.setenv("PYTHONPATH", str(plant(folder / "planted")))
+    options = ["--speed", "10", *(option for model in MODELS for option in ("--model", model))]
+    with run_stack(
+        folder,
+        pools=lambda addresses: pools(addresses, folder),
+        simulate=options,
+        xds=True,
+        budget_bytes=BUDGET_BYTES,
+    ) as stack:
+        targets = {
+            "extproc": f"{stack.service.admin_url}/metrics".removeprefix("http://"),
+            "envoy": f"{stack.gateway.admin_url}/stats/prometheus".removeprefix("http://"),
+        }
+        with Prometheus(folder, targets, [rules]) as prometheus:
+            await asyncio.to_thread(prometheus.wait_ready)
+            async with connect(stack.url) as session, asyncio.TaskGroup() as tasks:
+                scene = Scene(stack, prometheus, session, tasks, folder)
+                talking = scene.during(talk(scene))
+                yield scene
+                talking.cancel()
+
+
+async def flush(scene: Scene) -> None:
+    """Empties the caches, so that nothing is found of what was foreseen."""
+    while True:
+        for number in (0, 1):
+            await scene.post(number, "/reset_prefix_cache")
+        await asyncio.sleep(0.02)
+
+
+async def crowd(scene: Scene) -> None:
+    """Keeps more in flight than the pool `busy` takes."""
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(30):
+            tasks.create_task(again(scene))
+
+
+async def again(scene: Scene) -> None:
+    while True:
+        await scene.chat("busy", "long", max_tokens=100, ignore_eos=True)
+        await asyncio.sleep(0.1)
+
+
+async def wake(scene: Scene) -> None:
+    """Asks for the bugs now and then, and sends bodies that the budget has no room for."""
+    while True:
+        await scene.chat("simulated", "plant a bug")
+        await scene.chat("simulated", "plant a leak")
+        for _ in range(3):
+            await scene.chat("simulated", "x" * (2 * BUDGET_BYTES))
+        await asyncio.sleep(0.5)
+
+
+async def refuse(scene: Scene) -> None:
+    """Is an Envoy that refuses each set of clusters that it is served."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{scene.stack.service.port}") as channel:
+        call = channel.stream_stream(DISCOVER)()  # type: ignore[call-arg]  # optional at run time
+        await call.write(bytes(DiscoveryRequest(type_url=CLUSTERS)))
+        response = DiscoveryResponse.parse(await call.read())  # type: ignore[arg-type]  # bytes
+        detail = Status(code=3, message="no")
+        refusal = DiscoveryRequest(type_url=CLUSTERS, response_nonce=response.nonce, error_detail=detail)
+        await call.write(bytes(refusal))
+        # The alert tells of the last ten minutes (here seconds): refused once, it would be over.
+        await asyncio.sleep(1)
+
+
+async def refuse_again(scene: Scene) -> None:
+    while True:
+        await refuse(scene)
+
+
+@asynccontextmanager
+async def faults(scene: Scene) -> AsyncGenerator[None]:
+    """Everything goes wrong that leaves the service running; and then right again."""
+    endpoints, config = scene.stack.addresses[:2], scene.stack.service.config
+    good = config.read_bytes()
+    works = [scene.during(work(scene)) for work in (flush, crowd, wake, refuse_again)]
+    await scene.post(3, "/simulate/fail", error_rate=1)
+    (scene.folder / "listed.yaml").unlink()
+    write_list(scene.folder, "emptied", [])
+    config.write_text("pools: nonsense")
+    yield
+    for work in works:
+        work.cancel()
+    await scene.post(3, "/simulate/fail")
+    for name in ("listed", "emptied"):
+        write_list(scene.folder, name, endpoints)
+    config.write_bytes(good)
+
+
+# What is there only after Prometheus has seen the load.
+TOLD = "pool:extproc_measured_tokens_cached:ratio_rate10m > 0.5"
+WITHOUT_SERVICE = {"ExtprocUnreachable", "ExtprocPassedBy", "ExtprocNotScraped"}
+LEAK = "ExtprocMemoryNearBound"
+
+
+async def test_each_alert_fires_on_its_fault_and_is_gone_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. All is well, under load. 2. All that can go wrong with a running service does. 3. It is put right.
+
+    4. The service is killed. 5. It is back, and no alert is left.
+    """
+    with_service = {*alerts()} - WITHOUT_SERVICE
+    async with AsyncExitStack() as stack:
+        scene = await stack.enter_async_context(running(tmp_path, monkeypatch))
+        await asyncio.to_thread(scene.prometheus.wait_until, lambda: bool(scene.prometheus.query(TOLD)))
+        await scene.until(lambda found: not found)
+        assert await asyncio.to_thread(scene.prometheus.faulty_rules) == []
+
+        async with faults(scene):
+            fired = await scene.until(lambda found: with_service <= {*found})
+        assert {*fired} == with_service
+        await scene.until(lambda found: {*found} == {LEAK})  # its memory stays until it is killed
+
+        scene.stack.service.kill()
+        killed = await scene.until(lambda found: WITHOUT_SERVICE <= {*found})
+        assert {*killed} == WITHOUT_SERVICE
+
+        await asyncio.to_thread(scene.stack.restart_service)
+        await scene.until(lambda found: not found)
+
+    texts = [text for each in (*fired.values(), *killed.values()) for text in each["annotations"].values()]
+    assert not [text for text in texts if "<" in text]  # <no value>, <error expanding template>
+    assert fired["ExtprocEndpointFails"]["labels"]["endpoint"] == scene.stack.addresses[3]
+    assert {name: each["labels"]["pool"] for name, each in fired.items() if "pool" in each["labels"]} == {
+        "ExtprocAffinityFindsNothing": "affine",
+        "ExtprocEndpointFails": "failing",
+        "ExtprocListStale": "listed",
+        "ExtprocPoolEmpty": "emptied",
+        "ExtprocPoolFails": "failing",
+        "ExtprocSheds": "busy",
+        "ExtprocSourceFails": "listed",
+    }

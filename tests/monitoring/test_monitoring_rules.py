@@ -1,0 +1,97 @@
+"""The rules: what `promtool` says of them, and that an operator finds what to do."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from monitoring.generate import ROOT, RULES, stale
+from tests.monitoring.prometheus import needs_prometheus, promtool
+from tests.monitoring.rules import alerts, hasten
+
+CASES = RULES.with_suffix(".test.yaml")
+RUNBOOK = ROOT / "docs" / "runbook.md"
+
+
+def sections() -> dict[str, str]:
+    """Returns the runbook's text by heading."""
+    _, *parts = re.split(r"^### (.*)\n", RUNBOOK.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@needs_prometheus
+def test_prometheus_takes_the_rules() -> None:
+    assert promtool("check", "rules", str(RULES)) == ""
+
+
+@needs_prometheus
+def test_each_alert_fires_where_it_should_and_nowhere_else() -> None:
+    assert promtool("test", "rules", str(CASES)) == ""
+
+
+@needs_prometheus
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("> 300", "> 1000"), ('="ready"', '=~"ready|cooling"')],
+)
+def test_the_cases_see_a_rule_that_is_wrong(tmp_path: Path, old: str, new: str) -> None:
+    text = RULES.read_text()
+    assert old in text
+    (tmp_path / RULES.name).write_text(text.replace(old, new))
+    (tmp_path / CASES.name).write_text(CASES.read_text())
+
+    assert "FAILED" in promtool("test", "rules", str(tmp_path / CASES.name))
+
+
+def test_each_alert_has_cases_in_which_it_fires_and_stays_quiet() -> None:
+    checks = [
+        check for case in yaml.safe_load(CASES.read_text())["tests"] for check in case["promql_expr_test"]
+    ]
+    fired = {name for check in checks for name in re.findall(r'alertname="(\w+)"', str(check["exp_samples"]))}
+
+    assert fired == {*alerts()}
+    assert sum(not check["exp_samples"] for check in checks) > len(fired)
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
+    rule: dict[str, Any] = alerts()[name]
+
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert {*rule["annotations"]} == {"summary", "description", "runbook_url"}
+    # GitHub's anchor of a heading of one word.
+    assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
+    assert sections()[name].startswith(f"\n*{rule['labels']['severity'].capitalize()}.* ")
+    assert len(sections()[name].split()) > 40
+
+
+def test_the_runbook_has_no_alert_that_is_gone() -> None:
+    assert {*sections()} == {*alerts()}
+
+
+def test_the_memory_alert_knows_the_manifests_limit() -> None:
+    deployment = yaml.safe_load((ROOT / "manifests" / "base" / "deployment.yaml").read_text())
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+
+    assert container["resources"]["limits"]["memory"] == "512Mi"
+    assert "> 0.8 * 512 * 1024 * 1024 " in alerts()["ExtprocMemoryNearBound"]["expr"]
+
+
+def test_what_is_made_is_what_its_source_gives() -> None:
+    assert stale() == []
+
+
+def test_the_quicker_rules_are_the_shipped_ones_but_for_times_and_bounds() -> None:
+    quick = yaml.safe_load(hasten(RULES.read_text()))["groups"]
+    shipped = yaml.safe_load(RULES.read_text())["groups"]
+    names = [
+        [(rule.get("alert"), rule.get("record"), rule.get("annotations")) for rule in group["rules"]]
+        for group in quick
+    ]
+
+    assert names == [
+        [(rule.get("alert"), rule.get("record"), rule.get("annotations")) for rule in group["rules"]]
+        for group in shipped
+    ]
