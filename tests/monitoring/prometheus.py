@@ -1,7 +1,9 @@
 """A real Prometheus under test: Debian's `prometheus` and `promtool`."""
 
+import json
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,12 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
-from tests.integration.fetch import answers, get_json
+from tests.integration.fetch import answers, get
 from tests.integration.ports import free_ports
 from tests.integration.process import Process
+
+# It shares the machine with everything that it watches.
+PATIENCE_S = 30.0
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,
@@ -47,11 +52,18 @@ class Prometheus(Process):
 
     def ask(self, path: str, **parameters: str) -> Any:
         """Returns what the API answers; raises `OSError` for a query that it refuses."""
-        return get_json(f"{self.url}/api/v1/{path}?{urlencode(parameters)}")["data"]
+        return json.loads(get(f"{self.url}/api/v1/{path}?{urlencode(parameters)}", PATIENCE_S))["data"]
 
     def query(self, expression: str) -> list[Any]:
         """Returns the samples of an instant query."""
         result: list[Any] = self.ask("query", query=expression)["result"]
+        return result
+
+    def query_range(self, expression: str, last_s: float) -> list[Any]:
+        """Returns the lines that a panel of the last `last_s` seconds would draw."""
+        now_s = time.time()
+        span = {"start": f"{now_s - last_s:.3f}", "end": f"{now_s:.3f}", "step": "1"}
+        result: list[Any] = self.ask("query_range", query=expression, **span)["result"]
         return result
 
     def firing(self) -> dict[str, Any]:

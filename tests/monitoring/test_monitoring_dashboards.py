@@ -1,0 +1,201 @@
+"""Every query of the dashboards is asked of a real Prometheus that watches `make run`'s stack under load.
+
+The load is a benchmark run, whose metrics are a dashboard, too. The pool is that of envoy/extproc.yaml.
+"""
+
+import json
+import math
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from monitoring.dashboards import BOARDS, Board, Panel, Query
+from monitoring.generate import RULES
+from monitoring.grafana import render
+from tests.integration.gateway import SHIPPED
+from tests.integration.ports import free_ports
+from tests.integration.process import Process
+from tests.integration.service import Pool
+from tests.integration.stack import Stack, run_stack
+from tests.monitoring.prometheus import Prometheus, needs_prometheus
+
+BOARD_NAMES = [board.uid for board in BOARDS]
+# What Grafana fills in. The interval is longer than the run: nothing of it is over before it is asked for.
+FILLED = {"$__rate_interval": "2m", "$namespace": ".*", "$pool": "tiny"}
+LOAD: Mapping[str, Any] = {
+    "name": "dashboards",
+    "endpoint": "127.0.0.1",
+    "target": {"api": "openai-chat", "model": "simulated", "endpoint-header": "x-served-by"},
+    "performance": {
+        "traffic-shape": {
+            "req-rate": "15 qps",
+            "duration": "12s",
+            "dataset": {"name": "synthetic", "turns": "sessions"},
+        }
+    },
+    "processes": 1,
+    "seed": 1,
+}
+LINGER = "300s"
+SEEN_S = 120.0
+
+
+class Handler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Says nothing: what is not there yet is asked for each second."""
+
+
+def shipped_pools(addresses: list[str]) -> list[Pool]:
+    """Returns the pool of envoy/extproc.yaml at these addresses."""
+    (pool,) = yaml.safe_load((SHIPPED / "extproc.yaml").read_text())["pools"]
+    return [pool | {"endpoints": {"static": addresses}}]
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serves a folder's files, in place of a Pushgateway."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def loading(folder: Path, stack: Stack, port: int) -> Iterator[Process]:
+    """A benchmark run through the gateway, whose live metrics stay after it."""
+    scrape = {"scrape": stack.addresses}
+    spec = folder / "load.yaml"
+    spec.write_text(yaml.safe_dump({**LOAD, **scrape, "port": int(stack.url.rpartition(":")[2])}))
+    options = ["--output", str(folder / "out"), "--metrics-port", str(port), "--linger", LINGER, "--quiet"]
+    with Process(
+        "bench", [sys.executable, "-m", "extproc", "bench", "run", *options, str(spec)], folder
+    ) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that has seen all of a run, and its end."""
+    folder = tmp_path_factory.mktemp("dashboards")
+    (folder / "out").mkdir()
+    [port] = free_ports(1)
+    with (
+        run_stack(folder, pools=shipped_pools, simulate=("--speed", "3")) as stack,
+        serving(folder / "out") as files,
+    ):
+        targets = {
+            "extproc": f"{stack.service.admin_url}/metrics".removeprefix("http://"),
+            "envoy": f"{stack.gateway.admin_url}/stats/prometheus".removeprefix("http://"),
+            "benchmark": f"127.0.0.1:{port}/metrics",
+            "pushgateway": f"{files}/metrics.prom",
+        }
+        with Prometheus(folder, targets, [RULES]) as prometheus, loading(folder, stack, port) as run:
+            run.wait_until((folder / "out" / "metrics.prom").exists, 120)
+            prometheus.wait_until(lambda: all(map(prometheus.query, LAST)), 60)
+            yield prometheus
+
+
+# What is there last: the run's figures, and what is recorded of the time before.
+LAST = (
+    "extproc_bench_valid",
+    'extproc_bench_finished > 0 and on (instance) up{job="benchmark"} == 1',
+    "pool:extproc_measured_tokens_cached:ratio_rate10m > 0",
+    "deriv(extproc_bench_sent[30s])",
+)
+
+
+def fill(expression: str) -> str:
+    for name, value in FILLED.items():
+        expression = expression.replace(name, value)
+    return expression
+
+
+def fault(prometheus: Prometheus, panel: Panel, query: Query) -> str | None:
+    """Returns what is wrong with a query's answer."""
+    lines = prometheus.query_range(fill(query.expr), SEEN_S)
+    if panel.may_be_empty and not lines:
+        return None
+    if not any(math.isfinite(float(value)) for line in lines for _, value in line["values"]):
+        return "no value"
+    lacking = {*re.findall(r"{{(\w+)}}", query.legend)} - {*lines[0]["metric"]}
+    return f"no label {lacking}" if lacking else None
+
+
+@needs_prometheus
+@pytest.mark.envoy
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("board", BOARDS, ids=BOARD_NAMES)
+def test_every_query_has_an_answer_with_the_labels_of_its_legend(watched: Prometheus, board: Board) -> None:
+    faults = {
+        f"{panel.title}: {query.expr}": found
+        for panel in board.panels
+        for query in panel.queries
+        if (found := fault(watched, panel, query))
+    }
+
+    assert faults == {}
+
+
+@needs_prometheus
+@pytest.mark.envoy
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nothing_fires_under_a_load_that_is_served(watched: Prometheus) -> None:
+    assert watched.firing() == {}
+    assert watched.faulty_rules() == []
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=BOARD_NAMES)
+def test_a_dashboard_asks_what_its_description_says(board: Board) -> None:
+    made = json.loads(render(board))
+    panels = [each for each in made["panels"] if each["type"] != "row"]
+
+    assert made["uid"] == board.uid
+    assert [[target["expr"] for target in each["targets"]] for each in panels] == [
+        [query.expr for query in panel.queries] for panel in board.panels
+    ]
+    assert {each["datasource"]["uid"] for each in panels} == {"${datasource}"}
+    chosen = {variable["name"] for variable in made["templating"]["list"]} | {"__rate_interval"}
+    used = {
+        name
+        for panel in board.panels
+        for query in panel.queries
+        for name in re.findall(r"\$(\w+)", query.expr)
+    }
+    assert used <= chosen
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=BOARD_NAMES)
+def test_panels_stand_side_by_side_and_have_numbers_of_their_own(board: Board) -> None:
+    panels = json.loads(render(board))["panels"]
+    cells = [
+        (x, y)
+        for each in panels
+        for x in range(each["gridPos"]["x"], each["gridPos"]["x"] + each["gridPos"]["w"])
+        for y in range(each["gridPos"]["y"], each["gridPos"]["y"] + each["gridPos"]["h"])
+    ]
+
+    assert len(cells) == len({*cells})
+    assert max(x for x, _ in cells) == 23
+    assert len({each["id"] for each in panels}) == len(panels)
+
+
+def test_no_two_panels_of_a_dashboard_have_one_title() -> None:
+    titles = [(board.uid, panel.title) for board in BOARDS for panel in board.panels]
+
+    assert len(titles) == len({*titles})
