@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,20 @@ async def test_a_change_between_load_and_watch_is_not_lost(tmp_path: Path) -> No
         await until(lambda: names(app) == ["b"])
 
         assert applied(app) == 1
+
+
+async def test_a_refused_file_is_told_until_one_is_applied(tmp_path: Path) -> None:
+    path = tmp_path / "extproc.yaml"
+    path.write_text(ONE)
+    async with watching(path, ONE) as app:
+        told = partial(app.metrics.registry.get_sample_value, "extproc_config_refused")
+        seen = [told()]
+        path.write_text("pools: nonsense")
+        await until(lambda: told() == 1)
+        path.write_text(ONE)  # what is in force
+        await until(lambda: told() == 0)
+
+    assert seen == [0]
 
 
 async def test_a_change_is_read_and_parsed_once_and_off_the_loop(

@@ -1,0 +1,70 @@
+"""Prometheus and Grafana beside the composed stack: what they are given is there, and fits together."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from monitoring.generate import COMPONENT, ROOT
+from tests.monitoring.prometheus import needs_prometheus, promtool
+
+COMPOSE = ROOT / "tests" / "compose"
+CONFIG = ROOT / "monitoring" / "prometheus.yaml"
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = read(COMPOSE / "compose.yaml")["services"]
+    return found
+
+
+def mounts(service: str) -> dict[str, Path]:
+    """Returns what is mounted, by its place in the container."""
+    volumes = (volume.split(":") for volume in services()[service]["volumes"])
+    return {place: (COMPOSE / source).resolve() for source, place, _ in volumes}
+
+
+@needs_prometheus
+def test_prometheus_takes_its_configuration() -> None:
+    assert promtool("check", "config", str(CONFIG)) == ""
+
+
+def test_prometheus_has_its_configuration_with_the_rules_beside_it() -> None:
+    assert mounts("prometheus") == {
+        "/etc/prometheus/prometheus.yml": CONFIG,
+        "/etc/prometheus/rules.yaml": ROOT / "monitoring" / "rules.yaml",
+    }
+    assert read(CONFIG)["rule_files"] == ["rules.yaml"]
+
+
+def test_what_is_scraped_is_where_the_stack_has_it() -> None:
+    jobs = {job["job_name"]: job for job in read(CONFIG)["scrape_configs"]}
+    targets = {name: job["static_configs"][0]["targets"] for name, job in jobs.items() if name != "vllm"}
+    [names] = jobs["vllm"]["dns_sd_configs"]
+    admin = read(COMPOSE / "extproc.yaml")["server"]["admin"].rpartition(":")[2]
+    listeners = read(ROOT / "envoy" / "sidecar.yaml")["static_resources"]["listeners"]
+    [metrics] = [each for each in listeners if each["name"] == "metrics"]
+
+    assert targets["extproc"] == [f"extproc:{admin}"]
+    assert targets["envoy"] == [f"envoy:{metrics['address']['socket_address']['port_value']}"]
+    assert services()["vllm-0"]["networks"]["default"]["aliases"] == names["names"]
+    assert {"extproc", "envoy"} <= {*services()}
+
+
+def test_grafana_finds_prometheus_and_the_dashboards() -> None:
+    mounted = mounts("grafana")
+    [source] = read(mounted["/etc/grafana/provisioning/datasources/extproc.yaml"])["datasources"]
+    [provider] = read(mounted["/etc/grafana/provisioning/dashboards/extproc.yaml"])["providers"]
+
+    assert source["url"] == "http://prometheus:9090"
+    assert source["isDefault"]
+    assert mounted[provider["options"]["path"]] == COMPONENT / "dashboards"
+
+
+def test_without_the_profile_neither_is_started() -> None:
+    profiled = {name for name, service in services().items() if service.get("profiles") == ["monitoring"]}
+
+    assert profiled == {"prometheus", "grafana"}
