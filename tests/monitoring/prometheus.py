@@ -27,7 +27,9 @@ needs_prometheus = pytest.mark.skipif(
 
 def promtool(*arguments: str) -> str:
     """Returns promtool's complaint, empty if it has none."""
-    result = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        ["promtool", *arguments], capture_output=True, text=True, timeout=110, check=False
+    )
     return result.stdout + result.stderr if result.returncode else ""
 
 
