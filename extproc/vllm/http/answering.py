@@ -7,27 +7,45 @@ from dataclasses import dataclass
 from extproc.vllm.http.answers import Script, escape
 from extproc.vllm.http.apis.api import Frames
 from extproc.vllm.http.driver import Driver, Generation
-from extproc.vllm.http.order import FinishedAnswer, Order, Usage
+from extproc.vllm.http.order import Due, FinishedAnswer, Order, Usage
+from extproc.vllm.http.scores import Score
 
 
 @dataclass(slots=True, eq=False)
 class Strand:
-    """One of the answers that a request gets. `echo` is the prompt's text, if that goes before it."""
+    """One of the answers that a request gets. `echo` is the prompt's text, if that goes before it.
+
+    `scores` has one member per token of the answer, `prompt_scores` of the prompt, where they are wanted.
+    """
 
     answer: Script
     generation: Generation
     echo: str = ""
+    scores: Sequence[Score] | None = None
+    prompt_scores: Sequence[Score] | None = None
     sent: int = 0
 
     def finish(self) -> FinishedAnswer:
-        return FinishedAnswer(self.echo + self.answer.text, self.answer.reason)
+        script = self.answer
+        text = "" if script.calls else script.text
+        return FinishedAnswer(
+            text, script.told_reason, script.calls, self.scores, self.prompt_scores, self.echo
+        )
 
-    def take(self) -> bytes:
-        """Returns the text that has come since the last call; slow clients get several tokens at once."""
-        texts = self.answer.texts[self.sent : self.generation.emitted]
-        head = b"" if self.sent else escape(self.echo)
-        self.sent = self.generation.emitted
-        return head + b"".join(texts)
+    def take(self) -> Due:
+        """Returns what has come since the last call; slow clients get several tokens at once."""
+        start, end = self.sent, self.generation.emitted
+        self.sent = end
+        usage = Usage(len(self.generation.job.prompt), end, None)
+        scores = None if self.scores is None else self.scores[start:end]
+        if self.answer.deltas:
+            deltas = [delta for delta in self.answer.deltas[start:end] if delta is not None]
+            return Due(b"", usage, deltas, scores)
+        text = b"".join(self.answer.texts[start:end])
+        if start:
+            return Due(text, usage, scores=scores)
+        prompt_scores = self.prompt_scores
+        return Due(text, usage, scores=scores, prompt_scores=prompt_scores, echo=escape(self.echo))
 
 
 class Answering:
@@ -73,19 +91,19 @@ class Answering:
             if self.is_finished:
                 yield due + frames.closing(self.usage)
                 return
-            yield due
+            if due:
+                yield due
 
     def _frame(self, frames: Frames) -> Iterator[bytes]:
         for index, strand in enumerate(self._strands):
             generation = strand.generation
             if strand.sent == generation.emitted:
                 continue
-            text = strand.take()
-            usage = Usage(len(generation.job.prompt), strand.sent, None)
+            due = strand.take()
             if generation.is_finished:
-                yield frames.last_piece(index, text, strand.answer.reason, usage)
-            else:
-                yield frames.piece(index, text, usage)
+                yield frames.last_piece(index, due, strand.answer.told_reason)
+            elif due.deltas or not strand.answer.deltas:
+                yield frames.piece(index, due)
 
     async def _next(self) -> None:
         await self._wake.wait()

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 from logging import getLogger
 from random import Random
 
+import orjson
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from xxhash import xxh3_64_hexdigest
 
 from extproc.vllm.engine import Engine
 from extproc.vllm.http.adapters import Adapters
 from extproc.vllm.http.answering import Answering, Strand
-from extproc.vllm.http.answers import Author
+from extproc.vllm.http.answers import Author, Script
 from extproc.vllm.http.clock import Clock
 from extproc.vllm.http.counts import EndpointCollector, EndpointReading
 from extproc.vllm.http.distributions import Distributions
@@ -21,6 +22,7 @@ from extproc.vllm.http.faults import Faults
 from extproc.vllm.http.order import AnswerHead, Order
 from extproc.vllm.http.publisher import Publisher
 from extproc.vllm.http.refusals import Refusal, UnknownName, refuse_length, refuse_value
+from extproc.vllm.http.scores import Score, check_count, score, score_prompt
 from extproc.vllm.http.tokens import Tokenizer
 from extproc.vllm.profiles import Profile
 
@@ -33,7 +35,8 @@ class Options:
 
     `models` are names of the one base model, the first one its own; `max_loras` of 0 means no LoRA
     adapters; `answer_tokens` is the mean natural length of answers, 0 for none. `forces_usage` and
-    `shows_cached` are vLLM's `--enable-force-include-usage` and `--enable-prompt-tokens-details`.
+    `shows_cached` are vLLM's `--enable-force-include-usage` and `--enable-prompt-tokens-details`; `allowed_origins` are those
+    of web pages that may read answers, `*` for all; like vLLM's, by default none.
     """
 
     profile: Profile
@@ -45,6 +48,7 @@ class Options:
     forces_usage: bool = False
     shows_cached: bool = True
     faults: Faults = field(default_factory=Faults)
+    allowed_origins: tuple[str, ...] = ()
 
 
 class SimulatedEndpoint:
@@ -117,6 +121,8 @@ class SimulatedEndpoint:
         """Queues a request's prompts; raises `Refusal`, as vLLM does, before any of them is queued."""
         if not self.is_alive:
             raise Refusal("The engine has died.", status=500, kind="InternalServerError")
+        check_count(order.scores, "sample", self.options.tokenizer)
+        check_count(order.prompt_scores, "prompt", self.options.tokenizer)
         rooms = [self._find_room(order, prompt) for prompt in order.prompts]
         wake = asyncio.Event()
         strands = list(self._start(order, rooms, head, wake))
@@ -159,13 +165,38 @@ class SimulatedEndpoint:
         self, order: Order, rooms: Sequence[int], head: AnswerHead, wake: asyncio.Event
     ) -> Iterator[Strand]:
         adapter = head.model if head.model in self.adapters else ""
-        for number, (prompt, room) in enumerate(zip(order.prompts, rooms, strict=True)):
+        asked = [
+            (prompt, room, variant)
+            for prompt, room in zip(order.prompts, rooms, strict=True)
+            for variant in range(order.n)
+        ]
+        # All are written before one is queued: writing may refuse.
+        answers = [self._author.write(order, prompt, room, variant) for prompt, room, variant in asked]
+        for number, (answer, (prompt, _, _)) in enumerate(zip(answers, asked, strict=True)):
+            job = Job(
+                f"{head.id}-{number}",
+                prompt,
+                answer.tokens,
+                answer.reason,
+                adapter,
+                order.cache_salt,
+                order.n,
+            )
             echo = self.options.tokenizer.decode(prompt) if order.echoes else ""
-            for variant in range(order.n):
-                answer = self._author.write(order, prompt, room, variant)
-                job_id = f"{head.id}-{number * order.n + variant}"
-                job = Job(job_id, prompt, answer.tokens, answer.reason, adapter, order.cache_salt, order.n)
-                yield Strand(answer, self.driver.submit(job, wake), echo)
+            scores, prompt_scores = self._score(order, prompt, answer)
+            yield Strand(answer, self.driver.submit(job, wake), echo, scores, prompt_scores)
+
+    def _score(
+        self, order: Order, prompt: Sequence[int], answer: Script
+    ) -> tuple[Sequence[Score] | None, Sequence[Score] | None]:
+        tokenizer = self.options.tokenizer
+        scores = prompt_scores = None
+        if order.scores is not None:
+            texts = [orjson.loads(b'"%b"' % text) for text in answer.texts]
+            scores = list(score(answer.tokens, texts, order.scores, tokenizer))
+        if order.prompt_scores is not None:
+            prompt_scores = score_prompt(prompt, order.prompt_scores, tokenizer)
+        return scores, prompt_scores
 
     def _register(self) -> None:
         GCCollector(self.registry)

@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from extproc.vllm.http.forms import Call, CallDelta, Form
+from extproc.vllm.http.scores import Score
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -11,7 +14,9 @@ class Order:
 
     `is_text` tells prompts that came as text from those that came as tokens. `model` is None if the
     request names none, `max_tokens` if it leaves the length to the model; `max_tokens_name` is what its
-    API calls that number. `repeated` holds fields of the request that its answer repeats.
+    API calls that number. `repeated` holds fields of the request that its answer repeats, `form` what the
+    answer must be; `scores` and `prompt_scores` are how many log probabilities are wanted per token.
+    `told` is the conversation that the prompt renders, `keeps` whether the answer may be fetched again.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -29,6 +34,11 @@ class Order:
     wants_continuous_usage: bool = False
     echoes: bool = False
     repeated: Mapping[str, Any] = field(default_factory=dict)
+    form: Form | None = None
+    scores: int | None = None
+    prompt_scores: int | None = None
+    told: Sequence[Any] = ()
+    keeps: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -60,7 +70,26 @@ class AnswerHead:
 
 @dataclass(frozen=True, slots=True)
 class FinishedAnswer:
-    """One finished answer. `reason` is vLLM's `finish_reason`: `stop` or `length`."""
+    """One finished answer. `reason` is vLLM's `finish_reason`: `stop`, `length` or `tool_calls`."""
 
     text: str
     reason: str
+    calls: Sequence[Call] = ()
+    scores: Sequence[Score] | None = None
+    prompt_scores: Sequence[Score] | None = None
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is due of one answer: text, escaped for JSON, or news of calls; and the usage until then.
+
+    `echo` is the prompt's text, escaped as well, in what comes first.
+    """
+
+    text: bytes
+    usage: Usage
+    deltas: Sequence[CallDelta] = ()
+    scores: Sequence[Score] | None = None
+    prompt_scores: Sequence[Score] | None = None
+    echo: bytes = b""

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from extproc.errors import SettingsError
 from extproc.vllm.http.bodies import send_json
+from extproc.vllm.http.cors import allow, answer_preflight
 from extproc.vllm.http.endpoint import SimulatedEndpoint
 from extproc.vllm.http.refusals import Refusal
 from extproc.vllm.http.request_metrics import HttpMetrics
@@ -29,8 +30,15 @@ def build_app(endpoint: SimulatedEndpoint) -> web.Application:
     async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await http_metrics.measure(request, handler)
 
-    async def sign(_request: web.Request, response: web.StreamResponse) -> None:
+    origins = frozenset(endpoint.options.allowed_origins)
+
+    @web.middleware
+    async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return answer_preflight(request, origins) or await handler(request)
+
+    async def sign(request: web.Request, response: web.StreamResponse) -> None:
         response.headers[ENDPOINT_HEADER] = endpoint.name
+        allow(request, response, origins)
 
     async def work(_app: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(endpoint.run())
@@ -38,7 +46,7 @@ def build_app(endpoint: SimulatedEndpoint) -> web.Application:
         task.cancel()
         await asyncio.wait([task])
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[measure, refuse])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[preflight, measure, refuse])
     app.on_response_prepare.append(sign)
     app.cleanup_ctx.append(work)
     add_serving_routes(app, endpoint)

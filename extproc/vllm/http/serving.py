@@ -17,21 +17,44 @@ from extproc.vllm.http.bodies import read_json, send_json
 from extproc.vllm.http.endpoint import SimulatedEndpoint
 from extproc.vllm.http.order import AnswerHead, Order
 from extproc.vllm.http.refusals import Refusal
+from extproc.vllm.http.store import ResponseStore
 
 # The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was sent.
 BODY_HEADER = "x-simulated-body-xxh3"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
-APIS: dict[str, type[Api]] = {
-    "/v1/chat/completions": Chat,
-    "/v1/completions": Completions,
-    "/v1/responses": Responses,
-    "/v1/messages": Messages,
-}
 
 
 def add_serving_routes(app: web.Application, endpoint: SimulatedEndpoint) -> None:
-    for path, api in APIS.items():
-        app.router.add_post(path, Serving(endpoint, api()).answer)
+    store = ResponseStore()
+    apis: dict[str, Api] = {
+        "/v1/chat/completions": Chat(),
+        "/v1/completions": Completions(),
+        "/v1/responses": Responses(store),
+        "/v1/messages": Messages(),
+    }
+    for path, api in apis.items():
+        app.router.add_post(path, Serving(endpoint, api).answer)
+    StoredResponses(store).add_to(app)
+
+
+class StoredResponses:
+    """What a client may do with a response that it has. Like vLLM, the simulator deletes none on request."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_get("/v1/responses/{id}", self.retrieve)
+        app.router.add_post("/v1/responses/{id}/cancel", self.cancel)
+
+    async def retrieve(self, request: web.Request) -> web.Response:
+        return send_json(dict(self._store.find(request.match_info["id"]).body))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        self._store.find(request.match_info["id"])
+        raise Refusal(
+            "Cannot cancel a synchronous response.", kind="invalid_request_error", param="response_id"
+        )
 
 
 class Serving:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from extproc.vllm.http.order import AnswerHead, FinishedAnswer, Order, Usage
+from extproc.vllm.http.order import AnswerHead, Due, FinishedAnswer, Order, Usage
 from extproc.vllm.http.refusals import Refusal
 from extproc.vllm.http.tokens import Tokenizer
 
@@ -13,16 +13,16 @@ FINGERPRINT = "vllm-0.32.0-simulated"
 class Frames(Protocol):
     """How one API words a stream, as whole server-sent events.
 
-    `text` comes escaped for JSON, without quotes; `index` counts the request's answers.
+    `index` counts the request's answers. An answer that calls tools has pieces where there is news of a call.
     """
 
     def opening(self) -> bytes:
         """Returns what goes out with the first token, before it."""
         ...
 
-    def piece(self, index: int, text: bytes, usage: Usage, /) -> bytes: ...
+    def piece(self, index: int, due: Due, /) -> bytes: ...
 
-    def last_piece(self, index: int, text: bytes, reason: str, usage: Usage, /) -> bytes: ...
+    def last_piece(self, index: int, due: Due, reason: str, /) -> bytes: ...
 
     def closing(self, usage: Usage) -> bytes: ...
 

@@ -1,15 +1,23 @@
 """`/v1/chat/completions`. The wording is that of vLLM 0.32.0, field by field."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
 
 from extproc.vllm.http.apis.api import FINGERPRINT, Frames
 from extproc.vllm.http.apis.fields import Message, Sampling
-from extproc.vllm.http.order import AnswerHead, FinishedAnswer, Order, Usage
+from extproc.vllm.http.apis.forms_asked import (
+    ResponseFormat,
+    StructuredOutputs,
+    read_chat_tools,
+    read_format,
+)
+from extproc.vllm.http.forms import Call, CallDelta, Form
+from extproc.vllm.http.order import AnswerHead, Due, FinishedAnswer, Order, Usage
 from extproc.vllm.http.prompts import render
 from extproc.vllm.http.refusals import Refusal
+from extproc.vllm.http.scores import check_sign, describe_content, describe_prompt_scores, refuse_param
 from extproc.vllm.http.tokens import Tokenizer
 
 
@@ -17,6 +25,27 @@ class ChatRequest(Sampling):
     messages: list[Message]
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def form(self) -> Form | None:
+        """Returns what the answer must be; raises `Refusal`. Calls of tools come before other forms."""
+        text = read_format(self.response_format, self.structured_outputs)
+        calls = read_chat_tools(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
+        return calls or text
+
+    def check_scores(self) -> None:
+        check_sign(self.prompt_logprobs, "prompt_logprobs")
+        check_sign(self.top_logprobs, "top_logprobs")
+        if self.prompt_logprobs and self.stream:
+            raise refuse_param("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+        if self.top_logprobs and not self.logprobs:
+            raise refuse_param("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
 
 
 class Chat:
@@ -25,6 +54,7 @@ class Chat:
     def read(self, body: object, tokenizer: Tokenizer) -> Order:
         request = ChatRequest.read(body)
         request.check()
+        request.check_scores()
         is_new_name = request.max_completion_tokens is not None
         return Order(
             prompts=[tokenizer.encode(render(request.messages, request.tools))],
@@ -39,6 +69,9 @@ class Chat:
             is_stream=bool(request.stream),
             wants_usage=request.wants_usage,
             wants_continuous_usage=request.wants_continuous_usage,
+            form=request.form(),
+            scores=(request.top_logprobs or 0) if request.logprobs else None,
+            prompt_scores=request.prompt_logprobs,
         )
 
     def describe(self, refusal: Refusal) -> dict[str, Any]:
@@ -48,18 +81,18 @@ class Chat:
         return ChatFrames(head, order)
 
     def whole(
-        self, head: AnswerHead, _order: Order, choices: Sequence[FinishedAnswer], usage: Usage
+        self, head: AnswerHead, order: Order, choices: Sequence[FinishedAnswer], usage: Usage
     ) -> dict[str, Any]:
         return {
             "id": head.id,
             "object": "chat.completion",
             "created": head.created,
             "model": head.model,
-            "choices": [_describe(index, choice) for index, choice in enumerate(choices)],
+            "choices": [_describe(index, choice, order.scores or 0) for index, choice in enumerate(choices)],
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
             "usage": describe_usage(usage) | {"completion_tokens_details": None},
-            "prompt_logprobs": None,
+            "prompt_logprobs": _describe_prompt(choices[0]),
             "prompt_token_ids": None,
             "prompt_text": None,
             "kv_transfer_params": None,
@@ -80,6 +113,7 @@ class ChatFrames:
         }
         self._head = b"data: " + orjson.dumps(opening)[:-1]
         self._answers = order.n
+        self._scores = order.scores or 0
         self._prompt_tokens = order.prompt_tokens
         self._wants_usage = order.wants_usage
         self._wants_continuous_usage = order.wants_continuous_usage
@@ -95,22 +129,41 @@ class ChatFrames:
             for index in range(self._answers)
         )
 
-    def piece(self, index: int, text: bytes, usage: Usage) -> bytes:
-        end = running_usage(usage) if self._wants_continuous_usage else b""
-        return (
-            self._head + b',"choices":[{"index":%d,"delta":{"content":"%b"},"logprobs":null,'
-            b'"finish_reason":null,"token_ids":null}]%b}\n\n' % (index, text, end)
+    def piece(self, index: int, due: Due) -> bytes:
+        return b"".join(
+            self._head
+            + b',"choices":[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null,"token_ids":null}]%b}\n\n'
+            % (index, delta, self._describe_scores(due), self._end(due))
+            for delta in self._deltas(due)
         )
 
-    def last_piece(self, index: int, text: bytes, reason: str, usage: Usage) -> bytes:
-        end = running_usage(usage) if self._wants_continuous_usage else b""
+    def last_piece(self, index: int, due: Due, reason: str) -> bytes:
+        end = self._end(due)
         if not self._wants_usage:
             end += b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
-        return (
-            self._head + b',"choices":[{"index":%d,"delta":{"content":"%b"},"logprobs":null,'
+        news = self.piece(index, due) if due.deltas else b""
+        delta = b'{"content":"%b"}' % due.text if due.text else b"{}"
+        scores = b"null" if due.deltas else self._describe_scores(due)
+        return news + (
+            self._head + b',"choices":[{"index":%d,"delta":%b,"logprobs":%b,'
             b'"finish_reason":"%b","stop_reason":null,"token_ids":null}]%b}\n\n'
-            % (index, text, reason.encode(), end)
+            % (index, delta, scores, reason.encode(), end)
         )
+
+    def _end(self, due: Due) -> bytes:
+        return running_usage(due.usage) if self._wants_continuous_usage else b""
+
+    def _describe_scores(self, due: Due) -> bytes:
+        if due.scores is None:
+            return b"null"
+        return orjson.dumps(describe_content(due.scores, self._scores))
+
+    @staticmethod
+    def _deltas(due: Due) -> Iterator[bytes]:
+        for delta in due.deltas:
+            yield orjson.dumps({"content": None, "tool_calls": [_describe_delta(delta)]})
+        if not due.deltas:
+            yield b'{"content":"%b"}' % due.text
 
     def closing(self, usage: Usage) -> bytes:
         done = b"data: [DONE]\n\n"
@@ -144,7 +197,7 @@ def running_usage(usage: Usage) -> bytes:
     )
 
 
-def _describe(index: int, choice: FinishedAnswer) -> dict[str, Any]:
+def _describe(index: int, choice: FinishedAnswer, count: int) -> dict[str, Any]:
     message = {
         "role": "assistant",
         "content": choice.text,
@@ -152,14 +205,31 @@ def _describe(index: int, choice: FinishedAnswer) -> dict[str, Any]:
         "annotations": None,
         "audio": None,
         "function_call": None,
-        "reasoning": None,
     }
+    if choice.calls:
+        message["tool_calls"] = [describe_call(call) for call in choice.calls]
     return {
         "index": index,
-        "message": message,
-        "logprobs": None,
+        "message": message | {"reasoning": None},
+        "logprobs": None if choice.scores is None else describe_content(choice.scores, count),
         "finish_reason": choice.reason,
         "stop_reason": None,
         "token_ids": None,
         "routed_experts": None,
     }
+
+
+def describe_call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _describe_delta(delta: CallDelta) -> dict[str, Any]:
+    if delta.name:
+        head = {"id": delta.id, "type": "function", "index": delta.call}
+        return head | {"function": {"name": delta.name}}
+    return {"index": delta.call, "function": {"arguments": delta.arguments}}
+
+
+def _describe_prompt(choice: FinishedAnswer) -> list[Any] | None:
+    return None if choice.prompt_scores is None else describe_prompt_scores(choice.prompt_scores)
