@@ -67,6 +67,9 @@ def read_ports(text: str) -> list[int]:
 )
 @click.option("--force-include-usage", is_flag=True, help="Streams end with usage, asked for or not.")
 @click.option("--prompt-tokens-details/--no-prompt-tokens-details", default=True, help="Tell cached tokens.")
+@click.option(
+    "--allowed-origin", "origins", multiple=True, help="Of a web page that may read answers; * for all."
+)
 @click.option("--kv-events", metavar="ENDPOINT", help="Publish KV events there, as in tcp://*:5557.")
 @click.option("--kv-topic", default="kv@{name}@{model}", show_default=True, help="The topic of KV events.")
 @click.option(
@@ -88,6 +91,7 @@ def vllm(  # noqa: PLR0917, click passes every option by name
     answer_tokens: int,
     force_include_usage: bool,
     prompt_tokens_details: bool,
+    origins: tuple[str, ...],
     kv_events: str | None,
     kv_topic: str,
     faults: tuple[str, ...],
@@ -106,6 +110,7 @@ def vllm(  # noqa: PLR0917, click passes every option by name
         forces_usage=force_include_usage,
         shows_cached=prompt_tokens_details,
         faults=Faults.parse(faults),
+        allowed_origins=origins,
     )
     names = [name] if len(numbers) == 1 else [f"{name}-{index}" for index in range(len(numbers))]
     publishers = _open_publishers(names, kv_events, kv_topic.replace("{model}", models[0]))

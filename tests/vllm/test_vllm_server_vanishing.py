@@ -1,0 +1,45 @@
+"""Clients that go away all at once: nothing of it is worth a line in a log."""
+
+import asyncio
+import logging
+
+import orjson
+import pytest
+
+from tests.vllm.face import Face, serving, until
+
+CLIENTS = 129
+
+
+async def open_stream(face: Face) -> asyncio.StreamWriter:
+    """Asks for a long stream on a connection of its own; returns it when tokens come."""
+    url = face.client._base_url
+    assert url is not None
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    body = orjson.dumps({"prompt": "hello", "max_tokens": 4000, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    writer.write(head.encode() + b"\r\n\r\n" + body)
+    await reader.readuntil(b"data: ")
+    return writer
+
+
+@pytest.mark.parametrize("is_reset", [True, False])
+async def test_a_crowd_that_vanishes_mid_stream_leaves_no_line_in_the_log(
+    caplog: pytest.LogCaptureFixture, is_reset: bool
+) -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    with caplog.at_level(logging.INFO):
+        async with serving() as face:
+            writers = await asyncio.gather(*(open_stream(face) for _ in range(CLIENTS)))
+            for writer in writers:
+                writer.transport.abort() if is_reset else writer.close()
+            await until(lambda: face.endpoint.load == 0)
+
+            assert face.endpoint.driver.engine.is_idle
+    lines = [
+        record for record in caplog.records if record.name != "extproc.vllm" and record.name != "asyncio"
+    ]
+
+    assert [] == lines
+    assert [] == complaints
