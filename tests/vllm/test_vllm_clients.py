@@ -30,7 +30,7 @@ TOOLS: Any = [{"type": "function", "function": {"name": "trip", "parameters": Tr
 def endpoint_elsewhere() -> Iterator[str]:
     """Serves an endpoint in a thread of its own, for clients that block; yields its URL."""
     url: Future[str] = Future()
-    ends: Future[Callable[[], None]] = Future()
+    ends: Future[Callable[[], object]] = Future()
 
     async def serve() -> None:
         stop = asyncio.Event()
@@ -81,7 +81,7 @@ def test_openais_client_puts_a_streamed_call_together(client: openai.OpenAI) -> 
         model="tiny", messages=HELLO, tools=TOOLS, tool_choice="required"
     ) as stream:
         completion = stream.until_done().get_final_completion()
-    (call,) = completion.choices[0].message.tool_calls or ()
+    (call,) = completion.choices[0].message.tool_calls or [None]  # type: ignore[list-item]
 
     assert isinstance(Trip.model_validate_json(call.function.arguments), Trip)
     assert "tool_calls" == completion.choices[0].finish_reason
@@ -128,6 +128,7 @@ def test_anthropics_client_reads_tools_whole_and_streamed(claude: anthropic.Anth
     for message in (whole, streamed):
         (block,) = message.content
         assert "tool_use" == block.type == message.stop_reason
+        assert block.type == "tool_use"
         assert isinstance(Trip.model_validate(block.input), Trip)
     assert whole.content == streamed.content
 

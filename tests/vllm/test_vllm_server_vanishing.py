@@ -38,7 +38,7 @@ async def test_a_crowd_that_vanishes_mid_stream_leaves_no_line_in_the_log(
 
             assert face.endpoint.driver.engine.is_idle
     lines = [
-        record for record in caplog.records if record.name != "extproc.vllm" and record.name != "asyncio"
+        record for record in caplog.records if record.name not in {"extproc.vllm", "asyncio"}
     ]
 
     assert [] == lines

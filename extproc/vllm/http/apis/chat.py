@@ -198,7 +198,7 @@ def running_usage(usage: Usage) -> bytes:
 
 
 def _describe(index: int, choice: FinishedAnswer, count: int) -> dict[str, Any]:
-    message = {
+    message: dict[str, Any] = {
         "role": "assistant",
         "content": choice.text,
         "refusal": None,
