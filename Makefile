@@ -97,7 +97,7 @@ bench-cells: $(READY)  ## Ask simulated endpoints through Envoy in real time wha
 .PHONY: test-vllm
 test-vllm: $(READY)  ## Compare the simulated vLLM, and what prefix_cache foresees and our bench serve, with a real one; sets that up in .vllm/ (about 4 GB)
 	$(BIN)/python tests/vllm/real/install.py .vllm
-	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py tests/vllm/test_real_prefix_cache.py tests/bench/test_bench_real_vllm.py
+	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py tests/vllm/test_real_answers.py tests/vllm/test_real_prefix_cache.py tests/bench/test_bench_real_vllm.py
 
 .PHONY: test-envoys
 test-envoys: $(READY)  ## Run on every supported Envoy what versions might do differently

@@ -127,8 +127,8 @@ def test_anthropics_client_reads_tools_whole_and_streamed(claude: anthropic.Anth
 
     for message in (whole, streamed):
         (block,) = message.content
-        assert "tool_use" == block.type == message.stop_reason
-        assert block.type == "tool_use"
+        assert isinstance(block, anthropic.types.ToolUseBlock)
+        assert "tool_use" == message.stop_reason
         assert isinstance(Trip.model_validate(block.input), Trip)
     assert whole.content == streamed.content
 

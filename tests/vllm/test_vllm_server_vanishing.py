@@ -17,8 +17,8 @@ async def open_stream(face: Face) -> asyncio.StreamWriter:
     assert url is not None
     reader, writer = await asyncio.open_connection(url.host, url.port)
     body = orjson.dumps({"prompt": "hello", "max_tokens": 4000, "stream": True})
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    writer.write(head.encode() + b"\r\n\r\n" + body)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+    writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
     await reader.readuntil(b"data: ")
     return writer
 
@@ -37,9 +37,7 @@ async def test_a_crowd_that_vanishes_mid_stream_leaves_no_line_in_the_log(
             await until(lambda: face.endpoint.load == 0)
 
             assert face.endpoint.driver.engine.is_idle
-    lines = [
-        record for record in caplog.records if record.name not in {"extproc.vllm", "asyncio"}
-    ]
+    lines = [record for record in caplog.records if record.name not in {"extproc.vllm", "asyncio"}]
 
     assert [] == lines
     assert [] == complaints

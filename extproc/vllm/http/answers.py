@@ -23,6 +23,7 @@ LENGTH_SIGMA = 0.8
 DECISIVE_TOKENS = 256
 # Answers of a form that differ; of more than this many to one prompt, later ones repeat earlier ones.
 DRAFTS = 8
+ENDING = DraftPiece("", Role.ENDING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,11 @@ class Author:
         return Script(tokens, texts, "stop" if length <= limit else "length")
 
     def _fill(self, form: Form, number: int, limit: int) -> Script:
-        pieces = form.draft(Random(number))  # noqa: S311, answers need no secrets
+        # The last piece is the token that ends an answer: it counts, and tells nothing.
+        pieces = [*form.draft(Random(number)), ENDING]  # noqa: S311, answers need no secrets
         cut = [self._cut(piece.text) for piece in pieces]
-        tokens = [token for found, _ in cut for token in found][:limit] or [self._words[0]]
-        texts = [escape(text) for _, found in cut for text in found][:limit] or [b""]
+        tokens = [token for found, _ in cut for token in found][:limit]
+        texts = [escape(text) for _, found in cut for text in found][:limit]
         is_whole = sum(len(found) for found, _ in cut) <= limit
         deltas = [
             delta
@@ -99,6 +101,8 @@ class Author:
 
     def _cut(self, text: str) -> tuple[Sequence[int], Sequence[str]]:
         """Returns a text's tokens, and as many slices of the text."""
+        if not text:
+            return self._words[:1], [""]
         tokens = self._tokenizer.encode([text])
         texts = [self._tokenizer.decode([token]) for token in tokens]
         if "".join(texts) != text:

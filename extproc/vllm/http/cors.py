@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY")
 ASKED_BY = (
     "Access-Control-Request-Method, Access-Control-Request-Headers, Access-Control-Request-Private-Network"
 )

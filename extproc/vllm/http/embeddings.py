@@ -52,6 +52,7 @@ def describe_embeddings(order: Order, head: AnswerHead) -> dict[str, Any]:
         "total_tokens": order.prompt_tokens,
         "completion_tokens": 0,
         "prompt_tokens_details": None,
+        "completion_tokens_details": None,
     }
     return {
         "id": head.id,

@@ -35,8 +35,8 @@ class Options:
 
     `models` are names of the one base model, the first one its own; `max_loras` of 0 means no LoRA
     adapters; `answer_tokens` is the mean natural length of answers, 0 for none. `forces_usage` and
-    `shows_cached` are vLLM's `--enable-force-include-usage` and `--enable-prompt-tokens-details`; `allowed_origins` are those
-    of web pages that may read answers, `*` for all; like vLLM's, by default none.
+    `shows_cached` are vLLM's `--enable-force-include-usage` and `--enable-prompt-tokens-details`;
+    `allowed_origins` are those of web pages that may read answers, `*` for all; like vLLM's, by default none.
     """
 
     profile: Profile

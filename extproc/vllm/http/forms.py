@@ -1,4 +1,4 @@
-"""The form that an answer must have: JSON of a schema, a choice, a regex, or calls of tools.
+"""The form that an answer must have: JSON of a schema, a choice, what a grammar allows, or calls of tools.
 
 A form writes a draft: pieces of text, and what each piece is to a client.
 """
@@ -12,20 +12,20 @@ from typing import Any, Protocol
 
 from xxhash import xxh3_64_hexdigest
 
-from extproc.vllm.http.instances import make_instance
-from extproc.vllm.http.patterns import write_match
+from extproc.vllm.http.grammars import read_ebnf, read_regex, read_schema, write_text
 from extproc.vllm.http.refusals import Refusal
 
 FREE_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 class Role(Enum):
-    """What a piece of a draft is: text, or of a call its head, its arguments, or its end."""
+    """What a piece of a draft is: text, or of a call its head, its arguments, or its end; or the answer's."""
 
     TEXT = 0
     HEAD = 1
     ARGUMENTS = 2
     END = 3
+    ENDING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class CallForm:
         pieces: list[DraftPiece] = []
         for number in range(self.count):
             function = random.choice(self.functions)
-            arguments = json.dumps(make_instance(function.parameters, random))
+            arguments = write_text(read_schema(function.parameters), random)
             head = f'<tool_call>\n{{"name": {json.dumps(function.name)}, "arguments": '
             pieces += [
                 DraftPiece(head, Role.HEAD, number, function.name),
@@ -100,7 +100,7 @@ def schema_form(schema: object) -> Form:
             schema = json.loads(schema)
         except (ValueError, RecursionError):
             raise Refusal("Invalid JSON grammar specification.") from None
-    return TextForm(lambda random: json.dumps(make_instance(schema, random)))
+    return _grammar_form(read_schema(schema))
 
 
 def choice_form(choices: Sequence[str]) -> Form:
@@ -110,7 +110,15 @@ def choice_form(choices: Sequence[str]) -> Form:
 
 
 def regex_form(pattern: str) -> Form:
-    return TextForm(lambda random: write_match(pattern, random))
+    return _grammar_form(read_regex(pattern))
+
+
+def ebnf_form(text: str) -> Form:
+    return _grammar_form(read_ebnf(text))
+
+
+def _grammar_form(grammar: str) -> Form:
+    return TextForm(lambda random: write_text(grammar, random))
 
 
 @dataclass(frozen=True, slots=True)

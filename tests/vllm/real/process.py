@@ -19,6 +19,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # as the simulator does
     "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
 }
 

@@ -131,8 +131,8 @@ class ChatFrames:
 
     def piece(self, index: int, due: Due) -> bytes:
         return b"".join(
-            self._head
-            + b',"choices":[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null,"token_ids":null}]%b}\n\n'
+            self._head + b',"choices":[{"index":%d,"delta":%b,"logprobs":%b,'
+            b'"finish_reason":null,"token_ids":null}]%b}\n\n'
             % (index, delta, self._describe_scores(due), self._end(due))
             for delta in self._deltas(due)
         )

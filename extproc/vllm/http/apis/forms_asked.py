@@ -12,6 +12,7 @@ from extproc.vllm.http.forms import (
     Form,
     Function,
     choice_form,
+    ebnf_form,
     regex_form,
     schema_form,
 )
@@ -53,7 +54,8 @@ class StructuredOutputs(Fields):
         kinds = [self.json_, self.regex, self.choice]
         if sum(kind is not None for kind in kinds) > 1:
             raise Refusal(
-                "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
+                "You can only use one kind of constraints for structured outputs "
+                "('json', 'regex' or 'choice')."
             )
         if self.json_ is not None:
             return schema_form(self.json_)
@@ -63,8 +65,10 @@ class StructuredOutputs(Fields):
             return choice_form(self.choice)
         if self.json_object:
             return schema_form(FREE_OBJECT)
-        if self.grammar is not None or self.structural_tag is not None:
-            raise Refusal("Grammar error: the simulator writes JSON, choices and regexes, and no grammars")
+        if self.grammar is not None:
+            return ebnf_form(self.grammar)
+        if self.structural_tag is not None:
+            raise Refusal("Grammar error: the simulator knows no structural tags")
         raise Refusal(NO_CONSTRAINT)
 
 

@@ -147,7 +147,7 @@ class MessageFrames:
     def piece(self, _index: int, due: Due) -> bytes:
         if due.deltas:
             return b"".join(map(self._tell, due.deltas))
-        if self._calls_tools:
+        if self._calls_tools or not due.text:
             return b""
         opening = b""
         if self._block is None:

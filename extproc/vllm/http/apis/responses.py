@@ -46,11 +46,25 @@ class Item(Fields):
 
 class TextFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
     schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+    def describe(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        head = {"name": self.name, "schema": self.schema_, "type": self.type}
+        return head | {"description": self.description, "strict": self.strict}
 
 
 class TextConfig(Fields):
     format: TextFormat | None = None
+    verbosity: str | None = None
+
+    def describe(self) -> dict[str, Any]:
+        described = None if self.format is None else self.format.describe()
+        return {"format": described, "verbosity": self.verbosity}
 
 
 class ResponseTool(Fields):
@@ -59,6 +73,13 @@ class ResponseTool(Fields):
     type: str = "function"
     name: str = ""
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+    def describe(self) -> dict[str, Any]:
+        head = {"name": self.name, "parameters": self.parameters, "strict": self.strict, "type": self.type}
+        rest = {"allowed_callers": None, "async": None, "defer_loading": None}
+        return head | rest | {"description": self.description, "output_schema": None}
 
 
 class ResponseTools(Fields):
@@ -127,8 +148,15 @@ class ResponseRequest(Fields):
         fields = self.model_dump(include=REPEATED, exclude_none=True)
         if self.parallel_tool_calls is not None:
             fields["parallel_tool_calls"] = self.parallel_tool_calls
+        if self.text is not None:
+            fields["text"] = self.text.describe()
         if self.tools:
-            fields |= {"tools": self.tools, "tool_choice": self.tool_choice or "auto"}
+            read = ResponseTools.read({"tools": self.tools}).tools
+            tools = [
+                one.describe() if one.type == "function" else told
+                for one, told in zip(read, self.tools, strict=True)
+            ]
+            fields |= {"tools": tools, "tool_choice": self.tool_choice or "auto"}
         return fields
 
 
@@ -170,11 +198,15 @@ class Responses:
         """Stores a response that is complete, if its client did not say otherwise."""
         if not order.keeps:
             return
-        told = list(order.told)
-        for item in body["output"]:
-            # What a model calls its client sends again, with what came of it.
-            if item["type"] == "message":
-                told.append(Message(role="assistant", content=item["content"][0]["text"]))
+        # What a model calls its client sends again, with what came of it.
+        told = [
+            *order.told,
+            *(
+                Message(role="assistant", content=item["content"][0]["text"])
+                for item in body["output"]
+                if item["type"] == "message"
+            ),
+        ]
         characters = sum(len(message.model_dump_json()) for message in told)
         self.store.add(body["id"], StoredResponse(body, told, characters))
 
@@ -222,7 +254,7 @@ class ResponseFrames:
     def piece(self, _index: int, due: Due) -> bytes:
         if due.deltas:
             return b"".join(map(self._tell, due.deltas))
-        if self._calls:
+        if self._calls or not due.text:
             return b""
         opening = b"" if self._is_open else self._open_text()
         self._text += due.text
