@@ -177,11 +177,12 @@ async def test_streams_have_vllms_events(real: str, options: Options, path: str,
 async def test_what_only_one_text_satisfies_is_that_text(
     real: str, options: Options, path: str, body: Any
 ) -> None:
-    """The real one may put any number of blanks between; its model likes them."""
+    """The real one may put any number of blanks between; its model likes them until it is cut."""
+    whole = {"incomplete_details": None}
     async with aiohttp.ClientSession(real) as client, serving(options) as face:
         expected, actual = [await post(one, path, body) for one in (client, face.client)]
 
-    assert shape(expected[1]) == shape(actual[1])
+    assert shape(expected[1] | whole) == shape(actual[1] | whole)
     assert '{"city":"Oslo"}'.startswith("".join(find_text(expected[1]).split()))
     assert {"city": "Oslo"} == orjson.loads(find_text(actual[1]))
 
@@ -263,6 +264,8 @@ def shape(value: Any) -> Any:
     """Returns the types in place of the values; of a list the kinds of members, in order."""
     if isinstance(value, dict):
         return {name: shape_tokens(one) if name in BY_TOKEN else shape(one) for name, one in value.items()}
+    if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
+        return []  # bytes, of which there are none where they are no whole character
     if isinstance(value, list):
         return [kind for kind, _ in groupby(shape(one) for one in value)]
     return "number" if isinstance(value, (int, float)) else type(value).__name__

@@ -62,7 +62,9 @@ SCHEMAS: list[Any] = [
         ]
     },
 ]
+CHAIN = {f"a{number}": {"$ref": f"#/$defs/a{number + 1}"} for number in range(5000)}
 HOSTILE: list[Any] = [
+    {"$ref": "#/$defs/a0", "$defs": CHAIN | {"a5000": {"type": "integer"}}},
     {"$ref": "#"},
     {"$ref": "#/nowhere"},
     {"$ref": "https://example.com/schema"},
@@ -98,7 +100,7 @@ def test_what_is_written_for_a_schema_is_allowed_by_it(schema: Any) -> None:
         Draft202012Validator(schema).validate(orjson.loads(write_text(grammar, Random(seed))))
 
 
-@pytest.mark.parametrize("schema", HOSTILE, ids=str)
+@pytest.mark.parametrize("schema", HOSTILE, ids=lambda schema: f"{schema!s:.60}")
 def test_a_schema_that_nothing_satisfies_is_refused(schema: Any) -> None:
     with pytest.raises(Refusal) as refusal:
         write_text(read_schema(schema), Random(1))
@@ -244,6 +246,7 @@ def test_sentences_of_a_grammar_are_written_and_endless_ones_refused() -> None:
     written = {write_text(read_ebnf('root ::= "yes" | "no"'), Random(seed)) for seed in range(20)}
 
     assert {"yes", "no"} == written
-    for grammar in ('root ::= "a" root', "nothing", ""):
+    chain = "\n".join(f"r{number} ::= r{number + 1}" for number in range(5000))
+    for grammar in ('root ::= "a" root', "nothing", "", f'root ::= r0\n{chain}\nr5000 ::= "x"'):
         with pytest.raises(Refusal):
             write_text(read_ebnf(grammar), Random(1))

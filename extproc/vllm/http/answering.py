@@ -44,8 +44,14 @@ class Strand:
         text = b"".join(self.answer.texts[start:end])
         if start:
             return Due(text, usage, scores=scores)
-        prompt_scores = self.prompt_scores
-        return Due(text, usage, scores=scores, prompt_scores=prompt_scores, echo=escape(self.echo))
+        return Due(
+            text,
+            usage,
+            scores=scores,
+            prompt_scores=self.prompt_scores,
+            echo=escape(self.echo),
+            echoed=self.generation.job.prompt if self.echo else None,
+        )
 
 
 class Answering:

@@ -20,6 +20,8 @@ SOFT_BYTES = 300
 # A text that has no end by then has none: about 0.3 s of effort at the most.
 MOST_BYTES = 32_768
 MOST_CHOICES = 3000
+# llguidance follows references by recursion: a chain of some thousands ends the process.
+MOST_REFERENCES = 500
 MOST_WORDS = 3
 MOST_DIGITS = 3
 MOST_SEARCHES = 3
@@ -62,12 +64,13 @@ def read_schema(schema: object) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise Refusal(f"Grammar error: schema must be an object, got {schema!r:.80}")
+    # Its type is in the stubs alone.
     style: Any = {
         "whitespace_flexible": False,
         "item_separator": ", ",
         "key_separator": ": ",
     }
-    return _read(lambda: LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=style))
+    return _read(lambda: LLMatcher.grammar_from_json_schema(_encode(schema), overrides=style))
 
 
 def read_regex(pattern: str) -> str:
@@ -77,12 +80,21 @@ def read_regex(pattern: str) -> str:
 
 def read_ebnf(text: str) -> str:
     """Returns an EBNF (GBNF) or Lark grammar as llguidance has it; raises `Refusal`."""
+    if text.count(":") > MOST_REFERENCES:
+        raise Refusal("Grammar error: the simulator reads no grammar of so many rules")
     return _read(lambda: grammar_from("grammar", text))
 
 
 def write_text(grammar: str, random: Random) -> str:
     """Returns a text that a grammar allows; raises `Refusal` if there is none, or only long ones."""
     return _Writer(grammar, random).write()
+
+
+def _encode(schema: object) -> str:
+    text = json.dumps(schema)
+    if text.count('"$ref"') > MOST_REFERENCES:
+        raise Refusal("Grammar error: the simulator reads no schema of so many references")
+    return text
 
 
 def _read(make: Callable[[], str]) -> str:
@@ -92,7 +104,7 @@ def _read(make: Callable[[], str]) -> str:
         raise Refusal(f"Grammar error: {fault}") from None
     message = LLMatcher.validate_grammar(grammar, _byte_tokenizer(), limits=_limits())
     if message:
-        raise Refusal(f"Grammar error: {message}")
+        raise Refusal(f"Grammar error: {message.rstrip()}")
     return grammar
 
 

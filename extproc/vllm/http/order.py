@@ -84,7 +84,7 @@ class FinishedAnswer:
 class Due:
     """What is due of one answer: text, escaped for JSON, or news of calls; and the usage until then.
 
-    `echo` is the prompt's text, escaped as well, in what comes first.
+    `echo` is the prompt's text, escaped as well, and `echoed` its tokens, in what comes first.
     """
 
     text: bytes
@@ -93,3 +93,4 @@ class Due:
     scores: Sequence[Score] | None = None
     prompt_scores: Sequence[Score] | None = None
     echo: bytes = b""
+    echoed: Sequence[int] | None = None

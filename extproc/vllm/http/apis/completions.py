@@ -137,10 +137,11 @@ class CompletionFrames:
         return self._head + b"," + orjson.dumps(last)[1:] + b"\n\n" + done
 
     def _frame(self, index: int, due: Due, reason: bytes, end: bytes) -> bytes:
+        echoed = b"null" if due.echoed is None else orjson.dumps(list(due.echoed))
         return (
             self._head + b',"choices":[{"index":%d,"text":"%b%b","logprobs":%b,"finish_reason":%b,'
-            b'"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]%b}\n\n'
-            % (index, due.echo, due.text, self._describe_scores(index, due), reason, end)
+            b'"stop_reason":null,"prompt_token_ids":%b,"token_ids":null}]%b}\n\n'
+            % (index, due.echo, due.text, self._describe_scores(index, due), reason, echoed, end)
         )
 
     def _describe_scores(self, index: int, due: Due) -> bytes:
