@@ -6,7 +6,7 @@ What a real model of random weights writes is not compared, but for its types.
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ TEXT_FORMAT = {"format": {"type": "json_schema", "name": "trip", "schema": SCHEM
 SCORED = {"input": "hello", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
 
 Case = tuple[str, dict[str, Any]]
+# What a value may be: kinds, and of lists and dicts what is in them.
+Shape = dict[str, "Shape"]
 
 
 def chat(**fields: Any) -> Case:
@@ -260,29 +262,38 @@ def find_text(answer: Any) -> str:
     return str(answer["output"][0]["content"][0]["text"])
 
 
-def shape(value: Any) -> Any:
-    """Returns the types in place of the values; of a list the kinds of members, in order."""
+def shape(value: Any) -> Shape:
+    """Returns the types in place of the values; of a list what its members are."""
     if isinstance(value, dict):
-        return {name: shape_tokens(one) if name in BY_TOKEN else shape(one) for name, one in value.items()}
-    if isinstance(value, list) and value and all(isinstance(one, int) for one in value):
-        return []  # bytes, of which there are none where they are no whole character
+        return {"dict": {name: shape_member(name, one) for name, one in value.items()}}
     if isinstance(value, list):
-        return [kind for kind, _ in groupby(shape(one) for one in value)]
-    return "number" if isinstance(value, (int, float)) else type(value).__name__
+        return {"list": reduce(merge, map(shape, value), {})}
+    return {"number" if isinstance(value, (int, float)) else type(value).__name__: {}}
 
 
-def shape_tokens(value: Any) -> Any:
-    """Returns the shapes of what has a member per token: under its text or its number, or in a list."""
-    if not isinstance(value, list):
-        return shape(value)
-    places = [list(one.values()) if isinstance(one, dict) and "token" not in one else one for one in value]
-    return shape(places)
+def shape_member(name: str, value: Any) -> Shape:
+    """Returns a member's shape; if it has members per token, without the tokens' names."""
+    if name in BY_TOKEN and isinstance(value, list):
+        return shape([list(one.values()) if is_by_token(one) else one for one in value])
+    return shape(value)
 
 
-def shape_events(told: list[str]) -> list[Any]:
-    """Returns the names and shapes of a stream's events, each run of the same ones once."""
-    kinds = []
+def is_by_token(value: Any) -> bool:
+    return isinstance(value, dict) and "token" not in value
+
+
+def merge(one: Shape, other: Shape) -> Shape:
+    """Returns the shape of what is the one or the other."""
+    return {kind: merge(one.get(kind, {}), other.get(kind, {})) for kind in one | other}
+
+
+def shape_events(told: list[str]) -> Shape:
+    """Returns the shape of a stream's events, by name, and which are the first and the last.
+
+    Those of one name together: a real server puts tokens that come close together into one event.
+    """
+    found: Shape = {}
     for event in told:
         name, _, data = event.rpartition("data: ")
-        kinds.append((name, data if data == "[DONE]" else shape(orjson.loads(data))))
-    return [kind for kind, _ in groupby(kinds)]
+        found = merge(found, {name: {data: {}} if data == "[DONE]" else shape(orjson.loads(data))})
+    return found | {"first": {told[0].partition("data: ")[0]: {}}, "last": {told[-1][:30]: {}}}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-STARTS_WITHIN_S = 240
+STARTS_WITHIN_S = 400
 OPTIONS = (
     *("--load-format", "dummy", "--dtype", "float32", "--served-model-name", "tiny"),
     *("--max-model-len", "4096", "--enforce-eager", "--enable-prefix-caching", "--block-size", "32"),
