@@ -52,7 +52,7 @@ def chat(**fields: Any) -> Case:
 
 
 def complete(**fields: Any) -> Case:
-    return COMPLETIONS, {"prompt": "hello there", "temperature": 0, "max_tokens": 3, **fields}
+    return COMPLETIONS, {"prompt": "hello there", "temperature": 0, "max_tokens": 24, **fields}
 
 
 def respond(**fields: Any) -> Case:
