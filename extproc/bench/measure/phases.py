@@ -11,9 +11,8 @@ from extproc.bench.measure.metrics import Metrics, is_good, measure
 from extproc.bench.record import FleetSample, Record, Window
 from extproc.bench.spec.traffic import Spike, TrafficShape
 from extproc.bench.spec.tree import Slo
+from extproc.elasticity import Response, Rise, add_up_over, find_missed_seconds, respond
 
-# A second is missed if fewer of the requests due in it were good.
-GOOD_SHARE = 0.95
 _MOST_PHASES = 40
 
 
@@ -25,20 +24,6 @@ class Phase:
     figures: Metrics
     slo_seconds_missed: int | None
     ready: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """How the fleet took a rise of its load, in seconds from the rise.
-
-    `reaction_s`: until more endpoints were ready than before; `None` if there never were, or nobody looked.
-    `recovery_s`: until the end of the last second that missed its limits, 0 if none did; `None` if they
-    were still missed when the load changed again, or without limits.
-    """
-
-    name: str
-    reaction_s: float | None
-    recovery_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +100,7 @@ def find_missed(records: Sequence[Record], slo: Slo) -> list[int] | None:
     """The seconds in which too few of the requests due were good; `None` without limits."""
     if slo == Slo():
         return None
-    goods: dict[int, list[bool]] = {}
-    for record in records:
-        goods.setdefault(math.floor(record.intended_s), []).append(is_good(record, slo))
-    return sorted(second for second, good in goods.items() if sum(good) < GOOD_SHARE * len(good))
+    return find_missed_seconds((record.intended_s, is_good(record, slo)) for record in records)
 
 
 def measure_elasticity(
@@ -132,49 +114,16 @@ def measure_elasticity(
     if not stretches and not samples:
         return None
     missed = find_missed(records, slo)
-    rises = [(place, part) for place, part in enumerate(stretches) if part.is_rise]
+    ready = [(sample.at_s, sample.ready) for sample in samples]
     return Elasticity(
         None if missed is None else len(missed),
-        _sum_ready(samples, duration_s),
-        tuple(
-            _respond(part, _next_rise(stretches, place, duration_s), missed, samples) for place, part in rises
-        ),
+        add_up_over(ready, 0.0, max(duration_s, ready[-1][0])) if ready else None,
+        tuple(respond(rise, ready, missed) for rise in _list_rises(stretches, duration_s)),
     )
 
 
-def _next_rise(stretches: Sequence[Stretch], place: int, end_s: float) -> float:
-    """Until when a rise can be recovered from."""
-    return next((part.start_s for part in stretches[place + 1 :] if part.is_rise), end_s)
-
-
-def _sum_ready(samples: Sequence[FleetSample], end_s: float) -> float | None:
-    """Endpoints ready times seconds; a sample holds until the next one, the first one from the start."""
-    if not samples:
-        return None
-    edges = [0.0, *(sample.at_s for sample in samples[1:]), max(end_s, samples[-1].at_s)]
-    return sum(
-        sample.ready * max(0.0, until_s - from_s)
-        for sample, (from_s, until_s) in zip(samples, pairwise(edges), strict=True)
-    )
-
-
-def _respond(
-    part: Stretch, until_s: float, missed: Sequence[int] | None, samples: Sequence[FleetSample]
-) -> Response:
-    before = [sample.ready for sample in samples if sample.at_s <= part.start_s]
-    more = [
-        sample.at_s - part.start_s
-        for sample in samples
-        if before and part.start_s < sample.at_s < until_s and sample.ready > before[-1]
-    ]
-    return Response(part.name, more[0] if more else None, _recover(part, until_s, missed))
-
-
-def _recover(part: Stretch, until_s: float, missed: Sequence[int] | None) -> float | None:
-    if missed is None:
-        return None
-    own = [second for second in missed if math.floor(part.start_s) <= second < until_s]
-    if not own:
-        return 0.0
-    # The last second with a request in it is the last that can be good again.
-    return None if own[-1] + 1 >= until_s else own[-1] + 1 - part.start_s
+def _list_rises(stretches: Sequence[Stretch], end_s: float) -> Iterator[Rise]:
+    rising = [part for part in stretches if part.is_rise]
+    edges = [*(part.start_s for part in rising[1:]), end_s]
+    for part, until_s in zip(rising, edges, strict=True) if rising else ():
+        yield Rise(part.name, part.start_s, until_s)
