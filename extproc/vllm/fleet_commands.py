@@ -14,8 +14,9 @@ import orjson
 
 from extproc import __version__
 from extproc.errors import SettingsError
-from extproc.vllm.fleet import seed_preset
+from extproc.vllm.fleet import autoscaler, seed_preset, spike
 from extproc.vllm.fleet.arms import parse_arm
+from extproc.vllm.fleet.autoscaler import parse_scaling
 from extproc.vllm.fleet.cell import Cell
 from extproc.vllm.fleet.change import SYNTAX
 from extproc.vllm.fleet.duels import duels, render_duels
@@ -27,6 +28,7 @@ from extproc.vllm.fleet.report import flatten, render, write_csv
 from extproc.vllm.fleet.report_page import fleet_page
 from extproc.vllm.fleet.rows import Row, row_of
 from extproc.vllm.fleet.scenarios import SCENARIOS
+from extproc.vllm.fleet.spike import parse_spike
 from extproc.vllm.fleet.summary import Summary
 from extproc.vllm.fleet.trace import read_trace
 from extproc.vllm.fleet.workloads import WORKLOADS, find_workload
@@ -88,6 +90,9 @@ _RATE = _Number(0, min_open=True)
 _LETTERS: Final = ", ".join(f"{one.letter} {one.name}" for one in WORKLOADS.values())
 _check_workloads = _check_names("check_workloads", find_workload)
 _check_arms = _check_names("check_arms", parse_arm)
+_NO_SCALER: Final = "none"
+_check_scalings = _check_names("check_scalings", lambda text: text == _NO_SCALER or parse_scaling(text))
+_check_spike = _check_names("check_spike", lambda text: not text or parse_spike(text))
 
 _arms = click.option(
     "--arm",
@@ -150,6 +155,29 @@ _measured = click.option("--measured-s", type=_RATE, help="Measured after that. 
 @click.option("--ceiling", type=_RATE, help="Most requests per second that the client's one core can do.")
 @click.option("--scenario", type=click.Choice([*SCENARIOS]), default="plain", show_default=True)
 @click.option("--change", "changes", multiple=True, metavar=SYNTAX, help="What happens to an endpoint.")
+@click.option(
+    "--spike",
+    default="",
+    callback=_check_spike,
+    metavar=spike.SYNTAX,
+    help="For a while so many times the load; seconds from the start of the run, warm-up included.",
+)
+@click.option(
+    "--autoscale",
+    "scalings",
+    multiple=True,
+    default=[_NO_SCALER],
+    callback=_check_scalings,
+    metavar=autoscaler.SYNTAX,
+    help=f"Kubernetes' HPA by {', '.join(autoscaler.Metric)}; each one is a run, {_NO_SCALER} too.",
+)
+@click.option(
+    "--slo-ttft-s",
+    type=_RATE,
+    default=1.0,
+    show_default=True,
+    help="With a spike or an autoscaler: a second is missed in which more than 5 % wait longer.",
+)
 @_warmup
 @_measured
 @click.option("--seed", "seeds", type=_Seeds(), default="0", show_default=True, help="3, 1,5 or 1-8.")
@@ -174,6 +202,7 @@ def fleet(
     profiles: Sequence[str],
     arms: Sequence[str],
     changes: Sequence[str],
+    scalings: Sequence[str],
     seeds: Sequence[int],
     ideals: bool,
     json_path: Path | None,
@@ -204,11 +233,13 @@ def fleet(
             trace=trace,
             profiles=tuple(profiles),
             changes=tuple(changes),
+            autoscale="" if scaling == _NO_SCALER else scaling,
             **asked,
         )
         for load in loads or (None,)
         for seed in seeds
         for arm in arms
+        for scaling in scalings
     ]
     runs = [*zip(cells, _run(cells, with_ideals=ideals), strict=True)]
     summaries = [summary for _, summary in runs]
@@ -216,7 +247,7 @@ def fleet(
     for load in dict.fromkeys(cell.load for cell in cells):
         click.echo(render([summary for cell, summary in runs if cell.load == load]), nl=False)
     rows = [row_of(cell, summary, __version__) for cell, summary in runs]
-    found = duels(rows, against or arms[:1])
+    found = duels(rows, against or [cells[0].label])
     click.echo(render_duels(found) if len(seeds) > 1 or against else "", nl=False)
     _write(html_path, fleet_page(rows, found).encode())
     told = [{"cell": cell, "figures": summary, "warnings": summary.warnings} for cell, summary in runs]
@@ -233,7 +264,7 @@ def _run(cells: Sequence[Cell], *, with_ideals: bool) -> list[Summary]:
     progress, done = ProgressLine(total, sys.stderr, monotonic), 0
     found: list[Summary] = []
     for cell in cells:
-        what = f"{cell.arm}, seed {cell.seed}"
+        what = f"{cell.label}, seed {cell.seed}"
         watch = partial(_tell, progress, done, cell.requests_about, what)
         found.append(cell.run(with_ideals=with_ideals, watch=watch))
         done += cell.requests_about

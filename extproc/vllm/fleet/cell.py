@@ -9,12 +9,14 @@ from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import SettingsError
 from extproc.vllm.fleet.arms import parse_arm
+from extproc.vllm.fleet.autoscaler import Scaling, parse_scaling
 from extproc.vllm.fleet.change import parse_change
 from extproc.vllm.fleet.client import Traffic
 from extproc.vllm.fleet.fleet import Run, Setup, Watch, simulate
 from extproc.vllm.fleet.gateway import Routing, Spread
 from extproc.vllm.fleet.scenarios import SCENARIOS
 from extproc.vllm.fleet.session import PlannedSession
+from extproc.vllm.fleet.spike import Spike, parse_spike
 from extproc.vllm.fleet.summary import Summary, summarize
 from extproc.vllm.fleet.trace import Trace, read_trace
 from extproc.vllm.fleet.workloads import Demand, draw_sessions, find_workload
@@ -31,7 +33,8 @@ class Cell:
     `load` is the share of the workload's capacity, `rate` requests per second instead, `users` a closed
     loop instead. `None` for a time takes the workload's own. `requests` limits the run to so many instead
     of a time. A `trace` is a file that is replayed instead of a workload, `trace_speed` times as fast as it
-    was recorded; `trace_xxh3` says what was in it, empty: anything.
+    was recorded; `trace_xxh3` says what was in it, empty: anything. A `spike` and an autoscaler
+    (`autoscale`) are written as their modules say, empty: none; `slo_ttft_s` judges what they cost.
     """
 
     arm: str
@@ -57,14 +60,24 @@ class Cell:
     trace: str | None = None
     trace_xxh3: str = ""
     trace_speed: float = 1.0
+    spike: str = ""
+    autoscale: str = ""
+    slo_ttft_s: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """What its run is called beside others of the same load."""
+        return f"{self.arm} {self.autoscale}".rstrip()
 
     @property
     def digest(self) -> str:
         """Tells cells apart that differ in anything."""
         asked = orjson.loads(orjson.dumps(self))
-        if self.trace is None:
-            # Cells that were run before there were traces keep their names.
-            asked = {name: value for name, value in asked.items() if not name.startswith("trace")}
+        # Cells that were run before there were traces, spikes and autoscalers keep their names.
+        late = {"trace", "trace_xxh3", "trace_speed"} if self.trace is None else set()
+        if not self.spike and not self.autoscale:
+            late |= {"spike", "autoscale", "slo_ttft_s"}
+        asked = {name: value for name, value in asked.items() if name not in late}
         return xxh3_64_hexdigest(orjson.dumps(asked))
 
     @property
@@ -84,7 +97,7 @@ class Cell:
 
     def run(self, *, with_ideals: bool = True, watch: Watch | None = None) -> Summary:
         """`watch` hears which share is done. Raises `SettingsError` for names that there are not."""
-        return summarize(self.simulate(watch), self.arm, with_ideals=with_ideals)
+        return summarize(self.simulate(watch), self.label, with_ideals=with_ideals)
 
     def simulate(self, watch: Watch | None = None) -> Run:
         """As `run`, with all that it left behind."""
@@ -117,11 +130,31 @@ class Cell:
                 self.signal_delay_s,
                 self.discovery_delay_s,
             ),
-            traffic=Traffic(rate, self.users, self.cap, self.ceiling, end_s, starts),
+            traffic=Traffic(
+                rate, self.users, self.cap, self.ceiling, end_s, starts, self._spike(start_s, end_s)
+            ),
             changes=[*changes, *map(parse_change, self.changes)],
             seed=self.seed,
             warmup_s=start_s,
+            scaling=self._scaling(),
+            slo_ttft_s=self.slo_ttft_s,
         )
+
+    def _scaling(self) -> Scaling | None:
+        return parse_scaling(self.autoscale) if self.autoscale else None
+
+    def _spike(self, start_s: float, end_s: float) -> Spike | None:
+        """Raises `SettingsError` for one that would not be measured, or that the load cannot have."""
+        if not self.spike:
+            return None
+        spike = parse_spike(self.spike)
+        if self.users is not None or self.trace is not None:
+            raise SettingsError("users and traces set their own pace: a spike is of --load or --rate")
+        if not start_s <= spike.after_s < spike.end_s <= end_s or end_s == inf:
+            raise SettingsError(
+                f"spike {self.spike}: measured is from {start_s:g} to {end_s:g} s, all of it must be within"
+            )
+        return spike
 
     def _trace(self) -> Trace:
         assert self.trace is not None  # noqa: S101  # who calls this looked
@@ -151,4 +184,5 @@ class Cell:
         if end_s == inf:
             return workload.requests * self.endpoints
         per_s = workload.capacity_rps * self.endpoints if self.users is not None else self.rps
-        return ceil(per_s * end_s * _SLACK) + 100
+        load_s = parse_spike(self.spike).load_until(end_s) if self.spike else end_s
+        return ceil(per_s * load_s * _SLACK) + 100

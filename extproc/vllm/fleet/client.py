@@ -4,12 +4,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
-from math import inf
+from math import inf, nan
 from random import Random
 from typing import Final
 
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.session import PlannedSession
+from extproc.vllm.fleet.spike import Spike
 from extproc.vllm.fleet.timeline import Timeline
 
 # So long a stretch has as many sessions as any other of its length.
@@ -27,7 +28,7 @@ class Traffic:
     as many per cent. `None` starts all at once. Closed loop: `users` sessions at a time. A turn
     follows its answer either way. With `starts`, sessions start at these times instead. `cap` limits the
     requests in flight. Everything ends when all that was due until `until_s` is answered; until then the
-    load goes on.
+    load goes on. In a `spike` more of an open loop's sessions start.
 
     `ceiling` models a client that is a single event loop, as vLLM's old benchmark script is: sending
     requests and reading their chunks costs it so much that it can do this many per second. It notices
@@ -40,6 +41,15 @@ class Traffic:
     ceiling: float | None = None
     until_s: float = inf
     starts: Sequence[float] = ()
+    spike: Spike | None = None
+
+    def asked_rps(self, start_s: float, end_s: float) -> float:
+        """Requests per second that are asked for in this time; NaN where no rate is."""
+        if not self.rate:
+            return nan
+        if not self.spike or end_s <= start_s:
+            return self.rate
+        return self.rate * (self.spike.load_until(end_s) - self.spike.load_until(start_s)) / (end_s - start_s)
 
 
 class Client:
@@ -66,7 +76,8 @@ class Client:
         self._busy_until = 0.0
         turns = [turn for session in sessions for turn in session.turns]
         self._sessions_per_s = traffic.rate * len(sessions) / len(turns) if traffic.rate else 0.0
-        self._gaps = self._draw_gaps()
+        gaps = self._draw_gaps()
+        self._gaps = traffic.spike.squeeze(gaps) if traffic.spike else gaps
         chunks = sum(turn.output_tokens for turn in turns) / len(turns)
         request_s = 1 / traffic.ceiling if traffic.ceiling else 0.0
         self._send_s = request_s * _SEND_SHARE

@@ -1,8 +1,9 @@
 """The fleet: a client, gateways and endpoints on one virtual clock."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from math import inf
 from random import Random
 from typing import Final
@@ -11,6 +12,7 @@ from extproc.errors import NoEndpoint, SettingsError
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pick
 from extproc.routing.strategies.base import Ending, Outside
+from extproc.vllm.fleet.autoscaler import Autoscaler, Scaling
 from extproc.vllm.fleet.change import Change, Kind, check_changes, steps_of
 from extproc.vllm.fleet.client import Client, Traffic
 from extproc.vllm.fleet.dialogue import Dialogue
@@ -29,7 +31,8 @@ class Setup:
     """One run: `endpoints` of them, how they are routed to, how they are asked, what happens to them.
 
     `profiles` are given out in turns, so that one is enough where all endpoints are alike. What comes
-    before `warmup_s` is not measured.
+    before `warmup_s` is not measured. With `scaling`, `endpoints` are those at the start. A request is
+    good if its first token came within `slo_ttft_s` of when it was due.
     """
 
     profiles: Sequence[Profile]
@@ -39,6 +42,17 @@ class Setup:
     changes: Sequence[Change] = ()
     seed: int = 0
     warmup_s: float = 0.0
+    scaling: Scaling | None = None
+    slo_ttft_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Headcount:
+    """From `at_s` on so many endpoints were `ready`; `held` has those too that started or drained."""
+
+    at_s: float
+    ready: int
+    held: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,7 @@ class Run:
     flights: Sequence[Flight]
     nodes: Sequence[Node]
     gaps: Gaps
+    headcounts: Sequence[Headcount]
 
 
 Watch = Callable[[float], None]
@@ -60,7 +75,7 @@ _TOLD: Final = 50
 def simulate(setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None = None) -> Run:
     """Runs the sessions. Deterministic: the same setup and sessions give the same run.
 
-    Raises `SettingsError` for a strategy, an option or a change that cannot be.
+    Raises `SettingsError` for a strategy, an option, a change or an autoscaler that cannot be.
     """
     return _Fleet(setup, sessions, watch).run()
 
@@ -68,6 +83,7 @@ def simulate(setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | No
 class _Fleet:
     def __init__(self, setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None) -> None:
         check_changes(setup.changes, setup.endpoints)
+        _check_scaling(setup)
         self._setup = setup
         self._timeline = Timeline()
         self._watch, self._turns = watch, sum(len(session.turns) for session in sessions)
@@ -80,7 +96,7 @@ class _Fleet:
         # The client's draws do not depend on the strategy's: all strategies see the same arrivals.
         self._client = Client(sessions, setup.traffic, self._timeline, self._draw("arrivals"), self._send)
         self._names = EndpointNames(self._draw("names"))
-        self._keep_s = 0.0
+        self._keep_s: float | None = None
         self._past: list[Node] = []
         self._nodes = {self._names[place].name: self._build_node(place) for place in range(setup.endpoints)}
         self._ready = [self._names[place] for place in range(setup.endpoints)]
@@ -89,6 +105,11 @@ class _Fleet:
         self._spreader = build_spreader(setup.routing.spread, gateways, self._draw("spread"))
         scrapes = [partial(self._scrape, place) for place in range(gateways)]
         self._gateways = setup.routing.build_gateways(self._ready, outsides, scrapes)
+        self._numbers = count(setup.endpoints)
+        self._starting: list[int] = []
+        self._draining: dict[str, Node] = {}
+        self._headcounts: list[Headcount] = []
+        self._count_heads()
 
     def run(self) -> Run:
         if self._setup.warmup_s:
@@ -100,9 +121,12 @@ class _Fleet:
                 self._timeline.at(self._setup.traffic.until_s * count / _TOLD, self._watch, count / _TOLD)
         for change in steps_of(self._setup.changes):
             self._timeline.at(change.at_s, self._change, change)
+        if self._setup.scaling:
+            self._autoscale(self._setup.scaling)
         self._client.start()
         self._timeline.run()
-        return Run(self._setup, self._flights, [*self._past, *self._nodes.values()], self._gaps)
+        nodes = [*self._past, *self._nodes.values()]
+        return Run(self._setup, self._flights, nodes, self._gaps, self._headcounts)
 
     def _draw(self, use: str) -> Random:
         return Random(f"{use} {self._setup.seed}")  # noqa: S311  # no secret
@@ -111,10 +135,13 @@ class _Fleet:
         return self._timeline.now
 
     def _scrape(self, gateway: int, every_s: float) -> Scraper:
-        self._keep_s = every_s
-        for node in self._nodes.values():
-            node.keep_signals(every_s)
+        self._keep_signals(every_s)
         return Scraper(every_s, self._draw(f"scrapes {gateway}"), self._now, self._signal_at)
+
+    def _keep_signals(self, seconds: float) -> None:
+        self._keep_s = max(self._keep_s or 0.0, seconds)
+        for node in self._nodes.values():
+            node.keep_signals(self._keep_s)
 
     def _signal_at(self, name: str, at_s: float) -> Signal:
         return self._nodes[name].signal_at(at_s)
@@ -131,7 +158,7 @@ class _Fleet:
         node = Node(
             self._names[number].name, profile, self._timeline, self._ended, gaps=self._gaps, read=read
         )
-        if self._keep_s:
+        if self._keep_s is not None:
             node.keep_signals(self._keep_s)
         return node
 
@@ -170,6 +197,8 @@ class _Fleet:
 
     def _ended(self, flight: Flight) -> None:
         pick = self._picks.pop(flight.number)
+        if self._draining:
+            self._let_go(flight.endpoint)
         self._spreader.give(flight)
         delay_s = self._setup.routing.signal_delay_s
         if delay_s:
@@ -190,19 +219,97 @@ class _Fleet:
                 self._nodes[endpoint.name].slow_down(change.amount)
             case Kind.FLUSH:
                 self._nodes[endpoint.name].forget()
+            case Kind.JOIN:
+                self._join(change.endpoint)
             case _:
-                self._move(change, endpoint)
-
-    def _move(self, change: Change, endpoint: Endpoint) -> None:
-        """An endpoint comes or goes, and the gateways hear of it."""
-        self._ready = [other for other in self._ready if other is not endpoint]
-        if change.kind is Kind.JOIN:
-            # What was there under this name finishes what it has.
-            if endpoint.name in self._nodes:
-                self._past.append(self._nodes[endpoint.name])
-            self._nodes[endpoint.name] = self._build_node(change.endpoint)
-            self._ready.append(endpoint)
-        heard_at = self._timeline.now + self._setup.routing.discovery_delay_s
-        self._timeline.at(heard_at, self._gateways.replace, tuple(self._ready))
+                self._leave(endpoint)
         if change.kind is Kind.CRASH:
             self._nodes[endpoint.name].crash()
+
+    def _join(self, number: int) -> None:
+        """An endpoint comes, or comes back, with an empty cache."""
+        endpoint = self._names[number]
+        # What was there under this name finishes what it has.
+        if endpoint.name in self._nodes:
+            self._past.append(self._nodes[endpoint.name])
+        self._nodes[endpoint.name] = self._build_node(number)
+        self._tell_gateways([other for other in self._ready if other is not endpoint] + [endpoint])
+
+    def _leave(self, endpoint: Endpoint) -> None:
+        """An endpoint gets no new requests from when the gateways hear of it."""
+        self._draining[endpoint.name] = self._nodes[endpoint.name]
+        self._tell_gateways([other for other in self._ready if other is not endpoint])
+        self._let_go(endpoint.name)
+
+    def _tell_gateways(self, ready: list[Endpoint]) -> None:
+        self._ready = ready
+        heard_at = self._timeline.now + self._setup.routing.discovery_delay_s
+        self._timeline.at(heard_at, self._gateways.replace, tuple(ready))
+        self._count_heads()
+
+    def _let_go(self, name: str) -> None:
+        """What has drained is gone."""
+        if name in self._draining and not self._draining[name].in_flight:
+            del self._draining[name]
+            self._count_heads()
+
+    def _count_heads(self) -> None:
+        ready = len(self._ready)
+        held = ready + len(self._starting) + len(self._draining)
+        self._headcounts.append(Headcount(self._timeline.now, ready, held))
+
+    def _autoscale(self, scaling: Scaling) -> None:
+        """Looks every so often from now on, and acts on what it saw a little later."""
+        self._keep_signals(0.0)
+        autoscaler = Autoscaler(scaling, self._setup.endpoints, self._timeline.now)
+        self._timeline.at(scaling.every_s, self._look, scaling, autoscaler)
+
+    def _look(self, scaling: Scaling, autoscaler: Autoscaler) -> None:
+        now = self._timeline.now
+        said = {endpoint.name: self._nodes[endpoint.name].tell(scaling.metric) for endpoint in self._ready}
+        self._timeline.at(now + scaling.lag_s, self._scale, scaling, autoscaler, said)
+        self._timeline.at(now + scaling.every_s, self._look, scaling, autoscaler)
+
+    def _scale(self, scaling: Scaling, autoscaler: Autoscaler, said: Mapping[str, float]) -> None:
+        values = [said[endpoint.name] for endpoint in self._ready if endpoint.name in said]
+        current = len(self._ready) + len(self._starting)
+        wanted = autoscaler.decide(values, current, self._timeline.now)
+        for _ in range(wanted - current):
+            self._order(scaling.start_s)
+        for _ in range(current - wanted):
+            self._dismiss()
+
+    def _order(self, start_s: float) -> None:
+        number = next(self._numbers)
+        self._starting.append(number)
+        self._count_heads()
+        self._timeline.at(self._timeline.now + start_s, self._open, number)
+
+    def _open(self, number: int) -> None:
+        if number in self._starting:
+            self._starting.remove(number)
+            self._join(number)
+
+    def _dismiss(self) -> None:
+        """As a ReplicaSet does: first what is not ready, then what became ready last."""
+        if self._starting:
+            self._starting.pop()
+            self._count_heads()
+        else:
+            self._leave(self._ready[-1])
+
+
+def _check_scaling(setup: Setup) -> None:
+    scaling = setup.scaling
+    if scaling is None:
+        return
+    if not scaling.min <= setup.endpoints <= scaling.max:
+        raise SettingsError(
+            f"{setup.endpoints} endpoints at the start are not within {scaling.min} to {scaling.max}"
+        )
+    if setup.traffic.until_s == inf:
+        raise SettingsError(
+            "an autoscaler needs a measured time: a number of requests has no end to wait for"
+        )
+    if moved := [change for change in setup.changes if change.kind not in {Kind.SLOW, Kind.FLUSH}]:
+        raise SettingsError(f"{moved[0].kind}: where an autoscaler decides who is there, nobody else does")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import sqrt
 
 from extproc.vllm.engine import Engine
+from extproc.vllm.fleet.autoscaler import Metric
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.timeline import Timeline
 from extproc.vllm.peers.signals import Signal
@@ -82,6 +83,23 @@ class Node:
             self._cut()
         elif not self._is_busy:
             self._run()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    def tell(self, metric: Metric) -> float:
+        """What an autoscaler would read now; of `keep_signals`."""
+        said = self.signal_at(self._timeline.now)
+        match metric:
+            case Metric.QUEUE:
+                return said.waiting
+            case Metric.RUNNING:
+                return said.running
+            case Metric.KV_USAGE:
+                return said.kv_usage
+            case Metric.IN_FLIGHT:
+                return self.in_flight
 
     def keep_signals(self, seconds: float) -> None:
         """From now on `signal_at` can tell what the metrics said so many seconds ago."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from io import StringIO
 
-from extproc.vllm.fleet.summary import TOLERANCE, Latency, Skew, Summary
+from extproc.vllm.fleet.summary import TOLERANCE, Elastic, Latency, Skew, Summary
 
 _RESULT = (
     "strategy",
@@ -22,6 +22,18 @@ _LATENCIES = tuple(
     f"{name} {kind}" for name in ("TTFT", "TPOT", "ITL") for kind in ("mean", "median", "p90", "p99")
 )
 _CACHE = ("strategy", "seed", "hit rate", "ideal", "ideal at this size", "preempted", "TTFT from due mean")
+_ELASTIC = (
+    "strategy",
+    "seed",
+    "ready",
+    "reaction s",
+    "recovery s",
+    "SLO s missed",
+    "endpoint-s ready",
+    "held",
+    "TTFT from due mean",
+    "p95",
+)
 _LOAD = ("strategy", "seed", "requests max/mean", "cv", "uncached tokens max/mean", "cv", "reasons")
 
 
@@ -33,6 +45,7 @@ def render(summaries: Sequence[Summary]) -> str:
         [("latency, ms", "seed", *_LATENCIES), *map(_latencies, summaries)],
         [_CACHE, *map(_cache, summaries)],
         [_LOAD, *map(_load, summaries)],
+        *([[_ELASTIC, *map(_take, summaries)]] if first.elastic else []),
     )
     window = f"All figures are of what was due between {first.start_s:.0f} and {first.end_s:.0f} s.\n"
     return window + "\n".join(map(lay_out, tables)) + "".join(map(_shout, warn(summaries)))
@@ -70,11 +83,11 @@ def flatten(summary: Summary) -> dict[str, object]:
 
 def _flat(summary: Summary) -> Iterator[tuple[str, object]]:
     for name, value in ((field.name, getattr(summary, field.name)) for field in fields(summary)):
-        if isinstance(value, Latency | Skew):
+        if isinstance(value, Latency | Skew | Elastic):
             yield from ((f"{name}_{field.name}", getattr(value, field.name)) for field in fields(value))
         elif name == "reasons":
             yield name, " ".join(f"{reason}={count}" for reason, count in summary.reasons.items())
-        elif name != "moments":
+        elif name not in {"moments", "elastic"}:
             yield name, value
 
 
@@ -114,3 +127,19 @@ def _load(run: Summary) -> Sequence[str]:
     cells = (f"{value:.3f}" for skew in skews for value in (skew.max_over_mean, skew.cv))
     reasons = ", ".join(f"{reason} {count}" for reason, count in run.reasons.items())
     return (run.strategy, str(run.seed), *cells, reasons)
+
+
+def _take(run: Summary) -> Sequence[str]:
+    """How a run took its spike, and what its endpoints cost."""
+    took = run.elastic
+    if took is None:
+        return (run.strategy, str(run.seed), *["-"] * (len(_ELASTIC) - 2))
+    return (
+        run.strategy,
+        str(run.seed),
+        str(took.least) if took.least == took.most else f"{took.least}-{took.most}",
+        *("-" if seconds is None else f"{seconds:.0f}" for seconds in (took.reaction_s, took.recovery_s)),
+        str(took.slo_seconds_missed),
+        *(f"{seconds:.0f}" for seconds in (took.ready_seconds, took.held_seconds)),
+        *(f"{value:.2f}" for value in (run.ttft_due.mean_ms, run.ttft_due.p95_ms)),
+    )

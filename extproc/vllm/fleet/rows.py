@@ -26,6 +26,7 @@ def row_of(cell: Cell, summary: Summary, version: str) -> Row:
     return {
         **asked,
         **{name: figures[name] for name in figures if name not in asked and name != "strategy"},
+        "arm": cell.label,
         "faults": summary.warnings,
         "digest": cell.digest,
         "version": version,

@@ -9,6 +9,7 @@ from math import inf, nan, sqrt
 from statistics import fmean, pstdev
 from typing import Final
 
+from extproc.elasticity import Response, Rise, add_up_over, find_missed_seconds, respond
 from extproc.vllm.fleet.fleet import Run
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.oracle import ideal_hit_rate
@@ -24,6 +25,7 @@ class Latency:
     mean_ms: float
     median_ms: float
     p90_ms: float
+    p95_ms: float
     p99_ms: float
 
     @classmethod
@@ -36,11 +38,11 @@ class Latency:
         pairs = sorted(counted)
         ends = list(accumulate(count for _, count in pairs))
         if not pairs:
-            return cls(nan, nan, nan, nan)
+            return cls(nan, nan, nan, nan, nan)
         mean = sum(value * count for value, count in pairs) / ends[-1]
         values = [value for value, _ in pairs]
-        median, p90, p99 = (1000 * _quantile(values, ends, share) for share in (0.5, 0.9, 0.99))
-        return cls(1000 * mean, median, p90, p99)
+        points = (1000 * _quantile(values, ends, share) for share in (0.5, 0.9, 0.95, 0.99))
+        return cls(1000 * mean, *points)
 
 
 def _quantile(values: Sequence[float], ends: Sequence[int], share: float) -> float:
@@ -69,6 +71,23 @@ class Skew:
 
 
 @dataclass(frozen=True, slots=True)
+class Elastic:
+    """How the fleet took a changing load, or changed itself; by the benchmark's own rules.
+
+    `ready_seconds` counts endpoints that were ready, `held_seconds` also those that started or drained:
+    what is paid for. `reaction_s` and `recovery_s` are of the spike, as `extproc.elasticity` defines them.
+    """
+
+    slo_seconds_missed: int
+    reaction_s: float | None
+    recovery_s: float | None
+    least: int
+    most: int
+    ready_seconds: float
+    held_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """A sixtieth of the run from `at_s` on; rates per second, TTFT in milliseconds of what was due then."""
 
@@ -88,7 +107,8 @@ class Summary:
     the client was told to send; NaN if it was told otherwise. `ideal_hit_rate` is that of one unlimited
     cache shared by all endpoints, `shared_hit_rate` that of one shared cache as large as all of theirs
     together, both under this run's timing; NaN if not asked for. `itl` is over all gaps, `tpot` over
-    requests of more than one token. Failed requests count in `requests` and `failed` only.
+    requests of more than one token. Failed requests count in `requests` and `failed` only. `elastic` is
+    there where the load had a spike or the fleet an autoscaler.
     """
 
     strategy: str
@@ -117,6 +137,7 @@ class Summary:
     preemptions: int
     reasons: Mapping[str, int]
     moments: Sequence[Moment]
+    elastic: Elastic | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -155,7 +176,7 @@ def summarize(run: Run, label: str = "", *, with_ideals: bool = True, is_whole: 
         end_s=end_s,
         requests=len(due),
         failed=sum(flight.is_failed for flight in due),
-        asked_rps=setup.traffic.rate if setup.traffic.rate and not is_whole else nan,
+        asked_rps=nan if is_whole else setup.traffic.asked_rps(start_s, end_s),
         offered_rps=len(due) / span_s,
         served_rps=len(served) / span_s,
         output_tok_per_s=outputs / span_s,
@@ -173,7 +194,33 @@ def summarize(run: Run, label: str = "", *, with_ideals: bool = True, is_whole: 
         preemptions=sum(node.preemptions for node in run.nodes),
         reasons=dict(sorted(Counter(flight.reason for flight in due if flight.reason).items())),
         moments=[*_moments(run.flights)],
+        elastic=_elastic(run, due, start_s, end_s) if setup.scaling or setup.traffic.spike else None,
     )
+
+
+def _elastic(run: Run, due: Sequence[Flight], start_s: float, end_s: float) -> Elastic:
+    judged = ((f.due_at, f.is_answered and f.due_ttft_s <= run.setup.slo_ttft_s) for f in due)
+    missed = find_missed_seconds(judged)
+    ready = [(count.at_s, count.ready) for count in run.headcounts]
+    held = [(count.at_s, count.held) for count in run.headcounts]
+    seen = [count for at_s, count in ready if start_s <= at_s <= end_s] or [run.setup.endpoints]
+    response = _respond(run, ready, missed, end_s)
+    return Elastic(
+        slo_seconds_missed=len(missed),
+        reaction_s=response.reaction_s,
+        recovery_s=response.recovery_s,
+        least=min(seen),
+        most=max(seen),
+        ready_seconds=add_up_over(ready, start_s, end_s),
+        held_seconds=add_up_over(held, start_s, end_s),
+    )
+
+
+def _respond(run: Run, ready: Sequence[tuple[float, int]], missed: Sequence[int], end_s: float) -> Response:
+    spike = run.setup.traffic.spike
+    if spike is None:
+        return Response("", None, None)
+    return respond(Rise("spike", spike.after_s, end_s), ready, missed)
 
 
 def _window(run: Run) -> tuple[float, float]:

@@ -1,0 +1,155 @@
+"""An autoscaler: how many endpoints there should be, by what they say. Pure: times and values are given.
+
+The rule is that of Kubernetes' HorizontalPodAutoscaler (autoscaling/v2), after its documentation: the
+pages "Horizontal Pod Autoscaling", "Algorithm details" and "Configurable scaling behavior", with the
+defaults that it names.
+
+- desired = ceil(current * value / target), the value being the mean over the endpoints.
+- Within a tolerance of 10 % nothing happens.
+- Endpoints that say nothing yet count as 0 where the others ask for more, and as the target where they ask
+  for fewer; if that turns the direction around, nothing happens.
+- Fewer only as far as no recommendation within the stabilisation window asked for more.
+- In 15 s at most twice as many as before them, or 4 more, whichever is more.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from math import ceil, isfinite
+from typing import Final
+
+from extproc.documents import parse_document
+from extproc.errors import SettingsError
+
+TOLERANCE: Final = 0.1
+_GROWTH_S: Final = 15.0
+_GROWTH_TIMES, _GROWTH_MORE = 2, 4
+
+
+class Metric(StrEnum):
+    """What an endpoint is asked for; the first three are vLLM's own gauges, at the end of its last step."""
+
+    QUEUE = "queue"  # vllm:num_requests_waiting
+    RUNNING = "running"  # vllm:num_requests_running
+    KV_USAGE = "kv_usage"  # vllm:kv_cache_usage_perc
+    IN_FLIGHT = "in_flight"  # extproc_endpoint_in_flight: what the gateways count
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How a fleet is scaled: `target` is what each endpoint should have of the metric.
+
+    It is looked every `every_s` seconds, at values that are `lag_s` old: scraped, stored, queried. An
+    endpoint that is asked for is ready after `start_s`, with an empty cache. `window_s` is the
+    stabilisation window for fewer endpoints.
+    """
+
+    metric: Metric
+    target: float
+    min: int = 1
+    max: int = 16
+    every_s: float = 15.0
+    lag_s: float = 15.0
+    start_s: float = 60.0
+    window_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        for fault in _faults(self):
+            raise SettingsError(f"{self.metric}: {fault}")
+
+
+def _faults(scaling: Scaling) -> Sequence[str]:
+    times = {name: getattr(scaling, name) for name in ("lag_s", "start_s", "window_s")}
+    checks = {
+        f"target {scaling.target:g} must be more than 0": scaling.target > 0,
+        "target is a share of the KV cache, at most 1": scaling.metric is not Metric.KV_USAGE
+        or scaling.target <= 1,
+        f"every_s {scaling.every_s:g} must be more than 0": scaling.every_s > 0,
+        **{f"{name} {value:g} must not be negative": value >= 0 for name, value in times.items()},
+        f"min {scaling.min} must be at least 1": scaling.min >= 1,
+        f"max {scaling.max} is less than min {scaling.min}": scaling.max >= scaling.min,
+    }
+    return [fault for fault, is_fine in checks.items() if not is_fine]
+
+
+SYNTAX: Final = "METRIC:target=…[,OPTION=VALUE,…]"
+_OPTIONS: Final = tuple(field.name for field in fields(Scaling) if field.name != "metric")
+_COUNTS: Final = ("min", "max")
+
+
+def parse_scaling(text: str) -> Scaling:
+    """Reads `METRIC:target=4,max=12,…`; raises `SettingsError`."""
+    name, _, written = text.partition(":")
+    if name not in [*Metric]:
+        raise SettingsError(f"{text!r}: {name!r} is no metric: choose from {', '.join(Metric)}")
+    try:
+        options = parse_document("{" + written.replace("=", ": ") + "}", "autoscale").tree
+    except SettingsError:
+        raise SettingsError(f"{text!r} is no autoscaler: write {SYNTAX}") from None
+    _check_options(text, options)
+    return Scaling(Metric(name), **options)
+
+
+def _check_options(text: str, options: Mapping[str, object]) -> None:
+    if unknown := [name for name in options if name not in _OPTIONS]:
+        raise SettingsError(f"{text!r}: {unknown[0]!r} is no option: choose from {', '.join(_OPTIONS)}")
+    if "target" not in options:
+        raise SettingsError(f"{text!r} lacks a target: write {SYNTAX}")
+    for name, value in options.items():
+        known = int if name in _COUNTS else int | float
+        if isinstance(value, bool) or not isinstance(value, known) or not isfinite(value):
+            raise SettingsError(f"{text!r}: {name} is no {'whole number' if name in _COUNTS else 'number'}")
+
+
+class Autoscaler:
+    """Says how many endpoints there should be; remembers what it said within the windows."""
+
+    def __init__(self, scaling: Scaling, current: int, now: float) -> None:
+        self._scaling = scaling
+        self._wanted: deque[tuple[float, int]] = deque([(now, current)])
+        self._moved: deque[tuple[float, int]] = deque()
+
+    def decide(self, values: Sequence[float], current: int, now: float) -> int:
+        """Takes what those endpoints said that could; `current` counts those that start, too."""
+        scaling = self._scaling
+        wanted = self._stabilize(recommend(values, current, scaling.target), current, now)
+        decided = max(scaling.min, min(wanted, scaling.max, self._most(current, now)))
+        self._moved.append((now, decided - current))
+        return decided
+
+    def _stabilize(self, wanted: int, current: int, now: float) -> int:
+        """Lets fewer be no fewer than the most that was wanted in the window."""
+        _forget(self._wanted, now - self._scaling.window_s)
+        self._wanted.append((now, wanted))
+        return wanted if wanted >= current else min(current, max(count for _, count in self._wanted))
+
+    def _most(self, current: int, now: float) -> int:
+        _forget(self._moved, now - _GROWTH_S)
+        before = current - sum(count for _, count in self._moved)
+        return max(_GROWTH_TIMES * before, before + _GROWTH_MORE)
+
+
+def _forget(told: deque[tuple[float, int]], until_s: float) -> None:
+    while told and told[0][0] <= until_s:
+        told.popleft()
+
+
+def recommend(values: Sequence[float], current: int, target: float) -> int:
+    """The rule without its memory: how many endpoints have the target each, by what some of them said."""
+    if not values:
+        return current
+    ratio = sum(values) / len(values) / target
+    silent = current - len(values)
+    if _is_near(ratio):
+        return current
+    # Carefully: whoever is silent has nothing to do, or just enough.
+    supposed = 0.0 if ratio > 1 else silent * target
+    careful = (sum(values) + supposed) / current / target
+    if _is_near(careful) or (careful > 1) != (ratio > 1):
+        return current
+    return ceil(careful * current)
+
+
+def _is_near(ratio: float) -> bool:
+    return abs(ratio - 1) <= TOLERANCE
