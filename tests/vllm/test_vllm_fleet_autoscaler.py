@@ -1,7 +1,9 @@
 """The autoscaler: what it decides, by the HPA's documented rule, and what a fleet with it does."""
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import ceil, isnan
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +17,7 @@ from extproc.vllm.fleet.autoscaler import TOLERANCE, Autoscaler, Metric, Scaling
 from extproc.vllm.fleet.cell import Cell
 from extproc.vllm.fleet.client import Traffic
 from extproc.vllm.fleet.fleet import Run
+from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.fleet.rows import row_of
 from extproc.vllm.fleet.spike import Spike, parse_spike
 
@@ -231,10 +234,6 @@ SPIKED = Cell(
 )
 
 
-def with_(cell: Cell, **changed: object) -> Cell:
-    return Cell(**{name: getattr(cell, name) for name in cell.__dataclass_fields__} | changed)  # type: ignore[arg-type]  # checked by running
-
-
 @pytest.fixture(scope="module")
 def spiked() -> Run:
     return SPIKED.simulate()
@@ -271,8 +270,8 @@ def test_endpoints_that_go_finish_what_they_have(spiked: Run) -> None:
 
 def test_whoever_comes_has_an_empty_cache() -> None:
     """A session's next turn finds nothing at an endpoint that was not there when it had the one before."""
-    run = with_(SPIKED, workload="sessions", load=0.7, arm="random").simulate()
-    first_by_endpoint = {}
+    run = replace(SPIKED, workload="sessions", load=0.7, arm="random").simulate()
+    first_by_endpoint: dict[str, Flight] = {}
     for flight in run.flights:
         first_by_endpoint.setdefault(flight.endpoint, flight)
 
@@ -281,7 +280,7 @@ def test_whoever_comes_has_an_empty_cache() -> None:
 
 
 def test_autoscaled_fleet_takes_a_spike_better_than_the_one_it_was_and_costs_less_than_its_most() -> None:
-    scaled, fixed = SPIKED.run(with_ideals=False), with_(SPIKED, autoscale="").run(with_ideals=False)
+    scaled, fixed = SPIKED.run(with_ideals=False), replace(SPIKED, autoscale="").run(with_ideals=False)
 
     assert scaled.elastic
     assert fixed.elastic
@@ -299,7 +298,7 @@ def test_autoscaled_run_repeats_itself() -> None:
 
 @pytest.mark.parametrize("metric", ["queue:target=2", "running:target=8", "kv_usage:target=0.2"])
 def test_every_metric_brings_endpoints_when_the_load_rises(metric: str) -> None:
-    cell = with_(SPIKED, autoscale=f"{metric},min=2,max=6,start_s=40,window_s=60")
+    cell = replace(SPIKED, autoscale=f"{metric},min=2,max=6,start_s=40,window_s=60")
     found = cell.run(with_ideals=False).elastic
 
     assert found
@@ -309,7 +308,7 @@ def test_every_metric_brings_endpoints_when_the_load_rises(metric: str) -> None:
 
 def test_constant_load_near_its_target_moves_nothing() -> None:
     """Chance moves what an endpoint has to do; a wide target takes that."""
-    cell = with_(SPIKED, spike="", autoscale="in_flight:target=60,min=2,max=6")
+    cell = replace(SPIKED, spike="", autoscale="in_flight:target=60,min=2,max=6")
 
     assert [count.ready for count in cell.simulate().headcounts] == [2]
 
@@ -326,20 +325,20 @@ def test_constant_load_near_its_target_moves_nothing() -> None:
         ({"scenario": "restart"}, "where an autoscaler decides"),
     ],
 )
-def test_what_does_not_go_together_is_refused(changed: dict[str, object], fault: str) -> None:
+def test_what_does_not_go_together_is_refused(changed: dict[str, Any], fault: str) -> None:
     with pytest.raises(SettingsError, match=fault):
-        with_(SPIKED, **changed).simulate()
+        replace(SPIKED, **changed).simulate()
 
 
 def test_slow_endpoint_may_be_scaled_away() -> None:
-    assert with_(SPIKED, changes=("70:slow:1:2", "80:flush:0")).simulate().flights
+    assert replace(SPIKED, changes=("70:slow:1:2", "80:flush:0")).simulate().flights
 
 
 def test_cells_of_before_keep_their_names_and_others_have_names_of_their_own() -> None:
     plain = Cell(arm="least_load")
 
     assert plain.digest == Cell(arm="least_load", slo_ttft_s=2.0).digest
-    assert len({plain.digest, SPIKED.digest, with_(SPIKED, autoscale="").digest}) == 3
+    assert len({plain.digest, SPIKED.digest, replace(SPIKED, autoscale="").digest}) == 3
     assert row_of(SPIKED, SPIKED.run(with_ideals=False), "1")["arm"] == f"least_load {SPIKED.autoscale}"
 
 
@@ -374,7 +373,7 @@ def test_command_says_what_is_wrong_with_an_autoscaler() -> None:
 def test_sessions_of_a_spike_are_drawn_like_those_without() -> None:
     """The spike moves starts; what is asked stays the same, for every autoscaler."""
     due = [
-        [flight.due_at for flight in with_(SPIKED, autoscale=scaling).simulate().flights if not flight.turn]
+        [flight.due_at for flight in replace(SPIKED, autoscale=scaling).simulate().flights if not flight.turn]
         for scaling in ("", "queue:target=2,min=2,max=6")
     ]
     shortest = min(map(len, due))
