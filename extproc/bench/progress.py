@@ -236,6 +236,9 @@ def showing(title: str, console: Console, pace: Pace | None = None) -> Iterator[
     """Shows a display on `console` for as long as the context lasts; a pipe gets its last state only."""
     with Live(console=console, refresh_per_second=4) as live:
         yield Display(title, live, pace)
+    if not console.is_terminal:
+        # Of a pipe Live leaves the line open, and a Job's log has both streams.
+        console.line()
 
 
 class _Gaps:

@@ -97,6 +97,7 @@ def test_even_load_has_no_parts() -> None:
         ({"req_rate": 1, "stages": [{"vus": 2, "duration": 1}]}, "leave out req-rate"),
         ({"stages": [{"vus": 0, "duration": 1}]}, "stages without a user"),
         ({"stages": [{"vus": 1, "duration": 0}]}, "greater than 0"),
+        ({"stages": [{"vus": 1, "duration": 2}], "duration": 9}, "last 2 s together: leave out duration"),
     ],
 )
 def test_stages_that_mean_nothing_are_refused(fields: dict[str, object], fault: str) -> None:

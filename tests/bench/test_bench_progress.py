@@ -45,6 +45,8 @@ def test_showing_ends_with_the_last_state_on_the_console() -> None:
         display.update(SNAPSHOT)
 
     assert "1,200" in file.getvalue()
+    # A Job's log has the report behind it.
+    assert file.getvalue().endswith("\n")
 
 
 def test_exporter_serves_the_state_of_a_run_while_it_goes() -> None:

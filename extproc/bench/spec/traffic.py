@@ -218,6 +218,8 @@ class TrafficShape(Section):
             yield "stages are numbers of users, a closed loop: leave out req-rate and max-concurrency"
         if self.stages and self.concurrency == 0:
             yield "stages without a user"
+        if self.stages and self.duration != (lasting := sum(stage.duration for stage in self.stages)):
+            yield f"stages last {lasting:g} s together: leave out duration"
         if self.vus and self.max_concurrency:
             yield "vus is the concurrency of a closed loop: leave out max-concurrency"
         if idle := self._list_idle():
