@@ -337,6 +337,19 @@ def test_figures_are_vllms_by_hand() -> None:
     assert "ttfts" not in said
 
 
+def test_latencies_begin_where_vllms_do_before_the_request_is_encoded_and_connected() -> None:
+    """Taken up at 0.1 s, written at 0.3 s: vLLM reads its clock before it opens a connection."""
+    _, said = told(
+        "--save-detailed --percentile-metrics ttft,e2el --goodput ttft:300",
+        [record(0, 0.0, started_s=0.1, sent_s=0.3)],
+    )
+
+    assert said["mean_ttft_ms"] == pytest.approx(400)
+    assert said["mean_e2el_ms"] == pytest.approx(1400)
+    assert (said["ttfts"], said["latencies"]) == ([pytest.approx(0.4)], [pytest.approx(1.4)])
+    assert (said["start_times"], said["request_goodput"]) == ([0.1], 0)
+
+
 def test_details_and_metadata_are_saved_on_request() -> None:
     _, said = told("--save-detailed --metadata tp=1 team=blue", [record(0, 0.0), failed(1, 1.0)])
 

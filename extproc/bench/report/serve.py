@@ -1,8 +1,8 @@
 """The text and the result file of `vllm bench serve` 0.32, labels and order, for a run of ours.
 
-Latencies are vLLM's: from the sending of a request to its chunks, of completed requests of the whole run.
-What differs: a chunk without text is no token here, and where vLLM writes 0 for a figure that no request
-has, there is `nan` or null.
+Latencies are vLLM's: from when the client takes a request up, so that encoding it and finding a connection
+are in them, to its chunks; of completed requests of the whole run. What differs: a chunk without text is no
+token here, and where vLLM writes 0 for a figure that no request has, there is `nan` or null.
 """
 
 import math
@@ -23,9 +23,9 @@ from extproc.bench.spec.serve import Telling
 
 def _e2e(record: Record) -> float | None:
     """VLLM's end is the last token, not the last byte."""
-    if record.sent_s is None or record.end_s is None:
+    if record.started_s is None or record.end_s is None:
         return None
-    return (record.chunk_s[-1] if record.chunk_s else record.end_s) - record.sent_s
+    return (record.chunk_s[-1] if record.chunk_s else record.end_s) - record.started_s
 
 
 def _with_queue(record: Record) -> float | None:
@@ -48,7 +48,7 @@ def _each(measure: measures.Measure) -> Callable[[RunResult], Floats]:
 
 _LATENCIES: Mapping[str, _Latency] = MappingProxyType(
     {
-        "ttft": _Latency("TTFT", "Time to First Token", _each(measures.ttft_sent)),
+        "ttft": _Latency("TTFT", "Time to First Token", _each(measures.ttft_started)),
         "tpot": _Latency("TPOT", "Time per Output Token (excl. 1st token)", _each(measures.tpot)),
         "itl": _Latency("ITL", "Inter-token Latency", lambda result: chunk_gaps(result.records)),
         "e2el": _Latency("E2EL", "End-to-end Latency", _each(_e2e)),
@@ -126,7 +126,7 @@ def _name_percentile(point: float) -> str:
 
 def _goodput(result: RunResult, whole: Metrics, telling: Telling) -> float:
     """Requests per second within all limits, from sending; one token has no TPOT and breaks none."""
-    reads = {"ttft": measures.ttft_sent, "tpot": measures.tpot, "e2el": _e2e}
+    reads = {"ttft": measures.ttft_started, "tpot": measures.tpot, "e2el": _e2e}
     good = sum(
         all((reads[name](record) or 0.0) * 1000 <= limit for name, limit in telling.limits_ms.items())
         for record in result.records
@@ -136,15 +136,15 @@ def _goodput(result: RunResult, whole: Metrics, telling: Telling) -> float:
 
 
 def _find_peaks(result: RunResult) -> tuple[float, float]:
-    """The most chunks and the most requests that fell into one second, counted from the first sending."""
-    done = [record for record in result.records if record.is_ok and record.sent_s is not None]
+    """The most chunks and the most requests that fell into one second, counted from the first start."""
+    done = [record for record in result.records if record.is_ok and record.started_s is not None]
     if not done:
         return 0.0, 0.0
-    first_s = min(record.sent_s or 0.0 for record in done)
+    first_s = min(record.started_s or 0.0 for record in done)
     chunks = np.concatenate([np.asarray(record.chunk_s) for record in done]) - first_s
-    sent_s = np.array([record.sent_s for record in done], dtype=np.float64) - first_s
+    started_s = np.array([record.started_s for record in done], dtype=np.float64) - first_s
     lasted_s = np.array([_e2e(record) for record in done], dtype=np.float64)
-    begun, ended = sent_s.astype(int), (sent_s + lasted_s).astype(int)
+    begun, ended = started_s.astype(int), (started_s + lasted_s).astype(int)
     steps = np.zeros(ended.max() + 2)
     np.add.at(steps, begun, 1)
     np.add.at(steps, ended + 1, -1)
@@ -202,10 +202,10 @@ def _requests(result: RunResult) -> dict[str, object]:
     return {
         "input_lens": [record.input_tokens for record in records],
         "output_lens": [record.output_tokens for record in records],
-        "ttfts": [measures.ttft_sent(record) for record in records],
+        "ttfts": [measures.ttft_started(record) for record in records],
         "itls": [np.diff(record.chunk_s).tolist() for record in records],
         "latencies": [_e2e(record) for record in records],
-        "start_times": [record.sent_s for record in records],
+        "start_times": [record.started_s for record in records],
         "queue_times": [measures.held(record) for record in records],
         "generated_texts": [record.text for record in records],
         "errors": [": ".join(filter(None, (record.failure, record.failure_detail))) for record in records],
