@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 import orjson
+from click.core import ParameterSource
 
 from extproc import __version__
 from extproc.errors import SettingsError
@@ -91,6 +92,7 @@ _LETTERS: Final = ", ".join(f"{one.letter} {one.name}" for one in WORKLOADS.valu
 _check_workloads = _check_names("check_workloads", find_workload)
 _check_arms = _check_names("check_arms", parse_arm)
 _NO_SCALER: Final = "none"
+_BESIDE_PRESET: Final = {"preset", "profiles", "seeds", "json_path", "csv_path"}
 _check_scalings = _check_names("check_scalings", lambda text: text == _NO_SCALER or parse_scaling(text))
 _check_spike = _check_names("check_spike", lambda text: not text or parse_spike(text))
 
@@ -214,6 +216,7 @@ def fleet(
 ) -> None:
     """Simulate a fleet of endpoints behind the picker, in virtual time."""
     if preset:
+        _refuse_others(click.get_current_context())
         _print_preset(profiles, seeds, json_path, csv_path)
         return
     others = (rate, users, trace)
@@ -256,6 +259,18 @@ def fleet(
     _write(csv_path, write_csv([flatten(summary) for summary in summaries]).encode())
     if export_path is not None:
         _write(export_path, export_run(cells[0].simulate()))
+
+
+def _refuse_others(context: click.Context) -> None:
+    """What a preset settles cannot be asked for beside it."""
+    given = [
+        option
+        for option in context.command.params
+        if option.name not in _BESIDE_PRESET
+        and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"--preset settles {given[0].opts[0]}: give one of the two.")
 
 
 def _run(cells: Sequence[Cell], *, with_ideals: bool) -> list[Summary]:

@@ -180,6 +180,10 @@ def test_matrix_command_prints_a_table_and_writes_csv(tmp_path: Path) -> None:
         ["--arm", "prefix_hash:load_factor=.nan"],
         ["--workload", "nope"],
         ["--seed", "a-b"],
+        ["--spike", "10:20"],
+        ["--slo-ttft-s", "0"],
+        ["--preset", "seed-000", "--html", "page.html"],
+        ["--preset", "seed-000", "--autoscale", "queue:target=4"],
     ],
 )
 def test_command_refuses_what_it_cannot_do_in_one_line(arguments: list[str]) -> None:
