@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from extproc.bench.experiments.compare import compare, comparison_markdown
 from extproc.bench.judge.verdict import Figures, Reason, build_verdict, judge
 from extproc.bench.measure import metrics
 from extproc.bench.measure.metrics import Counts, Metrics, Throughput, Tokens
@@ -15,13 +16,14 @@ from extproc.bench.measure.stats import Stats
 from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
 from extproc.bench.report.csv_table import csv_table
+from extproc.bench.report.headline import headlines, name_part, summary_text
 from extproc.bench.report.outputs import REPORTS, print_verdict, write_reports
 from extproc.bench.report.run_page import html_report
 from extproc.bench.report.textfile import textfile
 from extproc.bench.report.vllm import vllm_json, vllm_text
 from extproc.bench.spec.tree import Slo
 from tests.bench import browser
-from tests.bench.synthetic import failed, record, result, steady
+from tests.bench.synthetic import failed, record, result, spec, steady
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -246,3 +248,37 @@ def test_goodput_shows_in_the_html_report() -> None:
     run = result(run.records, of=limited)
 
     assert "100.0 %" in html_report(run, report.build(run))
+
+
+@pytest.mark.parametrize("is_capped", [False, True])
+def test_terminal_page_and_comparison_show_the_same_figures_of_the_same_part(is_capped: bool) -> None:
+    """The first half waits four times as long: with a warm-up it is not in any of them, with a cap in all."""
+    waits = [2.0 if index < 60 else 0.5 for index in range(120)]
+    made = [
+        record(
+            index,
+            index / 10,
+            first_token_s=index / 10 + wait,
+            chunk_s=[index / 10 + wait],
+            end_s=index / 10 + 3,
+        )
+        for index, wait in enumerate(waits)
+    ]
+    traffic = {"max_concurrency": 50} if is_capped else {}
+    run = result(made, duration_s=15.0, window=Window(6.0, 12.0), of=spec(**traffic))
+    said = report.build(run)
+    terminal, page = summary_text(said), html_report(run, said)
+    comparison = comparison_markdown(compare([said], [said]))
+
+    assert headlines(said)["TTFT median"] == ("1.25 s" if is_capped else "500.0 ms")
+    for heading, value in headlines(said).items():
+        if heading != "failed, of the whole run" and value != "–":  # noqa: RUF001  # as reports have it
+            assert f"{heading:.<30}: {value}\n" in terminal
+            assert value in page
+            assert any(
+                line.startswith(f"| {heading} ") and line.split("|")[2].strip() == value
+                for line in comparison.splitlines()
+            )
+    assert name_part(said) in terminal
+    assert name_part(said).capitalize() in page
+    assert comparison.startswith(name_part(said))
