@@ -87,17 +87,18 @@ def measure(command: list[str], arguments: str, folder: Path, name: str) -> dict
 def pairs(
     arguments: str, tmp_path_factory: pytest.TempPathFactory
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Ours and theirs, one after the other, three times."""
+    """Ours and theirs by turns, three times, each time beginning with the other."""
     folder = tmp_path_factory.mktemp("results")
-    theirs = [str(Path(DIRECTORY or "").absolute() / "venv/bin/vllm")]
-    ours = [sys.executable, "-m", "extproc"]
-    return [
-        (
-            measure(ours, arguments, folder, f"ours-{round_}.json"),
-            measure(theirs, arguments, folder, f"theirs-{round_}.json"),
-        )
-        for round_ in range(3)
-    ]
+    clients = {
+        "ours": [sys.executable, "-m", "extproc"],
+        "theirs": [str(Path(DIRECTORY or "").absolute() / "venv/bin/vllm")],
+    }
+    rounds = []
+    for round_ in range(3):
+        order = sorted(clients, reverse=bool(round_ % 2))
+        said = {who: measure(clients[who], arguments, folder, f"{who}-{round_}.json") for who in order}
+        rounds.append((said["ours"], said["theirs"]))
+    return rounds
 
 
 def test_prompts_and_tokens_are_vllms_request_by_request(
