@@ -251,7 +251,7 @@ def test_counted_latencies_are_those_of_the_values_written_out() -> None:
 
 
 def test_nothing_measured_is_not_a_number() -> None:
-    assert str(Latency.of([])) == "Latency(mean_ms=nan, median_ms=nan, p90_ms=nan, p99_ms=nan)"
+    assert str(Latency.of([])) == "Latency(mean_ms=nan, median_ms=nan, p90_ms=nan, p95_ms=nan, p99_ms=nan)"
 
 
 def test_skew_of_equals_is_one_and_zero() -> None:
