@@ -45,7 +45,7 @@ layers: $(READY)
 
 .PHONY: unit
 unit: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(or $(PYTEST_ARGS),--numprocesses 2 --dist loadfile)
 
 PROTOC = $(BIN)/python -m grpc_tools.protoc -Iprotos
 
