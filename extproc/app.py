@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from extproc.service.door import IDLE_S, Door
 from extproc.service.health import Health
 from extproc.service.long_bodies import prepare_for_long_bodies
 from extproc.service.pools import Pools
+from extproc.service.tracing import FLUSH_S, build_tracer
 from extproc.service.transport import Transport, build_health_transport, build_transport
 from extproc.settings import ServerSettings, Settings, parse_settings, read_environment
 from extproc.stream.server import ExternalProcessor
@@ -79,6 +81,7 @@ class Application:
             retract=self.xds.remove if self.xds else lambda _: None,
         )
         self.reader = ThreadPoolExecutor(1, "reader")
+        self.tracer = build_tracer(os.environ, self.metrics.count_spans)
         self.processor = ExternalProcessor(
             lambda: self.pools.picker,
             self.metrics,
@@ -91,6 +94,7 @@ class Application:
             on_served=self.pools.desks.observe_response,
             reader=self.reader,
             tickets=self.pools.desks.tickets,
+            tracer=self.tracer,
         )
         self.access_logs = AccessLogs(
             self.pools.desks.observe,
@@ -175,6 +179,8 @@ async def serve(start: Start) -> int:
     app = Application(start)
     shares = share(raise_limit())
     async with AsyncExitStack() as stack:
+        if app.tracer is not None:
+            stack.push_async_callback(app.tracer.stop, FLUSH_S)
         stack.push_async_callback(app.pools.stop)
         stack.callback(app.reader.shutdown, wait=False)
         transport = build_transport(settings.server, app.routes(), app.budget, shares.grpc)

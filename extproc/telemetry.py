@@ -4,7 +4,7 @@ import json
 import logging
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -15,21 +15,26 @@ from typing import Final, TextIO
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from extproc import __version__
 from extproc.errors import PromptError
 from extproc.routing.picker import Decision
 from extproc.routing.pool import Pool
+from extproc.stream.events import Answer, Routed
 
 # Seconds. A pick is tens of microseconds; a slow one is a large body.
 _PICK_BUCKETS: Final = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 
 
+Buckets = list[tuple[str, float] | tuple[str, float, Exemplar]]
+
 # The label values that we know of; docs/metrics.md says what each means.
 RELOADS: Final = ("applied", "refused")
 STREAM_FAULTS: Final = ("protocol", "internal")
 LOG_FAULTS: Final = ("unreadable", "too_large")
+SPAN_RESULTS: Final = ("sent", "refused", "dropped")
 XDS_TYPES: Final = ("Cluster", "ClusterLoadAssignment")
 _WATCHES: Final = (
     *("closed", "connection", "credentials", "expired", "forbidden", "garbled", "not_found"),
@@ -82,6 +87,10 @@ class Metrics(Collector):
         self._answers: dict[tuple[str, str], int] = {}
         self._pick_counts = [0] * (len(_PICK_BUCKETS) + 1)
         self._pick_sum_s = 0.0
+        # The last trace of each series: by bucket of the pick's duration, by label values of the others.
+        self._slow_traces: dict[int, Exemplar] = {}
+        self._pick_traces: dict[tuple[str, str, str], Exemplar] = {}
+        self._answer_traces: dict[tuple[str, str], Exemplar] = {}
         self._served_elsewhere = self._counter(
             "picks_served_elsewhere", "Picks that another endpoint answered, as the gateway told.", "pool"
         )
@@ -104,6 +113,7 @@ class Metrics(Collector):
         self.access_log_faults = self._counter(
             "access_log_faults", "Messages of a proxy's access log that could not be used.", "why"
         )
+        self._spans = self._counter("spans", "Spans by what became of them.", "result")
         self.xds_nacks = self._counter("xds_nacks", "Configurations that an Envoy refused.", "type")
         Info("extproc", "The running service.", registry=self.registry).info({"version": __version__})
         ProcessCollector(registry=self.registry)
@@ -113,6 +123,7 @@ class Metrics(Collector):
             (self._reloads, RELOADS),
             (self.access_log_faults, LOG_FAULTS),
             (self.xds_nacks, XDS_TYPES),
+            (self._spans, SPAN_RESULTS),
         ):
             for value in values:
                 counter.labels(value)
@@ -135,6 +146,18 @@ class Metrics(Collector):
         self._pick_sum_s += elapsed_s
         if decision.fault is not None:
             self._prompt_errors.labels(decision.fault.why).inc()
+
+    def traced(self, told: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
+        if isinstance(told, Answer):
+            self._answer_traces[told.pool, told.outcome] = exemplar(trace_id, 1)
+            return
+        pick = told.decision.pick
+        self._pick_traces[pick.pool.name, pick.strategy, pick.reason] = exemplar(trace_id, 1)
+        self._slow_traces[bisect_left(_PICK_BUCKETS, elapsed_s)] = exemplar(trace_id, elapsed_s)
+
+    def count_spans(self, result: str, count: int) -> None:
+        """From any thread."""
+        self._spans.labels(result).inc(count)
 
     def answered(self, pool: str, outcome: str) -> None:
         self._answers[pool, outcome] = self._answers.get((pool, outcome), 0) + 1
@@ -160,12 +183,12 @@ class Metrics(Collector):
         )
         routed = Counts[str](dict.fromkeys((pool.name for pool, _ in self._pools()), 0))
         for kind, count in self._picks.items():
-            picks.add_metric(kind, count)
+            picks.add_metric(kind, count, exemplar=self._pick_traces.get(kind))
             routed[kind[0]] += count
         for pool, count in routed.items():
             requests.add_metric([pool, "routed"], count)
         for outcome, count in self._answers.items():
-            requests.add_metric(outcome, count)
+            requests.add_metric(outcome, count, exemplar=self._answer_traces.get(outcome))
         streams = GaugeMetricFamily(
             "extproc_streams_open", "ext_proc streams open: requests in flight.", value=self.streams_open
         )
@@ -188,16 +211,27 @@ class Metrics(Collector):
             self._answers.setdefault(("", outcome), 0)
 
     def _pick_duration(self) -> Metric:
-        bounds = [*map(floatToGoString, _PICK_BUCKETS), "+Inf"]
         return HistogramMetricFamily(
             "extproc_pick_duration_seconds",
             "From a request's last message read to its answer ready.",
-            buckets=list(zip(bounds, accumulate(self._pick_counts), strict=True)),
+            buckets=buckets(_PICK_BUCKETS, self._pick_counts, self._slow_traces),
             sum_value=self._pick_sum_s,
         )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"extproc_{name}_total", text, labels, registry=self.registry)
+
+
+def exemplar(trace_id: str, value: float) -> Exemplar:
+    """A request that a series counted, by its trace; OpenMetrics shows it, Prometheus' text does not."""
+    return Exemplar({"trace_id": trace_id}, value)
+
+
+def buckets(bounds: Iterable[float], counts: Iterable[int], traces: Mapping[int, Exemplar]) -> Buckets:
+    """A histogram's buckets as the library wants them; `counts` has one more, without a bound."""
+    names = [*map(floatToGoString, bounds), "+Inf"]
+    told = zip(names, accumulate(counts), strict=True)
+    return [(*each, traces[place]) if place in traces else each for place, each in enumerate(told)]
 
 
 class PoolCollector(Collector):
@@ -225,12 +259,19 @@ class PoolCollector(Collector):
         endpoints = GaugeMetricFamily(
             "extproc_pool_endpoints", "Endpoints by state.", labels=["pool", "state"]
         )
+        balance = GaugeMetricFamily(
+            "extproc_pool_balance",
+            "Most requests in flight on a ready endpoint against the mean; 1 is even.",
+            labels=["pool"],
+        )
         age = GaugeMetricFamily(
             "extproc_pool_age_seconds", "Since the source last confirmed the list.", labels=["pool"]
         )
         for pool, age_s in self._ages():
-            for name, count in pool.book.counts().items():
+            counts = pool.book.counts()
+            for name, count in counts.items():
                 in_flight.add_metric([pool.name, name], count)
+            balance.add_metric([pool.name], _balance([counts[name] for name in pool.snapshot.names]))
             left_out = Counts(pool.left_out().values())
             for state in ("cooling", "busy", "unhealthy"):
                 endpoints.add_metric([pool.name, state], left_out[state])
@@ -238,7 +279,7 @@ class PoolCollector(Collector):
             endpoints.add_metric([pool.name, "draining"], len(pool.snapshot.draining))
             if age_s is not None:
                 age.add_metric([pool.name], age_s)
-        yield from (in_flight, endpoints, age, self._collect_faults(), self._collect_objectives())
+        yield from (in_flight, balance, endpoints, age, self._collect_faults(), self._collect_objectives())
 
     def _collect_faults(self) -> Metric:
         fault = GaugeMetricFamily(
@@ -257,6 +298,11 @@ class PoolCollector(Collector):
         for pool, age_s in self._objectives():
             age.add_metric([pool], age_s)
         return age
+
+
+def _balance(in_flight: Sequence[int]) -> float:
+    total = sum(in_flight)
+    return max(in_flight) * len(in_flight) / total if total else 1.0
 
 
 class RateLimit(logging.Filter):

@@ -29,12 +29,12 @@ class Desk:
     def knows(self, address: str) -> bool:
         return self._name(address) is not None
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: Outcome, trace_id: str = "") -> None:
         """Takes what an access log tells: of every request, when it has ended."""
         if not self._has_log:
             self._has_log = True
             self.cooling.hear_log()
-        self._take(outcome, is_counted=True)
+        self._take(outcome, is_counted=True, trace_id=trace_id)
 
     def observe_response(self, outcome: Outcome) -> None:
         """Takes what a response's headers tell: at once, of some requests.
@@ -67,12 +67,12 @@ class Desk:
         self.tally.keep(names)
         self.vitals = {name: vitals for name, vitals in self.vitals.items() if name in names}
 
-    def _take(self, outcome: Outcome, *, is_counted: bool) -> None:
+    def _take(self, outcome: Outcome, *, is_counted: bool, trace_id: str = "") -> None:
         name = self._name(outcome.address)
         if name is None:
             return
         if is_counted:
-            self.tally.count(name, outcome)
+            self.tally.count(name, outcome, self._zone(name), trace_id)
         change = self.cooling.observe(name, outcome)
         if change is not None:
             self.tally.count_change(name, change)
@@ -87,6 +87,10 @@ class Desk:
         if names:
             return names[0]
         return next((one.name for one in snapshot.draining if one.address == address), None)
+
+    def _zone(self, name: str) -> str:
+        endpoint = self.pool.snapshot.ready.get(name)
+        return (endpoint.zone or "") if endpoint is not None else ""
 
     def _tell(self, name: str, change: Change) -> None:
         if change is Change.BACK:

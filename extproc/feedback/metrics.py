@@ -1,15 +1,15 @@
 """What the desks know, as metrics: read when somebody scrapes."""
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, product
+from itertools import product
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from extproc.feedback.desk import Desk
-from extproc.feedback.tally import FIRST_BYTE_BOUNDS_S
+from extproc.feedback.tally import FIRST_BYTE_BOUNDS_S, Times
+from extproc.telemetry import Buckets, buckets, exemplar
 
 # Shown as 0 from the start, so that `increase()` sees the first one.
 EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
@@ -31,7 +31,9 @@ class FeedbackCollector(Collector):
             labels=["pool", "endpoint"],
         )
         first_byte = HistogramMetricFamily(
-            "extproc_first_byte_seconds", "From a request's first byte to its answer's.", labels=["pool"]
+            "extproc_first_byte_seconds",
+            "From a request's first byte to its answer's.",
+            labels=["pool", "zone", "class"],
         )
         foreseen = CounterMetricFamily(
             "extproc_foreseen_tokens",
@@ -57,7 +59,13 @@ class FeedbackCollector(Collector):
                 answers.add_metric([pool, name, class_], count)
             for name, count in (dict.fromkeys(names, 0) | tally.coolings).items():
                 coolings.add_metric([pool, name], count)
-            bounds = [*map(floatToGoString, FIRST_BYTE_BOUNDS_S), "+Inf"]
-            buckets = list(zip(bounds, accumulate(tally.buckets), strict=True))
-            first_byte.add_metric([pool], buckets, tally.sum_s)
+            zones = {endpoint.zone or "" for endpoint in desk.pool.snapshot.ready.values()}
+            expected = {(zone, "2xx"): Times() for zone in zones}
+            for labels, times in (expected | tally.first_bytes).items():
+                first_byte.add_metric([pool, *labels], _buckets(times), times.sum_s)
         yield from (answers, coolings, first_byte, foreseen, measured)
+
+
+def _buckets(times: Times) -> Buckets:
+    traces = {place: exemplar(*trace) for place, trace in times.traces.items()}
+    return buckets(FIRST_BYTE_BOUNDS_S, times.counts, traces)

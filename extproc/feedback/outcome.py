@@ -72,7 +72,8 @@ class Outcome(Struct, frozen=True):
     """What one try at one endpoint came to.
 
     `status` is the endpoint's own, 0 where it gave none. `duration_s` is how long ago the request began,
-    `first_byte_s` how long after that the answer did. `retry_after_s` is for a busy one.
+    `first_byte_s` how long after that the answer did. `retry_after_s` is for a busy one. `ticket` is the
+    pick's number, of the try that ended the request.
     """
 
     pool: str
@@ -82,6 +83,7 @@ class Outcome(Struct, frozen=True):
     duration_s: float = 0.0
     first_byte_s: float | None = None
     retry_after_s: float = 0.0
+    ticket: int = 0
 
 
 # The request's doing, not the endpoint's.
@@ -109,6 +111,7 @@ def outcomes(exchange: Exchange, now_s: float) -> Iterator[Outcome]:
             exchange.duration_s,
             exchange.first_byte_s,
             parse_retry_after(exchange.retry_after, now_s) if verdict is Verdict.BUSY else 0.0,
+            exchange.ticket,
         )
 
 

@@ -15,28 +15,46 @@ from extproc.feedback.outcome import Outcome, class_of
 FIRST_BYTE_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 
 
+class Times:
+    """How many took how long: `counts` by bound, the last one without; `traces` has the last of each."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(FIRST_BYTE_BOUNDS_S) + 1)
+        self.sum_s = 0.0
+        self.traces: dict[int, tuple[str, float]] = {}
+
+    def count(self, took_s: float, trace_id: str = "") -> None:
+        place = bisect_left(FIRST_BYTE_BOUNDS_S, took_s)
+        self.counts[place] += 1
+        self.sum_s += took_s
+        if trace_id:
+            self.traces[place] = (trace_id, took_s)
+
+
 class Tally:
     """What was counted since the pool exists.
 
-    `answers` by endpoint and class, `coolings` by endpoint; `buckets` of the time to the first byte, the last
-    one without a bound.
+    `answers` by endpoint and class, `coolings` by endpoint; `first_bytes` by the endpoint's zone, empty where
+    nobody tells it, and the answer's class.
     """
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], int] = {}
         self.coolings: dict[str, int] = {}
-        self.buckets = [0] * (len(FIRST_BYTE_BOUNDS_S) + 1)
-        self.sum_s = 0.0
+        self.first_bytes: dict[tuple[str, str], Times] = {}
 
     def __repr__(self) -> str:
         return f"<Tally of {sum(self.answers.values())} answers>"
 
-    def count(self, name: str, outcome: Outcome) -> None:
-        key = (name, class_of(outcome))
-        self.answers[key] = self.answers.get(key, 0) + 1
+    def count(self, name: str, outcome: Outcome, zone: str = "", trace_id: str = "") -> None:
+        """Takes what an endpoint's request came to; `trace_id` is empty where nobody traces it."""
+        class_ = class_of(outcome)
+        self.answers[name, class_] = self.answers.get((name, class_), 0) + 1
         if outcome.first_byte_s is not None:
-            self.buckets[bisect_left(FIRST_BYTE_BOUNDS_S, outcome.first_byte_s)] += 1
-            self.sum_s += outcome.first_byte_s
+            times = self.first_bytes.get((zone, class_))
+            if times is None:
+                times = self.first_bytes[zone, class_] = Times()
+            times.count(outcome.first_byte_s, trace_id)
 
     def count_change(self, name: str, change: Change) -> None:
         if change is Change.COOLED:

@@ -65,6 +65,21 @@ _APIS: Final = MappingProxyType(
     }
 )
 
+# The GenAI semantic conventions' word for what a path asks for, where they have one.
+_OPERATIONS: Final = MappingProxyType(
+    {
+        "chat/completions": "chat",
+        "chat/completions/batch": "chat",
+        "chat": "chat",
+        "completions": "text_completion",
+        "responses": "chat",
+        "messages": "chat",
+        "embeddings": "embeddings",
+        "embed": "embeddings",
+        "generate": "text_completion",
+    }
+)
+
 # vLLM's routes that take no model and no prompt.
 _BODYLESS: Final = frozenset(
     {"abort_requests", "cancel", "health", "load", "metrics", "models", "ping", "version"}
@@ -76,6 +91,11 @@ def api_of(path: str) -> Api:
     if not path:
         return _BY_FIELDS
     return _APIS.get(_route(path), _NONE)
+
+
+def operation_of(path: str) -> str:
+    """Returns the operation that `path` names (`gen_ai.operation.name`); empty if there is no word for it."""
+    return _OPERATIONS.get(_route(path), "")
 
 
 def reads_body(method: str, path: str) -> bool:

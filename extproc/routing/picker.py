@@ -12,7 +12,7 @@ from extproc.errors import NoEndpoint, PromptError, UnknownModel
 from extproc.routing.json_reader import is_large
 from extproc.routing.pool import Pick, Pool
 from extproc.routing.prompt import Prompt, parse, reads_body
-from extproc.routing.strategies.base import Reading
+from extproc.routing.strategies.base import Offer, Reading
 
 
 class Ask(Struct, frozen=True):
@@ -34,12 +34,18 @@ class Ask(Struct, frozen=True):
 
 
 class Decision(Struct, frozen=True):
-    """A pick and what it came from: the routing key (`None`: no prefix), and why the body was no help."""
+    """A pick and what it came from: the routing key (`None`: no prefix), and why the body was no help.
+
+    `model` is the client's word for one, of any length; empty where it was not read. `offers` are those that
+    the strategy weighed, if it weighs any.
+    """
 
     pick: Pick
     key: int | None
     adapter: str = ""
     fault: PromptError | None = None
+    model: str = ""
+    offers: Sequence[Offer] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,8 @@ class Route:
         return configured | self.adapters | snapshot.models | snapshot.by_adapter.keys()
 
 
-Found = tuple[Pool, str, Reading, PromptError | None]
-"""A request's pool, its adapter, what the pool's strategy read in it, and why its body was no help."""
+Found = tuple[Pool, str, Reading, PromptError | None, str]
+"""A request's pool, its adapter, what its strategy read in it, why its body was no help, and its model."""
 
 
 class Picker:
@@ -143,16 +149,17 @@ class Picker:
         prompt, fault = self._read(ask)
         fault = prompt.fault if prompt else fault
         route = self._chosen(ask) or self._by_model(prompt.model if prompt else None, fault)
-        adapter = route.adapter(prompt.model or "") if prompt else ""
+        model = (prompt.model or "") if prompt else ""
+        adapter = route.adapter(model) if prompt else ""
         reading = route.pool.strategy.read(prompt, ask.headers, adapter)
-        return route.pool, adapter, reading, prompt.fault if prompt else fault
+        return route.pool, adapter, reading, prompt.fault if prompt else fault, model
 
     def decide(self, ask: Ask, found: Found) -> Decision:
         """Decides by what `find` found."""
-        pool, adapter, reading, fault = found
+        pool, adapter, reading, fault, model = found
         standing = pool.standing(ask.headers)
         pick = pool.propose(reading, adapter=adapter, subset=ask.subset, standing=standing)
-        return Decision(pick, reading.key, adapter, fault)
+        return Decision(pick, reading.key, adapter, fault, model, reading.offers)
 
     def _chosen(self, ask: Ask) -> Route | None:
         if ask.pool is None:

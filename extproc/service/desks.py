@@ -73,7 +73,7 @@ class Desks:
         if desk is None and not outcome.pool:
             desk = next((desk for desk in self if desk.knows(outcome.address)), None)
         if desk is not None:
-            desk.observe(outcome)
+            desk.observe(outcome, self.tickets.trace_of(outcome.ticket) if outcome.ticket else "")
 
     def settle(self, exchange: Exchange) -> None:
         """Tells the strategy that placed a request what became of it."""

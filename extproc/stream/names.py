@@ -15,6 +15,10 @@ UNREAD: Final = "x-extproc-unread"
 
 REQUEST_ID: Final = "x-request-id"
 
+# W3C Trace Context: of a request's headers they are read only where traces are made.
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+
 # A client's headers of these prefixes are orders to an endpoint picker: ours, the Endpoint Picker Protocol's,
 # those of the Gateway API Inference Extension and of llm-d. They end here unless the operator names them.
 GUARDED: Final = (

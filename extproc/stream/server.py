@@ -18,10 +18,21 @@ from extproc.routing.picker import Found, Picker
 from extproc.routing.pool import Pick
 from extproc.routing.tickets import Tickets
 from extproc.stream.codec import decode, encode
-from extproc.stream.events import Answer, BodyRead, BodySkipped, Event, Reading, Reply, Routed, Served
-from extproc.stream.names import POOL, PROCESS, READ_HEADERS
+from extproc.stream.events import (
+    Answer,
+    BodyRead,
+    BodySkipped,
+    Event,
+    Reading,
+    Reply,
+    RequestHeaders,
+    Routed,
+    Served,
+)
+from extproc.stream.names import POOL, PROCESS, READ_HEADERS, TRACEPARENT, TRACESTATE
 from extproc.stream.observer import Observer
 from extproc.stream.session import Session
+from extproc.stream.tracing import Origin, Tracer
 from extproc.wire.calls import Call, Handler, Routes, Status
 
 log = logging.getLogger(__name__)
@@ -39,7 +50,8 @@ class ExternalProcessor:
     are guarded headers that go on to the endpoint. A request whose response the gateway never tells of counts
     for `unseen_s`, by the loop's clock or by `later`, which is called with a delay and what to do then.
     `reader` reads long bodies, which would keep the loop from others for milliseconds; `None` reads them on
-    it. `tickets` find picks again by what an access log tells.
+    it. `tickets` find picks again by what an access log tells. `tracer` makes spans; without one no stream
+    looks for a trace.
     """
 
     def __init__(
@@ -57,6 +69,7 @@ class ExternalProcessor:
         later: Callable[[float, Callable[[], None]], object] | None = None,
         reader: Executor | None = None,
         tickets: Tickets | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._picker = picker
         self.observer = observer
@@ -70,7 +83,9 @@ class ExternalProcessor:
         self._later = later or _call_later
         self._reader = reader
         self._tickets = tickets
-        self._wanted: tuple[Picker | None, frozenset[str]] = (None, READ_HEADERS)
+        self.tracer = tracer
+        self._read_headers = READ_HEADERS if tracer is None else READ_HEADERS | {TRACEPARENT, TRACESTATE}
+        self._wanted: tuple[Picker | None, frozenset[str]] = (None, self._read_headers)
         self.streams_open = 0
         self._idle = asyncio.Event()
 
@@ -104,7 +119,8 @@ class ExternalProcessor:
         self.streams_open += 1
         self._idle.clear()
         self.observer.opened()
-        return _Stream(self, call, session, self._headers_of(picker))
+        kind = _Stream if self.tracer is None else _TracedStream
+        return kind(self, call, session, self._headers_of(picker))
 
     def read(self, reading: Reading, then: Callable[[Found | BaseException], None]) -> None:
         """Finds apart from the loop what a session wants to know, and tells it on the loop."""
@@ -114,6 +130,11 @@ class ExternalProcessor:
     def left(self, pick: Pick) -> None:
         """Counts on a request that nobody sees the end of."""
         self._later(self._unseen_s, pick.release)
+
+    def traced(self, told: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
+        self.observer.traced(told, elapsed_s, trace_id)
+        if self._tickets is not None and isinstance(told, Routed):
+            self._tickets.trace(told.ticket, trace_id)
 
     def closed(self) -> None:
         """Hears of each stream's end."""
@@ -125,7 +146,7 @@ class ExternalProcessor:
     def _headers_of(self, picker: Picker) -> frozenset[str]:
         """Which headers a session reads: one set for all streams of a picker."""
         if self._wanted[0] is not picker:
-            self._wanted = (picker, READ_HEADERS | picker.key_headers)
+            self._wanted = (picker, self._read_headers | picker.key_headers)
         return self._wanted[1]
 
 
@@ -247,6 +268,44 @@ class _Stream:
     def _fail(self, why: str, status: Status, details: str) -> None:
         self._service.observer.failed(why)
         self._call.finish(status, details)
+
+
+class _TracedStream(_Stream):
+    """A stream whose decision becomes a span, if its caller's trace is sampled."""
+
+    __slots__ = ("_origin", "_told")
+
+    def __init__(
+        self, service: ExternalProcessor, call: Call, session: Session, wanted: Collection[str]
+    ) -> None:
+        super().__init__(service, call, session, wanted)
+        self._origin: Origin | None = None
+        self._told: tuple[Origin, Routed | Answer, float] | None = None
+
+    def _answer(self, event: Event, start_s: float) -> None:
+        tracer = self._service.tracer
+        if isinstance(event, RequestHeaders) and tracer is not None:
+            self._origin = tracer.sampling.origin(self._call.metadata, event.headers)
+        super()._answer(event, start_s)
+        if self._told is not None:
+            # Behind what is to be sent: nobody waits for a span.
+            asyncio.get_running_loop().call_soon(self._record, *self._told)
+            self._origin = self._told = None
+
+    def _tell(self, replies: Sequence[Reply], start_s: float) -> None:
+        super()._tell(replies, start_s)
+        if self._origin is None:
+            return
+        match replies:
+            case [Routed() as told, *_] | [Answer() as told]:
+                # Of a routed one the observer has heard the same figure.
+                self._told = (self._origin, told, (self._routed_s or perf_counter()) - start_s)
+
+    def _record(self, origin: Origin, told: Routed | Answer, elapsed_s: float) -> None:
+        tracer = self._service.tracer
+        trace_id = tracer.record(origin, told, elapsed_s) if tracer is not None else ""
+        if trace_id:
+            self._service.traced(told, elapsed_s, trace_id)
 
 
 def _call_later(delay_s: float, action: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ the serving loop since it may take long. Whatever else a strategy learns it keep
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -42,6 +42,29 @@ class Choice(Struct, frozen=True):
 
     names: tuple[str, ...]
     reason: Reason
+
+
+class Offer(Struct, frozen=True):
+    """What one endpoint would cost: it holds `blocks` of the prompt, and has `reach` bytes of it."""
+
+    name: str
+    blocks: int
+    reach: int
+    backlog_ms: float
+    in_flight: int
+    cost_ms: float
+    is_home: bool
+
+
+class Bid(Struct, frozen=True):
+    """An offer as an operator reads it: in tokens, as far as text tells them."""
+
+    endpoint: str
+    match_tokens: int
+    miss_tokens: int
+    backlog_ms: float
+    in_flight: int
+    cost_ms: float
 
 
 class Ending(Struct, frozen=True):
@@ -155,13 +178,15 @@ class Reading(ABC):
     another endpoint answered than the picked one ends at the one and is taken at the other.
 
     `key` is the routing key, told to operators; `None` where there is no prefix. `learns` says whether
-    `learn` does anything.
+    `learn` does anything. `offers` are those that `choose` weighed, the best first, until `taken`: an open
+    request keeps none.
     """
 
     __slots__ = ()
 
     key: int | None = None
     learns: bool = False
+    offers: Sequence[Offer] = ()
 
     @abstractmethod
     def choose(self, candidates: Candidates, count: int) -> Choice:
@@ -170,6 +195,10 @@ class Reading(ABC):
     def explain(self, candidates: Candidates) -> dict[str, object]:  # noqa: ARG002  # for others
         """What speaks for the choice now, JSON-ready, beside the choice itself."""
         return {}
+
+    def tell(self, offers: Sequence[Offer]) -> Sequence[Bid]:  # noqa: ARG002  # likewise
+        """Says of `offers`, which were this reading's own, what an operator may read."""
+        return ()
 
     def taken(self, endpoint: str) -> None:  # noqa: B027  # for those who learn
         """The request is this endpoint's from now on."""

@@ -29,6 +29,7 @@ from random import Random
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from extproc.routing.chain import Chain, chain_of
 from extproc.routing.endpoint import Endpoint
@@ -38,10 +39,12 @@ from extproc.routing.prompt import Prompt
 from extproc.routing.ring import Ring
 from extproc.routing.strategies.balanced import LeastLoad
 from extproc.routing.strategies.base import (
+    Bid,
     Candidates,
     Choice,
     Ending,
     Foreseen,
+    Offer,
     Outside,
     Placement,
     Reading,
@@ -81,18 +84,6 @@ _POSITIONS: Final = 64
 # What a request waits for that waits for no other: the rest of a step, and its own.
 _STEPS_TO_FIRST: Final = 1.5
 _ALONE: Final = 0.25
-
-
-class Offer(Struct, frozen=True):
-    """What one endpoint would cost: it holds `blocks` of the prompt, and has `reach` bytes of it."""
-
-    name: str
-    blocks: int
-    reach: int
-    backlog_ms: float
-    in_flight: int
-    cost_ms: float
-    is_home: bool
 
 
 class Stretch(Struct, frozen=True):
@@ -349,10 +340,11 @@ class PrefixCache(Strategy):
                 }
                 for stretch in stretches
             ],
-            "candidates": [
-                _told(offer, chain, self.bytes_per_token) for offer in self.offers(chain, candidates)
-            ],
+            "candidates": [asdict(bid) for bid in self.tell(chain, self.offers(chain, candidates))],
         }
+
+    def tell(self, chain: Chain, offers: Sequence[Offer]) -> Sequence[Bid]:
+        return [_bid(offer, chain, self.bytes_per_token) for offer in offers]
 
     def _look(self, chain: Chain, candidates: Candidates) -> _Look:
         now, known = self._clock(), self.index.known(chain.hashes)
@@ -433,15 +425,15 @@ class PrefixCache(Strategy):
         return ms + (self.company.count - 1) * max(0.0, ms - _MUCH_MS)
 
 
-def _told(offer: Offer, chain: Chain, per_token: float) -> dict[str, object]:
-    return {
-        "endpoint": offer.name,
-        "match_tokens": _tokens(offer.reach, per_token),
-        "miss_tokens": _tokens(chain.size - offer.reach, per_token),
-        "backlog_ms": round(offer.backlog_ms, 1),
-        "in_flight": offer.in_flight,
-        "cost_ms": round(offer.cost_ms, 1),
-    }
+def _bid(offer: Offer, chain: Chain, per_token: float) -> Bid:
+    return Bid(
+        offer.name,
+        _tokens(offer.reach, per_token),
+        _tokens(chain.size - offer.reach, per_token),
+        round(offer.backlog_ms, 1),
+        offer.in_flight,
+        round(offer.cost_ms, 1),
+    )
 
 
 def _tokens(size: float, per_token: float) -> int:
@@ -455,7 +447,18 @@ def _cost(offer: Offer) -> float:
 class _Cached(Reading):
     """One request's chain, and where it was written down."""
 
-    __slots__ = ("_chain", "_first", "_holding", "_is_open", "_late", "_start", "_strategy", "_why", "key")
+    __slots__ = (
+        "_chain",
+        "_first",
+        "_holding",
+        "_is_open",
+        "_late",
+        "_start",
+        "_strategy",
+        "_why",
+        "key",
+        "offers",
+    )
 
     key: int
     learns = True
@@ -470,9 +473,10 @@ class _Cached(Reading):
         self._first: Offer | None = None
         self._late: tuple[str, Ending] | None = None
         self.key = chain.home
+        self.offers: Sequence[Offer] = ()
 
     def choose(self, candidates: Candidates, count: int) -> Choice:
-        offers = self._strategy.offers(self._chain, candidates)
+        self.offers = offers = self._strategy.offers(self._chain, candidates)
         names = [offer.name for offer in offers[:count]]
         if len(names) < min(count, len(candidates)):
             names = self._strategy.fill(names, candidates, count)
@@ -482,7 +486,11 @@ class _Cached(Reading):
     def explain(self, candidates: Candidates) -> dict[str, object]:
         return self._strategy.explain(self._chain, candidates)
 
+    def tell(self, offers: Sequence[Offer]) -> Sequence[Bid]:
+        return self._strategy.tell(self._chain, offers)
+
     def taken(self, endpoint: str) -> None:
+        self.offers = ()
         self._withdraw()
         index = self._strategy.index
         self._is_open = True
