@@ -1,7 +1,7 @@
 """The ext_proc service under test: `extproc serve` with a configuration file of its own."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,15 @@ class Service(Process):
         listen: str | None = None,
         transport: str = "native",
         package: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.config = directory / "extproc.yaml"
         self._transport = {} if transport == "native" else {"transport": transport}
         # `-P`: or else the working folder would come before PYTHONPATH.
         options = ["-P"] if package else []
         command = [sys.executable, *options, "-m", "extproc", "serve", "--config", str(self.config)]
-        super().__init__("extproc", command, directory, {"PYTHONPATH": str(package)} if package else None)
+        path = {"PYTHONPATH": str(package)} if package else {}
+        super().__init__("extproc", command, directory, {**path, **(environment or {})})
         self.admin_url = f"http://127.0.0.1:{admin_port}"
         self.port = port
         self._listen = listen or f"127.0.0.1:{port}"

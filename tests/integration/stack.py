@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.integration.gateway import Edit, Gateway, edited, load
+from tests.integration.otlp import tracing_to
 from tests.integration.ports import free_ports
 from tests.integration.service import Pool, Service, pool
 from tests.integration.simulators import Simulators
@@ -51,20 +52,29 @@ def run_stack(
     pools: Callable[[list[str]], list[Pool]] = lambda addresses: [pool(addresses)],
     simulate: Sequence[str] | None = ("--speed", "10"),
     transport: str = "native",
+    otlp_port: int | None = None,
     **server: object,
 ) -> Iterator[Stack]:
     """Starts envoy/standalone.yaml (after `edits`), the service and four endpoints; stops them all.
 
     `pools` makes the service's pools from the endpoints' addresses; `server` are further settings of
     its section of that name, `transport` how it serves gRPC; `simulate` are options of the simulated
-    endpoints, `None` starts none.
+    endpoints, `None` starts none. With an `otlp_port` Envoy's block for traces is uncommented and the
+    service has a variable: both send there.
     """
     ports = free_ports(len(SHIPPED_PORTS))
     client, admin, ext_proc, service_admin = ports[:4]
-    tree = edited(load("standalone.yaml"), dict(zip(SHIPPED_PORTS, ports, strict=True)), edits)
+    moved = dict(zip(SHIPPED_PORTS, ports, strict=True))
+    environment = {}
+    if otlp_port is not None:
+        moved[4318] = otlp_port
+        environment = tracing_to(otlp_port)
+    tree = edited(load("standalone.yaml", marks="otlp" if otlp_port else ""), moved, edits)
     parts = {} if simulate is None else {"vllm-a": ports[4:7], "vllm-b": ports[7:8]}
     simulators = [Simulators(directory, own, *(simulate or ()), name=name) for name, own in parts.items()]
-    service = Service(directory, port=ext_proc, admin_port=service_admin, transport=transport)
+    service = Service(
+        directory, port=ext_proc, admin_port=service_admin, transport=transport, environment=environment
+    )
     gateway = Gateway(directory, tree, port=client, admin_port=admin)
     stack = Stack(gateway, service, ports[4:], simulators)
     service.configure(pools(stack.addresses), **server)
