@@ -119,7 +119,8 @@ class ExternalProcessor:
         self.streams_open += 1
         self._idle.clear()
         self.observer.opened()
-        kind = _Stream if self.tracer is None else _TracedStream
+        tracer = self.tracer
+        kind = _Stream if tracer is None or tracer.sampling.rules_out(call.metadata) else _TracedStream
         return kind(self, call, session, self._headers_of(picker))
 
     def read(self, reading: Reading, then: Callable[[Found | BaseException], None]) -> None:
@@ -283,9 +284,8 @@ class _TracedStream(_Stream):
         self._told: tuple[Origin, Routed | Answer, float] | None = None
 
     def _answer(self, event: Event, start_s: float) -> None:
-        tracer = self._service.tracer
-        if isinstance(event, RequestHeaders) and tracer is not None:
-            self._origin = tracer.sampling.origin(self._call.metadata, event.headers)
+        if isinstance(event, RequestHeaders) and self._service.tracer is not None:
+            self._origin = self._service.tracer.sampling.origin(self._call.metadata, event.headers)
         super()._answer(event, start_s)
         if self._told is not None:
             # Behind what is to be sent: nobody waits for a span.

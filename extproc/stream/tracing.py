@@ -14,8 +14,8 @@ from extproc.stream.events import Answer, Routed
 from extproc.stream.names import TRACEPARENT, TRACESTATE
 
 # `00-<32 hexadecimal digits>-<16>-<flags>`; versions to come may go on behind the flags (W3C, 3.2).
-_FLAGS: Final = slice(53, 55)
 _LENGTH: Final = 55
+_LAST_FLAG: Final = 54
 # The lowest bit of the flags is set where the last digit is odd (3.2.2.5.1).
 _ODD: Final = frozenset("13579bdf")
 # What a sender has to let through at least (3.3.1.5); longer ones are left out.
@@ -43,6 +43,11 @@ class Sampling(Struct, frozen=True):
     unsampled: bool = False
     roots: bool = False
 
+    def rules_out(self, metadata: Mapping[str, str]) -> bool:
+        """Whether the stream's own metadata say already that no sampler will want it."""
+        parent = metadata.get(TRACEPARENT, "")
+        return len(parent) >= _LENGTH and parent[_LAST_FLAG] not in _ODD and not self.unsampled
+
     def origin(self, metadata: Mapping[str, str], headers: Mapping[str, str]) -> Origin | None:
         """Where a request comes from, if a sampler could want it.
 
@@ -53,7 +58,7 @@ class Sampling(Struct, frozen=True):
         parent = told.get(TRACEPARENT, "")
         if len(parent) < _LENGTH:
             return Origin(path=headers.get(":path", "")) if self.roots else None
-        if parent[_FLAGS.stop - 1] not in _ODD and not self.unsampled:
+        if parent[_LAST_FLAG] not in _ODD and not self.unsampled:
             return None
         state = told.get(TRACESTATE, "")
         return Origin(parent, state if len(state) <= _STATE_CHARS else "", headers.get(":path", ""))

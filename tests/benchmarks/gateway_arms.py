@@ -5,7 +5,6 @@ user + system time of a process, from /proc.
 """
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -56,9 +55,9 @@ class Round:
 
 
 def cpu_s(pid: int) -> float:
-    """Returns user + system time of a process so far (proc(5), fields 14 and 15 of stat)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Seconds that all threads of a process were on a CPU, to the nanosecond (first field of schedstat)."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def build_requests() -> list[bytes]:
@@ -89,21 +88,24 @@ async def _client(port: int, requests: Sequence[bytes], turns: Iterator[int], to
     await writer.wait_closed()
 
 
-async def _drive(port: int, total: int, clients: int) -> list[float]:
-    requests, turns = build_requests(), iter(range(total))
+async def _drive(port: int, total: int, clients: int, requests: Sequence[bytes]) -> list[float]:
+    turns = iter(range(total))
     took_s: list[float] = []
     await asyncio.gather(*(_client(port, requests, turns, took_s) for _ in range(clients)))
     return took_s
 
 
-def measure(arm: Arm, total: int, clients: int) -> Round:
-    """Drives `total` requests through an arm; all of them must have been routed by whom it asks."""
+def measure(arm: Arm, total: int, clients: int, requests: Sequence[bytes] = ()) -> Round:
+    """Drives `total` requests through an arm; all of them must have been routed by whom it asks.
+
+    `requests` are whole ones, of which each is sent again and again; without any, `build_requests`'.
+    """
     port = int(arm.gateway.url.rpartition(":")[2])
     pids = [arm.server.pid if arm.server else None, arm.gateway.pid]
     passed_by = _passed_by(arm)
     before = [cpu_s(pid) if pid else 0.0 for pid in pids]
     began = time.perf_counter()
-    took_s = uvloop.run(_drive(port, total, clients))
+    took_s = uvloop.run(_drive(port, total, clients, requests or build_requests()))
     all_s = time.perf_counter() - began
     used = [(cpu_s(pid) if pid else 0.0) - was for pid, was in zip(pids, before, strict=True)]
     assert passed_by == _passed_by(arm), f"{arm.name}: requests that nobody routed"
@@ -170,15 +172,15 @@ def run_arms(directory: Path, names: Sequence[str]) -> Iterator[list[Arm]]:
         return part
 
     def add_arm(name: str, server: Process | None, port: int) -> Arm:
-        below = _under(directory, f"envoy {name}")
-        return Arm(name, start(_gateway(below, next(ports), next(ports), port, endpoints)), server)
+        below = under(directory, f"envoy {name}")
+        return Arm(name, start(build_gateway(below, next(ports), next(ports), port, endpoints)), server)
 
     with ExitStack() as running:
-        start(_endpoints(_under(directory, "endpoints"), next(ports), next(ports), endpoints))
+        start(build_endpoints(under(directory, "endpoints"), next(ports), next(ports), endpoints))
         arms = [add_arm(ALONE, None, 0)]
         for name in names:
             port = next(ports)
-            server = start(SERVERS[name](_under(directory, name), port, next(ports), addresses))
+            server = start(SERVERS[name](under(directory, name), port, next(ports), addresses))
             _wait_for_listener(server, port)
             arms.append(add_arm(name, server, port))
         yield arms
@@ -251,20 +253,22 @@ def _wait_for_listener(server: Process, port: int) -> None:
     server.wait_until(listens)
 
 
-def _gateway(directory: Path, port: int, admin_port: int, ext_proc: int, endpoints: Sequence[int]) -> Gateway:
-    """Returns an Envoy that asks at port `ext_proc`, or nobody if it is 0."""
+def build_gateway(
+    directory: Path, port: int, admin_port: int, ext_proc: int, endpoints: Sequence[int], *, otlp: int = 0
+) -> Gateway:
+    """Returns an Envoy that asks at port `ext_proc`, or nobody if it is 0, and sends traces to `otlp`."""
     moved = dict(zip(SHIPPED_PORTS, (port, admin_port, ext_proc, 9090, *endpoints), strict=True))
     edits = [drop_access_log, drop_health_checks] if ext_proc else [drop_access_log, drop_ext_proc]
-    tree = edited(load("standalone.yaml"), moved, edits)
+    tree = edited(load("standalone.yaml", marks="otlp" if otlp else ""), moved | {4318: otlp}, edits)
     return Gateway(directory, tree, port=port, admin_port=admin_port)
 
 
-def _endpoints(directory: Path, port: int, admin_port: int, endpoints: Sequence[int]) -> Gateway:
+def build_endpoints(directory: Path, port: int, admin_port: int, endpoints: Sequence[int]) -> Gateway:
     tree = edited(load("standalone.yaml"), {9901: admin_port}, [drop_ext_proc])
     return Gateway(directory, answer_at_once(tree, endpoints), port=port, admin_port=admin_port)
 
 
-def _under(directory: Path, name: str) -> Path:
+def under(directory: Path, name: str) -> Path:
     below = directory / name
     below.mkdir()
     return below

@@ -40,9 +40,10 @@ class Span:
 
 
 class Receiver:
-    """Keeps what it is sent. `answers` at once only while that is set."""
+    """Keeps what it is sent, if it `keeps` anything. `answers` at once only while that is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = True) -> None:
+        self._keeps = keeps
         self.spans: list[Span] = []
         self.answers = Event()
         self.answers.set()
@@ -60,7 +61,7 @@ class Receiver:
     async def _take(self, request: web.Request) -> web.Response:
         body = await request.read()  # aiohttp unzips it
         await asyncio.to_thread(self.answers.wait, 60)
-        if self.status == 200:
+        if self._keeps and self.status == 200:
             self._keep(body)
         answer = ExportTraceServiceResponse().SerializeToString()
         return web.Response(status=self.status, body=answer, content_type="application/x-protobuf")
@@ -72,9 +73,9 @@ class Receiver:
 
 
 @contextmanager
-def receiving(port: int = 0) -> Iterator[Receiver]:
+def receiving(port: int = 0, *, keeps: bool = True) -> Iterator[Receiver]:
     """A receiver on a loop and in a thread of its own: tests wait for processes with theirs."""
-    receiver, loop = Receiver(), asyncio.new_event_loop()
+    receiver, loop = Receiver(keeps=keeps), asyncio.new_event_loop()
     runner = web.AppRunner(receiver.build(), access_log=None)
 
     async def start() -> None:
