@@ -119,15 +119,38 @@ def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> 
     assert value("extproc_answers_total", endpoint="e1", **{"class": "4xx"}) == 1
     assert value("extproc_answers_total", endpoint="e1", **{"class": "none"}) == 1
     assert value("extproc_endpoint_coolings_total", endpoint="e1") == 1
-    assert value("extproc_first_byte_seconds_count") == 4
-    assert value("extproc_first_byte_seconds_bucket", le="0.05") == 4
-    assert value("extproc_first_byte_seconds_bucket", le="0.025") == 0
-    assert value("extproc_first_byte_seconds_sum") == pytest.approx(0.2)
+    failed, answered = ({"zone": "", "class": name} for name in ("5xx", "4xx"))
+    assert value("extproc_first_byte_seconds_count", **failed) == 3
+    assert value("extproc_first_byte_seconds_count", **answered) == 1
+    assert value("extproc_first_byte_seconds_bucket", le="0.05", **failed) == 3
+    assert value("extproc_first_byte_seconds_bucket", le="0.025", **failed) == 0
+    assert value("extproc_first_byte_seconds_sum", **failed) == pytest.approx(0.15)
     assert [record.getMessage() for record in caplog.records] == [
         f"pool llama: e1 fails and is cooled down for {desk_time(caplog)} s",
         "pool llama: e1 answers again",
     ]
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_the_time_to_the_first_byte_is_told_by_zone_and_class_with_the_last_trace() -> None:
+    desk = build(LeastLoad(outside()), Clock())
+    desk.pool.replace([Endpoint("e1", BAD.address, zone="a"), Endpoint("e2", ENDPOINTS[1].address, zone="b")])
+    desk.observe(said(BAD, Verdict.ANSWERED), "trace 1")
+    desk.observe(said(BAD, Verdict.ANSWERED), "trace 2")
+    desk.observe(said(BAD, Verdict.ANSWERED))
+    registry = CollectorRegistry()
+    registry.register(FeedbackCollector(lambda: [desk]))
+    (family,) = [each for each in registry.collect() if each.name == "extproc_first_byte_seconds"]
+    counts = {
+        (sample.labels["zone"], sample.labels["class"]): sample.value
+        for sample in family.samples
+        if sample.name.endswith("_count")
+    }
+    (exemplar,) = [sample.exemplar for sample in family.samples if sample.exemplar]
+
+    # A zone without an answer yet is shown, so that `increase()` sees the first one.
+    assert counts == {("a", "2xx"): 3, ("b", "2xx"): 0}
+    assert (exemplar.labels, exemplar.value) == ({"trace_id": "trace 2"}, 0.05)
 
 
 def desk_time(caplog: pytest.LogCaptureFixture) -> str:
