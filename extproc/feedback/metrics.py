@@ -40,6 +40,11 @@ class FeedbackCollector(Collector):
             "Tokens of prompts, by whether their endpoint was believed to hold them.",
             labels=["pool", "reason", "cached"],
         )
+        saved = CounterMetricFamily(
+            "extproc_saved_prefill_seconds",
+            "Engines' time for tokens believed to be cached, had they been computed.",
+            labels=["pool", "reason"],
+        )
         measured = CounterMetricFamily(
             "extproc_measured_tokens",
             "Tokens of prompts, by whether their endpoint found them in its cache, as it says.",
@@ -49,6 +54,7 @@ class FeedbackCollector(Collector):
             for reason, counts in desk.pool.strategy.foreseen().items():
                 foreseen.add_metric([desk.pool.name, reason, "yes"], counts.cached)
                 foreseen.add_metric([desk.pool.name, reason, "no"], counts.prompt - counts.cached)
+                saved.add_metric([desk.pool.name, reason], counts.saved_ms / 1000)
             for name, vitals in desk.vitals.items():
                 measured.add_metric([desk.pool.name, name, "yes"], vitals.hit_tokens)
                 measured.add_metric([desk.pool.name, name, "no"], vitals.queried_tokens - vitals.hit_tokens)
@@ -63,7 +69,7 @@ class FeedbackCollector(Collector):
             expected = {(zone, "2xx"): Times() for zone in zones}
             for labels, times in (expected | tally.first_bytes).items():
                 first_byte.add_metric([pool, *labels], _buckets(times), times.sum_s)
-        yield from (answers, coolings, first_byte, foreseen, measured)
+        yield from (answers, coolings, first_byte, foreseen, saved, measured)
 
 
 def _buckets(times: Times) -> Buckets:

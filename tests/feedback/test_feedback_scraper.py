@@ -21,6 +21,7 @@ from extproc.routing.pool import Pool
 from extproc.routing.prompt import parse
 from extproc.routing.strategies.balanced import RoundRobin
 from extproc.routing.strategies.base import Outside, Strategy
+from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
 from extproc.routing.strategies.prefix_cache import PrefixCache
 from extproc.routing.vitals import Vitals
 from tests.integration.ports import free_ports
@@ -225,6 +226,10 @@ def test_operators_see_what_was_foreseen_and_what_was_found() -> None:
     assert told("foreseen", reason="cold", cached="yes") == 0
     assert told("foreseen", reason="cold", cached="no") == 500
     assert told("foreseen", reason="prefix", cached="yes") == pytest.approx(500, abs=64)
+    saved_s = registry.get_sample_value(
+        "extproc_saved_prefill_seconds_total", {"pool": "llama", "reason": "prefix"}
+    )
+    assert saved_s == pytest.approx(500 * ENGINES[DEFAULT_ENGINE].prefill_ms_per_token / 1000, rel=0.2)
     assert told("measured", endpoint="e0", cached="yes") == 400
     assert told("measured", endpoint="e0", cached="no") == 600
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.routing.apis import api_of, reads_body
+from extproc.routing.apis import api_of, operation_of, reads_body
 
 PROMPT_FIELDS = {
     "/v1/chat/completions": ["tools", "documents", "messages"],
@@ -80,3 +80,24 @@ def test_methods_without_a_body_need_none(method: str) -> None:
 @pytest.mark.parametrize("path", ["/ping", "/health", "/v1/responses/resp_1/cancel", "/v1/models?x=1"])
 def test_routes_that_take_no_prompt_need_no_body(path: str) -> None:
     assert not reads_body("POST", path)
+
+
+@pytest.mark.parametrize(
+    ("path", "operation"),
+    [
+        ("/v1/chat/completions", "chat"),
+        ("/llama/v1/chat/completions?x=1", "chat"),
+        ("/cohere/v2/chat", "chat"),
+        ("/v1/messages", "chat"),
+        ("/v1/responses", "chat"),
+        ("/v1/completions", "text_completion"),
+        ("/inference/v1/generate", "text_completion"),
+        ("/v1/embeddings", "embeddings"),
+        ("/v2/embed", "embeddings"),
+        ("/v1/rerank", ""),
+        ("/v1/messages/count_tokens", ""),
+        ("", ""),
+    ],
+)
+def test_an_operation_has_the_conventions_word_where_there_is_one(path: str, operation: str) -> None:
+    assert operation_of(path) == operation

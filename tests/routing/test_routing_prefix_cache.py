@@ -20,7 +20,7 @@ from extproc.routing.pool import Pick, Pool
 from extproc.routing.prompt import parse
 from extproc.routing.ring import Ring
 from extproc.routing.strategies.base import NOWHERE, Ending, Outside, Reason
-from extproc.routing.strategies.engines import ENGINES
+from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
 from extproc.routing.strategies.factory import STRATEGIES, build_strategy
 from extproc.routing.strategies.prefix_cache import Backlog, PrefixCache, Stretch
 from extproc.routing.strategies.prefix_hash import PrefixHash
@@ -477,6 +477,9 @@ def test_what_is_foreseen_is_counted_by_reason() -> None:
     assert {reason for reason, counts in told.items() if counts.prompt} == {Reason.COLD, Reason.PREFIX}
     assert told[Reason.COLD].cached == 0
     assert told[Reason.PREFIX].cached == told[Reason.PREFIX].prompt == 2 * told[Reason.COLD].prompt
+    ms_per_token = ENGINES[DEFAULT_ENGINE].prefill_ms_per_token
+    assert told[Reason.PREFIX].saved_ms == pytest.approx(told[Reason.PREFIX].cached * ms_per_token)
+    assert told[Reason.COLD].saved_ms == 0
 
 
 def test_blocks_are_foreseen_whole_where_their_size_is_known() -> None:

@@ -13,7 +13,16 @@ from extproc.feedback.metrics import EXPECTED_CLASSES
 from extproc.routing.strategies.base import Reason
 from extproc.routing.vitals import Vitals
 from extproc.settings import parse_settings
-from extproc.telemetry import LOG_FAULTS, OUTCOMES, POOL_OUTCOMES, RELOADS, RESTARTS, STREAM_FAULTS, _whys
+from extproc.telemetry import (
+    LOG_FAULTS,
+    OUTCOMES,
+    POOL_OUTCOMES,
+    RELOADS,
+    RESTARTS,
+    SPAN_RESULTS,
+    STREAM_FAULTS,
+    _whys,
+)
 from tests.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.cluster.pool_objects import pool_object, running_pod
 from tests.integration.mesh import until
@@ -93,6 +102,13 @@ async def test_every_family_is_in_the_docs_with_its_labels(families: list[Metric
     assert ours == told()
 
 
+async def test_every_metric_that_the_docs_name_anywhere_is_shown(families: list[Metric]) -> None:
+    names = {sample.name for family in families for sample in family.samples}
+    names |= {name for name, _ in shown(families)}
+
+    assert sorted(set(re.findall(r"extproc_\w+", DOCS.read_text())) - names) == []
+
+
 async def test_the_process_is_shown_as_the_docs_say(families: list[Metric]) -> None:
     names = {name for name, _ in shown(families) if name.startswith("process_")}
 
@@ -110,6 +126,7 @@ def test_every_label_value_is_in_the_docs() -> None:
         *chain(*RESTARTS.values()),
         *STREAM_FAULTS,
         *LOG_FAULTS,
+        *SPAN_RESULTS,
         *EXPECTED_CLASSES,
         *Reason,
         *_whys(PromptError),
@@ -142,6 +159,9 @@ async def test_what_may_be_counted_is_shown_before_the_first_time(families: list
         ("extproc_answers_total", {"pool": "llama", "endpoint": "10.0.0.1:8000", "class": "5xx"}),
         ("extproc_endpoint_coolings_total", {"pool": "qwen", "endpoint": "10.0.0.2:8000"}),
         ("extproc_access_log_faults_total", {"why": "unreadable"}),
+        ("extproc_spans_total", {"result": "dropped"}),
+        ("extproc_first_byte_seconds_count", {"pool": "llama", "zone": "", "class": "2xx"}),
+        ("extproc_saved_prefill_seconds_total", {"pool": "mixtral", "reason": "session"}),
     ):
         assert samples[name, *sorted(labels.items())] == 0
     assert (

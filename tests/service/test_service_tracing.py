@@ -2,13 +2,16 @@
 
 import asyncio
 import random
+import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from threading import get_ident
 from time import monotonic
 
+import grpc.aio
 import orjson
 import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -25,9 +28,14 @@ from extproc.service.otel import SPAN, OtelTracer, build_exporter
 from extproc.service.tracing import build_tracer, wants_traces
 from extproc.stream.answers import refuse
 from extproc.stream.events import Phase, Routed
+from extproc.stream.names import PROCESS
 from extproc.stream.tracing import MODEL_CHARS, Origin
 from tests.integration.otlp import Receiver, receiving, tracing_to, until_spans
+from tests.integration.ports import free_ports
+from tests.integration.service import Service, pool
 from tests.integration.stack import eventually
+from tests.stream.conversations import headers
+from tests.stream.wire import write
 
 CHAT = "/v1/chat/completions"
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -289,3 +297,34 @@ async def test_the_end_waits_for_a_receiver_that_hangs_no_longer_than_it_may(rec
     # The exporter alone would wait 10 s for its answer.
     assert monotonic() - began_s < 9
     assert kept.counts == {}
+
+
+async def decide(service: Service) -> None:
+    """One sampled request from its headers to its end."""
+    async with grpc.aio.insecure_channel(service._listen) as channel:
+        call = channel.stream_stream(PROCESS, None, None)(None)
+        await call.write(write(headers(end=True, traceparent=ORIGIN.traceparent)))
+        await call.read()
+        await call.done_writing()
+        await call.code()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_drain_sends_what_waits_and_ends_in_any_case(
+    tmp_path: Path, receiver: Receiver, *, hangs: bool
+) -> None:
+    if hangs:
+        receiver.answers.clear()
+    port, admin_port = free_ports(2)
+    # Long: nothing is sent before the end.
+    environment = tracing_to(receiver.port) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
+    service = Service(tmp_path, port=port, admin_port=admin_port, environment=environment)
+    service.configure([pool(["127.0.0.1:1"])])
+    with service:
+        await asyncio.to_thread(service.wait_ready)
+        await decide(service)
+        assert receiver.spans == []
+        service.send(signal.SIGTERM)
+        assert await asyncio.to_thread(service.wait, 30) == 0
+
+    assert [span.trace for span in receiver.spans] == ([] if hangs else [TRACE])

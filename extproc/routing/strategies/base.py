@@ -214,10 +214,14 @@ class Reading(ABC):
 
 
 class Foreseen(Struct):
-    """Tokens of prompts, and how many of them were believed to be in the caches of the endpoints."""
+    """Tokens of prompts, and how many of them were believed to be in the caches of the endpoints.
+
+    `saved_ms` is what their prefill would have taken, by what was known of the engines at the time.
+    """
 
     prompt: float = 0.0
     cached: float = 0.0
+    saved_ms: float = 0.0
 
 
 class Strategy(Protocol):

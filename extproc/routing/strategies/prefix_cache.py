@@ -282,6 +282,7 @@ class PrefixCache(Strategy):
         told = self._foreseen[reason]
         told.prompt += size / per_token
         told.cached += cached
+        told.saved_ms += cached * per_token * self._ms_per_byte
         self._mean_ms += _RARELY * (missing * self._ms_per_byte - self._mean_ms)
 
     def take(self, holding: Holding, chain: Chain, presumed: int) -> Start:
