@@ -88,7 +88,7 @@ async def test_a_slow_first_byte_leads_to_its_trace(traced: Stack) -> None:
         async def exemplars(name: str) -> set[str]:
             accept = {"accept": "application/openmetrics-text"}
             async with session.get(f"{traced.service.admin_url}/metrics", headers=accept) as answer:
-                families = text_string_to_metric_families(await answer.text())
+                families = text_string_to_metric_families(await answer.text())  # type: ignore[no-untyped-call]
                 samples = [sample for family in families for sample in family.samples]
             return {s.exemplar.labels["trace_id"] for s in samples if s.name == name and s.exemplar}
 

@@ -93,7 +93,7 @@ def test_a_traced_request_is_an_exemplar_of_what_counted_it_in_openmetrics_alone
     metrics.traced(Routed(Phase.REQUEST_HEADERS, decision), 3e-4, "a" * 32)
     metrics.answered("llama", "no_endpoint")
     metrics.traced(refuse(NoEndpoint("nobody", pool="llama"), ""), 1e-4, "b" * 32)
-    lines = openmetrics.generate_latest(metrics.registry).decode().splitlines()
+    lines = openmetrics.generate_latest(metrics.registry).decode().splitlines()  # type: ignore[no-untyped-call]
     routed, refused = (f'# {{trace_id="{digit * 32}"}}' for digit in "ab")
 
     assert [line for line in lines if "# {" in line] == [
