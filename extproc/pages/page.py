@@ -9,7 +9,13 @@ from string import Template
 def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
     """A whole document; the parts are HTML, the texts are not."""
     template = Template(files("extproc.pages").joinpath("page.html").read_text("utf-8"))
-    return template.substitute(title=escape(title), subtitle=escape(subtitle), body="\n".join(parts))
+    texts = {"title": escape(title), "subtitle": escape(subtitle), "body": "\n".join(parts)}
+    return template.substitute(texts, style=style())
+
+
+def style() -> str:
+    """The style sheet of all our pages."""
+    return files("extproc.pages").joinpath("style.css").read_text("utf-8")
 
 
 def remarks(texts: Sequence[str]) -> str:
