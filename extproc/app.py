@@ -25,9 +25,11 @@ from extproc.feedback.access_log import AccessLogs
 from extproc.feedback.metrics import FeedbackCollector
 from extproc.routing.pool import Pool
 from extproc.service.admin import build_admin
+from extproc.service.configuration import Configuration
 from extproc.service.descriptors import raise_limit, share
 from extproc.service.door import IDLE_S, Door
 from extproc.service.health import Health
+from extproc.service.live.tape import Recorder, Tape
 from extproc.service.long_bodies import prepare_for_long_bodies
 from extproc.service.pools import Pools
 from extproc.service.tracing import FLUSH_S, build_tracer
@@ -102,7 +104,7 @@ class Application:
             settle=self.pools.desks.settle,
         )
         self.health = Health(lambda: not self.faults())
-        self._settings = settings
+        self.configuration = Configuration(settings, str(start.path or "flags"), monotonic())
         self._path = start.path
         self._content = start.content
         self.metrics.watch(self._sources)
@@ -113,7 +115,10 @@ class Application:
 
     def _sources(self) -> list[tuple[Pool, str]]:
         """Every pool with its kind of source."""
-        kinds = {pool.name: next(iter(pool.endpoints.model_fields_set)) for pool in self._settings.pools}
+        kinds = {
+            pool.name: next(iter(pool.endpoints.model_fields_set))
+            for pool in self.configuration.settings.pools
+        }
         return [(pool, kinds.get(pool.name, "static")) for pool, _ in self.pools.ages()]
 
     def faults(self) -> list[str]:
@@ -124,6 +129,16 @@ class Application:
         """What is wrong with single pools while the service is ready."""
         return self.pools.remarks()
 
+    @property
+    def streams_open(self) -> int:
+        return self.processor.streams_open
+
+    def record(self, tape: Tape) -> Callable[[], None]:
+        """Tells `tape` every decision until what it returns is called."""
+        processor, before = self.processor, self.processor.observer
+        processor.observer = Recorder(before, tape)
+        return lambda: setattr(processor, "observer", before)
+
     def routes(self) -> Routes:
         """Every gRPC method that is served."""
         discovery = self.xds.routes() if self.xds else {}
@@ -131,7 +146,7 @@ class Application:
         return {**self.processor.routes(), **self.health.routes(), **logs, **discovery}
 
     def start(self) -> None:
-        self.pools.apply(self._settings.pools)
+        self.pools.apply(self.configuration.settings.pools)
 
     async def watch_settings(self) -> None:
         """Applies the settings file whenever it changes; a bad one is refused and the old one stays."""
@@ -153,18 +168,22 @@ class Application:
                 self.xds.open(settings.open_pool)
             self.pools.apply(settings.pools)
         except SettingsError as error:
-            self.metrics.reloaded("refused")
+            self._refuse(str(error))
             log.error("the changed configuration is refused, the old one stays: %s", error)  # noqa: TRY400
             return
         except Exception as error:  # noqa: BLE001  # the next change must be heard all the same
-            self.metrics.reloaded("refused")
+            self._refuse(describe(error))
             log.error("the changed configuration cannot be applied: %s", describe(error))  # noqa: TRY400
             return
-        if settings.server != self._settings.server:
+        if settings.server != self.configuration.settings.server:
             log.warning("a change of the section server takes effect with a restart")
-        self._settings = settings
+        self.configuration = self.configuration.replaced(settings, monotonic())
         self.metrics.reloaded("applied")
         log.info("the changed configuration is applied")
+
+    def _refuse(self, why: str) -> None:
+        self.metrics.reloaded("refused")
+        self.configuration = self.configuration.refused(why, monotonic())
 
 
 async def serve(start: Start) -> int:

@@ -1,6 +1,6 @@
 """A pool: an immutable snapshot of its endpoints, a strategy, and the load book."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Protocol, Self
@@ -203,6 +203,14 @@ class Pool:
     def left_out(self) -> Mapping[str, str]:
         """Ready endpoints that get no picks for now, and why in one word."""
         return {} if self.gate is None else self.gate.shut()
+
+    def states(self) -> Iterator[tuple[Endpoint, str]]:
+        """Every known endpoint, with the word for how it is: `ready`, `draining`, or why it is left out."""
+        left_out = self.left_out()
+        for endpoint in self.snapshot.ready.values():
+            yield endpoint, left_out.get(endpoint.name, "ready")
+        for endpoint in self.snapshot.draining:
+            yield endpoint, "draining"
 
     def wants_response(self, endpoint: Endpoint) -> bool:
         """Whether what `endpoint` answers should be told as soon as it begins to."""

@@ -1,4 +1,4 @@
-"""The admin port: /metrics /healthz /readyz /pools /explain. For operators; no client reaches it.
+"""The admin port: a page, /live /metrics /healthz /readyz /pools /config /explain. No client reaches it.
 
 The loop that serves requests serves this, too: what takes long is done in a thread.
 """
@@ -6,6 +6,7 @@ The loop that serves requests serves this, too: what takes long is done in a thr
 import asyncio
 import gzip
 from collections.abc import Iterable
+from time import monotonic
 from typing import Final, Protocol
 
 import orjson
@@ -20,6 +21,8 @@ from extproc.routing.picker import Ask
 from extproc.service.door import Door
 from extproc.service.explain import explain
 from extproc.service.keeper import PoolKeeper
+from extproc.service.live.audience import Audience, Watched
+from extproc.service.live.page import build_page
 from extproc.service.pools import Pools
 from extproc.stream.answers import refuse
 
@@ -27,24 +30,21 @@ from extproc.stream.answers import refuse
 EXPLAIN_BYTES: Final = 1_048_576
 
 
-class Service(Protocol):
+class Service(Watched, Protocol):
     """What the admin port shows of the running service."""
 
     @property
     def pools(self) -> Pools: ...
 
-    def faults(self) -> list[str]:
-        """Why the service is not ready; empty if it is."""
-        ...
-
-    def remarks(self) -> list[str]:
-        """What is wrong with single pools while the service is ready."""
-        ...
-
 
 def build_admin(service: Service, registry: CollectorRegistry, door: Door) -> web.Application:
     app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=[door.middleware])
     admin = _Admin(service, registry)
+    audience = Audience(service, door, clock=monotonic)
+    app.on_shutdown.append(audience.close)
+    app.router.add_get("/", admin.page)
+    app.router.add_get("/live", audience.serve)
+    app.router.add_get("/config", admin.config)
     app.router.add_get("/metrics", admin.metrics)
     app.router.add_get("/healthz", admin.healthz)
     app.router.add_get("/readyz", admin.readyz)
@@ -57,6 +57,15 @@ class _Admin:
     def __init__(self, service: Service, registry: CollectorRegistry) -> None:
         self._service = service
         self._registry = registry
+        self._page = build_page()
+
+    async def page(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._page.html, content_type="text/html", headers=self._page.headers)
+
+    async def config(self, _: web.Request) -> web.Response:
+        """The settings in force."""
+        text = await asyncio.to_thread(self._service.configuration.text)
+        return web.Response(text=text, headers={"x-content-type-options": "nosniff"})
 
     async def metrics(self, request: web.Request) -> web.Response:
         """In the format and encoding that the scraper prefers. What is read here is written in a thread."""
@@ -100,9 +109,6 @@ class _Admin:
 
 def describe_pool(keeper: PoolKeeper) -> dict[str, object]:
     pool = keeper.pool
-    snapshot = pool.snapshot
-    left_out = pool.left_out()
-    known = [*snapshot.ready.values(), *snapshot.draining]
     return {
         "name": pool.name,
         "strategy": pool.strategy.name,
@@ -115,12 +121,12 @@ def describe_pool(keeper: PoolKeeper) -> dict[str, object]:
             {
                 "name": endpoint.name,
                 "address": endpoint.address,
-                "state": left_out.get(endpoint.name, "ready") if endpoint.is_ready else "draining",
+                "state": state,
                 "zone": endpoint.zone,
                 "adapters": sorted(endpoint.adapters),
                 "in_flight": pool.book.in_flight(endpoint.name),
             }
-            for endpoint in known
+            for endpoint, state in pool.states()
         ],
     }
 

@@ -6,7 +6,8 @@ both are the process's, and the gRPC port needs them.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Final, cast
 
 from aiohttp import web
@@ -44,14 +45,31 @@ class Door:
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Is asked once a head is whole."""
-        guest = self.guests.get(cast("asyncio.BaseTransport", request.transport))
+        guest = self._guest(request)
         if guest is not None:
             guest.has_asked()
         try:
-            async with asyncio.timeout(self.answer_s):
+            async with asyncio.timeout(self.answer_s) as patience:
+                if guest is not None:
+                    guest.patience = patience
                 return await handler(request)
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
+
+    @contextmanager
+    def stay(self, request: web.Request) -> Generator[None]:
+        """As long as it is open, the request's handler and its connection are waited for without an end."""
+        guest = self._guest(request)
+        if guest is not None:
+            guest.stays()
+        try:
+            yield
+        finally:
+            if guest is not None:
+                guest.has_asked()
+
+    def _guest(self, request: web.Request) -> "_Guest | None":
+        return self.guests.get(cast("asyncio.BaseTransport", request.transport))
 
 
 class _Guest(asyncio.Protocol):
@@ -62,6 +80,7 @@ class _Guest(asyncio.Protocol):
         self._inner = inner
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.patience: asyncio.Timeout | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         door = self._door
@@ -94,6 +113,12 @@ class _Guest(asyncio.Protocol):
 
     def has_asked(self) -> None:
         self._wait(self._door.idle_s)
+
+    def stays(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.patience is not None:
+            self.patience.reschedule(None)
 
     def _wait(self, patience_s: float) -> None:
         if self._timer is not None:

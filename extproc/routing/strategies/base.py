@@ -271,10 +271,18 @@ class Strategy(Protocol):
         """Hears what an endpoint says of itself; `None`: nothing. `in_flight` tells ours, of all."""
         return
 
+    def bound(self, candidates: Candidates) -> float | None:  # noqa: ARG002  # for those who have one
+        """The highest load, in requests in flight, at which an endpoint still takes one more; `None`: any."""
+        return None
+
     def learnt(self) -> Mapping[str, object]:
         """What it goes by that is not configured, JSON-ready, for operators."""
         return {}
 
     def foreseen(self) -> Mapping[Reason, Foreseen]:
         """What was picked, by reason, and how much of it the picked endpoints were believed to hold."""
+        return {}
+
+    def foreseen_by_endpoint(self) -> Mapping[str, tuple[float, float]]:
+        """Bytes of prompts that an endpoint got since it is known, and how many it was believed to hold."""
         return {}

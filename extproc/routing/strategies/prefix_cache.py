@@ -269,6 +269,9 @@ class PrefixCache(Strategy):
     def foreseen(self) -> Mapping[Reason, Foreseen]:
         return self._foreseen
 
+    def foreseen_by_endpoint(self) -> Mapping[str, tuple[float, float]]:
+        return {name: (sense.sent.size, sense.sent.cached) for name, sense in self._senses.items()}
+
     def foresee(self, endpoint: str, size: float, missing: float, reason: Reason) -> None:
         """Counts what a pick is believed to find."""
         sense, per_token = self._senses[endpoint], self.bytes_per_token
