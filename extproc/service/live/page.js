@@ -1,7 +1,7 @@
 "use strict";
 // Draws what /live tells. Whatever it tells becomes text, never markup: names are others' to choose.
 
-const HISTORY = 120, SHOWN = 40, DECISIONS = 20;
+const HISTORY = 120, SHOWN = 40, DECISIONS = 12;
 const REASONS = {
   session: ["s2", "went where the conversation's earlier turns went"],
   prefix: ["s0", "nobody holds more of the prompt"],
@@ -317,7 +317,7 @@ function drawDecisions() {
   }, (tr, [, age_s, pool, reason, endpoint, prefix]) => {
     const [th, why, of, key, when] = tr.children, css = (REASONS[reason] || ["refused"])[0];
     put(th, endpoint); put(why.firstElementChild, reason); put(of.firstElementChild, pool);
-    put(key.firstElementChild, prefix ? prefix.slice(0, 8) : "–"); put(when.firstElementChild, age(age_s));
+    put(key.firstElementChild, prefix ? prefix.slice(0, 8) : "–"); put(when.firstElementChild, age_s < 10 ? `${age_s.toFixed(1)} s` : age(age_s));
     if (why.firstElementChild.className !== `why ${css}`) why.firstElementChild.className = `why ${css}`;
     why.title = (REASONS[reason] || ["", ""])[1];
   });
