@@ -4,9 +4,11 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,10 +16,15 @@ from extproc import __version__
 from extproc.errors import ExtprocError
 from extproc.flags import Flags, given_without_effect, picker_flags
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 log = logging.getLogger(__name__)
 
 # Command groups of other rooms: each module has a group of that name.
 _ROOMS: Final = {"simulate": "extproc.vllm.commands", "bench": "extproc.bench.commands"}
+
+ADMIN_URL: Final = "http://127.0.0.1:9090"
 
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -98,12 +105,25 @@ def schema() -> None:
 
 
 @cli.command()
-@click.option("--config", required=True, type=_FILE, help="The configuration file.")
+@click.option("--config", type=_FILE, help="The configuration file.")
+@click.option(
+    "--watch", "is_watching", is_flag=True, help="Follow the decisions of a running service instead."
+)
+@click.option("--url", default=ADMIN_URL, show_default=True, help="Its admin port.")
 @click.option("--path", default="/v1/chat/completions", show_default=True, help="The request's path.")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header of the request.")
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for the endpoints.")
-def explain(config: Path, path: str, headers: tuple[str, ...], timeout: float) -> None:
+def explain(
+    *, config: Path | None, is_watching: bool, url: str, path: str, headers: tuple[str, ...], timeout: float
+) -> None:
     """Say which endpoint the request body on standard input would get, and why."""
+    if is_watching:
+        from extproc.service.live.terminal import follow  # noqa: PLC0415
+
+        _look(lambda console: follow(url, console))
+        return
+    if config is None:
+        raise click.UsageError("give either --config or --watch")
     from extproc.service.offline import explain_once  # noqa: PLC0415
     from extproc.settings import load_settings, read_environment  # noqa: PLC0415
 
@@ -113,6 +133,24 @@ def explain(config: Path, path: str, headers: tuple[str, ...], timeout: float) -
         explain_once(settings, config.parent, path=path, headers=headers, body=body, timeout_s=timeout)
     )
     click.echo(json.dumps(told, indent=2))
+
+
+@cli.command()
+@click.argument("url", default=ADMIN_URL)
+@click.option("--count", type=click.IntRange(1), help="End after so many pictures, one a second.")
+def top(url: str, count: int | None) -> None:
+    """Show a running service live: its pools and endpoints, and the last decisions. URL is its admin port."""
+    from extproc.service.live.terminal import top as show  # noqa: PLC0415
+
+    _look(lambda console: show(url, console, count=count))
+
+
+def _look(show: "Callable[[Console], Coroutine[None, None, None]]") -> None:
+    """Shows something until Ctrl-C."""
+    from rich.console import Console  # noqa: PLC0415
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(show(Console(highlight=False)))
 
 
 def main() -> None:

@@ -35,13 +35,3 @@ class Configuration(Struct, frozen=True):
         """As YAML: what was set, by the file or the environment. No secrets: settings name files of them."""
         tree = self.settings.model_dump(mode="json", exclude_unset=True)
         return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100))
-
-    def tell(self, now_s: float) -> dict[str, object]:
-        """JSON-ready, without the settings themselves."""
-        refusal = self.refusal
-        return {
-            "where": self.where,
-            "number": self.number,
-            "age_s": round(now_s - self.since_s, 1),
-            "refusal": refusal and {"age_s": round(now_s - refusal.at_s, 1), "why": refusal.why},
-        }

@@ -11,11 +11,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-import orjson
 from aiohttp import web
+from msgspec.json import encode
 
 from extproc.service.door import Door
-from extproc.service.live.picture import WINDOW_S, Picture, Scene
+from extproc.service.live.painter import WINDOW_S, Painter, Scene
+from extproc.service.live.picture import Reasons
 from extproc.service.live.tape import Tape
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Audience:
         self._task: asyncio.Task[None] | None = None
         self._stop_recording: Callable[[], None] = lambda: None
         self._last: bytes | None = None
-        self._history: deque[object] = deque(maxlen=_HISTORY)
+        self._history: deque[Reasons] = deque(maxlen=_HISTORY)
 
     def __repr__(self) -> str:
         return f"<Audience of {len(self._seats)}>"
@@ -147,7 +148,7 @@ class Audience:
     def _begin(self) -> None:
         tape = Tape(self._clock)
         self._stop_recording = self._watched.record(tape)
-        self._task = asyncio.create_task(self._draw(Picture(tape)), name="live")
+        self._task = asyncio.create_task(self._draw(Painter(tape)), name="live")
 
     def _end(self) -> None:
         self._stop_recording()
@@ -156,11 +157,11 @@ class Audience:
         self._task = self._last = None
         self._history.clear()
 
-    async def _draw(self, picture: Picture) -> None:
+    async def _draw(self, painter: Painter) -> None:
         try:
             while True:
-                drawn = picture.draw(self._watched, self._clock())
-                self._history.append(drawn["reasons"])
+                drawn = painter.draw(self._watched, self._clock())
+                self._history.append(drawn.reasons)
                 self._last = _event(drawn)
                 for seat in self._seats:
                     seat.show(self._last)
@@ -172,4 +173,4 @@ class Audience:
 
 def _event(value: object, name: str | None = None) -> bytes:
     head = b"" if name is None else b"event: %s\n" % name.encode()
-    return b"%sdata: %s\n\n" % (head, orjson.dumps(value))
+    return b"%sdata: %s\n\n" % (head, encode(value))

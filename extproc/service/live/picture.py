@@ -1,220 +1,102 @@
-"""One picture of the service, JSON-ready: what it counts anyway, and what the tape has of the last minute.
+"""What a viewer gets: the service at one moment. The page reads it as JSON, the terminal as these values.
 
-Pure: time comes in. A picture stands alone, without those before it, so a viewer may miss one. Of a thousand
-endpoints it is 90 kB; rows are arrays, their columns named once.
+A picture stands alone, without those before it, so a viewer may miss one. Of a thousand endpoints it is
+90 kB; what comes in rows has its fields in order and not by name.
 """
 
-from collections import Counter, deque
-from collections.abc import Mapping
-from math import floor
-from typing import Final, Protocol
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from extproc import __version__
-from extproc.feedback.desk import Desk
-from extproc.routing.pool import Pool
-from extproc.service.configuration import Configuration
-from extproc.service.keeper import PoolKeeper
-from extproc.service.live.tape import Tape
-from extproc.service.pools import Pools
 
-# What is told of "now": long enough to count something at one request a second.
-WINDOW_S: Final = 60
+class EndpointRow(Struct, frozen=True, array_like=True):
+    """One endpoint. Shares are between 0 and 1, `None` where nothing tells.
 
-COLUMNS: Final = (
-    *("name", "address", "state", "in_flight", "share", "left_s"),
-    *("first_byte_s", "foreseen", "found", "zone"),
-)
-DECIDED: Final = ("number", "age_s", "pool", "reason", "endpoint", "prefix")
-
-
-class Scene(Protocol):
-    """What there is to see of the running service."""
-
-    @property
-    def pools(self) -> Pools: ...
-
-    @property
-    def streams_open(self) -> int: ...
-
-    @property
-    def configuration(self) -> Configuration: ...
-
-    def faults(self) -> list[str]:
-        """Why the service is not ready; empty if it is."""
-        ...
-
-    def remarks(self) -> list[str]:
-        """What is wrong with single pools while the service is ready."""
-        ...
-
-
-Pair = tuple[float, float]
-_NOTHING: Final = (0.0, 0.0)
-
-
-class Counts(Struct, frozen=True):
-    """What was counted of a pool's endpoints up to one moment, by name.
-
-    Pairs: answers and their seconds to the first byte; bytes sent and foreseen in the cache; tokens looked
-    for and found there.
+    `share` is of the pool's picks. `left_s` is how long it is left alone yet. `foreseen` is how much of its
+    prompts it was believed to hold, `found` how much it found, as it says.
     """
 
-    picks: Mapping[str, int]
-    first_bytes: Mapping[str, tuple[int, float]]
-    sent: Mapping[str, Pair]
-    found: Mapping[str, Pair]
+    name: str
+    address: str
+    state: str
+    in_flight: int
+    share: float | None
+    left_s: float | None
+    first_byte_s: float | None
+    foreseen: float | None
+    found: float | None
+    zone: str | None
 
 
-_NO_COUNTS: Final = Counts({}, {}, {}, {})
+class DecisionRow(Struct, frozen=True, array_like=True):
+    """One decision, the `number`th since somebody looks; `prefix` is its hash."""
+
+    number: int
+    age_s: float
+    pool: str
+    reason: str
+    endpoint: str
+    prefix: str | None
 
 
-class Picture:
-    """Draws the service again and again, and remembers the counts of the last minute."""
+class PoolPicture(Struct, frozen=True):
+    """One pool. `balance` is the most in flight on one ready endpoint over the mean.
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
-        self._before: deque[tuple[float, dict[str, Counts]]] = deque()
-        self._reasons: dict[str, Counter[str]] = {}
-        self.number = 0
+    `bound` is with how many requests in flight an endpoint is full, by the strategy.
+    """
 
-    def draw(self, scene: Scene, now_s: float) -> dict[str, object]:
-        """O(endpoints): 3 µs each."""
-        desks = {desk.pool.name: desk for desk in scene.pools.desks}
-        counts = {name: self._count(desk) for name, desk in desks.items()}
-        then_s, then = self._remember(now_s, counts)
-        self.number += 1
-        faults = scene.faults()
-        return {
-            "number": self.number,
-            "version": __version__,
-            "is_ready": not faults,
-            "faults": faults,
-            "remarks": scene.remarks(),
-            "configuration": scene.configuration.tell(now_s),
-            "streams": scene.streams_open,
-            "window_s": round(now_s - then_s, 3),
-            "reasons": self._new_reasons(),
-            "columns": COLUMNS,
-            "pools": [
-                _draw_pool(
-                    keeper,
-                    desks[keeper.pool.name],
-                    counts[keeper.pool.name],
-                    then.get(keeper.pool.name, _NO_COUNTS),
-                )
-                for keeper in scene.pools
-            ],
-            "decided": self._tape.total,
-            "decisions": self._decisions(now_s),
-        }
-
-    def _count(self, desk: Desk) -> Counts:
-        found = {name: (vitals.queried_tokens, vitals.hit_tokens) for name, vitals in desk.vitals.items()}
-        picks = self._tape.picks.get(desk.pool.name, {})
-        return Counts(
-            dict(picks), dict(desk.tally.first_byte_sums), desk.pool.strategy.foreseen_by_endpoint(), found
-        )
-
-    def _remember(self, now_s: float, counts: dict[str, Counts]) -> tuple[float, dict[str, Counts]]:
-        """Returns the oldest counts of the window, and when they were taken."""
-        before = self._before
-        before.append((now_s, counts))
-        while len(before) > 1 and before[0][0] < now_s - WINDOW_S:
-            before.popleft()
-        return before[0]
-
-    def _new_reasons(self) -> dict[str, dict[str, int]]:
-        """Picks and refusals since the last picture, by pool and reason."""
-        now = {pool: Counter(reasons) for pool, reasons in self._tape.reasons.items()}
-        new = {pool: dict(counts - self._reasons.get(pool, Counter())) for pool, counts in now.items()}
-        self._reasons = now
-        return {pool: counts for pool, counts in new.items() if counts}
-
-    def _decisions(self, now_s: float) -> list[tuple[object, ...]]:
-        """The last ones, the newest first."""
-        return [
-            (one.number, round(now_s - one.at_s, 2), one.pool, one.reason, one.endpoint, _hex(one.key))
-            for one in reversed(self._tape.last)
-        ]
+    name: str
+    strategy: str
+    age_s: float | None
+    fault: str | None
+    in_flight: int
+    max_in_flight: int | None
+    bound: int | None
+    balance: float | None
+    picks: int
+    states: Mapping[str, int]
+    first_byte_s: float | None
+    foreseen: float | None
+    found: float | None
+    endpoints: Sequence[EndpointRow]
 
 
-def _draw_pool(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> dict[str, object]:
-    pool = keeper.pool
-    total = sum(now.picks.values()) - sum(then.picks.values())
-    states = list(pool.states())
-    in_flight = pool.book.counts()
-    # Where nothing was counted in this minute, what was counted ever is the best there is to tell.
-    rows = [
-        (
-            endpoint.name,
-            endpoint.address,
-            state,
-            in_flight.get(endpoint.name, 0),
-            _ratio(now.picks.get(endpoint.name, 0) - then.picks.get(endpoint.name, 0), total),
-            round(desk.cooling.cooled_for_s(endpoint.name), 1) if state == "cooling" else None,
-            _mean(now.first_bytes, then.first_bytes, endpoint.name),
-            _mean(now.sent, then.sent, endpoint.name),
-            _mean(now.found, then.found, endpoint.name),
-            endpoint.zone,
-        )
-        for endpoint, state in states
-    ]
-    return {
-        "name": pool.name,
-        "strategy": pool.strategy.name,
-        "age_s": None if keeper.age_s is None else round(keeper.age_s, 1),
-        "fault": keeper.fault and str(keeper.fault),
-        "in_flight": pool.book.total,
-        "max_in_flight": pool.max_in_flight,
-        "bound": _bound(pool),
-        "balance": _balance(pool, in_flight),
-        "picks": total,
-        "states": Counter(state for _, state in states),
-        "first_byte_s": _mean_of_all(now.first_bytes, then.first_bytes),
-        "foreseen": _mean_of_all(now.sent, then.sent),
-        "found": _mean_of_all(now.found, then.found),
-        "endpoints": rows,
-    }
+class RefusalPicture(Struct, frozen=True):
+    """A changed configuration that was not taken."""
+
+    age_s: float
+    why: str
 
 
-def _bound(pool: Pool) -> int | None:
-    """With how many requests in flight an endpoint is full, by the pool's strategy."""
-    candidates = pool.candidates()
-    bound = pool.strategy.bound(candidates) if candidates else None
-    return None if bound is None else floor(bound) + 1
+class ConfigurationPicture(Struct, frozen=True):
+    """Where the settings in force came from; the `number`th since the start."""
+
+    where: str
+    number: int
+    age_s: float
+    refusal: RefusalPicture | None
 
 
-def _balance(pool: Pool, in_flight: Mapping[str, int]) -> float | None:
-    """The most in flight on one ready endpoint over the mean; `None` where nothing is."""
-    loads = [in_flight.get(name, 0) for name in pool.snapshot.names]
-    return _ratio(max(loads, default=0) * len(loads), sum(loads))
+Reasons = Mapping[str, Mapping[str, int]]
+"""What was picked and refused, by pool and reason."""
 
 
-def _mean(now: Mapping[str, Pair], then: Mapping[str, Pair], name: str) -> float | None:
-    pair = now.get(name)
-    if pair is None:
-        return None
-    whole, part = _added(pair, then.get(name, _NOTHING)) or pair
-    return _ratio(part, whole)
+class Picture(Struct, frozen=True):
+    """The service. `reasons` counts what is new since the picture before, `decided` since somebody looks.
 
+    What is told of "now" is of the last `window_s` seconds; where nothing was counted in these, of all the
+    time before.
+    """
 
-def _mean_of_all(now: Mapping[str, Pair], then: Mapping[str, Pair]) -> float | None:
-    added = [_added(pair, then.get(name, _NOTHING)) for name, pair in now.items()]
-    pairs = [pair for pair in added if pair is not None] or now.values()
-    return _ratio(sum(part for _, part in pairs), sum(whole for whole, _ in pairs))
-
-
-def _added(now: Pair, then: Pair) -> Pair | None:
-    """What was counted in between; `None` where that is nothing, or the counts began again."""
-    whole, part = now[0] - then[0], now[1] - then[1]
-    return (whole, part) if whole > 0 and part >= 0 else None
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return round(part / whole, 4) if whole > 0 else None
-
-
-def _hex(key: int | None) -> str | None:
-    return None if key is None else f"{key:016x}"
+    number: int
+    version: str
+    is_ready: bool
+    faults: Sequence[str]
+    remarks: Sequence[str]
+    configuration: ConfigurationPicture
+    streams: int
+    window_s: float
+    reasons: Reasons
+    pools: Sequence[PoolPicture]
+    decided: int
+    decisions: Sequence[DecisionRow]

@@ -1,0 +1,200 @@
+"""The live pictures in a terminal: `extproc top` draws them, `explain --watch` follows the decisions."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from typing import Final
+
+import aiohttp
+from msgspec import DecodeError
+from msgspec.json import Decoder
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from extproc.errors import ExtprocError
+from extproc.service.live.picture import DecisionRow, EndpointRow, Picture, PoolPicture
+
+_AGAIN_S: Final = 1.0
+_SILENT_S: Final = 10.0
+_LAST: Final = 8
+_FEWEST: Final = 4
+_STATES: Final = {"ready": "green", "cooling": "red", "unhealthy": "red", "busy": "yellow"}
+_REASONS: Final = {
+    "session": "green",
+    "prefix": "blue",
+    "home": "magenta",
+    "cold": "red",
+    "spill": "yellow",
+    "least_load": "cyan",
+    "turn": "cyan",
+}
+_BAR: Final = 10
+
+
+async def watch(url: str) -> AsyncGenerator[Picture]:
+    """Yields pictures for ever; a service that goes is waited for. Raises where there never was one."""
+    is_known = False
+    timeout = aiohttp.ClientTimeout(total=None, connect=_SILENT_S, sock_read=_SILENT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        while True:
+            try:
+                async with session.get(f"{url.rstrip('/')}/live") as answer:
+                    await _check(answer, url)
+                    async with aclosing(_pictures(answer)) as pictures:
+                        async for picture in pictures:
+                            is_known = True
+                            yield picture
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                if not is_known:
+                    raise ExtprocError(f"{url}: {str(error) or 'no answer'}") from None
+            await asyncio.sleep(_AGAIN_S)
+
+
+async def _check(answer: aiohttp.ClientResponse, url: str) -> None:
+    if answer.status != 200 or answer.content_type != "text/event-stream":
+        text = (await answer.text())[:200].strip()
+        raise ExtprocError(f"{url} has nothing to watch: {answer.status} {text}")
+
+
+async def _pictures(answer: aiohttp.ClientResponse) -> AsyncGenerator[Picture]:
+    decoder, rest = Decoder(Picture), b""
+    async for data in answer.content.iter_any():
+        *events, rest = (rest + data).split(b"\n\n")
+        for event in events:
+            # Others have a name, and a line for it.
+            if event.startswith(b"data: "):
+                try:
+                    yield decoder.decode(event[6:])
+                except DecodeError as error:
+                    raise ExtprocError(f"another version of the service: {error}") from None
+
+
+async def top(url: str, console: Console, *, count: int | None = None) -> None:
+    """Shows pictures until it is cancelled, or `count` of them."""
+    rates: list[int] = []
+    shown = 0
+    with Live(console=console, screen=console.is_terminal and count is None, auto_refresh=False) as live:
+        async with aclosing(watch(url)) as pictures:
+            async for picture in pictures:
+                rates = [*rates[-9:], sum(sum(reasons.values()) for reasons in picture.reasons.values())]
+                live.update(draw(picture, sum(rates) / len(rates), console.height), refresh=True)
+                shown += 1
+                if shown == count:
+                    return
+
+
+async def follow(url: str, console: Console, *, count: int | None = None) -> None:
+    """Prints decisions as they are taken, at most those that a picture holds; then how many it does not."""
+    last = told = 0
+    async with aclosing(watch(url)) as pictures:
+        async for picture in pictures:
+            # Fewer than before: the service, or its tape, began again.
+            last = last if picture.decided >= last else 0
+            new = [row for row in reversed(picture.decisions) if row.number > last]
+            missed = picture.decided - last - len(new)
+            if missed > 0:
+                console.print(f"… {missed:,} more", style="dim")
+            for row in new:
+                console.print(_line(row), soft_wrap=True)
+            last, told = picture.decided, told + len(new)
+            if count is not None and told >= count:
+                return
+
+
+def _line(row: DecisionRow) -> Text:
+    at = datetime.now().astimezone() - timedelta(seconds=row.age_s)
+    return Text.assemble(
+        (f"{at:%H:%M:%S}  ", "dim"),
+        f"{_plain(row.pool)}  ",
+        (f"{row.reason:<10}  ", _REASONS.get(row.reason, "")),
+        (_plain(row.endpoint), "bold"),
+        (f"  {row.prefix[:8]}" if row.prefix else "", "dim"),
+    )
+
+
+def draw(picture: Picture, rate: float, height: int = 50) -> RenderableType:
+    """Renders a picture for a screen of so many lines; `rate` is requests a second."""
+    room = max(_FEWEST, (height - _LAST - 4) // max(1, len(picture.pools)) - 4)
+    pools = [_pool(pool, room) for pool in picture.pools]
+    return Group(*_head(picture, rate), *pools, _decisions(picture))
+
+
+def _head(picture: Picture, rate: float) -> Iterator[RenderableType]:
+    state = ("ready", "bold green") if picture.is_ready else ("not ready", "bold red")
+    in_flight = sum(pool.in_flight for pool in picture.pools)
+    yield Text.assemble(
+        ("extproc ", "bold"),
+        f"{picture.version}  ",
+        state,
+        f"  {rate:,.1f} requests/s  {in_flight} in flight",
+    )
+    for line in (*picture.faults, *(picture.remarks if picture.is_ready else ())):
+        yield Text(f"  {_plain(line)}", style="red")
+    refusal = picture.configuration.refusal
+    if refusal is not None:
+        yield Text(f"  configuration refused {refusal.age_s:.0f} s ago: {_plain(refusal.why)}", style="red")
+
+
+def _chosen(pool: PoolPicture, room: int) -> Sequence[EndpointRow]:
+    """Of more than there is room for those in trouble, then the busiest."""
+    if len(pool.endpoints) <= room:
+        return pool.endpoints
+    return sorted(pool.endpoints, key=lambda row: (row.state == "ready", -row.in_flight))[:room]
+
+
+def _pool(pool: PoolPicture, room: int) -> RenderableType:
+    title = f"[bold]{escape(_plain(pool.name))}[/]  {pool.strategy}"
+    facts = [
+        *(f"{many} {state}" for state, many in pool.states.items()),
+        f"hits foreseen {_percent(pool.foreseen)}, found {_percent(pool.found)}",
+        f"first byte {_seconds(pool.first_byte_s)}",
+    ]
+    table = Table(
+        title=title, title_justify="left", caption="  ".join(facts), caption_justify="left", box=None
+    )
+    for heading in ("endpoint", "state", "in flight", "share", "first byte", "foreseen", "found"):
+        table.add_column(heading, justify="left" if heading in {"endpoint", "state"} else "right")
+    bound = pool.bound if pool.bound is not None else pool.max_in_flight
+    most = bound or max((row.in_flight for row in pool.endpoints), default=0) or 1
+    for row in _chosen(pool, room):
+        table.add_row(*_cells(row, bound, most))
+    return table
+
+
+def _cells(row: EndpointRow, bound: int | None, most: int) -> Iterator[RenderableType]:
+    left = f" {row.left_s:.0f} s" if row.left_s else ""
+    full = round(_BAR * min(1.0, row.in_flight / most))
+    of_bound = "" if bound is None else f"/{bound}"
+    yield Text(_plain(row.name))
+    yield Text(f"{row.state}{left}", style=_STATES.get(row.state, "dim"))
+    yield Text.assemble(
+        ("━" * full, "blue"), ("━" * (_BAR - full), "bright_black"), f" {row.in_flight}{of_bound}"
+    )
+    yield _percent(row.share)
+    yield _seconds(row.first_byte_s)
+    yield _percent(row.foreseen)
+    yield _percent(row.found)
+
+
+def _decisions(picture: Picture) -> RenderableType:
+    lines = [_line(row) for row in picture.decisions[:_LAST]]
+    return Group(Text(""), *lines) if lines else Text("\nno request since somebody looks", style="dim")
+
+
+def _plain(text: str) -> str:
+    """Without what could move a terminal's cursor."""
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"
