@@ -24,6 +24,10 @@ setup: $(READY)  ## Make the virtual environment, with a real Envoy in it
 run: $(READY)  ## Start Envoy, the service and four simulated vLLM endpoints; Ctrl-C stops them
 	@exec $(BIN)/python envoy/run.py
 
+.PHONY: demo
+demo: $(READY)  ## The same with a small load, and keys: another strategy, an endpoint killed and back
+	@exec $(BIN)/python envoy/demo.py
+
 .PHONY: test
 test: check unit  ## All checks and all tests
 

@@ -12,12 +12,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).parent
+EXTPROC: Final = (sys.executable, "-m", "extproc")
 LOGS: Final = HERE.parent.joinpath(".run")
 MODEL: Final = "tiny"
 ENDPOINT_PORTS: Final = range(8001, 8005)
@@ -25,7 +26,10 @@ PORTS: Final = {"Envoy": 8080, "Envoy admin": 9901, "ext_proc": 9002, "service a
 START_S: Final = 60.0
 STOP_S: Final = 10.0
 
+PAGE: Final = "http://127.0.0.1:9090/"
+
 TOLD: Final = f"""
+  see it live                 {PAGE}   (in a terminal: {Path(sys.executable).parent}/extproc top)
   OpenAI API, through Envoy   http://127.0.0.1:8080/v1
   simulated vLLM endpoints    http://127.0.0.1:8001 … 8004
   service: pools and metrics  http://127.0.0.1:9090/pools   http://127.0.0.1:9090/metrics
@@ -48,6 +52,11 @@ class Stopped(Exception):
 
 
 def main() -> int:
+    return perform(_run)
+
+
+def perform(play: Callable[[ExitStack], None]) -> int:
+    """Plays until a signal comes, then stops all that was started; returns the exit status."""
     taken = [f"{port} ({name})" for name, port in _ports().items() if _is_taken(port)]
     if taken:
         print(f"cannot start: ports in use: {', '.join(taken)}", file=sys.stderr)
@@ -58,7 +67,7 @@ def main() -> int:
         signal.signal(number, _stop)
     with ExitStack() as stack:
         try:
-            _run(stack)
+            play(stack)
         except Stopped:
             print("\nstopping …")
         except RuntimeError as error:
@@ -68,24 +77,34 @@ def main() -> int:
 
 
 def _run(stack: ExitStack) -> None:
-    extproc = [sys.executable, "-m", "extproc"]
-    ports = f"{ENDPOINT_PORTS[0]}-{ENDPOINT_PORTS[-1]}"
-    started = [
-        _start(stack, "vllm", [*extproc, "simulate", "vllm", "--ports", ports, "--model", MODEL]),
-        _start(stack, "extproc", [*extproc, "serve", "--config", str(HERE / "extproc.yaml")]),
-        _start(stack, "envoy", [_envoy(), "-c", str(HERE / "standalone.yaml"), "--log-level", "warning"]),
-    ]
-    print("starting …", flush=True)
-    _wait_for("http://127.0.0.1:9090/readyz", started)
-    # Envoy serves without us, too: only an answer that names a pool has been through the service.
-    _wait_for("http://127.0.0.1:8080/v1/models", started, header="x-extproc-pool")
+    started = start_all(stack, [ENDPOINT_PORTS], HERE / "extproc.yaml")
     print(TOLD, flush=True)
     while True:
-        _check(started)
+        check(started)
         time.sleep(0.5)
 
 
-def _start(stack: ExitStack, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+def start_all(stack: ExitStack, endpoints: Iterable[range], config: Path) -> list[subprocess.Popen[bytes]]:
+    """Starts endpoints, a process for each range of ports, the service and Envoy, and waits for them."""
+    print("starting …", flush=True)
+    started = [
+        *(simulate(stack, ports) for ports in endpoints),
+        start(stack, "extproc", [*EXTPROC, "serve", "--config", str(config)]),
+        start(stack, "envoy", [_envoy(), "-c", str(HERE / "standalone.yaml"), "--log-level", "warning"]),
+    ]
+    _wait_for("http://127.0.0.1:9090/readyz", started)
+    # Envoy serves without us, too: only an answer that names a pool has been through the service.
+    _wait_for("http://127.0.0.1:8080/v1/models", started, header="x-extproc-pool")
+    return started
+
+
+def simulate(stack: ExitStack, ports: range) -> subprocess.Popen[bytes]:
+    """Starts simulated endpoints."""
+    words = ["simulate", "vllm", "--ports", f"{ports[0]}-{ports[-1]}", "--model", MODEL]
+    return start(stack, f"vllm-{ports[0]}", [*EXTPROC, *words])
+
+
+def start(stack: ExitStack, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
     log = stack.enter_context((LOGS / f"{name}.log").open("wb"))
     # Sessions of their own: the terminal's Ctrl-C reaches us alone, and we stop them in order.
     process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)  # noqa: S603  # our own
@@ -102,7 +121,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _check(started: Sequence[subprocess.Popen[bytes]]) -> None:
+def check(started: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in started:
         if process.poll() is not None:
             raise RuntimeError(f"{process.args!r} ended with {process.returncode}; see {LOGS}/")
@@ -111,7 +130,7 @@ def _check(started: Sequence[subprocess.Popen[bytes]]) -> None:
 def _wait_for(url: str, started: Sequence[subprocess.Popen[bytes]], header: str | None = None) -> None:
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s:
-        _check(started)
+        check(started)
         try:
             with urllib.request.urlopen(url, timeout=1) as answer:  # noqa: S310  # our own, on loopback
                 if header is None or header in answer.headers:

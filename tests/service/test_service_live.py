@@ -11,6 +11,7 @@ import pytest
 from extproc.feedback.outcome import Verdict
 from extproc.service import admin
 from extproc.service.door import Door
+from extproc.service.live.audience import Audience
 from tests.integration.mesh import until
 from tests.integration.service import pool
 from tests.service.live_service import events, looking, next_picture
@@ -109,7 +110,7 @@ async def test_a_viewer_that_does_not_read_is_shown_out_and_the_others_see_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing piles up for it: one picture is on its way at most."""
-    monkeypatch.setattr(admin, "Audience", partial(admin.Audience, pace_s=0.02, slow_s=0.5))
+    monkeypatch.setattr(admin, "Audience", partial(Audience, pace_s=0.02, slow_s=0.5))
     many = [pool([f"10.{n // 250}.0.{n % 250}:80" for n in range(2_000)], {"name": "random"}, probe=False)]
     async with looking(tmp_path, many) as live:
         deaf = socket.socket()
