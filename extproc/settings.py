@@ -57,8 +57,8 @@ class ServerSettings(Section):
     listen: Listen = "0.0.0.0:9002"
     """ext_proc, gRPC health and xDS: `host:port`, or `unix:/path` for a sidecar."""
     admin: Listen = "127.0.0.1:9090"
-    """/metrics, /healthz, /readyz, /pools and /explain over HTTP, without authentication: this machine alone
-    unless told otherwise. In a container 0.0.0.0, and a network policy."""
+    """A page, /live, /metrics, /healthz, /readyz, /pools, /config and /explain over HTTP, without
+    authentication: this machine alone unless told otherwise. In a container 0.0.0.0, and a network policy."""
     health: Listen | None = None
     """gRPC health alone, always plain text: for kubelets and load balancers where `tls` is set (upstream's
     picker: 0.0.0.0:9003). Omitted: on `listen` only."""

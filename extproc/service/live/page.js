@@ -288,7 +288,7 @@ function drawRow(tr, row, pool, most, share) {
   put(th.children[1], [name === address ? "" : address, zone].filter(Boolean).join(" · "));
   const shown = cells[0].firstElementChild;
   mark(shown, "state", state);
-  put(shown, left ? `${state}, ${Math.ceil(left)} s` : state === "cooling" ? "cooling, on trial" : state);
+  put(shown, left ? `${state}, ${Math.ceil(left)} s` : state === "cooling" ? "on trial" : state);
   gauge(cells[1], inFlight / (bound || most), known(bound) ? `${inFlight} / ${bound}` : `${inFlight}`);
   cells[1].firstElementChild.classList.toggle("full", known(bound) && inFlight >= bound);
   gauge(cells[2], (part || 0) / share, percent(part));
@@ -375,8 +375,8 @@ function explained(found) {
   for (const [name, value] of Object.entries(rest)) {
     if (Array.isArray(value) && value.length && typeof value[0] === "object") tables.push(tableOf(name, value, endpoint));
     else if (Array.isArray(value) ? value.length : value && typeof value === "object" ? Object.keys(value).length : known(value)) {
-      const text = typeof value === "object" ? JSON.stringify(value) : String(value);
-      fact(name, Array.isArray(value) ? value.join(", ") : text);
+      const pairs = typeof value === "object" ? Object.entries(value).map(([key, word]) => `${key}: ${word}`) : [value];
+      fact(name, Array.isArray(value) ? value.join(", ") : pairs.join(", "));
     }
   }
   return [...nodes, facts, ...tables.flat()];

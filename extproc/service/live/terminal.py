@@ -172,7 +172,7 @@ def _cells(row: EndpointRow, bound: int | None, most: int) -> Iterator[Renderabl
     yield Text(_plain(row.name))
     yield Text(f"{row.state}{left}", style=_STATES.get(row.state, "dim"))
     yield Text.assemble(
-        ("━" * full, "blue"), ("━" * (_BAR - full), "bright_black"), f" {row.in_flight}{of_bound}"
+        ("━" * full, "blue"), ("╌" * (_BAR - full), "bright_black"), f" {row.in_flight}{of_bound}"
     )
     yield _percent(row.share)
     yield _seconds(row.first_byte_s)
