@@ -20,6 +20,7 @@ from extproc.service.live.tape import Recorder, Tape
 from extproc.telemetry import Metrics
 from tests.benchmarks.bench_pick import picks
 from tests.benchmarks.report import Row, report, time_us
+from tests.integration.mesh import until
 from tests.integration.service import pool
 from tests.service.live_service import Live, looking
 
@@ -71,6 +72,7 @@ async def viewers(live: Live, count: int) -> AsyncGenerator[None]:
         for process in running:
             process.terminate()
             await process.wait()
+        await until(lambda: live.app.processor.observer is live.app.metrics, 30)
 
 
 async def looked_at() -> Sequence[Row]:

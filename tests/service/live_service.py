@@ -1,5 +1,6 @@
 """A running service to look at: the application and its admin port in this process, on a real socket."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -56,6 +57,16 @@ class Live:
         draft.write_text(text or yaml.safe_dump({"pools": list(pools)}))
         draft.replace(self.config)
 
+    @asynccontextmanager
+    async def watching(self) -> AsyncGenerator[None]:
+        """Follows the configuration file."""
+        task = asyncio.create_task(self.app.watch_settings())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     async def pools(self) -> Any:
         async with self.session.get("/pools") as answer:
             return await answer.json()
@@ -76,7 +87,7 @@ async def looking(
     try:
         url = f"http://127.0.0.1:{port}"
         async with _admin(app, f"127.0.0.1:{port}", door), aiohttp.ClientSession(url) as session:
-            await until(lambda: not app.faults())
+            await until(lambda: not app.faults(), 60)
             yield Live(app, path, url, session, door)
     finally:
         await app.pools.stop()

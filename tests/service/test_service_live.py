@@ -141,17 +141,16 @@ async def test_a_configuration_that_is_refused_is_told_and_the_one_in_force_is_s
     async with looking(tmp_path) as live, live.session.get("/live") as answer:
         told = events(answer)
         assert (await next_picture(told)).configuration.refusal is None
-        watching = asyncio.create_task(live.app.watch_settings())
-        live.configure((), "pools: 7")
-        while (refusal := (await next_picture(told)).configuration.refusal) is None:
-            pass
-        assert "pools" in refusal.why
-        live.configure([pool(["127.0.0.1:8001"], {"name": "random"}, probe=False)])
-        while (configuration := (await next_picture(told)).configuration).number < 2:
-            pass
+        async with live.watching():
+            live.configure((), "pools: 7")
+            while (refusal := (await next_picture(told)).configuration.refusal) is None:
+                pass
+            assert "pools" in refusal.why
+            live.configure([pool(["127.0.0.1:8001"], {"name": "random"}, probe=False)])
+            while (configuration := (await next_picture(told)).configuration).number < 2:
+                pass
         async with live.session.get("/config") as config:
             text = await config.text()
-        watching.cancel()
 
     assert configuration.refusal is None
     assert "name: random" in text

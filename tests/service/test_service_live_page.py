@@ -130,10 +130,10 @@ async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
     endpoints.write_text(yaml.safe_dump([{"address": "10.0.0.1", "port": 1, "name": EVIL}]))
     pools = [{"name": "a", "models": ["simulated"], "endpoints": {"file": "endpoints.yaml"}, "probe": False}]
     async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
-        watching = asyncio.create_task(live.app.watch_settings())
+        async with live.watching():
+            live.configure((), f"pools: [{{name: '{EVIL}'}}]\n{EVIL}: 1")
+            await visit.page.wait_for_selector("#refusal:not([hidden])")
         live.request()
-        live.configure((), f"pools: [{{name: '{EVIL}'}}]\n{EVIL}: 1")
-        await visit.page.wait_for_selector("#refusal:not([hidden])")
         await visit.page.wait_for_selector("#decisions tr")
         await visit.page.fill("#body", ask("hello").decode())
         await visit.page.click("#explain button")
@@ -144,7 +144,6 @@ async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
         await visit.page.wait_for_selector("#told .bad")
         refused = await visit.page.locator("#told .bad").inner_text()
         texts = await visit.page.locator("#pools tbody th, #decisions th, #refusal").all_inner_texts()
-        watching.cancel()
 
         assert all(EVIL in text for text in texts)
         assert len(texts) == 3

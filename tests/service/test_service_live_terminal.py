@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pty
+import re
 import signal
 import sys
 from io import StringIO
@@ -49,10 +50,10 @@ async def test_top_shows_what_the_page_shows(tmp_path: Path) -> None:
     [of_name] = [line.split() for line in lines if line.strip().startswith(name)]
     [of_other] = [line.split() for line in lines if line.strip().startswith(other)]
     assert lines[0].startswith("extproc ")
-    assert "ready  0.5 requests/s  1 in flight" in lines[0]
+    assert re.search(r"ready  (1\.0|0\.5) requests/s  1 in flight", lines[0])
     assert of_name[1:2] + of_name[3:7] == ["ready", "1/4", "100", "%", "250"]
     assert of_other[1] == "cooling"
-    assert any(line.endswith(f"home        {name}  " + line[-8:]) for line in lines)
+    assert any(f"  home        {name}  " in line for line in lines)
 
 
 async def test_top_shows_those_in_trouble_and_the_busiest_where_there_are_more_than_lines(

@@ -26,7 +26,7 @@ LIMIT: Final = 16
 # How long a picture may be on its way.
 SLOW_S: Final = 5.0
 # Reasons of so many pictures are told to who comes later.
-_HISTORY: Final = 2 * WINDOW_S
+_HISTORY: Final = 2 * WINDOW_S + 1
 
 _HEADERS: Final = {
     "content-type": "text/event-stream",

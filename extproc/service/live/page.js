@@ -74,8 +74,8 @@ function drawHead() {
 }
 
 function drawTiles() {
-  const recent = history.slice(-10), { pools } = picture;
-  const rate = recent.length ? sum(recent.map((one) => sum(Object.values(total(one, ""))))) / recent.length : 0;
+  const recent = columns("").slice(-10), { pools } = picture;
+  const rate = recent.length ? sum(recent.map((one) => sum(Object.values(one)))) / recent.length : 0;
   const ready = sum(pools.map((pool) => pool.states.ready || 0));
   const endpoints = sum(pools.map((pool) => pool.endpoints.length));
   const weighed = (field) => {
@@ -104,7 +104,13 @@ function drawTiles() {
 
 // ---- reasons over time
 
-// What was picked and refused in one second: of one pool, or of all.
+// What was picked and refused from one picture to the next: of one pool, or of all.
+function columns(pool) {
+  const totals = history.map((one) => total(one, pool));
+  return totals.slice(1).map((now, at) => Object.fromEntries(
+    Object.entries(now).map(([reason, many]) => [reason, many - (totals[at][reason] || 0)])));
+}
+
 function total(one, pool) {
   const found = {};
   for (const [name, reasons] of Object.entries(one)) {
@@ -124,8 +130,8 @@ function roundUp(value) {
 
 function drawChart() {
   const pool = byId("which").value, chart = byId("chart"), names = Object.keys(REASONS);
-  const columns = history.map((one) => total(one, pool));
-  const heights = columns.map((column) => sum(Object.values(column)));
+  const seen = columns(pool);
+  const heights = seen.map((column) => sum(Object.values(column)));
   const high = roundUp(Math.max(4, ...heights));
   if (!chart.children.length) {
     const svg = (tag) => document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -136,10 +142,10 @@ function drawChart() {
     }
     names.forEach((name) => { const path = svg("path"); path.setAttribute("class", REASONS[name][0]); chart.append(path); });
   }
-  const base = columns.map(() => 0), start = HISTORY - columns.length;
+  const base = seen.map(() => 0), start = HISTORY - seen.length;
   names.forEach((name, at) => {
     let above = "", below = "";
-    columns.forEach((column, i) => {
+    seen.forEach((column, i) => {
       const x = start + i, low = 100 - 100 * base[i] / high;
       base[i] += column[name] || 0;
       const top = 100 - 100 * base[i] / high;
@@ -149,11 +155,11 @@ function drawChart() {
     chart.children[2 + at].setAttribute("d", above ? `M${above.slice(1)}${below}Z` : "");
   });
   put(byId("y-high"), count(high)); put(byId("y-half"), count(high / 2));
-  drawLegend(columns, names);
+  drawLegend(seen, names);
 }
 
-function drawLegend(columns, names) {
-  const sums = names.map((name) => [name, sum(columns.map((column) => column[name] || 0))]).filter(([, many]) => many);
+function drawLegend(seen, names) {
+  const sums = names.map((name) => [name, sum(seen.map((column) => column[name] || 0))]).filter(([, many]) => many);
   const all = sum(sums.map(([, many]) => many));
   each(byId("legend"), sums, () => {
     const key = element("span", "key");
@@ -414,7 +420,7 @@ function open() {
   source.addEventListener("message", (event) => {
     const told = JSON.parse(event.data);
     history.push(told.reasons);
-    history.splice(0, history.length - HISTORY);
+    history.splice(0, history.length - HISTORY - 1);
     if (!paused || !picture) picture = told;
     draw();
   });

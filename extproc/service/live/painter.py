@@ -21,7 +21,6 @@ from extproc.service.live.picture import (
     EndpointRow,
     Picture,
     PoolPicture,
-    Reasons,
     RefusalPicture,
 )
 from extproc.service.live.tape import Tape
@@ -78,7 +77,6 @@ class Painter:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._before: deque[tuple[float, dict[str, Counts]]] = deque()
-        self._reasons: dict[str, Counter[str]] = {}
         self._number = 0
 
     def draw(self, scene: Scene, now_s: float) -> Picture:
@@ -102,7 +100,7 @@ class Painter:
             configuration=_draw_configuration(scene.configuration, now_s),
             streams=scene.streams_open,
             window_s=round(now_s - then_s, 3),
-            reasons=self._new_reasons(),
+            reasons={pool: dict(reasons) for pool, reasons in self._tape.reasons.items()},
             pools=pools,
             decided=self._tape.total,
             decisions=self._decisions(now_s),
@@ -120,12 +118,6 @@ class Painter:
         while before[0][0] < now_s - WINDOW_S:
             before.popleft()
         return before[0]
-
-    def _new_reasons(self) -> Reasons:
-        now = {pool: Counter(reasons) for pool, reasons in self._tape.reasons.items()}
-        new = {pool: dict(counts - self._reasons.get(pool, Counter())) for pool, counts in now.items()}
-        self._reasons = now
-        return {pool: counts for pool, counts in new.items() if counts}
 
     def _decisions(self, now_s: float) -> list[DecisionRow]:
         """The last ones, the newest first."""

@@ -78,11 +78,11 @@ class ConfigurationPicture(Struct, frozen=True):
 
 
 Reasons = Mapping[str, Mapping[str, int]]
-"""What was picked and refused, by pool and reason."""
+"""How often was picked and refused, by pool and reason."""
 
 
 class Picture(Struct, frozen=True):
-    """The service. `reasons` counts what is new since the picture before, `decided` since somebody looks.
+    """The service. `reasons` and `decided` count since somebody looks; one a second, by `number`.
 
     What is told of "now" is of the last `window_s` seconds; where nothing was counted in these, of all the
     time before.

@@ -22,6 +22,7 @@ _AGAIN_S: Final = 1.0
 _SILENT_S: Final = 10.0
 _LAST: Final = 8
 _FEWEST: Final = 4
+_RATE_OF: Final = 10
 _STATES: Final = {"ready": "green", "cooling": "red", "unhealthy": "red", "busy": "yellow"}
 _REASONS: Final = {
     "session": "green",
@@ -75,16 +76,24 @@ async def _pictures(answer: aiohttp.ClientResponse) -> AsyncGenerator[Picture]:
 
 async def top(url: str, console: Console, *, count: int | None = None) -> None:
     """Shows pictures until it is cancelled, or `count` of them."""
-    rates: list[int] = []
+    totals: list[tuple[int, int]] = []
     shown = 0
     with Live(console=console, screen=console.is_terminal and count is None, auto_refresh=False) as live:
         async with aclosing(watch(url)) as pictures:
             async for picture in pictures:
-                rates = [*rates[-9:], sum(sum(reasons.values()) for reasons in picture.reasons.values())]
-                live.update(draw(picture, sum(rates) / len(rates), console.height), refresh=True)
+                total = sum(sum(reasons.values()) for reasons in picture.reasons.values())
+                totals = [*totals[-_RATE_OF:], (picture.number, total)]
+                live.update(draw(picture, _rate(totals), console.height), refresh=True)
                 shown += 1
                 if shown == count:
                     return
+
+
+def _rate(totals: Sequence[tuple[int, int]]) -> float:
+    """Requests a second, from the numbers of pictures, one a second, and the requests up to each."""
+    (first, before), (last, now) = totals[0], totals[-1]
+    # Fewer than before: the service began again.
+    return (now - before) / (last - first) if last > first and now >= before else 0.0
 
 
 async def follow(url: str, console: Console, *, count: int | None = None) -> None:
