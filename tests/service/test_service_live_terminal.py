@@ -14,7 +14,7 @@ from rich.console import Console
 
 from extproc.errors import ExtprocError
 from extproc.feedback.outcome import Verdict
-from extproc.service.live.terminal import follow, top
+from extproc.service.live.terminal import _rate, follow, top
 from tests.integration.mesh import until
 from tests.integration.service import pool
 from tests.service.live_service import Live, looking
@@ -50,10 +50,24 @@ async def test_top_shows_what_the_page_shows(tmp_path: Path) -> None:
     [of_name] = [line.split() for line in lines if line.strip().startswith(name)]
     [of_other] = [line.split() for line in lines if line.strip().startswith(other)]
     assert lines[0].startswith("extproc ")
-    assert re.search(r"ready  (1\.0|0\.5) requests/s  1 in flight", lines[0])
+    assert re.search(r"ready  \d\.\d requests/s  1 in flight", lines[0])
     assert of_name[1:2] + of_name[3:7] == ["ready", "1/4", "100", "%", "250"]
     assert of_other[1] == "cooling"
     assert any(f"  home        {name}  " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("totals", "rate"),
+    [
+        ([(1, 5)], 0.0),  # nothing to compare with
+        ([(1, 5), (2, 9)], 4.0),
+        ([(1, 5), (4, 11)], 2.0),  # two pictures were missed
+        ([(7, 900), (1, 3)], 0.0),  # the service began again
+        ([(7, 900), (8, 3)], 0.0),  # the tape did
+    ],
+)
+def test_the_rate_is_over_the_pictures_that_there_were(totals: list[tuple[int, int]], rate: float) -> None:
+    assert _rate(totals) == rate
 
 
 async def test_top_shows_those_in_trouble_and_the_busiest_where_there_are_more_than_lines(
