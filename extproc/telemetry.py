@@ -271,7 +271,7 @@ class PoolCollector(Collector):
             counts = pool.book.counts()
             for name, count in counts.items():
                 in_flight.add_metric([pool.name, name], count)
-            balance.add_metric([pool.name], _balance([counts[name] for name in pool.snapshot.names]))
+            balance.add_metric([pool.name], busiest_to_mean([counts[name] for name in pool.snapshot.names]))
             left_out = Counts(pool.left_out().values())
             for state in ("cooling", "busy", "unhealthy"):
                 endpoints.add_metric([pool.name, state], left_out[state])
@@ -300,7 +300,8 @@ class PoolCollector(Collector):
         return age
 
 
-def _balance(in_flight: Sequence[int]) -> float:
+def busiest_to_mean(in_flight: Sequence[int]) -> float:
+    """The most requests in flight on one endpoint over the mean; 1 where there are none."""
     total = sum(in_flight)
     return max(in_flight) * len(in_flight) / total if total else 1.0
 

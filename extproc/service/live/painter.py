@@ -25,6 +25,7 @@ from extproc.service.live.picture import (
 )
 from extproc.service.live.tape import Tape
 from extproc.service.pools import Pools
+from extproc.telemetry import busiest_to_mean
 
 # What is told of "now": long enough to count something at one request a second.
 WINDOW_S: Final = 60
@@ -109,7 +110,9 @@ class Painter:
     def _count(self, desk: Desk) -> Counts:
         found = {name: (vitals.queried_tokens, vitals.hit_tokens) for name, vitals in desk.vitals.items()}
         picks = dict(self._tape.picks.get(desk.pool.name, {}))
-        return Counts(picks, dict(desk.tally.first_byte_sums), desk.pool.strategy.foreseen_by_endpoint(), found)
+        return Counts(
+            picks, dict(desk.tally.first_byte_sums), desk.pool.strategy.foreseen_by_endpoint(), found
+        )
 
     def _remember(self, now_s: float, counts: dict[str, Counts]) -> tuple[float, dict[str, Counts]]:
         """Returns the oldest counts of the window, and when they were taken."""
@@ -141,6 +144,7 @@ def _draw_pool(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> Poo
     total = sum(now.picks.values()) - sum(then.picks.values())
     states = list(pool.states())
     in_flight = pool.book.counts()
+    loads = [in_flight[name] for name in pool.snapshot.names]
     rows = [
         EndpointRow(
             endpoint.name,
@@ -164,7 +168,7 @@ def _draw_pool(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> Poo
         in_flight=pool.book.total,
         max_in_flight=pool.max_in_flight,
         bound=_bound(pool),
-        balance=_balance(pool, in_flight),
+        balance=round(busiest_to_mean(loads), 4) if any(loads) else None,
         picks=total,
         states=Counter(state for _, state in states),
         first_byte_s=_mean_of_all(now.first_bytes, then.first_bytes),
@@ -178,11 +182,6 @@ def _bound(pool: Pool) -> int | None:
     candidates = pool.candidates()
     bound = pool.strategy.bound(candidates) if candidates else None
     return None if bound is None else floor(bound) + 1
-
-
-def _balance(pool: Pool, in_flight: Mapping[str, int]) -> float | None:
-    loads = [in_flight.get(name, 0) for name in pool.snapshot.names]
-    return _ratio(max(loads, default=0) * len(loads), sum(loads))
 
 
 def _mean(now: Mapping[str, Pair], then: Mapping[str, Pair], name: str) -> float | None:
