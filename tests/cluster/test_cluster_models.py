@@ -170,9 +170,14 @@ async def test_a_silent_endpoint_is_asked_again_after_a_back_off(
 
 
 async def test_an_endpoint_that_cannot_even_be_asked_stops_nobody_else(
-    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float]
+    vllm: Vllm,
+    endpoint: Endpoint,
+    sink: RecordingSink,
+    delays: list[float],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An address that no URL can hold: what is raised is none of a request's own errors."""
+    caplog.set_level(logging.CRITICAL)  # what pytest captures has to be UTF-8 where several processes test
     broken = Endpoint("default/broken", "[::1]x:80\ud800")
     async with running(learning(Told(broken, endpoint), delays), sink):
         await sink.until(lambda told: told.lists[-1:] and told.lists[-1][1].models == {"llama"})
