@@ -88,30 +88,31 @@ def test_a_profile_from_a_file_and_its_overrides_are_used(tmp_path: Path) -> Non
 
 
 def test_events_are_published_by_every_endpoint_on_its_own_port() -> None:
-    context = zmq.Context()
     events, ports = free_ports(2), free_ports(2)
-    with running(
-        "--ports", f"{ports[0]}-{ports[1]}", "--kv-events", f"tcp://127.0.0.1:{events[0]}"
-    ) as process:
-        urls = list(read_urls(process, 2).values())
-        for index, url in enumerate(urls):
-            socket = context.socket(zmq.SUB)
-            socket.subscribe(f"kv@vllm-{index}@simulated")
-            socket.connect(f"tcp://127.0.0.1:{events[index]}")
-            # A subscription takes a moment to arrive; prompts of before are not heard of.
-            number = 0
-            while not socket.poll(100):
-                number += 1
-                complete(url, [number] * 20)
-            assert msgspec.msgpack.decode(socket.recv_multipart()[2])[1][0]["type"] == "BlockStored"
-            socket.close(linger=0)
-    context.term()
+    with (
+        zmq.Context() as context,
+        running(
+            "--ports", f"{ports[0]}-{ports[1]}", "--kv-events", f"tcp://127.0.0.1:{events[0]}"
+        ) as process,
+    ):
+        urls = read_urls(process, 2)
+        for index in range(2):
+            with context.socket(zmq.SUB) as socket:
+                socket.linger = 0
+                socket.subscribe(f"kv@vllm-{index}@simulated")
+                socket.connect(f"tcp://127.0.0.1:{events[index]}")
+                # A subscription takes a moment to arrive; prompts of before are not heard of.
+                number = 0
+                while not socket.poll(100):
+                    number += 1
+                    complete(urls[f"vllm-{index}"], [number] * 20)
+                assert msgspec.msgpack.decode(socket.recv_multipart()[2])[1][0]["type"] == "BlockStored"
 
 
 def complete(url: str, prompt: Sequence[int]) -> None:
     body = orjson.dumps({"prompt": prompt, "max_tokens": 1})
     request = Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
-    with urlopen(request, timeout=5) as answer:
+    with urlopen(request, timeout=30) as answer:
         answer.read()
 
 
