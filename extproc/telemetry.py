@@ -4,7 +4,7 @@ import json
 import logging
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -259,11 +259,6 @@ class PoolCollector(Collector):
         endpoints = GaugeMetricFamily(
             "extproc_pool_endpoints", "Endpoints by state.", labels=["pool", "state"]
         )
-        balance = GaugeMetricFamily(
-            "extproc_pool_balance",
-            "Most requests in flight on a ready endpoint against the mean; 1 is even.",
-            labels=["pool"],
-        )
         age = GaugeMetricFamily(
             "extproc_pool_age_seconds", "Since the source last confirmed the list.", labels=["pool"]
         )
@@ -271,7 +266,6 @@ class PoolCollector(Collector):
             counts = pool.book.counts()
             for name, count in counts.items():
                 in_flight.add_metric([pool.name, name], count)
-            balance.add_metric([pool.name], busiest_to_mean([counts[name] for name in pool.snapshot.names]))
             left_out = Counts(pool.left_out().values())
             for state in ("cooling", "busy", "unhealthy"):
                 endpoints.add_metric([pool.name, state], left_out[state])
@@ -279,7 +273,7 @@ class PoolCollector(Collector):
             endpoints.add_metric([pool.name, "draining"], len(pool.snapshot.draining))
             if age_s is not None:
                 age.add_metric([pool.name], age_s)
-        yield from (in_flight, balance, endpoints, age, self._collect_faults(), self._collect_objectives())
+        yield from (in_flight, endpoints, age, self._collect_faults(), self._collect_objectives())
 
     def _collect_faults(self) -> Metric:
         fault = GaugeMetricFamily(
@@ -298,12 +292,6 @@ class PoolCollector(Collector):
         for pool, age_s in self._objectives():
             age.add_metric([pool], age_s)
         return age
-
-
-def busiest_to_mean(in_flight: Sequence[int]) -> float:
-    """The most requests in flight on one endpoint over the mean; 1 where there are none."""
-    total = sum(in_flight)
-    return max(in_flight) * len(in_flight) / total if total else 1.0
 
 
 class RateLimit(logging.Filter):

@@ -1,7 +1,7 @@
 """What the dashboards show, and why: rows of panels, each a question with its queries.
 
 `$namespace`, `$pool` and `$__rate_interval` are filled in by Grafana, and by the tests, which ask every query
-of a real Prometheus. A panel that shows a fault may be empty where there is none (`may_be_empty`).
+of a real Prometheus. One that shows a fault, or what not everybody has, may find nothing (`may_be_empty`).
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ Kind = Literal["lines", "stack", "figure", "heat", "table"]
 # Where there is no namespace, the variable is `.*`, and that matches.
 _IN: Final = 'namespace=~"$namespace"'
 _POOLS: Final = f'{_IN},pool=~"$pool"'
+# A refusal is quick, and would make the others look so.
+_GOOD: Final = f'{_IN},class="2xx"'
 _CLIENTS: Final = f'{_IN},envoy_http_conn_manager_prefix="clients"'
 _EXT_PROC: Final = "envoy_http_ext_proc_extproc"
 
@@ -22,6 +24,7 @@ class Query:
 
     expr: str
     legend: str = ""
+    may_be_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,6 @@ class Panel:
     unit: str = "short"
     kind: Kind = "lines"
     width: int = 8
-    may_be_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,9 @@ _NOW: Final = Row(
         Panel(
             "Alerts",
             "What fires or is about to. docs/runbook.md says what to do.",
-            (Query(f'ALERTS{{alertname=~"Extproc.*",{_IN}}}'),),
+            (Query(f'ALERTS{{alertname=~"Extproc.*",{_IN}}}', may_be_empty=True),),
             kind="table",
             width=8,
-            may_be_empty=True,
         ),
         Panel(
             "Requests",
@@ -174,15 +175,36 @@ _PAYS: Final = Row(
             "percentunit",
         ),
         Panel(
-            "Time to the first byte",
-            "From a request's first byte at the proxy to its answer's.",
-            quantiles("extproc_first_byte_seconds", by="pool", legend="{{pool}}"),
-            "s",
+            "Prefill saved",
+            "Engine seconds a second that tokens believed to be cached would have taken to compute: "
+            "so many engines would be busy with nothing else.",
+            (Query(rate("extproc_saved_prefill_seconds_total", by="pool"), "{{pool}}"),),
         ),
         Panel(
             "Balance",
-            "Requests in flight on the busiest endpoint, over the mean. 1 is even.",
+            "Requests in flight on the busiest endpoint, over the mean. 1 is even. "
+            "Of a few requests it says nothing.",
             (Query(f"pool:extproc_in_flight:max_to_mean{{{_IN}}}", "{{pool}}"),),
+        ),
+        Panel(
+            "Time to the first byte",
+            "From a request's first byte at the proxy to its answer's; of good answers.",
+            quantiles("extproc_first_byte_seconds", _GOOD, by="pool", legend="{{pool}}"),
+            "s",
+            width=12,
+        ),
+        Panel(
+            "Time to the first byte by zone",
+            "Of good answers, p95, by the endpoint's zone; empty where no source tells zones.",
+            (
+                Query(
+                    quantile(0.95, "extproc_first_byte_seconds", f'{_GOOD},zone!=""', "pool, zone, le"),
+                    "{{pool}} {{zone}}",
+                    may_be_empty=True,
+                ),
+            ),
+            "s",
+            width=12,
         ),
     ),
 )
@@ -202,15 +224,25 @@ _KNOWN: Final = Row(
         ),
         Panel(
             "Age of the lists",
-            "Since the source last confirmed it.",
-            (Query(f"max by (pool) (extproc_pool_age_seconds{{{_IN}}})", "{{pool}}"),),
+            "Since a source last confirmed the endpoints, or the objectives where they are followed.",
+            (
+                Query(f"max by (pool) (extproc_pool_age_seconds{{{_IN}}})", "{{pool}}"),
+                Query(
+                    f"max by (pool) (extproc_objectives_age_seconds{{{_IN}}})",
+                    "{{pool}} objectives",
+                    may_be_empty=True,
+                ),
+            ),
             "s",
         ),
         Panel(
             "Sources that fail",
             "1 while a source has no good list to tell.",
-            (Query(f"max by (pool, why) (extproc_pool_fault{{{_IN}}})", "{{pool}} {{why}}"),),
-            may_be_empty=True,
+            (
+                Query(
+                    f"max by (pool, why) (extproc_pool_fault{{{_IN}}})", "{{pool}} {{why}}", may_be_empty=True
+                ),
+            ),
         ),
     ),
 )
@@ -264,10 +296,21 @@ _COSTS: Final = Row(
                 Query(rate("extproc_stream_errors_total", by="why"), "stream {{why}}"),
                 Query(rate("extproc_access_log_faults_total", by="why"), "access log {{why}}"),
                 Query(rate("extproc_watch_restarts_total", by="why"), "watch {{why}}"),
+                Query(
+                    rate("extproc_objectives_watch_restarts_total", by="why"),
+                    "objectives' watch {{why}}",
+                    may_be_empty=True,
+                ),
                 Query(rate("extproc_xds_nacks_total", by="type"), "Envoy refuses {{type}}"),
                 Query(rate("extproc_config_reloads_total", by="result"), "configuration {{result}}"),
                 Query(f"max(extproc_config_refused{{{_IN}}})", "file is not in force"),
             ),
+        ),
+        Panel(
+            "Spans",
+            "A second: `sent`; `refused` by their receiver, or not taken in time; `dropped` since too many "
+            "waited. 0 where no traces are made.",
+            (Query(rate("extproc_spans_total", by="result"), "{{result}}"),),
         ),
     ),
 )
@@ -316,6 +359,7 @@ ONE_POOL: Final = Board(
                     (Query(rate("extproc_picks_total", _POOLS, "reason") + " > 0", "{{reason}}"),),
                     "reqps",
                     "stack",
+                    6,
                 ),
                 Panel(
                     "Tokens foreseen, by reason",
@@ -327,6 +371,14 @@ ONE_POOL: Final = Board(
                         ),
                     ),
                     kind="stack",
+                    width=6,
+                ),
+                Panel(
+                    "Prefill saved, by reason",
+                    "Engine seconds a second that those tokens would have taken to compute.",
+                    (Query(rate("extproc_saved_prefill_seconds_total", _POOLS, "reason"), "{{reason}}"),),
+                    kind="stack",
+                    width=6,
                 ),
                 Panel(
                     "Found, by endpoint",
@@ -340,6 +392,7 @@ ONE_POOL: Final = Board(
                         ),
                     ),
                     "percentunit",
+                    width=6,
                 ),
             ),
         ),
@@ -348,10 +401,17 @@ ONE_POOL: Final = Board(
             (
                 Panel(
                     "Time to the first byte",
-                    "From a request's first byte at the proxy to its answer's.",
-                    quantiles("extproc_first_byte_seconds", _POOLS),
+                    "From a request's first byte at the proxy to its answer's; of good answers.",
+                    quantiles("extproc_first_byte_seconds", f'{_POOLS},class="2xx"'),
                     "s",
-                    width=12,
+                    width=6,
+                ),
+                Panel(
+                    "By class",
+                    "The same by the answer's class, p95: refusals that are quick, failures that are slow.",
+                    (Query(quantile(0.95, "extproc_first_byte_seconds", _POOLS, "class, le"), "{{class}}"),),
+                    "s",
+                    width=6,
                 ),
                 Panel(
                     "How it is spread",
@@ -626,8 +686,7 @@ BENCHMARK: Final = Board(
                 Panel(
                     "Failures",
                     "So far, by kind.",
-                    (Query("extproc_bench_failures", "{{kind}}"),),
-                    may_be_empty=True,
+                    (Query("extproc_bench_failures", "{{kind}}", may_be_empty=True),),
                 ),
                 Panel(
                     "Time to the first token",

@@ -36,6 +36,7 @@ def test_each_alert_fires_where_it_should_and_nowhere_else() -> None:
     ("old", "new", "case"),
     [
         ("> 300", "> 1000", "a list that nobody confirms"),
+        ("objectives_age_seconds > 300", "objectives_age_seconds > 1000", "objectives that nobody confirms"),
         ('="ready"', '=~"ready|cooling"', "a pool without endpoints, of one replica"),
     ],
 )

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from extproc.errors import NoEndpoint, NoRoomForBody
 from extproc.routing.picker import Ask
 from extproc.stream.answers import refuse
 from extproc.stream.events import Phase, Routed
-from extproc.telemetry import JsonFormatter, Metrics, PoolCollector, RateLimit, configure_logging
+from extproc.telemetry import JsonFormatter, Metrics, RateLimit, configure_logging
 from tests.stream.conversations import one_pool
 
 
@@ -102,20 +102,6 @@ def test_a_traced_request_is_an_exemplar_of_what_counted_it_in_openmetrics_alone
         f'extproc_pick_duration_seconds_bucket{{le="0.0005"}} 1.0 {routed} 0.0003',
     ]
     assert "trace_id" not in generate_latest(metrics.registry).decode()
-
-
-@pytest.mark.parametrize(
-    ("in_flight", "balance"), [((0, 0, 0), 1), ((2, 2, 2), 1), ((3, 0, 0), 3), ((4, 1, 1), 2)]
-)
-def test_balance_is_the_most_in_flight_against_the_mean(in_flight: tuple[int, ...], balance: float) -> None:
-    pool = next(iter(one_pool().routes.values())).pool
-    for endpoint, count in zip(pool.snapshot.names, in_flight, strict=True):
-        for _ in range(count):
-            pool.book.take(endpoint)
-    registry = CollectorRegistry()
-    registry.register(PoolCollector(lambda: [(pool, 0.0)]))
-
-    assert registry.get_sample_value("extproc_pool_balance", {"pool": "llama"}) == balance
 
 
 class TestFloods:

@@ -25,7 +25,6 @@ from extproc.service.live.picture import (
 )
 from extproc.service.live.tape import Tape
 from extproc.service.pools import Pools
-from extproc.telemetry import busiest_to_mean
 
 # What is told of "now": long enough to count something at one request a second.
 WINDOW_S: Final = 60
@@ -168,7 +167,7 @@ def _draw_pool(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> Poo
         in_flight=pool.book.total,
         max_in_flight=pool.max_in_flight,
         bound=_bound(pool),
-        balance=round(busiest_to_mean(loads), 4) if any(loads) else None,
+        balance=_ratio(max(loads, default=0) * len(loads), sum(loads)),
         picks=total,
         states=Counter(state for _, state in states),
         first_byte_s=_mean_of_all(now.first_bytes, then.first_bytes),
