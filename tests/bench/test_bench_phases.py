@@ -221,8 +221,9 @@ vllm:kv_cache_usage_perc{engine="1",model_name="a b"} 0.7
 """
 
 
-def test_gauges_of_an_exposition_are_added_up_over_engines() -> None:
-    gauges = read_gauges(EXPOSITION)
+@pytest.mark.parametrize("model", ["a b", "tiny", "a } b"])
+def test_gauges_of_an_exposition_are_added_up_over_engines(model: str) -> None:
+    gauges = read_gauges(EXPOSITION.replace("a b", model))
 
     assert (gauges.running, gauges.waiting) == (7.0, 5.0)
     assert gauges.kv_use == pytest.approx(0.6)

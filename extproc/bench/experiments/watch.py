@@ -30,7 +30,7 @@ def read_gauges(text: str) -> Gauges:
     """Reads an exposition; engines of one endpoint are added up, of their KV caches the mean is told."""
     found: dict[str, list[float]] = {}
     for line in text.splitlines():
-        name, _, rest = line.replace(" ", "{", 1).partition("{")
+        name, _, rest = line.partition("{" if "{" in line.split(" ", 1)[0] else " ")
         if name in {_RUNNING, _WAITING, *_KV_USE}:
             found.setdefault(name, []).append(_value(rest))
     kv = next((found[name] for name in _KV_USE if name in found), None)
