@@ -47,10 +47,12 @@ def cards(plots: Mapping[str, str]) -> str:
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table under its title, if it has one; the keyboard reaches it, to move what is too wide."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    heading = f"<h2>{escape(title)}</h2>" if title else ""
     return (
-        f'<h2>{escape(title)}</h2><div class="card table"><table>'
+        f'{heading}<div class="card table" tabindex="0"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-_WIDTH, _HEIGHT = 640, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 16, 44
+_WIDTH, _HEIGHT = 640, 310
+# Room for labels of 22 units, which is what a reader of a telephone needs: the page's style sheet sets them.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 88, 28, 24, 60
 _MARKED = 16
+# Units that a letter takes: on a desk, on a telephone.
+_DESK, _TELEPHONE = 8, 12.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,14 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A value, and the ends of its confidence interval if there is one; `colour` counts from 0."""
+    """A value, and its interval's ends if it has one; hollow if it does not hold. `colour` counts from 0."""
 
     label: str
     value: float
     colour: int = 0
     low: float | None = None
     high: float | None = None
+    is_hollow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,8 @@ def lines(
         for index, line in enumerate(series)
     ]
     return _figure(
-        [*_grid(x_axis, y_axis), *body, *_labels(x_label, y_label)], [line.label for line in series]
+        [*_grid(x_axis, y_axis), *body, *_labels(x_label, y_label)],
+        {_css(index): line.label for index, line in enumerate(series)},
     )
 
 
@@ -139,9 +144,16 @@ def dotted(
     x_axis = _pad_axis(places, _LEFT + 12, _WIDTH - _RIGHT - 12, is_log=is_log_x)
     # An axis that begins near its values makes a small difference look large.
     y_axis = _axis(ends if is_log_y else [0.0, *ends], _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
-    body = [part for index, dots in enumerate(kept.values()) for part in _draw(index, dots, x_axis, y_axis)]
+    # Side by side, or else one whisker would hide the other.
+    beside = min(6.0, 20.0 / len(kept))
+    body = [
+        part
+        for index, dots in enumerate(kept.values())
+        for part in _draw(index, dots, x_axis, y_axis, beside * (index - (len(kept) - 1) / 2))
+    ]
     ticks = [_tick(x_axis.px(place), place) for place in places]
-    return _figure([*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)], list(kept))
+    keys = {_css(index): label for index, label in enumerate(kept)}
+    return _figure([*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)], keys)
 
 
 def _keep_dots(dots: Sequence[Dot], *, is_log_y: bool) -> list[Dot]:
@@ -163,11 +175,11 @@ def _pad_axis(places: Sequence[float], start_px: float, end_px: float, *, is_log
     return Axis(low, high, start_px, end_px, is_log=is_log)
 
 
-def _draw(index: int, dots: Sequence[Dot], x_axis: Axis, y_axis: Axis) -> Iterator[str]:
-    steps = " ".join(f"{x_axis.px(dot.x):.1f},{y_axis.px(dot.y):.1f}" for dot in dots)
+def _draw(index: int, dots: Sequence[Dot], x_axis: Axis, y_axis: Axis, aside_px: float) -> Iterator[str]:
+    steps = " ".join(f"{x_axis.px(dot.x) + aside_px:.1f},{y_axis.px(dot.y):.1f}" for dot in dots)
     yield f'<polyline class="line {_css(index)}" points="{steps}"/>'
     for dot in dots:
-        x, y = x_axis.px(dot.x), y_axis.px(dot.y)
+        x, y = x_axis.px(dot.x) + aside_px, y_axis.px(dot.y)
         if dot.low is not None and dot.high is not None:
             ends = (x, y_axis.px(dot.low)), (x, y_axis.px(dot.high))
             yield _stroke(f"spread {_css(index)}", *ends)
@@ -184,8 +196,23 @@ def bars(items: Sequence[Bar], *, y_label: str) -> str:
     top = max(max(item.value, item.high or 0.0) for item in items)
     y_axis = Axis(0.0, top * 1.12 or 1.0, _HEIGHT - _BOTTOM, _TOP)
     width = (_WIDTH - _LEFT - _RIGHT) / len(items)
-    body = [_bar(item, _LEFT + (index + 0.5) * width, width, y_axis) for index, item in enumerate(items)]
-    return _figure([*_rules(y_axis), *body, *_labels("", y_label)], [])
+    # Names that do not fit below their bars stand above the plot, if each has a colour of its own.
+    is_keyed = len({item.colour for item in items}) == len(items) > 1 and _is_crowded(items, width)
+    named = [replace(item, label="") for item in items] if is_keyed else items
+    # All values or none: a few of them would look chosen.
+    are_told = all(len(number(item.value)) * _DESK <= width for item in items)
+    texts = [text for item in named for text in (item.label, number(item.value) if are_told else "")]
+    every = max(1, math.ceil(max(map(len, texts)) * _TELEPHONE / width))
+    body = [
+        _bar(item, _LEFT + (index + 0.5) * width, width, y_axis, is_spare=index % every > 0, is_told=are_told)
+        for index, item in enumerate(named)
+    ]
+    keys = {_css(item.colour): item.label for item in items} if is_keyed else {}
+    return _figure([*_rules(y_axis), *body, *_labels("", y_label)], keys)
+
+
+def _is_crowded(items: Sequence[Bar], width: float) -> bool:
+    return max(len(item.label) for item in items) * _TELEPHONE > width
 
 
 def _kept(line: Series, *, is_log_x: bool, is_log_y: bool) -> list[tuple[float, float]]:
@@ -200,9 +227,11 @@ def _axis(values: Sequence[float], start_px: float, end_px: float, *, is_log: bo
     low, high = min(values), max(values)
     if is_log:
         return Axis(low / 1.05, high * 1.05, start_px, end_px, is_log=True)
+    if low == high == 0:
+        return Axis(0.0, 1.0, start_px, end_px)
     if low == high:
         # A single value stands in the middle.
-        half = 0.05 * abs(high) or 1.0
+        half = 0.05 * abs(high)
         return Axis(low - half, high + half, start_px, end_px)
     if low > 0 and low < high / 2:
         low = 0.0
@@ -238,39 +267,43 @@ def _grid(x_axis: Axis, y_axis: Axis) -> Iterator[str]:
 
 def _tick(x: float, value: float) -> str:
     floor = _HEIGHT - _BOTTOM
-    return _stroke("tick", (x, floor), (x, floor + 4)) + _text(x, floor + 16, number(value))
+    return _stroke("tick", (x, floor), (x, floor + 4)) + _text(x, floor + 25, number(value))
 
 
 def _rules(y_axis: Axis) -> Iterator[str]:
     for tick in y_axis.ticks():
         y = y_axis.px(tick)
         yield _stroke("rule", (_LEFT, y), (_WIDTH - _RIGHT, y))
-        yield _text(_LEFT - 6, y + 4, number(tick), css="y")
+        yield _text(_LEFT - 6, y + 5, number(tick), css="y")
 
 
 def _labels(x_label: str, y_label: str) -> Iterator[str]:
-    yield _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, x_label, css="axis")
+    yield _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, x_label, css="axis")
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
-    yield f'<g transform="translate(14 {middle}) rotate(-90)">{_text(0, 0, y_label, css="axis")}</g>'
+    yield f'<g transform="translate(20 {middle}) rotate(-90)">{_text(0, 0, y_label, css="axis")}</g>'
 
 
-def _bar(item: Bar, x: float, slot: float, y_axis: Axis) -> str:
+def _bar(item: Bar, x: float, slot: float, y_axis: Axis, *, is_spare: bool, is_told: bool) -> str:
+    """With its value above, if `is_told`; a telephone has no room for the texts of `is_spare` bars."""
     top, bottom, width = y_axis.px(item.value), y_axis.px(0.0), min(0.6 * slot, 90.0)
     shape = f'x="{x - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
     title = f"<title>{escape(item.label)}: {item.value:.6g}</title>"
+    spare = " spare" if is_spare else ""
     parts = [
-        f'<rect class="bar s{item.colour % 6}" {shape}>{title}</rect>',
-        _text(x, bottom + 16, _fit(item.label, slot)),
+        f'<rect class="bar s{item.colour % 6}{" hollow" if item.is_hollow else ""}" {shape}>{title}</rect>',
+        _text(x, bottom + 25, _fit(item.label, slot), css=f"x{spare}"),
     ]
     if item.low is not None and item.high is not None:
         top = y_axis.px(item.high)
         parts.append(_stroke("whisker", (x, top), (x, y_axis.px(max(0.0, item.low)))))
-    return "".join([*parts, _text(x, top - 5, _fit(number(item.value), slot), css="value")])
+    if is_told:
+        parts.append(_text(x, top - 5, number(item.value), css=f"value{spare}"))
+    return "".join(parts)
 
 
 def _fit(text: str, width: float) -> str:
     """The end of a text, where names differ, that fits into so many pixels; nothing if only scraps do."""
-    room = int(width / 7)
+    room = int(width / _DESK)
     if len(text) <= room:
         return text
     return f"…{text[1 - room :]}" if room > 3 else ""
@@ -285,14 +318,11 @@ def _stroke(css: str, start: tuple[float, float], end: tuple[float, float]) -> s
     return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _figure(body: Sequence[str], legend: Sequence[str]) -> str:
-    keys = "".join(
-        f'<span class="key {_css(index)}">{escape(label)}</span>' for index, label in enumerate(legend)
-    )
-    return (
-        f'<div class="legend">{keys}</div>'
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(body)}</svg>'
-    )
+def _figure(body: Sequence[str], legend: Mapping[str, str]) -> str:
+    """`legend`: what each class of lines or bars is."""
+    keys = "".join(f'<span class="key {css}">{escape(label)}</span>' for css, label in legend.items())
+    head = f'<div class="legend">{keys}</div>' if legend else ""
+    return f'{head}<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(body)}</svg>'
 
 
 def _nothing() -> str:

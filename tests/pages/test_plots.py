@@ -64,7 +64,7 @@ def test_numbers_are_short(value: float, label: str) -> None:
 
 
 def test_long_labels_keep_their_ends_and_their_full_text_as_a_title() -> None:
-    plot = bars([Bar(f"10.0.0.{index}:8000", 1) for index in range(12)], y_label="y")
+    plot = bars([Bar(f"10.0.0.{index}:8000", 1) for index in range(10)], y_label="y")
 
     assert "<title>10.0.0.7:8000: 1</title>" in plot
     assert ">…:8000<" in plot
@@ -75,6 +75,50 @@ def test_interval_becomes_a_whisker_above_which_the_value_stands() -> None:
 
     assert with_interval.count('class="whisker"') == 1
     assert 'class="whisker"' not in bars([Bar("a", 10)], y_label="y")
+
+
+def test_bars_that_do_not_hold_are_hollow() -> None:
+    plot = bars([Bar("a", 10), Bar("b", 9, 1, is_hollow=True)], y_label="y")
+
+    assert 'class="bar s0"' in plot
+    assert 'class="bar s1 hollow"' in plot
+
+
+def test_long_names_of_bars_with_colours_of_their_own_stand_in_a_legend() -> None:
+    names = [f"prefix_cache in_flight:target={number},min=4" for number in (15, 25)]
+    plot = bars([Bar(name, 1, place) for place, name in enumerate(names)], y_label="y")
+
+    assert re.findall(r'class="key (s\d)">([^<]*)<', plot) == [("s0", names[0]), ("s1", names[1])]
+    assert "…" not in plot
+
+
+def test_a_telephone_leaves_out_the_names_that_would_run_into_each_other() -> None:
+    plot = bars([Bar(str(turn), 1) for turn in range(10, 34)], y_label="y")
+    few = bars([Bar(str(turn), 1) for turn in range(10, 14)], y_label="y")
+
+    assert re.findall(r'class="x"[^>]*>(\d+)<', plot) == [str(turn) for turn in range(10, 34, 2)]
+    assert re.findall(r'class="x spare"[^>]*>(\d+)<', plot) == [str(turn) for turn in range(11, 34, 2)]
+    assert "spare" not in few
+
+
+def test_values_stand_above_all_bars_or_none() -> None:
+    values = [87, *[88.25] * 19]
+
+    assert 'class="value' not in bars([Bar("t", value) for value in values], y_label="y")
+    assert bars([Bar("t", value) for value in values[:4]], y_label="y").count('class="value') == 4
+
+
+def test_nothing_but_zeros_lies_on_the_axis() -> None:
+    plot = lines([Series("a", [0, 1], [0, 0])], x_label="x", y_label="y")
+
+    assert ">-" not in plot
+
+
+def test_whiskers_of_two_lines_at_one_place_stand_side_by_side() -> None:
+    plot = dotted({name: [Dot(8, 2, 1, 3)] for name in "ab"}, x_label="x", y_label="y")
+    [left, right] = re.findall(r'class="spread[^>]*? x1="([^"]*)"', plot)
+
+    assert float(right) - float(left) == pytest.approx(6)
 
 
 def test_nothing_to_plot_is_said() -> None:

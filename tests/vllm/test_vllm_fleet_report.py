@@ -120,10 +120,39 @@ def test_page_has_a_panel_of_three_plots_for_each_case_and_fetches_nothing() -> 
 
 def test_plot_shows_the_median_of_the_seeds_at_each_load() -> None:
     rows = [row("a", seed, ttft, load=0.5) for seed, ttft in ((1, 10), (2, 20), (3, 90))]
-    text = fleet_page(rows, [])
+    text = fleet_page([*rows, row("a", 1, 10, load=0.75)], [])
 
     assert "a: 20 at 0.5" in text
     assert "a: 200 at 0.5" in text
+
+
+def test_one_load_is_bars_and_a_fleet_that_changed_has_a_table_of_what_that_cost() -> None:
+    cost = {
+        "elastic_least": 4,
+        "elastic_most": 9,
+        "elastic_slo_seconds_missed": 11,
+        "elastic_reaction_s": None,
+    }
+    rows = [
+        row(arm, 1, 10, elastic_held_seconds=held, **cost) for arm, held in (("none", 2000), ("queue", 4321))
+    ]
+    text = fleet_page(rows, [])
+
+    assert "<title>queue: 4321</title>" in text
+    assert "<polyline" not in text
+    assert (
+        "<td>queue</td><td>0.75</td><td>4-9</td><td>-</td><td>-</td><td>11</td><td>-</td><td>4321</td>"
+        in text
+    )
+    assert "As the load changed" not in fleet_page([row("a", 1, 10)], [])
+
+
+def test_a_page_without_losses_says_so_and_names_one_case_once() -> None:
+    rows = [row("a", 1, 100), row("b", 1, 100)]
+    text = fleet_page(rows, duels(rows, ["a"]))
+
+    assert "No loss of more than 3 %." in text
+    assert "<th>case</th>" not in text
 
 
 def test_page_says_what_was_not_served() -> None:

@@ -113,7 +113,8 @@ def _say(column: str, ratio: Interval) -> str:
 def _size(column: str, ratio: Interval) -> str:
     """A throughput's gain in percent; how many times a latency is lower or higher."""
     if not column.endswith("_ms"):
-        return f"{ratio.mean - 1:+.0%}"
+        gain = f"{ratio.mean - 1:+.0%}"
+        return "the same" if gain in {"+0%", "-0%"} else gain
     if f"{ratio.mean:.2f}" == "1.00":
         return "the same"
     return f"{1 / ratio.mean:.3g}x lower" if ratio.mean < 1 else f"{ratio.mean:.3g}x higher"
@@ -253,7 +254,7 @@ def _bars(part: Part, column: str, unit: str) -> str:
     found = [(spot, spot.figures[column]) for spot in part.spots if column in spot.figures]
     places = [part.strategies.index(spot.strategy) for spot, _ in found]
     items = [
-        Bar(spot.strategy, figure.mean, place, figure.low, figure.high)
+        Bar(spot.strategy, figure.mean, place, figure.low, figure.high, is_hollow=bool(spot.doubts))
         for place, (spot, figure) in zip(places, found, strict=True)
     ]
     return bars(items, y_label=unit)

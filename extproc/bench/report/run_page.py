@@ -27,7 +27,8 @@ _CURVE_POINTS = 200
 
 
 def html_report(result: RunResult, said: Report) -> str:
-    subtitle = f"{said.model} · {said.started_at} · seed {said.seed} · schedule {said.schedule}"
+    started = said.started_at[:19].replace("T", " ")
+    subtitle = f"{said.model} · {started} UTC · seed {said.seed} · schedule {said.schedule}"
     return page.page(said.name, subtitle, _parts(result, said))
 
 
@@ -198,7 +199,7 @@ def _thresholds_table(said: Report) -> str:
     rows = [
         (outcome.text, outcome.shown, "met" if outcome.is_met else "not met") for outcome in said.thresholds
     ]
-    return page.table("Thresholds", ("", "value", ""), rows)
+    return page.table("Thresholds", ("threshold", "value", "verdict"), rows)
 
 
 def _tokens_table(said: Report) -> str:
