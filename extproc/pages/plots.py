@@ -119,6 +119,7 @@ def lines(
     return _figure(
         [*_grid(x_axis, y_axis), *body, *_labels(x_label, y_label)],
         {_css(index): line.label for index, line in enumerate(series)},
+        f"{y_label} by {x_label}",
     )
 
 
@@ -153,7 +154,9 @@ def dotted(
     ]
     ticks = [_tick(x_axis.px(place), place) for place in places]
     keys = {_css(index): label for index, label in enumerate(kept)}
-    return _figure([*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)], keys)
+    return _figure(
+        [*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)], keys, f"{y_label} by {x_label}"
+    )
 
 
 def _keep_dots(dots: Sequence[Dot], *, is_log_y: bool) -> list[Dot]:
@@ -208,7 +211,7 @@ def bars(items: Sequence[Bar], *, y_label: str) -> str:
         for index, item in enumerate(named)
     ]
     keys = {_css(item.colour): item.label for item in items} if is_keyed else {}
-    return _figure([*_rules(y_axis), *body, *_labels("", y_label)], keys)
+    return _figure([*_rules(y_axis), *body, *_labels("", y_label)], keys, y_label)
 
 
 def _is_crowded(items: Sequence[Bar], width: float) -> bool:
@@ -318,11 +321,12 @@ def _stroke(css: str, start: tuple[float, float], end: tuple[float, float]) -> s
     return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _figure(body: Sequence[str], legend: Mapping[str, str]) -> str:
-    """`legend`: what each class of lines or bars is."""
+def _figure(body: Sequence[str], legend: Mapping[str, str], name: str) -> str:
+    """`legend`: what each class of lines or bars is; `name`: what a screen reader says."""
     keys = "".join(f'<span class="key {css}">{escape(label)}</span>' for css, label in legend.items())
     head = f'<div class="legend">{keys}</div>' if legend else ""
-    return f'{head}<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(body)}</svg>'
+    frame = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(name)}"'
+    return f"{head}<svg {frame}>{''.join(body)}</svg>"
 
 
 def _nothing() -> str:

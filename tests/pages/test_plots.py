@@ -108,6 +108,13 @@ def test_values_stand_above_all_bars_or_none() -> None:
     assert bars([Bar("t", value) for value in values[:4]], y_label="y").count('class="value') == 4
 
 
+def test_a_screen_reader_hears_what_a_plot_shows() -> None:
+    assert 'aria-label="ms by &lt;load&gt;"' in lines(
+        [Series("a", [0, 1], [0, 1])], x_label="<load>", y_label="ms"
+    )
+    assert 'aria-label="tokens/s"' in bars([Bar("a", 1)], y_label="tokens/s")
+
+
 def test_nothing_but_zeros_lies_on_the_axis() -> None:
     plot = lines([Series("a", [0, 1], [0, 0])], x_label="x", y_label="y")
 

@@ -134,7 +134,8 @@ def test_one_load_is_bars_and_a_fleet_that_changed_has_a_table_of_what_that_cost
         "elastic_reaction_s": None,
     }
     rows = [
-        row(arm, 1, 10, elastic_held_seconds=held, **cost) for arm, held in (("none", 2000), ("queue", 4321))
+        {**row(arm, 1, 10, elastic_held_seconds=held), **cost}
+        for arm, held in (("none", 2000), ("queue", 4321))
     ]
     text = fleet_page(rows, [])
 
