@@ -83,7 +83,7 @@ def _parts(rows: Sequence[Row], found: Sequence[Duel]) -> Iterator[str]:
         yield page.table("", _HEAD, _lines(group, figure_cells))
         if _is_elastic(group):
             yield "<h3>As the load changed</h3>"
-            yield page.cards({name: _plot(group, *how) for name, *how in _ELASTIC_PLOTS})
+            yield page.cards({name: _plot(group, figure, unit) for name, figure, unit in _ELASTIC_PLOTS})
             yield page.table("", _ELASTIC_HEAD, _lines(group, _elastic_cells))
     if found:
         yield from _duel_tables(found)
