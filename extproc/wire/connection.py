@@ -231,6 +231,10 @@ class Connection:
     def _greet(self) -> None:
         limits = self._limits
         settings = {
+            # What a proxy says anew with each call would push everything else out of a table, and no block
+            # would be like another. A peer that keeps one all the same costs us more and harms nobody, so it
+            # is not refused as §4.3.1 would have it.
+            frames.HEADER_TABLE_SIZE: 0,
             frames.MAX_CONCURRENT_STREAMS: limits.streams,
             frames.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
             frames.MAX_HEADER_LIST_SIZE: limits.header_bytes,

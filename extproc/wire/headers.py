@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from re import compile as compile_pattern
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import quote
 
-from hpack import Decoder, HPACKDecodingError
+from hpack import Decoder, HPACKDecodingError, HPACKError
+from hpack.huffman_table import decode_huffman
+from hpack.table import table_entry_size
 from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc.wire.calls import Status
 
@@ -39,6 +42,20 @@ _PLAIN: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != 
 _KEPT_BLOCKS: Final = 32
 _KEPT_BYTES: Final = 1_024
 
+# What a proxy that traces says anew with each call, one behind the other: fields that go into no table, their
+# names Huffman-coded literals (RFC 7541 §6.2.2), as an encoder writes them that has none.
+_TRACE: Final = {
+    "traceparent": bytes.fromhex("00 88 4d83216b1d85a93f"),
+    "tracestate": bytes.fromhex("00 87 4d83215091a4bf"),
+}
+_PARENT: Final = _TRACE["traceparent"]
+# The longest string whose length is a single byte (RFC 7541 §5.1).
+_SHORT: Final = 126
+
+Fields = list[tuple[str, str]]
+K = TypeVar("K")
+V = TypeVar("V")
+
 
 class MalformedRequest(Exception):  # the RFC's word (§8.1.1)
     """A header block that decodes but is no request."""
@@ -62,12 +79,37 @@ class Head(Struct, frozen=True):
     encoding: str = "identity"
 
 
+class Cut(Struct, frozen=True):
+    """A block without what it says of a trace: what stands before and behind, and the values as coded."""
+
+    front: bytes
+    back: bytes
+    values: dict[str, bytes]
+
+    @property
+    def key(self) -> tuple[bytes, bytes, int]:
+        return self.front, self.back, len(self.values)
+
+
+class Form(Struct, frozen=True):
+    """The head of blocks that differ in a trace's values alone; `room` is how long these may be."""
+
+    head: Head
+    room: int
+
+
 class HeadReader:
     """Reads header blocks by HPACK, each in its turn: one left out would spoil the table.
 
     A proxy's blocks are byte-identical from its second call on, so heads are kept by their bytes. A kept
     head is right only as long as the dynamic table is what it was; any block that changes it, by an entry
     or by a new size, empties the cache.
+
+    Blocks of a proxy that traces differ in an id. Where there is no table, which is what we ask for, a field
+    means the same wherever it stands: the ids are cut out, what is left is kept by its bytes, and a call
+    costs the decoding of its ids. Where the cut is right was proved when the form was kept: the bytes before
+    it were whole fields by themselves, so any decoder comes to the same place by them. All else, and all
+    that is wrong, goes to `hpack` as a whole, whose word is the last.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -75,6 +117,7 @@ class HeadReader:
         self.decoded_bytes = 0
         self._decoder = Decoder(limit_bytes)
         self._kept: dict[bytes, Head] = {}
+        self._forms: dict[tuple[bytes, bytes, int], Form] = {}
 
     def read(self, block: bytes) -> Head:
         """Returns the head of a call.
@@ -83,14 +126,53 @@ class HeadReader:
         request is.
         """
         head = self._kept.get(block)
-        if head is None:
-            fields, is_lasting = self._decode(block)
-            head = read_head(fields)
-            if is_lasting and len(block) <= _KEPT_BYTES:
-                if len(self._kept) >= _KEPT_BLOCKS:
-                    self._kept.clear()
-                self._kept[block] = head
+        if head is not None:
+            return head
+        cut = cut_trace(block)
+        head = self._fill(cut) if cut is not None else None
+        return head if head is not None else self._learn(block, cut)
+
+    def _fill(self, cut: Cut) -> Head | None:
+        """The head of a known form with these values; None if it has to be decoded as a whole."""
+        form = self._forms.get(cut.key)
+        if form is None:
+            return None
+        self.decoded_bytes += sum(map(len, cut.values.values()))
+        try:
+            values = {name: _read_string(value) for name, value in cut.values.items()}
+        except HPACKError:
+            return None
+        if sum(map(len, values.values())) > form.room or not all(map(_VALUE.fullmatch, values.values())):
+            return None
+        return replace(form.head, metadata={**form.head.metadata, **values})
+
+    def _learn(self, block: bytes, cut: Cut | None) -> Head:
+        fields, is_lasting = self._decode(block)
+        head = read_head(fields)
+        if is_lasting and len(block) <= _KEPT_BYTES:
+            form = self._form_of(head, fields, cut) if cut is not None else None
+            if cut is not None and form is not None:
+                _keep(self._forms, cut.key, form)
+            else:
+                _keep(self._kept, block, head)
         return head
+
+    def _form_of(self, head: Head, fields: Fields, cut: Cut) -> Form | None:
+        """What a block that was just read is with other values, if it was cut between its fields."""
+        decoder = self._decoder
+        names = [name for name, _ in fields]
+        if decoder.header_table.maxsize or any(names.count(name) != 1 for name in cut.values):
+            return None
+        self.decoded_bytes += len(cut.front)
+        try:
+            decoder.decode(cut.front, raw=True)
+        except HPACKError:
+            return None
+        used = sum(
+            table_entry_size(name.encode("latin-1"), b"" if name in cut.values else value.encode("latin-1"))
+            for name, value in fields
+        )
+        return Form(head, decoder.max_header_list_size - used)
 
     def read_trailers(self, block: bytes) -> bool:
         """Takes trailers in; whether they are well formed (§8.1). What they say is nobody's business."""
@@ -106,7 +188,7 @@ class HeadReader:
         """Takes a block in whose stream is gone: the table needs it all the same (§5.1, closed)."""
         self._decode(block)
 
-    def _decode(self, block: bytes) -> tuple[list[tuple[str, str]], bool]:
+    def _decode(self, block: bytes) -> tuple[Fields, bool]:
         """Returns the fields, and whether the same bytes will mean the same again."""
         if _THREE_UPDATES.match(block):
             raise TooManySizes
@@ -122,12 +204,30 @@ class HeadReader:
         )
         if not is_lasting:
             self._kept.clear()
+            self._forms.clear()
         return [(bytes(name).decode("latin-1"), bytes(value).decode("latin-1")) for name, value in fields], (
             is_lasting
         )
 
 
-def read_head(fields: list[tuple[str, str]]) -> Head:
+def cut_trace(block: bytes) -> Cut | None:
+    """Cuts out the values of a trace's fields, where they seem to be: `HeadReader` knows whether they are."""
+    start = end = block.find(_PARENT)
+    if start < 0:
+        return None
+    values = {}
+    for name, mark in _TRACE.items():
+        if block.startswith(mark, end):
+            place = end + len(mark)
+            size = block[place] & 0x7F if place < len(block) else 0
+            end = place + 1 + size
+            if size > _SHORT or end > len(block):
+                return None
+            values[name] = block[place:end]
+    return Cut(block[:start], block[end:], values)
+
+
+def read_head(fields: Fields) -> Head:
     """Reads a request's fields as a gRPC call's. Raises `MalformedRequest` (RFC 9113 §8.1.1)."""
     pseudo: dict[str, str] = {}
     metadata: dict[str, str] = {}
@@ -170,6 +270,18 @@ def encodings_block() -> bytes:
 def refusal_block(status: int) -> bytes:
     """An answer to a request that is no gRPC call, without a body."""
     return _literal(b":status", b"%d" % status)
+
+
+def _keep(kept: dict[K, V], key: K, value: V) -> None:
+    if len(kept) >= _KEPT_BLOCKS:
+        kept.clear()
+    kept[key] = value
+
+
+def _read_string(string: bytes) -> str:
+    """The text of a string literal behind its length of one byte (RFC 7541 §5.2). Raises `HPACKError`."""
+    text = decode_huffman(string[1:]) if string[0] & 0x80 else string[1:]
+    return text.decode("latin-1")
 
 
 def _check_field(name: str, value: str) -> None:

@@ -45,6 +45,20 @@ FAULTS = (
         "else None) is newest",
         "else None) == newest",
     ),
+    Fault(
+        "a trace is cut out wherever it seems to be",
+        "headers",
+        "            decoder.decode(cut.front, raw=True)\n",
+        "            pass\n",
+    ),
+    Fault("a form where there is a table", "headers", "if decoder.header_table.maxsize or any(", "if any("),
+    Fault("a form of a name that comes twice", "headers", "names.count(name) != 1", "False"),
+    Fault("a form outlives its table", "headers", "            self._forms.clear()\n", ""),
+    Fault("a trace's values have no bound", "headers", "> form.room", "> 1_000_000"),
+    Fault(
+        "a trace's values may be anything", "headers", "all(map(_VALUE.fullmatch, values.values()))", "True"
+    ),
+    Fault("a trace with a state is one without", "headers", "self.back, len(self.values)", "self.back, 0"),
     Fault("a late header block is not decoded", "connection", "self._heads.pass_over(block)", "pass"),
     Fault("trailers are not decoded", "headers", "fields, _ = self._decode(block)", "fields = []"),
     Fault("a stream's window is not counted", "connection", "            stream.send_window -= size\n", ""),
@@ -257,6 +271,7 @@ def main() -> None:
             plant(fault, Path(directory))
             finder = (
                 found_by_fuzzing(Path(directory), "http2", options.runs)
+                or found_by_fuzzing(Path(directory), "blocks", options.runs)
                 or found_by_fuzzing(Path(directory), "honest", options.runs // 10)
                 or found_by_tests(Path(directory))
             )

@@ -43,6 +43,7 @@ from extproc.stream.events import (
 )
 from extproc.stream.names import READ_HEADERS
 from extproc.stream.session import PIECE_BYTES, Session
+from tests.fuzz.blocks import blocks
 from tests.fuzz.choices import Choices
 from tests.fuzz.honest import honest
 from tests.fuzz.http2 import http2
@@ -111,7 +112,7 @@ def wire(data: bytes) -> None:
 
 
 TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
-    {"prompt": prompt, "session": session, "wire": wire, "http2": http2, "honest": honest}
+    {"prompt": prompt, "session": session, "wire": wire, "http2": http2, "honest": honest, "blocks": blocks}
 )
 
 

@@ -24,6 +24,7 @@ def test_greets_with_settings_and_a_wider_window_as_soon_as_the_preface_is_there
     values = dict(frames.SETTING.iter_unpack(settings[3]))
     assert settings[:3] == (frames.SETTINGS, 0, 0)
     assert values == {
+        frames.HEADER_TABLE_SIZE: 0,
         frames.MAX_CONCURRENT_STREAMS: limits.streams,
         frames.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
         frames.MAX_HEADER_LIST_SIZE: limits.header_bytes,

@@ -4,12 +4,12 @@ from urllib.parse import unquote
 
 import pytest
 from hpack import Decoder, Encoder, HPACKError
-from hpack.hpack import decode_integer, encode_integer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.wire.calls import Status
 from extproc.wire.headers import (
+    Head,
     HeadReader,
     MalformedRequest,
     TooManySizes,
@@ -18,6 +18,7 @@ from extproc.wire.headers import (
     response_block,
     trailers_block,
 )
+from tests.fuzz.blocks import compare, literal, plainly_read, size_update, string, within
 from tests.wire.peer import PATH, REQUEST, Field
 
 LIMIT_BYTES = 16_384
@@ -25,17 +26,6 @@ LIMIT_BYTES = 16_384
 
 def fields_of(block: bytes) -> dict[str, str]:
     return {str(name): str(value) for name, value in Decoder().decode(block)}
-
-
-def literal(name: bytes, value: bytes, prefix: int = 0x00) -> bytes:
-    """A literal with a new name: 0x00 without indexing, 0x10 never indexed, 0x40 to be indexed."""
-    return bytes((prefix, len(name))) + name + bytes((len(value),)) + value
-
-
-def size_update(size: int) -> bytes:
-    encoded = encode_integer(size, 5)
-    encoded[0] |= 0x20
-    return bytes(encoded)
 
 
 # What a request says.
@@ -159,51 +149,6 @@ def test_a_strange_field_is_none_of_our_business(field: Field) -> None:
 # The cache. Heads are kept by their bytes, so the same bytes must mean the same.
 
 
-def starts_with_sizes(block: bytes, count: int) -> bool:
-    """Whether so many changes of the table's size stand before anything else (RFC 7541 §4.2, §6.3)."""
-    for _ in range(count):
-        if not block or block[0] & 0xE0 != 0x20:
-            return False
-        try:
-            block = block[decode_integer(block, 5)[1] :]
-        except HPACKError:
-            return False
-    return True
-
-
-def plainly_read(blocks: list[bytes]) -> list[object]:
-    """What a decoder without a cache makes of them, up to the first that it cannot read."""
-    decoder = Decoder(LIMIT_BYTES)
-    told: list[object] = []
-    for block in blocks:
-        if starts_with_sizes(block, 3):
-            return [*told, "lost"]
-        try:
-            fields = [
-                (bytes(n).decode("latin-1"), bytes(v).decode("latin-1"))
-                for n, v in decoder.decode(block, raw=True)
-            ]
-            told.append(read_head(fields))
-        except MalformedRequest:
-            told.append("malformed")
-        except HPACKError:
-            return [*told, "lost"]
-    return told
-
-
-def read(blocks: list[bytes]) -> list[object]:
-    reader = HeadReader(LIMIT_BYTES)
-    told: list[object] = []
-    for block in blocks:
-        try:
-            told.append(reader.read(block))
-        except MalformedRequest:
-            told.append("malformed")
-        except HPACKError:
-            return [*told, "lost"]
-    return told
-
-
 PLAIN = b"\x83\x86" + literal(b":path", b"/p") + literal(b"content-type", b"application/grpc")
 # Pieces of blocks, such that one may mean different things from one time to the next.
 PIECES = st.sampled_from(
@@ -232,7 +177,7 @@ BLOCKS = st.builds(
 def test_blocks_mean_the_same_with_the_cache_and_without(blocks: list[bytes], order: list[int]) -> None:
     sequence = [*blocks, *(blocks[place % len(blocks)] for place in order)]
 
-    assert plainly_read(sequence) == read(sequence)
+    compare(sequence)
 
 
 NAMES = st.sampled_from(["a", "b", "c", "x-long-name", "grpc-timeout"])
@@ -373,7 +318,162 @@ def test_many_sizes_are_not_worked_off() -> None:
 
 @given(st.lists(st.binary(max_size=60), max_size=8))
 def test_any_bytes_are_a_head_or_one_of_two_errors(blocks: list[bytes]) -> None:
-    assert plainly_read(blocks) == read(blocks)
+    compare(blocks)
+
+
+# What a proxy says of a trace is another with each call.
+
+PARENT = b"00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+OTHER = b"00-fedcba9876543210fedcba9876543210-fedcba9876543210-00"
+PARENT_NAME, STATE_NAME = (b"\x00" + string(name) for name in (b"traceparent", b"tracestate"))
+BACK = literal(b"x-envoy-internal", b"true")
+# The block of an Envoy 1.40 that traces, up to its traceparent's value and from there on.
+ENVOYS = (
+    bytes.fromhex(
+        "8304a560b5773fa5d05b3b98855cbe5315761c8bf7657c1e525b2a1d1aec390a841ec635d872150801852f94d761c98600"
+        "027465864d833505b11f0f108b1d75d0620d263d4c4d656400884d83216b1d85a93f"
+    ),
+    bytes.fromhex(
+        "00874d83215091a4bf00008cf2b16aee7f4b1aa496ca8747834d9697008bf2b4a7b3c0ec90b22d29ec870be25c0b89717f"
+    ),
+)
+
+
+def traced(parent: bytes, state: bytes | None = None, back: bytes = BACK) -> bytes:
+    more = b"" if state is None else STATE_NAME + string(state)
+    return PLAIN + PARENT_NAME + string(parent) + more + back
+
+
+# A client's header that a proxy passes on could look like this: `x: 02ccQaceparentZo00-0123…`.
+SEEMING = within(b"x", PARENT_NAME + string(PARENT))
+
+
+def reader_of(block: bytes, limit_bytes: int = LIMIT_BYTES) -> HeadReader:
+    """One that has no table and knows a block of this form."""
+    reader = HeadReader(limit_bytes)
+    reader.read(size_update(0) + PLAIN)
+    reader.read(block)
+    reader.decoded_bytes = 0
+    return reader
+
+
+def test_of_envoys_blocks_only_the_id_is_decoded() -> None:
+    first, second = (string(parent).join(ENVOYS) for parent in (PARENT, OTHER))
+    reader = reader_of(first)
+    head = reader.read(second)
+
+    assert head == plainly_read(Decoder(), second)
+    assert head.metadata["traceparent"] == OTHER.decode()
+    assert [*head.metadata][2:] == ["traceparent", "tracestate", "x-envoy-internal", "x-forwarded-for"]
+    # Its state, which is empty, is a byte.
+    assert reader.decoded_bytes == len(string(OTHER)) + 1
+
+
+@pytest.mark.parametrize("state", [b"", b"vendor=1", b"dd=s:1;p:0123456789abcdef", b"v" * 126])
+def test_states_may_differ_too(state: bytes) -> None:
+    reader = reader_of(traced(PARENT, b"first=1"))
+    head = reader.read(traced(OTHER, state))
+
+    assert reader.decoded_bytes == len(string(OTHER) + string(state))
+    assert (head.metadata["traceparent"], head.metadata["tracestate"]) == (OTHER.decode(), state.decode())
+
+
+def test_values_need_not_be_huffman_coded() -> None:
+    reader = reader_of(traced(PARENT))
+    head = reader.read(PLAIN + PARENT_NAME + string(OTHER, is_huffman=False) + BACK)
+
+    assert head.metadata["traceparent"] == OTHER.decode()
+    assert reader.decoded_bytes == 1 + len(OTHER)
+
+
+def test_a_form_with_a_state_is_not_one_without() -> None:
+    reader = reader_of(traced(PARENT, b"a=1"))
+
+    assert "tracestate" not in reader.read(traced(OTHER)).metadata
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        traced(PARENT, back=PARENT_NAME + string(OTHER)),
+        traced(PARENT, b"a=1", STATE_NAME + string(b"b=2")),
+        PLAIN + SEEMING,
+        PLAIN + SEEMING + literal(b"traceparent", PARENT),
+        traced(b"v" * 200),
+        traced(PARENT, back=BACK * 60),
+    ],
+    ids=["an id twice", "a state twice", "in a value", "in a value, beside one", "a long id", "a long block"],
+)
+def test_what_only_looks_like_a_form_is_none(block: bytes) -> None:
+    reader = HeadReader(LIMIT_BYTES)
+    reader.read(size_update(0) + PLAIN)
+    head = reader.read(block)
+
+    assert head == plainly_read(Decoder(), block)
+    assert not reader._forms
+
+
+def test_a_value_that_looks_like_a_trace_spoils_no_other_head() -> None:
+    """What is kept of the first must not be told of the second."""
+    seeming = [within(b"x", PARENT_NAME + string(parent)) for parent in (PARENT, OTHER)]
+    calls = [PLAIN + field + literal(b"traceparent", PARENT) for field in seeming]
+    heads, filled = compare([size_update(0) + PLAIN, *calls])
+
+    told = [head.metadata["x"][-55:] for head in heads if isinstance(head, Head) and "x" in head.metadata]
+    assert (told, filled) == ([PARENT.decode(), OTHER.decode()], 0)
+
+
+def test_where_there_is_a_table_nothing_is_cut() -> None:
+    reader = HeadReader(LIMIT_BYTES)
+    reader.read(traced(PARENT))
+
+    assert not reader._forms
+    assert reader.read(traced(PARENT)) is reader.read(traced(PARENT))
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (b"\x88" + b"\xff" * 8, HPACKError),
+        (b"\x81\x00", HPACKError),
+        (b"\x05ab", HPACKError),
+        (b"\x7f", HPACKError),
+        (b"\xff\xff\xff", HPACKError),
+        (b"", HPACKError),
+        (string(b"a\x00b"), MalformedRequest),
+        (string(b"a\nb"), MalformedRequest),
+        (string(b" a"), MalformedRequest),
+    ],
+    ids=["EOS", "padding", "cut", "a length cut", "a length too long", "nothing", "NUL", "a line", "a space"],
+)
+def test_a_wrong_value_in_a_known_form_is_what_it_is_elsewhere(value: bytes, error: type[Exception]) -> None:
+    reader = reader_of(traced(PARENT, back=b""))
+    with pytest.raises(error):
+        reader.read(PLAIN + PARENT_NAME + value)
+
+
+@given(st.integers(0, 126), st.integers(0, 126), st.integers(-3, 3))
+def test_a_form_is_as_long_as_a_list_may_be(parent: int, state: int, more: int) -> None:
+    longest = sum(32 + len(field[0] + field[1]) for field in Decoder().decode(traced(b"", b"")))
+    sequence = [size_update(0) + PLAIN, traced(b"", b""), traced(b"p" * parent, b"s" * state)]
+
+    compare(sequence, longest + parent + state + more if more else longest)
+
+
+@pytest.mark.parametrize("change", [PLAIN + literal(b"a", b"1", 0x40), size_update(100) + PLAIN])
+def test_forms_are_right_as_long_as_there_is_no_table(change: bytes) -> None:
+    reader = reader_of(traced(PARENT))
+    reader.read(size_update(100) + change.removeprefix(size_update(100)))
+
+    assert not reader._forms
+
+
+def test_forms_are_bounded() -> None:
+    reader = reader_of(traced(PARENT))
+    for number in range(100):
+        reader.read(traced(PARENT, back=literal(b"n", b"%d" % number)))
+
+    assert 0 < len(reader._forms) <= 32
 
 
 # What we write.
