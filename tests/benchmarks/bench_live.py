@@ -22,7 +22,7 @@ from tests.benchmarks.bench_pick import picks
 from tests.benchmarks.report import Row, report, time_us
 from tests.integration.mesh import until
 from tests.integration.service import pool
-from tests.service.live_service import Live, looking
+from tests.service.live_service import Live, finish, looking
 
 ENDPOINTS = 1_000
 ROUNDS = 9
@@ -41,13 +41,22 @@ async def fill(live: Live) -> None:
 
 
 def cpu_ms(once: Callable[[], object]) -> list[float]:
-    """Of each of some calls: the loop serves nobody else meanwhile."""
+    """Of each of some calls."""
     samples = []
     for _ in range(30):
         start_s = process_time()
         once()
         samples.append(1_000 * (process_time() - start_s))
     return samples[5:]
+
+
+def longest_ms(painter: Painter, live: Live) -> float:
+    """CPU time of the longest of a picture's steps: the loop serves nobody else meanwhile."""
+    longest_s, start_s = 0.0, process_time()
+    for _ in painter.draw(live.app, monotonic()):
+        longest_s = max(longest_s, process_time() - start_s)
+        start_s = process_time()
+    return 1_000 * max(longest_s, process_time() - start_s)
 
 
 async def shares(rounds: int) -> list[float]:
@@ -82,8 +91,9 @@ async def looked_at() -> Sequence[Row]:
         async with looking(Path(folder), pools) as live:
             await fill(live)
             painter = Painter(Tape(monotonic))
-            drawing = cpu_ms(lambda: encode(painter.draw(live.app, monotonic())))
-            size = len(encode(painter.draw(live.app, monotonic())))
+            drawing = cpu_ms(lambda: encode(finish(painter.draw(live.app, monotonic()))))
+            turns = [longest_ms(painter, live) for _ in range(30)][5:]
+            size = len(encode(finish(painter.draw(live.app, monotonic()))))
             idle = await shares(ROUNDS)
             async with viewers(live, 1):
                 one = await shares(ROUNDS)
@@ -100,6 +110,7 @@ async def looked_at() -> Sequence[Row]:
         Row("CPU, one viewer", one, "% of a core"),
         Row("CPU, 16 viewers", many, "% of a core"),
         Row(PICTURE, drawing, "ms of CPU"),
+        Row("  its longest step", turns, "ms of CPU"),
         Row("  its size", [size / 1_000], "kB"),
         Row("a decision counted, nobody looks", counted, "µs"),
         Row("a decision counted and recorded", recorded, "µs"),

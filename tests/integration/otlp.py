@@ -1,17 +1,23 @@
-"""A receiver of spans: OTLP over HTTP, as collectors take it."""
+"""A receiver of spans: OTLP over HTTP, as collectors take it, or over gRPC."""
 
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Any
 
+import grpc
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
@@ -62,14 +68,14 @@ class Receiver:
         body = await request.read()  # aiohttp unzips it
         await asyncio.to_thread(self.answers.wait, 60)
         if self._keeps and self.status == 200:
-            self._keep(body)
+            self.keep(ExportTraceServiceRequest.FromString(body))
         answer = ExportTraceServiceResponse().SerializeToString()
         return web.Response(status=self.status, body=answer, content_type="application/x-protobuf")
 
-    def _keep(self, body: bytes) -> None:
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            told = _attributes(resource.resource.attributes)
-            self.spans += [_span(span, told) for scope in resource.scope_spans for span in scope.spans]
+    def keep(self, told: ExportTraceServiceRequest) -> None:
+        for resource in told.resource_spans:
+            about = _attributes(resource.resource.attributes)
+            self.spans += [_span(span, about) for scope in resource.scope_spans for span in scope.spans]
 
 
 @contextmanager
@@ -95,6 +101,31 @@ def receiving(port: int = 0, *, keeps: bool = True) -> Iterator[Receiver]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+class _OverGrpc(TraceServiceServicer):
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    def Export(  # noqa: N802  # the service's own name
+        self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> ExportTraceServiceResponse:
+        del context
+        self._receiver.keep(request)
+        return ExportTraceServiceResponse()
+
+
+@contextmanager
+def receiving_grpc() -> Iterator[Receiver]:
+    """A receiver of OTLP over gRPC."""
+    receiver, server = Receiver(), grpc.server(ThreadPoolExecutor(1))
+    add_TraceServiceServicer_to_server(_OverGrpc(receiver), server)
+    receiver.port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield receiver
+    finally:
+        server.stop(None).wait()
 
 
 def until_spans(receiver: Receiver, count: int, trace: str = "", timeout_s: float = 30) -> list[Span]:

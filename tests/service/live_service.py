@@ -1,7 +1,7 @@
 """A running service to look at: the application and its admin port in this process, on a real socket."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,9 +74,13 @@ class Live:
 
 @asynccontextmanager
 async def looking(
-    directory: Path, pools: Sequence[Pool] | None = None, door: Door | None = None
+    directory: Path,
+    pools: Sequence[Pool] | None = None,
+    door: Door | None = None,
+    *,
+    is_ready: bool = True,
 ) -> AsyncGenerator[Live]:
-    """Runs the service with these pools, ready."""
+    """Runs the service with these pools, ready unless it is not to be waited for."""
     pools = [pool(["127.0.0.1:8001", "127.0.0.1:8002"], probe=False)] if pools is None else pools
     path = directory / "extproc.yaml"
     path.write_text(yaml.safe_dump({"pools": list(pools)}))
@@ -87,7 +91,7 @@ async def looking(
     try:
         url = f"http://127.0.0.1:{port}"
         async with _admin(app, f"127.0.0.1:{port}", door), aiohttp.ClientSession(url) as session:
-            await until(lambda: not app.faults(), 60)
+            await until(lambda: not app.faults() or not is_ready, 60)
             yield Live(app, path, url, session, door)
     finally:
         await app.pools.stop()
@@ -108,3 +112,13 @@ async def next_picture(told: AsyncGenerator[Mapping[str, str]]) -> Picture:
         event = await anext(told)
         if "event" not in event:
             return decode(event["data"], type=Picture)
+
+
+def finish(steps: Generator[None, None, Picture]) -> Picture:
+    """Takes all of a painter's steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            picture: Picture = end.value
+            return picture

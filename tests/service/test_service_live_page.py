@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from extproc.feedback.outcome import Verdict
+from extproc.routing.vitals import Vitals
 from extproc.service.live.page import build_page
 from tests.integration.client import ask
 from tests.integration.service import pool
@@ -124,6 +125,92 @@ async def test_the_page_fetches_nothing_from_elsewhere_and_has_nothing_to_compla
     assert {url.path for url in asked if url.scheme != "data"} == {"/", "/live", "/explain", "/config"}
 
 
+async def test_a_refused_configuration_is_told_at_the_top_and_by_the_status(
+    tmp_path: Path, browser: Browser
+) -> None:
+    """1. Nothing is wrong. 2. A bad file is refused, what was before stays. 3. A good one takes its place."""
+    async with looking(tmp_path) as live, live.watching(), browser.visit(f"{live.url}/") as visit:
+        refusal = visit.page.locator("#refusal")
+        assert not await refusal.is_visible()
+        live.configure((), "pools: [{name: a, endpionts: {}}]")
+        await refusal.wait_for()
+        told = await refusal.inner_text()
+        status = await visit.page.locator("#status").inner_text()
+        box, first = await refusal.bounding_box(), await visit.page.locator("#tiles").bounding_box()
+        live.configure([pool(["127.0.0.1:8001"], probe=False)])
+        await refusal.wait_for(state="hidden")
+        await visit.until("() => document.getElementById('status').textContent === 'ready'")
+
+    assert "endpionts: there is no such setting" in told
+    assert status == "ready, a change refused"
+    assert box is not None
+    assert first is not None
+    assert box["y"] < first["y"]
+
+
+async def test_a_service_that_is_not_ready_says_why(tmp_path: Path, browser: Browser) -> None:
+    """No list of endpoints has come: the page is there all the same."""
+    pools = [{"name": "a", "endpoints": {"file": "missing.yaml"}, "probe": False}]
+    async with (
+        looking(tmp_path, pools, is_ready=False) as live,
+        browser.visit(f"{live.url}/") as visit,
+        live.session.get("/readyz") as answer,
+    ):
+        told = await visit.page.locator("#trouble").inner_text()
+        status = await visit.page.locator("#status").inner_text()
+        nothing = await visit.page.locator("#pools .nothing").inner_text()
+        [reason] = (await answer.text()).strip().splitlines()
+        (tmp_path / "missing.yaml").write_text("[{address: 10.0.0.1, port: 1, name: e1}]")
+        await visit.page.wait_for_selector("#status[data-state=ready]")
+
+    assert (answer.status, status, nothing) == (503, "not ready", "No endpoint is known.")
+    assert told == f"Not ready\n{reason}"
+
+
+async def test_an_endpoints_load_is_shown_against_what_limits_it(tmp_path: Path, browser: Browser) -> None:
+    """The strategy's bound, else the pool's; where there is none, that is said."""
+    pools = [
+        pool(["127.0.0.1:1"], {"name": "prefix_hash"}, name="bound", probe=False),
+        pool(["127.0.0.1:2"], {"name": "prefix_cache"}, name="limited", probe=False) | {"max_in_flight": 7},
+        pool(["127.0.0.1:3"], {"name": "prefix_cache"}, name="free", probe=False),
+    ]
+    pools = [each | {"models": [each["name"]]} for each in pools]
+    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        for each in pools:
+            live.request(pool_name=each["name"])
+        await visit.until("() => document.querySelectorAll('#decisions tr').length === 3")
+        loads = [(await visit.table(ROWS.format(number)))[0][2] for number in (1, 2, 3)]
+        facts = await visit.page.locator("#pools .facts").all_inner_texts()
+
+    assert loads == ["1 / 4", "1 / 7", "1"]
+    assert ["no limit to what an endpoint gets" in " ".join(each.split()) for each in facts] == [
+        False,
+        False,
+        True,
+    ]
+
+
+async def test_hits_foreseen_and_found_are_shown_by_endpoint_and_by_pool(
+    tmp_path: Path, browser: Browser
+) -> None:
+    pools = [pool(["127.0.0.1:1", "127.0.0.1:2"], {"name": "prefix_cache"}, probe=False)]
+    text = "The same long question. " * 50
+    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        [desk] = live.app.pools.desks
+        warm = {live.request(text).pick.endpoint.name for _ in range(2)}
+        for endpoint in desk.pool.snapshot.ready.values():
+            found = 400.0 if endpoint.name in warm else 0.0
+            desk.sense(endpoint, Vitals(queried_tokens=1_000.0, hit_tokens=found))
+        await visit.until("() => document.querySelectorAll('#decisions tr').length === 2")
+        rows = {row[0]: row[5:7] for row in await visit.table(ROWS.format(1))}
+        facts = " ".join((await visit.page.locator("#pools .facts").inner_text()).split())
+
+    assert len(warm) == 1
+    assert rows == {name: ["50 %", "40 %"] if name in warm else ["\N{EN DASH}", "0 %"] for name in rows}
+    assert "50 % hits foreseen" in facts
+    assert "20 % found" in facts
+
+
 async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
     """An endpoint's name is whoever's names Pods; a refusal quotes a file, an answer a body."""
     endpoints = tmp_path / "endpoints.yaml"
@@ -165,10 +252,15 @@ async def test_the_explain_box_says_which_endpoint_and_why(tmp_path: Path, brows
         await visit.page.wait_for_selector("#told table")
         title = await visit.page.locator("#told h3").inner_text()
         candidates = await visit.table("#told .wide:last-child table")
+        heads = await visit.page.locator("#told .wide:last-child th").all_inner_texts()
+        tree = await visit.page.locator("#explain").aria_snapshot()
 
         assert title.startswith(f"{warm} would get it")
         assert candidates[0][0] == f"{warm} ✓"
-        assert int(candidates[0][1]) > 200
+        assert heads[:3] == ["endpoint", "cost ms", "match tokens"]
+        assert int(candidates[0][2]) > 200
+        # What is said aloud is the verdict alone.
+        assert re.findall(r"- status:((?:\n +.*heading.*)+)\n *- term", tree) != []
         # Asked, not sent: the decisions know of one request.
         await visit.until("() => document.querySelectorAll('#decisions tr').length === 1")
 

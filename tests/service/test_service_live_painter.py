@@ -1,7 +1,7 @@
 """What a picture tells, with time passed in."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import given
@@ -17,11 +17,12 @@ from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
 from extproc.routing.vitals import Vitals
 from extproc.service.configuration import Configuration
-from extproc.service.live.painter import WINDOW_S, Painter
+from extproc.service.live.painter import STEP, WINDOW_S, Painter
 from extproc.service.live.picture import EndpointRow, Picture
 from extproc.service.live.tape import KEPT, Tape
 from extproc.settings import parse_settings
 from tests.integration.client import ask
+from tests.service.live_service import finish
 
 SETTINGS = parse_settings("pools: [{name: llama, endpoints: {static: ['10.0.0.1:80']}}]", {})
 
@@ -54,16 +55,17 @@ class Pools:
 
 @dataclass
 class Stage:
-    """One pool of three endpoints, and everything that a painter looks at."""
+    """One pool, and everything that a painter looks at."""
 
     strategy: str = "prefix_cache"
+    size: int = 3
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
         outside = Outside(random.Random(1), self.clock)
         cooling = Cooling(Rules(), clock=self.clock, rng=outside.rng)
         self.pool = Pool("llama", build_strategy(self.strategy, {}, outside), gate=cooling)
-        self.pool.replace([Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(3)])
+        self.pool.replace([Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(self.size)])
         self.desk = Desk(self.pool, cooling)
         self.pools = Pools([Keeper(self.pool)], [self.desk])
         self.picker = Picker([Route(self.pool)])
@@ -88,6 +90,9 @@ class Stage:
         self.desk.observe(Outcome("llama", f"10.0.0.{number}:80", Verdict.ANSWERED, 200, 1.0, first_byte_s))
 
     def draw(self) -> Picture:
+        return finish(self.steps())
+
+    def steps(self) -> Generator[None, None, Picture]:
         return self.painter.draw(self, self.clock())  # type: ignore[arg-type]  # keepers of ours
 
     def rows(self) -> dict[str, EndpointRow]:
@@ -133,6 +138,36 @@ def test_what_was_counted_before_the_window_is_left_out_once_something_is_in_it(
     # Nothing in this minute: all that ever was.
     assert stage.rows()["e0"].first_byte_s == 5.0
     assert stage.rows()["e1"].first_byte_s is None
+
+
+def test_a_picture_is_drawn_in_steps_and_is_of_the_moment_of_the_first() -> None:
+    """What happens between the steps is in the next picture."""
+    size = 4 * STEP
+    stage, quiet = Stage("round_robin", size), Stage("round_robin", size)
+    for each in (stage, quiet):
+        each.draw()
+        for number in range(size):
+            each.pick(str(number))
+            each.answer(number % 200, 1.0)
+    told_of = stage.pool.snapshot.ready["e1"]
+    steps, pauses = stage.steps(), 0
+    try:
+        while True:
+            next(steps)
+            pauses += 1
+            stage.pick("another")
+            stage.answer(7, 9.0)
+            stage.tape.refuse("llama", "overloaded")
+            stage.desk.sense(told_of, Vitals(queried_tokens=10.0, hit_tokens=5.0))
+            stage.trouble = ["late"]
+            if pauses == 2:
+                stage.pool.replace([Endpoint("e0", "10.0.0.0:80")])
+                stage.desk.keep({"e0"})
+    except StopIteration as end:
+        told = end.value
+
+    assert pauses >= size / STEP
+    assert told == quiet.draw()
 
 
 def test_hits_foreseen_and_found_are_told_by_endpoint_and_of_the_pool() -> None:

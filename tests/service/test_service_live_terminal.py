@@ -5,7 +5,11 @@ import os
 import pty
 import re
 import signal
+import subprocess
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
@@ -126,27 +130,107 @@ async def test_where_nothing_can_be_watched_that_is_said(tmp_path: Path) -> None
 
 async def test_top_runs_in_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
     """As a user meets it: the command, in a pseudo-terminal of its own."""
-    async with looking(tmp_path) as live:
+    async with looking(tmp_path) as live, started("top", live.url) as terminal:
         live.request()
-        master, slave = pty.openpty()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "extproc", "top", live.url), stdin=slave, stdout=slave, stderr=slave
-        )
-        os.close(slave)
-        text = b""
-        async with asyncio.timeout(60):
-            while b"8002" not in text:
-                text += await asyncio.to_thread(os.read, master, 4_096)
-            process.send_signal(signal.SIGINT)
-            reading = asyncio.create_task(asyncio.to_thread(_read_all, master))
-            status = await process.wait()
-            text += await reading
-        os.close(master)
+        text = await terminal.until(b"8002")
+        text += await terminal.interrupt()
 
-    assert status == 0
+    assert terminal.status == 0
     assert b"Traceback" not in text
     # The screen that was there before is back.
     assert text.count(b"\x1b[?1049h") == text.count(b"\x1b[?1049l") == 1
+
+
+async def test_explain_watch_runs_in_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
+    """The command: no configuration, no body; a line for each decision of the service at `--url`."""
+    async with looking(tmp_path) as live, started("explain", "--watch", "--url", live.url) as terminal:
+        await until_watched(live)
+        picked = [live.request(f"a secret {n}").pick.endpoint.name for n in range(3)]
+        lines = (await terminal.until(b"\n", 3)).decode().splitlines()
+        rest = await terminal.interrupt()
+
+    assert terminal.status == 0
+    assert [re.sub("\x1b[^m]*m", "", line).split()[1:4] for line in lines[:3]] == [
+        ["vllm", "home", name] for name in picked
+    ]
+    assert "secret" not in "".join(lines)
+    assert b"Traceback" not in rest
+
+
+async def test_explain_watch_ends_when_its_reader_does(tmp_path: Path) -> None:
+    """`extproc explain --watch | head -1`."""
+    async with looking(tmp_path) as live:
+        command = f"{sys.executable} -m extproc explain --watch --url {live.url} | head -1"
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-o", "pipefail", "-c", command), stdout=pipe, stderr=pipe
+        )
+        await until_watched(live)
+        name = live.request().pick.endpoint.name
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            line = await process.stdout.readline()
+            while process.returncode is None:
+                live.request()
+                await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=0.1)
+        _, said = await process.communicate()
+
+    assert name in line.decode()
+    assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "words", [("top", "http://127.0.0.1:1"), ("explain", "--watch", "--url", "http://127.0.0.1:1")]
+)
+def test_who_watches_where_nothing_listens_is_told_and_the_status_says_so(words: tuple[str, ...]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "extproc", *words], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert run.returncode != 0
+    assert "127.0.0.1:1" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@dataclass
+class Terminal:
+    """A command in a pseudo-terminal of its own."""
+
+    process: asyncio.subprocess.Process
+    master: int
+    status: int | None = None
+
+    async def until(self, word: bytes, count: int = 1) -> bytes:
+        """Reads until `word` was shown so often."""
+        text = b""
+        async with asyncio.timeout(60):
+            while text.count(word) < count:
+                text += await asyncio.to_thread(os.read, self.master, 4_096)
+        return text
+
+    async def interrupt(self) -> bytes:
+        """Ctrl-C; returns what is shown until the end."""
+        async with asyncio.timeout(60):
+            self.process.send_signal(signal.SIGINT)
+            reading = asyncio.create_task(asyncio.to_thread(_read_all, self.master))
+            self.status = await self.process.wait()
+            return await reading
+
+
+@asynccontextmanager
+async def started(*words: str) -> AsyncGenerator[Terminal]:
+    master, slave = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "extproc", *words), stdin=slave, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    try:
+        yield Terminal(process, master)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(master)
 
 
 def _read_all(descriptor: int) -> bytes:

@@ -30,7 +30,7 @@ from extproc.stream.answers import refuse
 from extproc.stream.events import Phase, Routed
 from extproc.stream.names import PROCESS
 from extproc.stream.tracing import MODEL_CHARS, Origin
-from tests.integration.otlp import Receiver, receiving, tracing_to, until_spans
+from tests.integration.otlp import Receiver, receiving, receiving_grpc, tracing_to, until_spans
 from tests.integration.ports import free_ports
 from tests.integration.service import Service, pool
 from tests.integration.stack import eventually
@@ -328,3 +328,21 @@ async def test_a_drain_sends_what_waits_and_ends_in_any_case(
         assert await asyncio.to_thread(service.wait, 30) == 0
 
     assert [span.trace for span in receiver.spans] == ([] if hangs else [TRACE])
+
+
+async def test_spans_leave_over_grpc_where_the_variable_says_so(tmp_path: Path) -> None:
+    """The service as it runs, with the exporter's own package, and a receiver on the official gRPC."""
+    port, admin_port = free_ports(2)
+    with receiving_grpc() as receiver:
+        environment = tracing_to(receiver.port) | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+        service = Service(tmp_path, port=port, admin_port=admin_port, environment=environment)
+        service.configure([pool(["127.0.0.1:1"])])
+        with service:
+            await asyncio.to_thread(service.wait_ready)
+            await decide(service)
+            [span] = await asyncio.to_thread(until_spans, receiver, 1, TRACE, 60)
+            service.send(signal.SIGTERM)
+            assert await asyncio.to_thread(service.wait, 30) == 0
+
+    assert (span.service, span.name, span.parent) == ("extproc", SPAN, CALLER)
+    assert span.attributes["extproc.pool"] == "vllm"

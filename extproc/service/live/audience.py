@@ -16,7 +16,7 @@ from msgspec.json import encode
 
 from extproc.service.door import Door
 from extproc.service.live.painter import WINDOW_S, Painter, Scene
-from extproc.service.live.picture import Reasons
+from extproc.service.live.picture import Picture, Reasons
 from extproc.service.live.tape import Tape
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class Audience:
     async def _draw(self, painter: Painter) -> None:
         try:
             while True:
-                drawn = painter.draw(self._watched, self._clock())
+                drawn = await self._drawn(painter)
                 self._history.append(drawn.reasons)
                 self._last = _event(drawn)
                 for seat in self._seats:
@@ -169,6 +169,17 @@ class Audience:
         except Exception as error:  # noqa: BLE001  # requests are served on
             log.error("no more pictures: %s", type(error).__name__)  # noqa: TRY400
             await self.close()
+
+    async def _drawn(self, painter: Painter) -> Picture:
+        """Lets requests in between the steps."""
+        steps = painter.draw(self._watched, self._clock())
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                picture: Picture = end.value
+                return picture
+            await asyncio.sleep(0)
 
 
 def _event(value: object, name: str | None = None) -> bytes:

@@ -57,9 +57,10 @@ function say(state, text) { mark(byId("status"), "state", state); put(byId("stat
 
 function drawHead() {
   put(byId("version"), picture.version);
-  const { faults, remarks } = picture;
+  const { faults, remarks, configuration } = picture;
+  const but = [remarks.length && "with remarks", configuration.refusal && "a change refused"].filter(Boolean);
   if (paused) say("wait", "paused");
-  else if (picture.is_ready) say("ready", remarks.length ? "ready, with remarks" : "ready");
+  else if (picture.is_ready) say("ready", ["ready", ...but].join(", "));
   else say("bad", faults.includes("draining") ? "draining" : "not ready");
   const told = picture.is_ready ? remarks : faults;
   const trouble = byId("trouble");
@@ -235,6 +236,10 @@ function drawPool(section, pool) {
     ...(known(pool.balance) ? [[pool.balance.toFixed(1), " × the mean on the busiest"]] : []),
     ...(known(pool.bound) ? [[count(pool.bound), " fill an endpoint"]] : []),
     ...(known(pool.max_in_flight) ? [[count(pool.max_in_flight), " each fill the pool"]] : []),
+    ...(known(pool.bound) || known(pool.max_in_flight) ? [] : [["no limit", " to what an endpoint gets"]]),
+    ...(known(pool.foreseen) ? [[percent(pool.foreseen), " hits foreseen"]] : []),
+    ...(known(pool.found) ? [[percent(pool.found), " found"]] : []),
+    ...(known(pool.first_byte_s) ? [[seconds(pool.first_byte_s), " to the first byte"]] : []),
     [age(pool.age_s), known(pool.age_s) ? " since its list was confirmed" : " no list yet"],
     ...(pool.fault ? [[pool.fault, ""]] : []),
   ];
@@ -355,17 +360,24 @@ async function showConfig(number) {
 
 async function explain(event) {
   event.preventDefault();
-  const told = byId("told"), query = new URLSearchParams({ path: byId("path").value });
+  const query = new URLSearchParams({ path: byId("path").value });
   if (byId("pool").value) query.set("pool", byId("pool").value);
   try {
     const answer = await fetch(`explain?${query}`, {
       method: "POST", body: byId("body").value, headers: { "content-type": "application/json" },
     });
     const found = JSON.parse(await answer.text());
-    told.replaceChildren(...(answer.ok ? explained(found) : [element("p", "bad", refusalOf(found))]));
+    if (answer.ok) tell(...explained(found));
+    else tell(element("p", "bad", refusalOf(found)));
   } catch (error) {
-    told.replaceChildren(element("p", "bad", `No answer: ${error.message}`));
+    tell(element("p", "bad", `No answer: ${error.message}`));
   }
+}
+
+// A screen reader says the verdict at once; the grounds are there to be read.
+function tell(verdict, ...grounds) {
+  byId("verdict").replaceChildren(verdict);
+  byId("grounds").replaceChildren(...grounds);
 }
 
 const refusalOf = (found) => `It would be refused: ${(found.error && found.error.message) || JSON.stringify(found)}`;
@@ -392,7 +404,9 @@ function tableOf(name, rows, chosenName) {
   const title = element("h4", "", name.replaceAll("_", " ")), wide = element("div", "wide"), table = element("table");
   wide.tabIndex = 0;
   wide.setAttribute("role", "region"); wide.setAttribute("aria-label", name);
-  const columns = Object.keys(rows[0]), head = table.createTHead().insertRow(), body = table.createTBody();
+  // What decides stands beside the name: a narrow window shows the first columns.
+  const columns = Object.keys(rows[0]).sort((a, b) => (b === "endpoint") - (a === "endpoint") || (b === "cost_ms") - (a === "cost_ms"));
+  const head = table.createTHead().insertRow(), body = table.createTBody();
   columns.forEach((column) => { const th = element("th", "", column.replaceAll("_", " ")); th.scope = "col"; head.append(th); });
   rows.forEach((row) => {
     const tr = body.insertRow();

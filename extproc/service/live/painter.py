@@ -1,17 +1,20 @@
 """Makes pictures of the service: of what it counts anyway, and what the tape has of the last minute.
 
-Pure: time comes in.
+Pure: time comes in. All that is told is read in one step, so it fits together: some 0.3 ms of a thousand
+endpoints. To work out their rows takes ten times that, which is done in steps, and requests go between them.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from math import floor
 from typing import Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc import __version__
 from extproc.feedback.desk import Desk
+from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pool
 from extproc.service.configuration import Configuration
 from extproc.service.keeper import PoolKeeper
@@ -28,6 +31,8 @@ from extproc.service.pools import Pools
 
 # What is told of "now": long enough to count something at one request a second.
 WINDOW_S: Final = 60
+# Endpoints whose rows are worked out in one step: half a millisecond of them.
+STEP: Final = 100
 
 
 class Scene(Protocol):
@@ -79,19 +84,19 @@ class Painter:
         self._before: deque[tuple[float, dict[str, Counts]]] = deque()
         self._number = 0
 
-    def draw(self, scene: Scene, now_s: float) -> Picture:
-        """O(endpoints): some microseconds each."""
+    def draw(self, scene: Scene, now_s: float) -> Generator[None, None, Picture]:
+        """Reads all of it in the first step; each further one works out a part of it. Returns the whole."""
         desks = {desk.pool.name: desk for desk in scene.pools.desks}
         counts = {name: self._count(desk) for name, desk in desks.items()}
         then_s, then = self._remember(now_s, counts)
         self._number += 1
         faults = scene.faults()
-        pools = [
-            _draw_pool(keeper, desks[name], counts[name], then.get(name, _NO_COUNTS))
+        seen = [
+            _see(keeper, desks[name], counts[name], then.get(name, _NO_COUNTS))
             for keeper in scene.pools
             for name in [keeper.pool.name]
         ]
-        return Picture(
+        picture = Picture(
             number=self._number,
             version=__version__,
             is_ready=not faults,
@@ -101,10 +106,15 @@ class Painter:
             streams=scene.streams_open,
             window_s=round(now_s - then_s, 3),
             reasons={pool: dict(reasons) for pool, reasons in self._tape.reasons.items()},
-            pools=pools,
+            pools=(),
             decided=self._tape.total,
             decisions=self._decisions(now_s),
         )
+        yield
+        pools = []
+        for one in seen:
+            pools.append((yield from _draw_pool(one)))  # noqa: PERF401  # no comprehension may yield
+        return replace(picture, pools=pools)
 
     def _count(self, desk: Desk) -> Counts:
         found = {name: (vitals.queried_tokens, vitals.hit_tokens) for name, vitals in desk.vitals.items()}
@@ -138,28 +148,31 @@ def _draw_configuration(configuration: Configuration, now_s: float) -> Configura
     return ConfigurationPicture(configuration.where, configuration.number, age_s, refusal)
 
 
-def _draw_pool(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> PoolPicture:
+class _Seen(Struct, frozen=True):
+    """A pool at one moment, with its counts up to now and up to the window's begin.
+
+    `pool` is without means and rows. `left_s`: for how long those that cool are left alone yet.
+    """
+
+    pool: PoolPicture
+    states: Sequence[tuple[Endpoint, str]]
+    in_flight: Mapping[str, int]
+    left_s: Mapping[str, float]
+    now: Counts
+    then: Counts
+
+
+def _see(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> _Seen:
     pool = keeper.pool
-    total = sum(now.picks.values()) - sum(then.picks.values())
     states = list(pool.states())
     in_flight = pool.book.counts()
     loads = [in_flight[name] for name in pool.snapshot.names]
-    rows = [
-        EndpointRow(
-            endpoint.name,
-            endpoint.address,
-            state,
-            in_flight.get(endpoint.name, 0),
-            _ratio(now.picks.get(endpoint.name, 0) - then.picks.get(endpoint.name, 0), total),
-            round(desk.cooling.cooled_for_s(endpoint.name), 1) if state == "cooling" else None,
-            _mean(now.first_bytes, then.first_bytes, endpoint.name),
-            _mean(now.sent, then.sent, endpoint.name),
-            _mean(now.found, then.found, endpoint.name),
-            endpoint.zone,
-        )
+    left_s = {
+        endpoint.name: desk.cooling.cooled_for_s(endpoint.name)
         for endpoint, state in states
-    ]
-    return PoolPicture(
+        if state == "cooling"
+    }
+    picture = PoolPicture(
         name=pool.name,
         strategy=pool.strategy.name,
         age_s=None if keeper.age_s is None else round(keeper.age_s, 1),
@@ -168,12 +181,44 @@ def _draw_pool(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> Poo
         max_in_flight=pool.max_in_flight,
         bound=_bound(pool),
         balance=_ratio(max(loads, default=0) * len(loads), sum(loads)),
-        picks=total,
+        picks=sum(now.picks.values()) - sum(then.picks.values()),
         states=Counter(state for _, state in states),
-        first_byte_s=_mean_of_all(now.first_bytes, then.first_bytes),
-        foreseen=_mean_of_all(now.sent, then.sent),
-        found=_mean_of_all(now.found, then.found),
-        endpoints=rows,
+        first_byte_s=None,
+        foreseen=None,
+        found=None,
+        endpoints=(),
+    )
+    return _Seen(picture, states, in_flight, left_s, now, then)
+
+
+def _draw_pool(seen: _Seen) -> Generator[None, None, PoolPicture]:
+    rows: list[EndpointRow] = []
+    for start in range(0, len(seen.states), STEP):
+        rows += [_draw_row(seen, endpoint, state) for endpoint, state in seen.states[start : start + STEP]]
+        yield
+    first_byte_s = _mean_of_all(seen.now.first_bytes, seen.then.first_bytes)
+    yield
+    foreseen = _mean_of_all(seen.now.sent, seen.then.sent)
+    yield
+    found = _mean_of_all(seen.now.found, seen.then.found)
+    yield
+    return replace(seen.pool, first_byte_s=first_byte_s, foreseen=foreseen, found=found, endpoints=rows)
+
+
+def _draw_row(seen: _Seen, endpoint: Endpoint, state: str) -> EndpointRow:
+    name, now, then = endpoint.name, seen.now, seen.then
+    left_s = seen.left_s.get(name)
+    return EndpointRow(
+        name,
+        endpoint.address,
+        state,
+        seen.in_flight.get(name, 0),
+        _ratio(now.picks.get(name, 0) - then.picks.get(name, 0), seen.pool.picks),
+        None if left_s is None else round(left_s, 1),
+        _mean(now.first_bytes, then.first_bytes, name),
+        _mean(now.sent, then.sent, name),
+        _mean(now.found, then.found, name),
+        endpoint.zone,
     )
 
 

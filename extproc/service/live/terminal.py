@@ -161,17 +161,22 @@ def _pool(pool: PoolPicture, room: int) -> RenderableType:
         *(f"{many} {state}" for state, many in pool.states.items()),
         f"hits foreseen {_percent(pool.foreseen)}, found {_percent(pool.found)}",
         f"first byte {_seconds(pool.first_byte_s)}",
+        *(["no limit to what an endpoint gets"] if _limit(pool) is None else []),
     ]
     table = Table(
         title=title, title_justify="left", caption="  ".join(facts), caption_justify="left", box=None
     )
     for heading in ("endpoint", "state", "in flight", "share", "first byte", "foreseen", "found"):
         table.add_column(heading, justify="left" if heading in {"endpoint", "state"} else "right")
-    bound = pool.bound if pool.bound is not None else pool.max_in_flight
+    bound = _limit(pool)
     most = bound or max((row.in_flight for row in pool.endpoints), default=0) or 1
     for row in _chosen(pool, room):
         table.add_row(*_cells(row, bound, most))
     return table
+
+
+def _limit(pool: PoolPicture) -> int | None:
+    return pool.max_in_flight if pool.bound is None else pool.bound
 
 
 def _cells(row: EndpointRow, bound: int | None, most: int) -> Iterator[RenderableType]:
