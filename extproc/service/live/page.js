@@ -20,13 +20,18 @@ const shownAll = new Set();
 
 // ---- small helpers
 
+// Without what turns a line around, or hides in it: a name must not change how its neighbours read.
+const plain = (text) => String(text).replace(/[^\P{C}\n\t]/gu, "\ufffd");
 function element(tag, className, text) {
   const made = document.createElement(tag);
   if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
+  if (text !== undefined) made.textContent = plain(text);
   return made;
 }
-function put(node, text) { if (node.textContent !== text) node.textContent = text; }
+function put(node, text) {
+  const told = plain(text);
+  if (node.textContent !== told) node.textContent = told;
+}
 function mark(node, name, value) { if (node.dataset[name] !== value) node.dataset[name] = value; }
 const known = (value) => value !== null && value !== undefined;
 const percent = (value) => known(value) ? `${Math.round(100 * value)} %` : "–";
@@ -236,7 +241,7 @@ function drawPool(section, pool) {
     ...(known(pool.balance) ? [[pool.balance.toFixed(1), " × the mean on the busiest"]] : []),
     ...(known(pool.bound) ? [[count(pool.bound), " fill an endpoint"]] : []),
     ...(known(pool.max_in_flight) ? [[count(pool.max_in_flight), " each fill the pool"]] : []),
-    ...(known(pool.bound) || known(pool.max_in_flight) ? [] : [["no limit", " to what an endpoint gets"]]),
+    ...(known(pool.bound) || known(pool.max_in_flight) || !pool.endpoints.length ? [] : [["no limit", " to what an endpoint gets"]]),
     ...(known(pool.foreseen) ? [[percent(pool.foreseen), " hits foreseen"]] : []),
     ...(known(pool.found) ? [[percent(pool.found), " found"]] : []),
     ...(known(pool.first_byte_s) ? [[seconds(pool.first_byte_s), " to the first byte"]] : []),
