@@ -39,7 +39,7 @@ LINE_S: Final = 2.0
 TOLD: Final = f"""
   see it live   {PAGE}
 
-  five requests a second, in conversations, go to four simulated vLLM endpoints
+  five requests a second, in conversations, soon go to four simulated vLLM endpoints
 
   s   another strategy, live: {", ".join(STRATEGIES)}
   k   kill an endpoint; again: bring it back

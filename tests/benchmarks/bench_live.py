@@ -5,6 +5,7 @@ process with nobody looking. `python -m tests.benchmarks.bench_live`.
 """
 
 import asyncio
+import gc
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -90,6 +91,7 @@ async def looked_at() -> Sequence[Row]:
     with tempfile.TemporaryDirectory() as folder:
         async with looking(Path(folder), pools) as live:
             await fill(live)
+            gc.freeze()  # as the service does when it has started
             painter = Painter(Tape(monotonic))
             drawing = cpu_ms(lambda: encode(finish(painter.draw(live.app, monotonic()))))
             turns = [longest_ms(painter, live) for _ in range(30)][5:]

@@ -119,7 +119,7 @@ class _OverGrpc(TraceServiceServicer):
 def receiving_grpc() -> Iterator[Receiver]:
     """A receiver of OTLP over gRPC."""
     receiver, server = Receiver(), grpc.server(ThreadPoolExecutor(1))
-    add_TraceServiceServicer_to_server(_OverGrpc(receiver), server)
+    add_TraceServiceServicer_to_server(_OverGrpc(receiver), server)  # type: ignore[no-untyped-call]  # generated
     receiver.port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
