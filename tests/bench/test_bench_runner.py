@@ -410,7 +410,7 @@ def test_process_with_much_to_tell_waits_for_a_parent_that_is_slow(null_server: 
     mine, theirs = context.Pipe()
     (share,) = share_out(spec, "m", workload)
     taken = context.Value("q", 0)
-    process = context.Process(target=run_process, args=(share, theirs, taken, workload.jobs))
+    process = context.Process(target=run_process, args=(share, theirs, taken))
     process.start()
     theirs.close()
     assert isinstance(mine.recv(), Ready)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -57,12 +58,13 @@ async def run(
     if stop.is_set():
         raise Interrupted("interrupted before the first request")
     info = _begin(spec, model, workload)
-    shares = share_out(spec, model, workload, journal, await find_direct(spec.base_url))
+    endpoint = await find_direct(spec.base_url)
+    shares = share_out(spec, model, workload, journal=journal, endpoint=endpoint)
     if journal is not None:
         open_journal(journal, info)
     toward, watch = Toward(find_goal(spec, workload), progress), build_watch(spec)
     async with _watched(watch), watch_gpus(spec.dcgm) as gpus:
-        done = await drive(shares, workload.jobs, toward, stop)
+        done = await drive(shares, toward, stop)
     scrapes = pair(spec.scrape, before, await scrape(spec.scrape))
     records = tuple(sorted((r for d in done for r in d.records), key=lambda record: record.index))
     ended = _end(info, workload, records, done, is_stopped=stop.is_set())
@@ -178,9 +180,18 @@ def find_window(spec: Spec, workload: Workload, records: Sequence[Record]) -> Wi
 
 
 def share_out(
-    spec: Spec, model: str, workload: Workload, journal: Path | None = None, endpoint: str | None = None
+    spec: Spec,
+    model: str,
+    workload: Workload,
+    *,
+    journal: Path | None = None,
+    endpoint: str | None = None,
+    machines: int = 1,
 ) -> list[Share]:
-    """Cuts one schedule over the processes, every n-th start to each; so, too, the concurrency."""
+    """Cuts one schedule over the processes, every n-th start to each; so, too, the concurrency.
+
+    Processes go round `machines`; a closed loop's conversations, too, as machines share no counter.
+    """
     count = spec.processes
     numbered = tuple(enumerate(workload.starts_s or ()))
     concurrency = spec.traffic.concurrency
@@ -194,6 +205,7 @@ def share_out(
             requests=workload.requests,
             starts=numbered[i::count],
             users=(caps[i] or 0) if spec.traffic.is_closed else 0,
+            numbers=range(i % machines, sys.maxsize if workload.jobs is None else workload.jobs, machines),
             cap=caps[i],
             journal=journal,
             endpoint=endpoint,

@@ -4,7 +4,7 @@ import asyncio
 import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -15,10 +15,14 @@ from extproc.bench.progress import Progress, Standing
 from extproc.errors import ExtprocError
 
 # From the last process being ready to the start: by then every process must have heard of it.
-_LEAD_S = 0.25
+LEAD_S = 0.25
 _JOIN_S = 5.0
 # For breaking off what is in flight, counting tokens and sending everything back.
 _STOP_S = 60.0
+
+
+Agree = Callable[[], Awaitable[float]]
+"""Returns the reading of this machine's monotonic clock at which a run begins."""
 
 
 class LoadError(ExtprocError):
@@ -63,22 +67,27 @@ class _Process:
             self.process.kill()
 
 
+async def start_soon() -> float:
+    """The start of processes that are on this machine alone."""
+    return time.monotonic() + LEAD_S
+
+
 async def drive(
-    shares: Sequence[Share], jobs: int | None, progress: Progress, stop: asyncio.Event
+    shares: Sequence[Share], progress: Progress, stop: asyncio.Event, agree: Agree = start_soon
 ) -> list[Done]:
     """Runs every share in a process of its own, from one common start, until all end or `stop` is set.
 
-    Raises `LoadError`.
+    `agree` is asked for the start when every process is ready. Raises `LoadError`.
     """
     context = multiprocessing.get_context("spawn")
     taken = context.Value("q", 0)
-    processes = [_spawn(context, (share, taken, jobs)) for share in shares]
+    processes = [_spawn(context, (share, taken)) for share in shares]
     try:
         for process in processes:
             _listen(process, processes, progress)
         await asyncio.gather(*(process.is_ready.wait() for process in processes))
         if not any(process.is_dead for process in processes):
-            _send(processes, Start(time.monotonic() + _LEAD_S))
+            _send(processes, Start(await agree()))
             await _wait(processes, stop)
     finally:
         await asyncio.gather(*(process.end() for process in processes))
@@ -88,10 +97,10 @@ async def drive(
     return [process.done for process in processes if process.done is not None]
 
 
-def _spawn(context: SpawnContext, work: tuple[Share, object, int | None]) -> _Process:
-    share, taken, jobs = work
+def _spawn(context: SpawnContext, work: tuple[Share, object]) -> _Process:
+    share, taken = work
     mine, theirs = context.Pipe()
-    process = context.Process(target=run_process, args=(share, theirs, taken, jobs), daemon=True)
+    process = context.Process(target=run_process, args=(share, theirs, taken), daemon=True)
     process.start()
     theirs.close()
     return _Process(process, mine)

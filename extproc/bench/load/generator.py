@@ -1,6 +1,7 @@
 """What one load process does: starts conversations on time, or keeps users busy, and notes everything."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +26,15 @@ _TICK_S = 0.001
 _RETRY_S = 1.0
 
 Next = Callable[[], int | None]
-"""Takes the next conversation's number, shared by all processes; `None` when there is none left."""
+"""Takes the next conversation's number, shared by a machine's processes; `None` when there is none left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """One process's part of a run: its starts as (number, time), or the `users` of a closed loop.
 
-    `journal` is where it writes down what ends. `endpoint` answers whatever does not say who did.
+    `numbers` are the conversations that users take in turn, together with those of the machine's other
+    processes. `journal` is where it writes down what ends. `endpoint` answers whatever does not say who did.
     """
 
     process: int
@@ -42,6 +44,7 @@ class Share:
     requests: int | None
     starts: tuple[tuple[int, float], ...] = ()
     users: int = 0
+    numbers: range = range(sys.maxsize)
     cap: int | None = None
     journal: Path | None = None
     endpoint: str | None = None

@@ -46,13 +46,13 @@ class Done:
     stats: ClientStats
 
 
-def run_process(share: Share, pipe: Connection, taken: "Synchronized[int]", jobs: int | None) -> None:
+def run_process(share: Share, pipe: Connection, taken: "Synchronized[int]") -> None:
     """Is a load process's whole life. The parent decides about signals to the group, so SIGINT is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _allow_files()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            done = runner.run(_serve(share, pipe, _share_counter(taken, jobs)))
+            done = runner.run(_serve(share, pipe, _share_counter(taken, share.numbers)))
         pipe.send(done)
         pipe.close()
     except* (BrokenPipeError, EOFError):
@@ -65,14 +65,14 @@ def _allow_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _share_counter(taken: "Synchronized[int]", jobs: int | None) -> Next:
+def _share_counter(taken: "Synchronized[int]", numbers: range) -> Next:
     def take_next() -> int | None:
         with taken.get_lock():
-            number = taken.value
-            if jobs is not None and number >= jobs:
+            place = taken.value
+            if place >= len(numbers):
                 return None
-            taken.value = number + 1
-            return number
+            taken.value = place + 1
+            return numbers[place]
 
     return take_next
 
