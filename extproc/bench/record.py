@@ -128,6 +128,26 @@ class ClientStats:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """How one machine of a distributed run fared; `starts`, or `users` of a closed loop, were its share.
+
+    `skew_s` is how far its time of day was ahead of the leader's. The start does not depend on that, but on a
+    clock that round trips compared: it is off by `error_s` at most, and moved by `drift_s` during the run.
+    `lost`: why its records never came, and `lost_s` when.
+    """
+
+    worker: str
+    processes: tuple[int, ...]
+    starts: int
+    users: int
+    skew_s: float
+    error_s: float
+    drift_s: float | None = None
+    lost: str | None = None
+    lost_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CacheCounters:
     """An endpoint's prefix-cache counters, in tokens, summed over its engines."""
 
@@ -189,7 +209,8 @@ class RunInfo:
     `schedule_s` holds the offered starts (of requests, or of conversations in sessions), whether sent
     or not; it is empty in a closed loop. `offered_rps` is the request rate that the schedule asks for.
     `prompts`: how many requests the dataset holds before it begins again. `interrupted_s`: when the run
-    was ended before its time. `fleet`: the endpoints every few seconds, if they were watched.
+    was ended before its time. `fleet`: the endpoints every few seconds, if they were watched. `workers`: the
+    machines that offered the load, if they were others than the leader's.
     """
 
     spec: Spec
@@ -205,6 +226,7 @@ class RunInfo:
     interrupted_s: float | None = None
     fleet: tuple[FleetSample, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
+    workers: tuple[WorkerStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def build_share(
     rate = {} if users else {"req_rate": 10}
     shape = {"total_prompts": 100, "vus": users or None, **rate, **traffic}
     spec = Spec.model_validate({"endpoint": "x", "performance": {"traffic-shape": shape}})
-    return Share(0, spec, "m", tuple(conversations), requests, tuple(starts), users, cap)
+    return Share(0, spec, "m", tuple(conversations), requests, tuple(starts), users, cap=cap)
 
 
 def build_generator(

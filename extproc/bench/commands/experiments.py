@@ -3,10 +3,12 @@
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
+from extproc.bench.commands.workers import crew_options, read_crew
 from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import count_runs, run_ab
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
@@ -17,6 +19,7 @@ from extproc.bench.experiments.plan import plan_text
 from extproc.bench.experiments.run import show_runs
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
 from extproc.bench.experiments.sweep_rows import write_rows
+from extproc.bench.load.crew import Crew
 from extproc.bench.pace import Pace
 from extproc.bench.progress import until_told
 from extproc.bench.published.sweep import gather
@@ -86,17 +89,20 @@ def _read_report(path: Path) -> report.Report:
 @click.option("--output", type=_FOLDER, help="Folder for the comparison and every run's reports.")
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the arms are not comparable.")
-def ab(spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: bool) -> None:
+@crew_options
+def ab(
+    *, spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: bool, **workers: Any
+) -> None:
     """Compare strategies over the same schedule at equal offered load.
 
     Each arm is switched to live, caches are emptied, then it is measured; again with other seeds. Exit 3
     if the arms are not comparable.
     """
-    spec = read_spec(spec_file)
+    spec, crew = read_spec(spec_file), read_crew(**workers)
     if output is not None:
         make_folder(output)
     pace = Pace(count_runs(spec.ab))
-    trials = until_told(lambda stop: run_ab(spec, show_runs(stop, pace, quiet=quiet), output))
+    trials = until_told(lambda stop: run_ab(spec, show_runs(stop, pace, quiet=quiet, crew=crew), output))
     compared = summarise_trials(trials, spec.ab)
     click.echo(ab_markdown(compared), nl=False)
     if output is not None:
@@ -116,19 +122,26 @@ def ab(spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: 
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--again", is_flag=True, help="Do runs again that are not valid.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if some runs are not valid.")
+@crew_options
 def sweep_command(
-    spec_file: Path, output: Path, quiet: bool, again: bool, allow_client_limited: bool
+    *,
+    spec_file: Path,
+    output: Path,
+    quiet: bool,
+    again: bool,
+    allow_client_limited: bool,
+    **workers: Any,
 ) -> None:
     """Measure every strategy at every concurrency, with every dataset, in every repeat.
 
     What the folder has is not done again: the same command goes on after it was stopped, and more arms,
     loads or repeats add to what is there. Exit 3 if runs are missing or not valid.
     """
-    spec = read_spec(spec_file)
+    spec, crew = read_spec(spec_file), read_crew(**workers)
     tasks = sweep.list_tasks(spec)
     make_folder(output)
     missing = sweep.find_missing(tasks, output, again=again)
-    _do_missing(spec, missing, output, quiet=quiet)
+    _do_missing(spec, missing, output, crew, quiet=quiet)
     done = gather(
         spec.name,
         sweep.build_cells(tasks, output),
@@ -145,14 +158,20 @@ def sweep_command(
     _end(done.faults, done.remarks, allow_faults=allow_client_limited, good=good, bad=bad)
 
 
-def _do_missing(spec: Spec, missing: Sequence[sweep.Task], output: Path, *, quiet: bool) -> None:
+def _do_missing(
+    spec: Spec, missing: Sequence[sweep.Task], output: Path, crew: Crew | None, *, quiet: bool
+) -> None:
     primings = 2 if spec.ab.prime else 1
     pace = Pace(len(missing) * primings)
 
     def tell(task: sweep.Task, said: report.Report) -> None:
         click.echo(f"{pace.render(1.0)}: {task.title}: {said.title}", err=True)
 
-    until_told(lambda stop: sweep.run_sweep(spec, missing, show_runs(stop, pace, quiet=quiet), output, tell))
+    until_told(
+        lambda stop: sweep.run_sweep(
+            spec, missing, show_runs(stop, pace, quiet=quiet, crew=crew), output, tell
+        )
+    )
 
 
 @click.command("page")
@@ -173,16 +192,17 @@ def page_command(table: Path, output: Path, baseline: str | None, title: str | N
 @click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
 @click.option("--output", type=_FOLDER, help="Folder for the reports.")
 @click.option("--quiet", is_flag=True, help="No live display.")
-def saturate_command(spec_file: Path, output: Path | None, quiet: bool) -> None:
+@crew_options
+def saturate_command(*, spec_file: Path, output: Path | None, quiet: bool, **workers: Any) -> None:
     """Find the rate beyond which more requests bring latency and no throughput.
 
     Exit 3 if the client was the limit before the server was.
     """
-    spec = read_spec(spec_file)
+    spec, crew = read_spec(spec_file), read_crew(**workers)
     if output is not None:
         make_folder(output)
     pace = Pace(spec.saturate.steps, is_known=False)
-    rungs = until_told(lambda stop: saturate.climb(spec, show_runs(stop, pace, quiet=quiet)))
+    rungs = until_told(lambda stop: saturate.climb(spec, show_runs(stop, pace, quiet=quiet, crew=crew)))
     found = saturate.summarise_rungs(rungs, spec.saturate)
     click.echo(saturation_markdown(found), nl=False)
     if output is not None:

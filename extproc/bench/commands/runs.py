@@ -5,6 +5,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -20,9 +21,11 @@ from extproc.bench.commands.experiments import (
 )
 from extproc.bench.commands.serve import serve_command
 from extproc.bench.commands.specs import init_command, schema_command
+from extproc.bench.commands.workers import crew_options, read_crew, worker_command
 from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
+from extproc.bench.load.crew import Crew
 from extproc.bench.load.journal import read_journal
 from extproc.bench.load.registry import Renderer, open_registry
 from extproc.bench.load.workload import build_workload
@@ -61,6 +64,7 @@ def bench() -> None:
 @click.option("--pushgateway", metavar="URL", help="Push the final figures there.")
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
+@crew_options
 def run_command(
     *,
     spec_file: Path,
@@ -70,16 +74,17 @@ def run_command(
     pushgateway: str | None,
     quiet: bool,
     allow_client_limited: bool,
+    **workers: Any,
 ) -> None:
     """Run a benchmark. Exit 3 if the result does not hold, 4 if it misses a threshold.
 
     A first Ctrl-C or SIGTERM ends the run early and reports what was done, marked as partial.
     """
-    spec = read_spec(spec_file)
+    spec, crew = read_spec(spec_file), read_crew(**workers)
     if output is not None:
         make_folder(output)
     with exporting(metrics_port, linger) as exporter:
-        result = _run(spec, output, exporter, quiet=quiet)
+        result = _run(spec, output, exporter, crew, quiet=quiet)
         said = build_report(result)
         _tell(result, said, output, open_registry(spec).reports)
         if pushgateway is not None:
@@ -88,11 +93,13 @@ def run_command(
     _end(said, is_excused=is_excused)
 
 
-def _run(spec: Spec, output: Path | None, exporter: Exporter | None, *, quiet: bool) -> RunResult:
+def _run(
+    spec: Spec, output: Path | None, exporter: Exporter | None, crew: Crew | None, *, quiet: bool
+) -> RunResult:
     journal = None if output is None else output / "run.jsonl"
 
     async def work(stop: asyncio.Event) -> RunResult:
-        return await run(spec, progress=progress, stop=stop, journal=journal)
+        return await run(spec, progress=progress, stop=stop, journal=journal, crew=crew)
 
     with watching(spec.name, Console(stderr=True), exporter, quiet=quiet) as progress:
         return until_told(work)
@@ -152,5 +159,6 @@ for _command in (
     import_command,
     init_command,
     schema_command,
+    worker_command,
 ):
     bench.add_command(_command)

@@ -12,15 +12,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
+from pydantic import ValidationError
 from rich.console import Console
 
 from extproc.bench.experiments.gpus import watch_gpus
 from extproc.bench.experiments.scrape import pair, scrape
 from extproc.bench.experiments.watch import FleetWatch, build_watch
+from extproc.bench.load.crew import Crew, Offered, drive_crew
 from extproc.bench.load.driver import LoadError, drive
 from extproc.bench.load.generator import Share
-from extproc.bench.load.journal import clip, close_journal, find_end, open_journal
-from extproc.bench.load.process import Done
+from extproc.bench.load.journal import append_records, clip, close_journal, find_end, open_journal
 from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.pace import Goal, Pace
@@ -29,6 +30,7 @@ from extproc.bench.processors.credentials import NoToken, open_keys
 from extproc.bench.processors.http import name_fault
 from extproc.bench.progress import Progress, Toward, watching
 from extproc.bench.record import Record, RunClock, RunInfo, RunResult, Window
+from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec
 from extproc.errors import ExtprocError, SettingsError
 
@@ -41,15 +43,24 @@ class Interrupted(ExtprocError):
 
 
 async def run(
-    spec: Spec, *, progress: Progress, stop: asyncio.Event | None = None, journal: Path | None = None
+    spec: Spec,
+    *,
+    progress: Progress,
+    stop: asyncio.Event | None = None,
+    journal: Path | None = None,
+    crew: Crew | None = None,
 ) -> RunResult:
     """Runs a benchmark and returns what happened; cancelled, it still ends its processes.
 
     Set `stop`, and the run ends early: the result says so. `journal` is a file that keeps every request as it
-    ends. Raises `SettingsError` for a spec that cannot be run, `LoadError` if the client itself fails,
-    `Interrupted` if it was stopped before it began. What goes wrong at the server is in the records.
+    ends. `crew` offers the load from other machines, with the spec's processes on each; what they did is in
+    the journal at the end. Raises `SettingsError` for a spec that cannot be run, `LoadError` if the client
+    itself fails, `Interrupted` if it was stopped before it began. What goes wrong at the server is in the
+    records.
     """
     stop = stop or asyncio.Event()
+    machines = 1 if crew is None else len(crew.workers)
+    spec = spread(spec, machines)
     registry = open_registry(spec)
     await check_target(spec, registry)
     workload = await asyncio.to_thread(build_workload, spec, registry)
@@ -59,20 +70,42 @@ async def run(
         raise Interrupted("interrupted before the first request")
     info = _begin(spec, model, workload)
     endpoint = await find_direct(spec.base_url)
-    shares = share_out(spec, model, workload, journal=journal, endpoint=endpoint)
+    shares = share_out(spec, model, workload, journal=journal, endpoint=endpoint, machines=machines)
     if journal is not None:
         open_journal(journal, info)
     toward, watch = Toward(find_goal(spec, workload), progress), build_watch(spec)
     async with _watched(watch), watch_gpus(spec.dcgm) as gpus:
-        done = await drive(shares, toward, stop)
+        offered = await _offer(shares, crew, toward, stop)
     scrapes = pair(spec.scrape, before, await scrape(spec.scrape))
-    records = tuple(sorted((r for d in done for r in d.records), key=lambda record: record.index))
-    ended = _end(info, workload, records, done, is_stopped=stop.is_set())
+    records = tuple(sorted(offered.records, key=lambda record: record.index))
+    ended = _end(info, workload, records, offered, is_stopped=stop.is_set() or not offered.is_whole)
     fleet = watch.samples(toward.start_s) if watch and toward.start_s is not None else ()
     ended = replace(ended, scrapes=scrapes, fleet=fleet, gpus=gpus.list_uses())
     if journal is not None:
+        if crew is not None:
+            append_records(journal, records)
         close_journal(journal, ended)
     return RunResult(ended, records)
+
+
+def spread(spec: Spec, machines: int) -> Spec:
+    """The spec with the processes of all machines; raises `SettingsError` if they cannot share its load."""
+    if machines == 1:
+        return spec
+    try:
+        tree = spec.model_dump(by_alias=True, exclude_defaults=True)
+        return Spec.model_validate({**tree, "processes": spec.processes * machines})
+    except ValidationError as error:
+        raise SettingsError(list_faults(error)) from None
+
+
+async def _offer(
+    shares: Sequence[Share], crew: Crew | None, progress: Progress, stop: asyncio.Event
+) -> Offered:
+    if crew is not None:
+        return await drive_crew(crew, shares, progress, stop)
+    done = await drive(shares, progress, stop)
+    return Offered(tuple(record for d in done for record in d.records), tuple(d.stats for d in done))
 
 
 @asynccontextmanager
@@ -94,13 +127,13 @@ def find_goal(spec: Spec, workload: Workload) -> Goal:
     return Goal(requests=workload.asked)
 
 
-def show_runs(stop: asyncio.Event, pace: Pace, *, quiet: bool) -> Run:
+def show_runs(stop: asyncio.Event, pace: Pace, *, quiet: bool, crew: Crew | None = None) -> Run:
     """Returns what runs the runs of an experiment and shows each on the terminal."""
 
     async def run_one(spec: Spec, title: str) -> RunResult:
         pace.begin()
         with watching(title, Console(stderr=True), quiet=quiet, pace=pace) as progress:
-            return await run(spec, progress=progress, stop=stop)
+            return await run(spec, progress=progress, stop=stop, crew=crew)
 
     return run_one
 
@@ -121,16 +154,17 @@ def _begin(spec: Spec, model: str, workload: Workload) -> RunInfo:
 
 
 def _end(
-    info: RunInfo, workload: Workload, records: Sequence[Record], done: Sequence[Done], *, is_stopped: bool
+    info: RunInfo, workload: Workload, records: Sequence[Record], offered: Offered, *, is_stopped: bool
 ) -> RunInfo:
     duration_s, window = find_end(records), find_window(info.spec, workload, records)
     # A signal at the very end finds nothing left to break off.
-    interrupted_s = max(d.stats.wall_s for d in done) if is_stopped else None
+    interrupted_s = max(client.wall_s for client in offered.clients) if is_stopped else None
     return replace(
         info,
         duration_s=duration_s,
         window=window if interrupted_s is None else clip(window, interrupted_s),
-        clients=tuple(d.stats for d in done),
+        clients=offered.clients,
+        workers=offered.workers,
         interrupted_s=interrupted_s,
     )
 

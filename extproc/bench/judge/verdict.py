@@ -17,6 +17,7 @@ from extproc.bench.spec.tree import Limits
 PARTIAL = "partial"
 FAILED = "requests failed"
 NOTHING = "nothing measured"
+MISSING = "share missing"
 CLIENT_LIMITED = "client-limited"
 
 # With fewer in flight on average the samples are too coarse to check anything.
@@ -94,16 +95,44 @@ def judge(result: RunResult) -> Verdict:
     limits = result.info.spec.limits
     figures = _measure(result)
     reasons = (
+        *_find_missing_shares(result.info),
         *_find_interruption(result.info),
         *_find_failures(result, limits.errors),
         *_find_nothing(result),
         *_find_client_limits(figures, limits),
+        *_find_clock_limits(result.info),
     )
     return build_verdict(
         reasons,
         (*_find_remarks(figures, limits), *_find_thin_windows(result), *_find_surprises(result)),
         figures,
     )
+
+
+def _find_missing_shares(info: RunInfo) -> Iterator[Reason]:
+    """A part of a load is another load: whatever the others measured, it was not what was asked for."""
+    for worker in info.workers:
+        if worker.lost is None:
+            continue
+        total = len(info.schedule_s) or info.spec.traffic.concurrency or worker.users
+        share = f"{worker.starts or worker.users:,} of {total:,} {'starts' if worker.starts else 'users'}"
+        when = "" if worker.lost_s is None else f" after {worker.lost_s:.1f} s"
+        yield Reason(
+            MISSING, f"worker {worker.worker} was lost{when} ({worker.lost}): its share, {share}, is missing"
+        )
+
+
+def _find_clock_limits(info: RunInfo) -> Iterator[Reason]:
+    """Machines that do not agree when the run began do not offer one schedule."""
+    limit_s = info.spec.limits.lag_p99
+    for worker in info.workers:
+        error_s = worker.error_s + abs(worker.drift_s or 0.0)
+        if error_s > limit_s:
+            yield Reason(
+                CLIENT_LIMITED,
+                f"the clock of worker {worker.worker} is known to {error_s * 1e3:.1f} ms, "
+                f"{limit_s * 1e3:.0f} ms allowed",
+            )
 
 
 def _find_interruption(info: RunInfo) -> Iterator[Reason]:

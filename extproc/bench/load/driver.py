@@ -110,7 +110,7 @@ def _listen(process: _Process, processes: Sequence[_Process], progress: Progress
     def hear() -> None:
         news = process.hear()
         if news is not None:
-            progress.update(_sum([p.snapshot for p in processes if p.snapshot is not None], news))
+            progress.update(sum_standings([p.snapshot for p in processes if p.snapshot is not None], news))
         if process.is_dead:
             # Nobody waits for the others: a part of the load is no load.
             for each in processes:
@@ -148,7 +148,7 @@ def _send(processes: Sequence[_Process], message: Start | Stop) -> None:
             process.pipe.send(message)
 
 
-def _sum(snapshots: Sequence[Standing], news: Standing) -> Standing:
+def sum_standings(snapshots: Sequence[Standing], news: Standing) -> Standing:
     """Adds up totals; latencies are those of the process that has news."""
     failures: Counter[str] = Counter()
     for snapshot in snapshots:

@@ -22,6 +22,7 @@ from extproc.bench.record import (
     RunInfo,
     RunResult,
     Window,
+    WorkerStats,
 )
 from extproc.bench.spec.tree import Spec
 from extproc.errors import ExtprocError
@@ -56,6 +57,7 @@ class _End(msgspec.Struct):
     interrupted_s: float | None
     fleet: tuple[FleetSample, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
+    workers: tuple[WorkerStats, ...] = ()
 
 
 class Journal:
@@ -91,10 +93,24 @@ def open_journal(path: Path, info: RunInfo) -> None:
     path.write_bytes(msgspec.json.encode(facts) + b"\n")
 
 
+def append_records(path: Path, records: Iterable[Record]) -> None:
+    """Adds requests that were noted elsewhere."""
+    journal = Journal(path)
+    journal.note(records)
+    journal.close()
+
+
 def close_journal(path: Path, info: RunInfo) -> None:
     """Adds the end of a run."""
     end = _End(
-        info.duration_s, info.window, info.clients, info.scrapes, info.interrupted_s, info.fleet, info.gpus
+        info.duration_s,
+        info.window,
+        info.clients,
+        info.scrapes,
+        info.interrupted_s,
+        info.fleet,
+        info.gpus,
+        info.workers,
     )
     with path.open("ab") as file:
         file.write(msgspec.json.encode(end) + b"\n")

@@ -18,7 +18,7 @@ from extproc.bench.measure.phases import (
     measure_elasticity,
     measure_phases,
 )
-from extproc.bench.record import FleetSample, GpuUse, RunInfo, RunResult
+from extproc.bench.record import FleetSample, GpuUse, RunInfo, RunResult, WorkerStats
 from extproc.errors import ExtprocError
 
 # Raised when a field changes its meaning or goes; new fields leave it alone.
@@ -83,7 +83,8 @@ class Report:
     schedule into a queue, so that its times say nothing about the load; the whole run is then measured.
     `thresholds` are the spec's, each with the value that it was held against. `phases` are the parts of a
     load that changes, `elasticity` how it was taken, `fleet` the endpoints every few seconds.
-    `labels` and `stack` are the spec's, for a catalogue.
+    `labels` and `stack` are the spec's, for a catalogue. `workers` are the machines of a distributed run,
+    with how far their clocks were off.
     """
 
     schema: str
@@ -110,6 +111,7 @@ class Report:
     stack: dict[str, Any] = field(default_factory=dict)
     gpus: tuple[GpuUse, ...] = ()
     spending: Spending = Spending()
+    workers: tuple[WorkerStats, ...] = ()
 
     @property
     def is_good(self) -> bool:
@@ -169,6 +171,7 @@ def build(result: RunResult) -> Report:
         labels=dict(info.spec.labels),
         stack=info.spec.stack.model_dump(exclude_none=True),
         gpus=info.gpus,
+        workers=info.workers,
     )
     failed = said.whole.counts.failed_share
     return replace(

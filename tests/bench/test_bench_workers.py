@@ -1,0 +1,518 @@
+"""Load from several machines: workers in namespaces of their own, what they are told, and what is missing."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+import yaml
+from aiohttp import web
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.bench.commands import DOES_NOT_HOLD, bench
+from extproc.bench.experiments.run import run, share_out
+from extproc.bench.judge.verdict import CLIENT_LIMITED, MISSING, judge
+from extproc.bench.load import messages
+from extproc.bench.load.clocks import RoundTrip, find_fastest
+from extproc.bench.load.crew import Crew
+from extproc.bench.load.driver import LoadError
+from extproc.bench.load.messages import MessageError
+from extproc.bench.load.registry import build_registry
+from extproc.bench.load.worker import PATH, Worker, find_refusals, is_loopback, serve_worker, split_location
+from extproc.bench.load.workload import build_workload
+from extproc.bench.measure.metrics import measure, whole_run
+from extproc.bench.record import Record, RunResult, WorkerStats
+from extproc.bench.report.report import build
+from extproc.bench.spec.tree import Slo, Spec
+from extproc.errors import AddressError, SettingsError
+from tests.bench import synthetic
+from tests.bench.machines import TOKEN, Machines, machines
+from tests.bench.scripted import DONE, USAGE, chunk
+from tests.integration.ports import free_ports
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+POISSON = {"req-rate": 100, "total-prompts": 120, "arrivals": "poisson"}
+
+
+class Silence:
+    def update(self, snapshot: object) -> None:
+        pass
+
+
+class Asked:
+    """A model server that counts."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.first = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        self.total += 1
+        self.first.set()
+        return web.Response(body=chunk("bab ") + USAGE + DONE)
+
+
+@asynccontextmanager
+async def serving(handler: Handler, host: str, path: str = "/v1/chat/completions") -> AsyncIterator[int]:
+    app = web.Application()
+    app.router.add_route("*", path, handler)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, host, 0).start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def build_spec(host: str, port: int, traffic: dict[str, object], **fields: Any) -> Spec:
+    shape = {"dataset": {"name": "random", "input_tokens": 8}, **traffic}
+    base = {"endpoint": host, "port": port, "target": {"model": "m"}, "seed": 7}
+    return Spec.model_validate({**base, "performance": {"traffic-shape": shape}, **fields})
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    with machines(4, tmp_path_factory.mktemp("workers")) as started:
+        yield started
+
+
+def what_was_offered(result: RunResult) -> list[tuple[int, int, int, float]]:
+    return [(r.index, r.session, r.turn, r.intended_s) for r in result.records]
+
+
+async def test_one_two_and_four_workers_offer_the_schedule_of_one_process(four: Machines) -> None:
+    """Load from several machines is that of one.
+
+    1. One process offers 120 requests, arriving at random.
+    2. So do 1, 2 and 4 workers, each with a network and a clock of its own.
+    3. Every request was meant for the same time, to the last digit, and asked once.
+    4. What does not depend on the server's mood is the same in every report, as is the schedule's digest.
+    """
+    asked = Asked()
+    async with serving(asked.answer, four.server) as port:
+        spec = build_spec(four.server, port, POISSON)
+        alone = await run(spec, progress=Silence())
+        shared = [await run(spec, progress=Silence(), crew=four.crew(*range(count))) for count in (1, 2, 4)]
+
+    told = build(alone)
+    assert asked.total == 4 * 120
+    assert len(set(what_was_offered(alone))) == 120
+    for count, result in zip((1, 2, 4), shared, strict=True):
+        said = build(result)
+        assert what_was_offered(result) == what_was_offered(alone)
+        assert (said.schedule, said.offered_rps, said.whole.counts) == (
+            told.schedule,
+            told.offered_rps,
+            told.whole.counts,
+        )
+        assert said.whole.tokens == told.whole.tokens
+        assert [stats.process for stats in result.info.clients] == list(range(count))
+        assert sum(worker.starts for worker in said.workers) == 120
+
+
+async def test_clocks_that_differ_by_a_thousand_seconds_begin_together_and_the_report_tells_how_well(
+    four: Machines,
+) -> None:
+    """All namespaces are of one machine, so that the truth is known: no skew, within half a round trip."""
+    async with serving(Asked().answer, four.server) as port:
+        result = await run(
+            build_spec(four.server, port, POISSON), progress=Silence(), crew=four.crew(0, 1, 2, 3)
+        )
+
+    assert [worker.worker for worker in result.info.workers] == [machine.name for machine in four.all]
+    for worker in result.info.workers:
+        assert worker.error_s > 0
+        assert abs(worker.skew_s) <= worker.error_s + 1e-3
+        assert worker.drift_s is not None
+        # Each of the two offsets has an error of its own, less than a second on any machine.
+        assert abs(worker.drift_s) < 1
+    lags = [record.lag_s for record in result.records if record.lag_s is not None]
+    assert len(lags) == 120
+    assert min(lags) >= 0
+    assert max(record.end_s or 0.0 for record in result.records) < 60
+
+
+async def test_workers_share_the_conversations_and_users_of_a_closed_loop(four: Machines) -> None:
+    asked = Asked()
+    async with serving(asked.answer, four.server) as port:
+        spec = build_spec(four.server, port, {"vus": 5, "total-prompts": 41})
+        result = await run(spec, progress=Silence(), crew=four.crew(0, 1))
+
+    assert sorted(record.index for record in result.records) == list(range(41))
+    assert [worker.users for worker in result.info.workers] == [3, 2]
+    assert result.info.spec.processes == 2
+
+
+async def test_worker_that_is_killed_makes_the_run_invalid_with_its_share_missing(tmp_path: Path) -> None:
+    """Never a silent average of what is left.
+
+    1. Two workers share 2,000 starts over 40 s; after the first answer one is killed.
+    2. The other is told to end at once.
+    3. The verdict names the worker and its thousand starts; what is left is of the other one's share.
+    4. The journal tells the same.
+    """
+    asked, journal = Asked(), tmp_path / "run.jsonl"
+    with machines(2, tmp_path) as two:
+        async with serving(asked.answer, two.server) as port:
+            spec = build_spec(two.server, port, {"req-rate": 50, "duration": 40})
+            task = asyncio.create_task(run(spec, progress=Silence(), crew=two.crew(0, 1), journal=journal))
+            async with asyncio.timeout(100):
+                await asked.first.wait()
+                two.all[1].kill()
+                result = await task
+
+    verdict = judge(result)
+    lost = result.info.workers[1]
+    assert lost.lost == "it hung up"
+    assert lost.lost_s is not None
+    assert 0 < lost.lost_s < 40
+    assert not verdict.is_valid
+    assert verdict.kinds[0] == MISSING
+    assert f"worker {two.all[1].name} was lost" in verdict.reasons[0]
+    assert "its share, 1,000 of 2,000 starts, is missing" in verdict.reasons[0]
+    assert {record.index % 2 for record in result.records} == {0}
+    assert len(result.records) < 1000
+    told = CliRunner().invoke(bench, ["report", str(journal)])
+    assert told.exit_code == DOES_NOT_HOLD
+    assert "share missing" in told.output
+
+
+async def test_load_ends_with_the_leader(four: Machines) -> None:
+    """A worker whose leader is gone stops within seconds and takes another run."""
+    asked = Asked()
+    async with serving(asked.answer, four.server) as port:
+        endless = build_spec(four.server, port, {"req-rate": 50, "duration": 600})
+        task = asyncio.create_task(run(endless, progress=Silence(), crew=four.crew(2)))
+        async with asyncio.timeout(90):
+            await asked.first.wait()
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        short = build_spec(four.server, port, {"req-rate": 50, "total-prompts": 10})
+        result = await run(short, progress=Silence(), crew=four.crew(2))
+
+    assert len(result.records) == 10
+
+
+async def test_run_that_is_told_to_stop_ends_on_every_worker_and_is_partial(four: Machines) -> None:
+    asked, stop = Asked(), asyncio.Event()
+    async with serving(asked.answer, four.server) as port:
+        spec = build_spec(four.server, port, {"req-rate": 50, "duration": 600})
+        task = asyncio.create_task(run(spec, progress=Silence(), crew=four.crew(0, 3), stop=stop))
+        async with asyncio.timeout(100):
+            await asked.first.wait()
+            stop.set()
+            result = await task
+
+    assert judge(result).kinds[0] == "partial"
+    assert all(worker.lost is None for worker in result.info.workers)
+
+
+async def test_command_runs_a_spec_on_workers(four: Machines, tmp_path: Path) -> None:
+    async with serving(Asked().answer, four.server) as port:
+        spec = build_spec(four.server, port, {"req-rate": 50, "total-prompts": 10})
+        file, token = tmp_path / "spec.yaml", tmp_path / "token"
+        file.write_text(yaml.safe_dump(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
+        token.write_text(TOKEN)
+        arguments = ["run", str(file), "--quiet", "--output", str(tmp_path), "--allow-client-limited"]
+        crew = ["--workers", f"{four.all[0].name},{four.all[1].name}", "--workers-token", str(token)]
+        command = [sys.executable, "-m", "extproc", "bench", *arguments, *crew]
+        process = await asyncio.create_subprocess_exec(*command)
+
+        assert await process.wait() == 0
+    assert [w["worker"] for w in msgspec.json.decode((tmp_path / "report.json").read_bytes())["workers"]] == [
+        four.all[0].name,
+        four.all[1].name,
+    ]
+
+
+async def test_worker_that_nobody_starts_is_named() -> None:
+    (port,) = free_ports(1)
+    crew = Crew((("127.0.0.1", port),), ready_within_s=0.1)
+
+    with pytest.raises(LoadError, match=rf"worker 127\.0\.0\.1:{port}: "):
+        await run(build_spec("127.0.0.1", 1, POISSON), progress=Silence(), crew=crew)
+
+
+async def test_leader_with_another_token_is_turned_away() -> None:
+    async with serving(Worker(TOKEN).answer, "127.0.0.1", PATH) as port:
+        crew = Crew((("127.0.0.1", port),), "another-token-of-16", ready_within_s=0.1)
+
+        with pytest.raises(LoadError, match="it wants another token"):
+            await run(build_spec("127.0.0.1", 1, POISSON), progress=Silence(), crew=crew)
+
+
+async def test_page_in_a_browser_cannot_use_a_worker_without_a_token() -> None:
+    async with serving(Worker(None).answer, "127.0.0.1", PATH) as port, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{port}{PATH}"
+
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(url, headers={"Origin": "https://elsewhere.example"})
+        async with session.ws_connect(url) as socket:
+            assert not socket.closed
+    assert refused.value.status == 401
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[aiohttp.ClientWebSocketResponse, int]]:
+    """A socket to a worker without a token, and the worker's port."""
+    async with (
+        serving(Worker(None).answer, "127.0.0.1", PATH) as port,
+        aiohttp.ClientSession() as session,
+        session.ws_connect(f"http://127.0.0.1:{port}{PATH}") as socket,
+    ):
+        yield socket, port
+
+
+async def test_worker_does_one_run_at_a_time() -> None:
+    async with connected() as (_, port):
+        crew = Crew((("127.0.0.1", port),), ready_within_s=0.1)
+
+        with pytest.raises(LoadError, match="it is busy"):
+            await run(build_spec("127.0.0.1", 1, POISSON), progress=Silence(), crew=crew)
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"", b"\xc1", messages.encode(messages.Halt())], ids=["nothing", "no msgpack", "no order"]
+)
+async def test_worker_refuses_what_is_no_order_and_says_why(nonsense: bytes) -> None:
+    async with connected() as (socket, _):
+        await socket.send_bytes(nonsense)
+        reply = messages.decode_reply(await socket.receive_bytes(timeout=30))
+
+    assert isinstance(reply, messages.Refused)
+
+
+async def test_worker_without_a_token_reads_and_runs_nothing_of_its_machine() -> None:
+    spec = build_spec("127.0.0.1", 1, POISSON, target={"model": "m", "token_command": ["date"]})
+    async with serving(Worker(None).answer, "127.0.0.1", PATH) as port:
+        crew = Crew((("127.0.0.1", port),), ready_within_s=5)
+
+        with pytest.raises(LoadError, match=r"does not use its machine's target\.token-command"):
+            await run(spec, progress=Silence(), crew=crew)
+
+
+@pytest.mark.parametrize(
+    ("target", "fields", "is_trusted", "refused"),
+    [
+        ({}, {}, False, 0),
+        ({"token_file": "/etc/shadow"}, {}, False, 1),
+        ({"token_command": ["date"]}, {}, False, 1),
+        ({"tokenizer": "tokenizer.json"}, {}, False, 1),
+        ({"sign": {"service": "s", "region": "r"}}, {}, False, 1),
+        ({}, {"plugins": ["os"]}, False, 1),
+        ({}, {"plugins": ["os"]}, True, 0),
+        ({"token_command": ["date"]}, {}, True, 0),
+        ({"api_key_env": "EXTPROC_NO_SUCH_KEY"}, {}, False, 2),
+        ({"api_key_env": "EXTPROC_NO_SUCH_KEY"}, {}, True, 1),
+    ],
+)
+def test_powers_of_a_spec_need_a_token(
+    target: dict[str, object], fields: dict[str, object], is_trusted: bool, refused: int
+) -> None:
+    spec = build_spec("127.0.0.1", 1, POISSON, target={"model": "m", **target}, **fields)
+
+    assert len(list(find_refusals(spec, is_trusted=is_trusted))) == refused
+
+
+async def test_worker_beyond_loopback_needs_a_token() -> None:
+    with pytest.raises(SettingsError, match="give it a token"):
+        await serve_worker("0.0.0.0", 9200, None, asyncio.Event())
+
+
+def test_loopback_is_known_by_its_addresses_and_its_name() -> None:
+    assert [*map(is_loopback, ("127.0.0.1", "::1", "localhost", "127.8.0.1"))] == [True] * 4
+    assert [*map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "worker-0.workers"))] == [False] * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "location"),
+    [
+        ("10.0.0.1:9200", ("10.0.0.1", 9200)),
+        ("[::1]:9200", ("::1", 9200)),
+        ("load-0.load:9200", ("load-0.load", 9200)),
+    ],
+)
+def test_worker_is_named_by_address_or_name(text: str, location: tuple[str, int]) -> None:
+    assert split_location(text) == location
+
+
+@pytest.mark.parametrize("text", ["", "10.0.0.1", "host", "host:0", "::1:9200"])
+def test_what_names_no_worker_is_refused(text: str) -> None:
+    with pytest.raises(AddressError):
+        split_location(text)
+
+
+def test_short_token_is_refused(tmp_path: Path) -> None:
+    token, spec = tmp_path / "token", tmp_path / "spec.yaml"
+    token.write_text("short")
+    spec.write_text("endpoint: 127.0.0.1:1\nperformance: {traffic-shape: {vus: 1, duration: 1}}\n")
+    told = CliRunner().invoke(
+        bench, ["run", str(spec), "--workers", "127.0.0.1:1", "--workers-token", str(token)]
+    )
+
+    assert isinstance(told.exception, SettingsError)
+
+
+times = st.floats(0, 1e6, allow_nan=False)
+
+
+@given(left=times, there=st.floats(0, 1), back=st.floats(0, 1), offset=st.floats(-1e6, 1e6))
+def test_offset_of_a_clock_is_known_to_half_a_round_trip(
+    left: float, there: float, back: float, offset: float
+) -> None:
+    trip = RoundTrip(left, left + there + offset, left + there + back, 0.0)
+
+    assert abs(trip.offset_s - offset) <= trip.length_s / 2 + 1e-6
+
+
+def test_fastest_round_trip_is_gone_by() -> None:
+    slow, fast = RoundTrip(0.0, 5.0, 2.0, 0.1), RoundTrip(3.0, 7.0, 3.5, 0.2)
+
+    assert find_fastest([slow, fast, slow]) is fast
+
+
+@st.composite
+def whole_records(draw: st.DrawFn) -> list[Record]:
+    made = []
+    for index in range(draw(st.integers(1, 40))):
+        started_s = draw(st.floats(0, 100))
+        chunk_s = sorted(draw(st.lists(st.floats(started_s, 200), min_size=1, max_size=6)))
+        made.append(
+            synthetic.record(
+                index,
+                draw(st.floats(0, 100)),
+                started_s=started_s,
+                sent_s=started_s,
+                chunk_s=chunk_s,
+                first_token_s=chunk_s[0],
+                end_s=chunk_s[-1],
+                text=draw(st.text(max_size=5)),
+                failure=draw(st.sampled_from([None, None, "http", "interrupted"])),
+                cached_tokens=draw(st.none() | st.integers(0, 100)),
+            )
+        )
+    return made
+
+
+def deliver(records: Sequence[Record]) -> list[Record]:
+    """What the leader has when a worker has sent its records."""
+    arrived: list[Record] = []
+    for batch in messages.cut_batches(records):
+        reply = messages.decode_reply(messages.encode(messages.Noted(batch)))
+        assert isinstance(reply, messages.Noted)
+        arrived += reply.records
+    return arrived
+
+
+@settings(max_examples=60, deadline=None)
+@given(whole_records(), st.integers(1, 4))
+def test_figures_of_merged_records_are_those_of_one_process(records: list[Record], workers: int) -> None:
+    """Percentiles are of all records: merging percentiles would not give these."""
+    info = synthetic.result(records).info
+    merged = sorted(
+        (record for i in range(workers) for record in deliver(records[i::workers])), key=lambda r: r.index
+    )
+    window = whole_run(RunResult(info, tuple(records)))
+    limits = Slo(ttft_ms=5000)
+
+    assert merged == records
+    assert measure(merged, window, limits) == measure(records, window, limits)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
+    for decode in (messages.decode_question, messages.decode_reply):
+        with suppress(MessageError):
+            decode(data)
+
+
+def test_shares_arrive_as_they_were_cut() -> None:
+    spec = build_spec("127.0.0.1", 1, {**POISSON, "max-concurrency": 9}, processes=4)
+    workload = build_workload(spec, build_registry())
+    shares = share_out(spec, "m", workload, endpoint="e", machines=2)
+    for machine in (0, 1):
+        order, *rest = [
+            messages.decode_question(messages.encode(each))
+            for each in messages.list_orders(shares[machine::2])
+        ]
+        assert isinstance(order, messages.Order)
+        gathering = messages.Gathering(order)
+        for each in rest:
+            assert isinstance(each, messages.Prompts | messages.Starts)
+            gathering.add(each)
+
+        assert gathering.is_complete
+        assert gathering.build(spec) == list(shares[machine::2])
+
+
+def test_conversations_of_a_closed_loop_go_to_one_machine_each() -> None:
+    spec = build_spec("127.0.0.1", 1, {"vus": 8, "total-prompts": 50}, processes=6)
+    shares = share_out(spec, "m", build_workload(spec, build_registry()), machines=3)
+    dealt = [number for machine in range(3) for number in shares[machine].numbers]
+
+    assert sorted(dealt) == list(range(50))
+    assert [share.numbers for share in shares[3:]] == [share.numbers for share in shares[:3]]
+
+
+def test_more_than_was_announced_is_refused() -> None:
+    spec = build_spec("127.0.0.1", 1, POISSON)
+    shares = share_out(spec, "m", build_workload(spec, build_registry()))
+    order, prompts, *_ = messages.list_orders(shares)
+    assert isinstance(order, messages.Order)
+    assert isinstance(prompts, messages.Prompts)
+    gathering = messages.Gathering(order)
+    gathering.add(prompts)
+
+    with pytest.raises(MessageError, match="more prompts"):
+        gathering.add(prompts)
+    with pytest.raises(MessageError, match="version"):
+        messages.Gathering(msgspec.structs.replace(order, version=2))
+
+
+def test_message_is_bounded() -> None:
+    with pytest.raises(MessageError, match="bytes"):
+        messages.encode(messages.Refused("x" * messages.MOST_BYTES))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 700_000), max_size=8))
+def test_batches_hold_everything_in_order_and_about_a_megabyte(sizes: list[int]) -> None:
+    texts = ["x" * size for size in sizes]
+    batches = list(messages.cut_batches(texts))
+
+    assert [text for batch in batches for text in batch] == texts
+    assert all(sum(map(len, batch)) <= 1024 * 1024 for batch in batches)
+
+
+def with_worker(**facts: Any) -> RunResult:
+    made = synthetic.result([synthetic.record(i, i / 10) for i in range(100)])
+    worker = WorkerStats("10.0.0.1:9200", (0,), 100, 0, skew_s=3.0, error_s=0.001)
+    return RunResult(replace(made.info, workers=(replace(worker, **facts),)), made.records)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kinds"),
+    [
+        ({}, ()),
+        ({"drift_s": 0.02}, ()),
+        ({"error_s": 0.06}, (CLIENT_LIMITED,)),
+        ({"drift_s": -0.06}, (CLIENT_LIMITED,)),
+        ({"lost": "it hung up", "lost_s": 1.5}, (MISSING,)),
+    ],
+)
+def test_machines_that_do_not_agree_when_it_began_are_no_client(
+    facts: dict[str, object], kinds: tuple[str, ...]
+) -> None:
+    """The time of day may be off by as much as it likes: nothing depends on it."""
+    assert judge(with_worker(**facts)).kinds == kinds
