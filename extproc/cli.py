@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Command groups of other rooms: each module has a group of that name.
-_ROOMS: Final = {"simulate": "extproc.vllm.commands", "bench": "extproc.bench.commands"}
+_ROOMS: Final = {
+    "simulate": "extproc.vllm.commands",
+    "bench": "extproc.bench.commands",
+    "operate": "extproc.controller.commands",
+}
 
 ADMIN_URL: Final = "http://127.0.0.1:9090"
 

@@ -1,0 +1,165 @@
+"""The Benchmark resource: the spec file's fields, and beside them how it is run in a cluster. Pure."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, Self
+
+from cronsim import CronSim, CronSimError
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from extproc.bench.spec.section import Section, list_faults
+from extproc.bench.spec.tree import Spec
+from extproc.errors import ExtprocError
+
+GROUP, VERSION, KIND, PLURAL = "extproc.dev", "v1alpha1", "Benchmark", "benchmarks"
+API_VERSION = f"{GROUP}/{VERSION}"
+# A Pod's name adds the run, the part it plays, an index and five characters; a label holds 63.
+_LONGEST_NAME = 32
+
+
+class SpecRefused(ExtprocError):
+    """A Benchmark cannot be run; the message lists every fault."""
+
+
+class PodOptions(Section):
+    """What the Pods of a run get. The image is the operator's own.
+
+    `cpu` and `memory` are requested for each Pod: a client that waits for CPU measures itself. `env_secret`
+    names a Secret whose keys become environment variables, for `target.api-key-env`. `node_selector` keeps
+    load off the nodes that serve.
+    """
+
+    cpu: str = Field(default="1", pattern=r"^[0-9]+(\.[0-9]+)?m?$")
+    memory: str = Field(default="1Gi", pattern=r"^[0-9]+(\.[0-9]+)?(Mi|Gi|M|G)$")
+    env_secret: str | None = None
+    node_selector: dict[str, str] = Field(default_factory=dict)
+
+
+class Files(Section):
+    """Files that the spec names, mounted at `/data`: one of a `config_map` or a volume `claim`."""
+
+    config_map: str | None = None
+    claim: str | None = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if (self.config_map is None) == (self.claim is None):
+            raise ValueError("give config-map or claim")
+        return self
+
+
+class Results(Section):
+    """Where reports stay: a folder for each run on a volume claim.
+
+    `claim` names one of yours, which outlives the Benchmark. Without it one of `size` is made, and deleted
+    with the Benchmark unless `keep`.
+    """
+
+    claim: str | None = None
+    size: str = Field(default="1Gi", pattern=r"^[0-9]+(Mi|Gi|Ti)$")
+    storage_class: str | None = None
+    keep: bool = False
+
+
+class Operation(Section):
+    """How a Benchmark is run in a cluster.
+
+    `mode`: `run` is one run, `ab` compares strategies, `sweep` does so by load and dataset, `saturate`
+    looks for the highest rate. `workers` Pods offer the load; with several, one more leads them and merges
+    what they noted. `schedule` runs it again and again, by the five fields of cron, in UTC; a run that is
+    due while another one goes is left out. `history_limit` runs are kept in the status. `suspend` ends what
+    is running and begins nothing. `deadline_seconds` ends a run that lasts too long.
+    """
+
+    mode: Literal["run", "ab", "sweep", "saturate"] = "run"
+    workers: int = Field(default=1, ge=1, le=100)
+    schedule: str | None = None
+    history_limit: int = Field(default=10, ge=1, le=100)
+    suspend: bool = False
+    deadline_seconds: int = Field(default=86400, ge=1)
+    files: Files | None = None
+    results: Results = Results()
+    pods: PodOptions = PodOptions()
+
+    @field_validator("schedule")
+    @classmethod
+    def _is_cron(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                CronSim(value, datetime(2026, 1, 1))  # noqa: DTZ001  # only read, not kept
+            except CronSimError as error:
+                raise ValueError(f"{value!r} is not a schedule such as 0 3 * * *: {error}") from None
+            if len(value.split()) != 5:
+                raise ValueError(f"{value!r} is not a schedule of five fields")
+        return value
+
+
+# These do not make it another run.
+_NOT_OF_A_RUN = frozenset({"suspend", "schedule", "history-limit"})
+_OWN = {field.alias or name for name, field in Operation.model_fields.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One Benchmark, as the API server has it, with its spec parsed."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    created: datetime
+    spec: Spec
+    operation: Operation
+    tree: Mapping[str, Any]
+    status: Mapping[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """Names what is asked: Benchmarks of equal digests ask the same of the same."""
+        asked = {name: value for name, value in self.tree.items() if name not in _NOT_OF_A_RUN}
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def parse_benchmark(body: Mapping[str, Any]) -> Benchmark:
+    """Reads an object; raises `SpecRefused` with every fault of its spec."""
+    metadata, tree = body["metadata"], body.get("spec") or {}
+    name = metadata["name"]
+    faults = []
+    if len(name) > _LONGEST_NAME:
+        faults.append(f"metadata.name: {len(name)} characters; {_LONGEST_NAME} leave room for a Pod's name")
+    own = {key: value for key, value in tree.items() if key in _OWN}
+    rest = {key: value for key, value in tree.items() if key not in _OWN}
+    operation, spec = None, None
+    try:
+        operation = Operation.model_validate(own)
+    except ValidationError as error:
+        faults.append(list_faults(error))
+    try:
+        spec = Spec.model_validate({**rest, "name": name})
+    except ValidationError as error:
+        faults.append(list_faults(error))
+    if faults or operation is None or spec is None:
+        raise SpecRefused("\n".join(faults))
+    return Benchmark(
+        name=name,
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 1),
+        created=read_time(metadata["creationTimestamp"]),
+        spec=spec,
+        operation=operation,
+        tree=tree,
+        status=body.get("status") or {},
+    )
+
+
+def read_time(text: str) -> datetime:
+    """Reads a time as the API server writes it."""
+    return datetime.fromisoformat(text)
+
+
+def write_time(at: datetime) -> str:
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
