@@ -258,6 +258,8 @@ def _status() -> Schema:
             "phase": _TEXT,
             "verdict": _TEXT,
             "figures": _FIGURES,
+            "faults": _TEXTS,
+            "remarks": _TEXTS,
         },
     }
     return {
@@ -300,6 +302,7 @@ def _status() -> Schema:
                 "description": "Figures that got worse than those of the valid runs before this one.",
             },
             "report": {"type": "string", "description": "Where the reports are: claim/folder."},
+            "lastScheduledAt": _TIME,
             "nextRunAt": _TIME,
             "history": {"type": "array", "items": run, "description": "Runs that ended, the last one first."},
         },

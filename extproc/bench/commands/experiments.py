@@ -1,14 +1,14 @@
 """About more than one run, or about none: compare, ab, sweep, page, saturate, plan."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from extproc.bench.commands.workers import crew_options, read_crew
+from extproc.bench.commands.workers import brief_option, crew_options, read_crew
 from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import count_runs, run_ab
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
@@ -26,7 +26,8 @@ from extproc.bench.published.sweep import gather
 from extproc.bench.published.sweep_formats import sweep_html, sweep_markdown
 from extproc.bench.published.tables import published_markdown, read_published
 from extproc.bench.report import report
-from extproc.bench.report.outputs import make_folder, print_faults, write_texts
+from extproc.bench.report.brief import Brief, build_brief
+from extproc.bench.report.outputs import make_folder, print_faults, write_brief, write_texts
 from extproc.bench.spec.tree import Spec, read_spec
 from extproc.errors import SettingsError
 
@@ -89,9 +90,16 @@ def _read_report(path: Path) -> report.Report:
 @click.option("--output", type=_FOLDER, help="Folder for the comparison and every run's reports.")
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the arms are not comparable.")
+@brief_option
 @crew_options
 def ab(
-    *, spec_file: Path, output: Path | None, quiet: bool, allow_client_limited: bool, **workers: Any
+    *,
+    spec_file: Path,
+    output: Path | None,
+    quiet: bool,
+    allow_client_limited: bool,
+    brief: Path | None,
+    **workers: Any,
 ) -> None:
     """Compare strategies over the same schedule at equal offered load.
 
@@ -113,6 +121,7 @@ def ab(
             "ab.md": ab_markdown(compared),
         }
         _name(write_texts(output, texts))
+    write_brief(brief, _brief(compared.faults, compared.remarks, "comparable", "not comparable", {}))
     _end(compared.faults, compared.remarks, allow_faults=allow_client_limited)
 
 
@@ -122,6 +131,7 @@ def ab(
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--again", is_flag=True, help="Do runs again that are not valid.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if some runs are not valid.")
+@brief_option
 @crew_options
 def sweep_command(
     *,
@@ -130,6 +140,7 @@ def sweep_command(
     quiet: bool,
     again: bool,
     allow_client_limited: bool,
+    brief: Path | None,
     **workers: Any,
 ) -> None:
     """Measure every strategy at every concurrency, with every dataset, in every repeat.
@@ -155,6 +166,7 @@ def sweep_command(
     texts = {"sweep.html": sweep_html(done), "sweep.csv": table, "sweep.md": sweep_markdown(done)}
     _name(write_texts(output, texts))
     good, bad = "every run is valid", "the sweep does not hold as a whole"
+    write_brief(brief, _brief(done.faults, done.remarks, good, bad, {}))
     _end(done.faults, done.remarks, allow_faults=allow_client_limited, good=good, bad=bad)
 
 
@@ -192,8 +204,11 @@ def page_command(table: Path, output: Path, baseline: str | None, title: str | N
 @click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
 @click.option("--output", type=_FOLDER, help="Folder for the reports.")
 @click.option("--quiet", is_flag=True, help="No live display.")
+@brief_option
 @crew_options
-def saturate_command(*, spec_file: Path, output: Path | None, quiet: bool, **workers: Any) -> None:
+def saturate_command(
+    *, spec_file: Path, output: Path | None, quiet: bool, brief: Path | None, **workers: Any
+) -> None:
     """Find the rate beyond which more requests bring latency and no throughput.
 
     Exit 3 if the client was the limit before the server was.
@@ -208,7 +223,14 @@ def saturate_command(*, spec_file: Path, output: Path | None, quiet: bool, **wor
     if output is not None:
         texts = {"saturation.json": report.encode(found).decode(), "saturation.html": saturation_html(found)}
         _name(write_texts(output, texts))
-    _end(found.faults, found.remarks, good="the search holds", bad="the search does not hold")
+    good, bad = "the search holds", "the search does not hold"
+    figures = {
+        "req_per_s": found.best_rps,
+        "total_tok_per_s": found.best_tps,
+        "inflection_rps": found.inflection_rps,
+    }
+    write_brief(brief, _brief(found.faults, found.remarks, good, bad, figures))
+    _end(found.faults, found.remarks, good=good, bad=bad)
 
 
 @click.command("plan")
@@ -241,6 +263,12 @@ def _end_plan(faults: Sequence[str], remarks: Sequence[str] = ()) -> None:
 def _name(paths: Iterable[Path]) -> None:
     for path in paths:
         click.echo(str(path), err=True)
+
+
+def _brief(
+    faults: Sequence[str], remarks: Sequence[str], good: str, bad: str, figures: Mapping[str, float | None]
+) -> Brief:
+    return build_brief(bad if faults else good, not faults, faults, remarks, figures)
 
 
 def _end(

@@ -21,7 +21,7 @@ from extproc.bench.commands.experiments import (
 )
 from extproc.bench.commands.serve import serve_command
 from extproc.bench.commands.specs import init_command, schema_command
-from extproc.bench.commands.workers import crew_options, read_crew, worker_command
+from extproc.bench.commands.workers import brief_option, crew_options, read_crew, worker_command
 from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
@@ -31,8 +31,9 @@ from extproc.bench.load.registry import Renderer, open_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.progress import Exporter, exporting, until_told, watching
 from extproc.bench.record import RunResult
+from extproc.bench.report.brief import brief_report
 from extproc.bench.report.headline import summary_text
-from extproc.bench.report.outputs import make_folder, print_verdict, push_report, write_reports
+from extproc.bench.report.outputs import make_folder, print_verdict, push_report, write_brief, write_reports
 from extproc.bench.report.report import Report
 from extproc.bench.report.report import build as build_report
 from extproc.bench.spec.section import parse_duration
@@ -64,6 +65,7 @@ def bench() -> None:
 @click.option("--pushgateway", metavar="URL", help="Push the final figures there.")
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
+@brief_option
 @crew_options
 def run_command(
     *,
@@ -74,6 +76,7 @@ def run_command(
     pushgateway: str | None,
     quiet: bool,
     allow_client_limited: bool,
+    brief: Path | None,
     **workers: Any,
 ) -> None:
     """Run a benchmark. Exit 3 if the result does not hold, 4 if it misses a threshold.
@@ -87,6 +90,7 @@ def run_command(
         result = _run(spec, output, exporter, crew, quiet=quiet)
         said = build_report(result)
         _tell(result, said, output, open_registry(spec).reports)
+        write_brief(brief, brief_report(said))
         if pushgateway is not None:
             push_report(said, pushgateway)
     is_excused = allow_client_limited and said.verdict.is_client_limited_only

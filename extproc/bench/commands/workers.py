@@ -1,4 +1,4 @@
-"""Load from several machines: `extproc bench worker` on each, and how a leader is told of them."""
+"""Load from several machines: `extproc bench worker` on each, and what a leader is told besides a spec."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +28,13 @@ def worker_command(listen: str, token_file: Path | None) -> None:
     token = _read_token(token_file)
     click.echo(f"worker at {listen}{'' if token else ', without a token'}", err=True)
     until_told(lambda stop: serve_worker(host, port, token, stop))
+
+
+brief_option = click.option(
+    "--brief",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write verdict and headline figures here.",
+)
 
 
 def crew_options(command: _Command) -> _Command:

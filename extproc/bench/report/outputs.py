@@ -12,6 +12,7 @@ from rich.panel import Panel
 
 from extproc.bench.judge.verdict import Verdict
 from extproc.bench.record import RunResult
+from extproc.bench.report.brief import Brief, encode_brief
 from extproc.bench.report.csv_table import csv_table
 from extproc.bench.report.headline import summary_text
 from extproc.bench.report.k6 import k6_text
@@ -81,6 +82,15 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
         except OSError as error:
             raise OutputError(f"{folder / name}: {error.strerror}") from None
     return [folder / name for name in texts]
+
+
+def write_brief(path: Path | None, brief: Brief) -> None:
+    """Writes the verdict and the headline figures for a program to read; no path, nothing."""
+    if path is not None:
+        try:
+            path.write_bytes(encode_brief(brief))
+        except OSError as error:
+            raise OutputError(f"{path}: {error.strerror}") from None
 
 
 def push_report(said: Report, url: str) -> None:

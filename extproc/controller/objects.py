@@ -1,0 +1,259 @@
+"""The objects that a run is made of, as the API server takes them. Pure.
+
+A run is a leader's Job and, with several workers, an Indexed Job of workers behind a headless Service, which
+share a token. Whatever is made belongs to the Benchmark: it goes when that goes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import yaml
+
+from extproc.controller.resource import API_VERSION, KIND, Benchmark, Operation, write_time
+
+Object = dict[str, Any]
+
+APP: Final = "extproc-benchmark"
+BENCHMARK_LABEL: Final = "extproc.dev/benchmark"
+RUN_LABEL: Final = "extproc.dev/run"
+PART_LABEL: Final = "extproc.dev/part"
+DUE_ANNOTATION: Final = "extproc.dev/due"
+LEADER, WORKERS = "leader", "workers"
+
+PORT: Final = 9200
+_SPEC, _TOKEN, _DATA, _RESULTS = "/etc/benchmark", "/etc/benchmark-token", "/data", "/results"
+_LAST_WORDS: Final = "/dev/termination-log"
+# Long enough to break off what is in flight, and to write what is known.
+_GRACE_S: Final = 120
+_READY_WITHIN: Final = "10m"
+_USER: Final = 65532
+_OPERATIONS: Final = {field.alias or name for name, field in Operation.model_fields.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a Benchmark: its name, and when it was due if a schedule says so."""
+
+    benchmark: Benchmark
+    name: str
+    due: datetime | None = None
+
+    @property
+    def workers_name(self) -> str:
+        return f"{self.name}-load"
+
+    @property
+    def claim(self) -> str:
+        return self.benchmark.operation.results.claim or f"{self.benchmark.name}-results"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.benchmark.name}/{self.name}"
+
+    @property
+    def report(self) -> str:
+        return f"{self.claim}/{self.folder}"
+
+    def locations(self) -> list[str]:
+        """Where the workers listen: an Indexed Job's Pods have names below their Service."""
+        count = self.benchmark.operation.workers
+        return [f"{self.workers_name}-{i}.{self.workers_name}:{PORT}" for i in range(count)]
+
+
+def list_objects(run: Run, image: str, token: str) -> Iterator[Object]:
+    """Yields what a run needs, in the order in which it is to be made; the leader comes last."""
+    operation = run.benchmark.operation
+    yield _spec_map(run)
+    if operation.results.claim is None:
+        yield _claim(run)
+    if operation.workers > 1:
+        yield _token_secret(run, token)
+        yield _service(run)
+        yield _workers_job(run, image)
+    yield _leader_job(run, image)
+
+
+def _metadata(run: Run, name: str, part: str) -> Object:
+    benchmark = run.benchmark
+    made: Object = {
+        "name": name,
+        "namespace": benchmark.namespace,
+        "labels": {
+            "app.kubernetes.io/name": APP,
+            BENCHMARK_LABEL: benchmark.name,
+            RUN_LABEL: run.name,
+            PART_LABEL: part,
+        },
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": benchmark.name,
+                "uid": benchmark.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+    if run.due is not None:
+        made["annotations"] = {DUE_ANNOTATION: write_time(run.due)}
+    return made
+
+
+def write_spec(tree: Mapping[str, Any], name: str) -> str:
+    """The spec file of a run: the resource's, without what only the operator reads."""
+    spec = {key: value for key, value in tree.items() if key not in _OPERATIONS}
+    return yaml.safe_dump({"name": name, **spec}, sort_keys=False, allow_unicode=True)
+
+
+def _spec_map(run: Run) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(run, run.name, "spec"),
+        "data": {"benchmark.yaml": write_spec(run.benchmark.tree, run.benchmark.name)},
+    }
+
+
+def _claim(run: Run) -> Object:
+    results = run.benchmark.operation.results
+    metadata = _metadata(run, run.claim, "results")
+    # It holds the reports of all runs, and is kept if that is asked for.
+    del metadata["labels"][RUN_LABEL]
+    if results.keep:
+        del metadata["ownerReferences"]
+    storage = {"storageClassName": results.storage_class} if results.storage_class else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata,
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": results.size}},
+            **storage,
+        },
+    }
+
+
+def _token_secret(run: Run, token: str) -> Object:
+    metadata = _metadata(run, run.workers_name, WORKERS)
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": token}}
+
+
+def _service(run: Run) -> Object:
+    """Gives the workers names; a leader waits for them itself."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(run, run.workers_name, WORKERS),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {RUN_LABEL: run.name, PART_LABEL: WORKERS},
+            "ports": [{"name": "load", "port": PORT}],
+        },
+    }
+
+
+def _workers_job(run: Run, image: str) -> Object:
+    count = run.benchmark.operation.workers
+    arguments = ["worker", "--listen", f"0.0.0.0:{PORT}", "--token-file", f"{_TOKEN}/token"]
+    pod = _pod(run, WORKERS, image, arguments)
+    pod["spec"]["subdomain"] = run.workers_name
+    pod["spec"]["containers"][0]["ports"] = [{"name": "load", "containerPort": PORT}]
+    job = _job(run, run.workers_name, WORKERS, pod)
+    job["spec"] |= {"completionMode": "Indexed", "completions": count, "parallelism": count}
+    return job
+
+
+def _leader_job(run: Run, image: str) -> Object:
+    operation = run.benchmark.operation
+    arguments = [operation.mode, f"{_SPEC}/benchmark.yaml", "--quiet"]
+    arguments += ["--output", f"{_RESULTS}/{run.folder}", "--brief", _LAST_WORDS]
+    if operation.workers > 1:
+        arguments += ["--workers", ",".join(run.locations()), "--workers-token", f"{_TOKEN}/token"]
+        arguments += ["--workers-within", _READY_WITHIN]
+    return _job(run, run.name, LEADER, _pod(run, LEADER, image, arguments))
+
+
+def _job(run: Run, name: str, part: str, pod: Object) -> Object:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(run, name, part),
+        "spec": {
+            # A run that was cut short is not a result: it is not tried again behind anybody's back.
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": run.benchmark.operation.deadline_seconds,
+            "template": pod,
+        },
+    }
+
+
+def _pod(run: Run, part: str, image: str, arguments: list[str]) -> Object:
+    options = run.benchmark.operation.pods
+    volumes = dict(_volumes(run, part))
+    container: Object = {
+        "name": "benchmark",
+        "image": image,
+        "command": ["extproc", "bench", *arguments],
+        "terminationMessagePath": _LAST_WORDS,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "resources": {
+            "requests": {"cpu": options.cpu, "memory": options.memory},
+            "limits": {"memory": options.memory},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": path.strip("/").replace("/", "-"), "mountPath": path, **_read_only(path)}
+            for path in volumes
+        ],
+    }
+    if options.env_secret is not None:
+        container["envFrom"] = [{"secretRef": {"name": options.env_secret}}]
+    return {
+        "metadata": {"labels": _metadata(run, run.name, part)["labels"]},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": _GRACE_S,
+            **({"nodeSelector": dict(options.node_selector)} if options.node_selector else {}),
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "fsGroup": _USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [container],
+            "volumes": [
+                {"name": path.strip("/").replace("/", "-"), **volume} for path, volume in volumes.items()
+            ],
+        },
+    }
+
+
+def _read_only(path: str) -> Object:
+    return {} if path in {_RESULTS, "/tmp"} else {"readOnly": True}  # noqa: S108  # an emptyDir
+
+
+def _volumes(run: Run, part: str) -> Iterator[tuple[str, Object]]:
+    """Yields where a part finds what: only the leader reads the spec and the data, and writes results."""
+    operation = run.benchmark.operation
+    yield "/tmp", {"emptyDir": {}}  # noqa: S108
+    if operation.workers > 1:
+        yield _TOKEN, {"secret": {"secretName": run.workers_name}}
+    if part == WORKERS:
+        return
+    yield _SPEC, {"configMap": {"name": run.name}}
+    yield _RESULTS, {"persistentVolumeClaim": {"claimName": run.claim}}
+    if operation.files is not None and operation.files.config_map is not None:
+        yield _DATA, {"configMap": {"name": operation.files.config_map}}
+    elif operation.files is not None:
+        yield _DATA, {"persistentVolumeClaim": {"claimName": operation.files.claim, "readOnly": True}}

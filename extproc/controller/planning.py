@@ -1,0 +1,56 @@
+"""The plan of a Benchmark, before anything is made for it: what `extproc bench plan` says, for its Pods."""
+
+import math
+
+from extproc.bench.experiments.plan import Host, plan
+from extproc.bench.experiments.run import spread
+from extproc.bench.load.registry import build_registry
+from extproc.bench.load.workload import build_workload
+from extproc.bench.spec.tree import Spec
+from extproc.controller.reconcile import Planned
+from extproc.controller.resource import Benchmark
+from extproc.errors import ExtprocError
+
+# What `bench plan` assumes, too; and what a Pod has: Linux's default range of ports, containerd's limit of
+# files.
+_LATENCY_S = 5.0
+_PORTS = 28_232
+_FILES = 1_048_576
+# A plan holds the whole dataset; nobody shall fill the operator's memory with one.
+_MOST_PROMPTS = 200_000
+
+
+def plan_benchmark(benchmark: Benchmark) -> Planned:
+    """Works out a run as far as that is possible here: nothing of a spec is read or run in the operator.
+
+    Never raises: whatever is wrong with a spec is a fault of the plan. Builds the dataset, so takes seconds
+    for a large one.
+    """
+    operation = benchmark.operation
+    if operation.mode != "run" or needs_its_pod(benchmark.spec):
+        return Planned(span_s=_find_span(benchmark))
+    try:
+        spec = spread(benchmark.spec, operation.workers)
+        workload = build_workload(spec, build_registry())
+    except (ExtprocError, MemoryError) as error:
+        return Planned(faults=(str(error) or type(error).__name__,))
+    cores = max(1, math.floor(read_cpu(operation.pods.cpu))) * operation.workers
+    host = Host(cores=cores, ports=_PORTS * operation.workers, files=_FILES)
+    made = plan(spec, workload, host, latency_s=_LATENCY_S)
+    return Planned(made.faults, made.remarks, made.span_s or spec.traffic.duration)
+
+
+def needs_its_pod(spec: Spec) -> bool:
+    """Whether only a Pod of the run has what the plan would read: files, code, or a great many prompts."""
+    traffic = spec.traffic
+    wanted = traffic.total_prompts or (traffic.req_rate or 0.0) * (traffic.duration or 0.0)
+    return bool(traffic.dataset.path or spec.plugins or spec.target.tokenizer or wanted > _MOST_PROMPTS)
+
+
+def _find_span(benchmark: Benchmark) -> float | None:
+    return benchmark.spec.traffic.duration if benchmark.operation.mode == "run" else None
+
+
+def read_cpu(text: str) -> float:
+    """Cores of a Kubernetes quantity: `2`, `500m`."""
+    return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
