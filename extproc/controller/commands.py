@@ -1,21 +1,61 @@
 """`extproc operate`: the operator of Benchmarks, and the definition of the resource."""
 
+import asyncio
+import os
 import sys
 
 import click
 import yaml
 
+from extproc.cluster.kubeclient import KubeClients
 from extproc.controller.crd import build_crd
+from extproc.errors import SettingsError
 
 
 @click.command("operate")
+@click.option("--image", help="What the Pods of a run are made of; this one's own image.")
+@click.option("--namespace", "namespaces", multiple=True, help="Look after these; else after all.")
+@click.option("--lease-namespace", help="Where the Lease is. [default: the Pod's own namespace]")
+@click.option("--kubeconfig", help="A kubeconfig. [default: the service account, else ~/.kube/config]")
+@click.option("--look", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds.")
 @click.option("--print-crd", is_flag=True, help="Print the CustomResourceDefinition and end.")
-def operate(*, print_crd: bool) -> None:
-    """Run Benchmarks as objects of Kubernetes: plan, Jobs, verdict. Needs the extra `operator`."""
+def operate(
+    *,
+    image: str | None,
+    namespaces: tuple[str, ...],
+    lease_namespace: str | None,
+    kubeconfig: str | None,
+    look: float,
+    print_crd: bool,
+) -> None:
+    """Run Benchmarks as objects of Kubernetes: plan, Jobs, verdict. Needs the extra `operator`.
+
+    Several replicas may run: one acts, by a Lease. Ends on SIGTERM or SIGINT; runs go on without it.
+    """
     if print_crd:
         click.echo(crd_text(), nl=False)
         return
-    sys.exit(2)
+    if image is None:
+        raise SettingsError("--image: Pods need an image, that of this operator")
+    from extproc.bench.progress import until_told  # noqa: PLC0415  # needs what the definition does not
+    from extproc.controller.desk import DeskOptions  # noqa: PLC0415
+    from extproc.controller.operator import OperatorOptions  # noqa: PLC0415
+    from extproc.controller.operator import operate as run  # noqa: PLC0415
+    from extproc.telemetry import configure_logging  # noqa: PLC0415
+
+    configure_logging("INFO", sys.stderr)
+    clients = KubeClients(kubeconfig=kubeconfig)
+    options = OperatorOptions(
+        desk=DeskOptions(image, look_s=look),
+        me=f"{os.uname().nodename}-{os.getpid()}",
+        lease_namespace=lease_namespace or clients.own_namespace(),
+        namespaces=namespaces,
+    )
+
+    async def work(stop: asyncio.Event) -> None:
+        await run(clients, options, stop)
+
+    until_told(work)
 
 
 def crd_text() -> str:

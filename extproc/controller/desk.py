@@ -1,0 +1,226 @@
+"""Where Benchmarks wait to be looked at: one at a time, again after a while, and only by who has the lease.
+
+Everything is read anew for each look, Jobs before Pods: a Job that says that it ended has Pods that say why.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from extproc.cluster.kube_api import WatchLost
+from extproc.cluster.kubeclient import KubeClients
+from extproc.controller.calls import ApiRefusal, KubeCalls, opening
+from extproc.controller.objects import (
+    BENCHMARK_LABEL,
+    DUE_ANNOTATION,
+    LEADER,
+    PART_LABEL,
+    RUN_LABEL,
+    Object,
+)
+from extproc.controller.planning import plan_benchmark
+from extproc.controller.reconcile import (
+    Action,
+    Create,
+    Delete,
+    JobState,
+    LastWords,
+    Observed,
+    Planned,
+    WriteStatus,
+    reconcile,
+    refuse,
+)
+from extproc.controller.resource import Benchmark, SpecRefused, parse_benchmark, read_time
+
+Key = tuple[str, str]
+"""A namespace and a name."""
+
+_TOKEN_BYTES: Final = 24
+_RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeskOptions:
+    """`image` is what Pods run; `look_s` is after how long a Benchmark is looked at again, come what may."""
+
+    image: str
+    look_s: float = 10.0
+
+
+class Desk:
+    """Benchmarks by key, and which of them are to be looked at. `is_leading` is set by who has the lease."""
+
+    def __init__(self, clients: KubeClients, options: DeskOptions, now: Callable[[], datetime]) -> None:
+        self.known: dict[Key, Object] = {}
+        self.is_leading = asyncio.Event()
+        self._clients, self._options, self._now = clients, options, now
+        self._waiting: dict[Key, None] = {}
+        self._is_awake = asyncio.Event()
+        self._failures: dict[Key, int] = {}
+        self._plans: dict[str, tuple[int, Planned]] = {}
+
+    def learn(self, key: Key, body: Object) -> None:
+        self.known[key] = body
+        self.wake(key)
+
+    def forget(self, key: Key) -> None:
+        body = self.known.pop(key, None)
+        if body is not None:
+            self._plans.pop(body["metadata"]["uid"], None)
+
+    def wake(self, key: Key) -> None:
+        self._waiting[key] = None
+        self._is_awake.set()
+
+    async def run(self) -> None:
+        """Looks at whatever waits, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_again())
+            while True:
+                await self.is_leading.wait()
+                await self._is_awake.wait()
+                self._is_awake.clear()
+                while self._waiting and self.is_leading.is_set():
+                    key = next(iter(self._waiting))
+                    del self._waiting[key]
+                    await self._look(key, tasks)
+
+    async def _look_again(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.look_s)
+            for key in self.known:
+                self.wake(key)
+
+    async def _look(self, key: Key, tasks: asyncio.TaskGroup) -> None:
+        try:
+            async with opening(self._clients) as calls:
+                await self._settle(key, calls)
+            self._failures.pop(key, None)
+        except (ApiRefusal, WatchLost) as error:
+            # A conflict is somebody else's word in between: what they said is looked at next.
+            count = self._failures[key] = self._failures.get(key, 0) + 1
+            log.warning("benchmark %s/%s: %s", *key, error)
+            tasks.create_task(self._wake_later(key, _RETRY_S[min(count, len(_RETRY_S)) - 1]))
+
+    async def _wake_later(self, key: Key, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        self.wake(key)
+
+    async def _settle(self, key: Key, calls: KubeCalls) -> None:
+        body = await calls.get("Benchmark", *key)
+        if body is None or body["metadata"].get("deletionTimestamp"):
+            return
+        for action in await self._decide(body, calls):
+            if not self.is_leading.is_set():
+                return
+            log.info("benchmark %s/%s: %s", *key, describe_action(action))
+            await act(action, body, calls)
+
+    async def _decide(self, body: Object, calls: KubeCalls) -> list[Action]:
+        try:
+            benchmark = parse_benchmark(body)
+        except SpecRefused as refused:
+            return refuse(body, str(refused), self._now())
+        jobs = await calls.list("Job", benchmark.namespace, f"{BENCHMARK_LABEL}={benchmark.name}")
+        pods = await calls.list(
+            "Pod", benchmark.namespace, f"{BENCHMARK_LABEL}={benchmark.name},{PART_LABEL}={LEADER}"
+        )
+        observed = Observed(
+            jobs=tuple(read_job(job) for job in jobs if is_owned(job, benchmark.uid)),
+            last_words={run: words for run, words in map(read_last_words, pods) if words is not None},
+            planned=await self._plan(benchmark),
+        )
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        return reconcile(benchmark, observed, self._now(), image=self._options.image, token=token)
+
+    async def _plan(self, benchmark: Benchmark) -> Planned:
+        """Plans once for each generation of a spec, in a thread: a large dataset takes its time."""
+        generation, planned = self._plans.get(benchmark.uid, (None, Planned()))
+        if generation != benchmark.generation:
+            planned = await asyncio.to_thread(plan_benchmark, benchmark)
+            self._plans[benchmark.uid] = benchmark.generation, planned
+        return planned
+
+
+async def act(action: Action, body: Object, calls: KubeCalls) -> None:
+    """Does one thing; raises `ApiRefusal`."""
+    match action:
+        case WriteStatus(status):
+            written = await calls.replace({**body, "status": status}, "status")
+            body["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
+        case Delete(name):
+            await calls.delete("Job", body["metadata"]["namespace"], name)
+        case Create(made):
+            await _create(made, calls)
+
+
+async def _create(made: Object, calls: KubeCalls) -> None:
+    """Creates an object; one of that name is as good, unless it belongs to somebody who is gone."""
+    try:
+        await calls.create(made)
+    except ApiRefusal as refusal:
+        if refusal.status != 409:
+            raise
+        # The operator may not read Secrets: that of a run has the run's name, which nobody else uses.
+        if made["kind"] == "Secret":
+            return
+        metadata = made["metadata"]
+        there = await calls.get(made["kind"], metadata["namespace"], metadata["name"])
+        owners = metadata.get("ownerReferences", ())
+        if there is None or (owners and not is_owned(there, owners[0]["uid"])):
+            raise ApiRefusal(409, f"{made['kind']} {metadata['name']} is somebody else's, or going") from None
+
+
+def is_owned(body: Mapping[str, Any], uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in body["metadata"].get("ownerReferences", ()))
+
+
+def describe_action(action: Action) -> str:
+    match action:
+        case Create(made):
+            return f"creates {made['kind']} {made['metadata']['name']}"
+        case Delete(name):
+            return f"deletes Job {name}"
+        case WriteStatus(status):
+            return f"is {status['phase']}"
+
+
+def read_job(body: Mapping[str, Any]) -> JobState:
+    """A Job as the API server has it."""
+    metadata, status = body["metadata"], body.get("status", {})
+    labels, due = metadata["labels"], metadata.get("annotations", {}).get(DUE_ANNOTATION)
+    ends = {each["type"]: each for each in status.get("conditions", ()) if each["status"] == "True"}
+    end = ends.get("Failed") or ends.get("Complete")
+    started = status.get("startTime")
+    return JobState(
+        name=metadata["name"],
+        run=labels[RUN_LABEL],
+        part=labels[PART_LABEL],
+        started=read_time(started) if started else None,
+        finished=read_time(end["lastTransitionTime"]) if end else None,
+        failure=_name_failure(ends["Failed"]) if "Failed" in ends else None,
+        due=read_time(due) if due else None,
+        is_deleting=bool(metadata.get("deletionTimestamp")),
+    )
+
+
+def _name_failure(condition: Mapping[str, str]) -> str:
+    return ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)
+
+
+def read_last_words(pod: Mapping[str, Any]) -> tuple[str, LastWords | None]:
+    """A leader's Pod: its run, and how its container ended if it did."""
+    run = pod["metadata"]["labels"][RUN_LABEL]
+    for container in pod.get("status", {}).get("containerStatuses", ()):
+        ended = container.get("state", {}).get("terminated")
+        if ended:
+            words = LastWords(ended["exitCode"], ended.get("message", ""), ended.get("reason", ""))
+            return run, words
+    return run, None
