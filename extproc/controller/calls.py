@@ -103,7 +103,7 @@ class KubeCalls:
 
 def _path(kind: str, namespace: str, name: str = "") -> str:
     root, plural = _PLURALS[kind]
-    path = f"/{root}/namespaces/{namespace}/{plural}"
+    path = f"/{root}/namespaces/{namespace}/{plural}" if namespace else f"/{root}/{plural}"
     return f"{path}/{name}" if name else path
 
 

@@ -46,10 +46,9 @@ def operate(
     configure_logging("INFO", sys.stderr)
     clients = KubeClients(kubeconfig=kubeconfig)
     options = OperatorOptions(
-        desk=DeskOptions(image, look_s=look),
+        desk=DeskOptions(image, look_s=look, namespaces=namespaces),
         me=f"{os.uname().nodename}-{os.getpid()}",
         lease_namespace=lease_namespace or clients.own_namespace(),
-        namespaces=namespaces,
     )
 
     async def work(stop: asyncio.Event) -> None:

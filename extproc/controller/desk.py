@@ -6,7 +6,7 @@ Everything is read anew for each look, Jobs before Pods: a Job that says that it
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -48,10 +48,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeskOptions:
-    """`image` is what Pods run; `look_s` is after how long a Benchmark is looked at again, come what may."""
+    """`image` is what Pods run; every `look_s` all Benchmarks are looked at again, come what may.
+
+    They are those of `namespaces`, of all where there is none.
+    """
 
     image: str
     look_s: float = 10.0
+    namespaces: Sequence[str] = ()
 
 
 class Desk:
@@ -95,8 +99,24 @@ class Desk:
     async def _look_again(self) -> None:
         while True:
             await asyncio.sleep(self._options.look_s)
-            for key in self.known:
-                self.wake(key)
+            if self.is_leading.is_set():
+                await self._list()
+
+    async def _list(self) -> None:
+        """Lists what there is: who watches may be late, or gone."""
+        found: dict[Key, Object] = {}
+        try:
+            async with opening(self._clients) as calls:
+                for namespace in self._options.namespaces or ("",):
+                    for body in await calls.list("Benchmark", namespace):
+                        found[body["metadata"]["namespace"], body["metadata"]["name"]] = body
+        except (ApiRefusal, WatchLost) as error:
+            log.warning("benchmarks: %s", error)
+            return
+        for key in self.known.keys() - found.keys():
+            self.forget(key)
+        for key, body in found.items():
+            self.learn(key, body)
 
     async def _look(self, key: Key, tasks: asyncio.TaskGroup) -> None:
         try:

@@ -5,7 +5,10 @@ Benchmark can be deleted with no operator about.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -13,24 +16,26 @@ from typing import Any, Final
 import kopf
 
 from extproc.cluster.kubeclient import KubeClients
-from extproc.controller.desk import Desk, DeskOptions
+from extproc.controller.desk import Desk, DeskOptions, Key
 from extproc.controller.lease import Leadership, Terms
-from extproc.controller.objects import APP, BENCHMARK_LABEL
+from extproc.controller.objects import APP, BENCHMARK_LABEL, Object
 from extproc.controller.resource import GROUP, PLURAL, VERSION
 
 # The API server ends a watch by then at the latest; one that is silent for longer than its bookmarks is dead.
 _WATCH_S: Final = 300
 _CONNECT_S: Final = 10
+_AGAIN_S: Final = 2.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorOptions:
-    """`namespaces` are those that are looked after, all of them where there is none; `me` names a replica."""
+    """`namespaces` of the desk are watched, all of them where there is none; `me` names a replica."""
 
     desk: DeskOptions
     me: str
     lease_namespace: str
-    namespaces: Sequence[str] = ()
     terms: Terms = field(default_factory=Terms)
 
 
@@ -49,29 +54,69 @@ async def operate(clients: KubeClients, options: OperatorOptions, stop: asyncio.
         now=now,
         terms=options.terms,
     )
-    # kopf takes the process's signals for itself: its end is ours, too. At its end it waits for, and then
-    # cancels, whatever was begun after it: what is ours ends before.
-    stop_kopf = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        working = [tasks.create_task(desk.run()), tasks.create_task(leadership.run())]
-        told = tasks.create_task(stop.wait())
-        watching = tasks.create_task(_watch(desk, clients, options.namespaces, stop_kopf))
-        await asyncio.wait([told, watching], return_when=asyncio.FIRST_COMPLETED)
-        for task in (told, *working):
+        working = [
+            tasks.create_task(work) for work in (desk.run(), leadership.run(), _watch(desk, clients, options))
+        ]
+        await stop.wait()
+        for task in working:
             task.cancel()
-        await asyncio.wait(working)
-        stop_kopf.set()
 
 
-async def _watch(desk: Desk, clients: KubeClients, namespaces: Sequence[str], stop: asyncio.Event) -> None:
+async def _watch(desk: Desk, clients: KubeClients, options: OperatorOptions) -> None:
+    """Has kopf watch, and again when it gives up.
+
+    It has a thread and an event loop of its own: it takes the signals of the main thread for itself, cancels
+    whatever else its loop does when it ends, and a watch that is answered 410 outright ends it (1.45), now
+    and then half-way. The desk misses nothing by that: it lists, too, only less often.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        ended, stop = asyncio.Event(), threading.Event()
+
+        def watch(ended: asyncio.Event = ended, stop: threading.Event = stop) -> None:
+            try:
+                asyncio.run(_run_kopf(_Distant(desk, loop), clients, options, stop))
+            except Exception as error:  # noqa: BLE001  # whatever it is: it is begun again
+                log.warning("watching: %s: %s", type(error).__name__, error)
+            with suppress(RuntimeError):  # our loop is closed
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=watch, daemon=True, name="kopf").start()
+        try:
+            await ended.wait()
+        finally:
+            stop.set()
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _run_kopf(
+    desk: "_Distant", clients: KubeClients, options: OperatorOptions, stop: threading.Event
+) -> None:
     await kopf.operator(
         registry=build_registry(desk, clients),
         settings=build_settings(),
         standalone=True,
-        clusterwide=not namespaces,
-        namespaces=tuple(namespaces),
+        clusterwide=not options.desk.namespaces,
+        namespaces=tuple(options.desk.namespaces),
         stop_flag=stop,
     )
+
+
+class _Distant:
+    """The desk, for who is in another thread."""
+
+    def __init__(self, desk: Desk, loop: asyncio.AbstractEventLoop) -> None:
+        self._desk, self._loop = desk, loop
+
+    def learn(self, key: Key, body: Object) -> None:
+        self._loop.call_soon_threadsafe(self._desk.learn, key, body)
+
+    def forget(self, key: Key) -> None:
+        self._loop.call_soon_threadsafe(self._desk.forget, key)
+
+    def wake(self, key: Key) -> None:
+        self._loop.call_soon_threadsafe(self._desk.wake, key)
 
 
 def build_settings() -> kopf.OperatorSettings:
@@ -83,7 +128,7 @@ def build_settings() -> kopf.OperatorSettings:
     return settings
 
 
-def build_registry(desk: Desk, clients: KubeClients) -> kopf.OperatorRegistry:
+def build_registry(desk: _Distant, clients: KubeClients) -> kopf.OperatorRegistry:
     """What kopf is to tell: every change of a Benchmark, and of a Job of one."""
     registry = kopf.OperatorRegistry()
 

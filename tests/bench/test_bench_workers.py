@@ -38,6 +38,9 @@ from tests.bench.machines import TOKEN, Machines, machines
 from tests.bench.scripted import DONE, USAGE, chunk
 from tests.integration.ports import free_ports
 
+# Workers are processes of their own, and so are the load processes of each.
+pytestmark = pytest.mark.timeout(300)
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 POISSON = {"req-rate": 100, "total-prompts": 120, "arrivals": "poisson"}
 
