@@ -261,7 +261,8 @@ class PrefixIndex:
         holding.pin(chain, had)
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
-            self._insert(holding, chain, had, stop, now)
+            holding.pinned.update(dict.fromkeys(hashes[had:stop], 1))
+            holding.pinned_bytes += self._insert(holding, chain, had, stop, now)
             self._make_room(holding)
         return Taken(had, stop)
 
@@ -287,9 +288,9 @@ class PrefixIndex:
             if parent is not None and parent.heir == block and block not in self._blocks:
                 parent.heir = 0
 
-    def _insert(self, holding: Holding, chain: Chain, start: int, stop: int, now: float) -> None:
-        """Adds the blocks from `start` to `stop` as pinned ones."""
-        hashes, blocks, pinned, alone = chain.hashes, self._blocks, holding.pinned, holding.alone
+    def _insert(self, holding: Holding, chain: Chain, start: int, stop: int, now: float) -> int:
+        """Says of the blocks from `start` to `stop` that they are held, too; returns their bytes."""
+        hashes, blocks, alone = chain.hashes, self._blocks, holding.alone
         for number in range(start, stop):
             block = hashes[number]
             found = blocks.get(block)
@@ -299,10 +300,9 @@ class PrefixIndex:
                     self._inherit(hashes[number - 1], block, now)
             else:
                 found.holders += alone
-            pinned[block] = 1
         new_bytes = chain.bytes_between(start, stop)
-        holding.pinned_bytes += new_bytes
         self._new_bytes.add(new_bytes, now)
+        return new_bytes
 
     def _inherit(self, parent: int, block: int, now: float) -> None:
         found = self._blocks[parent]

@@ -19,10 +19,11 @@ from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pick, Pool
 from extproc.routing.prompt import parse
 from extproc.routing.ring import Ring
+from extproc.routing.strategies.backlog import Backlog, Backlogs
 from extproc.routing.strategies.base import NOWHERE, Ending, Outside, Reason
 from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
 from extproc.routing.strategies.factory import STRATEGIES, build_strategy
-from extproc.routing.strategies.prefix_cache import Backlog, PrefixCache, Stretch
+from extproc.routing.strategies.prefix_cache import PrefixCache, Stretch
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.routing.vitals import Vitals
 
@@ -183,6 +184,16 @@ def test_what_many_share_weighs_less_the_more_of_them_there_are() -> None:
     assert weights == sorted(weights, reverse=True)
     assert weights[0] < 1
     assert weights[-1] < 0.05
+
+
+def test_of_an_endpoint_that_is_not_there_there_is_no_backlog() -> None:
+    backlogs = Backlogs()
+    backlogs.follow("a")
+    for name in "ab":
+        backlogs.add(name, 500.0, 0.0)
+
+    assert [backlogs.ms(name, 0.0) for name in "ab"] == [500, 0]
+    assert [backlogs.with_others(name, 0.0, 3.0) for name in "ab"] == [1300, 0]
 
 
 def test_a_backlog_is_done_in_time() -> None:

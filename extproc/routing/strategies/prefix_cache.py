@@ -12,7 +12,7 @@
 #   and a copy living for l seconds, A = 1 / (1 + u·l / (k + 1)): a copy's price over those who will use it.
 # - KEEP is 3: a prompt's own part will be asked for again, by the conversation's next turn, which would find
 #   it in one place or the other; moving it costs the prefill now, and evicts what others would have found.
-# - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at `_DRAIN` of
+# - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at 0.8 of
 #   real time. Without it a burst of new prompts meets on one endpoint.
 # - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote it itself.
 #
@@ -37,6 +37,7 @@ from extproc.routing.prefix import routing_key
 from extproc.routing.prefix_index import Holding, PrefixIndex, Taken
 from extproc.routing.prompt import Prompt
 from extproc.routing.ring import Ring
+from extproc.routing.strategies.backlog import Backlogs
 from extproc.routing.strategies.balanced import LeastLoad
 from extproc.routing.strategies.base import (
     Bid,
@@ -58,11 +59,7 @@ from extproc.routing.strategies.senses import News, Sense, reasons_to_leave
 from extproc.routing.vitals import Vitals
 
 _KEEP: Final = 3.0
-_DRAIN: Final = 0.8
 _STEPS_PER_REQUEST: Final = 0.25
-
-# Of less backlog than this, chance made some: it says nothing of what other gateways have sent.
-_MUCH_MS: Final = 100.0
 
 _FAILED: Final = 500
 
@@ -123,22 +120,6 @@ class _Look(Struct, frozen=True):
     homes: Homes
 
 
-class Backlog:
-    """Prefill sent to one endpoint and not done yet, in milliseconds, by the clock."""
-
-    __slots__ = ("_at", "_ms")
-
-    def __init__(self) -> None:
-        self._ms = self._at = 0.0
-
-    def ms(self, now: float) -> float:
-        return max(0.0, self._ms - (now - self._at) * 1000 * _DRAIN)
-
-    def add(self, ms: float, now: float) -> None:
-        self._ms = self.ms(now) + ms
-        self._at = now
-
-
 class PrefixCache(Strategy):
     """The endpoint where a prompt costs least, by an index of what each one holds.
 
@@ -180,7 +161,7 @@ class PrefixCache(Strategy):
         self._mean_ms = 0.0
         self._foreseen = {reason: Foreseen() for reason in _BY_PROMPT}
         self._without_prompt = LeastLoad(outside, Reason.NO_PREFIX)
-        self._backlogs: dict[str, Backlog] = {}
+        self._backlogs = Backlogs()
         self.index = PrefixIndex(int(self._kv_tokens * _BYTES_PER_TOKEN))
 
     def needs_body(self, headers: Mapping[str, str]) -> bool:  # noqa: ARG002  # no header says as much
@@ -199,7 +180,7 @@ class PrefixCache(Strategy):
 
     def follow(self, ready: Mapping[str, Endpoint]) -> None:
         self.index.follow({name: endpoint.address for name, endpoint in ready.items()})
-        self._backlogs = {name: self._backlogs.get(name) or Backlog() for name in ready}
+        self._backlogs.follow(ready)
         self._paces = {name: self._paces.get(name) or Pace() for name in ready}
         self._slow = {name: factor for name, factor in self._slow.items() if name in ready}
         self._senses = {name: self._senses.get(name) or Sense() for name in ready}
@@ -290,12 +271,12 @@ class PrefixCache(Strategy):
 
     def take(self, holding: Holding, chain: Chain, presumed: int) -> Start:
         """Writes a request down; its endpoint may have `presumed` bytes of it from other gateways."""
-        now, backlog = self._clock(), self._backlogs[holding.name]
+        now = self._clock()
         self.company.hear(chain, chain.reach(self.index.known(chain.hashes)))
         taken = self.index.take(holding, chain, now)
         reach = chain.reach(taken.had)
-        start = Start(taken, chain.size - max(reach, presumed), backlog.ms(now))
-        backlog.add((chain.size - reach) * self._ms_per_byte, now)
+        start = Start(taken, chain.size - max(reach, presumed), self._backlogs.ms(holding.name, now))
+        self._backlogs.add(holding.name, (chain.size - reach) * self._ms_per_byte, now)
         return start
 
     def learn(self, endpoint: str, start: Start, first_token_s: float) -> None:
@@ -421,12 +402,7 @@ class PrefixCache(Strategy):
         return holders[start : start + _LOOKED_AT]
 
     def _backlog_ms(self, name: str, now: float) -> float:
-        backlog = self._backlogs.get(name)
-        return self._with_others(backlog.ms(now)) if backlog else 0.0
-
-    def _with_others(self, ms: float) -> float:
-        """What is to do with what others have sent: about as much as we did, where that is much."""
-        return ms + (self.company.count - 1) * max(0.0, ms - _MUCH_MS)
+        return self._backlogs.with_others(name, now, self.company.count)
 
 
 def _bid(offer: Offer, chain: Chain, per_token: float) -> Bid:
