@@ -263,8 +263,7 @@ class PoolCollector(Collector):
             "extproc_pool_age_seconds", "Since the source last confirmed the list.", labels=["pool"]
         )
         for pool, age_s in self._ages():
-            counts = pool.book.counts()
-            for name, count in counts.items():
+            for name, count in pool.book.ours().items():
                 in_flight.add_metric([pool.name, name], count)
             left_out = Counts(pool.left_out().values())
             for state in ("cooling", "busy", "unhealthy"):

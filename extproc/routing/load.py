@@ -2,6 +2,8 @@
 
 The only mutable state of a pool beside its current snapshot. Counting, and finding the least loaded,
 are O(1) whatever the number of endpoints: members stand in levels, one level per number in flight.
+
+Our own requests are counted one by one; what other gateways have there comes as sums, see `share`.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -14,17 +16,18 @@ _DRAWS: Final = 8
 
 
 class LoadBook:
-    """Counts requests in flight by endpoint name.
+    """Counts requests in flight by endpoint name: ours, and those of other gateways that we hear of.
 
     Members are the endpoints that may be picked. One that leaves keeps its count until its requests
     end, and finds it again if it comes back; `total` counts members only.
     """
 
-    __slots__ = ("_in_flight", "_levels", "_lowest", "_places", "total")
+    __slots__ = ("_elsewhere", "_in_flight", "_levels", "_lowest", "_places", "total")
 
     def __init__(self) -> None:
         self.total = 0
         self._in_flight: dict[str, int] = {}
+        self._elsewhere: dict[str, int] = {}  # so many of them are other gateways'
         self._levels: list[list[str]] = [[]]
         self._places: dict[str, int] = {}
         self._lowest = 0
@@ -38,6 +41,11 @@ class LoadBook:
     def counts(self) -> dict[str, int]:
         """In flight by name: every member, and every past member that still has requests."""
         return dict.fromkeys(self._places, 0) | self._in_flight
+
+    def ours(self) -> dict[str, int]:
+        """As `counts`, without what other gateways have in flight."""
+        elsewhere = self._elsewhere
+        return {name: count - elsewhere.get(name, 0) for name, count in self.counts().items()}
 
     def set_members(self, names: Iterable[str]) -> None:
         wanted = dict.fromkeys(names)
@@ -55,9 +63,20 @@ class LoadBook:
 
     def release(self, name: str) -> None:
         """Counts one request less; releasing what was never taken is the caller's bug (`KeyError`)."""
-        if name not in self._in_flight:
+        if self.in_flight(name) <= self._elsewhere.get(name, 0):
             raise KeyError(name)
         self._move(name, -1)
+
+    def hear(self, name: str, count: int) -> None:
+        """Takes how many requests other gateways have in flight on `name`, all of them together."""
+        step = count - self._elsewhere.get(name, 0)
+        if not step:
+            return
+        if count:
+            self._elsewhere[name] = count
+        else:
+            del self._elsewhere[name]
+        self._move(name, step)
 
     def least_loaded(self, rng: Random, closed: Collection[str] = ()) -> Iterator[str]:
         """Yields every member but the `closed`, fewest in flight first, ties in random order."""

@@ -124,6 +124,8 @@ class Pick(Struct, frozen=True):
             self.pool.admission.take(self.standing, name)
         if self.pool.gate is not None:
             self.pool.gate.picked(name)
+        if self.pool.witness is not None:
+            self.pool.witness.picked(self)
 
     def release(self) -> None:
         """Counts the request as ended; what was not taken, the book refuses with `KeyError`."""
@@ -132,6 +134,8 @@ class Pick(Struct, frozen=True):
         self.reading.ended(name)
         if self.standing is not None:
             self.pool.admission.release(self.standing, name)
+        if self.pool.witness is not None:
+            self.pool.witness.ended(self)
 
     def learn(self, ending: Ending, address: str = "") -> None:
         """Tells the strategy that placed the request what became of it; before or after `release`.
@@ -171,6 +175,14 @@ class Gate(Protocol):
         ...
 
 
+class Witness(Protocol):
+    """Hears of each pick of ours as it is taken, and as it is released."""
+
+    def picked(self, pick: Pick) -> None: ...
+
+    def ended(self, pick: Pick) -> None: ...
+
+
 class Pool:
     """The endpoints that serve the same models, with one strategy.
 
@@ -193,6 +205,7 @@ class Pool:
         self.max_in_flight = max_in_flight
         self.fallbacks = fallbacks
         self.gate = gate
+        self.witness: Witness | None = None
         self.snapshot = Snapshot.build((), strategy)
         self.book = LoadBook()
         self.admission = Admission()

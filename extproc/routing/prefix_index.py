@@ -255,8 +255,7 @@ class PrefixIndex:
         """Writes a chain down as one open request's, as far as there is room for it."""
         hashes = chain.hashes
         known = self.known(hashes)
-        for fork in self.forks(hashes, known):
-            self._forks[hashes[fork - 1]].add(1, now)
+        self._use_forks(hashes, known, now)
         had = holding.depth(hashes, known)
         holding.pin(chain, had)
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
@@ -265,6 +264,28 @@ class PrefixIndex:
             holding.pinned_bytes += self._insert(holding, chain, had, stop, now)
             self._make_room(holding)
         return Taken(had, stop)
+
+    def hear(self, holding: Holding, chain: Chain, now: float, *, is_new: bool) -> None:
+        """Writes a chain down that another gateway sent there, without pinning it; `is_new`: just now.
+
+        We may never hear of its end, and what is pinned stays.
+        """
+        hashes, idle, pinned = chain.hashes, holding.idle, holding.pinned
+        if is_new:
+            self._use_forks(hashes, self.known(hashes), now)
+        had = holding.depth(hashes, len(hashes))
+        stop = min(len(hashes), had + max(0, holding.most_entries - len(pinned)))
+        if stop > had:
+            # The tail first: it is evicted before the head.
+            for block in reversed(hashes[had:stop]):
+                idle[block] = None
+            holding.idle_bytes += self._insert(holding, chain, had, stop, now)
+        for block in reversed(hashes[:had]):
+            if block in pinned:
+                break  # and so are all that lead to it
+            idle.move_to_end(block)
+        if stop > had:
+            self._make_room(holding)
 
     def release(self, holding: Holding, chain: Chain, taken: Taken) -> None:
         """Ends one request's use of what it took; the holding may be gone."""
@@ -287,6 +308,10 @@ class PrefixIndex:
             parent = self._blocks.get(chain.hashes[number - 1]) if number else None
             if parent is not None and parent.heir == block and block not in self._blocks:
                 parent.heir = 0
+
+    def _use_forks(self, hashes: Sequence[int], known: int, now: float) -> None:
+        for fork in self.forks(hashes, known):
+            self._forks[hashes[fork - 1]].add(1, now)
 
     def _insert(self, holding: Holding, chain: Chain, start: int, stop: int, now: float) -> int:
         """Says of the blocks from `start` to `stop` that they are held, too; returns their bytes."""

@@ -6,11 +6,13 @@ Run by the fuzzer for as long as one likes, and by the tests on every input that
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 import orjson
+from msgspec.msgpack import encode as encode_letter
 
 from extproc.budget import Budget
 from extproc.errors import PromptError, ProtocolError
@@ -21,6 +23,9 @@ from extproc.routing.picker import Picker, Route
 from extproc.routing.pool import Pool, Snapshot
 from extproc.routing.prefix import parse_key, prefix_of, routing_key
 from extproc.routing.prompt import Prompt, parse
+from extproc.routing.share.names import name_of
+from extproc.routing.share.sealed import LetterError, Seal, read
+from extproc.routing.share.share import Share
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.stream.codec import decode, encode
@@ -111,8 +116,60 @@ def wire(data: bytes) -> None:
     _converse(picker, pools, _decoded(choices, READ_HEADERS | picker.key_headers), choices)
 
 
+def letter(data: bytes) -> None:
+    """What a gateway that has the secret, and is mad, may say of us is a letter that we take, or none."""
+    with suppress(LetterError):
+        Seal("a", bytes(16), 1).open(data)
+    choices = Choices(data)
+    pool = _build_pool("a")
+    pool.install(SNAPSHOTS[3])
+    share = Share(pool, 1)
+    names = [name_of(name) for name in pool.snapshot.names]
+    now = 0.0
+    while choices:
+        now += choices.byte() / 50
+        share.heartbeat(now)
+        head = [choices.byte() % 3, name_of("a"), int(now * 1e6)]
+        try:
+            told = read(encode_letter([*head, _some_news(choices, names), [[1, int(now * 1e6), 0]]]))
+        except LetterError:
+            told = read(encode_letter([*head, []]))
+        share.hear(told, now)
+        assert min(pool.book.counts().values()) >= 0
+        assert not any(pool.book.ours().values())
+    share.peers.check(now + 4, 0)
+    assert not any(pool.book.counts().values())
+
+
+def _some_news(choices: Choices, names: list[int]) -> list[object]:
+    """News whose numbers and counts may be anything; now and then bytes that are not news."""
+    news: list[object] = []
+    for _ in range(choices.byte() % 8):
+        endpoint, number = choices.one_of([*names, 5]), choices.byte()
+        match choices.byte() % 5:
+            case 0:
+                news.append([1, number, endpoint, choices.byte(), [*choices.piece()]])
+            case 1:
+                news.append([2, number, endpoint, choices.byte()])
+            case 2:
+                news.append([3, number, {endpoint: choices.byte()}])
+            case 3:
+                news.append([4])
+            case _:
+                news.append([choices.byte(), choices.piece()])
+    return news
+
+
 TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
-    {"prompt": prompt, "session": session, "wire": wire, "http2": http2, "honest": honest, "blocks": blocks}
+    {
+        "prompt": prompt,
+        "session": session,
+        "wire": wire,
+        "http2": http2,
+        "honest": honest,
+        "blocks": blocks,
+        "letter": letter,
+    }
 )
 
 

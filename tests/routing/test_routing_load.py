@@ -11,9 +11,8 @@ from extproc.routing.load import LoadBook
 
 MOVES = st.lists(
     st.one_of(
-        st.tuples(st.just("take"), st.sampled_from("abcd")),
-        st.tuples(st.just("release"), st.sampled_from("abcd")),
-        st.tuples(st.just("members"), st.text("abcd", max_size=4)),
+        st.tuples(st.sampled_from(["take", "release", "hear"]), st.sampled_from("abcd"), st.integers(0, 5)),
+        st.tuples(st.just("members"), st.text("abcd", max_size=4), st.just(0)),
     ),
     max_size=60,
 )
@@ -45,6 +44,21 @@ def test_release_of_what_was_never_taken_is_refused() -> None:
         book.release("a")
 
 
+def test_what_others_have_in_flight_counts_and_is_not_ours_to_release() -> None:
+    book = book_of(a=1, b=0)
+    book.hear("b", 3)
+    book.hear("b", 3)
+
+    assert (book.counts(), book.ours(), book.total) == ({"a": 1, "b": 3}, {"a": 1, "b": 0}, 4)
+    assert list(book.least_loaded(random.Random(0))) == ["a", "b"]
+
+    with pytest.raises(KeyError):
+        book.release("b")
+
+    book.hear("b", 0)
+    assert (book.counts(), book.total) == ({"a": 1, "b": 0}, 1)
+
+
 def test_a_departed_endpoint_keeps_its_count_but_not_its_share_of_the_total() -> None:
     book = book_of(a=3, b=1)
     book.set_members("b")
@@ -73,21 +87,26 @@ def test_ties_fall_evenly() -> None:
 
 
 @given(MOVES)
-def test_the_book_agrees_with_plain_counting(moves: list[tuple[str, str]]) -> None:
-    book, counts, members = LoadBook(), Counter[str](), set[str]()
-    for what, names in moves:
-        if what == "members":
+def test_the_book_agrees_with_plain_counting(moves: list[tuple[str, str, int]]) -> None:
+    book, ours, elsewhere, members = LoadBook(), Counter[str](), Counter[str](), set[str]()
+    for what, names, count in moves:
+        if what == "hear":
+            elsewhere[names] = count
+            book.hear(names, count)
+        elif what == "members":
             members = set(names)
             book.set_members(names)
         elif what == "take":
-            counts[names] += 1
+            ours[names] += 1
             book.take(names)
-        elif counts[names]:
-            counts[names] -= 1
+        elif ours[names]:
+            ours[names] -= 1
             book.release(names)
 
+        counts = ours + elsewhere
         assert book.total == sum(counts[name] for name in members)
         order = list(book.least_loaded(random.Random(0)))
         assert sorted(order) == sorted(members)
         assert [counts[name] for name in order] == sorted(counts[name] for name in members)
-        assert book.counts() == {name: counts[name] for name in {*members, *+counts}}
+        assert book.counts() == {name: counts[name] for name in {*members, *counts}}
+        assert book.ours() == {name: ours[name] for name in {*members, *counts}}

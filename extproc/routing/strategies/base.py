@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
+from extproc.routing.chain import Chain
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.load import LoadBook
 from extproc.routing.prompt import Prompt
@@ -212,6 +213,10 @@ class Reading(ABC):
         `endpoint` may be gone by now, or another one than where it was taken.
         """
 
+    def sent(self) -> tuple[Chain | None, int]:
+        """What other gateways are told of it after `taken`: its blocks, and bytes to prefill."""
+        return None, 0
+
 
 class Foreseen(Struct):
     """Tokens of prompts, and how many of them were believed to be in the caches of the endpoints.
@@ -222,6 +227,17 @@ class Foreseen(Struct):
     prompt: float = 0.0
     cached: float = 0.0
     saved_ms: float = 0.0
+
+
+class Neighbours(Struct, frozen=True):
+    """Other gateways with the same pool: how many are `heard`, and how many of these promptly.
+
+    `lost` are those that were heard and fell silent, and nobody knows whether they are still there.
+    """
+
+    heard: int = 0
+    prompt: int = 0
+    lost: int = 0
 
 
 class Strategy(Protocol):
@@ -274,6 +290,26 @@ class Strategy(Protocol):
     def bound(self, candidates: Candidates) -> float | None:  # noqa: ARG002  # for those who have one
         """The highest load, in requests in flight, at which an endpoint still takes one more; `None`: any."""
         return None
+
+    def meet(self, neighbours: Neighbours) -> None:  # noqa: ARG002  # likewise
+        """Hears, time after time, which other gateways tell of their picks."""
+        return
+
+    def hear_pick(  # likewise
+        self,
+        endpoint: str,  # noqa: ARG002
+        chain: Chain,  # noqa: ARG002
+        missing: int | None,  # noqa: ARG002
+    ) -> None:
+        """Hears where another gateway sent a prompt, and how many bytes of it are to be prefilled there.
+
+        `None`: it is too late to count them.
+        """
+        return
+
+    def hear_end(self, endpoint: str, chain: Chain) -> None:  # noqa: ARG002  # likewise
+        """Hears that such a prompt was just being answered there."""
+        return
 
     def learnt(self) -> Mapping[str, object]:
         """What it goes by that is not configured, JSON-ready, for operators."""

@@ -13,6 +13,13 @@
 #
 # How many gateways there are, conversations tell: with n of them, one turn in n follows one of our own. A
 # client that stays with one gateway makes that gateway alone, which is the truth for our purpose.
+#
+# Gateways that share their picks see with each other's eyes: what one of them did counts as our own. So they
+# have no homes while all of them are heard, and need none: homes on top of that would only send away what
+# was sent elsewhere for a reason. When some of them fall silent, turns tell within seconds, and homes are
+# asked again. Only instructions that nobody has seen are looked for at their homes from then on, whatever
+# turns tell: there may be none. Nothing more (simulated): prompts that have nothing in common would go to
+# homes instead of idle endpoints, and open conversations are where they were, which is not at home.
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -20,6 +27,7 @@ from typing import Final
 from msgspec import Struct
 
 from extproc.routing.chain import Chain
+from extproc.routing.strategies.base import Neighbours
 
 # Each turn's weight in the share of those that followed our own.
 _WEIGHT: Final = 0.02
@@ -45,15 +53,18 @@ class Homes(Struct, frozen=True):
 NO_HOMES: Final = Homes()
 
 
+def find_root(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -> Homes:
+    """As `find_homes`, for what the operator puts before conversations alone."""
+    return Homes(dict.fromkeys(_first(walk, chain.root), chain.rooted)) if chain.rooted > reach else NO_HOMES
+
+
 def find_homes(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -> Homes:
     """Returns the homes to ask for a prompt of which anybody has `reach` bytes as far as we have seen.
 
     `walk` yields endpoints by a key, the same for all gateways.
     """
-    presumed: dict[str, int] = {}
+    presumed = dict(find_root(chain, reach, walk).presumed)
     own = ""
-    if chain.rooted > reach:
-        presumed |= dict.fromkeys(_first(walk, chain.root), chain.rooted)
     if chain.answered > reach:
         for own in _first(walk, chain.home):
             presumed[own] = chain.answered
@@ -67,13 +78,17 @@ def _first(walk: Callable[[int], Iterator[str]], key: int) -> list[str]:
 
 
 class Company:
-    """How many gateways share the conversations: as told, or as turns tell."""
+    """How many gateways share the conversations, and know nothing of each other: as told, or as turns tell.
 
-    __slots__ = ("_ours", "_told")
+    Those that tell each other their picks are one in this. `gateways` counts each of them.
+    """
+
+    __slots__ = ("_neighbours", "_ours", "_told")
 
     def __init__(self, gateways: int | None = None) -> None:
         self._told = gateways
         self._ours = 1.0
+        self._neighbours = Neighbours()
 
     @property
     def is_alone(self) -> bool:
@@ -83,8 +98,22 @@ class Company:
     def count(self) -> float:
         """From 1 to 64."""
         if self._told is not None:
-            return float(self._told)
+            return max(1.0, self._told / (1 + self._neighbours.heard))
         return 1.0 if self._ours >= _ALONE else min(1 / self._ours, _MOST)
+
+    @property
+    def times(self) -> float:
+        """How many times what we know to be in flight is in flight: late counts are not known."""
+        return self.count * (1 + self._neighbours.heard) / (1 + self._neighbours.prompt)
+
+    @property
+    def misses(self) -> bool:
+        """Whether some fell silent that told of their picks before, and may be picking still."""
+        return self._neighbours.lost > 0
+
+    def meet(self, neighbours: Neighbours) -> None:
+        """Takes which others tell of their picks."""
+        self._neighbours = neighbours
 
     def hear(self, chain: Chain, reach: int) -> None:
         """Takes a prompt, and how much of it we have seen."""

@@ -45,6 +45,7 @@ from extproc.routing.strategies.base import (
     Choice,
     Ending,
     Foreseen,
+    Neighbours,
     Offer,
     Outside,
     Placement,
@@ -53,7 +54,7 @@ from extproc.routing.strategies.base import (
     Strategy,
 )
 from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
-from extproc.routing.strategies.homes import NO_HOMES, Company, Homes, find_homes
+from extproc.routing.strategies.homes import NO_HOMES, Company, Homes, find_homes, find_root
 from extproc.routing.strategies.learning import Costs, Learner, Pace
 from extproc.routing.strategies.senses import News, Sense, reasons_to_leave
 from extproc.routing.vitals import Vitals
@@ -96,11 +97,15 @@ class Stretch(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """What a request began with: what it took of the index, bytes it seems to lack, what waited there."""
+    """What a request began with: what it took of the index, bytes it seems to lack, what waited there.
+
+    `to_do` is what it lacks as far as was seen; `missing` leaves out what a home is presumed to have.
+    """
 
     taken: Taken
     missing: float
     backlog_ms: float
+    to_do: int = 0
 
 
 _NOTHING_TAKEN: Final = Start(Taken(0, 0), 0, 0)
@@ -189,6 +194,20 @@ class PrefixCache(Strategy):
     def lose(self, endpoint: str) -> None:
         self.index.lose(endpoint)
 
+    def meet(self, neighbours: Neighbours) -> None:
+        self.company.meet(neighbours)
+
+    def hear_pick(self, endpoint: str, chain: Chain, missing: int | None) -> None:
+        holding, now = self.index.holding(endpoint), self._clock()
+        if holding is not None:
+            self.index.hear(holding, chain, now, is_new=True)
+            self._backlogs.add(endpoint, (missing or 0) * self._ms_per_byte, now)
+
+    def hear_end(self, endpoint: str, chain: Chain) -> None:
+        holding = self.index.holding(endpoint)
+        if holding is not None:
+            self.index.hear(holding, chain, self._clock(), is_new=False)
+
     def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Callable[[], Mapping[str, int]]) -> None:
         sense = self._senses.get(endpoint)
         if sense is None:
@@ -202,7 +221,7 @@ class PrefixCache(Strategy):
         senses = self._senses.items()
         waiting = {name: sense.waiting for name, sense in senses}
         running = {name: sense.vitals.running for name, sense in senses if sense.vitals}
-        leave = reasons_to_leave(waiting, in_flight(), running, self.company.count)
+        leave = reasons_to_leave(waiting, in_flight(), running, self.company.times)
         self._others_ms = {name: count * self._mean_ms for name, count in leave.items()}
 
     def _believe(self, endpoint: str, sense: Sense, news: News) -> None:
@@ -275,8 +294,9 @@ class PrefixCache(Strategy):
         self.company.hear(chain, chain.reach(self.index.known(chain.hashes)))
         taken = self.index.take(holding, chain, now)
         reach = chain.reach(taken.had)
-        start = Start(taken, chain.size - max(reach, presumed), self._backlogs.ms(holding.name, now))
-        self._backlogs.add(holding.name, (chain.size - reach) * self._ms_per_byte, now)
+        to_do = chain.size - reach
+        start = Start(taken, min(to_do, chain.size - presumed), self._backlogs.ms(holding.name, now), to_do)
+        self._backlogs.add(holding.name, to_do * self._ms_per_byte, now)
         return start
 
     def learn(self, endpoint: str, start: Start, first_token_s: float) -> None:
@@ -335,8 +355,13 @@ class PrefixCache(Strategy):
         now, known = self._clock(), self.index.known(chain.hashes)
         forks = self.index.forks(chain.hashes, known)
         reach = chain.reach(known)
-        homes = NO_HOMES if self.company.is_alone else find_homes(chain, reach, candidates.walk)
+        homes = self._homes(chain, reach, candidates)
         return _Look(chain, candidates, now, known, self._stretches(chain, forks, now), homes)
+
+    def _homes(self, chain: Chain, reach: int, candidates: Candidates) -> Homes:
+        if not self.company.is_alone:
+            return find_homes(chain, reach, candidates.walk)
+        return find_root(chain, reach, candidates.walk) if self.company.misses else NO_HOMES
 
     def _stretches(self, chain: Chain, forks: Sequence[int], now: float) -> list[Stretch]:
         stretches: list[Stretch] = []
@@ -402,7 +427,7 @@ class PrefixCache(Strategy):
         return holders[start : start + _LOOKED_AT]
 
     def _backlog_ms(self, name: str, now: float) -> float:
-        return self._backlogs.with_others(name, now, self.company.count)
+        return self._backlogs.with_others(name, now, self.company.times)
 
 
 def _bid(offer: Offer, chain: Chain, per_token: float) -> Bid:
@@ -480,6 +505,9 @@ class _Cached(Reading):
             presumed = first.reach if first is not None and first.name == endpoint else 0
             self._start = start = self._strategy.take(self._holding, self._chain, presumed)
             self._strategy.foresee(endpoint, self._chain.size, start.missing, self._why)
+
+    def sent(self) -> tuple[Chain | None, int]:
+        return self._chain, self._start.to_do
 
     def ended(self, endpoint: str) -> None:  # noqa: ARG002  # where it was taken
         self._is_open = False

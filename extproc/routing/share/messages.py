@@ -1,0 +1,110 @@
+"""What gateways tell each other of one pool: a letter with news, and with what its delay is known by."""
+
+from itertools import accumulate
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from extproc.routing.chain import BLOCK_BYTES, Chain
+
+# A prompt's blocks beyond that are not told: of 256 bytes each, a megabyte of text.
+MAX_BLOCKS: Final = 4_096
+# A letter is full with so many blocks, or so many news: it has 128 KiB at most, which a datagram takes.
+LETTER_BLOCKS: Final = 7_168
+LETTER_NEWS: Final = 512
+# Of more, the least busy are left out.
+MAX_ENDPOINTS: Final = 8_192
+MAX_ECHOES: Final = 256
+
+_MOST: Final = 1 << 62
+
+Name = Annotated[int, Meta(ge=0)]
+"""A peer, a pool or an endpoint: 64 bits that are the same for all gateways, or at random."""
+Number = Annotated[int, Meta(ge=1, le=_MOST)]
+"""Counts a peer's picks and ends together, from 1 on."""
+Moment = Annotated[int, Meta(ge=0, le=_MOST)]
+"""Microseconds by the clock of whoever says it; only differences mean anything."""
+
+_Bytes = Annotated[int, Meta(ge=0, le=1 << 40)]
+_Length = Annotated[int, Meta(ge=1, le=1 << 20)]
+_Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Place = Annotated[int, Meta(ge=0, lt=MAX_BLOCKS)]
+
+
+class Picked(Struct, frozen=True, array_like=True, tag=1, gc=False):
+    """A request went to an endpoint, where `missing` bytes of it have to be prefilled.
+
+    `hashes` are the prompt's blocks, all of them: what an earlier letter said may have been lost. `odd` has
+    the lengths of those, by place, that have not just `BLOCK_BYTES`.
+    """
+
+    number: Number
+    endpoint: Name
+    missing: _Bytes = 0
+    hashes: Annotated[list[Name], Meta(max_length=MAX_BLOCKS)] = []
+    odd: Annotated[dict[_Place, _Length], Meta(max_length=MAX_BLOCKS)] = {}
+
+
+class Ended(Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """The request of `pick` has left its endpoint."""
+
+    number: Number
+    endpoint: Name
+    pick: Number
+
+
+class Standing(Struct, frozen=True, array_like=True, tag=3, gc=False):
+    """A heartbeat: what the peer has open on each endpoint after its news up to `number`; else nothing."""
+
+    number: Annotated[int, Meta(ge=0, le=_MOST)]
+    open: Annotated[dict[Name, _Count], Meta(max_length=MAX_ENDPOINTS)]
+
+
+class Left(Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """The peer goes, and nobody need wait for it."""
+
+
+News = Picked | Ended | Standing | Left
+
+
+class Echo(Struct, frozen=True, array_like=True, gc=False):
+    """Says to `peer` when it sent its last letter that came, by its own clock, and how long ago that came."""
+
+    peer: Name
+    sent_us: Moment
+    held_us: Moment
+
+
+class Letter(Struct, frozen=True, array_like=True):
+    """What `peer` has to say of a pool at a moment of its own clock."""
+
+    peer: Name
+    pool: Name
+    sent_us: Moment
+    news: Annotated[list[News], Meta(max_length=LETTER_NEWS)] = []
+    echoes: Annotated[list[Echo], Meta(max_length=MAX_ECHOES)] = []
+
+
+def picked(number: int, endpoint: int, missing: int, chain: Chain | None) -> Picked:
+    """Tells of a pick; `chain` is the prompt as the endpoint's cache will have it, `None`: nobody looked."""
+    if chain is None:
+        return Picked(number, endpoint, missing)
+    hashes, odd, start = [*chain.hashes[:MAX_BLOCKS]], {}, 0
+    for place, end in enumerate(chain.ends[:MAX_BLOCKS]):
+        if end - start != BLOCK_BYTES:
+            odd[place] = end - start
+        start = end
+    return Picked(number, endpoint, missing, hashes, odd)
+
+
+def chain_in(news: Picked) -> Chain | None:
+    """Returns the blocks that a pick tells of; who said what in them, it does not tell."""
+    hashes, blocks = news.hashes, len(news.hashes)
+    if not blocks:
+        return None
+    lengths = [BLOCK_BYTES] * blocks
+    for place, length in news.odd.items():
+        if place < blocks:
+            lengths[place] = length
+    ends = [*accumulate(lengths)]
+    return Chain(hashes, ends, ends, ends[-1], hashes[0], 0)

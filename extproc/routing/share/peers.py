@@ -1,0 +1,214 @@
+"""What other gateways do with a pool, as their letters tell: counts for its book, picks for its strategy."""
+
+# The rules:
+#
+# - What a peer picked is what we picked, but for this: it pins nothing, for we may never hear of its end, and
+#   it is counted as that peer's, so that all of it can be taken back at once.
+# - Blocks are worth knowing however late they come. Counts, and prefill to be done, are taken only of a peer
+#   whose news come promptly, see `delay`; else its requests count for nothing, as if nobody had told.
+# - A peer of which nothing came for `SILENCE_S` is lost: its counts go. Whether it is gone or only not heard,
+#   nobody knows; how many of those there are the strategy is told. Another one that comes in takes the
+#   place of one that was lost, as when a gateway is started again.
+# - Endpoints are named by 64 bits. One that is not in our list, now, is counted in the dark: its counts show
+#   when it comes in, and its blocks are told with the next pick.
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from extproc.routing.chain import Chain
+from extproc.routing.pool import Pool, Snapshot
+from extproc.routing.share.delay import Delay, limit_s
+from extproc.routing.share.ledger import Ledger
+from extproc.routing.share.messages import MAX_ECHOES, Echo, Ended, Letter, Picked, Standing, chain_in
+from extproc.routing.share.names import name_of
+from extproc.routing.strategies.base import Neighbours
+
+SILENCE_S: Final = 3.0
+# How long a rate of picks is averaged.
+_RATE_S: Final = 5.0
+# Open requests of a peer whose blocks are kept, to be touched at their ends.
+KEPT: Final = 2_048
+MAX_PEERS: Final = 256
+
+
+class _Peer:
+    """One other gateway, from its first letter until it is lost. `is_counted`: its counts are in the book."""
+
+    __slots__ = ("arrived_s", "chains", "delay", "is_counted", "ledger", "sent_us")
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.delay = Delay()
+        self.is_counted = False
+        self.chains: OrderedDict[int, tuple[int, Chain]] = OrderedDict()
+        self.arrived_s = 0.0
+        self.sent_us = 0  # of the last letter, by its clock
+
+
+class Peers:
+    """The other gateways of one pool. `me` is our own name among them, drawn at random at the start."""
+
+    def __init__(self, pool: Pool, me: int) -> None:
+        self._pool = pool
+        self._me = me
+        self._peers: dict[int, _Peer] = {}
+        self._counts: dict[int, int] = {}  # by endpoint, of all that are counted
+        self._names: dict[int, str] = {}
+        self._snapshot: Snapshot | None = None
+        self._most = 0  # that were heard at one time, and did not leave
+        self._heard_picks = 0
+        self._per_s, self._rated_s = 0.0, 0.0
+        self._limit_s = limit_s(0.0, 0)
+
+    def __repr__(self) -> str:
+        now = self.neighbours
+        return f"<Peers of {self._pool.name}: {now.heard} heard, {now.prompt} promptly, {now.lost} lost>"
+
+    @property
+    def neighbours(self) -> Neighbours:
+        heard = len(self._peers)
+        prompt = sum(peer.is_counted for peer in self._peers.values())
+        return Neighbours(heard, prompt, max(0, self._most - heard))
+
+    def delays(self) -> Mapping[int, float | None]:
+        """How late each one's news are, seconds; `None` where nobody knows yet."""
+        return {name: peer.delay.seconds for name, peer in self._peers.items()}
+
+    def hear(self, letter: Letter, now: float) -> None:
+        """Takes a letter about this pool; our own are left alone."""
+        peer = self._peer(letter.peer)
+        if peer is None:
+            return
+        self._follow()
+        if letter.sent_us >= peer.sent_us:
+            peer.sent_us, peer.arrived_s = letter.sent_us, now
+        self._time(peer, letter, now)
+        for news in letter.news:
+            match news:
+                case Picked():
+                    self._hear_pick(peer, news)
+                case Ended():
+                    self._hear_end(peer, news)
+                case Standing():
+                    self._stand(peer, news)
+                case _:
+                    self._most -= 1
+                    self._drop(letter.peer)
+                    break
+
+    def check(self, now: float, picks: int) -> None:
+        """Drops who is silent. To be called now and then; `picks` are our own since the last time."""
+        self._follow()
+        for name in [name for name, peer in self._peers.items() if now - peer.arrived_s > SILENCE_S]:
+            self._drop(name)
+        passed_s = now - self._rated_s
+        if passed_s > 0:
+            weight = min(1.0, passed_s / _RATE_S)
+            self._per_s += weight * ((picks + self._heard_picks) / passed_s - self._per_s)
+            self._rated_s, self._heard_picks = now, 0
+        self._limit_s = limit_s(self._per_s, len(self._names))
+        # The strategy may be another one than a moment ago.
+        self._tell()
+
+    def echoes(self, now: float) -> list[Echo]:
+        """What a heartbeat of ours tells the others for their round trips."""
+        return [
+            Echo(name, peer.sent_us, max(0, int((now - peer.arrived_s) * 1e6)))
+            for name, peer in [*self._peers.items()][:MAX_ECHOES]
+        ]
+
+    def _peer(self, name: int) -> _Peer | None:
+        peer = self._peers.get(name)
+        if peer is None and name != self._me and len(self._peers) < MAX_PEERS:
+            peer = self._peers[name] = _Peer()
+            self._most = max(self._most, len(self._peers))
+            self._tell()
+        return peer
+
+    def _time(self, peer: _Peer, letter: Letter, now: float) -> None:
+        sent_s = letter.sent_us / 1e6
+        for echo in letter.echoes:
+            if echo.peer == self._me:
+                peer.delay.echo(sent_s, now, now - (echo.sent_us + echo.held_us) / 1e6)
+        peer.delay.hear(sent_s, now, self._limit_s)
+        if peer.delay.is_prompt != peer.is_counted:
+            peer.is_counted = peer.delay.is_prompt
+            sign = 1 if peer.is_counted else -1
+            for endpoint, count in peer.ledger.counts().items():
+                self._add(endpoint, sign * count)
+            self._tell()
+
+    def _hear_pick(self, peer: _Peer, news: Picked) -> None:
+        step = peer.ledger.note(news.number, news.endpoint, 1)
+        if step is None:
+            return
+        self._heard_picks += 1
+        if step and peer.is_counted:
+            self._add(news.endpoint, step)
+        chain = chain_in(news)
+        name = self._names.get(news.endpoint)
+        if chain is None or name is None:
+            return
+        peer.chains[news.number] = (news.endpoint, chain)
+        if len(peer.chains) > KEPT:
+            peer.chains.popitem(last=False)
+        self._pool.strategy.hear_pick(name, chain, news.missing if peer.is_counted else None)
+
+    def _hear_end(self, peer: _Peer, news: Ended) -> None:
+        step = peer.ledger.note(news.number, news.endpoint, -1)
+        if step is None:
+            return
+        if step and peer.is_counted:
+            self._add(news.endpoint, step)
+        endpoint, chain = peer.chains.pop(news.pick, (0, None))
+        name = self._names.get(endpoint)
+        if chain is not None and name is not None:
+            self._pool.strategy.hear_end(name, chain)
+
+    def _stand(self, peer: _Peer, news: Standing) -> None:
+        before = peer.ledger.counts()
+        peer.ledger.stand(news.number, news.open)
+        if peer.is_counted:
+            for endpoint, step in _steps(before, peer.ledger.counts()):
+                if step:
+                    self._add(endpoint, step)
+
+    def _drop(self, name: int) -> None:
+        peer = self._peers.pop(name)
+        if peer.is_counted:
+            for endpoint, count in peer.ledger.counts().items():
+                self._add(endpoint, -count)
+        self._tell()
+
+    def _add(self, endpoint: int, step: int) -> None:
+        count = self._counts.get(endpoint, 0) + step
+        if count:
+            self._counts[endpoint] = count
+        else:
+            del self._counts[endpoint]
+        name = self._names.get(endpoint)
+        if name is not None:
+            self._pool.book.hear(name, count)
+
+    def _follow(self) -> None:
+        """Shows the counts of endpoints that came in, and no more those of who went."""
+        snapshot = self._pool.snapshot
+        if snapshot is self._snapshot:
+            return
+        self._snapshot = snapshot
+        names = {name_of(name): name for name in snapshot.names}
+        for endpoint, name in self._names.items():
+            if endpoint not in names:
+                self._pool.book.hear(name, 0)
+        for endpoint, name in names.items():
+            self._pool.book.hear(name, self._counts.get(endpoint, 0))
+        self._names = names
+
+    def _tell(self) -> None:
+        self._pool.strategy.meet(self.neighbours)
+
+
+def _steps(before: Mapping[int, int], after: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    for endpoint in {**before, **after}:
+        yield endpoint, after.get(endpoint, 0) - before.get(endpoint, 0)
