@@ -18,6 +18,7 @@ from extproc.errors import SettingsError
 from extproc.vllm.fleet import autoscaler, seed_preset, spike
 from extproc.vllm.fleet.arms import parse_arm
 from extproc.vllm.fleet.autoscaler import parse_scaling
+from extproc.vllm.fleet.bus import Fault
 from extproc.vllm.fleet.cell import Cell
 from extproc.vllm.fleet.change import SYNTAX
 from extproc.vllm.fleet.duels import duels, render_duels
@@ -88,6 +89,7 @@ def _check_names(name: str, check: Callable[[str], object]) -> Callable[..., Seq
 _POSITIVE = click.IntRange(1)
 _SECONDS = _Number(0)
 _RATE = _Number(0, min_open=True)
+_LOSS = _Number(0, 1)
 _LETTERS: Final = ", ".join(f"{one.letter} {one.name}" for one in WORKLOADS.values())
 _check_workloads = _check_names("check_workloads", find_workload)
 _check_arms = _check_names("check_arms", parse_arm)
@@ -113,6 +115,9 @@ _against = click.option(
     metavar="ARM",
     help="Whom to compare the others with: the better of these. [default: the first arm]",
 )
+_SHARE_DELAY: Final = "Gateways tell each other their picks, so late. [default: they do not]"
+_SHARE_LOSS: Final = "Share of what they tell that never comes."
+_SHARE_FAULT: Final = "What is wrong with the way between them."
 _warmup = click.option("--warmup-s", type=_SECONDS, help="Not measured. [default: the workload's]")
 _measured = click.option("--measured-s", type=_RATE, help="Measured after that. [default: the workload's]")
 
@@ -150,7 +155,18 @@ _measured = click.option("--measured-s", type=_RATE, help="Measured after that. 
 )
 @_arms
 @click.option("--gateways", type=_POSITIVE, default=1, show_default=True, help="Independent pickers.")
-@click.option("--spread", type=click.Choice(Spread), default=Spread.RANDOM, show_default=True)
+@click.option(
+    "--spread", type=click.Choice(Spread, case_sensitive=False), default=Spread.RANDOM, show_default=True
+)
+@click.option("--share-delay", "share_delay_ms", type=_SECONDS, metavar="MS", help=_SHARE_DELAY)
+@click.option("--share-loss", type=_LOSS, default=0.0, show_default=True, help=_SHARE_LOSS)
+@click.option(
+    "--share-fault",
+    type=click.Choice(Fault, case_sensitive=False),
+    default=Fault.NONE,
+    show_default=True,
+    help=_SHARE_FAULT,
+)
 @click.option("--signal-delay-s", type=_SECONDS, default=0.0, help="How late gateways hear of an end.")
 @click.option("--discovery-delay-s", type=_SECONDS, default=0.0, help="How late they hear of endpoints.")
 @click.option("--cap", type=_POSITIVE, help="Most requests in flight.")
@@ -337,7 +353,31 @@ def _write(path: Path | None, content: bytes) -> None:
 @click.option("--load", "loads", type=_RATE, multiple=True, default=[0.4, 0.75], show_default=True)
 @click.option("--endpoints", type=_POSITIVE, multiple=True, default=[8], show_default=True)
 @click.option("--gateways", type=_POSITIVE, multiple=True, default=[1], show_default=True)
-@click.option("--spread", "spreads", type=click.Choice(Spread), multiple=True, default=[Spread.RANDOM])
+@click.option(
+    "--spread",
+    "spreads",
+    type=click.Choice(Spread, case_sensitive=False),
+    multiple=True,
+    default=[Spread.RANDOM],
+)
+@click.option(
+    "--share-delay",
+    "share_delays_ms",
+    type=_SECONDS,
+    multiple=True,
+    default=[None],
+    metavar="MS",
+    help=_SHARE_DELAY,
+)
+@click.option("--share-loss", "share_losses", type=_LOSS, multiple=True, default=[0.0], help=_SHARE_LOSS)
+@click.option(
+    "--share-fault",
+    "share_faults",
+    type=click.Choice(Fault, case_sensitive=False),
+    multiple=True,
+    default=[Fault.NONE],
+    help=_SHARE_FAULT,
+)
 @click.option("--scenario", "scenarios", type=click.Choice([*SCENARIOS]), multiple=True, default=["plain"])
 @click.option(
     "--profile",

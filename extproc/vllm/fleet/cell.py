@@ -10,6 +10,7 @@ from xxhash import xxh3_64_hexdigest
 from extproc.errors import SettingsError
 from extproc.vllm.fleet.arms import parse_arm
 from extproc.vllm.fleet.autoscaler import Scaling, parse_scaling
+from extproc.vllm.fleet.bus import Fault, Sharing
 from extproc.vllm.fleet.change import parse_change
 from extproc.vllm.fleet.client import Traffic
 from extproc.vllm.fleet.fleet import Run, Setup, Watch, simulate
@@ -35,6 +36,7 @@ class Cell:
     of a time. A `trace` is a file that is replayed instead of a workload, `trace_speed` times as fast as it
     was recorded; `trace_xxh3` says what was in it, empty: anything. A `spike` and an autoscaler
     (`autoscale`) are written as their modules say, empty: none; `slo_ttft_s` judges what they cost.
+    Gateways tell each other their picks `share_delay_ms` late; `None`: never.
     """
 
     arm: str
@@ -64,6 +66,10 @@ class Cell:
     autoscale: str = ""
     slo_ttft_s: float = 1.0
 
+    share_delay_ms: float | None = None
+    share_loss: float = 0.0
+    share_fault: Fault = Fault.NONE
+
     @property
     def label(self) -> str:
         """What its run is called beside others of the same load."""
@@ -73,10 +79,12 @@ class Cell:
     def digest(self) -> str:
         """Tells cells apart that differ in anything."""
         asked = orjson.loads(orjson.dumps(self))
-        # Cells that were run before there were traces, spikes and autoscalers keep their names.
+        # Cells that were run before there were traces, spikes, autoscalers and sharing keep their names.
         late = {"trace", "trace_xxh3", "trace_speed"} if self.trace is None else set()
         if not self.spike and not self.autoscale:
             late |= {"spike", "autoscale", "slo_ttft_s"}
+        if self.share_delay_ms is None:
+            late |= {"share_delay_ms", "share_loss", "share_fault"}
         asked = {name: value for name, value in asked.items() if name not in late}
         return xxh3_64_hexdigest(orjson.dumps(asked))
 
@@ -129,6 +137,7 @@ class Cell:
                 self.spread,
                 self.signal_delay_s,
                 self.discovery_delay_s,
+                self._sharing((start_s + stop_s) / 2),
             ),
             traffic=Traffic(
                 rate, self.users, self.cap, self.ceiling, end_s, starts, self._spike(start_s, end_s)
@@ -155,6 +164,11 @@ class Cell:
                 f"spike {self.spike}: measured is from {start_s:g} to {end_s:g} s, all of it must be within"
             )
         return spike
+
+    def _sharing(self, middle_s: float) -> Sharing | None:
+        if self.share_delay_ms is None:
+            return None
+        return Sharing(self.share_delay_ms / 1000, self.share_loss, self.share_fault, middle_s)
 
     def _trace(self) -> Trace:
         assert self.trace is not None  # noqa: S101  # who calls this looked

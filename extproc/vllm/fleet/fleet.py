@@ -13,6 +13,7 @@ from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pick
 from extproc.routing.strategies.base import Ending, Outside
 from extproc.vllm.fleet.autoscaler import Autoscaler, Scaling
+from extproc.vllm.fleet.bus import Bus
 from extproc.vllm.fleet.change import Change, Kind, check_changes, steps_of
 from extproc.vllm.fleet.client import Client, Traffic
 from extproc.vllm.fleet.dialogue import Dialogue
@@ -110,6 +111,8 @@ class _Fleet:
         self._draining: dict[str, Node] = {}
         self._headcounts: list[Headcount] = []
         self._count_heads()
+        sharing = setup.routing.sharing
+        self._bus = sharing and Bus(sharing, self._gateways.pools, self._timeline, self._draw("bus"))
 
     def run(self) -> Run:
         if self._setup.warmup_s:
@@ -174,6 +177,7 @@ class _Fleet:
             self._spreader.give(flight)
             self._timeline.at(self._timeline.now, self._client.ended, flight)
             return
+        self._post(flight)
         flight.endpoint, flight.reason = pick.endpoint.name, str(pick.reason)
         self._picks[flight.number] = pick
         self._nodes[flight.endpoint].add(flight)
@@ -202,15 +206,23 @@ class _Fleet:
         self._spreader.give(flight)
         delay_s = self._setup.routing.signal_delay_s
         if delay_s:
-            self._timeline.at(self._timeline.now + delay_s, pick.release)
+            self._timeline.at(self._timeline.now + delay_s, self._release, pick, flight)
         else:
-            pick.release()
+            self._release(pick, flight)
         if flight.is_answered:
             pick.learn(Ending(200, flight.ttft_s))
         if flight.ended_at > self._timeline.now:
             self._timeline.at(flight.ended_at, self._client.ended, flight)
         else:
             self._client.ended(flight)
+
+    def _release(self, pick: Pick, flight: Flight) -> None:
+        pick.release()
+        self._post(flight)
+
+    def _post(self, flight: Flight) -> None:
+        if self._bus:
+            self._bus.post(flight.gateway)
 
     def _change(self, change: Change) -> None:
         endpoint = self._names[change.endpoint]

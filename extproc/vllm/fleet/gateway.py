@@ -13,6 +13,7 @@ from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pick, Pool, Snapshot
 from extproc.routing.strategies.base import Outside
 from extproc.vllm.fleet.arms import build_arm
+from extproc.vllm.fleet.bus import Sharing
 from extproc.vllm.fleet.flight import Flight
 from extproc.vllm.peers.signals import Scrape
 
@@ -35,8 +36,8 @@ class Spread(StrEnum):
 class Routing:
     """How the fleet is routed to; `options` are the strategy's settings.
 
-    `gateways` pickers share the requests, by `spread`, and nothing else. They hear of a request's end
-    `signal_delay_s` late, and of an endpoint that comes or goes `discovery_delay_s` late.
+    `gateways` pickers share the requests, by `spread`, and nothing else but what `sharing` says. They hear
+    of a request's end `signal_delay_s` late, and of an endpoint that comes or goes `discovery_delay_s` late.
     """
 
     strategy: str = "prefix_hash"
@@ -45,6 +46,7 @@ class Routing:
     spread: Spread = Spread.RANDOM
     signal_delay_s: float = 0.0
     discovery_delay_s: float = 0.0
+    sharing: Sharing | None = None
 
     def build_gateways(
         self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside], scrapes: Sequence[Scrape]
@@ -64,16 +66,16 @@ class Gateways:
     """One picker for each pool; all pools have the same endpoints."""
 
     def __init__(self, pools: Sequence[Pool]) -> None:
-        self._pools = pools
+        self.pools = pools
         self._pickers = [Picker([Route(pool)]) for pool in pools]
         # Where the headers decide, a proxy need not send the body, and nobody has to write it here.
         self.needs_body = self._pickers[0].needs_body(Ask("POST", _PATH, {}))
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
         """Routes to these endpoints; strategies of one kind place them alike, so once is enough."""
-        first = self._pools[0]
+        first = self.pools[0]
         snapshot = Snapshot.build(endpoints, first.strategy, first.snapshot.placement)
-        for pool in self._pools:
+        for pool in self.pools:
             pool.install(snapshot)
 
     def pick(self, gateway: int, body: bytes | None) -> Pick:

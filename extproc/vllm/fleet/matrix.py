@@ -15,15 +15,16 @@ from typing import Final
 
 import orjson
 
+from extproc.vllm.fleet.bus import Fault
 from extproc.vllm.fleet.cell import Cell
 from extproc.vllm.fleet.gateway import Spread
 from extproc.vllm.fleet.report import lay_out
 from extproc.vllm.fleet.report_page import figure_cells
-from extproc.vllm.fleet.rows import Row, by_arm, row_of, split, title_of
+from extproc.vllm.fleet.rows import SHARING, Row, by_arm, row_of, split, title_of
 
 CELLS: Final = "cells.jsonl"
 
-_GROUP: Final = ("workload", "load", "scenario", "endpoints", "gateways", "spread", "profiles")
+_GROUP: Final = ("workload", "load", "scenario", "endpoints", "gateways", "spread", "profiles", *SHARING)
 _HEAD: Final = ("arm", "seeds", "TTFT mean", "range", "p99", "hit rate", "of shared", "tok/s", "warned")
 
 
@@ -37,6 +38,9 @@ class Matrix:
     endpoints: Sequence[int] = (8,)
     gateways: Sequence[int] = (1,)
     spreads: Sequence[Spread] = (Spread.RANDOM,)
+    share_delays_ms: Sequence[float | None] = (None,)
+    share_losses: Sequence[float] = (0.0,)
+    share_faults: Sequence[Fault] = (Fault.NONE,)
     scenarios: Sequence[str] = ("plain",)
     profiles: Sequence[str]
     seeds: Sequence[int] = (11, 12, 13)
@@ -45,11 +49,13 @@ class Matrix:
 
     def cells(self) -> Iterator[Cell]:
         """Yields all of them; arms and seeds of one case together."""
+        sharings = product(self.share_delays_ms, self.share_losses, self.share_faults)
         axes = product(
             *(self.workloads, self.scenarios, self.loads, self.endpoints, self.gateways, self.spreads),
-            *(self.profiles, self.seeds, self.arms),
+            *([*sharings], self.profiles, self.seeds, self.arms),
         )
-        for workload, scenario, load, endpoints, gateways, spread, profile, seed, arm in axes:
+        for workload, scenario, load, endpoints, gateways, spread, sharing, profile, seed, arm in axes:
+            delay_ms, loss, fault = sharing
             yield Cell(
                 arm=arm,
                 workload=workload,
@@ -59,6 +65,9 @@ class Matrix:
                 gateways=gateways,
                 spread=spread,
                 scenario=scenario,
+                share_delay_ms=delay_ms,
+                share_loss=loss,
+                share_fault=fault,
                 warmup_s=self.warmup_s,
                 measured_s=self.measured_s,
                 seed=seed,

@@ -16,7 +16,8 @@ Row = Mapping[str, object]
 Case = tuple[tuple[str, str], ...]
 """What runs have in common that may be compared: names and values."""
 
-PANEL: Final = ("workload", "scenario", "endpoints", "gateways", "spread", "profiles")
+SHARING: Final = ("share_delay_ms", "share_loss", "share_fault")
+PANEL: Final = ("workload", "scenario", "endpoints", "gateways", "spread", "profiles", *SHARING)
 LOADS: Final = ("load", "rate", "users", "trace_speed")
 
 

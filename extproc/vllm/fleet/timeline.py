@@ -16,6 +16,9 @@ class Timeline:
         self._planned: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._next = count().__next__
 
+    def __len__(self) -> int:
+        return len(self._planned)
+
     def at(self, time: float, action: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """Plans `action` for `time`, in seconds; a time that has passed means now."""
         heappush(self._planned, (max(self.now, time), self._next(), action, arguments))

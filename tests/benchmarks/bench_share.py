@@ -1,0 +1,164 @@
+"""Sharing picks: what one request costs the gateway that picks it, and each of the others.
+
+A request is a pick and an end. Eight gateways with 1,000 requests per second that post every 10 ms have 1.25
+of them in a letter. CPU time, not the clock's. Reference in the same run: the whole pick by `prefix_cache`.
+`python -m tests.benchmarks.bench_share`.
+"""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle, islice
+from time import process_time_ns
+from typing import Final
+
+from extproc.routing.picker import Ask, Picker, Route
+from extproc.routing.pool import Pick, Pool
+from extproc.routing.share.messages import Letter
+from extproc.routing.share.sealed import Seal
+from extproc.routing.share.share import Share
+from extproc.routing.strategies.base import Candidates, Choice, Outside, Reading, Reason
+from extproc.routing.strategies.prefix_cache import PrefixCache
+from tests.benchmarks.bench_pick import chats, endpoints
+from tests.benchmarks.report import Row, report, time_us
+
+GATEWAYS: Final = 8
+SECRET: Final = bytes(16)
+# Bytes of a chat, and how many questions it has had answered: 832 tokens as in C, 16,000 as in G.
+CHATS: Final = (("C", 3_300, 5), ("G", 64_000, 15))
+CHATS_ASKED: Final = 64
+PATH: Final = "/v1/chat/completions"
+
+
+class _Nothing(Reading):
+    """A request of which nothing was read."""
+
+    def choose(self, candidates: Candidates, count: int) -> Choice:
+        raise NotImplementedError
+
+
+class Gateway:
+    """One gateway's pool, what it shares, and its seal."""
+
+    def __init__(self, me: int) -> None:
+        self.now = 0.0
+        self.pool = Pool(
+            "llama", PrefixCache(Outside(random.Random(me), lambda: self.now), kv_tokens=1_000_000)
+        )
+        self.pool.replace(endpoints(GATEWAYS))
+        self.picker = Picker([Route(self.pool)])
+        self.seal = Seal("cluster", SECRET, me)
+        self.share: Share | None = None
+        self.me = me
+
+    def join(self) -> Share:
+        self.share = Share(self.pool, self.me)
+        return self.share
+
+
+def pair() -> tuple[Gateway, Share, Gateway, Share]:
+    """Two that hear each other promptly."""
+    one, other = Gateway(1), Gateway(2)
+    mine, theirs = one.join(), other.join()
+    for now in range(1, 5):
+        for here, there in ((mine, theirs), (theirs, mine)):
+            there.hear(here.heartbeat(now), now)
+    assert theirs.peers.neighbours.prompt == 1
+    one.now = other.now = 4.0
+    return one, mine, other, theirs
+
+
+def picking(size: int, turns: int) -> Callable[[], None]:
+    """A whole pick and its end, which nobody is told of."""
+    picker = Gateway(1).picker
+    asks = cycle([Ask("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)])
+
+    def once() -> None:
+        picker.pick(next(asks)).pick.release()
+
+    return once
+
+
+def telling(size: int, turns: int) -> Callable[[], None]:
+    """What a pick and its end add for who tells of them: written, and sealed."""
+    one, mine, _, _ = pair()
+    asks = [Ask("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)]
+    picks = cycle([one.picker.pick(ask).pick for ask in asks])
+    mine.letters(4.0)
+    outbox = mine.outbox
+
+    def once() -> None:
+        pick = next(picks)
+        outbox.picked(pick)
+        outbox.ended(pick)
+        for letter in mine.letters(4.0):
+            one.seal.close(letter)
+
+    return once
+
+
+def told(size: int, turns: int, requests: int) -> list[Letter]:
+    """Letters about all chats again and again: each tells of so many requests."""
+    one, mine, _, _ = pair()
+    asks = cycle([Ask("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)])
+    letters: list[Letter] = []
+    for _ in range(12_000 // requests):
+        for _ in range(requests):
+            one.picker.pick(next(asks)).pick.release()
+        letters += mine.letters(4.0)
+    return letters
+
+
+def hearing(size: int, turns: int, requests: int) -> Callable[[], None]:
+    """A sealed letter opened and heard; a heartbeat's worth of numbers is kept, as it would be."""
+    one, _, _, theirs = pair()
+    sealed = iter([one.seal.close(letter) for letter in told(size, turns, requests)])
+    reader = Seal("cluster", SECRET, 2)
+
+    def once() -> None:
+        theirs.hear(reader.open(next(sealed)), 4.0)
+
+    return once
+
+
+def beating(count: int) -> Callable[[], None]:
+    """A heartbeat of a pool with so many endpoints, half of them busy: written, sealed, opened and heard."""
+    one, mine, _, theirs = pair()
+    one.pool.replace(endpoints(count))
+    names = cycle(one.pool.snapshot.names)
+    for name in islice(names, count // 2):
+        mine.outbox.picked(Pick(one.pool, "", Reason.COLD, one.pool.snapshot.ready[name], (), _Nothing()))
+    reader = Seal("cluster", SECRET, 2)
+
+    def once() -> None:
+        theirs.hear(reader.open(one.seal.close(mine.heartbeat(4.0))), 4.0)
+
+    return once
+
+
+def main() -> None:
+    cpu_us = partial(time_us, clock_ns=process_time_ns)
+    rows: list[Row] = []
+    for name, size, turns in CHATS:
+        told_us, heard_us = cpu_us(telling(size, turns), 400), cpu_us(hearing(size, turns, 1), 400)
+        each_us = [
+            (told + (GATEWAYS - 1) * heard) / GATEWAYS for told, heard in zip(told_us, heard_us, strict=True)
+        ]
+        length = len(Seal("cluster", SECRET, 1).close(told(size, turns, 1)[0]))
+        rows += [
+            Row(f"{name}: pick and end, told to nobody", cpu_us(picking(size, turns), 200), "µs"),
+            Row(f"{name}: told, in a sealed letter of {length} bytes", told_us, "µs"),
+            Row(f"{name}: heard, in a letter of its own", heard_us, "µs"),
+            Row(
+                f"{name}: heard, in a letter of eight",
+                [sample / 8 for sample in cpu_us(hearing(size, turns, 8), 50)],
+                "µs",
+            ),
+            Row(f"{name}: each of {GATEWAYS} gateways, for each request of all", each_us, "µs"),
+        ]
+    rows += [Row(f"heartbeat, {count} endpoints", cpu_us(beating(count), 100), "µs") for count in (8, 1_000)]
+    report("share", rows, reference=rows[0].name)
+
+
+if __name__ == "__main__":
+    main()

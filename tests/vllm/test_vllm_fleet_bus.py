@@ -1,0 +1,95 @@
+"""Simulated gateways that share their picks: late, with losses, and not at all."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from extproc.vllm.commands import simulate as command
+from extproc.vllm.fleet.bus import Fault, Sharing
+from extproc.vllm.fleet.cell import Cell
+from extproc.vllm.fleet.fleet import Run
+from extproc.vllm.fleet.gateway import Routing
+from tests.vllm.test_vllm_fleet import hit_rate, picture, play
+
+
+def shared(sharing: Sharing | None, gateways: int = 4) -> Run:
+    return play(requests=800, routing=Routing("prefix_cache", gateways=gateways, sharing=sharing))
+
+
+@pytest.fixture(scope="module")
+def alone() -> float:
+    return hit_rate(shared(None, gateways=1))
+
+
+@pytest.fixture(scope="module")
+def unshared() -> float:
+    return hit_rate(shared(None))
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [Sharing(), Sharing(0.01), Sharing(1.0), Sharing(0.01, loss=0.1)],
+    ids=lambda sharing: f"{sharing.delay_s:g}-{sharing.loss:g}",
+)
+def test_gateways_that_share_find_as_much_as_one(alone: float, sharing: Sharing) -> None:
+    assert hit_rate(shared(sharing)) == pytest.approx(alone, abs=0.02)
+
+
+def test_gateways_that_share_nothing_find_less(alone: float, unshared: float) -> None:
+    """Or the tests around this one would show nothing."""
+    assert unshared < alone - 0.02
+
+
+def test_a_dead_bus_changes_nothing() -> None:
+    routing = Routing("prefix_cache", gateways=4)
+    dead = replace(routing, sharing=Sharing(fault=Fault.DEAD))
+
+    assert picture(play(requests=300, routing=dead)) == picture(play(requests=300, routing=routing))
+
+
+@pytest.mark.parametrize("fault", [Fault.DIES, Fault.AWAY, Fault.HALVES])
+def test_a_bus_that_fails_later_is_as_good_as_none(unshared: float, fault: Fault) -> None:
+    assert hit_rate(shared(Sharing(0.01, fault=fault, middle_s=15.0))) > unshared - 0.02
+
+
+def test_a_shared_run_is_the_same_each_time() -> None:
+    routing = Routing("prefix_cache", gateways=4, sharing=Sharing(0.01, loss=0.1))
+    one, other = (picture(play(requests=200, routing=routing)) for _ in range(2))
+
+    assert one == other
+
+
+def test_cells_that_share_nothing_keep_their_names() -> None:
+    plain = Cell(arm="prefix_cache", workload="T", seed=11)
+    names = {plain.digest, Cell(arm="prefix_cache", workload="T", seed=11, share_delay_ms=0.0).digest}
+
+    assert plain.digest == "b0c7432a2663aee3"
+    assert len(names) == 2
+
+
+def test_the_command_shares() -> None:
+    options = ["--arm", "prefix_cache", "--requests", "40", "--gateways", "2", "--no-ideals", "--seed", "1"]
+    fine = CliRunner().invoke(command, ["fleet", *options, "--share-delay", "10", "--share-loss", "0.1"])
+    wrong = CliRunner().invoke(command, ["fleet", *options, "--share-delay", "10", "--share-loss", "1.5"])
+
+    assert (fine.exit_code, wrong.exit_code) == (0, 2)
+
+
+def test_a_matrix_has_every_way_of_sharing(tmp_path: Path) -> None:
+    options = ["--arm", "prefix_cache", "--workload", "T", "--load", "0.4", "--seeds", "1", "--workers", "1"]
+    sharing = ["--share-delay", "10", "--share-delay", "100", "--share-fault", "dies", "--gateways", "2"]
+    short = ["--warmup-s", "1", "--measured-s", "2"]
+    done = CliRunner().invoke(command, ["matrix", str(tmp_path), *options, *sharing, *short])
+
+    assert done.exit_code == 0, done.output
+    assert "share_delay_ms 100.0, share_loss 0.0, share_fault dies" in done.output
+    assert "share_delay_ms 10.0, share_loss 0.0, share_fault dies" in done.output
+
+
+@pytest.mark.parametrize(("option", "value"), [("--spread", "session"), ("--share-fault", "halves")])
+def test_choices_are_written_as_the_documentation_writes_them(option: str, value: str) -> None:
+    options = ["--arm", "random", "--requests", "5", "--no-ideals", "--gateways", "2", option, value]
+
+    assert CliRunner().invoke(command, ["fleet", *options]).exit_code == 0
