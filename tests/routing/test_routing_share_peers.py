@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.routing.chain import chain_of
+from extproc.routing.chain import Chain, chain_of
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pick, Pool
 from extproc.routing.share.messages import LETTER_BLOCKS, LETTER_NEWS, MAX_ENDPOINTS, Letter, Picked, Standing
@@ -476,7 +476,7 @@ def test_of_gateways_that_were_told_those_that_are_heard_count_as_one(
     told: int, heard: int, prompt: int, count: float, times: float
 ) -> None:
     company = Company(told)
-    company.meet(Neighbours(heard, prompt, 0))
+    company.meet(Neighbours(heard, prompt, 0), 0.0)
 
     assert (company.count, company.times) == (count, times)
 
@@ -498,3 +498,22 @@ def test_when_a_peer_falls_silent_new_instructions_are_looked_for_at_home() -> N
     assert all(mine == theirs for mine, theirs, _ in placed)
     assert any(mine != lone for mine, _, lone in placed)
     assert Reason.HOME not in {one.visit(f"{number} Who?").reason for number in range(50)}
+
+
+def test_after_a_loss_who_was_seen_with_a_conversation_is_believed_for_a_while() -> None:
+    chain = Chain([1, 2], [500, 1_000], [500, 1_000], 1_200, 1, 1_000)
+    company = Company()
+    company.meet(Neighbours(1, 1, 0), 10.0)
+
+    assert not company.believes(chain, 500, 10.0)
+
+    company.meet(Neighbours(0, 0, 1), 20.0)
+    company.meet(Neighbours(0, 0, 1), 60.0)
+
+    assert [company.believes(chain, reach, 60.0) for reach in (0, 200, 500, 1_000)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert not company.believes(chain, 500, 120.0)

@@ -18,8 +18,9 @@
 # have no homes while all of them are heard, and need none: homes on top of that would only send away what
 # was sent elsewhere for a reason. When some of them fall silent, turns tell within seconds, and homes are
 # asked again. Only instructions that nobody has seen are looked for at their homes from then on, whatever
-# turns tell: there may be none. Nothing more (simulated): prompts that have nothing in common would go to
-# homes instead of idle endpoints, and open conversations are where they were, which is not at home.
+# turns tell: there may be none. To ask all homes at once would send prompts that have nothing in common there
+# instead of to idle endpoints (simulated: a fifth more time to the first token). And for a while open
+# conversations are where they were, which is not at home: who was seen with a third of one is believed.
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -34,6 +35,10 @@ _WEIGHT: Final = 0.02
 # With a smaller share we are not alone. Turns of ours get lost, too: evicted, or sent before a restart.
 _ALONE: Final = 0.7
 _MOST: Final = 64.0
+
+# After a loss, what share of a conversation tells where it is; and how long open ones stay where they were.
+_SEEN: Final = 0.3
+_SETTLED_S: Final = 90.0
 
 
 class Homes(Struct, frozen=True):
@@ -83,12 +88,13 @@ class Company:
     Those that tell each other their picks are one in this. `gateways` counts each of them.
     """
 
-    __slots__ = ("_neighbours", "_ours", "_told")
+    __slots__ = ("_lost_s", "_neighbours", "_ours", "_told")
 
     def __init__(self, gateways: int | None = None) -> None:
         self._told = gateways
         self._ours = 1.0
         self._neighbours = Neighbours()
+        self._lost_s = 0.0  # when somebody last fell silent
 
     @property
     def is_alone(self) -> bool:
@@ -111,9 +117,16 @@ class Company:
         """Whether some fell silent that told of their picks before, and may be picking still."""
         return self._neighbours.lost > 0
 
-    def meet(self, neighbours: Neighbours) -> None:
+    def meet(self, neighbours: Neighbours, now: float) -> None:
         """Takes which others tell of their picks."""
+        if neighbours.lost > self._neighbours.lost:
+            self._lost_s = now
         self._neighbours = neighbours
+
+    def believes(self, chain: Chain, reach: int, now: float) -> bool:
+        """Whether somebody was seen with so much of a conversation that its home is not worth asking."""
+        was_heard = self.misses and now - self._lost_s < _SETTLED_S
+        return was_heard and chain.answered > reach > _SEEN * chain.answered
 
     def hear(self, chain: Chain, reach: int) -> None:
         """Takes a prompt, and how much of it we have seen."""

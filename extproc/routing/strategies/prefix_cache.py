@@ -195,7 +195,7 @@ class PrefixCache(Strategy):
         self.index.lose(endpoint)
 
     def meet(self, neighbours: Neighbours) -> None:
-        self.company.meet(neighbours)
+        self.company.meet(neighbours, self._clock())
 
     def hear_pick(self, endpoint: str, chain: Chain, missing: int | None) -> None:
         holding, now = self.index.holding(endpoint), self._clock()
@@ -359,6 +359,8 @@ class PrefixCache(Strategy):
         return _Look(chain, candidates, now, known, self._stretches(chain, forks, now), homes)
 
     def _homes(self, chain: Chain, reach: int, candidates: Candidates) -> Homes:
+        if self.company.believes(chain, reach, self._clock()):
+            return NO_HOMES
         if not self.company.is_alone:
             return find_homes(chain, reach, candidates.walk)
         return find_root(chain, reach, candidates.walk) if self.company.misses else NO_HOMES
