@@ -500,6 +500,53 @@ def test_when_a_peer_falls_silent_new_instructions_are_looked_for_at_home() -> N
     assert Reason.HOME not in {one.visit(f"{number} Who?").reason for number in range(50)}
 
 
+def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
+    one, other = (both := town(2, names="abcdefgh")).gateways
+    chats = [[words(f"{number} Why?", 500), "Because.", "How?"] for number in range(20)]
+    placed = []
+    for said in chats:
+        placed.append(one.visit(*said, after_s=0).endpoint.name)
+        both.post()
+        both.wait(1)
+    both.wait(4)
+    other.share.heartbeat(other.clock.now)
+    other.follow("abcdefgh")
+    # Turns that nobody tells us of.
+    longer = [[*said, "So. " * 200, "Oh?", "Yes. " * 200, "And?"] for said in chats]
+    found = [other.visit(*said, after_s=1).endpoint.name for said in longer]
+
+    assert found == placed
+    assert sum(told.cached for told in other.strategy.foreseen().values()) > 20 * 700
+
+    other.pool.gate = Shut(frozenset(placed[0]))
+    assert other.pick(*longer[0], "Well.", "So?").endpoint.name != placed[0]
+
+
+class Shut:
+    """A gate that leaves some out."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    def set_members(self, names: Iterable[str]) -> None:
+        pass
+
+    def closed(self) -> frozenset[str]:
+        return self._names
+
+    def picked(self, name: str) -> None:
+        pass
+
+    def shut(self) -> dict[str, str]:
+        return {}
+
+    def has_trial(self) -> bool:
+        return False
+
+    def wants_response(self, name: str) -> bool:  # nobody's
+        return False
+
+
 def test_after_a_loss_who_was_seen_with_a_conversation_is_believed_for_a_while() -> None:
     chain = Chain([1, 2], [500, 1_000], [500, 1_000], 1_200, 1, 1_000)
     company = Company()
@@ -516,4 +563,4 @@ def test_after_a_loss_who_was_seen_with_a_conversation_is_believed_for_a_while()
         True,
         False,
     ]
-    assert not company.believes(chain, 500, 120.0)
+    assert not company.believes(chain, 500, 201.0)

@@ -20,7 +20,8 @@
 # asked again. Only instructions that nobody has seen are looked for at their homes from then on, whatever
 # turns tell: there may be none. To ask all homes at once would send prompts that have nothing in common there
 # instead of to idle endpoints (simulated: a fifth more time to the first token). And for a while open
-# conversations are where they were, which is not at home: who was seen with a third of one is believed.
+# conversations are where they were, which is not at home: who was seen with a third of one is
+# presumed to have all of it.
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -38,7 +39,7 @@ _MOST: Final = 64.0
 
 # After a loss, what share of a conversation tells where it is; and how long open ones stay where they were.
 _SEEN: Final = 0.3
-_SETTLED_S: Final = 90.0
+_SETTLED_S: Final = 180.0
 
 
 class Homes(Struct, frozen=True):
@@ -124,7 +125,7 @@ class Company:
         self._neighbours = neighbours
 
     def believes(self, chain: Chain, reach: int, now: float) -> bool:
-        """Whether somebody was seen with so much of a conversation that its home is not worth asking."""
+        """Whether who was seen with so much of a conversation has all of it, and not its home."""
         was_heard = self.misses and now - self._lost_s < _SETTLED_S
         return was_heard and chain.answered > reach > _SEEN * chain.answered
 

@@ -354,13 +354,14 @@ class PrefixCache(Strategy):
     def _look(self, chain: Chain, candidates: Candidates) -> _Look:
         now, known = self._clock(), self.index.known(chain.hashes)
         forks = self.index.forks(chain.hashes, known)
-        reach = chain.reach(known)
-        homes = self._homes(chain, reach, candidates)
+        homes = self._homes(chain, known, candidates)
         return _Look(chain, candidates, now, known, self._stretches(chain, forks, now), homes)
 
-    def _homes(self, chain: Chain, reach: int, candidates: Candidates) -> Homes:
+    def _homes(self, chain: Chain, known: int, candidates: Candidates) -> Homes:
+        reach = chain.reach(known)
         if self.company.believes(chain, reach, self._clock()):
-            return NO_HOMES
+            [seen, *_] = next(iter(self.index.holders(chain.hashes, known)))
+            return Homes({seen.name: chain.answered}) if candidates.allows(seen.name) else NO_HOMES
         if not self.company.is_alone:
             return find_homes(chain, reach, candidates.walk)
         return find_root(chain, reach, candidates.walk) if self.company.misses else NO_HOMES
