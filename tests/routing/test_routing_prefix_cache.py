@@ -1,7 +1,7 @@
 """The cost of a prompt, endpoint by endpoint; and where prompts go by it."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -607,6 +607,38 @@ def test_a_strategy_that_gave_way_writes_nothing_of_endpoints_that_came_since() 
     assert moved.endpoint.name == "c"
     assert len(fleet.strategy.index) == 0
     assert fleet.pool.book.total == 0
+
+
+def test_who_holds_most_of_a_prompt_gets_nothing_while_it_is_left_out() -> None:
+    fleet = Fleet()
+    said = [words("Why?", 500)]
+    first = fleet.visit(*said)
+    fleet.pool.gate = Shut(frozenset(first.endpoint.name))
+
+    assert fleet.pick(*said, "Because.", "How?").endpoint.name != first.endpoint.name
+
+
+class Shut:
+    """A gate that leaves some out."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    def set_members(self, names: Iterable[str]) -> None: ...
+
+    def closed(self) -> frozenset[str]:
+        return self._names
+
+    def picked(self, name: str) -> None: ...
+
+    def shut(self) -> dict[str, str]:
+        return {}
+
+    def has_trial(self) -> bool:
+        return False
+
+    def wants_response(self, name: str) -> bool:
+        return False
 
 
 def gateways(count: int) -> list[Fleet]:

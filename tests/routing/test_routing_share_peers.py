@@ -19,7 +19,7 @@ from extproc.routing.share.share import Share
 from extproc.routing.strategies.balanced import LeastLoad
 from extproc.routing.strategies.base import Neighbours, Reason
 from extproc.routing.strategies.homes import Company
-from tests.routing.test_routing_prefix_cache import Fleet, ask, words
+from tests.routing.test_routing_prefix_cache import Fleet, Shut, ask, words
 
 
 class Gateway(Fleet):
@@ -520,31 +520,6 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
 
     other.pool.gate = Shut(frozenset(placed[0]))
     assert other.pick(*longer[0], "Well.", "So?").endpoint.name != placed[0]
-
-
-class Shut:
-    """A gate that leaves some out."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-
-    def set_members(self, names: Iterable[str]) -> None:
-        pass
-
-    def closed(self) -> frozenset[str]:
-        return self._names
-
-    def picked(self, name: str) -> None:
-        pass
-
-    def shut(self) -> dict[str, str]:
-        return {}
-
-    def has_trial(self) -> bool:
-        return False
-
-    def wants_response(self, name: str) -> bool:  # nobody's
-        return False
 
 
 def test_after_a_loss_who_was_seen_with_a_conversation_is_believed_for_a_while() -> None:

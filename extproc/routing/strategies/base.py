@@ -154,7 +154,7 @@ class Candidates:
 
     def allows(self, name: str) -> bool:
         """Whether `name`, one of the pool's ready endpoints, may take the request."""
-        return self._eligible is None or name in self._eligible
+        return name not in self._closed if self._eligible is None else name in self._eligible
 
     def walk(self, key: int) -> Iterator[str]:
         eligible, closed, names = self._eligible, self._closed, self._placement.walk(key)
