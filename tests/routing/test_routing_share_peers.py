@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.routing.chain import Chain, chain_of
 from extproc.routing.endpoint import Endpoint
@@ -539,3 +540,4 @@ def test_after_a_loss_who_was_seen_with_a_conversation_is_believed_for_a_while()
         False,
     ]
     assert not company.believes(chain, 500, 201.0)
+    assert not company.believes(replace(chain, root=1, rooted=500), 500, 60.0), "others have that, too"

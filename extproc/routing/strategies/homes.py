@@ -127,7 +127,8 @@ class Company:
     def believes(self, chain: Chain, reach: int, now: float) -> bool:
         """Whether who was seen with so much of a conversation has all of it, and not its home."""
         was_heard = self.misses and now - self._lost_s < _SETTLED_S
-        return was_heard and chain.answered > reach > _SEEN * chain.answered
+        # Of what is shared with others, nobody has a conversation.
+        return was_heard and chain.answered > reach > max(_SEEN * chain.answered, chain.rooted)
 
     def hear(self, chain: Chain, reach: int) -> None:
         """Takes a prompt, and how much of it we have seen."""

@@ -360,8 +360,9 @@ class PrefixCache(Strategy):
     def _homes(self, chain: Chain, known: int, candidates: Candidates) -> Homes:
         reach = chain.reach(known)
         if self.company.believes(chain, reach, self._clock()):
-            [seen, *_] = next(iter(self.index.holders(chain.hashes, known)))
-            return Homes({seen.name: chain.answered}) if candidates.allows(seen.name) else NO_HOMES
+            seen = next(iter(self.index.holders(chain.hashes, known)))
+            if len(seen) == 1:
+                return Homes({seen[0].name: chain.answered}) if candidates.allows(seen[0].name) else NO_HOMES
         if not self.company.is_alone:
             return find_homes(chain, reach, candidates.walk)
         return find_root(chain, reach, candidates.walk) if self.company.misses else NO_HOMES
