@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from extproc.errors import SettingsError
 from extproc.feedback.access_log import AccessLogs
 from extproc.feedback.metrics import FeedbackCollector
 from extproc.routing.pool import Pool
+from extproc.routing.strategies.base import Outside
 from extproc.service.admin import build_admin
 from extproc.service.configuration import Configuration
 from extproc.service.descriptors import raise_limit, share
@@ -34,7 +35,10 @@ from extproc.service.long_bodies import prepare_for_long_bodies
 from extproc.service.pools import Pools
 from extproc.service.tracing import FLUSH_S, build_tracer
 from extproc.service.transport import Transport, build_health_transport, build_transport
+from extproc.service.wiring import build_courier
 from extproc.settings import ServerSettings, Settings, parse_settings, read_environment
+from extproc.share.courier import Courier
+from extproc.share.metrics import ShareCollector
 from extproc.stream.server import ExternalProcessor
 from extproc.telemetry import Metrics, PoolCollector
 from extproc.wire.calls import Routes
@@ -58,6 +62,11 @@ class Start:
     path: Path | None = None
     content: bytes = b""
 
+    @property
+    def base(self) -> Path:
+        """The folder that relative paths in the settings start from."""
+        return self.path.parent if self.path else Path()
+
     @classmethod
     def of_file(cls, path: Path) -> Self:
         """Raises `SettingsError`."""
@@ -74,13 +83,15 @@ class Application:
         self.is_draining = False
         self.budget = Budget(settings.server.budget)
         self.xds = _build_xds(settings, self.metrics)
+        self.courier = _build_courier(start)
         self.pools = Pools(
             self.metrics,
-            base=start.path.parent if start.path else Path(),
+            base=start.base,
             rng=Random(),  # noqa: S311  # chances, not secrets
             clock=monotonic,
             publish=self.xds.publish if self.xds else lambda *_: None,
             retract=self.xds.remove if self.xds else lambda _: None,
+            courier=self.courier,
         )
         self.reader = ThreadPoolExecutor(1, "reader")
         self.tracer = build_tracer(os.environ, self.metrics.count_spans)
@@ -112,6 +123,8 @@ class Application:
             PoolCollector(self.pools.ages, self.pools.known_faults, self.pools.objectives.ages)
         )
         self.metrics.registry.register(FeedbackCollector(lambda: self.pools.desks))
+        if self.courier is not None:
+            self.metrics.registry.register(ShareCollector(self.courier.shares, self.courier.tally))
 
     def _sources(self) -> list[tuple[Pool, str]]:
         """Every pool with its kind of source."""
@@ -175,8 +188,9 @@ class Application:
             self._refuse(describe(error))
             log.error("the changed configuration cannot be applied: %s", describe(error))  # noqa: TRY400
             return
-        if settings.server != self.configuration.settings.server:
-            log.warning("a change of the section server takes effect with a restart")
+        for section in ("server", "share"):
+            if getattr(settings, section) != getattr(self.configuration.settings, section):
+                log.warning("a change of the section %s takes effect with a restart", section)
         self.configuration = self.configuration.replaced(settings, monotonic())
         self.metrics.reloaded("applied")
         log.info("the changed configuration is applied")
@@ -206,11 +220,12 @@ async def serve(start: Start) -> int:
         await transport.bind()
         await _serve_health(app, settings.server, stack)
         await stack.enter_async_context(_admin(app, settings.server.admin, Door(shares.admin)))
+        if app.courier is not None:
+            await app.courier.carrier.open()
+            stack.push_async_callback(_end, _run(app.courier.run()))
         app.start()
         for routine in (app.health.run(), app.watch_settings()):
-            task = asyncio.create_task(routine)
-            task.add_done_callback(_report)
-            stack.callback(task.cancel)
+            stack.callback(_run(routine).cancel)
         await transport.start()
         # What start-up made stays; a collection need not look at it again while requests wait.
         gc.freeze()
@@ -245,6 +260,17 @@ async def _drain(app: Application, transport: Transport, signals: asyncio.Queue[
     return 1 if cut else 0
 
 
+def _run(routine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(routine)
+    task.add_done_callback(_report)
+    return task
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
 def _report(task: asyncio.Task[None]) -> None:
     """Tells of a routine that a bug ended: requests are served on, but somebody should know."""
     if not task.cancelled() and task.exception() is not None:
@@ -256,6 +282,12 @@ def _catch_signals() -> asyncio.Queue[int]:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     return signals
+
+
+def _build_courier(start: Start) -> Courier | None:
+    share = start.settings.share
+    outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
+    return build_courier(share, start.base, os.environ, outside) if share else None
 
 
 def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":

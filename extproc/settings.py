@@ -20,6 +20,7 @@ from extproc.errors import SettingsError
 from extproc.routing.prefix import parse_key
 from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
 from extproc.sections import HeaderName, Listen, Name, ObjectiveName, Section
+from extproc.share_settings import ShareSettings
 
 ENVIRONMENT_PREFIX: Final = "EXTPROC_"
 
@@ -257,6 +258,8 @@ class Settings(Section):
 
     server: ServerSettings = ServerSettings()
     pools: list[PoolSettings] = Field(min_length=1)
+    share: ShareSettings | None = None
+    """Sharing of picks among gateways; omitted: each knows its own."""
 
     @model_validator(mode="after")
     def _are_unique(self) -> Self:

@@ -18,12 +18,14 @@ from prometheus_client.registry import Collector
 
 from extproc.errors import RequestError
 from extproc.routing.picker import Ask
+from extproc.routing.share.share import Share
 from extproc.service.door import Door
 from extproc.service.explain import explain
 from extproc.service.keeper import PoolKeeper
 from extproc.service.live.audience import Audience, Watched
 from extproc.service.live.page import build_page
 from extproc.service.pools import Pools
+from extproc.share.metrics import describe_share
 from extproc.stream.answers import refuse
 
 # Larger ones have nothing to do with how an endpoint is chosen.
@@ -87,7 +89,8 @@ class _Admin:
         return web.Response(text="\n".join(lines) + "\n", status=503 if faults else 200)
 
     async def pools(self, _: web.Request) -> web.Response:
-        return _json([describe_pool(keeper) for keeper in self._service.pools])
+        shares = self._service.pools.shares()
+        return _json([describe_pool(keeper, shares.get(keeper.pool.name)) for keeper in self._service.pools])
 
     async def explain(self, request: web.Request) -> web.Response:
         """`?path=` names the API, `/v1/chat/completions` if omitted; headers count as a request's own."""
@@ -107,7 +110,7 @@ class _Admin:
             return web.Response(body=answer.body, status=answer.status, content_type="application/json")
 
 
-def describe_pool(keeper: PoolKeeper) -> dict[str, object]:
+def describe_pool(keeper: PoolKeeper, share: Share | None = None) -> dict[str, object]:
     pool = keeper.pool
     return {
         "name": pool.name,
@@ -116,6 +119,7 @@ def describe_pool(keeper: PoolKeeper) -> dict[str, object]:
         "fault": keeper.fault and str(keeper.fault),
         "in_flight": pool.book.total,
         "objectives": dict(pool.admission.priorities),
+        "share": share and describe_share(share),
         "learnt": pool.strategy.learnt(),
         "endpoints": [
             {

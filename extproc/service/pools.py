@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Picker
 from extproc.routing.pool import Pool
+from extproc.routing.share.share import Share
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
 from extproc.service.desks import Desks
@@ -18,6 +19,7 @@ from extproc.service.objectives import Objectives
 from extproc.service.outages import Outages
 from extproc.service.wiring import build_route, build_source, set_limits
 from extproc.settings import PoolSettings
+from extproc.share.courier import Courier
 from extproc.telemetry import Metrics
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,8 @@ class Pools:
     """One keeper per pool, and the picker that routes to them.
 
     `base` is the folder that relative paths in the settings start from. `publish` hears of every new
-    list of endpoints, `retract` of a pool that is gone. Needs a running event loop.
+    list of endpoints, `retract` of a pool that is gone; `courier` tells other gateways. Needs a
+    running event loop.
 
     Ready is a question about the whole service, and a proxy that is told no takes every pool's requests
     elsewhere. So at the start, and for `start_s` seconds at most, the pools of the first settings are
@@ -47,6 +50,7 @@ class Pools:
         clock: Callable[[], float],
         publish: Callable[[str, Sequence[Endpoint]], None],
         retract: Callable[[str], None],
+        courier: Courier | None = None,
         start_s: float = 10.0,
     ) -> None:
         self.picker = Picker(())
@@ -56,6 +60,7 @@ class Pools:
         self._clock = clock
         self._publish = publish
         self._retract = retract
+        self._courier = courier
         self._outages = Outages(clock)
         self._started_s = clock() + start_s
         self._settings: dict[str, PoolSettings] = {}
@@ -71,6 +76,10 @@ class Pools:
     def ages(self) -> list[tuple[Pool, float | None]]:
         """Every pool with the age of its list in seconds, `None` before the first."""
         return [(keeper.pool, keeper.age_s) for keeper in self]
+
+    def shares(self) -> Mapping[str, Share]:
+        """Each pool's part in the sharing; empty where nobody shares."""
+        return self._courier.shares() if self._courier is not None else {}
 
     def known_faults(self) -> list[tuple[str, str]]:
         """The pools whose sources fail now, each with the word for why."""
@@ -141,12 +150,16 @@ class Pools:
             on_strategy=self._renew_picker,
         )
         self._keepers[settings.name] = keeper
+        if self._courier is not None:
+            self._courier.keep(pool)
         self.objectives.keep(pool, settings)
         self._follow(settings)
 
     def _remove(self, name: str) -> None:
         self._tasks.pop(name).cancel()
         del self._keepers[name]
+        if self._courier is not None:
+            self._courier.forget(name)
         self._outages.forget(name)
         self.desks.close(name)
         self.objectives.forget(name)

@@ -1,7 +1,8 @@
 """From settings to the parts they describe: pools, routes, sources, credentials."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from random import Random
+from random import Random, SystemRandom
 
 from extproc.cluster.dns import DnsSource
 from extproc.cluster.file import FileSource
@@ -15,15 +16,20 @@ from extproc.cluster.restarting import Restarting
 from extproc.cluster.source import Source
 from extproc.cluster.static import StaticSource
 from extproc.endpoint_settings import EndpointsSettings, InferencePoolSettings, KubernetesSettings
+from extproc.errors import SettingsError
 from extproc.feedback.cooling import Rules
 from extproc.feedback.probes import ProbePlan
 from extproc.feedback.scraper import ScrapePlan
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Route
 from extproc.routing.pool import Gate, Pool
+from extproc.routing.share.sealed import Seal
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
 from extproc.settings import PoolSettings, ProbeSettings
+from extproc.share.courier import Courier, Tally
+from extproc.share.mesh import Mesh
+from extproc.share_settings import ShareSettings
 
 
 def build_pool(settings: PoolSettings, outside: Outside, gate: Gate | None = None) -> Pool:
@@ -55,6 +61,27 @@ def build_probe(settings: PoolSettings) -> ProbePlan | None:
 def build_scrape(settings: PoolSettings) -> ScrapePlan | None:
     """`None`: the endpoints' metrics are left alone."""
     return ScrapePlan(settings.signals.scrape_s) if settings.signals else None
+
+
+def build_courier(
+    settings: ShareSettings, base: Path, environment: Mapping[str, str], outside: Outside
+) -> Courier:
+    """Raises `SettingsError` for a secret that is not there, or too short."""
+    secret = settings.secret.read(base, environment)
+    tally = Tally()
+    peers = Restarting(_endpoint_source(settings.mesh.peers, base, outside.rng), rng=outside.rng)
+    mesh = Mesh(settings.mesh.listen, peers, tally, rng=outside.rng, clock=outside.clock)
+    names = SystemRandom()
+    try:
+        return Courier(
+            mesh,
+            lambda me: Seal(settings.cluster, secret, me),
+            tally,
+            draw=lambda: names.getrandbits(64),
+            clock=outside.clock,
+        )
+    except ValueError as error:
+        raise SettingsError(f"share.secret: {error}") from None
 
 
 def build_route(settings: PoolSettings, pool: Pool) -> Route:

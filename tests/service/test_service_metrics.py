@@ -10,9 +10,11 @@ from prometheus_client import Metric
 
 from extproc.app import Application, Start
 from extproc.feedback.metrics import EXPECTED_CLASSES
+from extproc.routing.share.messages import Echo, Letter
 from extproc.routing.strategies.base import Reason
 from extproc.routing.vitals import Vitals
 from extproc.settings import parse_settings
+from extproc.share.courier import RESULTS as SHARE_RESULTS
 from extproc.telemetry import (
     LOG_FAULTS,
     OUTCOMES,
@@ -49,6 +51,10 @@ pools:
   models: [gie]
   endpoints: {inference_pool: {namespace: default, name: vllm, kubeconfig: KUBECONFIG}}
   max_in_flight: 1
+share:
+  cluster: llm
+  secret: {file: secret}
+  mesh: {peers: {static: []}}
 """
 
 
@@ -61,7 +67,8 @@ async def families(tmp_path: Path) -> list[Metric]:
         (tmp_path / "token").write_text("token-1")
         write_kubeconfig(tmp_path / "kubeconfig", server.url, tmp_path / "token")
         text = SETTINGS.replace("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        return await _first_scrape(Application(Start(parse_settings(text, {}))))
+        (tmp_path / "secret").write_text("a secret of 16 bytes or more")
+        return await _first_scrape(Application(Start(parse_settings(text, {}), tmp_path / "extproc.yaml")))
 
 
 async def _first_scrape(app: Application) -> list[Metric]:
@@ -72,9 +79,18 @@ async def _first_scrape(app: Application) -> list[Metric]:
         # vLLM's own counters are shown when an endpoint told them: they do not begin at 0.
         desk = next(desk for desk in app.pools.desks if desk.pool.name == "mixtral")
         desk.sense(desk.pool.snapshot.ready["10.0.0.3:8000"], Vitals())
+        _meet(app)
         return list(app.metrics.registry.collect())
     finally:
         await app.pools.stop()
+
+
+def _meet(app: Application) -> None:
+    """A peer whose delay is known: it answered a letter of ours."""
+    assert app.courier is not None
+    share = app.courier.shares()["llama"]
+    ours = share.heartbeat(10.0)
+    share.hear(Letter(ours.peer + 1, ours.pool, 1, [], [Echo(ours.peer, ours.sent_us, 0)]), 10.001)
 
 
 def _known(app: Application) -> list[str]:
@@ -127,6 +143,7 @@ def test_every_label_value_is_in_the_docs() -> None:
         *STREAM_FAULTS,
         *LOG_FAULTS,
         *SPAN_RESULTS,
+        *SHARE_RESULTS,
         *EXPECTED_CLASSES,
         *Reason,
         *_whys(PromptError),
@@ -160,6 +177,8 @@ async def test_what_may_be_counted_is_shown_before_the_first_time(families: list
         ("extproc_endpoint_coolings_total", {"pool": "qwen", "endpoint": "10.0.0.2:8000"}),
         ("extproc_access_log_faults_total", {"why": "unreadable"}),
         ("extproc_spans_total", {"result": "dropped"}),
+        ("extproc_share_letters_total", {"result": "flood"}),
+        ("extproc_share_peers", {"pool": "llama", "state": "lost"}),
         ("extproc_first_byte_seconds_count", {"pool": "llama", "zone": "", "class": "2xx"}),
         ("extproc_saved_prefill_seconds_total", {"pool": "mixtral", "reason": "session"}),
     ):

@@ -111,6 +111,11 @@ class Peers:
         # The strategy may be another one than a moment ago.
         self._tell()
 
+    def lose(self, name: int) -> None:
+        """Drops one whose connection is gone, before it has been silent for long."""
+        if name in self._peers:
+            self._drop(name)
+
     def echoes(self, now: float) -> list[Echo]:
         """What a heartbeat of ours tells the others for their round trips."""
         return [

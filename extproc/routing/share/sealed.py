@@ -36,6 +36,7 @@ MAX_BYTES: Final = 131_072
 _NONCE: Final = 12
 _COUNTED: Final = 4
 _LETTERS: Final = 1 << (8 * _COUNTED)
+_SPARE: Final = 1 << 20
 _OVERHEAD: Final = len(VERSION) + _NONCE + 16
 _ENCODER: Final = Encoder()
 _DECODER: Final = Decoder(Letter)
@@ -71,6 +72,11 @@ class Seal:
 
     def __repr__(self) -> str:
         return f"<Seal of {self._me:016x}, {self._sent} letters>"
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether there are so few letters left that it is time for another name."""
+        return self._sent > _LETTERS - _SPARE
 
     def close(self, letter: Letter) -> bytes:
         """Returns a letter of ours as bytes, `MAX_BYTES` at most."""

@@ -1,0 +1,27 @@
+"""So much of something in a second, and no more."""
+
+
+class Ration:
+    """`per_s` of anything, up to `most` of it saved up. Times come in."""
+
+    __slots__ = ("_left", "_most", "_per_s", "_then_s")
+
+    def __init__(self, per_s: float, most: float) -> None:
+        self._per_s = per_s
+        self._most = most
+        self._left = most
+        self._then_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Ration of {self._per_s} a second, {self._left} left>"
+
+    def wait_s(self, now: float) -> float:
+        """Returns for how long nothing should be spent, seconds; 0: there is some left."""
+        if self._then_s is not None and now > self._then_s:
+            self._left = min(self._most, self._left + (now - self._then_s) * self._per_s)
+        self._then_s = now
+        return max(0.0, -self._left / self._per_s)
+
+    def spend(self, amount: float) -> None:
+        """Takes what was spent, be it more than was left."""
+        self._left -= amount

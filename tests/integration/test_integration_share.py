@@ -1,0 +1,190 @@
+"""Several `extproc serve` that share their picks: real processes, a real mesh, and no Envoy."""
+
+import asyncio
+import random
+import signal
+import socket
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import grpc.aio
+import orjson
+import pytest
+import yaml
+
+from extproc.stream.events import Continue, Phase, RequestBody
+from extproc.stream.names import PROCESS
+from tests.integration.ports import free_ports
+from tests.integration.service import Service, pool
+from tests.integration.stack import eventually
+from tests.stream.conversations import Went, headers
+from tests.stream.wire import read, write
+
+SECRET = "a secret of 16 bytes or more"
+LONG_S = 60.0
+ENDPOINTS = [f"10.0.0.{number}:8000" for number in range(1, 5)]
+
+
+class Sharing(Service):
+    """A service whose file has a section `share`."""
+
+    def __init__(self, directory: Path, ports: Sequence[int]) -> None:
+        directory.mkdir(parents=True)
+        self.mesh_port = ports[2]
+        super().__init__(directory, port=ports[0], admin_port=ports[1], environment={"SECRET": SECRET})
+
+    def share(self, **share: Any) -> None:
+        self.configure([pool(ENDPOINTS, {"name": "prefix_cache"}, probe=False)])
+        settings = yaml.safe_load(self.config.read_text())
+        if share:
+            settings["share"] = share
+        self.config.write_text(yaml.safe_dump(settings))
+
+    def peers(self, state: str = "prompt") -> float:
+        return self.metric("extproc_share_peers", state=state)
+
+    def in_flight(self) -> int:
+        [shown] = self.pools()
+        return int(shown["in_flight"])
+
+
+def build(tmp_path: Path, count: int, *, is_shared: bool = True) -> list[Sharing]:
+    ports = free_ports(3 * count)
+    services = [Sharing(tmp_path / f"{place}", ports[3 * place : 3 * place + 3]) for place in range(count)]
+    meshes = [f"127.0.0.1:{service.mesh_port}" for service in services]
+    for service, listen in zip(services, meshes, strict=True):
+        mesh = {"listen": listen, "peers": {"static": meshes}}
+        service.share(**(_settings(mesh=mesh) if is_shared else {}))
+    return services
+
+
+def _settings(**carrier: Any) -> dict[str, Any]:
+    return {"cluster": "llm", "secret": {"env": "SECRET"}, **carrier}
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Iterator[list[Sharing]]:
+    with ExitStack() as stack:
+        yield _started(build(tmp_path, 4), stack)
+
+
+def _started(services: list[Sharing], stack: ExitStack) -> list[Sharing]:
+    for service in services:
+        stack.enter_context(service)
+    for service in services:
+        service.wait_until(service.is_ready, LONG_S)
+    return services
+
+
+class Proxy:
+    """What an Envoy does: one channel to each service, a stream for each request."""
+
+    def __init__(self, services: Sequence[Service]) -> None:
+        self._channels = [grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") for service in services]
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close(None)
+
+    @asynccontextmanager
+    async def asking(self, place: int, messages: Sequence[str]) -> AsyncGenerator[str]:
+        """Yields the endpoint; the request is in flight until the end."""
+        roles = ("user", "assistant")
+        chat = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(messages)]
+        call = self._channels[place].stream_stream(PROCESS, None, None)(None)
+        body = orjson.dumps({"model": "llama", "messages": chat})
+        await call.write(write(headers(content_length=str(len(body)))))
+        first = read(cast("bytes", await call.read()))
+        assert first == Continue(Phase.REQUEST_HEADERS), first
+        await call.write(write(RequestBody(body, True)))
+        reply = read(cast("bytes", await call.read()))
+        assert isinstance(reply, Went)
+        yield str(reply.address)
+        await call.done_writing()
+        await call.read()
+
+
+async def hit_rate(services: Sequence[Service], conversations: int, turns: int) -> float:
+    """The share of later turns that went where the turn before went, each turn by a gateway at random."""
+    proxy = Proxy(services)
+    rng = random.Random(1)
+    hits = 0
+
+    async def talk(number: int) -> None:
+        nonlocal hits
+        said: list[str] = []
+        before = None
+        await asyncio.sleep(rng.random())
+        for turn in range(turns):
+            said.append(f"question {number} {turn} " + "words " * 200)
+            async with proxy.asking(rng.randrange(len(services)), said) as endpoint:
+                await asyncio.sleep(0.1)
+            hits += endpoint == before
+            before = endpoint
+            said.append(f"answer {number} {turn} " + "words " * 100)
+            await asyncio.sleep(0.2 + 0.2 * rng.random())
+
+    await asyncio.gather(*(talk(number) for number in range(conversations)))
+    await proxy.close()
+    return hits / (conversations * (turns - 1))
+
+
+async def test_four_gateways_hit_as_often_as_one(tmp_path: Path, four: list[Sharing]) -> None:
+    """Conversations whose turns go to any gateway: as many find their endpoint as with one process."""
+    await asyncio.to_thread(eventually, lambda: all(service.peers() == 3 for service in four), LONG_S)
+    shared = await hit_rate(four, 40, 6)
+    with ExitStack() as stack:
+        alone = _started(build(tmp_path / "one", 1, is_shared=False), stack)
+        single = await hit_rate(alone, 40, 6)
+
+    print(f"hit rate of four {shared:.3f}, of one {single:.3f}")  # noqa: T201
+    assert shared >= single - 0.02
+    assert all(service.metric("extproc_picks_total") > 30 for service in four)
+
+
+async def test_a_killed_gateway_counts_no_more_and_one_that_ends_says_so(four: list[Sharing]) -> None:
+    """A process that ends without a word, and with one.
+
+    1. A request in flight at one of four counts at all of them. 2. That one is killed: it counts nowhere, and
+    the others know that one is lost. 3. It is back: they are four again. 4. It is told to
+    end: nobody is lost.
+    """
+    assert await asyncio.to_thread(eventually, lambda: all(one.peers() == 3 for one in four), LONG_S)
+    proxy = Proxy(four)
+    killed, *others = four
+    with suppress(grpc.aio.AioRpcError):  # the killed one's stream
+        async with proxy.asking(0, ["hello"]):
+            assert await asyncio.to_thread(
+                eventually, lambda: all(service.in_flight() == 1 for service in others), LONG_S
+            )
+            killed.kill()
+            assert await asyncio.to_thread(
+                eventually, lambda: not any(service.in_flight() for service in others), LONG_S
+            )
+    await proxy.close()
+    assert [1, 1, 1] == [service.peers("lost") for service in others]
+    killed.start()
+    assert await asyncio.to_thread(eventually, lambda: all(one.peers() == 3 for one in others), LONG_S)
+    assert [0, 0, 0] == [service.peers("lost") for service in others]
+    await asyncio.to_thread(killed.wait_until, killed.is_ready, LONG_S)
+    killed.send(signal.SIGTERM)
+    assert killed.wait(LONG_S) == 0
+    assert await asyncio.to_thread(
+        eventually, lambda: all((one.peers(), one.peers("lost")) == (2, 0) for one in others), LONG_S
+    )
+    [shown] = others[0].pools()
+    assert (2, 2) == (shown["share"]["heard"], shown["share"]["prompt"])
+
+
+async def test_a_gateway_whose_peers_never_answer_serves_all_the_same(tmp_path: Path) -> None:
+    """Its peers are an address that nobody listens on, and one that takes lines and reads none."""
+    ports = free_ports(4)
+    service = Sharing(tmp_path / "alone", ports)
+    peers = [f"127.0.0.1:{port}" for port in (ports[3], 1)]
+    service.share(**_settings(mesh={"listen": f"127.0.0.1:{service.mesh_port}", "peers": {"static": peers}}))
+    with socket.create_server(("127.0.0.1", ports[3])), service:
+        await asyncio.to_thread(service.wait_until, service.is_ready, LONG_S)
+        assert await hit_rate([service], 10, 4) >= 0.9
+        assert service.metric("extproc_share_fresh") == 0

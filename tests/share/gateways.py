@@ -1,0 +1,79 @@
+"""Gateways in one process that share by real sockets: each with a pool, a courier and a mesh."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic
+
+from extproc.cluster.source import Source
+from extproc.cluster.static import StaticSource
+from extproc.routing.endpoint import Endpoint
+from extproc.routing.picker import Ask, Picker, Route
+from extproc.routing.pool import Pick, Pool
+from extproc.routing.share.sealed import Seal
+from extproc.routing.strategies.base import Neighbours, Outside
+from extproc.routing.strategies.factory import build_strategy
+from extproc.share.courier import Carrier, Courier, Tally
+from extproc.share.mesh import Mesh
+
+SECRET = b"a secret of 16 bytes or more"
+Build = Callable[[Tally], Carrier]
+
+
+class Gateway:
+    """`build` makes what carries its letters."""
+
+    def __init__(
+        self, me: int, build: Build, *, cluster: str = "llm", secret: bytes = SECRET, endpoints: int = 4
+    ) -> None:
+        strategy = build_strategy("prefix_cache", {}, Outside(random.Random(me), monotonic))
+        self.pool = Pool("llama", strategy)
+        addresses = [f"10.0.0.{number}:8000" for number in range(1, 1 + endpoints)]
+        self.pool.replace([Endpoint(address, address) for address in addresses])
+        self.picker = Picker([Route(self.pool)])
+        self.tally = Tally()
+        self.carrier = build(self.tally)
+        self.courier = Courier(
+            self.carrier,
+            lambda me: Seal(cluster, secret, me),
+            self.tally,
+            draw=lambda: me,
+            clock=monotonic,
+        )
+        self.courier.keep(self.pool)
+
+    def pick(self, text: str = "hello") -> Pick:
+        body = b'{"model": "llama", "messages": [{"role": "user", "content": "%s"}]}' % text.encode()
+        return self.picker.pick(Ask("POST", "/v1/chat/completions", {}, body)).pick
+
+    @property
+    def neighbours(self) -> Neighbours:
+        return self.courier.shares()["llama"].peers.neighbours
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return self.tally.counts
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator["Gateway"]:
+        await self.carrier.open()
+        task = asyncio.create_task(self.courier.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+def at(port: int) -> str:
+    return f"127.0.0.1:{port}"
+
+
+def peers(ports: Sequence[int]) -> Source:
+    return StaticSource([Endpoint(at(port), at(port)) for port in ports])
+
+
+def meshed(port: int, ports: Sequence[int]) -> Build:
+    """A mesh that listens on `port` and dials `ports`."""
+    return lambda tally: Mesh(at(port), peers(ports), tally, rng=random.Random(port), clock=monotonic)
