@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from extproc.endpoint_settings import EndpointsSettings
 from extproc.errors import SettingsError
@@ -25,16 +25,16 @@ class SecretSettings(Section):
             raise ValueError("give exactly one of file, env")
         return self
 
-    def read(self, base: Path, environment: Mapping[str, str]) -> bytes:
+    def read(self, base: Path, environment: Mapping[str, str], place: str = "share.secret") -> bytes:
         """Returns the secret without blanks around it; raises `SettingsError`."""
         if self.env is not None:
             if self.env not in environment:
-                raise SettingsError(f"share.secret.env: there is no variable {self.env}")
+                raise SettingsError(f"{place}.env: there is no variable {self.env}")
             return environment[self.env].strip().encode()
         try:
             return (base / str(self.file)).read_bytes().strip()
         except OSError as error:
-            raise SettingsError(f"share.secret.file: cannot read {self.file}: {error.strerror}") from error
+            raise SettingsError(f"{place}.file: cannot read {self.file}: {error.strerror}") from error
 
 
 class MeshSettings(Section):
@@ -55,6 +55,25 @@ class MeshSettings(Section):
         return self
 
 
+class NatsSettings(Section):
+    """A NATS server that brings each letter to all others (extra `nats`)."""
+
+    servers: list[Annotated[str, StringConstraints(pattern=r"^(nats|tls)://[^\s@/]+$")]] = Field(min_length=1)
+    """`nats://host:port` each, or `tls://…`."""
+    credentials: str | None = None
+    """A file with a user's JWT and seed (`.creds`). Relative to the configuration file."""
+    user: str | None = None
+    password: SecretSettings | None = None
+    ca: str | None = None
+    """PEM file with the authorities of the servers' certificates; omitted, with `tls://`: the system's."""
+
+    @model_validator(mode="after")
+    def _has_both(self) -> Self:
+        if (self.user is None) != (self.password is None):
+            raise ValueError("user and password go together")
+        return self
+
+
 class ShareSettings(Section):
     """Telling other gateways of our picks, and hearing of theirs. A change takes effect with a restart."""
 
@@ -62,4 +81,13 @@ class ShareSettings(Section):
     """Gateways of one name and secret share; those of another installation are not understood."""
     secret: SecretSettings
     """16 bytes or more that nobody can guess, the same for all: letters are sealed with it."""
-    mesh: MeshSettings
+    mesh: MeshSettings | None = None
+    """Without a broker, for up to a dozen gateways or so."""
+    nats: NatsSettings | None = None
+    """For many."""
+
+    @model_validator(mode="after")
+    def _has_a_carrier(self) -> Self:
+        if (self.mesh is None) == (self.nats is None):
+            raise ValueError("give exactly one of mesh, nats")
+        return self

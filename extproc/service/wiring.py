@@ -1,5 +1,6 @@
 """From settings to the parts they describe: pools, routes, sources, credentials."""
 
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random, SystemRandom
@@ -27,9 +28,9 @@ from extproc.routing.share.sealed import Seal
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
 from extproc.settings import PoolSettings, ProbeSettings
-from extproc.share.courier import Courier, Tally
+from extproc.share.courier import Carrier, Courier, Tally
 from extproc.share.mesh import Mesh
-from extproc.share_settings import ShareSettings
+from extproc.share_settings import MeshSettings, NatsSettings, ShareSettings
 
 
 def build_pool(settings: PoolSettings, outside: Outside, gate: Gate | None = None) -> Pool:
@@ -69,12 +70,14 @@ def build_courier(
     """Raises `SettingsError` for a secret that is not there, or too short."""
     secret = settings.secret.read(base, environment)
     tally = Tally()
-    peers = Restarting(_endpoint_source(settings.mesh.peers, base, outside.rng), rng=outside.rng)
-    mesh = Mesh(settings.mesh.listen, peers, tally, rng=outside.rng, clock=outside.clock)
+    if settings.nats is not None:
+        carrier: Carrier = _nats(settings.nats, settings.cluster, base, environment, tally)
+    elif settings.mesh is not None:
+        carrier = _mesh(settings.mesh, base, outside, tally)
     names = SystemRandom()
     try:
         return Courier(
-            mesh,
+            carrier,
             lambda me: Seal(settings.cluster, secret, me),
             tally,
             draw=lambda: names.getrandbits(64),
@@ -82,6 +85,29 @@ def build_courier(
         )
     except ValueError as error:
         raise SettingsError(f"share.secret: {error}") from None
+
+
+def _mesh(settings: MeshSettings, base: Path, outside: Outside, tally: Tally) -> Carrier:
+    peers = Restarting(_endpoint_source(settings.peers, base, outside.rng), rng=outside.rng)
+    return Mesh(settings.listen, peers, tally, rng=outside.rng, clock=outside.clock)
+
+
+def _nats(
+    settings: NatsSettings, cluster: str, base: Path, environment: Mapping[str, str], tally: Tally
+) -> Carrier:
+    try:
+        from extproc.share.nats import Nats, NatsAccess  # noqa: PLC0415  # an extra
+    except ImportError:
+        raise SettingsError("share.nats: this needs the extra `nats`") from None
+    secret = settings.password
+    password = secret.read(base, environment, "share.nats.password").decode() if secret else None
+    try:
+        tls = ssl.create_default_context(cafile=base / settings.ca) if settings.ca else None
+    except OSError as error:
+        raise SettingsError(f"share.nats.ca: cannot read {settings.ca}: {error.strerror}") from error
+    credentials = str(base / settings.credentials) if settings.credentials else None
+    access = NatsAccess(settings.servers, credentials, settings.user, password, tls)
+    return Nats(access, cluster, tally)
 
 
 def build_route(settings: PoolSettings, pool: Pool) -> Route:

@@ -29,7 +29,7 @@ from extproc.share.ration import Ration
 log = logging.getLogger("extproc.share")
 
 # News wait half of it on average, of the 20 ms that counts may always take.
-POST_S: Final = 0.005
+POST_S: Final = 0.01
 # The share of a core that one sender may take: some ten thousand picks a second.
 _TIME: Final = 0.1
 _NAME: Final = slice(len(VERSION), len(VERSION) + 8)
@@ -76,7 +76,7 @@ class Carrier(Protocol):
         """Sends what can be sent at once and drops the rest; raises nothing."""
         ...
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends, after what was sent has left."""
         ...
 
@@ -146,7 +146,7 @@ class Courier:
                 tasks.create_task(self._repeat(HEARTBEAT_S, self._beat))
         finally:
             self._leave()
-            self.carrier.close()
+            await self.carrier.close()
 
     def take(self, data: bytes) -> int | None:
         started_s = perf_counter()

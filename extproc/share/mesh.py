@@ -11,7 +11,8 @@
 #   and read them, as client certificates would, without an authority and certificates for each replica.
 # - What does not go out at once is dropped: older news than what is in the kernel's buffers help nobody.
 # - We find ourselves in the list of peers, too, since all replicas have the same. A line that we dialled
-#   comes in from the address that it left from; its end we do not dial again.
+#   comes in with the same two ends, and its far end we do not dial again. Both: a port of ours may have
+#   lines to many.
 # - A connection is believed when its first letter is. Until then it has little time, and one bad letter ends
 #   it.
 
@@ -47,7 +48,9 @@ _LIVED_S: Final = 5.0
 _GRACE_S: Final = 1.0
 _MOST_LINES: Final = 2 * MAX_PEERS
 
-_Address = tuple[str, int]
+_End = tuple[str, int]
+_Ends = tuple[_End, _End]
+"""Of a line: who dialled, and who was dialled."""
 
 
 class Mesh:
@@ -65,7 +68,7 @@ class Mesh:
         self._server: asyncio.Server | None = None
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._lines: dict[str, asyncio.Transport] = {}
-        self._dialled: dict[_Address, str] = {}  # by the end on our side
+        self._dialled: dict[_Ends, str] = {}
         self._own: set[str] = set()
         self._incoming: set[_Incoming] = set()
 
@@ -98,7 +101,7 @@ class Mesh:
             # The lines stay until `close`: farewells go out after this.
             self._receiver = None
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends all lines, after what was sent has left."""
         for task in self._dialling.values():
             task.cancel()
@@ -145,9 +148,9 @@ class Mesh:
         self._incoming.add(line)
         return True
 
-    def is_ours(self, peer: _Address) -> bool:
+    def is_ours(self, ends: _Ends) -> bool:
         """Whether a line comes from ourselves; then its other end is never dialled again."""
-        address = self._dialled.get(peer)
+        address = self._dialled.get(ends)
         if address is None:
             return False
         self._own.add(address)
@@ -197,17 +200,17 @@ class Mesh:
             transport, outgoing = await asyncio.get_running_loop().create_connection(
                 _Outgoing, host.strip("[]"), int(port)
             )
-        here = _ends(transport.get_extra_info("sockname"))
+        ends = (_end(transport.get_extra_info("sockname")), _end(transport.get_extra_info("peername")))
         transport.set_write_buffer_limits(_PENDING_BYTES)
         transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS
         )
         self._lines[address] = transport
-        self._dialled[here] = address
+        self._dialled[ends] = address
         try:
             await outgoing.ended.wait()
         finally:
-            del self._lines[address], self._dialled[here]
+            del self._lines[address], self._dialled[ends]
             transport.close()
 
 
@@ -238,13 +241,13 @@ class _Incoming(asyncio.Protocol):
         self._mesh = mesh
         self._clock = clock
         self._transport: asyncio.Transport | None = None
-        self._from: _Address = ("", 0)
+        self._ends: _Ends = (("", 0), ("", 0))
         self._buffer = bytearray()
         self._ration = Ration(_BYTES_PER_S, _BYTES_PER_S)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._from = _ends(transport.get_extra_info("peername"))
+        self._ends = (_end(transport.get_extra_info("peername")), _end(transport.get_extra_info("sockname")))
         if not self._mesh.join(self):
             self.end()
 
@@ -257,12 +260,12 @@ class _Incoming(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self.sender is None and self._mesh.is_ours(self._from):
+        if self.sender is None and self._mesh.is_ours(self._ends):
             self.end()
             return
         self._buffer += data
         if not self._take_letters():
-            log.warning("a line from %s is closed: it brings no letters of this cluster", self._from[0])
+            log.warning("a line from %s is closed: it brings no letters of this cluster", self._ends[0][0])
             self.end()
             return
         self._ration.spend(len(data))
@@ -294,5 +297,5 @@ class _Incoming(asyncio.Protocol):
             self._transport.resume_reading()
 
 
-def _ends(address: Sequence[object]) -> _Address:
+def _end(address: Sequence[object]) -> _End:
     return (str(address[0]).removeprefix("::ffff:"), cast("int", address[1]))

@@ -84,7 +84,7 @@ async def test_the_counts_of_one_whose_line_breaks_are_gone(pair: list[Gateway])
     await until(lambda: other.pool.book.total == 1, LONG_S)
     began_s = monotonic()
     one.carrier.send = lambda data: None  # type: ignore[method-assign]  # dead, and says no farewell
-    one.carrier.close()
+    await one.carrier.close()
 
     await until(lambda: other.neighbours.lost == 1, LONG_S)
     assert other.pool.book.total == 0

@@ -1,0 +1,24 @@
+"""A real NATS server of a test's own."""
+
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+from tests.integration.process import Process
+
+
+class Broker(Process):
+    """`nats-server` on a port of 127.0.0.1, for one user."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        beside = Path(sys.executable).parent / "nats-server"
+        program = str(beside) if beside.exists() else shutil.which("nats-server")
+        assert program is not None, "no nats-server"
+        options = ["-a", "127.0.0.1", "-p", str(port), "--user", "gateway", "--pass", "password"]
+        super().__init__("nats", [program, *options], directory)
+        self.port = port
+
+    def is_ready(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
