@@ -63,7 +63,9 @@ class NatsSettings(Section):
     credentials: str | None = None
     """A file with a user's JWT and seed (`.creds`). Relative to the configuration file."""
     user: str | None = None
+    """Whom the server knows us as; with `password`."""
     password: SecretSettings | None = None
+    """Where that user's password is."""
     ca: str | None = None
     """PEM file with the authorities of the servers' certificates; omitted, with `tls://`: the system's."""
 
