@@ -5,7 +5,7 @@ FROM ${BASE_IMAGE} AS build
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY extproc extproc
-RUN python3 -m venv /opt/extproc && /opt/extproc/bin/pip install --no-cache-dir '.[otel,operator]'
+RUN python3 -m venv /opt/extproc && /opt/extproc/bin/pip install --no-cache-dir '.[otel,operator,nats]'
 
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/extproc /opt/extproc

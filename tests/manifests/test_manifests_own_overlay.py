@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
+from extproc.share_settings import ShareSettings
 from monitoring.dashboards import BOARDS
 from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import MANIFESTS, Object, render, render_folder
@@ -46,6 +47,35 @@ def test_a_pod_monitor_of_vllm_is_a_component(tmp_path: Path) -> None:
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
     assert "PodMonitor" not in {item["kind"] for item in render("overlays/example-vllm")}
+
+
+def test_sharing_of_picks_is_a_component(tmp_path: Path) -> None:
+    """Its headless Service finds the Pods; port and secret are where its comment's `share` looks."""
+    ours = os.path.relpath(MANIFESTS, tmp_path.resolve())
+    kustomization = {
+        "resources": [f"{ours}/overlays/gateway"],
+        "components": [f"{ours}/components/share"],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    rendered = render_folder(tmp_path)
+    [peers] = [item for item in rendered if item["metadata"]["name"] == "extproc-peers"]
+    [template] = [
+        item["spec"]["template"]
+        for item in rendered
+        if item["kind"] == "Deployment" and item["metadata"]["name"] == "extproc"
+    ]
+    [container] = [each for each in template["spec"]["containers"] if each["name"] == "extproc"]
+    comment = (MANIFESTS / "components" / "share" / "kustomization.yaml").read_text()
+    block = "\n".join(line.removeprefix("# ") for line in comment.splitlines() if line.startswith("#   "))
+    share = ShareSettings.model_validate(yaml.safe_load(block)["share"])
+
+    assert share.mesh
+    assert share.mesh.listen.endswith(":9004")
+    assert {"name": "share", "containerPort": 9004} in container["ports"]
+    assert share.secret.env in {variable["name"] for variable in container["env"]}
+    assert peers["spec"]["clusterIP"] == "None"
+    assert peers["spec"]["publishNotReadyAddresses"]
+    assert peers["spec"]["selector"].items() <= template["metadata"]["labels"].items()
 
 
 def test_the_rules_and_the_dashboards_come_with_it(rendered: list[Object]) -> None:
