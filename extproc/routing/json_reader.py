@@ -16,18 +16,10 @@ import orjson
 from msgspec import Raw
 
 from extproc.errors import PromptError, PromptTooComplex
-from extproc.routing.json_skim import (
-    DIGITS,
-    LIMITS,
-    Array,
-    Cut,
-    Limits,
-    Malformed,
-    Skim,
-    Text,
-    head_of_numbers,
-    load_leniently,
-)
+from extproc.routing.json_effort import LIMITS, Limits
+from extproc.routing.json_lenient import load_leniently
+from extproc.routing.json_skim import DIGITS, Array, Skim, Text, head_of_numbers
+from extproc.routing.json_walk import Cut, Malformed
 
 # Beyond this a body in UTF-16 or UTF-32 is not read: it would have to be written anew.
 RECODED_BYTES: Final = 2 * 1024 * 1024

@@ -12,8 +12,8 @@ from xxhash import xxh3_64
 
 from extproc.errors import PromptError
 from extproc.routing.apis import Api, api_of, reads_body
+from extproc.routing.json_effort import LIMITS, Limits
 from extproc.routing.json_reader import Object, open_object
-from extproc.routing.json_skim import LIMITS, Limits
 from extproc.routing.multipart import is_form, open_form
 from extproc.routing.turns import TURN_START, TURN_TEXT, Turn, turns_of
 

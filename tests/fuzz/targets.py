@@ -18,7 +18,7 @@ from extproc.budget import Budget
 from extproc.errors import PromptError, ProtocolError
 from extproc.routing.chain import chain_of
 from extproc.routing.endpoint import Endpoint
-from extproc.routing.json_skim import LIMITS
+from extproc.routing.json_effort import LIMITS
 from extproc.routing.picker import Picker, Route
 from extproc.routing.pool import Pool, Snapshot
 from extproc.routing.prefix import parse_key, prefix_of, routing_key

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.errors import PromptError, PromptTooComplex
+from extproc.routing.json_effort import LIMITS, Limits
 from extproc.routing.json_reader import RECODED_BYTES
-from extproc.routing.json_skim import LIMITS, Limits, Skim
+from extproc.routing.json_skim import Skim
 from extproc.routing.prompt import Prompt, parse
 from tests.hostile import CHAT, HONEST, HOSTILE, Body, content, fill
 

@@ -1,0 +1,69 @@
+"""What reading a large body may take, in units of about a nanosecond, and what each thing costs at most.
+
+The units are measured; `make bench` (hostile) shows the sum for the worst bodies we know.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from extproc.errors import PromptTooComplex
+
+SKIP_UNITS: Final = 4  # a byte that msgspec skips: brackets, 480 deep
+FEW_UNITS: Final = 2  # a byte that msgspec skips and whose brackets are counted, without them
+NESTED_UNITS: Final = 12  # an array or object that msgspec skips
+LOAD_UNITS: Final = 100  # a value that becomes an object
+ESCAPE_UNITS: Final = 4  # an escape in a string that msgspec skips
+HOP_UNITS: Final = 400  # a string passed over, or brackets before it
+QUOTE_UNITS: Final = 450  # an escaped quote
+BRACKET_UNITS: Final = 100  # a bracket before a string
+ALONE_UNITS: Final = 250  # a bracket in a long stretch without strings
+LENIENT_UNITS: Final = 10_000  # a value that only Python's own reader takes
+ITEM_UNITS: Final = 4_000  # a member or an element that is looked at
+
+TOO_COMPLEX: Final = "the body is too large and too complex to be read for routing"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is read at once, and how much at all; sizes in bytes, effort in about nanoseconds.
+
+    `reserve` is what there is for the prompt itself after finding the members took everything.
+    """
+
+    whole_bytes: int = 128 * 1024  # smaller bodies are read at once, with an object for every value
+    whole_containers: int = 4_096  # unless they hold more arrays and objects than this
+    near_bytes: int = 16 * 1024  # so are the values within a larger body that end this soon
+    text_bytes: int = 4 * 1024  # longer strings stay where they are
+    window_bytes: int = 64 * 1024
+    skip_bytes: int = 2_300_000  # what msgspec may skip in one go
+    effort: int = 6_000_000
+    reserve: int = 1_500_000
+
+
+LIMITS: Final = Limits()
+
+
+class Effort:
+    """Counts what reading takes, in units of about a nanosecond."""
+
+    __slots__ = ("limit", "spent")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.spent = 0
+
+    def __repr__(self) -> str:
+        return f"<Effort {self.spent} of {self.limit}>"
+
+    def keep(self, reserve: int) -> None:
+        """Leaves at least this much to spend."""
+        self.limit = max(self.limit, self.spent + reserve)
+
+    def allows(self, units: int) -> bool:
+        return self.spent + units <= self.limit
+
+    def spend(self, units: int) -> None:
+        """Raises `PromptTooComplex` when there is nothing left."""
+        self.spent += units
+        if self.spent > self.limit:
+            raise PromptTooComplex(TOO_COMPLEX)
