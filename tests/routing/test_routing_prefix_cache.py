@@ -23,8 +23,9 @@ from extproc.routing.strategies.backlog import Backlog, Backlogs
 from extproc.routing.strategies.base import NOWHERE, Ending, Outside, Reason
 from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
 from extproc.routing.strategies.factory import STRATEGIES, build_strategy
-from extproc.routing.strategies.prefix_cache import PrefixCache, Stretch
+from extproc.routing.strategies.prefix_cache import PrefixCache
 from extproc.routing.strategies.prefix_hash import PrefixHash
+from extproc.routing.strategies.weighing import Stretch
 from extproc.routing.vitals import Vitals
 
 CHAT = "/v1/chat/completions"
@@ -511,22 +512,22 @@ def test_tokens_of_another_size_are_told_by_what_the_engines_read() -> None:
             size = chain_of(fleet.read(words("000 Why?", 100)), 1).size * (number + 1)
             sense(fleet, "a", replace(SAID, prefills=number + 2, prompt_tokens=size / 3))
 
-    assert fleet.strategy.bytes_per_token == pytest.approx(3, abs=0.01)
+    assert fleet.strategy.belief.bytes_per_token == pytest.approx(3, abs=0.01)
     assert fleet.strategy.learnt()["prefill_ms_per_token"] == pytest.approx(L4_MS_PER_TOKEN, rel=0.01)
 
 
 def test_costs_that_are_learnt_do_not_change_with_the_size_of_a_token() -> None:
     fleet = Fleet("a", learn=True)
     learn_from(fleet, 2.0)
-    per_byte = fleet.strategy.learner.costs.ms_per_byte if fleet.strategy.learner else 0
+    per_byte = fleet.strategy.belief.learner.costs.ms_per_byte if fleet.strategy.belief.learner else 0
     sense(fleet, "a", SAID)
     for number in range(60):
         fleet.visit(words(f"{number:03} Why?", 100))
     sense(fleet, "a", replace(SAID, prefills=61, prompt_tokens=10_000))
 
-    assert fleet.strategy.bytes_per_token != 4
+    assert fleet.strategy.belief.bytes_per_token != 4
     assert fleet.strategy.learnt()["prefill_ms_per_token"] == pytest.approx(
-        per_byte * fleet.strategy.bytes_per_token, abs=1e-4
+        per_byte * fleet.strategy.belief.bytes_per_token, abs=1e-4
     )
 
 

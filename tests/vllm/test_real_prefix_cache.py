@@ -95,7 +95,8 @@ async def test_what_is_foreseen_is_what_vllm_finds_within_one_block(addresses: l
     measured = pairs[WARM_UP:]
     within = sum(abs(foreseen - found) <= BLOCK_TOKENS for foreseen, found, _ in measured)
     totals = [round(sum(pair[place] for pair in measured)) for place in range(3)]
-    told = f"{within} of {len(measured)} within {BLOCK_TOKENS}; {strategy.bytes_per_token:.2f} bytes a token"
+    per_token = strategy.belief.bytes_per_token
+    told = f"{within} of {len(measured)} within {BLOCK_TOKENS}; {per_token:.2f} bytes a token"
     print(f"\n{told}; tokens foreseen, found, asked: {totals}")  # noqa: T201
 
     assert within >= 0.95 * len(measured)
