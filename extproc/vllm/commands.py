@@ -8,7 +8,7 @@ import click
 _MODULES: Final = {
     "vllm": "extproc.vllm.server_commands",
     "fleet": "extproc.vllm.fleet_commands",
-    "matrix": "extproc.vllm.fleet_commands",
+    "matrix": "extproc.vllm.matrix_command",
     "fit": "extproc.vllm.fit_command",
 }
 
