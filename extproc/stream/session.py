@@ -72,18 +72,18 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 # BUFFERED without the request's headers does not work (Envoy picks its host first: 503); keeping pieces in a
 # list lets a client of one-byte pieces hold forty times its bytes.
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from re import compile as compile_pattern
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from extproc.budget import Budget
-from extproc.errors import BodyTooLarge, NoRoomForBody, RequestError
+from extproc.errors import NoRoomForBody, RequestError
 from extproc.routing.picker import Ask, Found, Picker
 from extproc.routing.pool import Pick
 from extproc.routing.tickets import Tickets
 from extproc.stream.answers import list_models, refuse
+from extproc.stream.counted import Counted
 from extproc.stream.events import (
     UNTOLD,
     BodyMode,
@@ -103,21 +103,14 @@ from extproc.stream.events import (
     ResponseHeaders,
     ResponseTrailers,
     Routed,
-    Served,
     StreamConfig,
 )
-from extproc.stream.names import CONTENT_LENGTH, GUARDED, REQUEST_ID
+from extproc.stream.kept import NO_REQUEST, Kept, pieces
+from extproc.stream.names import GUARDED, REQUEST_ID
 
-# Bodies up to this size find room among the announced when larger ones do not, half as much again.
-_SMALL_BYTES: Final = 131_072
-
-# Envoy refuses larger pieces of a body in FULL_DUPLEX_STREAMED mode.
-PIECE_BYTES: Final = 62_000
-
-# Of more digits than any limit has, nothing needs to be known.
-_LENGTH: Final = compile_pattern(r"[0-9]{1,18}")
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
-_NO_REQUEST: Final = RequestHeaders({})
+# One for all sessions that are routed, or over.
+_NOTHING: Final = Kept(0, None, None)
 _NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
 
 
@@ -133,28 +126,18 @@ class Session:
     """
 
     __slots__ = (
-        "_announced",
-        "_announced_bytes",
-        "_budget",
         "_clear_route_cache",
         "_config",
+        "_counted",
         "_has_begun",
-        "_has_response",
-        "_held",
-        "_max_body_bytes",
-        "_messages_held",
+        "_kept",
         "_new_request_id",
         "_pass_headers",
-        "_pick",
         "_picker",
         "_pool",
         "_reads_apart",
-        "_request",
         "_state",
-        "_subset",
         "_then",
-        "_ticket",
-        "_tickets",
     )
 
     def __init__(
@@ -173,24 +156,14 @@ class Session:
     ) -> None:
         self._picker = picker
         self._new_request_id = new_request_id
-        self._max_body_bytes = max_body_bytes
         self._clear_route_cache = clear_route_cache
         self._pool = pool
-        self._budget = budget
-        self._announced = announced
-        self._announced_bytes = 0
         self._pass_headers = pass_headers
-        self._tickets = tickets
-        self._ticket = 0
+        self._kept = Kept(max_body_bytes, budget, announced)
+        self._counted = Counted(tickets)
         self._state = _NEW
         self._config = UNTOLD
         self._has_begun = False
-        self._request = _NO_REQUEST
-        self._subset: Sequence[str] | None = None
-        self._held: bytes | bytearray = b""
-        self._messages_held = 0
-        self._has_response = False
-        self._pick: Pick | None = None
         self._reads_apart = reads_apart
         self._then: Callable[[Found | None], list[Reply]] | None = None
 
@@ -204,7 +177,7 @@ class Session:
         try:
             return self._replies(event)
         except RequestError as error:
-            path = self._request.headers.get(":path", "")
+            path = self._kept.request.headers.get(":path", "")
             self.close()
             return [refuse(error, path)]
 
@@ -213,17 +186,15 @@ class Session:
 
         Whoever takes the pick must release it; the session does no more.
         """
-        if self._has_response or self._config is not UNTOLD:
+        if self._counted.has_response or self._config is not UNTOLD:
             return None
-        pick, self._pick = self._pick, None
-        self._end_ticket()
-        return pick
+        return self._counted.leave()
 
     def close(self) -> None:
         """Releases what the request held. For every end: served, aborted, failed, shut down."""
         self._state = _CLOSED
         self._forget()
-        self._release()
+        self._counted.release()
 
     def _replies(self, event: Event) -> list[Reply]:  # noqa: PLR0911  # one for each kind of event
         match event:
@@ -255,37 +226,28 @@ class Session:
                 return self._on_response_headers(event)
             case ResponseBody():
                 return self._on_response_body(event)
-        self._release()
+        self._counted.release()
         return [Continue(Phase.RESPONSE_TRAILERS)]
 
     def _on_response_headers(self, event: ResponseHeaders) -> list[Reply]:
         self._learn(event.config)
-        reply: Reply = Continue(Phase.RESPONSE_HEADERS)
-        pick = self._pick
-        if pick is not None and not self._has_response:
-            address = event.served or pick.endpoint.address
-            is_elsewhere = address != pick.endpoint.address
-            if is_elsewhere:
-                self._pick = pick.pool.move(pick, address)
-            if is_elsewhere or event.status:
-                reply = Served(pick.pool.name, address, event, is_elsewhere, self._ticket)
-        self._has_response = True
+        reply = self._counted.hear(event)
         if event.end_of_stream:
-            self._release()
+            self._counted.release()
         return [reply]
 
     def _on_response_body(self, event: ResponseBody) -> list[Reply]:
         self._learn(event.config)
         if event.end_of_stream:
-            self._release()
+            self._counted.release()
         if self._config.response_body is BodyMode.FULL_DUPLEX_STREAMED:
-            return [*_pieces(event.data, Phase.RESPONSE_BODY, event.end_of_stream)]
+            return [*pieces(event.data, Phase.RESPONSE_BODY, event.end_of_stream)]
         return [Continue(Phase.RESPONSE_BODY)]
 
     # Its headers.
 
     def _begin(self, event: RequestHeaders) -> list[Reply]:
-        self._request, self._subset = event, event.subset
+        self._kept.begin(event)
         self._learn(event.config)
         ask = self._ask(None)
         if self._picker.answers_models(ask):
@@ -294,7 +256,7 @@ class Session:
         if self._is_decided_by_headers(ask):
             return [self._route(Phase.REQUEST_HEADERS, ask)]
         if self._config.request_body in _BUFFERED:
-            if not self._announce():
+            if not self._kept.announce():
                 routed = self._route(Phase.REQUEST_HEADERS, self._ask(None, fault=_no_room()))
                 return [replace(routed, is_unread=True)]
             self._state = _BUFFERING
@@ -306,24 +268,8 @@ class Session:
         self._state = _HOLDING
         return []
 
-    def _announce(self) -> bool:
-        """Counts the body that a proxy is to buffer; whether there is room for it."""
-        if self._announced is None:
-            return True
-        length = self._request.headers.get(CONTENT_LENGTH, "")
-        # One without a length may be as large as any. Most are small, and eight of them come at once.
-        # Of one that is too long the proxy holds no more than that, and refuses it in words of its own: an
-        # answer of ours, at the headers, reaches no client of HTTP/2 that still sends.
-        size = int(length) if _LENGTH.fullmatch(length) else self._max_body_bytes // 2
-        size = min(size, self._max_body_bytes)
-        extra = self._announced.limit_bytes // 2 if size <= _SMALL_BYTES else 0
-        if not self._announced.take(size, extra=extra):
-            return False
-        self._announced_bytes = size
-        return True
-
     def _is_decided_by_headers(self, ask: Ask) -> bool:
-        request = self._request
+        request = self._kept.request
         if request.end_of_stream or "upgrade" in request.headers or not self._picker.needs_body(ask):
             return True
         match self._config.request_body:
@@ -348,12 +294,9 @@ class Session:
     # A body that a proxy buffered.
 
     def _decide(self, event: RequestBody) -> list[Reply]:
-        self._check_size(event)
+        self._kept.check(event)
         is_partial = not event.end_of_stream and self._config.request_body is not BodyMode.BUFFERED
-        # Kept, and counted, until it is read; it is here already, so there is room for it or less for others.
-        self._held = event.data
-        if self._budget is not None:
-            self._budget.hold(len(event.data))
+        self._kept.put(event.data)
         ask = self._ask(event.data, is_partial=is_partial)
 
         def go_on(found: Found | None) -> list[Reply]:
@@ -372,15 +315,9 @@ class Session:
     # A body that is held until it has ended.
 
     def _hold(self, event: RequestBody) -> list[Reply]:
-        self._check_size(event)
-        if self._budget is not None and not self._budget.take(len(event.data)):
+        self._kept.check(event)
+        if not self._kept.add(event.data):
             return [*self._stop_holding(_no_room()), *self._pass_on(event)]
-        self._messages_held += 1
-        if not self._held:
-            self._held = event.data
-        else:
-            self._held = bytearray(self._held) if isinstance(self._held, bytes) else self._held
-            self._held += event.data
         if not event.end_of_stream:
             return []
         return self._stop_holding(None, has_ended=True)
@@ -389,8 +326,8 @@ class Session:
         self, fault: NoRoomForBody | None, *more: Reply, has_ended: bool = False
     ) -> list[Reply]:
         """Answers everything that was held back: the headers, then the body, then `more`."""
-        held = self._held
-        phase = Phase.REQUEST_BODY if self._request is _NO_REQUEST else Phase.REQUEST_HEADERS
+        held, messages = self._kept.body, self._kept.messages
+        phase = Phase.REQUEST_BODY if self._kept.request is NO_REQUEST else Phase.REQUEST_HEADERS
         ask = self._ask(None if fault else held, fault=fault)
 
         def go_on(found: Found | None) -> list[Reply]:
@@ -398,11 +335,11 @@ class Session:
             if has_ended:
                 self._state = _PAST_BODY
             if not self._is_duplex:
-                return [routed, *[Continue(Phase.REQUEST_BODY)] * self._messages_held, *more]
-            pieces = _pieces(held, Phase.REQUEST_BODY, has_ended)
+                return [routed, *[Continue(Phase.REQUEST_BODY)] * messages, *more]
+            given_back = pieces(held, Phase.REQUEST_BODY, has_ended)
             if phase is Phase.REQUEST_BODY:
-                routed = replace(routed, piece=next(pieces, _NO_PIECE))
-            return [routed, *pieces, *more]
+                routed = replace(routed, piece=next(given_back, _NO_PIECE))
+            return [routed, *given_back, *more]
 
         return self._read(ask, go_on)
 
@@ -436,13 +373,13 @@ class Session:
         if event.end_of_stream:
             self._state = _PAST_BODY
         if self._is_duplex:
-            return [*_pieces(event.data, Phase.REQUEST_BODY, event.end_of_stream)]
+            return [*pieces(event.data, Phase.REQUEST_BODY, event.end_of_stream)]
         return [Continue(Phase.REQUEST_BODY)]
 
     def _miss(self) -> list[Reply]:
         if self._is_duplex:
             raise _no_room()
-        return self._miss_response() if self._has_response else [Continue(Phase.REQUEST_BODY)]
+        return self._miss_response() if self._counted.has_response else [Continue(Phase.REQUEST_BODY)]
 
     def _miss_response(self) -> list[Reply]:
         if self._config.response_body is BodyMode.FULL_DUPLEX_STREAMED:
@@ -467,23 +404,22 @@ class Session:
     def _ask(
         self, body: bytes | bytearray | None, *, is_partial: bool = False, fault: NoRoomForBody | None = None
     ) -> Ask:
-        headers = self._request.headers
+        headers = self._kept.request.headers
         return Ask(
             method=headers.get(":method", "POST"),
             path=headers.get(":path", ""),
             headers=headers,
             body=body,
             is_partial=is_partial,
-            subset=self._subset,
+            subset=self._kept.subset,
             pool=self._pool,
             fault=fault,
         )
 
     def _route(self, phase: Phase, ask: Ask, found: Found | None = None) -> Routed:
         decision = self._picker.pick(ask, found)
-        self._pick = decision.pick
-        self._ticket = 0 if self._tickets is None else self._tickets.give(decision.pick)
-        request = self._request
+        self._counted.take(decision.pick)
+        request = self._kept.request
         is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
         skip_body = is_ahead_of_body and self._config.request_body in _BUFFERED
         pick = decision.pick
@@ -497,37 +433,17 @@ class Session:
             clear_route_cache=self._clear_route_cache,
             skip_body=skip_body,
             tell_response=skip_body and pick.pool.wants_response(pick.endpoint),
-            ticket=self._ticket,
+            ticket=self._counted.ticket,
         )
 
     def _unwanted(self, headers: Iterable[str]) -> list[str]:
         passed = self._pass_headers
         return [name for name in headers if name.startswith(GUARDED) and name not in passed]
 
-    def _check_size(self, event: RequestBody) -> None:
-        if event.subset is not None:
-            self._subset = event.subset
-        if len(self._held) + len(event.data) > self._max_body_bytes:
-            raise _too_large(self._max_body_bytes)
-
     def _forget(self) -> None:
         """Keeps nothing of the request: an open stream may last for minutes after its decision."""
-        if self._budget is not None:
-            self._budget.give(len(self._held))
-        if self._announced is not None:
-            self._announced.give(self._announced_bytes)
-        self._announced_bytes = 0
-        self._held, self._request, self._subset, self._then = b"", _NO_REQUEST, None, None
-
-    def _release(self) -> None:
-        pick, self._pick = self._pick, None
-        if pick is not None:
-            pick.release()
-            self._end_ticket()
-
-    def _end_ticket(self) -> None:
-        if self._ticket and self._tickets is not None:
-            self._tickets.end(self._ticket)
+        self._kept.forget()
+        self._kept, self._then = _NOTHING, None
 
 
 class _State(NamedTuple):
@@ -554,17 +470,5 @@ _CLOSED    = _State("closed",    _S._go_on,  _S._ignore,      _S._lose,         
 # fmt: on
 
 
-def _too_large(limit_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the request is larger than {limit_bytes} bytes")
-
-
 def _no_room() -> NoRoomForBody:
     return NoRoomForBody("there is no room for the request's body now")
-
-
-def _pieces(data: bytes | bytearray, phase: Phase, end_of_stream: bool) -> Iterator[Piece]:
-    """Views of `data`: whoever sends 31 MB of them, a few at a time, copies each then."""
-    view = memoryview(data)
-    for start in range(0, len(data) or end_of_stream, PIECE_BYTES):
-        end = start + PIECE_BYTES
-        yield Piece(phase, view[start:end], end_of_stream and end >= len(data))

@@ -46,8 +46,9 @@ from extproc.stream.events import (
     Routed,
     StreamConfig,
 )
+from extproc.stream.kept import PIECE_BYTES
 from extproc.stream.names import READ_HEADERS
-from extproc.stream.session import PIECE_BYTES, Session
+from extproc.stream.session import Session
 from tests.fuzz.blocks import blocks
 from tests.fuzz.choices import Choices
 from tests.fuzz.honest import honest

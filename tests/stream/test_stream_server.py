@@ -26,9 +26,9 @@ from extproc.stream.events import (
     ResponseBody,
     ResponseHeaders,
 )
+from extproc.stream.kept import PIECE_BYTES
 from extproc.stream.names import PROCESS
 from extproc.stream.server import ExternalProcessor
-from extproc.stream.session import PIECE_BYTES
 from extproc.telemetry import Metrics
 from extproc.wire.calls import Handler, Status
 from tests.stream.conversations import (
