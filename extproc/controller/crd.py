@@ -14,8 +14,7 @@ from pydantic import BaseModel
 
 from extproc.bench.spec.tree import Spec
 from extproc.controller.resource import GROUP, KIND, PLURAL, VERSION, Operation
-
-Schema = dict[str, Any]
+from extproc.controller.status_schema import Schema, build_status_schema
 
 _KEPT: Final = (
     "type",
@@ -30,14 +29,6 @@ _KEPT: Final = (
 )
 # The object's own name is the run's.
 _LEFT_OUT: Final = frozenset({"name"})
-_TEXT: Final[Schema] = {"type": "string"}
-_TIME: Final[Schema] = {"type": "string", "format": "date-time"}
-_TEXTS: Final[Schema] = {"type": "array", "items": _TEXT}
-_FIGURES: Final[Schema] = {
-    "type": "object",
-    "additionalProperties": {"type": "number"},
-    "description": "Headline figures by name; `definitions` says what each is.",
-}
 
 
 def build_crd() -> Schema:
@@ -97,7 +88,7 @@ def _root() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": build_spec_schema(),
-            "status": _status(),
+            "status": build_status_schema(),
         },
     }
 
@@ -233,77 +224,3 @@ def spell(text: str) -> str:
     """Writes field names as the resource does, with hyphens, and every paragraph in one line."""
     text = re.sub(r"(?<=\S)\n(?=\S)", " ", text)
     return re.sub(r"`[a-z]+(_[a-z]+)+`", lambda found: found[0].replace("_", "-"), text)
-
-
-def _status() -> Schema:
-    condition = {
-        "type": "object",
-        "required": ["type", "status", "reason", "lastTransitionTime"],
-        "properties": {
-            "type": {"type": "string", "description": "Planned, Running, Valid or Failed."},
-            "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-            "reason": _TEXT,
-            "message": _TEXT,
-            "lastTransitionTime": _TIME,
-            "observedGeneration": {"type": "integer", "format": "int64"},
-        },
-    }
-    run = {
-        "type": "object",
-        "properties": {
-            "run": _TEXT,
-            "digest": _TEXT,
-            "startedAt": _TIME,
-            "finishedAt": _TIME,
-            "phase": _TEXT,
-            "verdict": _TEXT,
-            "figures": _FIGURES,
-            "faults": _TEXTS,
-            "remarks": _TEXTS,
-        },
-    }
-    return {
-        "type": "object",
-        "description": "What came of it; written by the operator alone.",
-        "properties": {
-            "observedGeneration": {"type": "integer", "format": "int64"},
-            "phase": {
-                "type": "string",
-                "description": "Refused, Waiting, Running, Valid, Invalid, Failed or Suspended.",
-            },
-            "verdict": {
-                "type": "string",
-                "description": "Whether the run measured the server at all, and if not, what else.",
-            },
-            "run": {"type": "string", "description": "The run that the figures are of, or that goes on."},
-            "startedAt": _TIME,
-            "finishedAt": _TIME,
-            "progress": {
-                "type": "string",
-                "description": "The share of the planned time that is over, where a time is planned.",
-            },
-            "conditions": {
-                "type": "array",
-                "items": condition,
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["type"],
-            },
-            "summary": {
-                "type": "object",
-                "description": "Two figures as text, for `kubectl get`.",
-                "properties": {"requestsPerSecond": _TEXT, "ttftP95": _TEXT},
-            },
-            "figures": _FIGURES,
-            "definitions": {"type": "object", "additionalProperties": _TEXT},
-            "faults": {**_TEXTS, "description": "Why a run is invalid, or why a spec is refused."},
-            "remarks": {**_TEXTS, "description": "How a valid run must be read."},
-            "regressions": {
-                **_TEXTS,
-                "description": "Figures that got worse than those of the valid runs before this one.",
-            },
-            "report": {"type": "string", "description": "Where the reports are: claim/folder."},
-            "lastScheduledAt": _TIME,
-            "nextRunAt": _TIME,
-            "history": {"type": "array", "items": run, "description": "Runs that ended, the last one first."},
-        },
-    }

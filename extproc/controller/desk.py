@@ -23,7 +23,9 @@ from extproc.controller.objects import (
     Object,
 )
 from extproc.controller.planning import plan_benchmark
-from extproc.controller.reconcile import (
+from extproc.controller.reconcile import reconcile, refuse
+from extproc.controller.resource import Benchmark, SpecRefused, parse_benchmark, read_time
+from extproc.controller.state import (
     Action,
     Create,
     Delete,
@@ -32,10 +34,7 @@ from extproc.controller.reconcile import (
     Observed,
     Planned,
     WriteStatus,
-    reconcile,
-    refuse,
 )
-from extproc.controller.resource import Benchmark, SpecRefused, parse_benchmark, read_time
 
 Key = tuple[str, str]
 """A namespace and a name."""

@@ -7,8 +7,8 @@ from extproc.bench.experiments.run import spread
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.spec.tree import Spec
-from extproc.controller.reconcile import Planned
 from extproc.controller.resource import Benchmark
+from extproc.controller.state import Planned
 from extproc.errors import ExtprocError
 
 # What `bench plan` assumes, too; and what a Pod has: Linux's default range of ports, containerd's limit of

@@ -11,8 +11,10 @@ from extproc.bench.report.brief import Brief, build_brief, decode_brief, encode_
 from extproc.bench.spec.tree import parse_spec
 from extproc.controller.objects import LEADER, WORKERS, Object, Run, list_objects
 from extproc.controller.planning import plan_benchmark, read_cpu
-from extproc.controller.reconcile import Create, Delete, Planned, WriteStatus, find_due, show_progress
 from extproc.controller.resource import parse_benchmark
+from extproc.controller.runs import find_due
+from extproc.controller.state import Create, Delete, Planned, WriteStatus
+from extproc.controller.status import show_progress
 from tests.bench.test_bench_manifests import unknown_fields
 from tests.controller.world import NOON, SPEC, World, brief
 

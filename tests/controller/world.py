@@ -8,7 +8,9 @@ from typing import Any
 from extproc.bench.report.brief import Brief, encode_brief
 from extproc.controller.crd import build_crd
 from extproc.controller.objects import DUE_ANNOTATION, LEADER, PART_LABEL, RUN_LABEL
-from extproc.controller.reconcile import (
+from extproc.controller.reconcile import reconcile, refuse
+from extproc.controller.resource import SpecRefused, parse_benchmark, read_time
+from extproc.controller.state import (
     Action,
     Create,
     Delete,
@@ -17,10 +19,7 @@ from extproc.controller.reconcile import (
     Observed,
     Planned,
     WriteStatus,
-    reconcile,
-    refuse,
 )
-from extproc.controller.resource import SpecRefused, parse_benchmark, read_time
 from tests.controller.structural import list_refusals
 
 Object = dict[str, Any]

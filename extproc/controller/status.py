@@ -1,0 +1,198 @@
+"""What the status says of a Benchmark: phase, figures, schedule and conditions. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from extproc.bench.experiments.history import Entry, trace_lines
+from extproc.bench.experiments.history_formats import list_regressions
+from extproc.bench.report.report import DEFINITIONS
+from extproc.controller.objects import LEADER, Object, Run
+from extproc.controller.resource import Benchmark, read_time, write_time
+from extproc.controller.runs import find_due, find_next, last_due, split_lines
+from extproc.controller.state import JobState, Observed
+
+_TOLERANCE: Final = 0.05
+_COMPARED: Final = 5
+_DEFINED: Final = ("start", "ttft", "tpot", "itl", "e2e", "goodput", "failed", "percentiles", "throughput")
+# A status that changes every second is a write every second.
+_PROGRESS_STEP: Final = 5
+
+_Condition = tuple[str, str, str]
+
+
+def build_status(
+    benchmark: Benchmark, observed: Observed, asked: Run | None, history: Sequence[Object], now: datetime
+) -> Object:
+    running = next(
+        (j for j in observed.jobs if asked and j.run == asked.name and j.part == LEADER and not j.is_over),
+        None,
+    )
+    # What the status says is of what is asked now; what was asked before is in the history.
+    same = [entry for entry in history if entry.get("digest") == benchmark.digest]
+    last = same[0] if same else None
+    phase = _find_phase(benchmark, observed, asked, last)
+    faults = observed.planned.faults
+    status: Object = {
+        "observedGeneration": benchmark.generation,
+        "phase": phase,
+        "verdict": last["verdict"] if last and phase != "Refused" else "",
+        "history": [_remember(entry) for entry in history],
+        "faults": list(faults or (last or {}).get("faults", ())),
+        "remarks": list((last or {}).get("remarks", observed.planned.remarks)),
+    }
+    if asked is not None:
+        status |= _tell_running(asked, running, observed.planned.span_s, now)
+    elif last is not None:
+        status |= _tell_ended(Run(benchmark, last["run"]), last)
+    status |= _tell_figures(last, _find_regressions(benchmark, same))
+    status |= _tell_schedule(benchmark, asked, observed, now)
+    conditions = _list_conditions(observed.planned.faults, phase, last)
+    turned = _turn(benchmark.status.get("conditions", ()), conditions, benchmark.generation, now)
+    return status | {"conditions": turned}
+
+
+def _remember(entry: Object) -> Object:
+    return {name: value for name, value in entry.items() if value not in (None, [], {})}
+
+
+def _find_phase(benchmark: Benchmark, observed: Observed, asked: Run | None, last: Object | None) -> str:
+    if observed.planned.faults:
+        return "Refused"
+    if benchmark.operation.suspend:
+        return "Suspended"
+    if asked is not None:
+        return "Running"
+    if last is not None:
+        return str(last["phase"])
+    return "Waiting"
+
+
+def _tell_running(run: Run, job: JobState | None, span_s: float | None, now: datetime) -> Object:
+    told: Object = {"run": run.name, "report": run.report}
+    if job is not None and job.started is not None:
+        told["startedAt"] = write_time(job.started)
+        if span_s:
+            told["progress"] = show_progress((now - job.started).total_seconds() / span_s)
+    return told
+
+
+def _tell_ended(run: Run, last: Object) -> Object:
+    ended: Object = {name: last[name] for name in ("startedAt", "finishedAt") if name in last}
+    return {"run": run.name, "report": run.report, "progress": "100%", **ended}
+
+
+def show_progress(share: float) -> str:
+    """In steps, and never all of it while a run goes: its last answers take their time."""
+    steps = int(share * 100 / _PROGRESS_STEP)
+    return f"{max(0, min(steps * _PROGRESS_STEP, 100 - _PROGRESS_STEP))}%"
+
+
+def _tell_figures(last: Object | None, regressions: Sequence[str]) -> Object:
+    figures = (last or {}).get("figures")
+    if not figures:
+        return {}
+    summary = {}
+    if "req_per_s" in figures:
+        summary["requestsPerSecond"] = f"{figures['req_per_s']:.2f}"
+    if "ttft_p95_ms" in figures:
+        summary["ttftP95"] = f"{figures['ttft_p95_ms']:,.0f} ms"
+    told: Object = {
+        "figures": figures,
+        "summary": summary,
+        "definitions": {name: DEFINITIONS[name] for name in _DEFINED},
+    }
+    return told | ({"regressions": list(regressions)} if regressions else {})
+
+
+def _find_regressions(benchmark: Benchmark, history: Sequence[Object]) -> list[str]:
+    """Holds the last run, if it is valid, against the valid ones before it; all asked the same."""
+    if not history or history[0]["phase"] != "Valid":
+        return []
+    entries = [
+        Entry(
+            source=entry["run"],
+            kind="",
+            name=benchmark.name,
+            model=benchmark.spec.target.model or benchmark.spec.endpoint,
+            at=entry["finishedAt"],
+            is_valid=entry["phase"] == "Valid",
+            verdict=entry["verdict"],
+            version="",
+            labels={},
+            stack={},
+            figures=entry.get("figures", {}),
+        )
+        for entry in history
+    ]
+    return list_regressions(trace_lines(entries, tolerance=_TOLERANCE, runs=_COMPARED))
+
+
+def _tell_schedule(benchmark: Benchmark, asked: Run | None, observed: Observed, now: datetime) -> Object:
+    schedule = benchmark.operation.schedule
+    if schedule is None:
+        return {}
+    told: Object = {}
+    dues = [job.due for job in observed.jobs if job.due is not None]
+    dues += [asked.due] if asked is not None and asked.due is not None else []
+    # What was due while another run went is left out, not made up for.
+    missed = find_due(schedule, last_due(benchmark), now) if asked is not None else None
+    dues += [missed] if missed is not None else []
+    last = benchmark.status.get("lastScheduledAt")
+    if dues or last:
+        told["lastScheduledAt"] = write_time(max([*dues, *([read_time(last)] if last else [])]))
+    if not benchmark.operation.suspend:
+        told["nextRunAt"] = write_time(find_next(schedule, now))
+    return told
+
+
+def _list_conditions(faults: Sequence[str], phase: str, last: Object | None) -> dict[str, _Condition]:
+    """Each condition as status, reason and message."""
+    planned = ("False", "SpecRefused", "\n".join(faults)) if faults else ("True", "Possible", "")
+    is_running = phase == "Running"
+    why = {"Suspended": "Suspended", "Waiting": "NothingDue", "Refused": "SpecRefused"}.get(phase, "Ended")
+    made = {
+        "Planned": planned,
+        "Running": ("True", "JobIsActive", "") if is_running else ("False", why, ""),
+    }
+    if last is None:
+        return made | {"Valid": ("Unknown", "NoRunYet", ""), "Failed": ("False", "NoRunYet", "")}
+    has_failed = last["phase"] == "Failed"
+    message = "\n".join(last.get("faults", ()))
+    valid = {
+        "Valid": ("True", "Measured", ""),
+        "Invalid": ("False", "NoMeasurement", message),
+        "Failed": ("Unknown", "RunFailed", ""),
+    }[last["phase"]]
+    failed = ("True", "RunFailed", message) if has_failed else ("False", "RunEnded", "")
+    return made | {"Valid": valid, "Failed": failed}
+
+
+def _turn(
+    before: Iterable[Mapping[str, Any]], wanted: Mapping[str, _Condition], generation: int, now: datetime
+) -> list[Object]:
+    """Returns conditions; one that says the same as before has done so since then."""
+    known = {condition["type"]: condition for condition in before}
+    turned = []
+    for kind, (status, reason, message) in wanted.items():
+        old = known.get(kind, {})
+        since = old.get("lastTransitionTime") if old.get("status") == status else None
+        turned.append(
+            {
+                "type": kind,
+                "status": status,
+                "reason": reason,
+                "message": message,
+                "lastTransitionTime": since or write_time(now),
+                "observedGeneration": generation,
+            }
+        )
+    return turned
+
+
+def refuse_status(before: Mapping[str, Any], generation: int, message: str, now: datetime) -> Object:
+    """The status of a Benchmark that cannot be read: it says why."""
+    refused = {"phase": "Refused", "verdict": "", "observedGeneration": generation}
+    planned = ("False", "SpecRefused", message)
+    conditions = _turn(before.get("conditions", ()), {"Planned": planned}, generation, now)
+    return {**before, **refused, "faults": split_lines(message), "conditions": conditions}
