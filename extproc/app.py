@@ -5,16 +5,14 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Self, cast
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Final, Self
 
 from extproc.budget import Budget
 from extproc.cluster.file import wakeups
@@ -28,7 +26,7 @@ from extproc.routing.strategies.base import Outside
 from extproc.service.admin import build_admin
 from extproc.service.configuration import Configuration
 from extproc.service.descriptors import raise_limit, share
-from extproc.service.door import IDLE_S, Door
+from extproc.service.door import Door, serve_admin
 from extproc.service.health import Health
 from extproc.service.live.tape import Recorder, Tape
 from extproc.service.long_bodies import prepare_for_long_bodies
@@ -303,31 +301,8 @@ def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":
     )
 
 
-@asynccontextmanager
-async def _admin(app: Application, listen: str, door: Door) -> AsyncGenerator[None]:
-    application = build_admin(app, app.metrics.registry, door)
-    # Lingering: how long the rest of a refused body is read for.
-    runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S, lingering_time=1.0)
-    await runner.setup()
-    served = cast("Callable[[], asyncio.Protocol]", runner.server)
-    try:
-        server = await _listen(listen, lambda: door.protocol(served))
-    except OSError as error:
-        await runner.cleanup()
-        raise SettingsError(f"server.admin: cannot listen on {listen}: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        server.close()
-        await runner.cleanup()
-
-
-async def _listen(listen: str, protocol: Callable[[], asyncio.Protocol]) -> asyncio.Server:
-    loop = asyncio.get_running_loop()
-    if listen.startswith("unix:"):
-        return await loop.create_unix_server(protocol, listen.removeprefix("unix:"))
-    host, _, port = listen.rpartition(":")
-    return await loop.create_server(protocol, host.strip("[]") or None, int(port), reuse_address=True)
+def _admin(app: Application, listen: str, door: Door) -> AbstractAsyncContextManager[None]:
+    return serve_admin(build_admin(app, app.metrics.registry, door), listen, door)
 
 
 def _read(path: Path) -> bytes | None:

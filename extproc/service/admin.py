@@ -4,26 +4,23 @@ The loop that serves requests serves this, too: what takes long is done in a thr
 """
 
 import asyncio
-import gzip
-from collections.abc import Iterable
 from time import monotonic
 from typing import Final, Protocol
 
 import orjson
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder, gzip_accepted
-from prometheus_client.registry import Collector
 
 from extproc.errors import RequestError
 from extproc.routing.picker import Ask
 from extproc.routing.share.share import Share
 from extproc.service.door import Door
 from extproc.service.explain import explain
+from extproc.service.exposition import answer_metrics
 from extproc.service.keeper import PoolKeeper
-from extproc.service.live.audience import Audience, Watched
+from extproc.service.live.audience import Audience
 from extproc.service.live.page import build_page
+from extproc.service.live.studio import Studio, Watched
 from extproc.service.pools import Pools
 from extproc.share.metrics import describe_share
 from extproc.stream.answers import refuse
@@ -42,7 +39,7 @@ class Service(Watched, Protocol):
 def build_admin(service: Service, registry: CollectorRegistry, door: Door) -> web.Application:
     app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=[door.middleware])
     admin = _Admin(service, registry)
-    audience = Audience(service, door, clock=monotonic)
+    audience = Audience(Studio(service, monotonic), door, clock=monotonic)
     app.on_shutdown.append(audience.close)
     app.router.add_get("/", admin.page)
     app.router.add_get("/live", audience.serve)
@@ -70,15 +67,7 @@ class _Admin:
         return web.Response(text=text, headers={"x-content-type-options": "nosniff"})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """In the format and encoding that the scraper prefers. What is read here is written in a thread."""
-        families = list(self._registry.collect())
-        accept = ",".join(request.headers.getall("accept", []))
-        is_zipped = gzip_accepted(",".join(request.headers.getall("accept-encoding", [])))
-        content_type, body = await asyncio.to_thread(_expose, families, accept, is_zipped=is_zipped)
-        headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
-        if is_zipped:
-            headers["content-encoding"] = "gzip"
-        return web.Response(body=body, headers=headers)
+        return await answer_metrics(request, list(self._registry.collect()))
 
     async def healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -133,24 +122,6 @@ def describe_pool(keeper: PoolKeeper, share: Share | None = None) -> dict[str, o
             for endpoint, state in pool.states()
         ],
     }
-
-
-class _Families(Collector):
-    """What was collected already."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-
-def _expose(families: Iterable[Metric], accept: str, *, is_zipped: bool) -> tuple[str, bytes]:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(families))
-    encode, content_type = choose_encoder(accept)
-    body = encode(registry)
-    return content_type, gzip.compress(body, compresslevel=1) if is_zipped else body
 
 
 def _json(value: object) -> web.Response:

@@ -6,12 +6,14 @@ both are the process's, and the gRPC port needs them.
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+
+from extproc.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -125,3 +127,30 @@ class _Guest(asyncio.Protocol):
             self._timer.cancel()
         if self._transport is not None:
             self._timer = asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
+
+
+@asynccontextmanager
+async def serve_admin(application: web.Application, listen: str, door: Door) -> AsyncGenerator[None]:
+    """Serves an application on `listen`, behind `door`; raises `SettingsError` where it cannot listen."""
+    # Lingering: how long the rest of a refused body is read for.
+    runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S, lingering_time=1.0)
+    await runner.setup()
+    served = cast("Callable[[], asyncio.Protocol]", runner.server)
+    try:
+        server = await _listen(listen, lambda: door.protocol(served))
+    except OSError as error:
+        await runner.cleanup()
+        raise SettingsError(f"server.admin: cannot listen on {listen}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        server.close()
+        await runner.cleanup()
+
+
+async def _listen(listen: str, protocol: Callable[[], asyncio.Protocol]) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
+    if listen.startswith("unix:"):
+        return await loop.create_unix_server(protocol, listen.removeprefix("unix:"))
+    host, _, port = listen.rpartition(":")
+    return await loop.create_server(protocol, host.strip("[]") or None, int(port), reuse_address=True)

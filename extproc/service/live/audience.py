@@ -1,6 +1,6 @@
 """Who looks: server-sent events, one picture a second, and nothing at all while nobody does.
 
-The first viewer starts a task and the recording of decisions, the last one's leaving ends both. A viewer has
+The first viewer starts a task and who draws, the last one's leaving ends both. A viewer has
 one picture on its way at most; who does not take it for a while is shown out, so nothing piles up.
 """
 
@@ -15,9 +15,8 @@ from aiohttp import web
 from msgspec.json import encode
 
 from extproc.service.door import Door
-from extproc.service.live.painter import WINDOW_S, Painter, Scene
+from extproc.service.live.painter import WINDOW_S
 from extproc.service.live.picture import Picture, Reasons
-from extproc.service.live.tape import Tape
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +35,16 @@ _HEADERS: Final = {
 }
 
 
-class Watched(Scene, Protocol):
-    """A service that tells of its decisions, as long as it is asked to."""
+class Drawer(Protocol):
+    """Who makes the pictures, while somebody looks."""
 
-    def record(self, tape: Tape) -> Callable[[], None]:
-        """Begins to tell `tape` every decision; returns what ends it."""
+    def begin(self) -> None: ...
+
+    async def draw(self) -> Picture:
+        """Returns a picture of now."""
         ...
+
+    def end(self) -> None: ...
 
 
 class _Seat:
@@ -67,7 +70,7 @@ class Audience:
 
     def __init__(
         self,
-        watched: Watched,
+        drawer: Drawer,
         door: Door,
         *,
         clock: Callable[[], float],
@@ -75,7 +78,7 @@ class Audience:
         pace_s: float = PACE_S,
         slow_s: float = SLOW_S,
     ) -> None:
-        self._watched = watched
+        self._drawer = drawer
         self._door = door
         self._clock = clock
         # Who looks must leave room for who scrapes.
@@ -84,7 +87,6 @@ class Audience:
         self._slow_s = slow_s
         self._seats: set[_Seat] = set()
         self._task: asyncio.Task[None] | None = None
-        self._stop_recording: Callable[[], None] = lambda: None
         self._last: bytes | None = None
         self._history: deque[Reasons] = deque(maxlen=_HISTORY)
 
@@ -146,21 +148,20 @@ class Audience:
                 self._end()
 
     def _begin(self) -> None:
-        tape = Tape(self._clock)
-        self._stop_recording = self._watched.record(tape)
-        self._task = asyncio.create_task(self._draw(Painter(tape)), name="live")
+        self._drawer.begin()
+        self._task = asyncio.create_task(self._draw(), name="live")
 
     def _end(self) -> None:
-        self._stop_recording()
+        self._drawer.end()
         if self._task is not None:
             self._task.cancel()
         self._task = self._last = None
         self._history.clear()
 
-    async def _draw(self, painter: Painter) -> None:
+    async def _draw(self) -> None:
         try:
             while True:
-                drawn = await self._drawn(painter)
+                drawn = await self._drawer.draw()
                 self._history.append(drawn.reasons)
                 self._last = _event(drawn)
                 for seat in self._seats:
@@ -169,17 +170,6 @@ class Audience:
         except Exception as error:  # noqa: BLE001  # requests are served on
             log.error("no more pictures: %s", type(error).__name__)  # noqa: TRY400
             await self.close()
-
-    async def _drawn(self, painter: Painter) -> Picture:
-        """Lets requests in between the steps."""
-        steps = painter.draw(self._watched, self._clock())
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                picture: Picture = end.value
-                return picture
-            await asyncio.sleep(0)
 
 
 def _event(value: object, name: str | None = None) -> bytes:

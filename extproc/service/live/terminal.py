@@ -1,25 +1,19 @@
 """The live pictures in a terminal: `extproc top` draws them, `explain --watch` follows the decisions."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Final
 
-import aiohttp
-from msgspec import DecodeError
-from msgspec.json import Decoder
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from extproc.errors import ExtprocError
 from extproc.service.live.picture import DecisionRow, EndpointRow, Picture, PoolPicture
+from extproc.service.live.stream import watch
 
-_AGAIN_S: Final = 1.0
-_SILENT_S: Final = 10.0
 _LAST: Final = 8
 _FEWEST: Final = 4
 _RATE_OF: Final = 10
@@ -34,44 +28,6 @@ _REASONS: Final = {
     "turn": "cyan",
 }
 _BAR: Final = 10
-
-
-async def watch(url: str) -> AsyncGenerator[Picture]:
-    """Yields pictures for ever; a service that goes is waited for. Raises where there never was one."""
-    is_known = False
-    timeout = aiohttp.ClientTimeout(total=None, connect=_SILENT_S, sock_read=_SILENT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        while True:
-            try:
-                async with session.get(f"{url.rstrip('/')}/live") as answer:
-                    await _check(answer, url)
-                    async with aclosing(_pictures(answer)) as pictures:
-                        async for picture in pictures:
-                            is_known = True
-                            yield picture
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                if not is_known:
-                    raise ExtprocError(f"{url}: {str(error) or 'no answer'}") from None
-            await asyncio.sleep(_AGAIN_S)
-
-
-async def _check(answer: aiohttp.ClientResponse, url: str) -> None:
-    if answer.status != 200 or answer.content_type != "text/event-stream":
-        text = (await answer.text())[:200].strip()
-        raise ExtprocError(f"{url} has nothing to watch: {answer.status} {text}")
-
-
-async def _pictures(answer: aiohttp.ClientResponse) -> AsyncGenerator[Picture]:
-    decoder, rest = Decoder(Picture), b""
-    async for data in answer.content.iter_any():
-        *events, rest = (rest + data).split(b"\n\n")
-        for event in events:
-            # Others have a name, and a line for it.
-            if event.startswith(b"data: "):
-                try:
-                    yield decoder.decode(event[6:])
-                except DecodeError as error:
-                    raise ExtprocError(f"another version of the service: {error}") from None
 
 
 async def top(url: str, console: Console, *, count: int | None = None) -> None:
