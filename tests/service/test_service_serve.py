@@ -86,7 +86,7 @@ def health_at(port: int, name: str = EXT_PROC) -> str:
 
 def exit_status(service: Service) -> int:
     assert service._child is not None
-    return service._child.wait(10)
+    return service._child.wait(60)
 
 
 async def stop(service: Service, *, hold: bool, signals: int = 1) -> int:
@@ -211,7 +211,8 @@ def readyz(service: Service) -> str | None:
 def test_an_occupied_address_is_an_error_that_names_it(service: Service, tmp_path: Path, which: str) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    second = Service(other, port=free_ports(1)[0], admin_port=free_ports(1)[0])
+    port, admin_port = free_ports(2)
+    second = Service(other, port=port, admin_port=admin_port)
     taken = service._listen if which == "listen" else service._admin
     second.configure([pool(ADDRESSES)], **{which: taken})
     second.start()
