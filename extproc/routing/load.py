@@ -47,6 +47,10 @@ class LoadBook:
         elsewhere = self._elsewhere
         return {name: count - elsewhere.get(name, 0) for name, count in self.counts().items()}
 
+    def elsewhere(self) -> dict[str, int]:
+        """What other gateways have in flight, where anything is: of members, and of who was one."""
+        return dict(self._elsewhere)
+
     def set_members(self, names: Iterable[str]) -> None:
         wanted = dict.fromkeys(names)
         for name in [name for name in self._places if name not in wanted]:

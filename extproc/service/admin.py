@@ -101,12 +101,14 @@ class _Admin:
 
 def describe_pool(keeper: PoolKeeper, share: Share | None = None) -> dict[str, object]:
     pool = keeper.pool
+    elsewhere = pool.book.elsewhere()
     return {
         "name": pool.name,
         "strategy": pool.strategy.name,
         "age_s": keeper.age_s,
         "fault": keeper.fault and str(keeper.fault),
         "in_flight": pool.book.total,
+        "elsewhere": sum(elsewhere.get(name, 0) for name in pool.snapshot.names),
         "objectives": dict(pool.admission.priorities),
         "share": share and describe_share(share),
         "learnt": pool.strategy.learnt(),
@@ -118,6 +120,7 @@ def describe_pool(keeper: PoolKeeper, share: Share | None = None) -> dict[str, o
                 "zone": endpoint.zone,
                 "adapters": sorted(endpoint.adapters),
                 "in_flight": pool.book.in_flight(endpoint.name),
+                "elsewhere": elsewhere.get(endpoint.name, 0),
             }
             for endpoint, state in pool.states()
         ],

@@ -50,6 +50,7 @@ def describe_share(share: Share) -> dict[str, object]:
     """What `/pools` shows of a pool's part in the sharing."""
     now = share.peers.neighbours
     return {
+        "me": f"{share.me:016x}",
         "heard": now.heard,
         "prompt": now.prompt,
         "lost": now.lost,

@@ -25,7 +25,7 @@ class Share:
     def __init__(self, pool: Pool, me: int) -> None:
         self.peers = Peers(pool, me)
         self.outbox = Outbox()
-        self._me, self._pool = me, name_of(pool.name)
+        self.me, self._pool = me, name_of(pool.name)
         self._picks = 0
         pool.witness = self.outbox
 
@@ -54,4 +54,4 @@ class Share:
             self.peers.hear(letter, now)
 
     def _letter(self, news: list[News], now: float) -> Letter:
-        return Letter(self._me, self._pool, int(now * 1e6), news, [])
+        return Letter(self.me, self._pool, int(now * 1e6), news, [])

@@ -157,6 +157,7 @@ class _Seen(Struct, frozen=True):
     pool: PoolPicture
     states: Sequence[tuple[Endpoint, str]]
     in_flight: Mapping[str, int]
+    elsewhere: Mapping[str, int]
     left_s: Mapping[str, float]
     now: Counts
     then: Counts
@@ -165,7 +166,7 @@ class _Seen(Struct, frozen=True):
 def _see(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> _Seen:
     pool = keeper.pool
     states = list(pool.states())
-    in_flight = pool.book.counts()
+    in_flight, elsewhere = pool.book.counts(), pool.book.elsewhere()
     loads = [in_flight[name] for name in pool.snapshot.names]
     left_s = {
         endpoint.name: desk.cooling.cooled_for_s(endpoint.name)
@@ -187,8 +188,9 @@ def _see(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> _Seen:
         foreseen=None,
         found=None,
         endpoints=(),
+        elsewhere=sum(elsewhere.get(name, 0) for name in pool.snapshot.names),
     )
-    return _Seen(picture, states, in_flight, left_s, now, then)
+    return _Seen(picture, states, in_flight, elsewhere, left_s, now, then)
 
 
 def _draw_pool(seen: _Seen) -> Generator[None, None, PoolPicture]:
@@ -219,6 +221,7 @@ def _draw_row(seen: _Seen, endpoint: Endpoint, state: str) -> EndpointRow:
         _mean(now.sent, then.sent, name),
         _mean(now.found, then.found, name),
         endpoint.zone,
+        seen.elsewhere.get(name, 0),
     )
 
 

@@ -12,8 +12,9 @@ from msgspec import Struct
 class EndpointRow(Struct, frozen=True, array_like=True):
     """One endpoint. Shares are between 0 and 1, `None` where nothing tells.
 
-    `share` is of the pool's picks. `left_s` is how long it is left alone yet. `foreseen` is how much of its
-    prompts it was believed to hold, `found` how much it found, as it says.
+    `elsewhere` of those in flight are other gateways'. `share` is of the pool's picks. `left_s` is how long
+    it is left alone yet. `foreseen` is how much of its prompts it was believed to hold, `found` how much it
+    found, as it says.
     """
 
     name: str
@@ -26,6 +27,7 @@ class EndpointRow(Struct, frozen=True, array_like=True):
     foreseen: float | None
     found: float | None
     zone: str | None
+    elsewhere: int = 0
 
 
 class DecisionRow(Struct, frozen=True, array_like=True):
@@ -42,7 +44,8 @@ class DecisionRow(Struct, frozen=True, array_like=True):
 class PoolPicture(Struct, frozen=True):
     """One pool. `balance` is the most in flight on one ready endpoint over the mean.
 
-    `bound` is with how many requests in flight an endpoint is full, by the strategy.
+    `bound` is with how many requests in flight an endpoint is full, by the strategy; `elsewhere` of those in
+    flight are other gateways'.
     """
 
     name: str
@@ -59,6 +62,7 @@ class PoolPicture(Struct, frozen=True):
     foreseen: float | None
     found: float | None
     endpoints: Sequence[EndpointRow]
+    elsewhere: int = 0
 
 
 class RefusalPicture(Struct, frozen=True):
