@@ -12,6 +12,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import fsum
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -149,7 +150,7 @@ def _merge_rows(told: Sequence[tuple[EndpointRow, float]], picks: int) -> Endpoi
         state=state,
         in_flight=total,
         elsewhere=elsewhere,
-        share=round(sum(weights) / picks, 4) if picks else None,
+        share=round(fsum(weights) / picks, 4) if picks else None,
         left_s=most(row.left_s for row in rows) if state == "cooling" else None,
         first_byte_s=_mean(rows, weights, lambda row: row.first_byte_s),
         foreseen=_mean(rows, weights, lambda row: row.foreseen),
@@ -169,10 +170,10 @@ def _mean(
     ]
     if not known:
         return None
-    whole = sum(weight for _, weight in known)
+    whole = fsum(weight for _, weight in known)
     if not whole:
-        return round(sum(value for value, _ in known) / len(known), 4)
-    return round(sum(value * weight for value, weight in known) / whole, 4)
+        return round(fsum(value for value, _ in known) / len(known), 4)
+    return round(fsum(value * weight for value, weight in known) / whole, 4)
 
 
 def _configuration(told: Sequence[Picture]) -> ConfigurationPicture:
