@@ -1,6 +1,6 @@
 """Metric families as plain values."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import Metric
 
@@ -16,3 +16,8 @@ def values(families: Iterable[Metric]) -> dict[str, float]:
 
 def value(families: Iterable[Metric], sample: str) -> float:
     return values(families)[sample]
+
+
+def total(told: Mapping[str, float], name: str) -> float:
+    """The sum of a metric's samples."""
+    return sum(one for sample, one in told.items() if sample.partition("{")[0] == name)

@@ -36,6 +36,7 @@ class Workers:
     ) -> None:
         self._live = live
         self._answer_s = answer_s
+        self._silent: set[str] = set()
         text = "Times that a worker was left out, since it did not answer in time or not well."
         self._faults = Counter("extproc_worker_faults_total", text, ["why"], registry=registry)
         for why in FAULTS:
@@ -70,11 +71,14 @@ class Workers:
                 _session(socket, self._answer_s) as session,
                 session.request(method, path, data=body, headers=headers) as answer,
             ):
-                return Told(answer.status, answer.headers.get("content-type", ""), await answer.read())
+                told = Told(answer.status, answer.headers.get("content-type", ""), await answer.read())
+                self._silent.discard(worker)
+                return told
         except TimeoutError:
             self._faults.labels("timeout").inc()
         except (aiohttp.ClientError, OSError):
             self._faults.labels("connection").inc()
+        self._silent.add(worker)
         return None
 
     async def ask_all(self, path: str, headers: Mapping[str, str] | None = None) -> dict[str, Told]:
@@ -86,8 +90,8 @@ class Workers:
     async def ask_any(
         self, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Told | None:
-        """Asks one after the other until one answers, whatever it says."""
-        for worker in self.sockets():
+        """Asks one after the other until one answers, whatever it says; who did not answer last, last."""
+        for worker in sorted(self.sockets(), key=self._silent.__contains__):
             told = await self.ask(worker, path, body=body, headers=headers)
             if told is not None:
                 return told

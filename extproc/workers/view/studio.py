@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -57,19 +57,21 @@ class WorkersStudio:
         self._clock = clock
         self._streams: dict[str, _Stream] = {}
         self._mosaic = Mosaic()
+        self._is_first = True
 
     def begin(self) -> None:
         self._mosaic = Mosaic()
+        self._is_first = True
         self._follow()
 
     async def draw(self) -> Picture:
         self._follow()
-        waits = [stream.has_told.wait() for stream in self._streams.values()]
-        try:
-            async with asyncio.timeout(_FIRST_S):
-                await asyncio.gather(*waits)
-        except TimeoutError:
-            pass  # it is said of whom nothing came
+        if self._is_first:
+            self._is_first = False
+            # It is said of whom nothing came by then.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FIRST_S):
+                    await asyncio.gather(*(stream.has_told.wait() for stream in self._streams.values()))
         now = self._clock()
         silent = [
             f"{worker} does not answer" for worker in self._streams if self._mosaic.is_silent(worker, now)
