@@ -53,6 +53,7 @@ from tests.fuzz.blocks import blocks
 from tests.fuzz.choices import Choices
 from tests.fuzz.honest import honest
 from tests.fuzz.http2 import http2
+from tests.fuzz.scrape import scrape
 
 PATHS: Final = (
     *(
@@ -170,6 +171,7 @@ TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
         "honest": honest,
         "blocks": blocks,
         "letter": letter,
+        "scrape": scrape,
     }
 )
 

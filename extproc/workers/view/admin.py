@@ -34,6 +34,7 @@ _JSON: Final = "application/json"
 _OWN_HEADERS: Final = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "te", "transfer-encoding", "upgrade"}
 )
+_LARGEST: Final = 1e300
 # This process, among the workers that metrics are of.
 _SELF: Final = ""
 
@@ -148,11 +149,14 @@ def _parse_all(answers: dict[str, Told]) -> dict[str, list[Metric]]:
 
 
 def parse(body: bytes) -> list[Metric] | None:
+    """Reads OpenMetrics; `None` where it is none, or has numbers that cannot be added up."""
     try:
         text = body.decode()
-        return list(text_string_to_metric_families(text))  # type: ignore[no-untyped-call]  # the library's
+        families = list(text_string_to_metric_families(text))  # type: ignore[no-untyped-call]  # the library's
     except Exception:  # noqa: BLE001  # the library raises whatever it stumbles over
         return None
+    numbers = (sample.value for family in families for sample in family.samples)
+    return families if all(abs(number) < _LARGEST for number in numbers) else None
 
 
 def _pass(told: Told | None) -> web.Response:
