@@ -14,7 +14,7 @@ class Rule(Enum):
     MOST = "most"
     LEAST = "least"
     COPY = "copy"
-    """A counter of somebody else's, of which every process has a copy: one of them is followed."""
+    """A counter of what happens once, of which every process has a copy: one of them is followed."""
 
 
 # By family, as Prometheus' library names it: without `_total` and `_info`.

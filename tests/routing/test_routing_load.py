@@ -110,3 +110,4 @@ def test_the_book_agrees_with_plain_counting(moves: list[tuple[str, str, int]]) 
         assert [counts[name] for name in order] == sorted(counts[name] for name in members)
         assert book.counts() == {name: counts[name] for name in {*members, *counts}}
         assert book.ours() == {name: ours[name] for name in {*members, *counts}}
+        assert book.elsewhere() == {name: count for name, count in elsewhere.items() if count}

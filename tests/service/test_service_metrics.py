@@ -25,6 +25,7 @@ from extproc.telemetry import (
     STREAM_FAULTS,
     _whys,
 )
+from extproc.workers.view.asking import FAULTS, Workers
 from tests.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.cluster.pool_objects import pool_object, running_pod
 from tests.integration.mesh import until
@@ -80,6 +81,8 @@ async def _first_scrape(app: Application) -> list[Metric]:
         desk = next(desk for desk in app.pools.desks if desk.pool.name == "mixtral")
         desk.sense(desk.pool.snapshot.ready["10.0.0.3:8000"], Vitals())
         _meet(app)
+        # As in the process that watches several workers.
+        Workers(list, app.metrics.registry)
         return list(app.metrics.registry.collect())
     finally:
         await app.pools.stop()
@@ -144,6 +147,7 @@ def test_every_label_value_is_in_the_docs() -> None:
         *LOG_FAULTS,
         *SPAN_RESULTS,
         *SHARE_RESULTS,
+        *FAULTS,
         *EXPECTED_CLASSES,
         *Reason,
         *_whys(PromptError),

@@ -105,8 +105,12 @@ async def working(
     count: int = 2,
     is_shared: bool = False,
     waits_for: Sequence[int] | None = None,
+    answer_s: float = 8.0,
 ) -> AsyncGenerator[Crew]:
-    """Runs workers until all that are waited for are ready; each has the same pools."""
+    """Runs workers until all that are waited for are ready; each has the same pools.
+
+    `answer_s` is more than the service waits for, and less than its door does: the machine may be busy.
+    """
     ports = free_ports(2 * count + 1)
     workers = [Worker(directory, number, ports[number]) for number in range(1, count + 1)]
     meshes = [f"127.0.0.1:{port}" for port in ports[count + 1 :]]
@@ -121,6 +125,7 @@ async def working(
         CollectorRegistry(),
         door,
         faults=lambda: faults,
+        answer_s=answer_s,
     )
     async with AsyncExitStack() as stack:
         for worker in workers:

@@ -71,7 +71,10 @@ async def test_metrics_of_all_are_as_of_one_and_a_killed_worker_takes_none_with_
 async def test_a_worker_that_hangs_is_left_out_and_counted_and_holds_nobody_up(tmp_path: Path) -> None:
     """1. Two count. 2. One hangs; the other one is asked. 3. It goes on."""
     pools = [pool(ENDPOINTS, {"name": "prefix_hash", "key": "header:x-user"}, probe=False)]
-    async with working(tmp_path, pools) as crew, crew.session.get("/live", timeout=PATIENCE) as answer:
+    async with (
+        working(tmp_path, pools, answer_s=4.0) as crew,
+        crew.session.get("/live", timeout=PATIENCE) as answer,
+    ):
         pictures = events(answer)
         await crew.request(0, 2)
         await crew.request(1, 3)
@@ -208,7 +211,7 @@ async def test_pictures_of_all_workers_are_one_while_somebody_looks(tmp_path: Pa
             ]
             await crew.request(0, 2)
             await crew.request(1, 3)
-            picture = await until_picture(told, lambda picture: picture.decided == 5)
+            picture = await until_picture(told, lambda picture: (picture.decided, picture.streams) == (5, 5))
             async with asyncio.timeout(LONG_S):
                 await asyncio.gather(*showing)
             crew.workers[1].kill()
@@ -218,7 +221,7 @@ async def test_pictures_of_all_workers_are_one_while_somebody_looks(tmp_path: Pa
             await until_picture(told, lambda picture: len(picture.remarks) == 1)
             await until_picture(told, lambda picture: not picture.remarks)
             await crew.request(1)
-            back = await until_picture(told, lambda picture: picture.decided == 6)
+            back = await until_picture(told, lambda picture: (picture.decided, picture.streams) == (6, 3))
         await until(lambda: streams() == set(), LONG_S)
 
     assert (first.is_ready, first.decided, len(first.pools)) == (True, 0, 1)

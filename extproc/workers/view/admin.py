@@ -20,7 +20,7 @@ from extproc.service.door import Door
 from extproc.service.exposition import answer_metrics
 from extproc.service.live.audience import Audience
 from extproc.service.live.page import build_page
-from extproc.workers.view.asking import Told, Workers
+from extproc.workers.view.asking import ANSWER_S, Told, Workers
 from extproc.workers.view.pools import merge_pools
 from extproc.workers.view.studio import WorkersStudio
 from extproc.workers.view.totals import Totals
@@ -45,14 +45,15 @@ def build_view(
     door: Door,
     *,
     faults: Callable[[], list[str]] = list,
+    answer_s: float = ANSWER_S,
 ) -> web.Application:
     """Tells of the workers at the admin sockets that `live` names, each with a name of its own for good.
 
     `registry` has this process's own metrics, which are added to theirs; `faults` are why the service is not
-    ready whatever the workers say.
+    ready whatever the workers say. Who does not answer for `answer_s` is left out.
     """
     app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=[door.middleware])
-    workers = Workers(live, registry)
+    workers = Workers(live, registry, answer_s=answer_s)
     view = _View(workers, registry, faults)
     audience = Audience(WorkersStudio(workers, faults, monotonic), door, clock=monotonic)
     app.on_shutdown.append(audience.close)

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Counter
 
 # Workers answer in some milliseconds, and Prometheus waits for ten seconds.
 ANSWER_S: Final = 2.0
+# Why a worker is left out of what is told of all.
 FAULTS: Final = ("timeout", "connection", "garbled")
-"""Why a worker is left out of what is told of all."""
 
 
 class Told(Struct, frozen=True):

@@ -10,7 +10,7 @@
 # - A worker that is started again has the name that it had; its names are few, and each is remembered.
 # - A series that no worker has any more is forgotten, with what was kept of it: the next time that it comes
 #   it begins anew, as it does with one process. So endpoints that come and go take no memory.
-# - A copy of somebody else's counter is followed at one worker, and at another one when that is silent: what
+# - A copy of what all count alike is followed at one worker, and at another one when that is silent: what
 #   it grows by is what counts.
 # - Gauges are of those that answer now.
 
@@ -37,7 +37,7 @@ _BOUNDS: Final = ("le", "quantile")
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a worker told: when it was started, what it counted, and its copies of others' counters."""
+    """What a worker told: when it was started, what it counted, and its copies of what all do."""
 
     start_s: float | None
     sums: Mapping[Series, Values]
