@@ -110,7 +110,7 @@ def _build(pems: Pems) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(_PROTOCOLS)
     try:
-        _load(context, pems)
+        load_chain(context, pems)
         if pems.client_ca is not None:
             context.load_verify_locations(cadata=pems.client_ca.decode("ascii", "replace"))
             context.verify_mode = ssl.CERT_REQUIRED
@@ -119,7 +119,7 @@ def _build(pems: Pems) -> ssl.SSLContext:
     return context
 
 
-def _load(context: ssl.SSLContext, pems: Pems) -> None:
+def load_chain(context: ssl.SSLContext, pems: Pems) -> None:
     """Python's ssl reads a certificate and its key from a file only: this one is in memory."""
     descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
     with os.fdopen(descriptor, "wb") as file:

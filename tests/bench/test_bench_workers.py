@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from extproc.bench.load.crew import Crew
 from extproc.bench.load.driver import LoadError
 from extproc.bench.load.messages import MessageError
 from extproc.bench.load.registry import build_registry
+from extproc.bench.load.secrecy import build_leader_context, derive_pems
 from extproc.bench.load.worker import PATH, Worker, find_refusals, is_loopback, serve_worker, split_location
 from extproc.bench.load.workload import build_workload
 from extproc.bench.measure.metrics import measure, whole_run
@@ -247,12 +248,104 @@ async def test_worker_that_nobody_starts_is_named() -> None:
         await run(build_spec("127.0.0.1", 1, POISSON), progress=Silence(), crew=crew)
 
 
-async def test_leader_with_another_token_is_turned_away() -> None:
-    async with serving(Worker(TOKEN).answer, "127.0.0.1", PATH) as port:
-        crew = Crew((("127.0.0.1", port),), "another-token-of-16", ready_within_s=0.1)
+@asynccontextmanager
+async def secret_worker() -> AsyncIterator[int]:
+    """The port of a worker with a token."""
+    (port,), stop = free_ports(1), asyncio.Event()
+    task = asyncio.create_task(serve_worker("127.0.0.1", port, TOKEN, stop))
+    try:
+        async with asyncio.timeout(30):
+            while not await is_listening(port):  # noqa: ASYNC110  # nobody tells when a port opens
+                await asyncio.sleep(0.01)
+        yield port
+    finally:
+        stop.set()
+        await task
 
-        with pytest.raises(LoadError, match="it wants another token"):
+
+async def is_listening(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def test_leader_with_another_token_is_turned_away() -> None:
+    async with secret_worker() as port:
+        crew = Crew((("127.0.0.1", port),), "another-token-of-16", ready_within_s=30)
+
+        with pytest.raises(LoadError, match="it knows another token"):
             await run(build_spec("127.0.0.1", 1, POISSON), progress=Silence(), crew=crew)
+
+
+async def test_worker_with_a_token_turns_away_who_does_not_tell_it_over_tls_or_speaks_in_the_clear() -> None:
+    async with secret_worker() as port, aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(f"wss://127.0.0.1:{port}{PATH}", ssl=build_leader_context(TOKEN))
+        assert refused.value.status == 401
+        with pytest.raises(aiohttp.ClientError):
+            await session.ws_connect(
+                f"ws://127.0.0.1:{port}{PATH}", headers={"Authorization": f"Bearer {TOKEN}"}
+            )
+
+
+async def test_neither_token_nor_prompts_cross_the_network_in_the_clear(four: Machines) -> None:
+    """All bytes between leader and worker go through a wire that the test reads; control: without a token."""
+    asked = Asked()
+    async with serving(asked.answer, four.server) as port:
+        spec = build_spec(four.server, port, {"req-rate": 50, "total-prompts": 3})
+        # WebSocket masks what a leader says, which hides it from nobody who wants to know; not what it hears.
+        marks = [b"intended_s", b"output_tokens", TOKEN.encode()]
+        async with tapped(four.all[0].host, four.all[0].port) as secret:
+            await run(spec, progress=Silence(), crew=Crew((("127.0.0.1", secret.port),), TOKEN, 60))
+        async with (
+            serving(Worker(None).answer, "127.0.0.1", PATH) as clear_port,
+            tapped("127.0.0.1", clear_port) as clear,
+        ):
+            await run(spec, progress=Silence(), crew=Crew((("127.0.0.1", clear.port),), None, 60))
+
+    assert asked.total == 6
+    assert len(secret.seen) > 1000
+    assert [mark in secret.seen for mark in marks] == [False] * 3
+    assert [mark in clear.seen for mark in marks] == [True, True, False]
+
+
+@dataclass
+class Wire:
+    """A proxy of one port that keeps what goes through, both ways."""
+
+    port: int = 0
+    seen: bytearray = field(default_factory=bytearray)
+
+
+@asynccontextmanager
+async def tapped(host: str, port: int) -> AsyncIterator[Wire]:
+    wire = Wire()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            wire.seen += data
+            writer.write(data)
+        writer.close()
+
+    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(host, port)
+        await asyncio.gather(carry(reader, back), carry(there, writer))
+
+    server = await asyncio.start_server(join, "127.0.0.1", 0)
+    async with server:
+        wire.port = server.sockets[0].getsockname()[1]
+        yield wire
+
+
+def test_token_makes_one_certificate_and_another_token_another() -> None:
+    """The leader trusts nothing else: were it not the same to the byte, nobody could connect."""
+    first = derive_pems(TOKEN)
+
+    assert derive_pems(TOKEN) == first
+    assert derive_pems("another-token-of-16").certificate != first.certificate
 
 
 async def test_page_in_a_browser_cannot_use_a_worker_without_a_token() -> None:

@@ -19,6 +19,7 @@ from extproc.bench.load.clocks import RoundTrip, find_fastest
 from extproc.bench.load.driver import LEAD_S, LoadError, sum_standings
 from extproc.bench.load.generator import Share
 from extproc.bench.load.messages import Finished, MessageError, News, Noted, Prepared, Question, Refused, Told
+from extproc.bench.load.secrecy import build_leader_context
 from extproc.bench.load.worker import HEARTBEAT_S, PATH
 from extproc.bench.progress import Progress, Standing
 from extproc.bench.record import ClientStats, Record, WorkerStats
@@ -38,6 +39,10 @@ class Crew:
     workers: tuple[tuple[str, int], ...]
     token: str | None = None
     ready_within_s: float = 30.0
+
+    @property
+    def scheme(self) -> str:
+        return "ws" if self.token is None else "wss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +155,12 @@ async def drive_crew(crew: Crew, shares: Sequence[Share], progress: Progress, st
     Raises `LoadError` for a worker that cannot begin; one that is lost later is told of in the result.
     """
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(aiohttp.ClientSession())
+        session = await stack.enter_async_context(_open_session(crew.token))
         until_s = time.monotonic() + crew.ready_within_s
         hands = []
         for i, (host, port) in enumerate(crew.workers):
             name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            socket = await _connect(session, name, crew.token, until_s)
+            socket = await _connect(session, crew.scheme, name, until_s)
             stack.push_async_callback(socket.close)
             hands.append(_Hand(name, shares[i :: len(crew.workers)], socket))
         await stack.enter_async_context(_hearing(hands, progress))
@@ -173,19 +178,25 @@ async def drive_crew(crew: Crew, shares: Sequence[Share], progress: Progress, st
     )
 
 
+def _open_session(token: str | None) -> aiohttp.ClientSession:
+    """A session that tells the token, and only to whom proves to know it."""
+    if token is None:
+        return aiohttp.ClientSession()
+    connector = aiohttp.TCPConnector(ssl=build_leader_context(token))
+    return aiohttp.ClientSession(connector=connector, headers={"Authorization": f"Bearer {token}"})
+
+
 async def _connect(
-    session: aiohttp.ClientSession, name: str, token: str | None, until_s: float
+    session: aiohttp.ClientSession, scheme: str, name: str, until_s: float
 ) -> ClientWebSocketResponse:
     """Opens a socket to a worker, trying again while nobody listens or it is busy."""
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     while True:
         try:
             return await session.ws_connect(
-                f"http://{name}{PATH}",
-                headers=headers,
-                heartbeat=HEARTBEAT_S,
-                max_msg_size=messages.MOST_BYTES,
+                f"{scheme}://{name}{PATH}", heartbeat=HEARTBEAT_S, max_msg_size=messages.MOST_BYTES
             )
+        except aiohttp.ClientConnectorCertificateError:
+            raise LoadError(f"worker {name}: it knows another token") from None
         except WSServerHandshakeError as error:
             fault = {401: "it wants another token", 503: "it is busy"}.get(error.status, f"{error.status}")
             if error.status != 503:

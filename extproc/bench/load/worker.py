@@ -22,6 +22,7 @@ from extproc.bench.load.driver import drive
 from extproc.bench.load.generator import Share
 from extproc.bench.load.messages import Ask, Go, Halt, MessageError, Order, Question, Reply
 from extproc.bench.load.process import Done
+from extproc.bench.load.secrecy import build_worker_context
 from extproc.bench.progress import Standing
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec
@@ -60,15 +61,19 @@ def is_loopback(host: str) -> bool:
 
 
 async def serve_worker(host: str, port: int, token: str | None, stop: asyncio.Event) -> None:
-    """Serves leaders until `stop`. Raises `SettingsError` if the address needs a token, or is taken."""
+    """Serves leaders until `stop`, with a token over TLS.
+
+    Raises `SettingsError` if the address needs a token, or is taken.
+    """
     if token is None and not is_loopback(host):
         raise SettingsError(f"a worker at {host} can be reached from elsewhere: give it a token")
     app = web.Application()
     app.router.add_get(PATH, Worker(token).answer)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
     await runner.setup()
+    context = None if token is None else build_worker_context(token)
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, ssl_context=context).start()
         await stop.wait()
     except OSError as error:
         raise SettingsError(f"{host}:{port}: {error.strerror}") from None
