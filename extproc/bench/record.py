@@ -133,7 +133,7 @@ class WorkerStats:
 
     `skew_s` is how far its time of day was ahead of the leader's. The start does not depend on that, but on a
     clock that round trips compared: it is off by `error_s` at most, and moved by `drift_s` during the run.
-    `lost`: why its records never came, and `lost_s` when.
+    `records` of its requests came back; `lost`: why the others never did, and `lost_s` since when.
     """
 
     worker: str
@@ -142,6 +142,7 @@ class WorkerStats:
     users: int
     skew_s: float
     error_s: float
+    records: int = 0
     drift_s: float | None = None
     lost: str | None = None
     lost_s: float | None = None

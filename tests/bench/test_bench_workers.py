@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
@@ -24,7 +25,9 @@ from extproc.bench.load import messages
 from extproc.bench.load.clocks import RoundTrip, find_fastest
 from extproc.bench.load.crew import Crew
 from extproc.bench.load.driver import LoadError
+from extproc.bench.load.journal import Journal, read_journal
 from extproc.bench.load.messages import MessageError
+from extproc.bench.load.parts import FolderStore, Spool, decode_lines, encode_lines, merge, name_part
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.secrecy import build_leader_context, derive_pems
 from extproc.bench.load.worker import PATH, Worker, find_refusals, is_loopback, serve_worker, split_location
@@ -94,19 +97,27 @@ def what_was_offered(result: RunResult) -> list[tuple[int, int, int, float]]:
     return [(r.index, r.session, r.turn, r.intended_s) for r in result.records]
 
 
-async def test_one_two_and_four_workers_offer_the_schedule_of_one_process(four: Machines) -> None:
+async def test_one_two_and_four_workers_offer_the_schedule_of_one_process(
+    four: Machines, tmp_path: Path
+) -> None:
     """Load from several machines is that of one.
 
     1. One process offers 120 requests, arriving at random.
     2. So do 1, 2 and 4 workers, each with a network and a clock of its own.
     3. Every request was meant for the same time, to the last digit, and asked once.
     4. What does not depend on the server's mood is the same in every report, as is the schedule's digest.
+    5. Every figure is that of all records in one journal, as of one process.
     """
     asked = Asked()
     async with serving(asked.answer, four.server) as port:
         spec = build_spec(four.server, port, POISSON)
         alone = await run(spec, progress=Silence())
-        shared = [await run(spec, progress=Silence(), crew=four.crew(*range(count))) for count in (1, 2, 4)]
+        shared = [
+            await run(
+                spec, progress=Silence(), crew=four.crew(*range(count)), journal=tmp_path / f"{count}.jsonl"
+            )
+            for count in (1, 2, 4)
+        ]
 
     told = build(alone)
     assert asked.total == 4 * 120
@@ -120,6 +131,7 @@ async def test_one_two_and_four_workers_offer_the_schedule_of_one_process(four: 
             told.whole.counts,
         )
         assert said.whole.tokens == told.whole.tokens
+        assert build(read_journal(tmp_path / f"{count}.jsonl")) == said
         assert [stats.process for stats in result.info.clients] == list(range(count))
         assert sum(worker.starts for worker in said.workers) == 120
 
@@ -163,7 +175,8 @@ async def test_worker_that_is_killed_makes_the_run_invalid_with_its_share_missin
     1. Two workers share 2,000 starts over 40 s; after the first answer one is killed.
     2. The other is told to end at once.
     3. The verdict names the worker and its thousand starts; what is left is of the other one's share.
-    4. The journal tells the same.
+    4. What the lost one had told of is kept, and not taken for its share.
+    5. The journal tells the same.
     """
     asked, journal = Asked(), tmp_path / "run.jsonl"
     with machines(2, tmp_path) as two:
@@ -184,11 +197,65 @@ async def test_worker_that_is_killed_makes_the_run_invalid_with_its_share_missin
     assert verdict.kinds[0] == MISSING
     assert f"worker {two.all[1].name} was lost" in verdict.reasons[0]
     assert "its share, 1,000 of 2,000 starts, is missing" in verdict.reasons[0]
-    assert {record.index % 2 for record in result.records} == {0}
-    assert len(result.records) < 1000
+    kept = [record for record in result.records if record.index % 2 == 1]
+    assert lost.records == len(kept)
+    assert len(kept) < 1000 > len(result.records) - len(kept)
+    assert read_journal(journal).records == result.records
+    assert not journal.with_suffix(".parts").exists()
     told = CliRunner().invoke(bench, ["report", str(journal)])
     assert told.exit_code == DOES_NOT_HOLD
     assert "share missing" in told.output
+
+
+async def test_leader_that_is_killed_leaves_what_its_workers_had_told(four: Machines, tmp_path: Path) -> None:
+    """A partial report can be made of the parts.
+
+    1. Two workers offer 50 requests a second; each has told of some.
+    2. The leader is killed, and can say nothing more.
+    3. `bench report` of its journal has every request that it was told of, and says that it is partial.
+    4. Another run into the same folder begins anew.
+    """
+    journal = tmp_path / "run.jsonl"
+    parts = [journal.with_suffix(".parts") / f"worker-{i}.jsonl" for i in range(2)]
+    async with serving(Asked().answer, four.server) as port:
+        endless = build_spec(four.server, port, {"req-rate": 50, "duration": 600})
+        command = write_command(endless, four, tmp_path)
+        with (tmp_path / "log").open("wb") as log:
+            leader = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+        async with asyncio.timeout(120):
+            while not all(count_lines(part) >= 20 for part in parts):  # noqa: ASYNC110  # files tell nobody
+                await asyncio.sleep(0.05)
+        leader.kill()
+        await leader.wait()
+        kept = [count_lines(part) for part in parts]
+        with parts[0].open("ab") as file:
+            file.write(b'{"index":999,"sess')
+        result = read_journal(journal)
+        told = CliRunner().invoke(bench, ["report", str(journal)])
+        short = build_spec(four.server, port, {"req-rate": 50, "total-prompts": 10})
+        again = await run(short, progress=Silence(), crew=four.crew(0, 1), journal=journal)
+
+    assert len(result.records) == sum(kept)
+    assert {record.index % 2 for record in result.records} == {0, 1}
+    assert told.exit_code == DOES_NOT_HOLD
+    assert "invalid: partial" in told.output
+    assert read_journal(journal).records == again.records
+
+
+def write_command(spec: Spec, crew: Machines, folder: Path) -> list[str]:
+    """The command that runs a spec on the first two workers, with all that it reads."""
+    file, token = folder / "spec.yaml", folder / "token"
+    file.write_text(yaml.safe_dump(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
+    token.write_text(TOKEN)
+    arguments = ["run", str(file), "--quiet", "--output", str(folder), "--allow-client-limited"]
+    workers = ["--workers", f"{crew.all[0].name},{crew.all[1].name}", "--workers-token", str(token)]
+    # A worker whose leader was lost may not have noticed yet.
+    within = ["--workers-within", "90s"]
+    return [sys.executable, "-m", "extproc", "bench", *arguments, *workers, *within]
+
+
+def count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 async def test_load_ends_with_the_leader(four: Machines) -> None:
@@ -222,16 +289,25 @@ async def test_run_that_is_told_to_stop_ends_on_every_worker_and_is_partial(four
     assert all(worker.lost is None for worker in result.info.workers)
 
 
+async def test_run_whose_records_cannot_be_kept_is_no_whole_run(four: Machines, tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+    async with serving(Asked().answer, four.server) as port:
+        spec = build_spec(four.server, port, {"req-rate": 50, "duration": 40})
+        task = asyncio.create_task(run(spec, progress=Silence(), crew=four.crew(0, 1), journal=journal))
+        async with asyncio.timeout(100):
+            while not journal.exists():  # noqa: ASYNC110  # files tell nobody
+                await asyncio.sleep(0.01)
+            (journal.with_suffix(".parts") / "worker-1.jsonl").mkdir(parents=True)
+            result = await task
+
+    assert judge(result).kinds[0] == MISSING
+    assert result.info.workers[1].lost == "its records cannot be kept here: Is a directory"
+
+
 async def test_command_runs_a_spec_on_workers(four: Machines, tmp_path: Path) -> None:
     async with serving(Asked().answer, four.server) as port:
         spec = build_spec(four.server, port, {"req-rate": 50, "total-prompts": 10})
-        file, token = tmp_path / "spec.yaml", tmp_path / "token"
-        file.write_text(yaml.safe_dump(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
-        token.write_text(TOKEN)
-        arguments = ["run", str(file), "--quiet", "--output", str(tmp_path), "--allow-client-limited"]
-        crew = ["--workers", f"{four.all[0].name},{four.all[1].name}", "--workers-token", str(token)]
-        command = [sys.executable, "-m", "extproc", "bench", *arguments, *crew]
-        process = await asyncio.create_subprocess_exec(*command)
+        process = await asyncio.create_subprocess_exec(*write_command(spec, four, tmp_path))
 
         assert await process.wait() == 0
     assert [w["worker"] for w in msgspec.json.decode((tmp_path / "report.json").read_bytes())["workers"]] == [
@@ -501,14 +577,45 @@ def whole_records(draw: st.DrawFn) -> list[Record]:
     return made
 
 
-def deliver(records: Sequence[Record]) -> list[Record]:
-    """What the leader has when a worker has sent its records."""
-    arrived: list[Record] = []
-    for batch in messages.cut_batches(records):
-        reply = messages.decode_reply(messages.encode(messages.Noted(batch)))
-        assert isinstance(reply, messages.Noted)
-        arrived += reply.records
-    return arrived
+def deliver(records: Sequence[Record], folder: Path, part: str) -> None:
+    """What a worker does with what its processes note, and the leader with what it is sent."""
+    spool, store = Spool(folder / part, 1000), FolderStore(folder / "parts")
+    journal = Journal(spool.path)
+    for place in range(0, len(records), 7):
+        journal.note(records[place : place + 7])
+        for lines in spool.read_new():
+            reply = messages.decode_reply(messages.encode(messages.Noted(lines)))
+            assert isinstance(reply, messages.Noted)
+            store.append(part, reply.lines)
+    journal.close()
+    assert spool.lines == len(records)
+
+
+def test_request_that_comes_twice_counts_once_as_it_was_told_last() -> None:
+    early = synthetic.record(1, 0.0, output_tokens=0)
+    late = synthetic.record(1, 0.0, output_tokens=7)
+    text = encode_lines([early, synthetic.record(0, 0.0), late])
+
+    assert [(r.index, r.output_tokens) for r in merge([decode_lines(text)])] == [(0, 11), (1, 7)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=300), st.integers(1, 300))
+def test_lines_that_are_being_written_are_sent_whole_and_once(data: bytes, most: int) -> None:
+    """However the writer's and the reader's steps fall."""
+    lines = data.replace(b"\r", b"").replace(b"\n", b"") + b"\n"
+    with TemporaryDirectory() as folder:
+        spool = Spool(Path(folder) / "spool", most)
+        sent: list[bytes] = []
+        for byte in lines * 3:
+            with spool.path.open("ab") as file:
+                file.write(bytes([byte]))
+            if byte % 3 == 0:
+                sent += spool.read_new()
+        sent += spool.read_new()
+
+    assert b"".join(sent) == lines * 3
+    assert all(each.endswith(b"\n") for each in sent)
 
 
 @settings(max_examples=60, deadline=None)
@@ -516,9 +623,11 @@ def deliver(records: Sequence[Record]) -> list[Record]:
 def test_figures_of_merged_records_are_those_of_one_process(records: list[Record], workers: int) -> None:
     """Percentiles are of all records: merging percentiles would not give these."""
     info = synthetic.result(records).info
-    merged = sorted(
-        (record for i in range(workers) for record in deliver(records[i::workers])), key=lambda r: r.index
-    )
+    with TemporaryDirectory() as folder:
+        for i in range(workers):
+            deliver(records[i::workers], Path(folder), name_part(i))
+        store = FolderStore(Path(folder) / "parts")
+        merged = merge(decode_lines(store.read(part)) for part in reversed(store.list_parts()))
     window = whole_run(RunResult(info, tuple(records)))
     limits = Slo(ttft_ms=5000)
 
@@ -573,7 +682,7 @@ def test_more_than_was_announced_is_refused() -> None:
     with pytest.raises(MessageError, match="more prompts"):
         gathering.add(prompts)
     with pytest.raises(MessageError, match="version"):
-        messages.Gathering(msgspec.structs.replace(order, version=2))
+        messages.Gathering(msgspec.structs.replace(order, version=messages.VERSION + 1))
 
 
 def test_message_is_bounded() -> None:

@@ -4,11 +4,12 @@ import asyncio
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -21,7 +22,8 @@ from extproc.bench.experiments.watch import FleetWatch, build_watch
 from extproc.bench.load.crew import Crew, Offered, drive_crew
 from extproc.bench.load.driver import LoadError, drive
 from extproc.bench.load.generator import Share
-from extproc.bench.load.journal import append_records, clip, close_journal, find_end, open_journal
+from extproc.bench.load.journal import clip, close_journal, find_end, find_parts, open_journal
+from extproc.bench.load.parts import FolderStore, RecordStore
 from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.pace import Goal, Pace
@@ -53,8 +55,8 @@ async def run(
     """Runs a benchmark and returns what happened; cancelled, it still ends its processes.
 
     Set `stop`, and the run ends early: the result says so. `journal` is a file that keeps every request as it
-    ends. `crew` offers the load from other machines, with the spec's processes on each; what they did is in
-    the journal at the end. Raises `SettingsError` for a spec that cannot be run, `LoadError` if the client
+    ends, in parts beside it where `crew` offers the load from other machines, with the spec's processes on
+    each. Raises `SettingsError` for a spec that cannot be run, `LoadError` if the client
     itself fails, `Interrupted` if it was stopped before it began. What goes wrong at the server is in the
     records.
     """
@@ -75,16 +77,14 @@ async def run(
         open_journal(journal, info)
     toward, watch = Toward(find_goal(spec, workload), progress), build_watch(spec)
     async with _watched(watch), watch_gpus(spec.dcgm) as gpus:
-        offered = await _offer(shares, crew, toward, stop)
+        offered = await _offer(shares, crew, toward, stop, journal)
     scrapes = pair(spec.scrape, before, await scrape(spec.scrape))
     records = tuple(sorted(offered.records, key=lambda record: record.index))
     ended = _end(info, workload, records, offered, is_stopped=stop.is_set() or not offered.is_whole)
     fleet = watch.samples(toward.start_s) if watch and toward.start_s is not None else ()
     ended = replace(ended, scrapes=scrapes, fleet=fleet, gpus=gpus.list_uses())
     if journal is not None:
-        if crew is not None:
-            append_records(journal, records)
-        close_journal(journal, ended)
+        close_journal(journal, ended, () if crew is None else records)
     return RunResult(ended, records)
 
 
@@ -100,12 +100,23 @@ def spread(spec: Spec, machines: int) -> Spec:
 
 
 async def _offer(
-    shares: Sequence[Share], crew: Crew | None, progress: Progress, stop: asyncio.Event
+    shares: Sequence[Share], crew: Crew | None, progress: Progress, stop: asyncio.Event, journal: Path | None
 ) -> Offered:
     if crew is not None:
-        return await drive_crew(crew, shares, progress, stop)
+        with _keeping(journal) as store:
+            return await drive_crew(crew, shares, progress, stop, store)
     done = await drive(shares, progress, stop)
     return Offered(tuple(record for d in done for record in d.records), tuple(d.stats for d in done))
+
+
+@contextmanager
+def _keeping(journal: Path | None) -> Iterator[RecordStore]:
+    """Where what workers note is kept: beside the journal, else for as long as the run goes."""
+    if journal is not None:
+        yield find_parts(journal)
+        return
+    with TemporaryDirectory() as folder:
+        yield FolderStore(Path(folder))
 
 
 @asynccontextmanager

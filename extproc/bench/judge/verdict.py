@@ -117,8 +117,10 @@ def _find_missing_shares(info: RunInfo) -> Iterator[Reason]:
         total = len(info.schedule_s) or info.spec.traffic.concurrency or worker.users
         share = f"{worker.starts or worker.users:,} of {total:,} {'starts' if worker.starts else 'users'}"
         when = "" if worker.lost_s is None else f" after {worker.lost_s:.1f} s"
+        told = f", but for {worker.records:,} requests that it had told of" if worker.records else ""
         yield Reason(
-            MISSING, f"worker {worker.worker} was lost{when} ({worker.lost}): its share, {share}, is missing"
+            MISSING,
+            f"worker {worker.worker} was lost{when} ({worker.lost}): its share, {share}, is missing{told}",
         )
 
 

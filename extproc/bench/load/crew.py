@@ -1,7 +1,8 @@
 """The leader of workers on other machines: has them begin at one instant, and gathers what they noted.
 
 The schedule is cut as for processes of one machine, and what comes back is put together the same way. A
-worker that is lost takes its share with it: the others are ended, and the result says what is missing.
+worker that is lost takes the rest of its share with it: the others are ended, and the result says what is
+missing.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from extproc.bench.load.clocks import RoundTrip, find_fastest
 from extproc.bench.load.driver import LEAD_S, LoadError, sum_standings
 from extproc.bench.load.generator import Share
 from extproc.bench.load.messages import Finished, MessageError, News, Noted, Prepared, Question, Refused, Told
+from extproc.bench.load.parts import RecordStore, decode_lines, merge, name_part
 from extproc.bench.load.secrecy import build_leader_context
 from extproc.bench.load.worker import HEARTBEAT_S, PATH
 from extproc.bench.progress import Progress, Standing
@@ -61,7 +63,14 @@ class Offered:
 class _Hand:
     """The leader's end of one worker."""
 
-    def __init__(self, name: str, shares: Sequence[Share], socket: ClientWebSocketResponse) -> None:
+    def __init__(
+        self,
+        name: str,
+        shares: Sequence[Share],
+        socket: ClientWebSocketResponse,
+        store: RecordStore,
+        part: str,
+    ) -> None:
         self.name, self.shares = name, shares
         self.records: list[Record] = []
         self.finished: Finished | None = None
@@ -71,7 +80,8 @@ class _Hand:
         self.before: RoundTrip | None = None
         self.after: RoundTrip | None = None
         self.is_ready, self.is_over = asyncio.Event(), asyncio.Event()
-        self._socket = socket
+        self._socket, self._part, self._store = socket, part, store
+        self._lines = 0
         self._told: asyncio.Future[Told] | None = None
 
     async def tell(self, message: Question) -> None:
@@ -106,10 +116,14 @@ class _Hand:
                     yield message.standing
                 else:
                     self._take(message)
-        except MessageError as error:
+        except (MessageError, LoadError) as error:
             self.lost = str(error)
-        if self.finished is None:
-            self.lose("it hung up")
+        except OSError:
+            self.lost = "it hung up"
+        finally:
+            # Whatever ends this: nobody is to wait for a worker that is not listened to.
+            if self.finished is None:
+                self.lose("it hung up")
 
     def lose(self, why: str) -> None:
         self.lost = self.lost or why
@@ -124,15 +138,29 @@ class _Hand:
                 self.is_ready.set()
             case Told() if self._told is not None and not self._told.done():
                 self._told.set_result(message)
-            case Noted(records):
-                self.records.extend(records)
-            case Finished(records=count):
-                if count != len(self.records):
-                    raise MessageError(f"{count} records were sent, {len(self.records)} came")
+            case Noted(lines):
+                self._keep(lines)
+            case Finished(lines=count):
+                if count != self._lines:
+                    raise MessageError(f"{count} records were sent, {self._lines} came")
                 self.finished = message
                 self.is_over.set()
             case Refused(reason):
                 self.lose(reason)
+
+    def _keep(self, lines: bytes) -> None:
+        try:
+            self._store.append(self._part, lines)
+        except OSError as error:
+            raise LoadError(f"its records cannot be kept here: {error.strerror}") from None
+        self._lines += lines.count(b"\n")
+
+    def read_back(self) -> None:
+        """Reads what the worker told, up to its end whichever that was."""
+        try:
+            self.records = merge([decode_lines(self._store.read(self._part))])
+        except (OSError, ValueError) as error:
+            self.lose(f"its records cannot be read: {error}")
 
     def describe(self) -> WorkerStats:
         before, after = cast("RoundTrip", self.before), self.after
@@ -143,16 +171,20 @@ class _Hand:
             users=sum(share.users for share in self.shares),
             skew_s=before.skew_s,
             error_s=before.length_s / 2,
+            records=len(self.records),
             drift_s=None if after is None else after.offset_s - before.offset_s,
             lost=self.lost,
             lost_s=self.lost_s,
         )
 
 
-async def drive_crew(crew: Crew, shares: Sequence[Share], progress: Progress, stop: asyncio.Event) -> Offered:
+async def drive_crew(
+    crew: Crew, shares: Sequence[Share], progress: Progress, stop: asyncio.Event, store: RecordStore
+) -> Offered:
     """Has workers run the shares, which go round them, from one instant until all end or `stop` is set.
 
-    Raises `LoadError` for a worker that cannot begin; one that is lost later is told of in the result.
+    What they note is in `store` as it comes, a part for each. Raises `LoadError` for a worker that cannot
+    begin; one that is lost later is told of in the result.
     """
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(_open_session(crew.token))
@@ -162,18 +194,20 @@ async def drive_crew(crew: Crew, shares: Sequence[Share], progress: Progress, st
             name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             socket = await _connect(session, crew.scheme, name, until_s)
             stack.push_async_callback(socket.close)
-            hands.append(_Hand(name, shares[i :: len(crew.workers)], socket))
+            hands.append(_Hand(name, shares[i :: len(crew.workers)], socket, store, name_part(i)))
         await stack.enter_async_context(_hearing(hands, progress))
         await _prepare(hands)
         start_s = await _begin(hands)
         await _wait(hands, start_s, stop)
         await _measure_again(hands)
-    whole = [hand for hand in hands if hand.lost is None and hand.finished is not None]
+    for hand in hands:
+        hand.read_back()
+    whole = [hand.finished for hand in hands if hand.lost is None and hand.finished is not None]
     if not whole:
         raise LoadError(f"every worker was lost: {hands[0].name}: {hands[0].lost}")
     return Offered(
-        records=tuple(record for hand in whole for record in hand.records),
-        clients=tuple(stats for hand in whole if hand.finished for stats in hand.finished.stats),
+        records=tuple(merge(hand.records for hand in hands)),
+        clients=tuple(stats for finished in whole for stats in finished.stats),
         workers=tuple(hand.describe() for hand in hands),
     )
 

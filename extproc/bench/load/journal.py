@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from extproc.bench.load.parts import FolderStore, decode_lines, encode_lines, merge
 from extproc.bench.record import (
     ClientStats,
     EndpointScrape,
@@ -65,20 +66,24 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
-        self._encoder = msgspec.json.Encoder()
 
     def note(self, records: Iterable[Record]) -> None:
         # One write for all: lines of other processes come before or after, never between.
-        lines = b"".join(self._encoder.encode(record) + b"\n" for record in records)
         with suppress(OSError):
-            os.write(self._file, lines)
+            os.write(self._file, encode_lines(records))
 
     def close(self) -> None:
         os.close(self._file)
 
 
+def find_parts(path: Path) -> FolderStore:
+    """Where the records of a run on several machines are while it goes: beside its journal."""
+    return FolderStore(path.with_suffix(".parts"))
+
+
 def open_journal(path: Path, info: RunInfo) -> None:
     """Begins the file anew with the facts of a run."""
+    find_parts(path).clear()
     spec = info.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     facts = _Facts(
         _FORMAT,
@@ -93,15 +98,8 @@ def open_journal(path: Path, info: RunInfo) -> None:
     path.write_bytes(msgspec.json.encode(facts) + b"\n")
 
 
-def append_records(path: Path, records: Iterable[Record]) -> None:
-    """Adds requests that were noted elsewhere."""
-    journal = Journal(path)
-    journal.note(records)
-    journal.close()
-
-
-def close_journal(path: Path, info: RunInfo) -> None:
-    """Adds the end of a run."""
+def close_journal(path: Path, info: RunInfo, merged: Iterable[Record] = ()) -> None:
+    """Adds the end of a run, and before it what came in parts, which are then no longer needed."""
     end = _End(
         info.duration_s,
         info.window,
@@ -113,17 +111,21 @@ def close_journal(path: Path, info: RunInfo) -> None:
         info.workers,
     )
     with path.open("ab") as file:
-        file.write(msgspec.json.encode(end) + b"\n")
+        file.write(encode_lines(merged) + msgspec.json.encode(end) + b"\n")
+    find_parts(path).clear()
 
 
 def read_journal(path: Path) -> RunResult:
-    """Rebuilds a run; one without its end was interrupted at its last request. Raises `JournalError`."""
+    """Rebuilds a run, from its parts if it was not put together; one without its end was interrupted.
+
+    Raises `JournalError`.
+    """
     try:
-        head, *lines = path.read_bytes().splitlines()
+        head, _, text = path.read_bytes().partition(b"\n")
         facts = msgspec.json.decode(head, type=_Facts)
-        is_whole = bool(lines) and lines[-1].startswith(b'{"duration_s"')
-        end = msgspec.json.decode(lines.pop(), type=_End) if is_whole else None
-        records = _read_records(lines)
+        body, end = _split_end(text)
+        parts = find_parts(path)
+        records = merge(map(decode_lines, [body, *map(parts.read, parts.list_parts())]))
     except (OSError, ValueError) as error:
         raise JournalError(f"{path}: not the record of a run: {error}") from None
     if facts.format != _FORMAT:
@@ -143,14 +145,11 @@ def read_journal(path: Path) -> RunResult:
     return RunResult(_finish(info, end, records), tuple(records))
 
 
-def _read_records(lines: Sequence[bytes]) -> list[Record]:
-    decoder = msgspec.json.Decoder(Record)
-    records = [decoder.decode(line) for line in lines[:-1]]
-    if lines:
-        # The last line of a run that was killed may be half a line.
-        with suppress(msgspec.DecodeError):
-            records.append(decoder.decode(lines[-1]))
-    return sorted(records, key=lambda record: record.index)
+def _split_end(text: bytes) -> tuple[bytes, _End | None]:
+    body, _, last = text.removesuffix(b"\n").rpartition(b"\n")
+    if last.startswith(b'{"duration_s"'):
+        return body, msgspec.json.decode(last, type=_End)
+    return text, None
 
 
 def _finish(info: RunInfo, end: _End | None, records: Sequence[Record]) -> RunInfo:

@@ -13,15 +13,15 @@ import msgspec
 from extproc.bench.datasets.conversation import Conversation
 from extproc.bench.load.generator import Share
 from extproc.bench.progress import Standing
-from extproc.bench.record import ClientStats, Record
+from extproc.bench.record import ClientStats
 from extproc.bench.spec.tree import Spec
 from extproc.errors import ExtprocError
 
 # Both sides refuse another's version: a run by two versions is no run.
-VERSION = 1
+VERSION = 2
 # A whole frame; batches are closed well before. The longest prompt of a model is a few megabytes.
 MOST_BYTES = 16 * 1024 * 1024
-_BATCH_BYTES = 1024 * 1024
+BATCH_BYTES = 1024 * 1024
 _BATCH_STARTS = 50_000
 
 
@@ -91,16 +91,16 @@ class News(msgspec.Struct, frozen=True, tag="news"):
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted"):
-    """Records as they were noted, in no order."""
+    """Requests that have ended, as lines of a `parts.RecordStore`."""
 
-    records: tuple[Record, ...]
+    lines: bytes
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """All records were sent, so many."""
+    """All was sent, in so many lines."""
 
     stats: tuple[ClientStats, ...]
-    records: int
+    lines: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -167,7 +167,7 @@ def cut_batches(items: Iterable[_T]) -> Iterator[tuple[_T, ...]]:
     size = 0
     for item in items:
         length = len(msgspec.msgpack.encode(item))
-        if batch and size + length > _BATCH_BYTES:
+        if batch and size + length > BATCH_BYTES:
             yield tuple(batch)
             batch, size = [], 0
         batch.append(item)

@@ -12,7 +12,10 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from ipaddress import ip_address
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from aiohttp import WSMsgType, web
 from pydantic import ValidationError
@@ -21,6 +24,7 @@ from extproc.bench.load import messages
 from extproc.bench.load.driver import drive
 from extproc.bench.load.generator import Share
 from extproc.bench.load.messages import Ask, Go, Halt, MessageError, Order, Question, Reply
+from extproc.bench.load.parts import Spool, encode_lines
 from extproc.bench.load.process import Done
 from extproc.bench.load.secrecy import build_worker_context
 from extproc.bench.progress import Standing
@@ -34,6 +38,8 @@ PATH = "/run"
 HEARTBEAT_S = 10.0
 # From the end of the load to the leader's last word about clocks.
 _PARTING_S = 60.0
+# How long what is noted waits here at most, where it is lost with this machine.
+_SEND_S = 0.5
 # News for the leader's display; one that is slow to take it loses some, not the run.
 _MOST_NEWS = 100
 
@@ -129,7 +135,7 @@ class _Service:
             await self._work(await self._take_order())
         except _Gone:
             log.info("a leader hung up: its run is over")
-        except (ExtprocError, ConnectionError) as error:
+        except (ExtprocError, OSError) as error:
             log.info("a run was refused: %s", error)
             with suppress(ConnectionError, RuntimeError):
                 await self._tell(messages.Refused(str(error)))
@@ -168,11 +174,20 @@ class _Service:
             await asyncio.wait({offering, listening})
 
     async def _offer(self, shares: list[Share]) -> None:
-        telling = asyncio.create_task(self._tell_news())
-        try:
-            await self._send_back(await drive(shares, self, self._stop, self._agree))
-        finally:
-            telling.cancel()
+        """Offers the load, and sends on what its processes note in a file, which holds up none of them."""
+        with TemporaryDirectory() as folder:
+            spool, over = Spool(Path(folder) / "records", messages.BATCH_BYTES), asyncio.Event()
+            noting = [replace(share, journal=spool.path) for share in shares]
+            telling = asyncio.create_task(self._tell_news())
+            sending = asyncio.create_task(self._send_on(spool, over))
+            try:
+                done = await drive(noting, self, self._stop, self._agree)
+                over.set()
+                await sending
+            finally:
+                telling.cancel()
+                sending.cancel()
+            await self._finish(done, spool, is_recounted=shares[0].spec.target.tokenizer is not None)
 
     async def _agree(self) -> float:
         await self._tell(messages.Prepared())
@@ -190,11 +205,21 @@ class _Service:
                 case other:
                     raise MessageError(f"{type(other).__name__} does not belong here")
 
-    async def _send_back(self, done: list[Done]) -> None:
-        records = [record for each in done for record in each.records]
-        for batch in messages.cut_batches(records):
-            await self._tell(messages.Noted(batch))
-        await self._tell(messages.Finished(tuple(each.stats for each in done), len(records)))
+    async def _send_on(self, spool: Spool, over: asyncio.Event) -> None:
+        while not over.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), _SEND_S)
+            for lines in spool.read_new():
+                await self._tell(messages.Noted(lines))
+
+    async def _finish(self, done: list[Done], spool: Spool, *, is_recounted: bool) -> None:
+        """Says that all was sent; what was counted at the end, or had no room on the disk, comes again."""
+        records, lines = [record for each in done for record in each.records], spool.lines
+        if is_recounted or lines < len(records):
+            for batch in messages.cut_batches(records):
+                await self._tell(messages.Noted(encode_lines(batch)))
+            lines += len(records)
+        await self._tell(messages.Finished(tuple(each.stats for each in done), lines))
 
     async def _tell_news(self) -> None:
         while True:
