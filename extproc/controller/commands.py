@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 import click
 import yaml
@@ -18,6 +19,12 @@ from extproc.errors import SettingsError
 @click.option("--lease-namespace", help="Where the Lease is. [default: the Pod's own namespace]")
 @click.option("--kubeconfig", help="A kubeconfig. [default: the service account, else ~/.kube/config]")
 @click.option("--look", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds.")
+@click.option("--listen", metavar="HOST:PORT", help="Show runs, metrics and health here. [default: nowhere]")
+@click.option(
+    "--reports",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with NAMESPACE/CLAIM: lets the page lead to reports.",
+)
 @click.option("--print-crd", is_flag=True, help="Print the CustomResourceDefinition and end.")
 def operate(
     *,
@@ -26,6 +33,8 @@ def operate(
     lease_namespace: str | None,
     kubeconfig: str | None,
     look: float,
+    listen: str | None,
+    reports: Path | None,
     print_crd: bool,
 ) -> None:
     """Run Benchmarks as objects of Kubernetes: plan, Jobs, verdict. Needs the extra `operator`.
@@ -37,6 +46,7 @@ def operate(
         return
     if image is None:
         raise SettingsError("--image: Pods need an image, that of this operator")
+    from extproc.bench.load.worker import split_location  # noqa: PLC0415
     from extproc.bench.progress import until_told  # noqa: PLC0415  # needs what the definition does not
     from extproc.controller.desk import DeskOptions  # noqa: PLC0415
     from extproc.controller.operator import OperatorOptions  # noqa: PLC0415
@@ -49,6 +59,8 @@ def operate(
         desk=DeskOptions(image, look_s=look, namespaces=namespaces),
         me=f"{os.uname().nodename}-{os.getpid()}",
         lease_namespace=lease_namespace or clients.own_namespace(),
+        listen=None if listen is None else split_location(listen),
+        reports=reports,
     )
 
     async def work(stop: asyncio.Event) -> None:

@@ -63,6 +63,7 @@ class Desk:
     def __init__(self, clients: KubeClients, options: DeskOptions, now: Callable[[], datetime]) -> None:
         self.known: dict[Key, Object] = {}
         self.is_leading = asyncio.Event()
+        self.has_listed = False
         self._clients, self._options, self._now = clients, options, now
         self._waiting: dict[Key, None] = {}
         self._is_awake = asyncio.Event()
@@ -96,10 +97,10 @@ class Desk:
                     await self._look(key, tasks)
 
     async def _look_again(self) -> None:
+        """Who only waits for the lease lists, too: it shows what there is, and takes over with no delay."""
         while True:
+            await self._list()
             await asyncio.sleep(self._options.look_s)
-            if self.is_leading.is_set():
-                await self._list()
 
     async def _list(self) -> None:
         """Lists what there is: who watches may be late, or gone."""
@@ -112,6 +113,7 @@ class Desk:
         except (ApiRefusal, WatchLost) as error:
             log.warning("benchmarks: %s", error)
             return
+        self.has_listed = True
         for key in self.known.keys() - found.keys():
             self.forget(key)
         for key, body in found.items():

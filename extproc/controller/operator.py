@@ -8,9 +8,10 @@ import asyncio
 import logging
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import kopf
@@ -20,6 +21,7 @@ from extproc.controller.desk import Desk, DeskOptions, Key
 from extproc.controller.lease import Leadership, Terms
 from extproc.controller.objects import APP, BENCHMARK_LABEL, Object
 from extproc.controller.resource import GROUP, PLURAL, VERSION
+from extproc.controller.web import showing
 
 # The API server ends a watch by then at the latest; one that is silent for longer than its bookmarks is dead.
 _WATCH_S: Final = 300
@@ -31,11 +33,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OperatorOptions:
-    """`namespaces` of the desk are watched, all of them where there is none; `me` names a replica."""
+    """`namespaces` of the desk are watched, all of them where there is none; `me` names a replica.
+
+    `listen` is where runs and metrics are shown, nowhere if there is none; `reports` a folder with the claims
+    whose reports are shown, too.
+    """
 
     desk: DeskOptions
     me: str
     lease_namespace: str
+    listen: tuple[str, int] | None = None
+    reports: Path | None = None
     terms: Terms = field(default_factory=Terms)
 
 
@@ -54,7 +62,8 @@ async def operate(clients: KubeClients, options: OperatorOptions, stop: asyncio.
         now=now,
         terms=options.terms,
     )
-    async with asyncio.TaskGroup() as tasks:
+    shown = showing(desk, options.listen, options.reports) if options.listen else nullcontext()
+    async with shown, asyncio.TaskGroup() as tasks:
         working = [
             tasks.create_task(work) for work in (desk.run(), leadership.run(), _watch(desk, clients, options))
         ]

@@ -4,16 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from extproc.bench.experiments.history import Entry, trace_lines
 from extproc.bench.experiments.history_formats import list_regressions
 from extproc.bench.report.report import DEFINITIONS
+from extproc.controller.history import trace_history
 from extproc.controller.objects import LEADER, Object, Run
 from extproc.controller.resource import Benchmark, read_time, write_time
 from extproc.controller.runs import find_due, find_next, last_due, split_lines
 from extproc.controller.state import JobState, Observed
 
-_TOLERANCE: Final = 0.05
-_COMPARED: Final = 5
 _DEFINED: Final = ("start", "ttft", "tpot", "itl", "e2e", "goodput", "failed", "percentiles", "throughput")
 # A status that changes every second is a write every second.
 _PROGRESS_STEP: Final = 5
@@ -109,23 +107,8 @@ def _find_regressions(benchmark: Benchmark, history: Sequence[Object]) -> list[s
     """Holds the last run, if it is valid, against the valid ones before it; all asked the same."""
     if not history or history[0]["phase"] != "Valid":
         return []
-    entries = [
-        Entry(
-            source=entry["run"],
-            kind="",
-            name=benchmark.name,
-            model=benchmark.spec.target.model or benchmark.spec.endpoint,
-            at=entry["finishedAt"],
-            is_valid=entry["phase"] == "Valid",
-            verdict=entry["verdict"],
-            version="",
-            labels={},
-            stack={},
-            figures=entry.get("figures", {}),
-        )
-        for entry in history
-    ]
-    return list_regressions(trace_lines(entries, tolerance=_TOLERANCE, runs=_COMPARED))
+    model = benchmark.spec.target.model or benchmark.spec.endpoint
+    return list_regressions(trace_history(benchmark.name, model, history))
 
 
 def _tell_schedule(benchmark: Benchmark, asked: Run | None, observed: Observed, now: datetime) -> Object:

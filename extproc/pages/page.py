@@ -1,9 +1,21 @@
 """The pieces of a page."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from string import Template
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A cell of a table that leads elsewhere."""
+
+    text: str
+    href: str
+
+
+Cell = str | Link
 
 
 def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
@@ -46,15 +58,26 @@ def cards(plots: Mapping[str, str]) -> str:
     return f'<div class="cards">{"".join(boxes)}</div>'
 
 
-def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def heading(text: str, anchor: str) -> str:
+    """The title of a section that a `Link` leads to."""
+    return f'<h2 id="{escape(anchor)}">{escape(text)}</h2>'
+
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     """A table under its title, if it has one; the keyboard reaches it, to move what is too wide."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in rows)
     heading = f"<h2>{escape(title)}</h2>" if title else ""
     return (
         f'{heading}<div class="card table" tabindex="0"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _cell(cell: Cell) -> str:
+    if isinstance(cell, Link):
+        return f'<a href="{escape(cell.href)}">{escape(cell.text)}</a>'
+    return escape(cell)
 
 
 def definitions(terms: Mapping[str, str]) -> str:

@@ -56,7 +56,13 @@ class Browser(Process):
 
     @asynccontextmanager
     async def visit(
-        self, url: str, *, width: int = 1200, height: int = 900, scheme: Literal["light", "dark"] = "light"
+        self,
+        url: str,
+        *,
+        width: int = 1200,
+        height: int = 900,
+        scheme: Literal["light", "dark"] = "light",
+        ready: str = "#status[data-state=ready], #status[data-state=bad]",
     ) -> AsyncGenerator[Visit]:
         """Opens a page in a profile of its own, and waits until it says how the service is."""
         async with async_playwright() as playwright:
@@ -72,7 +78,7 @@ class Browser(Process):
                 page.on("console", lambda message: visit.complaints.append(message.text))
                 page.on("pageerror", lambda error: visit.complaints.append(str(error)))
                 await page.goto(url)
-                await page.wait_for_selector("#status[data-state=ready], #status[data-state=bad]")
+                await page.wait_for_selector(ready)
                 yield visit
             finally:
                 await context.close()

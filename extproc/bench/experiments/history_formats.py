@@ -91,9 +91,14 @@ def _parts(history: Sequence[Line]) -> Iterator[str]:
     yield page.remarks(list_remarks(history))
     for line in history:
         yield page.table(_title(line), _RUNS, [_run_row(entry) for entry in line.entries])
-        if line.drifts:
-            yield page.table("The last valid run", _HEADER, [_drift_row(drift) for drift in line.drifts])
-        yield page.cards(dict(_plot(line)))
+        yield from draw_line(line)
+
+
+def draw_line(line: Line) -> Iterator[str]:
+    """How the last valid run of a kind stands to earlier ones, and each figure over time."""
+    if line.drifts:
+        yield page.table("The last valid run", _HEADER, [_drift_row(drift) for drift in line.drifts])
+    yield page.cards(dict(_plot(line)))
 
 
 def _plot(line: Line) -> Iterator[tuple[str, str]]:
