@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -14,6 +15,7 @@ from extproc.controller.lease import Sight, Terms, write_lease
 from tests.cluster.api_server import line, refuses, status_object, streams
 from tests.controller.cluster import BENCHMARKS, JOBS, LEASES, PODS, Served, serving
 from tests.controller.world import NOON
+from tests.integration.ports import free_ports
 
 Object = dict[str, Any]
 # Operators, leaders and workers are processes, which take their time to start on a busy machine.
@@ -34,6 +36,15 @@ class Container:
         self.starts = 0
         self._options = ["--namespace", "default", "--lease-namespace", "default", "--look", "1"]
         self._options += ["--image", "image:1", "--kubeconfig", str(served.kubeconfig)]
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        (served.cluster.folder / "reports").mkdir(exist_ok=True)
+        self._options += [
+            "--listen",
+            f"127.0.0.1:{port}",
+            "--reports",
+            str(served.cluster.folder / "reports"),
+        ]
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
@@ -113,6 +124,42 @@ async def test_benchmark_goes_from_apply_to_verdict_and_its_deletion_leaves_noth
         await served.wait(lambda: not served.cluster.of(JOBS).objects)
     left = {kind: list(c.objects) for kind, c in served.cluster.collections.items() if c.objects}
     assert set(left) == {LEASES}
+
+
+async def test_operator_tells_of_a_run_as_metrics_and_on_its_page(
+    served: Served, null_server: int, tmp_path: Path
+) -> None:
+    """Until it has listed what there is it is not ready; then it shows what the status says, and the report.
+
+    The claim, which Pods write to, is mounted where the operator looks.
+    """
+    async with operating(served) as operator:
+        served.cluster.apply("b", build_spec(null_server))
+        status = await served.until("b", "Valid")
+        (tmp_path / "reports" / "default").mkdir()
+        (tmp_path / "reports" / "default" / "b-results").symlink_to(tmp_path / "results")
+        linked = await ask(operator, "/")
+        (tmp_path / "reports" / "default" / "b-results").unlink()
+        (tmp_path / "results").rename(tmp_path / "reports" / "default" / "b-results")
+        report = f"reports/default/b/{status['run']}/report.html"
+        async with asyncio.timeout(60):
+            metrics = ""
+            while 'phase="Valid"} 1.0' not in metrics:
+                await asyncio.sleep(0.1)
+                _, metrics = await ask(operator, "/metrics")
+        page, found, ready = [await ask(operator, path) for path in ("/", f"/{report}", "/readyz")]
+
+    figure = 'extproc_benchmark_figure{benchmark="b",figure="req_per_s",namespace="default"} '
+    assert f"{figure}{status['figures']['req_per_s']}" in metrics
+    assert report not in linked[1]
+    assert report in page[1]
+    assert found[0] == ready[0] == 200
+    assert "<h1>" in found[1]
+
+
+async def ask(operator: Container, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"{operator.url}{path}") as answer:
+        return answer.status, await answer.text()
 
 
 async def test_workers_of_an_indexed_job_offer_one_schedule_together(

@@ -235,8 +235,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [420, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(420, "dark"), (1200, "light")])
 async def test_page_of_all_runs_is_read_on_a_desk_and_on_a_telephone(
     browser: Browser, tmp_path: Path, width: int, scheme: Literal["light", "dark"]
 ) -> None:

@@ -6,6 +6,7 @@ What the monitors and rules of ours have, and no more.
 from typing import Final
 
 from tests.manifests.crds.words import (
+    FLAG,
     LABELS,
     NAME,
     STRINGS,
@@ -19,7 +20,7 @@ from tests.manifests.crds.words import (
 
 DURATION: Final[Schema] = {"type": "string", "pattern": "^([0-9]+(ms|s|m|h|d|w|y))+$"}
 SELECTOR: Final = record("", matchLabels=LABELS)
-SCRAPES: Final = some(record("port", port=NAME, path=TEXT, interval=DURATION))
+SCRAPES: Final = some(record("port", port=NAME, path=TEXT, interval=DURATION, honorLabels=FLAG))
 # `for` is a word of Python's.
 RULE: Final = record(
     "expr", record=TEXT, alert=TEXT, expr=TEXT, labels=LABELS, annotations=STRINGS, **{"for": DURATION}
