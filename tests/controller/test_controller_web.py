@@ -186,7 +186,7 @@ async def test_readiness_waits_for_the_first_list() -> None:
 def write_report(root: Path, body: Body, run: str) -> Path:
     metadata = body["metadata"]
     claim = body["status"]["report"].partition("/")[0]
-    folder = root / metadata["namespace"] / claim / metadata["name"] / run
+    folder = root.joinpath(metadata["namespace"], claim, metadata["name"], run)
     folder.mkdir(parents=True)
     (folder / "report.html").write_text("<h1>the report</h1><script>alert(1)</script>")
     return folder
