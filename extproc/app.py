@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S: Final = 5.0
+# Before a drain is over, whoever still waits for room is refused: the answer has to get out.
+_LAST_WORD_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class Application:
             publish=self.xds.publish if self.xds else lambda *_: None,
             retract=self.xds.remove if self.xds else lambda _: None,
             courier=self.courier,
+            hold_bytes=settings.server.budget // 2,
         )
         self.reader = ThreadPoolExecutor(1, "reader")
         self.tracer = build_tracer(os.environ, self.metrics.count_spans)
@@ -242,11 +245,15 @@ async def _serve_health(app: Application, settings: ServerSettings, stack: Async
 
 
 async def _drain(app: Application, transport: Transport, signals: asyncio.Queue[int], drain_s: float) -> int:
-    """First signal: no new streams, open ones go on up to `drain_s`. A second one cuts them."""
+    """First signal: no new streams, open ones go on up to `drain_s`. A second one cuts them.
+
+    Requests that wait for room go on waiting: others end, and make some.
+    """
     app.is_draining = True
     app.health.leave()
     log.info("draining: %d streams open", app.processor.streams_open)
     transport.drain()
+    asyncio.get_running_loop().call_later(max(0.0, drain_s - _LAST_WORD_S), app.pools.stop_holding)
     # Streams of xDS never end by themselves: only requests are waited for.
     ends = {asyncio.create_task(app.processor.drained()), asyncio.create_task(signals.get())}
     await asyncio.wait(ends, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)

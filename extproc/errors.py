@@ -108,3 +108,9 @@ class OverShare(Overloaded):
     """Refused by a full pool because its client has its share of it; others may still be let in."""
 
     code = "over_share"
+
+
+class Cold(Overloaded):
+    """Refused because it begins a conversation while those that go on do not find theirs in the caches."""
+
+    code = "cold"

@@ -23,6 +23,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         # Each process counts its own requests.
         "extproc_endpoint_in_flight": Rule.SUM,
         "extproc_streams_open": Rule.SUM,
+        "extproc_held_requests": Rule.SUM,
         # 1 as soon as one of them is in trouble.
         "extproc_config_refused": Rule.MOST,
         "extproc_pool_fault": Rule.MOST,

@@ -168,6 +168,9 @@ class PrefixCacheSettings(_StrategySection):
     gateways: int | None = Field(default=None, ge=1, le=1_000)
     """How many of these services share the pool. They do not know each other's picks: with more than one,
     conversations have homes. Omitted: found out from the turns of conversations."""
+    shed_cold: bool = False
+    """Answer new conversations with 429, as many as necessary, where those that go on outgrow the caches:
+    else none of them finds anything there. For one gateway, or several that share their picks (`share`)."""
 
 
 StrategySettings = Annotated[
@@ -193,6 +196,20 @@ class SignalsSettings(Section):
 
     scrape_s: float = Field(default=15, ge=0.5, le=300)
     """How often each endpoint is asked, seconds. A hundred of them at this pace take 1 % of a core."""
+
+
+class HoldSettings(Section):
+    """Holding requests until the pool has room for them."""
+
+    wait_s: float = Field(default=30, gt=0, le=600)
+    """How long, seconds; then the 429 or 503 that they would have got at once. An Envoy has to wait as long:
+    it is told so, and takes it up to `max_message_timeout` (605 s in ours)."""
+    requests: int = Field(default=1_000, ge=1, le=100_000)
+    """How many at a time, in each of these services; one more is refused. Their bodies may hold half of
+    `server.budget_bytes`, those of all pools together."""
+    settle_s: float = Field(default=1, ge=0, le=30)
+    """How long they are held yet when an empty pool gets its first endpoint, seconds: Envoy has to hear of
+    it, too. With clusters by DNS take `dns_refresh_rate`."""
 
 
 class PoolSettings(Section):
@@ -225,6 +242,9 @@ class PoolSettings(Section):
     """At `max_in_flight`, refuse who has more than its share first, and let the others in up to a quarter
     more; by `x-gateway-inference-fairness-id` (or `x-llm-d-…`). For gateways that write this header
     themselves: a client that names itself anew has a new share."""
+    hold: HoldSettings | None = None
+    """Hold requests of a full pool (`max_in_flight`), or of one without a ready endpoint, until there is
+    room; `{}` for the defaults. Omitted: they are refused at once."""
     cool_after: int | None = Field(default=3, ge=1)
     """Failures in a row (5xx, no connection, no first byte) after which an endpoint gets no picks for a
     while; null: never. Needs an access log or response headers from the gateway."""

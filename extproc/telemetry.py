@@ -22,6 +22,7 @@ from extproc import __version__
 from extproc.errors import PromptError
 from extproc.routing.picker import Decision
 from extproc.routing.pool import Pool
+from extproc.routing.queue import STAY_BUCKETS
 from extproc.stream.events import Answer, Routed
 
 # Seconds. A pick is tens of microseconds; a slow one is a large body.
@@ -51,7 +52,7 @@ RESTARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 # What a pool answers itself, and what is answered before there is a pool.
-POOL_OUTCOMES: Final = ("no_endpoint", "over_share", "overloaded", "sheddable")
+POOL_OUTCOMES: Final = ("cold", "no_endpoint", "over_share", "overloaded", "sheddable")
 OUTCOMES: Final = ("bad_request", "body_too_large", "model_not_found", "models", "no_endpoint", "no_room")
 
 
@@ -262,7 +263,17 @@ class PoolCollector(Collector):
         age = GaugeMetricFamily(
             "extproc_pool_age_seconds", "Since the source last confirmed the list.", labels=["pool"]
         )
+        held = GaugeMetricFamily(
+            "extproc_held_requests", "Requests that wait for the pool to have room.", labels=["pool"]
+        )
+        stays = HistogramMetricFamily(
+            "extproc_held_seconds", "How long requests were held, by how that ended.", labels=["pool", "end"]
+        )
         for pool, age_s in self._ages():
+            if pool.queue is not None:
+                held.add_metric([pool.name], len(pool.queue))
+                for end, stay in pool.queue.stays.items():
+                    stays.add_metric([pool.name, end], buckets(STAY_BUCKETS, stay.counts, {}), stay.sum_s)
             for name, count in pool.book.ours().items():
                 in_flight.add_metric([pool.name, name], count)
             left_out = Counts(pool.left_out().values())
@@ -272,7 +283,15 @@ class PoolCollector(Collector):
             endpoints.add_metric([pool.name, "draining"], len(pool.snapshot.draining))
             if age_s is not None:
                 age.add_metric([pool.name], age_s)
-        yield from (in_flight, endpoints, age, self._collect_faults(), self._collect_objectives())
+        yield from (
+            in_flight,
+            endpoints,
+            age,
+            held,
+            stays,
+            self._collect_faults(),
+            self._collect_objectives(),
+        )
 
     def _collect_faults(self) -> Metric:
         fault = GaugeMetricFamily(

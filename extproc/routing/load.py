@@ -6,7 +6,7 @@ are O(1) whatever the number of endpoints: members stand in levels, one level pe
 Our own requests are counted one by one; what other gateways have there comes as sums, see `share`.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice
 from random import Random
 from typing import Final
@@ -19,13 +19,15 @@ class LoadBook:
     """Counts requests in flight by endpoint name: ours, and those of other gateways that we hear of.
 
     Members are the endpoints that may be picked. One that leaves keeps its count until its requests
-    end, and finds it again if it comes back; `total` counts members only.
+    end, and finds it again if it comes back; `total` counts members only. `on_less` hears of each time that
+    fewer are in flight somewhere, whosever they were.
     """
 
-    __slots__ = ("_elsewhere", "_in_flight", "_levels", "_lowest", "_places", "total")
+    __slots__ = ("_elsewhere", "_in_flight", "_levels", "_lowest", "_places", "on_less", "total")
 
     def __init__(self) -> None:
         self.total = 0
+        self.on_less: Callable[[], None] | None = None
         self._in_flight: dict[str, int] = {}
         self._elsewhere: dict[str, int] = {}  # so many of them are other gateways'
         self._levels: list[list[str]] = [[]]
@@ -103,6 +105,8 @@ class LoadBook:
             self._enter_level(name, before + step)
             self.total += step
             self._settle()
+        if step < 0 and self.on_less is not None:
+            self.on_less()
 
     def _enter_level(self, name: str, level: int) -> None:
         while level >= len(self._levels):

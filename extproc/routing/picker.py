@@ -130,6 +130,12 @@ class Picker:
         routes = self.routes.values() if route is None else (route,)
         return any(route.pool.gate is not None and route.pool.gate.has_trial() for route in routes)
 
+    def may_hold(self, ask: Ask) -> bool:
+        """Whether `ask`, as far as its headers tell, may have to wait for room."""
+        route = self.routes.get(ask.pool) if ask.pool else self._sole
+        routes = self.routes.values() if route is None else (route,)
+        return any(route.pool.queue is not None for route in routes)
+
     def reads_long(self, ask: Ask) -> bool:
         """Whether `find` may take milliseconds, and should be asked in a thread."""
         return ask.body is not None and reads_body(ask.method, ask.path) and is_large(ask.body)

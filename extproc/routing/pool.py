@@ -8,10 +8,11 @@ from typing import Final, Protocol, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from extproc.errors import NoEndpoint
+from extproc.errors import Cold, NoEndpoint, Overloaded, RequestError
 from extproc.routing.admission import ORDINARY, Admission, Crowd, Standing
 from extproc.routing.endpoint import Endpoint, canonical_location
 from extproc.routing.load import LoadBook
+from extproc.routing.queue import Lane, Queue
 from extproc.routing.strategies.base import NOWHERE, Candidates, Ending, Placement, Reading, Reason, Strategy
 
 # A gateway names its endpoints, of which a pool has a thousand or so; more would only take time.
@@ -188,7 +189,8 @@ class Pool:
 
     `max_in_flight` limits the mean number of requests per ready endpoint; beyond it requests are
     refused with 429, `admission` says which. `None` never refuses. `fallbacks` is how many further
-    endpoints a pick names. `gate` leaves endpoints out for a while; `None` never does.
+    endpoints a pick names. `gate` leaves endpoints out for a while; `None` never does. `queue` holds
+    requests until there is room for them; `None`: they are refused at once.
     """
 
     def __init__(
@@ -206,6 +208,7 @@ class Pool:
         self.fallbacks = fallbacks
         self.gate = gate
         self.witness: Witness | None = None
+        self.queue: Queue | None = None
         self.snapshot = Snapshot.build((), strategy)
         self.book = LoadBook()
         self.admission = Admission()
@@ -236,11 +239,35 @@ class Pool:
         """
         if strategy is not None:
             self.strategy = strategy
-        self.snapshot = snapshot
+        was_empty, self.snapshot = not self.snapshot.names, snapshot
         self.book.set_members(snapshot.names)
         self.strategy.follow(snapshot.ready)
         if self.gate is not None:
             self.gate.set_members(snapshot.names)
+        if self.queue is not None:
+            self.queue.settle() if was_empty and snapshot.names else self.queue.stir()
+
+    def hold(self, queue: Queue | None) -> None:
+        """Holds requests in `queue` from now on; whoever waits in the one before is refused."""
+        before, self.queue = self.queue, queue
+        self.book.on_less = None if queue is None else queue.stir
+        if before is not None:
+            before.shut()
+
+    def may_pass(self, refusal: RequestError) -> bool:
+        """Whether what was refused may be let in soon: the pool is full, or has no endpoint at all.
+
+        Not a conversation that the caches have no room for: that takes minutes.
+        """
+        if isinstance(refusal, Overloaded):
+            return not isinstance(refusal, Cold)
+        return isinstance(refusal, NoEndpoint) and not self.snapshot.names
+
+    def lane(self, headers: Mapping[str, str], adapter: str, subset: Sequence[str] | None) -> Lane:
+        """What a request with these headers waits as."""
+        standing = self.standing(headers) or ORDINARY
+        allowed = None if subset is None else tuple(subset)
+        return Lane(standing.priority, standing.client, adapter, allowed)
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
         """Builds and installs a snapshot of `endpoints` at once."""
@@ -268,7 +295,7 @@ class Pool:
 
         `reading` is this pool's strategy's. `adapter` restricts the pick to the endpoints that hold it,
         `subset` to these addresses. Raises `NoEndpoint` where none is left, `Overloaded` beyond
-        `max_in_flight` to those whose `standing` does not let them in.
+        `max_in_flight` to those whose `standing` does not let them in, and to those that the strategy sheds.
         """
         snapshot = self.snapshot
         candidates = self.candidates(adapter, subset)
@@ -276,6 +303,10 @@ class Pool:
             raise NoEndpoint(f"pool {self.name!r} has no ready endpoint for this request", pool=self.name)
         if self.max_in_flight is not None:
             self._admit(standing, candidates, self.max_in_flight)
+        if reading.sheds():
+            raise Cold(
+                f"pool {self.name!r} has no room for another conversation in its caches", pool=self.name
+            )
         choice = reading.choose(candidates, 1 + self.fallbacks)
         first, *rest = [snapshot.ready[name] for name in choice.names]
         return Pick(self, self.strategy.name, choice.reason, first, tuple(rest), reading, standing)

@@ -251,6 +251,10 @@ class PrefixIndex:
         room, per_s = self._room, self._new_bytes.per_s(now)
         return room / per_s if per_s * _LONGEST_S > room else _LONGEST_S
 
+    def is_full(self, now: float) -> bool:
+        """Whether blocks are evicted within the time that rates are known for."""
+        return self.life_s(now) < _LONGEST_S
+
     def take(self, holding: Holding, chain: Chain, now: float) -> Taken:
         """Writes a chain down as one open request's, as far as there is room for it."""
         hashes = chain.hashes

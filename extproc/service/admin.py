@@ -109,6 +109,7 @@ def describe_pool(keeper: PoolKeeper, share: Share | None = None) -> dict[str, o
         "fault": keeper.fault and str(keeper.fault),
         "in_flight": pool.book.total,
         "elsewhere": sum(elsewhere.get(name, 0) for name in pool.snapshot.names),
+        "held": 0 if pool.queue is None else len(pool.queue),
         "objectives": dict(pool.admission.priorities),
         "share": share and describe_share(share),
         "learnt": pool.strategy.learnt(),

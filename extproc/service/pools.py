@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from extproc.budget import Budget
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Picker
 from extproc.routing.pool import Pool
@@ -17,7 +18,7 @@ from extproc.service.desks import Desks
 from extproc.service.keeper import PoolKeeper
 from extproc.service.objectives import Objectives
 from extproc.service.outages import Outages
-from extproc.service.wiring import build_route, build_source, set_limits
+from extproc.service.wiring import build_queue, build_route, build_source, set_limits
 from extproc.settings import PoolSettings
 from extproc.share.courier import Courier
 from extproc.telemetry import Metrics
@@ -32,8 +33,8 @@ class Pools:
     """One keeper per pool, and the picker that routes to them.
 
     `base` is the folder that relative paths in the settings start from. `publish` hears of every new
-    list of endpoints, `retract` of a pool that is gone; `courier` tells other gateways. Needs a
-    running event loop.
+    list of endpoints, `retract` of a pool that is gone; `courier` tells other gateways. Bodies of requests
+    that wait for room may have `hold_bytes`, all pools together. Needs a running event loop.
 
     Ready is a question about the whole service, and a proxy that is told no takes every pool's requests
     elsewhere. So at the start, and for `start_s` seconds at most, the pools of the first settings are
@@ -51,6 +52,7 @@ class Pools:
         publish: Callable[[str, Sequence[Endpoint]], None],
         retract: Callable[[str], None],
         courier: Courier | None = None,
+        hold_bytes: int = 1 << 26,
         start_s: float = 10.0,
     ) -> None:
         self.picker = Picker(())
@@ -61,6 +63,7 @@ class Pools:
         self._publish = publish
         self._retract = retract
         self._courier = courier
+        self._held = Budget(hold_bytes)
         self._outages = Outages(clock)
         self._started_s = clock() + start_s
         self._settings: dict[str, PoolSettings] = {}
@@ -117,6 +120,12 @@ class Pools:
         self._settings = wanted
         self._renew_picker()
 
+    def stop_holding(self) -> None:
+        """Refuses the requests that wait for room, and holds no more."""
+        for keeper in self:
+            if keeper.pool.queue is not None:
+                keeper.pool.queue.shut()
+
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -150,6 +159,7 @@ class Pools:
             on_strategy=self._renew_picker,
         )
         self._keepers[settings.name] = keeper
+        self._hold(pool, settings)
         if self._courier is not None:
             self._courier.keep(pool)
         self.objectives.keep(pool, settings)
@@ -157,7 +167,7 @@ class Pools:
 
     def _remove(self, name: str) -> None:
         self._tasks.pop(name).cancel()
-        del self._keepers[name]
+        self._keepers.pop(name).pool.hold(None)
         if self._courier is not None:
             self._courier.forget(name)
         self._outages.forget(name)
@@ -170,12 +180,17 @@ class Pools:
         set_limits(keeper.pool, after)
         self.objectives.keep(keeper.pool, after)
         self.desks.change(before, after)
+        if after.hold != before.hold:
+            self._hold(keeper.pool, after)
         if after.strategy != before.strategy:
             log.info("pool %s: strategy %s", after.name, after.strategy.name)
             keeper.use(build_strategy(after.strategy.name, after.strategy.options(), self._outside))
         if (after.endpoints, after.learn_models) != (before.endpoints, before.learn_models):
             self._tasks.pop(after.name).cancel()
             self._follow(after)
+
+    def _hold(self, pool: Pool, settings: PoolSettings) -> None:
+        pool.hold(build_queue(settings, self._held, self._clock, _later))
 
     def _on_change(self, name: str, endpoints: Sequence[Endpoint]) -> None:
         self._publish(name, endpoints)
@@ -185,3 +200,7 @@ class Pools:
         source = build_source(settings, self._base, self._outside.rng)
         run = self._keepers[settings.name].run(source)
         self._tasks[settings.name] = asyncio.create_task(run, name=f"pool {settings.name}")
+
+
+def _later(delay_s: float, action: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(delay_s, action)

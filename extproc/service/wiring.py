@@ -1,10 +1,11 @@
 """From settings to the parts they describe: pools, routes, sources, credentials."""
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random, SystemRandom
 
+from extproc.budget import Budget
 from extproc.cluster.dns import DnsSource
 from extproc.cluster.file import FileSource
 from extproc.cluster.inference_pool_source import InferencePoolSource, PoolName
@@ -24,6 +25,7 @@ from extproc.feedback.scraper import ScrapePlan
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Route
 from extproc.routing.pool import Gate, Pool
+from extproc.routing.queue import Later, Limits, Queue
 from extproc.routing.share.sealed import Seal
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
@@ -45,6 +47,18 @@ def set_limits(pool: Pool, settings: PoolSettings) -> None:
     pool.max_in_flight = settings.max_in_flight
     pool.fallbacks = settings.fallbacks
     pool.admission.has_shares = settings.fairness
+    if pool.queue is not None:
+        pool.queue.stir()
+
+
+def build_queue(
+    settings: PoolSettings, budget: Budget, clock: Callable[[], float], later: Later
+) -> Queue | None:
+    """`None`: the pool holds nobody."""
+    hold = settings.hold
+    if hold is None:
+        return None
+    return Queue(Limits(hold.wait_s, hold.requests, hold.settle_s), budget, clock=clock, later=later)
 
 
 def build_rules(settings: PoolSettings) -> Rules:

@@ -14,6 +14,7 @@ from extproc.stream.events import (
     Continue,
     ContinueAndTell,
     Event,
+    Held,
     Observed,
     Phase,
     Piece,
@@ -52,6 +53,9 @@ from extproc.stream.names import (
 _PREFIX: Final = b"\0" * 16
 # And of a pick's number.
 _TICKET: Final = b"\0\1" * 8
+
+# How much longer a proxy is to wait than a request is held: its answer has to come.
+_SPARE_S: Final = 2.0
 
 # Of longer messages the body is cut out.
 _LONG_BYTES: Final = 65_536
@@ -136,7 +140,7 @@ def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> Event
     return event
 
 
-def encode(reply: Reply) -> bytes:
+def encode(reply: Reply) -> bytes:  # noqa: PLR0911  # one for each kind of reply
     """Writes one `ProcessingResponse`."""
     match reply:
         case Continue():
@@ -149,6 +153,8 @@ def encode(reply: Reply) -> bytes:
             return _routed(reply)
         case Piece():
             return _piece(reply)
+        case Held():
+            return _later(reply)
         case Reading():
             raise ProtocolError("nothing to be said yet")
     return _answer(reply)
@@ -368,6 +374,12 @@ def _piece(reply: Piece) -> bytes:
         heads.append(tag + varint(size))
         size += len(heads[-1])
     return b"".join([*reversed(heads), reply.data, tail])
+
+
+def _later(reply: Held) -> bytes:
+    response = pb.ProcessingResponse()
+    response.override_message_timeout.FromNanoseconds(int((reply.wait_s + _SPARE_S) * 1e9))
+    return response.SerializeToString()
 
 
 def _answer(reply: Answer) -> bytes:

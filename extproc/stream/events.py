@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from extproc.errors import RequestError
 from extproc.routing.picker import Ask, Decision, Found, Picker
+from extproc.routing.queue import Waiter
 
 
 class BodyMode(IntEnum):
@@ -69,6 +70,15 @@ class BodyRead(Struct, frozen=True):
     found: Found | RequestError
 
 
+class Room(Struct, frozen=True):
+    """There may be room for a request that is held. The driver's own event, as its `waiter` is asked.
+
+    `is_last`: its time is over, and it is answered, whatever with.
+    """
+
+    is_last: bool = False
+
+
 class RequestTrailers(Struct, frozen=True):
     pass
 
@@ -104,6 +114,7 @@ Event = (
     | RequestBody
     | BodySkipped
     | BodyRead
+    | Room
     | RequestTrailers
     | ResponseHeaders
     | ResponseBody
@@ -139,6 +150,17 @@ class Reading(Struct, frozen=True):
 
     picker: Picker
     ask: Ask
+
+
+class Held(Struct, frozen=True):
+    """No endpoint yet: the request is held for `wait_s` at most, and `waiter` asks when it is to be tried.
+
+    `is_told`: the proxy understands that it takes longer.
+    """
+
+    waiter: Waiter
+    wait_s: float
+    is_told: bool
 
 
 class Served(Struct, frozen=True):
@@ -196,4 +218,4 @@ class Answer(Struct, frozen=True):
     pool: str = ""
 
 
-Reply = Continue | ContinueAndTell | Reading | Served | Routed | Piece | Answer
+Reply = Continue | ContinueAndTell | Reading | Held | Served | Routed | Piece | Answer

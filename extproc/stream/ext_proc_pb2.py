@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0e\x65xt_proc.proto\x12\x19\x65nvoy.service.ext_proc.v3\x1a\x1cgoogle/protobuf/struct.proto\"\xef\x05\n\x11ProcessingRequest\x12\x41\n\x0frequest_headers\x18\x02 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HttpHeadersH\x00\x12\x42\n\x10response_headers\x18\x03 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HttpHeadersH\x00\x12;\n\x0crequest_body\x18\x04 \x01(\x0b\x32#.envoy.service.ext_proc.v3.HttpBodyH\x00\x12<\n\rresponse_body\x18\x05 \x01(\x0b\x32#.envoy.service.ext_proc.v3.HttpBodyH\x00\x12\x43\n\x10request_trailers\x18\x06 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.HttpTrailersH\x00\x12\x44\n\x11response_trailers\x18\x07 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.HttpTrailersH\x00\x12=\n\x10metadata_context\x18\x08 \x01(\x0b\x32#.envoy.service.ext_proc.v3.Metadata\x12P\n\nattributes\x18\t \x03(\x0b\x32<.envoy.service.ext_proc.v3.ProcessingRequest.AttributesEntry\x12\x1a\n\x12observability_mode\x18\n \x01(\x08\x12I\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32\x30.envoy.service.ext_proc.v3.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"\x86\x05\n\x12ProcessingResponse\x12\x45\n\x0frequest_headers\x18\x01 \x01(\x0b\x32*.envoy.service.ext_proc.v3.HeadersResponseH\x00\x12\x46\n\x10response_headers\x18\x02 \x01(\x0b\x32*.envoy.service.ext_proc.v3.HeadersResponseH\x00\x12?\n\x0crequest_body\x18\x03 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyResponseH\x00\x12@\n\rresponse_body\x18\x04 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyResponseH\x00\x12G\n\x10request_trailers\x18\x05 \x01(\x0b\x32+.envoy.service.ext_proc.v3.TrailersResponseH\x00\x12H\n\x11response_trailers\x18\x06 \x01(\x0b\x32+.envoy.service.ext_proc.v3.TrailersResponseH\x00\x12J\n\x12immediate_response\x18\x07 \x01(\x0b\x32,.envoy.service.ext_proc.v3.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12@\n\rmode_override\x18\t \x01(\x0b\x32).envoy.service.ext_proc.v3.ProcessingModeB\n\n\x08response\"\xd7\x01\n\x15ProtocolConfiguration\x12\x42\n\x11request_body_mode\x18\x01 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12\x43\n\x12response_body_mode\x18\x02 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12\x35\n-send_body_without_waiting_for_header_response\x18\x03 \x01(\x08\"\xbd\x03\n\x0eProcessingMode\x12\x46\n\x13request_header_mode\x18\x01 \x01(\x0e\x32).envoy.service.ext_proc.v3.HeaderSendMode\x12G\n\x14response_header_mode\x18\x02 \x01(\x0e\x32).envoy.service.ext_proc.v3.HeaderSendMode\x12\x42\n\x11request_body_mode\x18\x03 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12\x43\n\x12response_body_mode\x18\x04 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12G\n\x14request_trailer_mode\x18\x05 \x01(\x0e\x32).envoy.service.ext_proc.v3.HeaderSendMode\x12H\n\x15response_trailer_mode\x18\x06 \x01(\x0e\x32).envoy.service.ext_proc.v3.HeaderSendMode\"[\n\x0bHttpHeaders\x12\x35\n\x07headers\x18\x01 \x01(\x0b\x32$.envoy.service.ext_proc.v3.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"F\n\x0cHttpTrailers\x12\x36\n\x08trailers\x18\x01 \x01(\x0b\x32$.envoy.service.ext_proc.v3.HeaderMap\"N\n\x0fHeadersResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"K\n\x0c\x42odyResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"V\n\x10TrailersResponse\x12\x42\n\x0fheader_mutation\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\"\xea\x01\n\x0e\x43ommonResponse\x12\x39\n\x06status\x18\x01 \x01(\x0e\x32).envoy.service.ext_proc.v3.ResponseStatus\x12\x42\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12>\n\rbody_mutation\x18\x03 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"\xa5\x01\n\x11ImmediateResponse\x12\x35\n\x06status\x18\x01 \x01(\x0b\x32%.envoy.service.ext_proc.v3.HttpStatus\x12:\n\x07headers\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\"k\n\x0eHeaderMutation\x12\x41\n\x0bset_headers\x18\x01 \x03(\x0b\x32,.envoy.service.ext_proc.v3.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"\x8e\x01\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x14\n\nclear_body\x18\x02 \x01(\x08H\x00\x12L\n\x11streamed_response\x18\x03 \x01(\x0b\x32/.envoy.service.ext_proc.v3.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"D\n\tHeaderMap\x12\x37\n\x07headers\x18\x01 \x03(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"\x91\x01\n\x11HeaderValueOption\x12\x36\n\x06header\x18\x01 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\x12\x44\n\rappend_action\x18\x03 \x01(\x0e\x32-.envoy.service.ext_proc.v3.HeaderAppendAction\"\xac\x01\n\x08Metadata\x12P\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x37.envoy.service.ext_proc.v3.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01*d\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04*1\n\x0eHeaderSendMode\x12\x0b\n\x07\x44\x45\x46\x41ULT\x10\x00\x12\x08\n\x04SEND\x10\x01\x12\x08\n\x04SKIP\x10\x02*8\n\x0eResponseStatus\x12\x0c\n\x08\x43ONTINUE\x10\x00\x12\x18\n\x14\x43ONTINUE_AND_REPLACE\x10\x01*d\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\x32\x7f\n\x11\x45xternalProcessor\x12j\n\x07Process\x12,.envoy.service.ext_proc.v3.ProcessingRequest\x1a-.envoy.service.ext_proc.v3.ProcessingResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0e\x65xt_proc.proto\x12\x19\x65nvoy.service.ext_proc.v3\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"\xef\x05\n\x11ProcessingRequest\x12\x41\n\x0frequest_headers\x18\x02 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HttpHeadersH\x00\x12\x42\n\x10response_headers\x18\x03 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HttpHeadersH\x00\x12;\n\x0crequest_body\x18\x04 \x01(\x0b\x32#.envoy.service.ext_proc.v3.HttpBodyH\x00\x12<\n\rresponse_body\x18\x05 \x01(\x0b\x32#.envoy.service.ext_proc.v3.HttpBodyH\x00\x12\x43\n\x10request_trailers\x18\x06 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.HttpTrailersH\x00\x12\x44\n\x11response_trailers\x18\x07 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.HttpTrailersH\x00\x12=\n\x10metadata_context\x18\x08 \x01(\x0b\x32#.envoy.service.ext_proc.v3.Metadata\x12P\n\nattributes\x18\t \x03(\x0b\x32<.envoy.service.ext_proc.v3.ProcessingRequest.AttributesEntry\x12\x1a\n\x12observability_mode\x18\n \x01(\x08\x12I\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32\x30.envoy.service.ext_proc.v3.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"\xc3\x05\n\x12ProcessingResponse\x12\x45\n\x0frequest_headers\x18\x01 \x01(\x0b\x32*.envoy.service.ext_proc.v3.HeadersResponseH\x00\x12\x46\n\x10response_headers\x18\x02 \x01(\x0b\x32*.envoy.service.ext_proc.v3.HeadersResponseH\x00\x12?\n\x0crequest_body\x18\x03 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyResponseH\x00\x12@\n\rresponse_body\x18\x04 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyResponseH\x00\x12G\n\x10request_trailers\x18\x05 \x01(\x0b\x32+.envoy.service.ext_proc.v3.TrailersResponseH\x00\x12H\n\x11response_trailers\x18\x06 \x01(\x0b\x32+.envoy.service.ext_proc.v3.TrailersResponseH\x00\x12J\n\x12immediate_response\x18\x07 \x01(\x0b\x32,.envoy.service.ext_proc.v3.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12@\n\rmode_override\x18\t \x01(\x0b\x32).envoy.service.ext_proc.v3.ProcessingMode\x12;\n\x18override_message_timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.DurationB\n\n\x08response\"\xd7\x01\n\x15ProtocolConfiguration\x12\x42\n\x11request_body_mode\x18\x01 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12\x43\n\x12response_body_mode\x18\x02 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12\x35\n-send_body_without_waiting_for_header_response\x18\x03 \x01(\x08\"\xbd\x03\n\x0eProcessingMode\x12\x46\n\x13request_header_mode\x18\x01 \x01(\x0e\x32).envoy.service.ext_proc.v3.HeaderSendMode\x12G\n\x14response_header_mode\x18\x02 \x01(\x0e\x32).envoy.service.ext_proc.v3.HeaderSendMode\x12\x42\n\x11request_body_mode\x18\x03 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12\x43\n\x12response_body_mode\x18\x04 \x01(\x0e\x32\'.envoy.service.ext_proc.v3.BodySendMode\x12G\n\x14request_trailer_mode\x18\x05 \x01(\x0e\x32).envoy.service.ext_proc.v3.HeaderSendMode\x12H\n\x15response_trailer_mode\x18\x06 \x01(\x0e\x32).envoy.service.ext_proc.v3.HeaderSendMode\"[\n\x0bHttpHeaders\x12\x35\n\x07headers\x18\x01 \x01(\x0b\x32$.envoy.service.ext_proc.v3.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"F\n\x0cHttpTrailers\x12\x36\n\x08trailers\x18\x01 \x01(\x0b\x32$.envoy.service.ext_proc.v3.HeaderMap\"N\n\x0fHeadersResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"K\n\x0c\x42odyResponse\x12;\n\x08response\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.CommonResponse\"V\n\x10TrailersResponse\x12\x42\n\x0fheader_mutation\x18\x01 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\"\xea\x01\n\x0e\x43ommonResponse\x12\x39\n\x06status\x18\x01 \x01(\x0e\x32).envoy.service.ext_proc.v3.ResponseStatus\x12\x42\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12>\n\rbody_mutation\x18\x03 \x01(\x0b\x32\'.envoy.service.ext_proc.v3.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"\xa5\x01\n\x11ImmediateResponse\x12\x35\n\x06status\x18\x01 \x01(\x0b\x32%.envoy.service.ext_proc.v3.HttpStatus\x12:\n\x07headers\x18\x02 \x01(\x0b\x32).envoy.service.ext_proc.v3.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\"k\n\x0eHeaderMutation\x12\x41\n\x0bset_headers\x18\x01 \x03(\x0b\x32,.envoy.service.ext_proc.v3.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"\x8e\x01\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x14\n\nclear_body\x18\x02 \x01(\x08H\x00\x12L\n\x11streamed_response\x18\x03 \x01(\x0b\x32/.envoy.service.ext_proc.v3.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"D\n\tHeaderMap\x12\x37\n\x07headers\x18\x01 \x03(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"\x91\x01\n\x11HeaderValueOption\x12\x36\n\x06header\x18\x01 \x01(\x0b\x32&.envoy.service.ext_proc.v3.HeaderValue\x12\x44\n\rappend_action\x18\x03 \x01(\x0e\x32-.envoy.service.ext_proc.v3.HeaderAppendAction\"\xac\x01\n\x08Metadata\x12P\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x37.envoy.service.ext_proc.v3.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01*d\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04*1\n\x0eHeaderSendMode\x12\x0b\n\x07\x44\x45\x46\x41ULT\x10\x00\x12\x08\n\x04SEND\x10\x01\x12\x08\n\x04SKIP\x10\x02*8\n\x0eResponseStatus\x12\x0c\n\x08\x43ONTINUE\x10\x00\x12\x18\n\x14\x43ONTINUE_AND_REPLACE\x10\x01*d\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\x32\x7f\n\x11\x45xternalProcessor\x12j\n\x07Process\x12,.envoy.service.ext_proc.v3.ProcessingRequest\x1a-.envoy.service.ext_proc.v3.ProcessingResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,58 +37,58 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
-  _globals['_BODYSENDMODE']._serialized_start=3806
-  _globals['_BODYSENDMODE']._serialized_end=3906
-  _globals['_HEADERSENDMODE']._serialized_start=3908
-  _globals['_HEADERSENDMODE']._serialized_end=3957
-  _globals['_RESPONSESTATUS']._serialized_start=3959
-  _globals['_RESPONSESTATUS']._serialized_end=4015
-  _globals['_HEADERAPPENDACTION']._serialized_start=4017
-  _globals['_HEADERAPPENDACTION']._serialized_end=4117
-  _globals['_PROCESSINGREQUEST']._serialized_start=76
-  _globals['_PROCESSINGREQUEST']._serialized_end=827
-  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_start=742
-  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_end=816
-  _globals['_PROCESSINGRESPONSE']._serialized_start=830
-  _globals['_PROCESSINGRESPONSE']._serialized_end=1476
-  _globals['_PROTOCOLCONFIGURATION']._serialized_start=1479
-  _globals['_PROTOCOLCONFIGURATION']._serialized_end=1694
-  _globals['_PROCESSINGMODE']._serialized_start=1697
-  _globals['_PROCESSINGMODE']._serialized_end=2142
-  _globals['_HTTPHEADERS']._serialized_start=2144
-  _globals['_HTTPHEADERS']._serialized_end=2235
-  _globals['_HTTPBODY']._serialized_start=2237
-  _globals['_HTTPBODY']._serialized_end=2284
-  _globals['_HTTPTRAILERS']._serialized_start=2286
-  _globals['_HTTPTRAILERS']._serialized_end=2356
-  _globals['_HEADERSRESPONSE']._serialized_start=2358
-  _globals['_HEADERSRESPONSE']._serialized_end=2436
-  _globals['_BODYRESPONSE']._serialized_start=2438
-  _globals['_BODYRESPONSE']._serialized_end=2513
-  _globals['_TRAILERSRESPONSE']._serialized_start=2515
-  _globals['_TRAILERSRESPONSE']._serialized_end=2601
-  _globals['_COMMONRESPONSE']._serialized_start=2604
-  _globals['_COMMONRESPONSE']._serialized_end=2838
-  _globals['_IMMEDIATERESPONSE']._serialized_start=2841
-  _globals['_IMMEDIATERESPONSE']._serialized_end=3006
-  _globals['_HTTPSTATUS']._serialized_start=3008
-  _globals['_HTTPSTATUS']._serialized_end=3034
-  _globals['_HEADERMUTATION']._serialized_start=3036
-  _globals['_HEADERMUTATION']._serialized_end=3143
-  _globals['_BODYMUTATION']._serialized_start=3146
-  _globals['_BODYMUTATION']._serialized_end=3288
-  _globals['_STREAMEDBODYRESPONSE']._serialized_start=3290
-  _globals['_STREAMEDBODYRESPONSE']._serialized_end=3349
-  _globals['_HEADERMAP']._serialized_start=3351
-  _globals['_HEADERMAP']._serialized_end=3419
-  _globals['_HEADERVALUE']._serialized_start=3421
-  _globals['_HEADERVALUE']._serialized_end=3481
-  _globals['_HEADERVALUEOPTION']._serialized_start=3484
-  _globals['_HEADERVALUEOPTION']._serialized_end=3629
-  _globals['_METADATA']._serialized_start=3632
-  _globals['_METADATA']._serialized_end=3804
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=3726
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=3804
-  _globals['_EXTERNALPROCESSOR']._serialized_start=4119
-  _globals['_EXTERNALPROCESSOR']._serialized_end=4246
+  _globals['_BODYSENDMODE']._serialized_start=3899
+  _globals['_BODYSENDMODE']._serialized_end=3999
+  _globals['_HEADERSENDMODE']._serialized_start=4001
+  _globals['_HEADERSENDMODE']._serialized_end=4050
+  _globals['_RESPONSESTATUS']._serialized_start=4052
+  _globals['_RESPONSESTATUS']._serialized_end=4108
+  _globals['_HEADERAPPENDACTION']._serialized_start=4110
+  _globals['_HEADERAPPENDACTION']._serialized_end=4210
+  _globals['_PROCESSINGREQUEST']._serialized_start=108
+  _globals['_PROCESSINGREQUEST']._serialized_end=859
+  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_start=774
+  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_end=848
+  _globals['_PROCESSINGRESPONSE']._serialized_start=862
+  _globals['_PROCESSINGRESPONSE']._serialized_end=1569
+  _globals['_PROTOCOLCONFIGURATION']._serialized_start=1572
+  _globals['_PROTOCOLCONFIGURATION']._serialized_end=1787
+  _globals['_PROCESSINGMODE']._serialized_start=1790
+  _globals['_PROCESSINGMODE']._serialized_end=2235
+  _globals['_HTTPHEADERS']._serialized_start=2237
+  _globals['_HTTPHEADERS']._serialized_end=2328
+  _globals['_HTTPBODY']._serialized_start=2330
+  _globals['_HTTPBODY']._serialized_end=2377
+  _globals['_HTTPTRAILERS']._serialized_start=2379
+  _globals['_HTTPTRAILERS']._serialized_end=2449
+  _globals['_HEADERSRESPONSE']._serialized_start=2451
+  _globals['_HEADERSRESPONSE']._serialized_end=2529
+  _globals['_BODYRESPONSE']._serialized_start=2531
+  _globals['_BODYRESPONSE']._serialized_end=2606
+  _globals['_TRAILERSRESPONSE']._serialized_start=2608
+  _globals['_TRAILERSRESPONSE']._serialized_end=2694
+  _globals['_COMMONRESPONSE']._serialized_start=2697
+  _globals['_COMMONRESPONSE']._serialized_end=2931
+  _globals['_IMMEDIATERESPONSE']._serialized_start=2934
+  _globals['_IMMEDIATERESPONSE']._serialized_end=3099
+  _globals['_HTTPSTATUS']._serialized_start=3101
+  _globals['_HTTPSTATUS']._serialized_end=3127
+  _globals['_HEADERMUTATION']._serialized_start=3129
+  _globals['_HEADERMUTATION']._serialized_end=3236
+  _globals['_BODYMUTATION']._serialized_start=3239
+  _globals['_BODYMUTATION']._serialized_end=3381
+  _globals['_STREAMEDBODYRESPONSE']._serialized_start=3383
+  _globals['_STREAMEDBODYRESPONSE']._serialized_end=3442
+  _globals['_HEADERMAP']._serialized_start=3444
+  _globals['_HEADERMAP']._serialized_end=3512
+  _globals['_HEADERVALUE']._serialized_start=3514
+  _globals['_HEADERVALUE']._serialized_end=3574
+  _globals['_HEADERVALUEOPTION']._serialized_start=3577
+  _globals['_HEADERVALUEOPTION']._serialized_end=3722
+  _globals['_METADATA']._serialized_start=3725
+  _globals['_METADATA']._serialized_end=3897
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=3819
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=3897
+  _globals['_EXTERNALPROCESSOR']._serialized_start=4212
+  _globals['_EXTERNALPROCESSOR']._serialized_end=4339
 # @@protoc_insertion_point(module_scope)

@@ -99,14 +99,19 @@ class Kept:
             self.body += data
         return True
 
-    def forget(self) -> None:
-        """Gives back what was counted, as often as one likes."""
+    def drop(self) -> None:
+        """Lets go of a body that was read and need not be given back. The proxy still holds what it has."""
         if self._budget is not None:
             self._budget.give(len(self.body))
+        self.body = b""
+
+    def forget(self) -> None:
+        """Gives back what was counted, as often as one likes."""
+        self.drop()
         if self._announced is not None:
             self._announced.give(self._announced_bytes)
         self._announced_bytes = 0
-        self.body, self.request, self.subset = b"", NO_REQUEST, None
+        self.request, self.subset = NO_REQUEST, None
 
 
 def pieces(data: bytes | bytearray, phase: Phase, end_of_stream: bool) -> Iterator[Piece]:

@@ -23,9 +23,11 @@ from extproc.stream.events import (
     BodyRead,
     BodySkipped,
     Event,
+    Held,
     Reading,
     Reply,
     RequestHeaders,
+    Room,
     Routed,
     Served,
 )
@@ -164,7 +166,8 @@ class _Stream:
         self._session = session
         self._wanted = wanted
         self._routed_s = 0.0
-        # What came while the body is read, or given back: it is heard after that, in its order.
+        # What came while the body is read, or given back, or the request held: it is heard after that, in
+        # its order.
         self._waiting: list[Callable[[], None]] | None = None
 
     def on_message(self, message: bytes | bytearray) -> None:
@@ -211,6 +214,9 @@ class _Stream:
                 self._waiting = []
                 self._service.read(reading, lambda found: self._has_read(found, start_s))
                 return
+            case [Held() as held]:
+                self._wait(held)
+                return
         # All of them or none: half an answer would be taken for one.
         encoded = [encode(reply) for reply in replies[:_AT_ONCE]]
         self._tell(replies, start_s)
@@ -245,6 +251,25 @@ class _Stream:
             self._hear(lambda: self._answer(BodyRead(found), start_s))
         else:
             self._fail_internally(found)
+        for hear in waiting:
+            hear()
+
+    def _wait(self, held: Held) -> None:
+        """Leaves the request in its pool's queue, whose turn it is to speak."""
+        self._waiting = []
+        held.waiter.ask = self._try
+        if held.is_told:
+            self._call.send(encode(held))
+
+    def _try(self, is_last: bool) -> None:
+        if self._waiting is None:
+            return  # the call is over
+        start_s = perf_counter()
+        waiting, self._waiting = self._waiting, None
+        self._hear(lambda: self._answer(Room(is_last), start_s))
+        if self._session.is_waiting:
+            self._waiting = waiting
+            return
         for hear in waiting:
             hear()
 

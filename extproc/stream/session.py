@@ -63,6 +63,11 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 # - A body that there is no room for is done without: routed as if there were none. But what nobody kept
 #   cannot be given back, and half a body must not reach an endpoint: then the request is refused.
 #
+# - A pool may hold requests that it has no room for (`routing.queue`). Such a one is decided, and its body
+#   read, but for the endpoint; it is tried again whenever there may be room, and answered as if it had just
+#   come. Nothing is said to the proxy meanwhile but, once, how long it may take (`override_message_timeout`),
+#   and only to one that told its modes: others fail at a message that answers nothing. A request whose body
+#   still comes, and that there is no room to keep, does not wait.
 # - Nothing of a response's body is of use. Where it would come although the request is buffered (Envoy AI
 #   Gateway's annotation, one mode for both), the headers' reply says not to send it: half the messages or
 #   more, and an answer that a proxy would hold back whole streams again.
@@ -81,6 +86,7 @@ from extproc.budget import Budget
 from extproc.errors import NoRoomForBody, RequestError
 from extproc.routing.picker import Ask, Found, Picker
 from extproc.routing.pool import Pick
+from extproc.routing.queue import End
 from extproc.routing.tickets import Tickets
 from extproc.stream.answers import list_models, refuse
 from extproc.stream.counted import Counted
@@ -92,6 +98,7 @@ from extproc.stream.events import (
     Continue,
     ContinueAndTell,
     Event,
+    Held,
     Phase,
     Piece,
     Reading,
@@ -102,11 +109,13 @@ from extproc.stream.events import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
+    Room,
     Routed,
     StreamConfig,
 )
 from extproc.stream.kept import NO_REQUEST, Kept, pieces
 from extproc.stream.names import GUARDED, REQUEST_ID
+from extproc.stream.waiting import Wait, seek
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 # One for all sessions that are routed, or over.
@@ -138,6 +147,7 @@ class Session:
         "_reads_apart",
         "_state",
         "_then",
+        "_wait",
     )
 
     def __init__(
@@ -166,9 +176,15 @@ class Session:
         self._has_begun = False
         self._reads_apart = reads_apart
         self._then: Callable[[Found | None], list[Reply]] | None = None
+        self._wait: Wait | None = None
 
     def __repr__(self) -> str:
         return f"<Session {self._state.name}>"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the request is held."""
+        return self._state is _WAITING
 
     def on(self, event: Event) -> list[Reply]:
         """Returns what to send back for `event`, in order; nothing more once the client is answered."""
@@ -178,6 +194,7 @@ class Session:
             return self._replies(event)
         except RequestError as error:
             path = self._kept.request.headers.get(":path", "")
+            self._stop_waiting(End.REFUSED)
             self.close()
             return [refuse(error, path)]
 
@@ -193,6 +210,7 @@ class Session:
     def close(self) -> None:
         """Releases what the request held. For every end: served, aborted, failed, shut down."""
         self._state = _CLOSED
+        self._stop_waiting(End.ABORTED)
         self._forget()
         self._counted.release()
 
@@ -208,6 +226,8 @@ class Session:
                 return self._state.skipped(self)
             case BodyRead():
                 return self._go_on_with(event)
+            case Room():
+                return self._try(event)
             case ResponseHeaders() | ResponseBody() | ResponseTrailers():
                 return self._on_response(event)
         return []  # observed: the proxy waits for nothing
@@ -254,11 +274,10 @@ class Session:
             self.close()
             return [list_models(self._picker.model_names())]
         if self._is_decided_by_headers(ask):
-            return [self._route(Phase.REQUEST_HEADERS, ask)]
+            return self._decide_by_headers(ask)
         if self._config.request_body in _BUFFERED:
             if not self._kept.announce():
-                routed = self._route(Phase.REQUEST_HEADERS, self._ask(None, fault=_no_room()))
-                return [replace(routed, is_unread=True)]
+                return [replace(self._route_without_body(Phase.REQUEST_HEADERS), is_unread=True)]
             self._state = _BUFFERING
             mode = self._config.request_body
             sends_answers = self._config.response_body not in {None, BodyMode.NONE}
@@ -278,6 +297,17 @@ class Session:
             case BodyMode.STREAMED:
                 return not self._config.sends_body_without_waiting
         return False
+
+    def _decide_by_headers(self, ask: Ask) -> list[Reply]:
+        request = self._kept.request
+        is_body_on_its_way = not request.end_of_stream and (
+            self._is_duplex or self._config.sends_body_without_waiting
+        )
+        if is_body_on_its_way and "upgrade" not in request.headers and self._picker.may_hold(ask):
+            # Who waits keeps its body, too; that counts from its beginning.
+            self._state = _HOLDING
+            return []
+        return self._seek(Phase.REQUEST_HEADERS, ask, None, lambda routed: [routed])
 
     def _go_on(self, _: RequestHeaders) -> list[Reply]:
         return [Continue(Phase.REQUEST_HEADERS)]
@@ -299,16 +329,16 @@ class Session:
         self._kept.put(event.data)
         ask = self._ask(event.data, is_partial=is_partial)
 
-        def go_on(found: Found | None) -> list[Reply]:
-            routed = self._route(Phase.REQUEST_BODY, ask, found)
-            if event.end_of_stream:
-                self._state = _PAST_BODY
+        is_whole = event.end_of_stream
+
+        def go_on(routed: Routed) -> list[Reply]:
+            self._state = _PAST_BODY if is_whole else _ROUTED
             return [routed]
 
-        return self._read(ask, go_on)
+        return self._read(ask, lambda found: self._seek(Phase.REQUEST_BODY, ask, found, go_on))
 
     def _decide_without(self) -> list[Reply]:
-        routed = self._route(Phase.REQUEST_BODY, self._ask(None, fault=_no_room()))
+        routed = self._route_without_body(Phase.REQUEST_BODY)
         self._state = _PAST_BODY
         return [routed]
 
@@ -330,8 +360,7 @@ class Session:
         phase = Phase.REQUEST_BODY if self._kept.request is NO_REQUEST else Phase.REQUEST_HEADERS
         ask = self._ask(None if fault else held, fault=fault)
 
-        def go_on(found: Found | None) -> list[Reply]:
-            routed = self._route(phase, ask, found)
+        def go_on(routed: Routed) -> list[Reply]:
             if has_ended:
                 self._state = _PAST_BODY
             if not self._is_duplex:
@@ -341,7 +370,9 @@ class Session:
                 routed = replace(routed, piece=next(given_back, _NO_PIECE))
             return [routed, *given_back, *more]
 
-        return self._read(ask, go_on)
+        if fault is not None:  # of a body that still comes nothing more can be kept, so it cannot wait
+            return go_on(self._route(phase, ask, self._picker.find(ask)))
+        return self._read(ask, lambda found: self._seek(phase, ask, found, go_on))
 
     def _end_by_trailers(self) -> list[Reply]:
         return self._stop_holding(None, Continue(Phase.REQUEST_TRAILERS))
@@ -361,6 +392,31 @@ class Session:
         if isinstance(event.found, RequestError):
             raise event.found
         return then(event.found)
+
+    # A pool without room: the request waits, where the pool holds some.
+
+    def _seek(
+        self, phase: Phase, ask: Ask, found: Found | None, then: Callable[[Routed], list[Reply]]
+    ) -> list[Reply]:
+        found = self._picker.find(ask) if found is None else found
+        queue = found[0].queue
+        if queue is None:
+            return then(self._route(phase, ask, found))
+        sought = seek(queue, ask, found, lambda ask, found: then(self._route(phase, ask, found)))
+        if not isinstance(sought, Wait):
+            return sought
+        self._wait, self._state = sought, _WAITING
+        if phase is Phase.REQUEST_BODY and not self._is_duplex:
+            self._kept.drop()
+        return [Held(sought.waiter, sought.wait_s, self._config is not UNTOLD)]
+
+    def _try(self, event: Room) -> list[Reply]:
+        return self._wait.again(is_last=event.is_last) if self.is_waiting and self._wait else []
+
+    def _stop_waiting(self, end: End) -> None:
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait.end(end)
 
     def _do_without(self) -> list[Reply]:
         if self._is_duplex:
@@ -416,7 +472,7 @@ class Session:
             fault=fault,
         )
 
-    def _route(self, phase: Phase, ask: Ask, found: Found | None = None) -> Routed:
+    def _route(self, phase: Phase, ask: Ask, found: Found) -> Routed:
         decision = self._picker.pick(ask, found)
         self._counted.take(decision.pick)
         request = self._kept.request
@@ -435,6 +491,10 @@ class Session:
             tell_response=skip_body and pick.pool.wants_response(pick.endpoint),
             ticket=self._counted.ticket,
         )
+
+    def _route_without_body(self, phase: Phase) -> Routed:
+        ask = self._ask(None, fault=_no_room())
+        return self._route(phase, ask, self._picker.find(ask))
 
     def _unwanted(self, headers: Iterable[str]) -> list[str]:
         passed = self._pass_headers
@@ -464,6 +524,7 @@ _NEW       = _State("new",       _S._begin,  _S._begin_body,  _S._lose,         
 _BUFFERING = _State("buffering", _S._go_on,  _S._decide,      _S._decide_without, _S._go_on_trailers)
 _HOLDING   = _State("holding",   _S._go_on,  _S._hold,        _S._do_without,     _S._end_by_trailers)
 _READING   = _State("reading",   _S._go_on,  _S._ignore,      _S._miss,           _S._go_on_trailers)
+_WAITING   = _State("waiting",   _S._go_on,  _S._ignore,      _S._miss,           _S._go_on_trailers)
 _ROUTED    = _State("routed",    _S._go_on,  _S._pass_on,     _S._miss,           _S._go_on_trailers)
 _PAST_BODY = _State("past body", _S._go_on,  _S._ignore,      _S._miss_response,  _S._go_on_trailers)
 _CLOSED    = _State("closed",    _S._go_on,  _S._ignore,      _S._lose,           _S._go_on_trailers)

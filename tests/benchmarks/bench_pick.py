@@ -14,6 +14,7 @@ from pathlib import Path
 import orjson
 from msgspec.structs import replace
 
+from extproc.budget import Budget
 from extproc.errors import Overloaded
 from extproc.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.routing.chain import Chain, chain_of
@@ -22,6 +23,7 @@ from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pool, Snapshot
 from extproc.routing.prefix_index import PrefixIndex
 from extproc.routing.prompt import parse
+from extproc.routing.queue import Limits, Queue
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.prefix_cache import PrefixCache
 from extproc.routing.strategies.prefix_hash import PrefixHash
@@ -165,9 +167,15 @@ def _resident_mb() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def sessions(count: int) -> Callable[[], None]:
-    """A whole stream without the socket: decode, session, encode, close."""
+def sessions(count: int, *, holds: bool = False) -> Callable[[], None]:
+    """A whole stream without the socket: decode, session, encode, close.
+
+    `holds`: its pool, which is not full, would hold requests.
+    """
     picker = build_picker(count)
+    if holds:
+        queue = Queue(Limits(), Budget(1 << 26), clock=lambda: 0.0, later=lambda *_: None)
+        picker.routes["llama"].pool.hold(queue)
     headers = RequestHeaders({":method": "POST", ":path": "/v1/chat/completions"}, config=StreamConfig())
     events = cycle([RequestBody(body) for body in bodies()])
 
@@ -215,6 +223,11 @@ def main() -> None:
     ]
     rows += [
         Row(f"stream without socket, {count} endpoints", time_us(sessions(count)), "µs") for count in COUNTS
+    ]
+    rows += [
+        Row(f"the same, its pool may hold requests, {count} endpoints", time_us(once), "µs")
+        for count in COUNTS
+        for once in [sessions(count, holds=True)]
     ]
     rows += [
         Row(f"arrival at {count} endpoints: snapshot, in a thread", time_us(arrivals(count), 20), "µs")

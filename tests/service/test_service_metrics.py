@@ -10,6 +10,7 @@ from prometheus_client import Metric
 
 from extproc.app import Application, Start
 from extproc.feedback.metrics import EXPECTED_CLASSES
+from extproc.routing.queue import End as QueueEnd
 from extproc.routing.share.messages import Echo, Letter
 from extproc.routing.strategies.base import Reason
 from extproc.routing.vitals import Vitals
@@ -40,6 +41,7 @@ pools:
 - name: qwen
   models: [qwen]
   endpoints: {static: ["10.0.0.2:8000"]}
+  hold: {}
   strategy: {name: round_robin}
 - name: mixtral
   models: [mixtral]
@@ -150,6 +152,7 @@ def test_every_label_value_is_in_the_docs() -> None:
         *FAULTS,
         *EXPECTED_CLASSES,
         *Reason,
+        *QueueEnd,
         *_whys(PromptError),
     }
 

@@ -91,6 +91,7 @@ def test_defaults_are_the_contract() -> None:
         "learn": False,
         "kv_tokens": None,
         "gateways": None,
+        "shed_cold": False,
     }
 
 
@@ -258,6 +259,7 @@ def test_prefix_cache_takes_an_engine_by_name() -> None:
         "learn": False,
         "kv_tokens": 500_000,
         "gateways": None,
+        "shed_cold": False,
     }
     assert "strategy.prefix_cache.engine: Input should be 'l4-llama8b-fp8'" in faults(
         written % ", engine: tpu"

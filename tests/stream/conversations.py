@@ -21,6 +21,7 @@ from extproc.stream.events import (
     Continue,
     ContinueAndTell,
     Event,
+    Held,
     Phase,
     Piece,
     Reading,
@@ -130,7 +131,7 @@ def summarize(reply: Reply) -> Expected:
             return Said(reply.status, error.get("code"), error.get("message", ""), retry_after)
         case Served():
             return Continue(Phase.RESPONSE_HEADERS)
-        case Reading():
+        case Reading() | Held():
             raise AssertionError("nothing that a proxy hears")
         case _:
             return reply

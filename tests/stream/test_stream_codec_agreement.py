@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from datetime import timedelta
 
 import pytest
 from envoy_data_plane.envoy.config.core.v3 import (
@@ -49,6 +50,7 @@ from extproc.stream.events import (
     Continue,
     ContinueAndTell,
     Event,
+    Held,
     Observed,
     Phase,
     Piece,
@@ -245,7 +247,7 @@ def test_what_is_no_request_raises(message: bytes) -> None:
         decode(message, ())
 
 
-def _expected(reply: Reply) -> ProcessingResponse:
+def _expected(reply: Reply) -> ProcessingResponse:  # noqa: PLR0911  # one for each kind of reply
     match reply:
         case Continue():
             return _answering(reply.phase, None)
@@ -256,6 +258,8 @@ def _expected(reply: Reply) -> ProcessingResponse:
             return response
         case Served():
             return _answering(Phase.RESPONSE_HEADERS, None)
+        case Held():
+            return ProcessingResponse(override_message_timeout=timedelta(seconds=reply.wait_s + 2))
         case Reading():
             raise AssertionError("nothing that is sent")
         case Piece():

@@ -17,6 +17,7 @@ from extproc.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Found, Picker, Route
 from extproc.routing.pool import Pool
+from extproc.routing.queue import Limits, Queue
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.prefix_cache import PrefixCache
 from extproc.routing.tickets import Tickets
@@ -40,6 +41,7 @@ from extproc.stream.events import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
+    Room,
     Routed,
     Served,
     StreamConfig,
@@ -577,6 +579,7 @@ EVENTS = st.one_of(
     ),
     st.builds(ResponseBody, st.binary(max_size=4), st.booleans()),
     st.builds(ResponseTrailers),
+    st.builds(Room, st.booleans()),
 )
 
 
@@ -587,7 +590,28 @@ def ranked_pool() -> Picker:
     return picker
 
 
-BUILDERS: list[Callable[[], Picker]] = [one_pool, two_pools, ranked_pool]
+def holding_pool() -> Picker:
+    """An empty one, and who comes is held; it is tried again when `Room` comes."""
+    picker = one_pool(())
+    pool = picker.routes["llama"].pool
+    pool.hold(Queue(Limits(), Budget(1 << 20), clock=lambda: 0.0, later=lambda *_: None))
+    return picker
+
+
+def opening_pool() -> Picker:
+    """One that is full of nothing, holds who comes, and is open when it is asked again."""
+    picker = holding_pool()
+    pool = picker.routes["llama"].pool
+    pool.book.on_less = None
+
+    def later(_: float, action: Callable[[], None]) -> None:
+        pool.replace([Endpoint("a", ADDRESSES[0])])
+
+    pool.hold(Queue(Limits(), Budget(1 << 20), clock=lambda: 0.0, later=later))
+    return picker
+
+
+BUILDERS: list[Callable[[], Picker]] = [one_pool, two_pools, ranked_pool, holding_pool, opening_pool]
 
 
 def ends_response(event: Event) -> bool:
@@ -676,6 +700,7 @@ def tell_all(
 
     assert in_flight(picker) == 0
     assert [len(route.pool.admission) for route in picker.routes.values()] == [0] * len(picker.routes)
+    assert not any(len(route.pool.queue or ()) for route in picker.routes.values())
     assert budget.used == 0
 
 

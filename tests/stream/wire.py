@@ -35,6 +35,7 @@ from extproc.stream.events import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
+    Room,
     StreamConfig,
 )
 from tests.stream.conversations import Expected, Said, Went
@@ -61,7 +62,7 @@ def read(message: bytes) -> Expected:
 
 def _request(event: Event) -> ProcessingRequest:
     match event:
-        case BodySkipped() | BodyRead():
+        case BodySkipped() | BodyRead() | Room():
             raise ValueError("it is what a transport says of a message, not a message")
         case Observed():
             return ProcessingRequest(request_headers=HttpHeaders(), observability_mode=True)

@@ -97,7 +97,7 @@ def endpoint(name: str, **fields: Any) -> dict[str, Any]:
 
 def described(*endpoints: dict[str, Any], **fields: Any) -> dict[str, Any]:
     told = {"name": "a", "age_s": 1.0, "fault": None, "in_flight": 0, "elsewhere": 0, "share": None}
-    return {**told, "learnt": {}, "endpoints": list(endpoints), **fields}
+    return {**told, "held": 2, "learnt": {}, "endpoints": list(endpoints), **fields}
 
 
 def test_pools_of_two_are_one_list() -> None:
@@ -115,7 +115,7 @@ def test_pools_of_two_are_one_list() -> None:
     [a, b] = merge_described([[first], [second, described(name="b")]])
 
     assert (a["name"], a["age_s"], a["fault"], a["learnt"]) == ("a", 1.0, "no DNS", {"samples": 9})
-    assert (a["in_flight"], a["elsewhere"], b["name"]) == (3, 0, "b")
+    assert (a["in_flight"], a["elsewhere"], a["held"], b["name"]) == (3, 0, 4, "b")
     assert a["endpoints"] == [
         endpoint("x", in_flight=3, state="cooling", adapters=["sql"]),
         endpoint("y"),

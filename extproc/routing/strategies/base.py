@@ -189,6 +189,10 @@ class Reading(ABC):
     learns: bool = False
     offers: Sequence[Offer] = ()
 
+    def sheds(self) -> bool:
+        """Whether the request had better be refused now, for the sake of those that are let in."""
+        return False
+
     @abstractmethod
     def choose(self, candidates: Candidates, count: int) -> Choice:
         """Returns up to `count` of the candidates (there is at least one), best first; changes nothing."""

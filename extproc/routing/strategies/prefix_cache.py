@@ -34,6 +34,7 @@ from extproc.routing.strategies.base import (
     Strategy,
 )
 from extproc.routing.strategies.belief import BYTES_PER_TOKEN, Belief
+from extproc.routing.strategies.cliff import Cliff
 from extproc.routing.strategies.engines import DEFAULT_ENGINE, ENGINES
 from extproc.routing.strategies.homes import Company
 from extproc.routing.strategies.weighing import Weighing
@@ -64,7 +65,8 @@ class PrefixCache(Strategy):
 
     `engine` names the constants, see `ENGINES`; `kv_tokens` is the size of an endpoint's KV cache, if
     other than the engine's. With several `gateways`, each with an index of its own, prompts have homes;
-    how many there are is told or found out.
+    how many there are is told or found out. `shed_cold` refuses new conversations where those that go on
+    outgrow the caches; for one gateway, or several that share their picks.
     """
 
     name = "prefix_cache"
@@ -78,6 +80,7 @@ class PrefixCache(Strategy):
         learn: bool = False,
         kv_tokens: int | None = None,
         gateways: int | None = None,
+        shed_cold: bool = False,
     ) -> None:
         if engine not in ENGINES:
             raise ValueError(f"{engine!r} is no engine: choose from {', '.join(ENGINES)}")
@@ -86,7 +89,9 @@ class PrefixCache(Strategy):
         self._clock, self._rng = outside.clock, outside.rng
         self._without_prompt = LeastLoad(outside, Reason.NO_PREFIX)
         self._backlogs = Backlogs()
-        self.company = Company(gateways)
+        # What another gateway answered looks like what was evicted: who sheds has to see all of it.
+        self.company = Company(gateways or (1 if shed_cold else None))
+        self._cliff = Cliff() if shed_cold else None
         self.belief = Belief(costs, kv_tokens, self.company, outside.rng if learn else None)
         self.index = PrefixIndex(int(kv_tokens * BYTES_PER_TOKEN))
         self._weighing = Weighing(outside, self.index, self._backlogs, self.belief, self.company)
@@ -142,13 +147,25 @@ class PrefixCache(Strategy):
     def take(self, holding: Holding, chain: Chain, presumed: int) -> Start:
         """Writes a request down; its endpoint may have `presumed` bytes of it from other gateways."""
         now = self._clock()
-        self.company.hear(chain, chain.reach(self.index.known(chain.hashes)))
+        found = chain.reach(self.index.known(chain.hashes))
+        self.company.hear(chain, found)
+        if self._cliff is not None and chain.answered:
+            self._cliff.hear(chain.answered, found)
         taken = self.index.take(holding, chain, now)
         reach = chain.reach(taken.had)
         to_do = chain.size - reach
         start = Start(taken, min(to_do, chain.size - presumed), self._backlogs.ms(holding.name, now), to_do)
         self._backlogs.add(holding.name, to_do * self.belief.ms_per_byte, now)
         return start
+
+    def sheds(self, chain: Chain) -> bool:
+        """Whether a prompt is a new conversation's that had better not begin now."""
+        if self._cliff is None or chain.answered or not self._cliff.refused:
+            return False
+        if not self.company.is_alone or self.company.misses or not self.index.is_full(self._clock()):
+            return False
+        is_cold = 2 * chain.reach(self.index.known(chain.hashes)) < chain.size
+        return is_cold and self._rng.random() < self._cliff.refused
 
     def offers(self, chain: Chain, candidates: Candidates) -> list[Offer]:
         """What the endpoints worth asking would cost, the cheapest first; never empty."""
@@ -216,6 +233,9 @@ class _Cached(Reading):
         self._late: tuple[str, Ending] | None = None
         self.key = chain.home
         self.offers: Sequence[Offer] = ()
+
+    def sheds(self) -> bool:
+        return self._strategy.sheds(self._chain)
 
     def choose(self, candidates: Candidates, count: int) -> Choice:
         self.offers = offers = self._strategy.offers(self._chain, candidates)

@@ -8,7 +8,7 @@ from math import inf
 from random import Random
 from typing import Final
 
-from extproc.errors import NoEndpoint, SettingsError
+from extproc.errors import NoEndpoint, Overloaded, SettingsError
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pick
 from extproc.routing.strategies.base import Ending, Outside
@@ -172,7 +172,7 @@ class _Fleet:
         flight.gateway = self._spreader.take(flight)
         try:
             pick = self._connect(self._gateways.pick(flight.gateway, self._write(flight)))
-        except NoEndpoint:
+        except (NoEndpoint, Overloaded):
             flight.is_failed = True
             self._spreader.give(flight)
             self._timeline.at(self._timeline.now, self._client.ended, flight)

@@ -57,6 +57,7 @@ def _merge(pools: Sequence[Described]) -> Described:
         "fault": next((pool["fault"] for pool in pools if pool["fault"]), None),
         "in_flight": sum(endpoint["in_flight"] for endpoint in members),
         "elsewhere": sum(endpoint["elsewhere"] for endpoint in members),
+        "held": sum(pool["held"] for pool in pools),
         "share": _merge_shares([pool["share"] for pool in pools if pool["share"]]),
         # Who heard of most requests knows best.
         "learnt": max((pool["learnt"] for pool in pools), key=lambda learnt: learnt.get("samples", 0)),
