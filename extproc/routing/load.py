@@ -96,23 +96,27 @@ class LoadBook:
 
     def _move(self, name: str, step: int) -> None:
         before = self._in_flight.get(name, 0)
-        if before + step:
-            self._in_flight[name] = before + step
+        after = before + step
+        if after:
+            self._in_flight[name] = after
         else:
             del self._in_flight[name]
         if name in self._places:
             self._leave_level(name, before)
-            self._enter_level(name, before + step)
+            self._enter_level(name, after)
             self.total += step
-            self._settle()
+            if not self._levels[self._lowest]:
+                self._settle()
         if step < 0 and self.on_less is not None:
             self.on_less()
 
     def _enter_level(self, name: str, level: int) -> None:
-        while level >= len(self._levels):
-            self._levels.append([])
-        self._places[name] = len(self._levels[level])
-        self._levels[level].append(name)
+        levels = self._levels
+        while level >= len(levels):
+            levels.append([])
+        names = levels[level]
+        self._places[name] = len(names)
+        names.append(name)
         self._lowest = min(self._lowest, level)
 
     def _leave_level(self, name: str, level: int) -> None:

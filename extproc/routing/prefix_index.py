@@ -16,7 +16,7 @@ Nothing here decides. Time comes in as an argument.
 #   of open requests never count against the room for the others as a whole: a tenth of it is always theirs.
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from math import exp
 from typing import Final
@@ -133,6 +133,16 @@ class Holding:
         moved = chain.bytes_between(first, blocks)
         self.pinned_bytes -= moved
         self.idle_bytes += moved
+
+    def touch(self, hashes: Sequence[int], blocks: int) -> None:
+        """Makes the first `blocks` of a chain, all of which it holds, young again."""
+        pinned = self.pinned
+        # Likewise: the pinned ones stand first, and are never evicted.
+        first = (
+            bisect_left(range(blocks), True, key=lambda number: hashes[number] not in pinned) if pinned else 0
+        )
+        # The tail first. By `deque`, which spends no time between one and the next.
+        deque(map(self.idle.move_to_end, reversed(hashes[first:blocks])), maxlen=0)
 
 
 class Taken(Struct, frozen=True):
@@ -259,7 +269,7 @@ class PrefixIndex:
         """Writes a chain down as one open request's, as far as there is room for it."""
         hashes = chain.hashes
         known = self.known(hashes)
-        self._use_forks(hashes, known, now)
+        self._use_forks(hashes, now)
         had = holding.depth(hashes, known)
         holding.pin(chain, had)
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
@@ -274,20 +284,16 @@ class PrefixIndex:
 
         We may never hear of its end, and what is pinned stays.
         """
-        hashes, idle, pinned = chain.hashes, holding.idle, holding.pinned
+        hashes, idle = chain.hashes, holding.idle
         if is_new:
-            self._use_forks(hashes, self.known(hashes), now)
-        had = holding.depth(hashes, len(hashes))
-        stop = min(len(hashes), had + max(0, holding.most_entries - len(pinned)))
+            self._use_forks(hashes, now)
+        had = len(hashes) if hashes[-1] in idle else holding.depth(hashes, len(hashes))
+        stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
             # The tail first: it is evicted before the head.
-            for block in reversed(hashes[had:stop]):
-                idle[block] = None
+            idle.update(dict.fromkeys(reversed(hashes[had:stop])))
             holding.idle_bytes += self._insert(holding, chain, had, stop, now)
-        for block in reversed(hashes[:had]):
-            if block in pinned:
-                break  # and so are all that lead to it
-            idle.move_to_end(block)
+        holding.touch(hashes, had)
         if stop > had:
             self._make_room(holding)
 
@@ -313,9 +319,9 @@ class PrefixIndex:
             if parent is not None and parent.heir == block and block not in self._blocks:
                 parent.heir = 0
 
-    def _use_forks(self, hashes: Sequence[int], known: int, now: float) -> None:
-        for fork in self.forks(hashes, known):
-            self._forks[hashes[fork - 1]].add(1, now)
+    def _use_forks(self, hashes: Sequence[int], now: float) -> None:
+        for fork in filter(self._forks.__contains__, hashes):
+            self._forks[fork].add(1, now)
 
     def _insert(self, holding: Holding, chain: Chain, start: int, stop: int, now: float) -> int:
         """Says of the blocks from `start` to `stop` that they are held, too; returns their bytes."""

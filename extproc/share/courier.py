@@ -1,6 +1,7 @@
 """Takes this gateway's letters to a carrier and the others' letters from it, for all pools.
 
-No request waits for anything here: a pick leaves its news in an outbox, and a timer posts them.
+No request waits for anything here: a pick leaves its news in an outbox, and a timer posts them, which the
+first of them sets. What other pools have to tell then goes out with them.
 """
 
 # The rules of what comes in:
@@ -28,8 +29,6 @@ from extproc.share.ration import Ration
 
 log = logging.getLogger("extproc.share")
 
-# News wait half of it on average, of the 20 ms that counts may always take.
-POST_S: Final = 0.01
 # The share of a core that one sender may take: some ten thousand picks a second.
 _TIME: Final = 0.1
 _NAME: Final = slice(len(VERSION), len(VERSION) + 8)
@@ -114,6 +113,8 @@ class Courier:
         self._pools: dict[int, Pool] = {}
         self._senders: OrderedDict[int, _Sender] = OrderedDict()
         self._strangers = Ration(_TIME, _TIME)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._posting: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Courier {self._me:016x} for {len(self._shares)} pools>"
@@ -122,7 +123,7 @@ class Courier:
         """Shares the picks of a pool from now on."""
         name = name_of(pool.name)
         self._pools[name] = pool
-        self._shares[name] = Share(pool, self._me)
+        self._shares[name] = Share(pool, self._me, self._plan_post)
 
     def forget(self, pool: str) -> None:
         """Tells the others that we are out of a pool."""
@@ -139,12 +140,14 @@ class Courier:
 
     async def run(self) -> None:
         """Shares until cancelled; then says farewell."""
+        self._loop = asyncio.get_running_loop()
+        self._plan_post()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.carrier.run(self))
-                tasks.create_task(self._repeat(POST_S, self._post))
-                tasks.create_task(self._repeat(HEARTBEAT_S, self._beat))
+                tasks.create_task(self._keep_beating())
         finally:
+            self._loop = None
             self._leave()
             await self.carrier.close()
 
@@ -188,15 +191,18 @@ class Courier:
             self.tally.count("heard")
             share.hear(letter, self._clock())
 
-    async def _repeat(self, every_s: float, routine: Callable[[], None]) -> None:
+    async def _keep_beating(self) -> None:
         while True:
-            await asyncio.sleep(every_s)
-            try:
-                routine()
-            except Exception as error:  # noqa: BLE001  # the next time may be good, and picks go on anyhow
-                log.error("sharing picks: %s", type(error).__name__)  # noqa: TRY400  # its text may quote a prompt
+            await asyncio.sleep(HEARTBEAT_S)
+            _guard(self._beat)
+
+    def _plan_post(self) -> None:
+        if self._loop is not None and self._posting is None and self._shares:
+            wait_s = min(share.wait_s for share in self._shares.values())
+            self._posting = self._loop.call_later(wait_s, _guard, self._post)
 
     def _post(self) -> None:
+        self._posting = None
         for share in self._shares.values():
             if len(share.outbox):
                 for letter in share.letters(self._clock()):
@@ -224,3 +230,11 @@ class Courier:
 
     def _send(self, letter: Letter) -> None:
         self.carrier.send(self._seal.close(letter))
+
+
+def _guard(routine: Callable[[], None]) -> None:
+    """Goes on after whatever went wrong: the next time may be good, and picks go on anyhow."""
+    try:
+        routine()
+    except Exception as error:  # noqa: BLE001  # as said
+        log.error("sharing picks: %s", type(error).__name__)  # noqa: TRY400  # its text may quote a prompt

@@ -67,7 +67,7 @@ class Mesh:
         self._receiver: Receiver | None = None
         self._server: asyncio.Server | None = None
         self._dialling: dict[str, asyncio.Task[None]] = {}
-        self._lines: dict[str, asyncio.Transport] = {}
+        self._lines: dict[str, _Outgoing] = {}
         self._dialled: dict[_Ends, str] = {}
         self._own: set[str] = set()
         self._incoming: set[_Incoming] = set()
@@ -106,7 +106,7 @@ class Mesh:
         for task in self._dialling.values():
             task.cancel()
         for line in self._lines.values():
-            line.close()
+            line.transport.close()
         for incoming in [*self._incoming]:
             incoming.end()
         if self._server is not None:
@@ -114,11 +114,12 @@ class Mesh:
 
     def send(self, data: bytes) -> None:
         parcel = len(data).to_bytes(_HEAD) + data
-        for line in self._lines.values():
-            is_open = not line.is_closing() and line.get_write_buffer_size() <= _PENDING_BYTES
-            self._tally.count("sent" if is_open else "unsent")
-            if is_open:
-                line.write(parcel)
+        lines = self._lines.values()
+        ready = [line.transport for line in lines if line.takes_more]
+        for transport in ready:
+            transport.write(parcel)
+        self._tally.count("sent", len(ready))
+        self._tally.count("unsent", len(lines) - len(ready))
 
     # A source's sink.
 
@@ -205,7 +206,7 @@ class Mesh:
         transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS
         )
-        self._lines[address] = transport
+        self._lines[address] = outgoing
         self._dialled[ends] = address
         try:
             await outgoing.ended.wait()
@@ -215,20 +216,29 @@ class Mesh:
 
 
 class _Outgoing(asyncio.Protocol):
-    """A line to a peer. Nothing comes back on it."""
+    """A line to a peer. Nothing comes back on it. `takes_more`: less than the limit waits to go out."""
+
+    transport: asyncio.Transport
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
-        self._transport: asyncio.Transport | None = None
+        self.takes_more = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
+        self.takes_more = True
+
+    def pause_writing(self) -> None:
+        self.takes_more = False
+
+    def resume_writing(self) -> None:
+        self.takes_more = True
 
     def data_received(self, _: bytes) -> None:
-        if self._transport is not None:
-            self._transport.abort()  # whoever this is, it is no peer
+        self.transport.abort()  # whoever this is, it is no peer
 
     def connection_lost(self, _: Exception | None) -> None:
+        self.takes_more = False
         self.ended.set()
 
 
@@ -237,7 +247,7 @@ class _Incoming(asyncio.Protocol):
 
     def __init__(self, mesh: Mesh, clock: Callable[[], float]) -> None:
         self.sender: int | None = None
-        self.heard_s = clock()
+        self.heard_s = clock()  # of its last bytes, while they are letters
         self._mesh = mesh
         self._clock = clock
         self._transport: asyncio.Transport | None = None
@@ -263,33 +273,34 @@ class _Incoming(asyncio.Protocol):
         if self.sender is None and self._mesh.is_ours(self._ends):
             self.end()
             return
-        self._buffer += data
-        if not self._take_letters():
+        now = self._clock()
+        if not self._take_letters(data, now):
             log.warning("a line from %s is closed: it brings no letters of this cluster", self._ends[0][0])
             self.end()
             return
         self._ration.spend(len(data))
-        wait_s = self._ration.wait_s(self._clock())
+        wait_s = self._ration.wait_s(now)
         if wait_s and self._transport is not None:
             self._transport.pause_reading()
             asyncio.get_running_loop().call_later(wait_s, self._resume)
 
-    def _take_letters(self) -> bool:
+    def _take_letters(self, data: bytes, now: float) -> bool:
         """Whether all that are here were a peer's, the same one always."""
         buffer, start = self._buffer, 0
-        while len(buffer) - start >= _HEAD:
-            end = start + _HEAD + int.from_bytes(buffer[start : start + _HEAD])
+        if buffer:
+            buffer += data
+            data = bytes(buffer)
+        while len(data) - start >= _HEAD:
+            end = start + _HEAD + int.from_bytes(data[start : start + _HEAD])
             if end - start - _HEAD > MAX_BYTES:
                 return False
-            if end > len(buffer):
+            if end > len(data):
                 break
-            sender = self._mesh.take(bytes(buffer[start + _HEAD : end]))
+            sender = self._mesh.take(data[start + _HEAD : end])
             if sender is None or self.sender not in {None, sender}:
                 return False
-            self.sender = sender
-            self.heard_s = self._clock()
-            start = end
-        del buffer[:start]
+            self.sender, self.heard_s, start = sender, now, end
+        buffer[:] = data[start:]
         return True
 
     def _resume(self) -> None:

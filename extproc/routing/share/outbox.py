@@ -1,7 +1,7 @@
 """Our own picks of a pool, as the letters that tell the others of them. Sends nothing itself."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from extproc.routing.pool import Pick
@@ -24,10 +24,14 @@ _MOST_NAMES: Final = 4 * MAX_ENDPOINTS
 
 
 class Outbox:
-    """Witnesses a pool's picks and keeps the news of them until somebody posts them."""
+    """Witnesses a pool's picks and keeps the news of them until somebody posts them.
 
-    def __init__(self) -> None:
+    `on_news` is called when there are some again.
+    """
+
+    def __init__(self, on_news: Callable[[], None] = lambda: None) -> None:
         self.picks = 0
+        self._on_news = on_news
         self._number = 0
         self._news: deque[Picked | Ended] = deque(maxlen=_MOST_NEWS)
         self._open: dict[int, tuple[Pick, int, int]] = {}  # by identity: two picks may be equal
@@ -45,7 +49,7 @@ class Outbox:
         self._number += 1
         self.picks += 1
         chain, missing = pick.reading.sent()
-        self._news.append(picked(self._number, endpoint, missing, chain))
+        self._add(picked(self._number, endpoint, missing, chain))
         self._open[id(pick)] = (pick, self._number, endpoint)
         self._counts[endpoint] = self._counts.get(endpoint, 0) + 1
 
@@ -55,7 +59,7 @@ class Outbox:
             return  # taken before anybody listened
         _, number, endpoint = found
         self._number += 1
-        self._news.append(Ended(self._number, endpoint, number))
+        self._add(Ended(self._number, endpoint, number))
         self._counts[endpoint] -= 1
         if not self._counts[endpoint]:
             del self._counts[endpoint]
@@ -80,6 +84,11 @@ class Outbox:
 
     def leave(self) -> Left:
         return Left()
+
+    def _add(self, news: Picked | Ended) -> None:
+        self._news.append(news)
+        if len(self._news) == 1:
+            self._on_news()
 
     def _name(self, endpoint: str) -> int:
         found = self._names.get(endpoint)

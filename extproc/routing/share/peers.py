@@ -54,12 +54,13 @@ class Peers:
         self._me = me
         self._peers: dict[int, _Peer] = {}
         self._counts: dict[int, int] = {}  # by endpoint, of all that are counted
+        self._stirred: set[int] = set()  # whose counts are others than the book's
         self._names: dict[int, str] = {}
         self._snapshot: Snapshot | None = None
         self._most = 0  # that were heard at one time, and did not leave
         self._heard_picks = 0
         self._per_s, self._rated_s = 0.0, 0.0
-        self._limit_s = limit_s(0.0, 0)
+        self.limit_s = limit_s(0.0, 0)
 
     def __repr__(self) -> str:
         now = self.neighbours
@@ -96,18 +97,20 @@ class Peers:
                     self._most -= 1
                     self._drop(letter.peer)
                     break
+        self._show()
 
     def check(self, now: float, picks: int) -> None:
         """Drops who is silent. To be called now and then; `picks` are our own since the last time."""
         self._follow()
         for name in [name for name, peer in self._peers.items() if now - peer.arrived_s > SILENCE_S]:
             self._drop(name)
+        self._show()
         passed_s = now - self._rated_s
         if passed_s > 0:
             weight = min(1.0, passed_s / _RATE_S)
             self._per_s += weight * ((picks + self._heard_picks) / passed_s - self._per_s)
             self._rated_s, self._heard_picks = now, 0
-        self._limit_s = limit_s(self._per_s, len(self._names))
+        self.limit_s = limit_s(self._per_s, len(self._names))
         # The strategy may be another one than a moment ago.
         self._tell()
 
@@ -115,6 +118,7 @@ class Peers:
         """Drops one whose connection is gone, before it has been silent for long."""
         if name in self._peers:
             self._drop(name)
+            self._show()
 
     def echoes(self, now: float) -> list[Echo]:
         """What a heartbeat of ours tells the others for their round trips."""
@@ -136,7 +140,7 @@ class Peers:
         for echo in letter.echoes:
             if echo.peer == self._me:
                 peer.delay.echo(sent_s, now, now - (echo.sent_us + echo.held_us) / 1e6)
-        peer.delay.hear(sent_s, now, self._limit_s)
+        peer.delay.hear(sent_s, now, self.limit_s)
         if peer.delay.is_prompt != peer.is_counted:
             peer.is_counted = peer.delay.is_prompt
             sign = 1 if peer.is_counted else -1
@@ -192,9 +196,15 @@ class Peers:
             self._counts[endpoint] = count
         else:
             del self._counts[endpoint]
-        name = self._names.get(endpoint)
-        if name is not None:
-            self._pool.book.hear(name, count)
+        self._stirred.add(endpoint)
+
+    def _show(self) -> None:
+        """Brings the book up to date, once for all that a letter says."""
+        for endpoint in self._stirred:
+            name = self._names.get(endpoint)
+            if name is not None:
+                self._pool.book.hear(name, self._counts.get(endpoint, 0))
+        self._stirred.clear()
 
     def _follow(self) -> None:
         """Shows the counts of endpoints that came in, and no more those of who went."""

@@ -1,13 +1,15 @@
 """One pool's part in the sharing: what a transport calls, whichever it is.
 
-A transport posts `letters` to all other gateways every few milliseconds while there are any, `heartbeat`
-every `HEARTBEAT_S`, and `farewell` when the service ends; what comes in it gives to `hear`, in any order. It
-may lose letters, and deliver them twice. Nothing here waits for it.
+A transport posts `letters` to all other gateways, `wait_s` after `on_news` was called, `heartbeat` every
+`HEARTBEAT_S`, and `farewell` when the service ends; what comes in it gives to `hear`, in any order. It may
+lose letters, and deliver them twice. Nothing here waits for it.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from extproc.routing.pool import Pool
+from extproc.routing.share.delay import wait_s
 from extproc.routing.share.messages import Letter, News
 from extproc.routing.share.names import name_of
 from extproc.routing.share.outbox import Outbox
@@ -22,15 +24,19 @@ class Share:
     `now` counts seconds and only forward, the same clock always.
     """
 
-    def __init__(self, pool: Pool, me: int) -> None:
+    def __init__(self, pool: Pool, me: int, on_news: Callable[[], None] = lambda: None) -> None:
         self.peers = Peers(pool, me)
-        self.outbox = Outbox()
+        self.outbox = Outbox(on_news)
         self.me, self._pool = me, name_of(pool.name)
         self._picks = 0
         pool.witness = self.outbox
 
     def __repr__(self) -> str:
         return f"<Share {self.peers!r}, {self.outbox!r}>"
+
+    @property
+    def wait_s(self) -> float:
+        return wait_s(self.peers.limit_s)
 
     def letters(self, now: float) -> list[Letter]:
         """What happened since the last time; empty where nothing did."""

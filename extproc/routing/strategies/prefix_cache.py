@@ -125,7 +125,8 @@ class PrefixCache(Strategy):
         holding, now = self.index.holding(endpoint), self._clock()
         if holding is not None:
             self.index.hear(holding, chain, now, is_new=True)
-            self._backlogs.add(endpoint, (missing or 0) * self.belief.ms_per_byte, now)
+            if missing:
+                self._backlogs.add(endpoint, missing * self.belief.ms_per_byte, now)
 
     def hear_end(self, endpoint: str, chain: Chain) -> None:
         holding = self.index.holding(endpoint)
