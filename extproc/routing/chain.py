@@ -15,7 +15,7 @@ prefixes. Here the same is done with text: tokens would need the model's tokeniz
 # - Where the prompt ends, for the same reason, unless it is bare text, which may go on anywhere.
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
@@ -33,6 +33,19 @@ _ASKED: Final = f"{TURN_START}user{TURN_TEXT}".encode()
 _SPOKEN: Final = tuple(
     f"{TURN_START}{role}{TURN_TEXT}".encode() for role in ("assistant", "function_call", "reasoning")
 )
+
+
+class Blocks(Protocol):
+    """What of a chain other gateways are told, and all that an index needs of it."""
+
+    @property
+    def hashes(self) -> Sequence[int]:
+        """First to last."""
+        ...
+
+    def bytes_between(self, start: int, stop: int) -> int:
+        """Bytes of the blocks from `start` to `stop`."""
+        ...
 
 
 class Chain(Struct, frozen=True):
@@ -62,7 +75,6 @@ class Chain(Struct, frozen=True):
         return self.reaches[blocks - 1] if blocks else 0
 
     def bytes_between(self, start: int, stop: int) -> int:
-        """Bytes of the blocks from `start` to `stop`."""
         return self._end(stop) - self._end(start)
 
     def _end(self, blocks: int) -> int:

@@ -23,7 +23,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from extproc.routing.chain import Chain
+from extproc.routing.chain import Blocks, Chain
 
 # What an endpoint's index costs at most: one entry for so many bytes of its capacity, about 350 bytes of
 # memory each. What a chat's cuts need is less: its blocks have 170 bytes and more on average.
@@ -136,13 +136,15 @@ class Holding:
 
     def touch(self, hashes: Sequence[int], blocks: int) -> None:
         """Makes the first `blocks` of a chain, all of which it holds, young again."""
-        pinned = self.pinned
-        # Likewise: the pinned ones stand first, and are never evicted.
-        first = (
-            bisect_left(range(blocks), True, key=lambda number: hashes[number] not in pinned) if pinned else 0
-        )
-        # The tail first. By `deque`, which spends no time between one and the next.
-        deque(map(self.idle.move_to_end, reversed(hashes[first:blocks])), maxlen=0)
+        idle, first = self.idle, 0
+        if self.pinned:
+            # Likewise: the pinned ones stand first, and are not evicted.
+            first = bisect_left(range(blocks), True, key=lambda number: hashes[number] in idle)
+        # The tail first. Without a loop of our own: each request of all gateways comes here twice.
+        try:  # noqa: SIM105  # and likewise without a context
+            deque(map(idle.move_to_end, reversed(hashes[first:blocks])), maxlen=0)
+        except KeyError:
+            pass  # these are no chain's blocks, but what a mad peer made up
 
 
 class Taken(Struct, frozen=True):
@@ -279,7 +281,7 @@ class PrefixIndex:
             self._make_room(holding)
         return Taken(had, stop)
 
-    def hear(self, holding: Holding, chain: Chain, now: float, *, is_new: bool) -> None:
+    def hear(self, holding: Holding, chain: Blocks, now: float, *, is_new: bool) -> None:
         """Writes a chain down that another gateway sent there, without pinning it; `is_new`: just now.
 
         We may never hear of its end, and what is pinned stays.
@@ -323,7 +325,7 @@ class PrefixIndex:
         for fork in filter(self._forks.__contains__, hashes):
             self._forks[fork].add(1, now)
 
-    def _insert(self, holding: Holding, chain: Chain, start: int, stop: int, now: float) -> int:
+    def _insert(self, holding: Holding, chain: Blocks, start: int, stop: int, now: float) -> int:
         """Says of the blocks from `start` to `stop` that they are held, too; returns their bytes."""
         hashes, blocks, alone = chain.hashes, self._blocks, holding.alone
         for number in range(start, stop):

@@ -7,7 +7,9 @@ first of them sets. What other pools have to tell then goes out with them.
 # The rules of what comes in:
 #
 # - A letter's number, the nonce's count, is higher than that of its sender's last one, or else it is dropped
-#   unread: recorded letters are worth nothing while their sender is known. Carriers keep the order.
+#   unread: recorded letters are worth nothing while their sender is known. Carriers keep the order. Senders
+#   that are heard are not forgotten for others, however many those are; and of one that is forgotten, or that
+#   we have not met since we started, nothing is believed before it has echoed us (`routing.share.peers`).
 # - One sender may take so much of our time and no more: what it says beyond that is dropped unread.
 #   Heartbeats heal it, as they heal a loss. All who are not known yet have one ration together.
 # - What is refused tells nothing back to who sent it.
@@ -31,6 +33,9 @@ log = logging.getLogger("extproc.share")
 
 # The share of a core that one sender may take: some ten thousand picks a second.
 _TIME: Final = 0.1
+# Of so many senders the numbers are known, of one that was silent for so long not always.
+_MOST_SENDERS: Final = 2 * MAX_PEERS
+_FORGOTTEN_S: Final = 60.0
 _NAME: Final = slice(len(VERSION), len(VERSION) + 8)
 _COUNT: Final = slice(len(VERSION) + 8, len(VERSION) + 12)
 
@@ -83,10 +88,10 @@ class Carrier(Protocol):
 class _Sender:
     """One who sent a letter of this cluster."""
 
-    __slots__ = ("count", "ration")
+    __slots__ = ("count", "heard_s", "ration")
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self) -> None:
+        self.count, self.heard_s = -1, 0.0
         self.ration = Ration(_TIME, _TIME)
 
 
@@ -153,43 +158,54 @@ class Courier:
 
     def take(self, data: bytes) -> int | None:
         started_s = perf_counter()
-        sender = int.from_bytes(data[_NAME])
-        known = self._senders.get(sender)
-        count = int.from_bytes(data[_COUNT])
-        if known is not None and count <= known.count:
+        name, count = int.from_bytes(data[_NAME]), int.from_bytes(data[_COUNT])
+        sender = self._senders.get(name)
+        if sender is not None and count <= sender.count:
             self.tally.count("repeated")
             return None
-        ration = known.ration if known is not None else self._strangers
+        ration = sender.ration if sender is not None else self._strangers
         if ration.wait_s(started_s):
             self.tally.count("flood")
-            return sender if known is not None else None
-        try:
-            letter = self._seal.open(data)
-        except LetterError as error:
-            why = str(error)
-            self.tally.count(why if why in RESULTS else "garbled")
-            ration.spend(perf_counter() - started_s)
-            return None
-        self._hear(letter, count)
+            return name if sender is not None else None
+        letter = self._open(data)
+        if letter is not None:
+            self._hear(letter, sender or self._admit(name), count)
         ration.spend(perf_counter() - started_s)
-        return sender
+        return name if letter is not None else None
 
     def lose(self, sender: int) -> None:
         for share in self._shares.values():
             share.peers.lose(sender)
 
-    def _hear(self, letter: Letter, count: int) -> None:
-        known = self._senders.get(letter.peer)
-        if known is None:
-            known = self._senders[letter.peer] = _Sender(count)
-            if len(self._senders) > 2 * MAX_PEERS:
-                self._senders.popitem(last=False)
-        known.count = count
+    def _open(self, data: bytes) -> Letter | None:
+        try:
+            return self._seal.open(data)
+        except LetterError as error:
+            why = str(error)
+            self.tally.count(why if why in RESULTS else "garbled")
+            return None
+
+    def _admit(self, name: int) -> _Sender | None:
+        """Remembers a new sender, in the place of one that has long been silent; `None`: there is none."""
+        if len(self._senders) >= _MOST_SENDERS:
+            oldest, sender = next(iter(self._senders.items()))
+            if self._clock() - sender.heard_s < _FORGOTTEN_S:
+                return None
+            del self._senders[oldest]
+        sender = self._senders[name] = _Sender()
+        return sender
+
+    def _hear(self, letter: Letter, sender: _Sender | None, count: int) -> None:
+        if sender is None:
+            self.tally.count("flood")
+            return
+        now = self._clock()
+        sender.count, sender.heard_s = count, now
         self._senders.move_to_end(letter.peer)
         share = self._shares.get(letter.pool)
         if share is not None and letter.peer != self._me:
             self.tally.count("heard")
-            share.hear(letter, self._clock())
+            share.hear(letter, now)
 
     async def _keep_beating(self) -> None:
         while True:

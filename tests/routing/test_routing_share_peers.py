@@ -12,10 +12,19 @@ from msgspec.structs import replace
 from extproc.routing.chain import Chain, chain_of
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pick, Pool
-from extproc.routing.share.messages import LETTER_BLOCKS, LETTER_NEWS, MAX_ENDPOINTS, Letter, Picked, Standing
+from extproc.routing.share.messages import (
+    LETTER_BLOCKS,
+    LETTER_NEWS,
+    MAX_ENDPOINTS,
+    Echo,
+    Letter,
+    News,
+    Picked,
+    Standing,
+)
 from extproc.routing.share.names import name_of
 from extproc.routing.share.outbox import Outbox
-from extproc.routing.share.peers import KEPT, MAX_PEERS
+from extproc.routing.share.peers import KEPT, MAX_PEERS, MAX_STRANGERS
 from extproc.routing.share.share import Share
 from extproc.routing.strategies.balanced import LeastLoad
 from extproc.routing.strategies.base import Neighbours, Reason
@@ -258,9 +267,50 @@ def test_a_letter_of_ours_of_another_pool_or_of_too_many_peers_is_left_alone() -
 
     assert other.share.peers.echoes(0.0) == before
 
-    other.hear([Letter(5_000 + number, name_of("llama"), 1) for number in range(MAX_PEERS + 5)])
+    other.hear(answered(other, 5_000 + number) for number in range(MAX_PEERS + 5))
 
     assert other.neighbours.heard == MAX_PEERS
+    assert one.neighbours.heard == 1
+
+
+def answered(gateway: Gateway, peer: int, *news: News, ago_s: float = 0.0) -> Letter:
+    """What a peer says that has heard a letter which this gateway sent so long ago."""
+    now_us = int(gateway.clock.now * 1e6)
+    echo = Echo(gateway.share.heartbeat(gateway.clock.now).peer, now_us - int(ago_s * 1e6), 0)
+    return Letter(peer, name_of("llama"), now_us, [*news], [echo])
+
+
+def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
+    """No block, no count, not even that it is there; an answer to a letter of long ago is none."""
+    gateway = Gateway(0, "abcd")
+    pick = Picked(1, name_of("a"), 5, (1, 2, 3))
+    stand = Standing(1, {name_of("a"): 1})
+    gateway.clock.now = 100.0
+    gateway.hear([Letter(7, name_of("llama"), 1, [pick, stand], [Echo(8, 1, 0)])])
+    gateway.hear([answered(gateway, 7, pick, stand, ago_s=10.1)])
+
+    assert gateway.neighbours == Neighbours()
+    assert sum(counts(gateway).values()) == gateway.strategy.index.known((1, 2, 3)) == 0
+
+    gateway.hear([answered(gateway, 7, pick, stand, ago_s=0.01)])
+
+    assert gateway.neighbours == Neighbours(1, 1, 0)
+    assert (sum(counts(gateway).values()), gateway.strategy.index.known((1, 2, 3))) == (1, 3)
+
+
+def test_strangers_take_nobodys_place() -> None:
+    """However many names somebody has recorded, who is known stays, and who is new comes in."""
+    one, other = (both := town(2)).gateways
+    other.hear(Letter(5_000 + number, name_of("llama"), 1) for number in range(3 * MAX_PEERS))
+    both.beat()
+
+    assert other.neighbours == Neighbours(1, 1, 0)
+    assert len(other.share.peers.echoes(0.0)) == 1 + MAX_STRANGERS
+
+    other.clock.now += 4.0
+    other.share.heartbeat(other.clock.now)
+
+    assert other.share.peers.echoes(0.0) == []
     assert one.neighbours.heard == 1
 
 
@@ -279,20 +329,21 @@ def test_a_letter_of_an_old_conversation_counts_for_nobody() -> None:
         fresh.share.heartbeat(fresh.clock.now)
         fresh.hear([letter])
 
-    assert fresh.neighbours.prompt == 0
+    assert fresh.neighbours == Neighbours()
     assert sum(counts(fresh).values()) == 0
 
 
 def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
     _, other = town(2).gateways
     sent_us = int(other.clock.now * 1e6)
-    picks = [Picked(number + 10, 5, 0, [number]) for number in range(KEPT + 10)]
-    here = [Picked(number + 10, name_of("a"), 0, [number], {7: 3}) for number in range(KEPT + 10)]
+    picks = [Picked(number + 10, 5, 0, (number,)) for number in range(KEPT + 10)]
+    here = [Picked(number + 10, name_of("a"), 0, (number,), {7: 3}) for number in range(KEPT + 10)]
     for news in (*picks, *here[: len(here) // 2]):
         other.hear([Letter(1_000, name_of("llama"), sent_us, [news])])
+    other.hear([answered(other, 5_000)])
     for news in here:
         other.hear([Letter(5_000, name_of("llama"), sent_us, [news])])
-    kept = [len(peer.chains) for peer in other.share.peers._peers.values()]
+    kept = [len(peer.picks) for peer in other.share.peers._peers.values()]
 
     assert kept == [0, KEPT]
 

@@ -28,6 +28,8 @@ _LONGEST_WAIT_S: Final = 0.05
 
 _SMOOTH: Final = 0.2
 _BELIEVED_S: Final = 60.0
+# An echo of what was sent longer ago may have been recorded, and says nothing of now.
+_LONGEST_ROUND_S: Final = 10.0
 _AGAIN: Final = 0.75
 
 
@@ -57,6 +59,11 @@ class Delay:
         self._turned_s = 0.0
         self._smoothed_s: float | None = None
 
+    @property
+    def has_echoed(self) -> bool:
+        """Whether it answered a letter of ours that was not old."""
+        return self._ahead_s is not None
+
     def __repr__(self) -> str:
         told = "unknown" if self._smoothed_s is None else f"{1000 * self._smoothed_s:.1f} ms"
         return f"<Delay {told}>"
@@ -70,7 +77,7 @@ class Delay:
         """Takes a letter that they sent at `sent_s` by their clock, at the end of such a round trip."""
         if now - self._turned_s > _BELIEVED_S and self._newer is not None:
             self._older, self._newer, self._turned_s = self._newer, None, now
-        if round_s >= 0 and (self._newer is None or round_s < self._newer[0]):
+        if 0 <= round_s <= _LONGEST_ROUND_S and (self._newer is None or round_s < self._newer[0]):
             self._newer = (round_s, sent_s + round_s / 2 - now)
             self._ahead_s = min(self._newer, self._older or self._newer)[1]
 

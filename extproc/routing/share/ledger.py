@@ -25,7 +25,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self._through = self._before = 0  # what the newest heartbeat counts in, and the one before it
-        self._heard: dict[int, tuple[int, int]] = {}  # endpoint and step by number, since `_before`
+        # By number, since `_before`: where a pick went, and of an end the endpoint's complement. Plain
+        # numbers, since there are thousands, which would be the garbage collector's work.
+        self._heard: dict[int, int] = {}
         self._open: dict[int, int] = {}  # below zero where ends came before their picks, or without
 
     def __repr__(self) -> str:
@@ -40,7 +42,7 @@ class Ledger:
         heard = self._heard
         if number <= self._before or number in heard or len(heard) >= _MOST:
             return None
-        heard[number] = (endpoint, step)
+        heard[number] = endpoint if step > 0 else ~endpoint
         return self._add(endpoint, step) if number > self._through else 0
 
     def stand(self, number: int, counts: Mapping[int, int]) -> None:
@@ -51,9 +53,9 @@ class Ledger:
             self._before, self._through = self._through, number
         self._open = dict(counts)
         self._heard = {place: heard for place, heard in self._heard.items() if place > self._before}
-        for place, (endpoint, step) in self._heard.items():
+        for place, heard in self._heard.items():
             if place > number:
-                self._add(endpoint, step)
+                self._add(*((heard, 1) if heard >= 0 else (~heard, -1)))
 
     def _add(self, endpoint: int, step: int) -> int:
         before = self._open.get(endpoint, 0)

@@ -1,6 +1,5 @@
 """What gateways tell each other of one pool: a letter with news, and with what its delay is known by."""
 
-from itertools import accumulate
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -35,14 +34,21 @@ class Picked(Struct, frozen=True, array_like=True, tag=1, gc=False):
     """A request went to an endpoint, where `missing` bytes of it have to be prefilled.
 
     `hashes` are the prompt's blocks, all of them: what an earlier letter said may have been lost. `odd` has
-    the lengths of those, by place, that have not just `BLOCK_BYTES`.
+    the lengths of those, by place, that have not just `BLOCK_BYTES`. So it is what an index needs.
     """
 
     number: Number
     endpoint: Name
     missing: _Bytes = 0
-    hashes: Annotated[list[Name], Meta(max_length=MAX_BLOCKS)] = []
+    # A tuple of numbers costs the garbage collector nothing; there are thousands of these.
+    hashes: Annotated[tuple[Name, ...], Meta(max_length=MAX_BLOCKS)] = ()
     odd: Annotated[dict[_Place, _Length], Meta(max_length=MAX_BLOCKS)] = {}
+
+    def bytes_between(self, start: int, stop: int) -> int:
+        if stop == start + 1:
+            return self.odd.get(start, BLOCK_BYTES)
+        odd = [length - BLOCK_BYTES for place, length in self.odd.items() if start <= place < stop]
+        return (stop - start) * BLOCK_BYTES + sum(odd)
 
 
 class Ended(Struct, frozen=True, array_like=True, tag=2, gc=False):
@@ -89,22 +95,9 @@ def picked(number: int, endpoint: int, missing: int, chain: Chain | None) -> Pic
     """Tells of a pick; `chain` is the prompt as the endpoint's cache will have it, `None`: nobody looked."""
     if chain is None:
         return Picked(number, endpoint, missing)
-    hashes, odd, start = [*chain.hashes[:MAX_BLOCKS]], {}, 0
+    hashes, odd, start = tuple(chain.hashes[:MAX_BLOCKS]), {}, 0
     for place, end in enumerate(chain.ends[:MAX_BLOCKS]):
         if end - start != BLOCK_BYTES:
             odd[place] = end - start
         start = end
     return Picked(number, endpoint, missing, hashes, odd)
-
-
-def chain_in(news: Picked) -> Chain | None:
-    """Returns the blocks that a pick tells of; who said what in them, it does not tell."""
-    hashes, blocks = news.hashes, len(news.hashes)
-    if not blocks:
-        return None
-    lengths = [BLOCK_BYTES] * blocks
-    for place, length in news.odd.items():
-        if place < blocks:
-            lengths[place] = length
-    ends = [*accumulate(lengths)]
-    return Chain(hashes, ends, ends, ends[-1], hashes[0], 0)

@@ -4,6 +4,9 @@
 #
 # - What a peer picked is what we picked, but for this: it pins nothing, for we may never hear of its end, and
 #   it is counted as that peer's, so that all of it can be taken back at once.
+# - Who is new is a stranger, until it echoes a letter of ours that is not old: nothing that it says before
+#   is believed. It may all have been recorded, before we started or while it lived, and be played again;
+#   our name is drawn anew at each start, and an echo has to be younger than ten seconds, see `delay`.
 # - Blocks are worth knowing however late they come. Counts, and prefill to be done, are taken only of a peer
 #   whose news come promptly, see `delay`; else its requests count for nothing, as if nobody had told.
 # - A peer of which nothing came for `SILENCE_S` is lost: its counts go. Whether it is gone or only not heard,
@@ -16,11 +19,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from extproc.routing.chain import Chain
 from extproc.routing.pool import Pool, Snapshot
 from extproc.routing.share.delay import Delay, limit_s
 from extproc.routing.share.ledger import Ledger
-from extproc.routing.share.messages import MAX_ECHOES, Echo, Ended, Letter, Picked, Standing, chain_in
+from extproc.routing.share.messages import MAX_ECHOES, Echo, Ended, Letter, Picked, Standing
 from extproc.routing.share.names import name_of
 from extproc.routing.strategies.base import Neighbours
 
@@ -30,18 +32,19 @@ _RATE_S: Final = 5.0
 # Open requests of a peer whose blocks are kept, to be touched at their ends.
 KEPT: Final = 2_048
 MAX_PEERS: Final = 256
+MAX_STRANGERS: Final = 64
 
 
 class _Peer:
     """One other gateway, from its first letter until it is lost. `is_counted`: its counts are in the book."""
 
-    __slots__ = ("arrived_s", "chains", "delay", "is_counted", "ledger", "sent_us")
+    __slots__ = ("arrived_s", "delay", "is_counted", "ledger", "picks", "sent_us")
 
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.delay = Delay()
         self.is_counted = False
-        self.chains: OrderedDict[int, tuple[int, Chain]] = OrderedDict()
+        self.picks: OrderedDict[int, Picked] = OrderedDict()
         self.arrived_s = 0.0
         self.sent_us = 0  # of the last letter, by its clock
 
@@ -53,6 +56,7 @@ class Peers:
         self._pool = pool
         self._me = me
         self._peers: dict[int, _Peer] = {}
+        self._strangers: OrderedDict[int, _Peer] = OrderedDict()
         self._counts: dict[int, int] = {}  # by endpoint, of all that are counted
         self._stirred: set[int] = set()  # whose counts are others than the book's
         self._names: dict[int, str] = {}
@@ -78,12 +82,15 @@ class Peers:
 
     def hear(self, letter: Letter, now: float) -> None:
         """Takes a letter about this pool; our own are left alone."""
-        peer = self._peer(letter.peer)
-        if peer is None:
+        if letter.peer == self._me:
             return
-        self._follow()
+        peer = self._peers.get(letter.peer) or self._stranger(letter.peer)
         if letter.sent_us >= peer.sent_us:
             peer.sent_us, peer.arrived_s = letter.sent_us, now
+        self._listen(peer, letter, now)
+        if letter.peer not in self._peers and not self._believe(letter.peer, peer):
+            return
+        self._follow()
         self._time(peer, letter, now)
         for news in letter.news:
             match news:
@@ -105,6 +112,8 @@ class Peers:
         for name in [name for name, peer in self._peers.items() if now - peer.arrived_s > SILENCE_S]:
             self._drop(name)
         self._show()
+        for name in [name for name, peer in self._strangers.items() if now - peer.arrived_s > SILENCE_S]:
+            del self._strangers[name]
         passed_s = now - self._rated_s
         if passed_s > 0:
             weight = min(1.0, passed_s / _RATE_S)
@@ -124,23 +133,34 @@ class Peers:
         """What a heartbeat of ours tells the others for their round trips."""
         return [
             Echo(name, peer.sent_us, max(0, int((now - peer.arrived_s) * 1e6)))
-            for name, peer in [*self._peers.items()][:MAX_ECHOES]
+            for name, peer in [*self._peers.items(), *self._strangers.items()][:MAX_ECHOES]
         ]
 
-    def _peer(self, name: int) -> _Peer | None:
-        peer = self._peers.get(name)
-        if peer is None and name != self._me and len(self._peers) < MAX_PEERS:
-            peer = self._peers[name] = _Peer()
-            self._most = max(self._most, len(self._peers))
-            self._tell()
+    def _stranger(self, name: int) -> _Peer:
+        """Returns one of whom nothing is believed yet; the oldest of too many are forgotten."""
+        peer = self._strangers.get(name)
+        if peer is None:
+            peer = self._strangers[name] = _Peer()
+            if len(self._strangers) > MAX_STRANGERS:
+                self._strangers.popitem(last=False)
         return peer
 
-    def _time(self, peer: _Peer, letter: Letter, now: float) -> None:
-        sent_s = letter.sent_us / 1e6
+    def _believe(self, name: int, peer: _Peer) -> bool:
+        """Whether a stranger is a peer from now on."""
+        if not peer.delay.has_echoed or len(self._peers) == MAX_PEERS:
+            return False
+        self._peers[name] = self._strangers.pop(name)
+        self._most = max(self._most, len(self._peers))
+        self._tell()
+        return True
+
+    def _listen(self, peer: _Peer, letter: Letter, now: float) -> None:
         for echo in letter.echoes:
             if echo.peer == self._me:
-                peer.delay.echo(sent_s, now, now - (echo.sent_us + echo.held_us) / 1e6)
-        peer.delay.hear(sent_s, now, self.limit_s)
+                peer.delay.echo(letter.sent_us / 1e6, now, now - (echo.sent_us + echo.held_us) / 1e6)
+
+    def _time(self, peer: _Peer, letter: Letter, now: float) -> None:
+        peer.delay.hear(letter.sent_us / 1e6, now, self.limit_s)
         if peer.delay.is_prompt != peer.is_counted:
             peer.is_counted = peer.delay.is_prompt
             sign = 1 if peer.is_counted else -1
@@ -155,14 +175,13 @@ class Peers:
         self._heard_picks += 1
         if step and peer.is_counted:
             self._add(news.endpoint, step)
-        chain = chain_in(news)
         name = self._names.get(news.endpoint)
-        if chain is None or name is None:
+        if not news.hashes or name is None:
             return
-        peer.chains[news.number] = (news.endpoint, chain)
-        if len(peer.chains) > KEPT:
-            peer.chains.popitem(last=False)
-        self._pool.strategy.hear_pick(name, chain, news.missing if peer.is_counted else None)
+        peer.picks[news.number] = news
+        if len(peer.picks) > KEPT:
+            peer.picks.popitem(last=False)
+        self._pool.strategy.hear_pick(name, news, news.missing if peer.is_counted else None)
 
     def _hear_end(self, peer: _Peer, news: Ended) -> None:
         step = peer.ledger.note(news.number, news.endpoint, -1)
@@ -170,10 +189,10 @@ class Peers:
             return
         if step and peer.is_counted:
             self._add(news.endpoint, step)
-        endpoint, chain = peer.chains.pop(news.pick, (0, None))
-        name = self._names.get(endpoint)
-        if chain is not None and name is not None:
-            self._pool.strategy.hear_end(name, chain)
+        pick = peer.picks.pop(news.pick, None)
+        name = self._names.get(pick.endpoint) if pick is not None else None
+        if pick is not None and name is not None:
+            self._pool.strategy.hear_end(name, pick)
 
     def _stand(self, peer: _Peer, news: Standing) -> None:
         before = peer.ledger.counts()

@@ -10,9 +10,9 @@
 #   for every block.
 # - A nonce is never used twice under one key: it is the peer's name, 64 bits drawn at random when it starts,
 #   and a count of its letters.
-# - An old letter sent once more is dropped by its numbers while its peer is known. Of a peer long gone it may
-#   tell blocks again, which costs a prefill at worst, but counts nothing: who is counted has to echo a
-#   letter of ours, see `delay`.
+# - An old letter sent once more is dropped by its number while its sender is known. Of a sender that is not
+#   nothing is believed, no block, no count, not even that it is there, until it echoes a letter that we sent
+#   just now; see `peers`. So letters from before we started, or of who is long gone, are worth nothing.
 # - Who has the secret can do everything: it is as good as a gateway.
 #
 # The first byte is the version of all this, and of how prompts are cut into blocks: gateways of two versions

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from extproc.routing.chain import Chain
+from extproc.routing.chain import Blocks, Chain
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.load import LoadBook
 from extproc.routing.prompt import Prompt
@@ -302,7 +302,7 @@ class Strategy(Protocol):
     def hear_pick(  # likewise
         self,
         endpoint: str,  # noqa: ARG002
-        chain: Chain,  # noqa: ARG002
+        blocks: Blocks,  # noqa: ARG002
         missing: int | None,  # noqa: ARG002
     ) -> None:
         """Hears where another gateway sent a prompt, and how many bytes of it are to be prefilled there.
@@ -311,7 +311,7 @@ class Strategy(Protocol):
         """
         return
 
-    def hear_end(self, endpoint: str, chain: Chain) -> None:  # noqa: ARG002  # likewise
+    def hear_end(self, endpoint: str, blocks: Blocks) -> None:  # noqa: ARG002  # likewise
         """Hears that such a prompt was just being answered there."""
         return
 

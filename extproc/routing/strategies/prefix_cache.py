@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from extproc.routing.chain import Chain, chain_of
+from extproc.routing.chain import Blocks, Chain, chain_of
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.prefix import routing_key
 from extproc.routing.prefix_index import Holding, PrefixIndex, Taken
@@ -121,17 +121,17 @@ class PrefixCache(Strategy):
     def meet(self, neighbours: Neighbours) -> None:
         self.company.meet(neighbours, self._clock())
 
-    def hear_pick(self, endpoint: str, chain: Chain, missing: int | None) -> None:
+    def hear_pick(self, endpoint: str, blocks: Blocks, missing: int | None) -> None:
         holding, now = self.index.holding(endpoint), self._clock()
         if holding is not None:
-            self.index.hear(holding, chain, now, is_new=True)
+            self.index.hear(holding, blocks, now, is_new=True)
             if missing:
                 self._backlogs.add(endpoint, missing * self.belief.ms_per_byte, now)
 
-    def hear_end(self, endpoint: str, chain: Chain) -> None:
+    def hear_end(self, endpoint: str, blocks: Blocks) -> None:
         holding = self.index.holding(endpoint)
         if holding is not None:
-            self.index.hear(holding, chain, self._clock(), is_new=False)
+            self.index.hear(holding, blocks, self._clock(), is_new=False)
 
     def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Callable[[], Mapping[str, int]]) -> None:
         self.belief.sense(endpoint, vitals, in_flight, self.index)
