@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from extproc.errors import SettingsError
-from extproc.routing.share.messages import Ended, Letter, Picked
+from extproc.routing.share.messages import Echo, Ended, Letter, Picked
 from extproc.routing.share.names import name_of
 from extproc.routing.share.sealed import MAX_BYTES, Seal
 from extproc.routing.strategies.base import Neighbours
@@ -215,7 +215,9 @@ async def _rave(gateway: Gateway) -> None:
         while True:
             for _ in range(20):
                 news = [Ended(number + step, step, 1) for step in range(512)]
-                letter = seal.close(Letter(666, name_of("llama"), int(monotonic() * 1e6), [*news], []))
+                now_us = int(monotonic() * 1e6)
+                echo = Echo(gateway.courier._me, now_us, 0)  # so it is believed
+                letter = seal.close(Letter(666, name_of("llama"), now_us, [*news], [echo]))
                 writer.write(len(letter).to_bytes(4) + letter)
                 number += 512
             await writer.drain()
