@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, cast
 
 import grpc.aio
@@ -36,6 +37,7 @@ class Sharing(Service):
         super().__init__(directory, port=ports[0], admin_port=ports[1], environment={"SECRET": SECRET})
 
     def share(self, **share: Any) -> None:
+        """Shares so; not at all without anything said."""
         self.configure([pool(ENDPOINTS, {"name": "prefix_cache"}, probe=False)])
         settings = yaml.safe_load(self.config.read_text())
         if share:
@@ -56,21 +58,21 @@ def build(tmp_path: Path, count: int, *, is_shared: bool = True) -> list[Sharing
     meshes = [f"127.0.0.1:{service.mesh_port}" for service in services]
     for service, listen in zip(services, meshes, strict=True):
         mesh = {"listen": listen, "peers": {"static": meshes}}
-        service.share(**(_settings(mesh=mesh) if is_shared else {}))
+        service.share(**(share_settings(mesh=mesh) if is_shared else {}))
     return services
 
 
-def _settings(**carrier: Any) -> dict[str, Any]:
+def share_settings(**carrier: Any) -> dict[str, Any]:
     return {"cluster": "llm", "secret": {"env": "SECRET"}, **carrier}
 
 
 @pytest.fixture
 def four(tmp_path: Path) -> Iterator[list[Sharing]]:
     with ExitStack() as stack:
-        yield _started(build(tmp_path, 4), stack)
+        yield started(build(tmp_path, 4), stack)
 
 
-def _started(services: list[Sharing], stack: ExitStack) -> list[Sharing]:
+def started(services: list[Sharing], stack: ExitStack) -> list[Sharing]:
     for service in services:
         stack.enter_context(service)
     for service in services:
@@ -106,10 +108,20 @@ class Proxy:
         await call.read()
 
 
-async def hit_rate(services: Sequence[Service], conversations: int, turns: int) -> float:
-    """The share of later turns that went where the turn before went, each turn by a gateway at random."""
+async def hit_rate(
+    services: Sequence[Service],
+    conversations: int,
+    turns: int,
+    *,
+    seed: int = 1,
+    waits_s: list[float] | None = None,
+) -> float:
+    """The share of later turns that went where the turn before went, each turn by a gateway at random.
+
+    Other conversations for each `seed`. `waits_s` gets how long each decision took.
+    """
     proxy = Proxy(services)
-    rng = random.Random(1)
+    rng = random.Random(seed)
     hits = 0
 
     async def talk(number: int) -> None:
@@ -118,12 +130,15 @@ async def hit_rate(services: Sequence[Service], conversations: int, turns: int) 
         before = None
         await asyncio.sleep(rng.random())
         for turn in range(turns):
-            said.append(f"question {number} {turn} " + "words " * 200)
+            said.append(f"question {seed} {number} {turn} " + "words " * 200)
+            asked_s = monotonic()
             async with proxy.asking(rng.randrange(len(services)), said) as endpoint:
+                if waits_s is not None:
+                    waits_s.append(monotonic() - asked_s)
                 await asyncio.sleep(0.1)
             hits += endpoint == before
             before = endpoint
-            said.append(f"answer {number} {turn} " + "words " * 100)
+            said.append(f"answer {seed} {number} {turn} " + "words " * 100)
             await asyncio.sleep(0.2 + 0.2 * rng.random())
 
     await asyncio.gather(*(talk(number) for number in range(conversations)))
@@ -136,7 +151,7 @@ async def test_four_gateways_hit_as_often_as_one(tmp_path: Path, four: list[Shar
     await asyncio.to_thread(eventually, lambda: all(service.peers() == 3 for service in four), LONG_S)
     shared = await hit_rate(four, 40, 6)
     with ExitStack() as stack:
-        alone = _started(build(tmp_path / "one", 1, is_shared=False), stack)
+        alone = started(build(tmp_path / "one", 1, is_shared=False), stack)
         single = await hit_rate(alone, 40, 6)
 
     print(f"hit rate of four {shared:.3f}, of one {single:.3f}")  # noqa: T201
@@ -183,7 +198,9 @@ async def test_a_gateway_whose_peers_never_answer_serves_all_the_same(tmp_path: 
     ports = free_ports(4)
     service = Sharing(tmp_path / "alone", ports)
     peers = [f"127.0.0.1:{port}" for port in (ports[3], 1)]
-    service.share(**_settings(mesh={"listen": f"127.0.0.1:{service.mesh_port}", "peers": {"static": peers}}))
+    service.share(
+        **share_settings(mesh={"listen": f"127.0.0.1:{service.mesh_port}", "peers": {"static": peers}})
+    )
     with socket.create_server(("127.0.0.1", ports[3])), service:
         await asyncio.to_thread(service.wait_until, service.is_ready, LONG_S)
         assert await hit_rate([service], 10, 4) >= 0.9

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
@@ -11,6 +11,8 @@ from extproc.cluster.static import StaticSource
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pick, Pool
+from extproc.routing.share.messages import Echo, Ended, Letter
+from extproc.routing.share.names import name_of
 from extproc.routing.share.sealed import Seal
 from extproc.routing.strategies.base import Neighbours, Outside
 from extproc.routing.strategies.factory import build_strategy
@@ -64,6 +66,17 @@ class Gateway:
         finally:
             task.cancel()
             await asyncio.wait([task])
+
+
+def lies(me: int | None = None) -> Iterator[bytes]:
+    """Letters of a mad peer that has the secret: of what never was, without an end. `me`, it answers."""
+    seal, number = Seal("llm", SECRET, 666), 1
+    while True:
+        news = [Ended(number + step, step, 1) for step in range(512)]
+        now_us = int(monotonic() * 1e6)
+        echoes = [] if me is None else [Echo(me, now_us, 0)]
+        yield seal.close(Letter(666, name_of("llama"), now_us, [*news], echoes))
+        number += 512
 
 
 def at(port: int) -> str:

@@ -9,13 +9,13 @@ from time import monotonic
 import pytest
 
 from extproc.errors import SettingsError
-from extproc.routing.share.messages import Echo, Ended, Letter, Picked
+from extproc.routing.share.messages import Letter, Picked
 from extproc.routing.share.names import name_of
 from extproc.routing.share.sealed import MAX_BYTES, Seal
 from extproc.routing.strategies.base import Neighbours
 from tests.integration.mesh import until
 from tests.integration.ports import free_ports
-from tests.share.gateways import SECRET, Gateway, meshed
+from tests.share.gateways import SECRET, Gateway, lies, meshed
 
 LONG_S = 40.0
 
@@ -209,17 +209,9 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 async def _rave(gateway: Gateway) -> None:
     _, writer = await _dial(gateway)
-    seal = Seal("llm", SECRET, 666)
-    number = 1
     try:
-        while True:
-            for _ in range(20):
-                news = [Ended(number + step, step, 1) for step in range(512)]
-                now_us = int(monotonic() * 1e6)
-                echo = Echo(gateway.courier._me, now_us, 0)  # so it is believed
-                letter = seal.close(Letter(666, name_of("llama"), now_us, [*news], [echo]))
-                writer.write(len(letter).to_bytes(4) + letter)
-                number += 512
+        for letter in lies(gateway.courier._me):
+            writer.write(len(letter).to_bytes(4) + letter)
             await writer.drain()
             await asyncio.sleep(0)
     finally:

@@ -1,17 +1,22 @@
 """Gateways that share over a real NATS server; and over one that is not there."""
 
+import asyncio
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import trustme
+from nats.aio.client import Client
 
 from extproc.share.courier import Tally
 from extproc.share.nats import Nats, NatsAccess
 from tests.integration.mesh import until
 from tests.integration.ports import free_ports
-from tests.share.broker import Broker
-from tests.share.gateways import Build, Gateway
+from tests.share.broker import PASSWORD, Broker
+from tests.share.gateways import Build, Gateway, lies
+from tests.share.nats_accounts import Operator
 
 LONG_S = 40.0
 
@@ -77,6 +82,82 @@ async def test_a_wrong_password_and_another_cluster_are_not_heard(
         assert shut.counts["sent"] == 0
         assert {2} == {gateway.neighbours.heard for gateway in three}
         assert other.neighbours.heard == 0
+
+
+async def share_by(*accesses: NatsAccess) -> list[tuple[int, int]]:
+    """What gateways with these accesses hear and have sent, when the first two hear each other."""
+
+    def build(access: NatsAccess) -> Build:
+        return lambda tally: Nats(access, "llm", tally)
+
+    gateways = [Gateway(me, build(access)) for me, access in enumerate(accesses, 1)]
+    async with AsyncExitStack() as stack:
+        for gateway in gateways:
+            await stack.enter_async_context(gateway.running())
+        await until(lambda: gateways[0].neighbours.prompt == gateways[1].neighbours.prompt == 1, LONG_S)
+        await until(lambda: all(gateway.counts["unsent"] for gateway in gateways[2:]), LONG_S)
+        return [(gateway.neighbours.heard, gateway.counts["sent"]) for gateway in gateways[2:]]
+
+
+async def test_with_credentials_of_an_account_gateways_come_in_and_others_do_not(tmp_path: Path) -> None:
+    operator, stranger = Operator(), Operator()
+    operator.write_server(tmp_path / "server.conf")
+    operator.write_user(tmp_path / "user.creds")
+    stranger.write_user(tmp_path / "other.creds")
+    [port] = free_ports(1)
+    servers = [f"nats://127.0.0.1:{port}"]
+    ours = NatsAccess(servers, credentials=str(tmp_path / "user.creds"))
+    others = NatsAccess(servers, credentials=str(tmp_path / "other.creds"))
+    missing = NatsAccess(servers, credentials=str(tmp_path / "no.creds"))
+    with Broker(tmp_path, port, ("-c", str(tmp_path / "server.conf"))):
+        assert await share_by(ours, ours, others, missing, NatsAccess(servers)) == [(0, 0)] * 3
+
+
+async def test_over_tls_a_server_has_to_show_that_it_is_ours(tmp_path: Path) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    tls = ("--tls", "--tlscert", str(tmp_path / "both.pem"), "--tlskey", str(tmp_path / "both.pem"))
+    [port] = free_ports(1)
+
+    def access(authority: trustme.CA) -> NatsAccess:
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        return NatsAccess([f"tls://127.0.0.1:{port}"], user="gateway", password="password", tls=context)
+
+    with Broker(tmp_path, port, (*PASSWORD, *tls)):
+        assert await share_by(access(authority), access(authority), access(stranger)) == [(0, 0)]
+
+
+async def test_a_flood_over_the_server_leaves_the_others_their_picture(
+    broker: Broker, three: list[Gateway]
+) -> None:
+    """From one that has the secret and is believed: what it says beyond its time is dropped."""
+    one, other, _ = three
+    with broker:
+        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three), LONG_S)
+        task = asyncio.create_task(_rave(broker, one))
+        try:
+            await until(lambda: one.counts["flood"] > 100, LONG_S)
+            for _ in range(5):
+                pick = other.pick()
+                await until(lambda: one.pool.book.total == 1, LONG_S)
+                pick.release()
+                await until(lambda: one.pool.book.total == 0, LONG_S)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _rave(broker: Broker, gateway: Gateway) -> None:
+    client = Client()
+    await client.connect(f"nats://127.0.0.1:{broker.port}", user="gateway", password="password")
+    try:
+        for letter in lies(gateway.courier._me):
+            await client.publish("extproc.share.llm", letter)
+            await client.flush()
+    finally:
+        await client.close()
 
 
 async def test_who_ends_says_farewell(broker: Broker, three: list[Gateway]) -> None:
