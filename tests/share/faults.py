@@ -14,7 +14,7 @@ from tests.share.gateways import lies
 from tests.share.relay import Relay, mesh_frames, nats_frames
 
 GATEWAYS = 4
-FAULTS = ("none", "slow", "lossy", "halves", "flooded", "restarted", "dead")
+FAULTS = ("slow", "lossy", "halves", "flooded", "restarted", "dead")
 SLOW_S = 1.0
 LOSS = 0.1
 
