@@ -2,13 +2,15 @@
 
 All gateways in one process, real sockets, a real NATS server beside them. CPU time of the process over what
 the same requests cost with nobody to tell, divided by gateways and requests: for each request of all, at each
-gateway. `python -m tests.benchmarks.bench_carriers`.
+gateway. The limit of every carrier is one that does nothing: letters are written, sealed, handed over, opened
+and heard. `python -m tests.benchmarks.bench_carriers`.
 """
 
 import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from statistics import mean, quantiles
 from tempfile import TemporaryDirectory
@@ -18,7 +20,7 @@ from typing import Final
 import uvloop
 
 from extproc.routing.share.share import Share
-from extproc.share.courier import Tally
+from extproc.share.courier import Receiver, Tally
 from extproc.share.nats import Nats, NatsAccess
 from tests.benchmarks.report import Row, report
 from tests.integration.mesh import until
@@ -33,6 +35,32 @@ ROUNDS: Final = 3
 HELD_S: Final = 0.1
 # 832 tokens, as in C.
 TEXT: Final = "words " * 550
+
+
+class Straight:
+    """A carrier that hands letters over in the process. `everybody` are all of them."""
+
+    def __init__(self, everybody: "list[Straight]", tally: Tally) -> None:
+        self._everybody = everybody
+        self._tally = tally
+        self._receiver: Receiver | None = None
+        everybody.append(self)
+
+    async def open(self) -> None:
+        """Nothing is needed."""
+
+    async def run(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        await asyncio.Future()
+
+    def send(self, data: bytes) -> None:
+        for other in self._everybody:
+            if other is not self and other._receiver is not None:
+                self._tally.count("sent")
+                other._receiver.take(data)
+
+    async def close(self) -> None:
+        self._receiver = None
 
 
 def town(builds: Sequence[Build]) -> list[Gateway]:
@@ -60,18 +88,23 @@ async def alone() -> float:
     return process_time() - began_s
 
 
-async def shared(builds: Sequence[Build]) -> tuple[float, list[float]]:
-    """CPU seconds, and each one's estimate of each other's delay."""
+async def shared(builds: Sequence[Build]) -> tuple[float, list[float], int]:
+    """CPU seconds, each one's estimate of each other's delay, and how many letters were sent."""
     async with AsyncExitStack() as stack:
         gateways = town(builds)
         for gateway in gateways:
             await stack.enter_async_context(gateway.running())
         await until(lambda: all(gateway.neighbours.heard == GATEWAYS - 1 for gateway in gateways), 60)
         await request(gateways, 1)
-        began_s = process_time()
+        began_s, before = process_time(), sent(gateways)
         await request(gateways, SECONDS)
         spent_s = process_time() - began_s
-        return spent_s, [late_s for one in gateways for late_s in delays(one.courier.shares()["llama"])]
+        late_s = [late_s for one in gateways for late_s in delays(one.courier.shares()["llama"])]
+        return spent_s, late_s, sent(gateways) - before
+
+
+def sent(gateways: Sequence[Gateway]) -> int:
+    return sum(gateway.counts["sent"] for gateway in gateways)
 
 
 def delays(share: Share) -> list[float]:
@@ -93,6 +126,8 @@ async def measure() -> list[Row]:
     for _ in range(ROUNDS):
         base_s = await alone()
         rows.setdefault("requests, told to nobody", []).append(each_us(base_s) * GATEWAYS)
+        everybody: list[Straight] = []
+        await one(rows, "no carrier", [partial(Straight, everybody)] * GATEWAYS, base_s)
         ports = free_ports(GATEWAYS)
         await one(rows, "mesh", [meshed(port, ports) for port in ports], base_s)
         with TemporaryDirectory() as directory, Broker(Path(directory), free_ports(1)[0]) as broker:
@@ -106,11 +141,18 @@ async def measure() -> list[Row]:
             rows.setdefault("NATS: the server, for each request", []).append(
                 each_us(cpu_s(broker.pid)) * GATEWAYS * SECONDS / (SECONDS + 1)
             )
-    return [Row(name, samples, "ms" if "late" in name else "µs") for name, samples in rows.items()]
+    units = {"late": "ms", "letters": ""}
+    return [
+        Row(name, samples, next((unit for word, unit in units.items() if word in name), "µs"))
+        for name, samples in rows.items()
+    ]
 
 
 async def one(rows: dict[str, list[float]], name: str, builds: Sequence[Build], base_s: float) -> None:
-    spent_s, late_s = await shared(builds)
+    spent_s, late_s, letters = await shared(builds)
+    rows.setdefault(f"{name}: letters each gateway sends for each request of all", []).append(
+        letters / (SECONDS * PER_S) / GATEWAYS
+    )
     rows.setdefault(f"{name}: CPU at each gateway, for each request of all", []).append(
         each_us(spent_s - base_s)
     )

@@ -15,6 +15,7 @@ from tests.share.relay import Relay, mesh_frames, nats_frames
 
 GATEWAYS = 4
 FAULTS = ("slow", "lossy", "halves", "flooded", "restarted", "dead")
+"""Of the slow and the dead one gateways find out only after a while."""
 SLOW_S = 1.0
 LOSS = 0.1
 
