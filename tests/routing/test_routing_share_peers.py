@@ -298,6 +298,17 @@ def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
     assert (sum(counts(gateway).values()), gateway.strategy.index.known((1, 2, 3))) == (1, 3)
 
 
+def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
+    """The end of one chain behind the beginning of another."""
+    gateway = Gateway(0, "a")
+    gateway.clock.now = 100.0
+    for number, hashes in enumerate([(1, 2), (3, 2), (3, 4), (5, 5)], 1):
+        gateway.hear([answered(gateway, 7, Picked(number, name_of("a"), 0, hashes))])
+
+    assert gateway.neighbours.heard == 1
+    assert gateway.strategy.index.known((1, 2)) == 2
+
+
 def test_strangers_take_nobodys_place() -> None:
     """However many names somebody has recorded, who is known stays, and who is new comes in."""
     one, other = (both := town(2)).gateways
