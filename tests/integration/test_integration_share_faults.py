@@ -11,6 +11,7 @@ from tests.share.faults import CARRIERS, GATEWAYS, SLOW_S, carried
 CONVERSATIONS, TURNS = 30, 4
 
 
+@pytest.mark.timeout(400)  # seconds, but on a busy machine
 @pytest.mark.parametrize("carrier", CARRIERS)
 async def test_with_a_bad_carrier_gateways_hit_as_often_as_alone_and_nobody_waits(
     carrier: str, tmp_path: Path
