@@ -94,7 +94,7 @@ async def share_by(*accesses: NatsAccess) -> list[tuple[int, int]]:
     async with AsyncExitStack() as stack:
         for gateway in gateways:
             await stack.enter_async_context(gateway.running())
-        await until(lambda: gateways[0].neighbours.prompt == gateways[1].neighbours.prompt == 1, LONG_S)
+        await until(lambda: gateways[0].neighbours.heard == gateways[1].neighbours.heard == 1, LONG_S)
         await until(lambda: all(gateway.counts["unsent"] for gateway in gateways[2:]), LONG_S)
         return [(gateway.neighbours.heard, gateway.counts["sent"]) for gateway in gateways[2:]]
 
