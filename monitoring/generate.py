@@ -1,4 +1,4 @@
-"""`make monitoring`: writes into the manifests what is made from rules.yaml and dashboards.py.
+"""`make monitoring`: writes into the manifests what is made from rules.yaml and dashboards/.
 
 The PrometheusRule is the rule file in Kubernetes' wrapping, the dashboards are Grafana's JSON. Neither is
 edited by hand: `--check` compares them with their source.

@@ -1,4 +1,4 @@
-"""Dashboards as Grafana's JSON, by its typed SDK. What they show is `monitoring/dashboards.py`'s."""
+"""Dashboards as Grafana's JSON, by its typed SDK. What they show is `monitoring/dashboards`'s."""
 
 from itertools import count
 from typing import Final

@@ -1,0 +1,120 @@
+"""A benchmark while it runs, and after."""
+
+from typing import Final
+
+from monitoring.dashboards.board import Board, Panel, Query, Row, quantiles, rate
+
+
+def _so_far(metric: str) -> str:
+    """The pace of a count that is a gauge, since it begins anew with each run."""
+    return f"deriv({metric}[30s])"
+
+
+BENCHMARK: Final = Board(
+    "extproc-benchmark",
+    "extproc: benchmark runs",
+    "A run while it goes (`bench run --metrics-port`), and those that are over (`--pushgateway`).",
+    (
+        Row(
+            "The run",
+            (
+                Panel(
+                    "Requests",
+                    "Sent and ended a second.",
+                    (
+                        Query(_so_far("extproc_bench_sent"), "sent"),
+                        Query(_so_far("extproc_bench_finished"), "ended"),
+                    ),
+                    "reqps",
+                ),
+                Panel("In flight", "Sent and not ended.", (Query("extproc_bench_in_flight", "in flight"),)),
+                Panel(
+                    "Failures",
+                    "So far, by kind.",
+                    (Query("extproc_bench_failures", "{{kind}}", may_be_empty=True),),
+                ),
+                Panel(
+                    "Time to the first token",
+                    "From the intended start.",
+                    quantiles("extproc_bench_ttft_seconds", labels=""),
+                    "s",
+                ),
+                Panel(
+                    "Time per output token",
+                    "After the first; and the gaps between chunks.",
+                    (
+                        *quantiles("extproc_bench_tpot_seconds", labels="", legend="token"),
+                        *quantiles("extproc_bench_itl_seconds", labels="", legend="gap"),
+                    ),
+                    "s",
+                ),
+                Panel(
+                    "Whole time",
+                    "To the last byte, from the intended start.",
+                    quantiles("extproc_bench_e2e_seconds", labels=""),
+                    "s",
+                ),
+                Panel(
+                    "Tokens",
+                    "Of completed requests, a second.",
+                    (Query(_so_far("extproc_bench_tokens"), "{{kind}}"),),
+                ),
+                Panel(
+                    "How late the client was",
+                    "Beyond some milliseconds the run measures itself.",
+                    quantiles("extproc_bench_lag_seconds", labels=""),
+                    "s",
+                ),
+                Panel(
+                    "The router meanwhile",
+                    "Picks by reason.",
+                    (Query(rate("extproc_picks_total", "", "reason") + " > 0", "{{reason}}"),),
+                    "reqps",
+                    "stack",
+                ),
+            ),
+        ),
+        Row(
+            "Runs that are over",
+            (
+                Panel(
+                    "Time to the first token, p95",
+                    "Of the measured part.",
+                    (Query('extproc_bench_ttft_seconds{quantile="0.95"}', "{{benchmark}}"),),
+                    "s",
+                ),
+                Panel(
+                    "Found in caches",
+                    "Share of the prompts' tokens.",
+                    (Query("extproc_bench_prefix_hit_ratio", "{{benchmark}}"),),
+                    "percentunit",
+                ),
+                Panel(
+                    "Tokens a second",
+                    "Input and output.",
+                    (Query("extproc_bench_tokens_per_second", "{{benchmark}}"),),
+                ),
+                Panel(
+                    "Completed",
+                    "Requests a second.",
+                    (Query("extproc_bench_completed_requests_per_second", "{{benchmark}}"),),
+                    "reqps",
+                ),
+                Panel(
+                    "Failed",
+                    "Share of all requests.",
+                    (Query("extproc_bench_failed_ratio", "{{benchmark}}"),),
+                    "percentunit",
+                ),
+                Panel(
+                    "Valid",
+                    "1: the result holds, and its thresholds are met.",
+                    (
+                        Query("extproc_bench_valid", "{{benchmark}} valid"),
+                        Query("extproc_bench_thresholds_met", "{{benchmark}} thresholds"),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
