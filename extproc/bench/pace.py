@@ -42,9 +42,23 @@ class Pace:
         """Says which run is at work, of how many, how much of all is done and how long the rest takes."""
         if not self._is_known:
             return f"run {self._begun} of at most {self._total}"
-        done = (self._begun - 1 + (share or 0.0)) / self._total
+        done = self._find_done(share)
         left_s = (self._clock() - self._start_s) * (1 - done) / done if done else None
         return f"run {self._begun} of {self._total}, {progress_text(done, left_s)}"
+
+    def show(self, share: float | None) -> str:
+        """How much of all is done, and never all of it: what ended is no longer under way.
+
+        Where that is not known, which run is at work; of a sole run nothing.
+        """
+        if not self._is_known:
+            return self.render(share)
+        if share is None and self._total == 1:
+            return ""
+        return f"{min(99, int(100 * self._find_done(share)))}%"
+
+    def _find_done(self, share: float | None) -> float:
+        return max(0.0, self._begun - 1 + (share or 0.0)) / self._total
 
 
 def progress_text(share: float | None, left_s: float | None) -> str:

@@ -6,14 +6,16 @@ Everything is read anew for each look, Jobs before Pods: a Job that says that it
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
+from extproc.bench.board import Notice
 from extproc.cluster.kube_api import WatchLost
 from extproc.cluster.kubeclient import KubeClients
 from extproc.controller.calls import ApiRefusal, KubeCalls, opening
+from extproc.controller.leaders import ask_leader, find_address
 from extproc.controller.objects import (
     BENCHMARK_LABEL,
     DUE_ANNOTATION,
@@ -24,7 +26,8 @@ from extproc.controller.objects import (
 )
 from extproc.controller.planning import plan_benchmark
 from extproc.controller.reconcile import reconcile, refuse
-from extproc.controller.resource import Benchmark, SpecRefused, parse_benchmark, read_time
+from extproc.controller.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark, read_time
+from extproc.controller.router import SWITCHED_LABEL, give_back
 from extproc.controller.state import (
     Action,
     Create,
@@ -33,6 +36,7 @@ from extproc.controller.state import (
     LastWords,
     Observed,
     Planned,
+    Replace,
     WriteStatus,
 )
 
@@ -78,6 +82,8 @@ class Desk:
         body = self.known.pop(key, None)
         if body is not None:
             self._plans.pop(body["metadata"]["uid"], None)
+        # A router that its run has changed is to be given back.
+        self.wake(key)
 
     def wake(self, key: Key) -> None:
         self._waiting[key] = None
@@ -105,16 +111,20 @@ class Desk:
     async def _list(self) -> None:
         """Lists what there is: who watches may be late, or gone."""
         found: dict[Key, Object] = {}
+        holders: set[Key] = set()
         try:
             async with opening(self._clients) as calls:
                 for namespace in self._options.namespaces or ("",):
                     for body in await calls.list("Benchmark", namespace):
                         found[body["metadata"]["namespace"], body["metadata"]["name"]] = body
+                    for body in await calls.list("ConfigMap", namespace, SWITCHED_LABEL):
+                        metadata = body["metadata"]
+                        holders.add((metadata["namespace"], metadata["labels"][SWITCHED_LABEL]))
         except (ApiRefusal, WatchLost) as error:
             log.warning("benchmarks: %s", error)
             return
         self.has_listed = True
-        for key in self.known.keys() - found.keys():
+        for key in (self.known.keys() | holders) - found.keys():
             self.forget(key)
         for key, body in found.items():
             self.learn(key, body)
@@ -136,28 +146,26 @@ class Desk:
 
     async def _settle(self, key: Key, calls: KubeCalls) -> None:
         body = await calls.get("Benchmark", *key)
-        if body is None or body["metadata"].get("deletionTimestamp"):
-            return
-        for action in await self._decide(body, calls):
+        for action in await self._decide(key, body, calls):
             if not self.is_leading.is_set():
                 return
             log.info("benchmark %s/%s: %s", *key, describe_action(action))
-            await act(action, body, calls)
+            await act(action, body or {}, calls)
 
-    async def _decide(self, body: Object, calls: KubeCalls) -> list[Action]:
+    async def _decide(self, key: Key, body: Object | None, calls: KubeCalls) -> list[Action]:
+        # A longer name is no label, and nothing was ever made for it.
+        is_label = len(key[1]) <= LONGEST_NAME
+        held = await find_held(key, calls) if is_label else ()
+        if body is None or body["metadata"].get("deletionTimestamp"):
+            return [Replace(give_back(each)) for each in held]
+        jobs = await calls.list("Job", key[0], f"{BENCHMARK_LABEL}={key[1]}") if is_label else []
+        own = tuple(read_job(job) for job in jobs if is_owned(job, body["metadata"]["uid"]))
+        observed = Observed(jobs=own, held=held)
         try:
             benchmark = parse_benchmark(body)
         except SpecRefused as refused:
-            return refuse(body, str(refused), self._now())
-        jobs = await calls.list("Job", benchmark.namespace, f"{BENCHMARK_LABEL}={benchmark.name}")
-        pods = await calls.list(
-            "Pod", benchmark.namespace, f"{BENCHMARK_LABEL}={benchmark.name},{PART_LABEL}={LEADER}"
-        )
-        observed = Observed(
-            jobs=tuple(read_job(job) for job in jobs if is_owned(job, benchmark.uid)),
-            last_words={run: words for run, words in map(read_last_words, pods) if words is not None},
-            planned=await self._plan(benchmark),
-        )
+            return refuse(body, str(refused), observed, self._now())
+        observed = replace(await look(benchmark, observed, calls), planned=await self._plan(benchmark))
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         return reconcile(benchmark, observed, self._now(), image=self._options.image, token=token)
 
@@ -170,12 +178,45 @@ class Desk:
         return planned
 
 
+async def find_held(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
+    """The ConfigMaps that a Benchmark of that name has, or had before it was gone."""
+    found = await calls.list("ConfigMap", key[0], f"{SWITCHED_LABEL}={key[1]}")
+    # What is in a list does not say what it is.
+    return tuple({**each, "apiVersion": "v1", "kind": "ConfigMap"} for each in found)
+
+
+async def look(benchmark: Benchmark, observed: Observed, calls: KubeCalls) -> Observed:
+    """Adds what leaders say, and the router."""
+    selector = f"{BENCHMARK_LABEL}={benchmark.name},{PART_LABEL}={LEADER}"
+    pods = await calls.list("Pod", benchmark.namespace, selector)
+    name = benchmark.operation.router.config_map
+    return replace(
+        observed,
+        last_words={run: words for run, words in map(read_last_words, pods) if words is not None},
+        notices=await read_notices(pods),
+        router=await calls.get("ConfigMap", benchmark.namespace, name) if name else None,
+    )
+
+
+async def read_notices(pods: Iterable[Object]) -> dict[str, Notice]:
+    """What leaders say that run, by run."""
+    notices = {}
+    for pod in pods:
+        url = find_address(pod)
+        notice = await ask_leader(url) if url is not None else None
+        if notice is not None:
+            notices[pod["metadata"]["labels"][RUN_LABEL]] = notice
+    return notices
+
+
 async def act(action: Action, body: Object, calls: KubeCalls) -> None:
     """Does one thing; raises `ApiRefusal`."""
     match action:
         case WriteStatus(status):
             written = await calls.replace({**body, "status": status}, "status")
             body["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
+        case Replace(changed):
+            await calls.replace(changed)
         case Delete(name):
             await calls.delete("Job", body["metadata"]["namespace"], name)
         case Create(made):
@@ -207,6 +248,8 @@ def describe_action(action: Action) -> str:
     match action:
         case Create(made):
             return f"creates {made['kind']} {made['metadata']['name']}"
+        case Replace(changed):
+            return f"writes {changed['kind']} {changed['metadata']['name']}"
         case Delete(name):
             return f"deletes Job {name}"
         case WriteStatus(status):

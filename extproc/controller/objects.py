@@ -23,6 +23,9 @@ DUE_ANNOTATION: Final = "extproc.dev/due"
 LEADER, WORKERS = "leader", "workers"
 
 PORT: Final = 9200
+BOARD_PORT: Final = 9300
+# The kubelet takes a minute and more until a changed ConfigMap is in a Pod's files.
+_SWITCH_TIMEOUT: Final = "5m"
 _SPEC, _TOKEN, _DATA, _RESULTS = "/etc/benchmark", "/etc/benchmark-token", "/data", "/results"
 _LAST_WORDS: Final = "/dev/termination-log"
 # Long enough to break off what is in flight, and to write what is known.
@@ -105,6 +108,8 @@ def _metadata(run: Run, name: str, part: str) -> Object:
 def write_spec(tree: Mapping[str, Any], name: str) -> str:
     """The spec file of a run: the resource's, without what only the operator reads."""
     spec = {key: value for key, value in tree.items() if key not in _OPERATIONS}
+    if tree.get("router"):
+        spec["ab"] = {"switch-timeout": _SWITCH_TIMEOUT, **spec.get("ab", {})}
     return yaml.safe_dump({"name": name, **spec}, sort_keys=False, allow_unicode=True)
 
 
@@ -172,10 +177,13 @@ def _leader_job(run: Run, image: str) -> Object:
     operation = run.benchmark.operation
     arguments = [operation.mode, f"{_SPEC}/benchmark.yaml", "--quiet"]
     arguments += ["--output", f"{_RESULTS}/{run.folder}", "--brief", _LAST_WORDS]
+    arguments += ["--board", f"0.0.0.0:{BOARD_PORT}"]
     if operation.workers > 1:
         arguments += ["--workers", ",".join(run.locations()), "--workers-token", f"{_TOKEN}/token"]
         arguments += ["--workers-within", _READY_WITHIN]
-    return _job(run, run.name, LEADER, _pod(run, LEADER, image, arguments))
+    pod = _pod(run, LEADER, image, arguments)
+    pod["spec"]["containers"][0]["ports"] = [{"name": "board", "containerPort": BOARD_PORT}]
+    return _job(run, run.name, LEADER, pod)
 
 
 def _job(run: Run, name: str, part: str, pod: Object) -> Object:

@@ -27,8 +27,8 @@ def plan_benchmark(benchmark: Benchmark) -> Planned:
     for a large one.
     """
     operation = benchmark.operation
-    if operation.mode != "run" or needs_its_pod(benchmark.spec):
-        return Planned(span_s=_find_span(benchmark))
+    if operation.mode not in {"run", "ab"} or needs_its_pod(benchmark.spec):
+        return Planned()
     try:
         spec = spread(benchmark.spec, operation.workers)
         workload = build_workload(spec, build_registry())
@@ -37,7 +37,7 @@ def plan_benchmark(benchmark: Benchmark) -> Planned:
     cores = max(1, math.floor(read_cpu(operation.pods.cpu))) * operation.workers
     host = Host(cores=cores, ports=_PORTS * operation.workers, files=_FILES)
     made = plan(spec, workload, host, latency_s=_LATENCY_S)
-    return Planned(made.faults, made.remarks, made.span_s or spec.traffic.duration)
+    return Planned(made.faults, made.remarks)
 
 
 def needs_its_pod(spec: Spec) -> bool:
@@ -45,10 +45,6 @@ def needs_its_pod(spec: Spec) -> bool:
     traffic = spec.traffic
     wanted = traffic.total_prompts or (traffic.req_rate or 0.0) * (traffic.duration or 0.0)
     return bool(traffic.dataset.path or spec.plugins or spec.target.tokenizer or wanted > _MOST_PROMPTS)
-
-
-def _find_span(benchmark: Benchmark) -> float | None:
-    return benchmark.spec.traffic.duration if benchmark.operation.mode == "run" else None
 
 
 def read_cpu(text: str) -> float:

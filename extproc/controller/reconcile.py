@@ -7,13 +7,15 @@ ended is in the status before its Jobs may go; a run that is in the status is ne
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from extproc.controller.objects import LEADER, WORKERS, Object, Run, list_objects
 from extproc.controller.resource import Benchmark
+from extproc.controller.router import find_fault, settle_router
 from extproc.controller.runs import end_runs, find_run, list_history
-from extproc.controller.state import Action, Create, Delete, Observed, WriteStatus
+from extproc.controller.state import Action, Create, Delete, Observed, Replace, WriteStatus
 from extproc.controller.status import build_status, refuse_status
 
 
@@ -24,6 +26,9 @@ def reconcile(
 
     `token` is a fresh secret for a run that begins.
     """
+    if fault := find_fault(benchmark, observed.router):
+        planned = replace(observed.planned, faults=(*observed.planned.faults, fault))
+        observed = replace(observed, planned=planned)
     runs = sorted(
         [*end_runs(benchmark, observed, now), *list_history(benchmark)],
         key=lambda entry: str(entry["finishedAt"]),
@@ -32,7 +37,11 @@ def reconcile(
     history = runs[: benchmark.operation.history_limit]
     asked = find_run(benchmark, observed, runs, now)
     status = build_status(benchmark, observed, asked, history, now)
+    notice = observed.notices.get(asked.name) if asked is not None else None
+    wanted = None if notice is None else notice.wanted
     return [
+        # A router belongs to a run before it begins, and to nobody else.
+        *(Replace(body) for body in settle_router(asked, observed.router, observed.held, wanted)),
         # A run first, then the status: a time that is noted as gone by is not gone back to.
         *(Create(body) for body in _begin(observed, asked, image, token)),
         # What the status says of a run that ended must not be lost with its Jobs.
@@ -70,8 +79,12 @@ def _list_needless(
     return list(dict.fromkeys(needless))
 
 
-def refuse(body: Mapping[str, Any], message: str, now: datetime) -> list[Action]:
-    """What is to be done about a Benchmark that cannot be read: it says why, and nothing is begun."""
+def refuse(body: Mapping[str, Any], message: str, observed: Observed, now: datetime) -> list[Action]:
+    """What is to be done about a Benchmark that cannot be read: it says why, and nothing of it goes on."""
     before = body.get("status") or {}
     status = refuse_status(before, body["metadata"].get("generation", 1), message, now)
-    return [WriteStatus(status)] if status != before else []
+    return [
+        *map(Replace, settle_router(None, None, observed.held, None)),
+        *([WriteStatus(status)] if status != before else []),
+        *map(Delete, _list_needless(observed, None, [], [])),
+    ]

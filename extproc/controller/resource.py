@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Self
@@ -17,7 +17,10 @@ from extproc.errors import ExtprocError
 GROUP, VERSION, KIND, PLURAL = "extproc.dev", "v1alpha1", "Benchmark", "benchmarks"
 API_VERSION = f"{GROUP}/{VERSION}"
 # A Pod's name adds the run, the part it plays, an index and five characters; a label holds 63.
-_LONGEST_NAME = 32
+LONGEST_NAME = 32
+
+
+SWITCHED_MODES = frozenset({"ab", "sweep"})
 
 
 class SpecRefused(ExtprocError):
@@ -51,6 +54,18 @@ class Files(Section):
         return self
 
 
+class Router(Section):
+    """The router whose strategies `ab` and `sweep` compare, by the ConfigMap that its settings are in.
+
+    The operator writes each arm into `key` of `config_map` in turn, and at the end, however that comes, what
+    was there before. `ab.admin` is where every replica is asked whether it has it, and `ab.pool` is what is
+    changed of it.
+    """
+
+    config_map: str | None = None
+    key: str = "extproc.yaml"
+
+
 class Results(Section):
     """Where reports stay: a folder for each run on a volume claim.
 
@@ -71,7 +86,8 @@ class Operation(Section):
     looks for the highest rate. `workers` Pods offer the load; with several, one more leads them and merges
     what they noted. `schedule` runs it again and again, by the five fields of cron, in UTC; a run that is
     due while another one goes is left out. `history_limit` runs are kept in the status. `suspend` ends what
-    is running and begins nothing. `deadline_seconds` ends a run that lasts too long.
+    is running and begins nothing. `deadline_seconds` ends a run that lasts too long. `router` says whose
+    strategy `ab` and `sweep` change.
     """
 
     mode: Literal["run", "ab", "sweep", "saturate"] = "run"
@@ -80,6 +96,7 @@ class Operation(Section):
     history_limit: int = Field(default=10, ge=1, le=100)
     suspend: bool = False
     deadline_seconds: int = Field(default=86400, ge=1)
+    router: Router = Router()
     files: Files | None = None
     results: Results = Results()
     pods: PodOptions = PodOptions()
@@ -128,8 +145,8 @@ def parse_benchmark(body: Mapping[str, Any]) -> Benchmark:
     metadata, tree = body["metadata"], body.get("spec") or {}
     name = metadata["name"]
     faults = []
-    if len(name) > _LONGEST_NAME:
-        faults.append(f"metadata.name: {len(name)} characters; {_LONGEST_NAME} leave room for a Pod's name")
+    if len(name) > LONGEST_NAME:
+        faults.append(f"metadata.name: {len(name)} characters; {LONGEST_NAME} leave room for a Pod's name")
     own = {key: value for key, value in tree.items() if key in _OWN}
     rest = {key: value for key, value in tree.items() if key not in _OWN}
     operation, spec = None, None
@@ -141,6 +158,8 @@ def parse_benchmark(body: Mapping[str, Any]) -> Benchmark:
         spec = Spec.model_validate({**rest, "name": name})
     except ValidationError as error:
         faults.append(list_faults(error))
+    if operation is not None and spec is not None:
+        faults += _find_contradictions(operation, spec)
     if faults or operation is None or spec is None:
         raise SpecRefused("\n".join(faults))
     return Benchmark(
@@ -154,6 +173,20 @@ def parse_benchmark(body: Mapping[str, Any]) -> Benchmark:
         tree=tree,
         status=body.get("status") or {},
     )
+
+
+def _find_contradictions(operation: Operation, spec: Spec) -> Iterator[str]:
+    """What is wrong with both together: how strategies are changed."""
+    if operation.mode not in SWITCHED_MODES:
+        return
+    if spec.ab.settings_file is not None:
+        yield "ab.settings-file: a Pod of a run has no router's file; give router.config-map"
+    if operation.router.config_map is None and not spec.ab.command:
+        yield f"router: {operation.mode} changes strategies; give router.config-map, or ab.command"
+    if operation.router.config_map is not None and spec.ab.command:
+        yield "router: give router.config-map or ab.command, not both"
+    if operation.router.config_map is not None and spec.ab.admin is None:
+        yield "ab.admin: give the router's admin host:port, so that no arm is measured before it is in force"
 
 
 def read_time(text: str) -> datetime:

@@ -9,6 +9,7 @@ from cronsim import CronSim
 from extproc.bench.report.brief import Brief, decode_brief
 from extproc.controller.objects import LEADER, Object, Run
 from extproc.controller.resource import Benchmark, read_time, write_time
+from extproc.controller.router import is_elsewhere
 from extproc.controller.state import JobState, LastWords, Observed
 
 # A schedule that was missed for longer is not gone through minute by minute: its last time is what counts.
@@ -28,6 +29,8 @@ def find_run(
     for job in observed.jobs:
         if job.part == LEADER and not job.is_over and not job.is_deleting and job.run.startswith(stem):
             return Run(benchmark, job.run, job.due)
+    if is_elsewhere(benchmark, observed.router):
+        return None
     if benchmark.operation.schedule is None:
         return None if stem in ended else Run(benchmark, stem)
     due = find_due(benchmark.operation.schedule, last_due(benchmark), now)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from extproc.bench.board import Notice
 from extproc.controller.objects import Object
 
 
@@ -36,25 +37,38 @@ class LastWords:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the plan says of the spec: why it cannot be run, what to expect, how long it will offer load."""
+    """What the plan says of the spec: why it cannot be run, and what to expect."""
 
     faults: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    span_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What there is: the Benchmark's Jobs, what leaders' Pods said at their end by run, and the plan."""
+    """What there is: the Benchmark's Jobs, what leaders' Pods said at their end by run, and the plan.
+
+    `notices` are what leaders say that still run. `router` is the ConfigMap that the spec names, `held` are
+    those that the Benchmark has.
+    """
 
     jobs: tuple[JobState, ...] = ()
     last_words: Mapping[str, LastWords] = field(default_factory=dict)
     planned: Planned = Planned()
+    notices: Mapping[str, Notice] = field(default_factory=dict)
+    router: Object | None = None
+    held: tuple[Object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
     """Makes an object; one that is there already is as good."""
+
+    body: Object
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Replaces a ConfigMap, if it is still the one that was read."""
 
     body: Object
 
@@ -73,4 +87,4 @@ class WriteStatus:
     status: Object
 
 
-Action = Create | Delete | WriteStatus
+Action = Create | Replace | Delete | WriteStatus

@@ -4,17 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from extproc.bench.board import Notice
 from extproc.bench.experiments.history_formats import list_regressions
 from extproc.bench.report.report import DEFINITIONS
 from extproc.controller.history import trace_history
 from extproc.controller.objects import LEADER, Object, Run
 from extproc.controller.resource import Benchmark, read_time, write_time
+from extproc.controller.router import is_elsewhere
 from extproc.controller.runs import find_due, find_next, last_due, split_lines
 from extproc.controller.state import JobState, Observed
 
 _DEFINED: Final = ("start", "ttft", "tpot", "itl", "e2e", "goodput", "failed", "percentiles", "throughput")
-# A status that changes every second is a write every second.
-_PROGRESS_STEP: Final = 5
 
 _Condition = tuple[str, str, str]
 
@@ -40,12 +40,16 @@ def build_status(
         "remarks": list((last or {}).get("remarks", observed.planned.remarks)),
     }
     if asked is not None:
-        status |= _tell_running(asked, running, observed.planned.span_s, now)
+        status |= _tell_running(asked, running, observed.notices.get(asked.name), benchmark.status)
     elif last is not None:
         status |= _tell_ended(Run(benchmark, last["run"]), last)
     status |= _tell_figures(last, _find_regressions(benchmark, same))
+    if summary := _summarise(status.get("soFar", {}).get("figures") or status.get("figures", {})):
+        status["summary"] = summary
     status |= _tell_schedule(benchmark, asked, observed, now)
     conditions = _list_conditions(observed.planned.faults, phase, last)
+    if phase == "Waiting" and is_elsewhere(benchmark, observed.router):
+        conditions["Running"] = ("False", "RouterIsTaken", "another Benchmark switches the router")
     turned = _turn(benchmark.status.get("conditions", ()), conditions, benchmark.generation, now)
     return status | {"conditions": turned}
 
@@ -66,13 +70,28 @@ def _find_phase(benchmark: Benchmark, observed: Observed, asked: Run | None, las
     return "Waiting"
 
 
-def _tell_running(run: Run, job: JobState | None, span_s: float | None, now: datetime) -> Object:
+def _tell_running(run: Run, job: JobState | None, notice: Notice | None, before: Mapping[str, Any]) -> Object:
     told: Object = {"run": run.name, "report": run.report}
-    if job is not None and job.started is not None:
-        told["startedAt"] = write_time(job.started)
-        if span_s:
-            told["progress"] = show_progress((now - job.started).total_seconds() / span_s)
-    return told
+    if job is None or job.started is None:
+        return told
+    told["startedAt"] = write_time(job.started)
+    known = before if before.get("run") == run.name and "finishedAt" not in before else {}
+    return told | _tell_progress(notice, known)
+
+
+def _tell_progress(notice: Notice | None, known: Mapping[str, Any]) -> Object:
+    """What the leader says, where that is another hundredth or another run: not every look is a write."""
+    so_far = known.get("soFar", {})
+    is_news = notice is not None and (notice.progress, notice.doing) != (
+        known.get("progress", ""),
+        so_far.get("doing", ""),
+    )
+    if notice is None or not is_news:
+        return {name: known[name] for name in ("progress", "soFar") if name in known}
+    so_far = {"doing": notice.doing, "finished": notice.finished, "figures": dict(notice.figures)}
+    if notice.planned is not None:
+        so_far["planned"] = notice.planned
+    return {"soFar": so_far} | ({"progress": notice.progress} if notice.progress else {})
 
 
 def _tell_ended(run: Run, last: Object) -> Object:
@@ -80,27 +99,24 @@ def _tell_ended(run: Run, last: Object) -> Object:
     return {"run": run.name, "report": run.report, "progress": "100%", **ended}
 
 
-def show_progress(share: float) -> str:
-    """In steps, and never all of it while a run goes: its last answers take their time."""
-    steps = int(share * 100 / _PROGRESS_STEP)
-    return f"{max(0, min(steps * _PROGRESS_STEP, 100 - _PROGRESS_STEP))}%"
-
-
 def _tell_figures(last: Object | None, regressions: Sequence[str]) -> Object:
     figures = (last or {}).get("figures")
     if not figures:
         return {}
+    told: Object = {
+        "figures": figures,
+        "definitions": {name: DEFINITIONS[name] for name in _DEFINED},
+    }
+    return told | ({"regressions": list(regressions)} if regressions else {})
+
+
+def _summarise(figures: Mapping[str, float]) -> Object:
     summary = {}
     if "req_per_s" in figures:
         summary["requestsPerSecond"] = f"{figures['req_per_s']:.2f}"
     if "ttft_p95_ms" in figures:
         summary["ttftP95"] = f"{figures['ttft_p95_ms']:,.0f} ms"
-    told: Object = {
-        "figures": figures,
-        "summary": summary,
-        "definitions": {name: DEFINITIONS[name] for name in _DEFINED},
-    }
-    return told | ({"regressions": list(regressions)} if regressions else {})
+    return summary
 
 
 def _find_regressions(benchmark: Benchmark, history: Sequence[Object]) -> list[str]:

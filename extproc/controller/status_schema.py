@@ -55,7 +55,21 @@ def _now() -> Schema:
         "finishedAt": _TIME,
         "progress": {
             "type": "string",
-            "description": "The share of the planned time that is over, where a time is planned.",
+            "description": "How much of all planned requests, or of the planned time of users that ask "
+            "again and again, is over; which run is at work where nobody knows how many there will be.",
+        },
+        "soFar": {
+            "type": "object",
+            "description": "What the run that goes on says of itself.",
+            "properties": {
+                "doing": {"type": "string", "description": "Which run of an experiment is at work."},
+                "finished": {**_COUNT, "description": "Requests of it that are over, well or not."},
+                "planned": {**_COUNT, "description": "Requests that it will make, where that is known."},
+                "figures": {
+                    **_FIGURES,
+                    "description": "Figures of what is over, warm-up included.",
+                },
+            },
         },
     }
 
@@ -79,7 +93,7 @@ def _outcome() -> Schema:
     return {
         "summary": {
             "type": "object",
-            "description": "Two figures as text, for `kubectl get`.",
+            "description": "Two figures as text, for `kubectl get`: so far while a run goes.",
             "properties": {"requestsPerSecond": _TEXT, "ttftP95": _TEXT},
         },
         "figures": _FIGURES,

@@ -1,4 +1,6 @@
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -6,7 +8,10 @@ import pytest
 import yaml
 from aiohttp import web
 
-from extproc.bench.experiments.arms import CommandSwitch, Lab, LabError, SettingsFileSwitch, build_switch
+from extproc.bench.board import Board
+from extproc.bench.experiments.arms import CommandSwitch, Lab, SettingsFileSwitch, build_switch
+from extproc.bench.experiments.replicas import Replicas, resolve
+from extproc.bench.experiments.router_settings import LabError, is_alike, lay_strategy
 from extproc.bench.spec.experiments import Ab
 from extproc.bench.spec.section import Component
 from extproc.errors import SettingsError
@@ -32,7 +37,7 @@ class Router:
         self.flush_failures = 0
         self.refuses = False
         self.polls_until_seen = 2
-        self.reloads = {"applied": 0, "refused": 0}
+        self.refusals = 0
         self._seen = path.read_text()
         self.address = ""
 
@@ -41,19 +46,22 @@ class Router:
             return
         self.polls_until_seen -= 1
         if self.polls_until_seen < 0:
-            self.reloads["refused" if self.refuses else "applied"] += 1
+            self.refusals += self.refuses
             self._seen = self._seen if self.refuses else self.path.read_text()
 
+    async def config(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._seen)
+
     async def pools(self, _: web.Request) -> web.Response:
+        self._look()
         pools = yaml.safe_load(self._seen)["pools"]
         return web.json_response(
             [{"name": pool["name"], "strategy": pool["strategy"]["name"]} for pool in pools]
         )
 
     async def metrics(self, _: web.Request) -> web.Response:
-        self._look()
-        lines = [f'extproc_config_reloads_total{{result="{k}"}} {v}.0' for k, v in self.reloads.items()]
-        return web.Response(text="\n".join(["# HELP extproc_config_reloads_total", *lines, ""]))
+        refused = f'extproc_config_reloads_total{{result="refused"}} {self.refusals}.0'
+        return web.Response(text=f"# HELP extproc_config_reloads_total\n{refused}\n")
 
     async def flush(self, _: web.Request) -> web.Response:
         self.flushes += 1
@@ -62,12 +70,12 @@ class Router:
         return web.Response(status=self.flush_status)
 
 
-@pytest.fixture
-async def router(tmp_path: Path) -> AsyncIterator[Router]:
-    path = tmp_path / "extproc.yaml"
-    path.write_text(SETTINGS)
+@asynccontextmanager
+async def serving(path: Path) -> AsyncIterator[Router]:
+    await asyncio.to_thread(path.write_text, SETTINGS)
     router = Router(path)
     app = web.Application()
+    app.router.add_get("/config", router.config)
     app.router.add_get("/pools", router.pools)
     app.router.add_get("/metrics", router.metrics)
     app.router.add_post("/reset_prefix_cache", router.flush)
@@ -79,6 +87,12 @@ async def router(tmp_path: Path) -> AsyncIterator[Router]:
     router.address = f"{host}:{port}"
     yield router
     await runner.cleanup()
+
+
+@pytest.fixture
+async def router(tmp_path: Path) -> AsyncIterator[Router]:
+    async with serving(tmp_path / "extproc.yaml") as router:
+        yield router
 
 
 @pytest.fixture
@@ -102,29 +116,78 @@ async def test_lab_waits_until_the_router_has_read_the_new_strategy(
     one, two = yaml.safe_load(router.path.read_text())["pools"]
     assert two["strategy"] == {"name": "prefix_hash", "load_factor": 2.0}
     assert one["strategy"] == {"name": "random"}
-    assert router.reloads == {"applied": 1, "refused": 0}
+    assert router.polls_until_seen == -1
 
 
-async def test_arm_that_is_in_force_already_needs_no_reload(
+async def test_arm_that_is_in_force_already_is_not_waited_for(
     http: aiohttp.ClientSession, router: Router
 ) -> None:
     lab = lab_of(http, router)
     await lab.prepare(PREFIX_HASH)
+    router.polls_until_seen = 1000
     await lab.prepare(PREFIX_HASH)
 
-    assert router.reloads["applied"] == 1
 
-
-async def test_arms_that_differ_in_settings_only_wait_for_a_reload(
+async def test_arms_that_differ_in_settings_only_are_told_apart(
     http: aiohttp.ClientSession, router: Router
 ) -> None:
-    """1. prefix_hash is in force. 2. The same with other settings: the name cannot tell; the reload does."""
+    """1. prefix_hash is in force. 2. The same with other settings: `/pools` cannot tell, `/config` does."""
     lab = lab_of(http, router)
     await lab.prepare(PREFIX_HASH)
     router.polls_until_seen = 2
     await lab.prepare(Component(name="prefix_hash"))
 
-    assert router.reloads["applied"] == 2
+    assert router.polls_until_seen == -1
+
+
+async def test_lab_waits_for_the_last_replica_that_a_name_has(
+    http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """One replica reads its file at once; the other, which nobody named, takes its time."""
+    async with serving(tmp_path / "a.yaml") as first, serving(tmp_path / "b.yaml") as second:
+        found = [[first.address], [first.address, second.address]]
+
+        async def resolve(host: str, port: int) -> list[str]:
+            assert (host, port) == ("router", 9090)
+            return found[-1]
+
+        replicas = Replicas(http, "router:9090", "two", resolve)
+        for each in (first, second):
+            each.path.write_text(SETTINGS.replace("random", "round_robin"))
+        first.polls_until_seen, second.polls_until_seen = 0, 3
+        told = [await replicas.look(ROUND_ROBIN) for _ in range(4)]
+
+    assert [each is None for each in told] == [False, False, False, True]
+    assert all(str(each).startswith(second.address) for each in told[:3])
+
+
+async def test_router_that_is_not_found_has_nothing_in_force(http: aiohttp.ClientSession) -> None:
+    async def resolve(_host: str, _port: int) -> list[str]:
+        raise OSError("Name or service not known")
+
+    told = await Replicas(http, "router:9090", None, resolve).look(ROUND_ROBIN)
+
+    assert told == "the router is not found: Name or service not known"
+
+
+async def test_router_without_replicas_has_nothing_in_force(http: aiohttp.ClientSession) -> None:
+    async def resolve(_host: str, _port: int) -> list[str]:
+        return []
+
+    assert await Replicas(http, "router:9090", None, resolve).look(ROUND_ROBIN) is not None
+
+
+async def test_every_address_of_a_name_is_found() -> None:
+    assert await resolve("127.0.0.1", 80) == ["127.0.0.1:80"]
+    assert set(await resolve("localhost", 80)) <= {"127.0.0.1:80", "[::1]:80"}
+
+
+def test_single_value_that_a_router_tells_as_a_list_is_the_same() -> None:
+    asked = {"name": "prefix_hash", "key": "conversation"}
+
+    assert is_alike({"name": "prefix_hash", "key": ["conversation"]}, asked)
+    assert not is_alike({"name": "prefix_hash"}, asked)
+    assert not is_alike({**asked, "load_factor": 2}, asked)
 
 
 async def test_refused_strategy_ends_the_comparison(http: aiohttp.ClientSession, router: Router) -> None:
@@ -139,15 +202,16 @@ async def test_router_that_never_reads_its_settings_ends_the_comparison(
 ) -> None:
     router.polls_until_seen = 1000
 
-    with pytest.raises(LabError, match="prefix_hash: TimeoutError"):
+    with pytest.raises(LabError, match=r"prefix_hash: after 0.3 s .* has another strategy in force"):
         await lab_of(http, router, switch_timeout=0.3).prepare(PREFIX_HASH)
 
 
 async def test_router_that_cannot_be_reached_ends_the_comparison(
     http: aiohttp.ClientSession, router: Router
 ) -> None:
+    """It may be about to start: it is asked again until the time is up."""
     with pytest.raises(LabError, match="ClientConnectorError"):
-        await lab_of(http, router, admin="127.0.0.1:1").prepare(PREFIX_HASH)
+        await lab_of(http, router, admin="127.0.0.1:1", switch_timeout=0.3).prepare(PREFIX_HASH)
 
 
 async def test_unknown_pool_ends_the_comparison(http: aiohttp.ClientSession, router: Router) -> None:
@@ -215,6 +279,23 @@ async def test_failing_command_ends_the_comparison_with_what_it_said() -> None:
 
     with pytest.raises(LabError, match="sh ended with 7: no such deployment"):
         await switch.put(ROUND_ROBIN)
+
+
+async def test_arm_is_asked_for_on_the_board_where_a_spec_has_no_way_of_its_own(
+    http: aiohttp.ClientSession, router: Router
+) -> None:
+    """Who reads the board changes the router: the lab sees that it is done."""
+    board, ab = Board(), Ab(admin=router.address, pool="two")
+    lab = Lab(http, build_switch(ab, board), ab, ())
+    preparing = asyncio.create_task(lab.prepare(PREFIX_HASH))
+    while (wanted := board.notice().wanted) is None:  # noqa: ASYNC110  # who asks over HTTP polls, too
+        await asyncio.sleep(0.01)
+    assert not preparing.done()
+    router.path.write_text(lay_strategy(SETTINGS, "two", wanted))
+    await preparing
+    await lab.restore()
+
+    assert wanted == {"name": "prefix_hash", "load_factor": 2.0}
 
 
 @pytest.mark.parametrize("fields", [{}, {"settings_file": "x.yaml", "command": ("true",)}])

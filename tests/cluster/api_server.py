@@ -219,7 +219,9 @@ def matches(object_: Object, query: Mapping[str, str]) -> bool:
     labels = object_["metadata"].get("labels", {})
     wanted = [term.partition("=") for term in query.get("labelSelector", "").split(",") if term]
     named = query.get("fieldSelector", "").removeprefix("metadata.name=")
-    return all(labels.get(key) == value for key, _, value in wanted) and named in (
+    # A term without a value asks whether there is such a label.
+    is_selected = all(labels.get(key) == value if sign else key in labels for key, sign, value in wanted)
+    return is_selected and named in (
         "",
         object_["metadata"]["name"],
     )

@@ -6,15 +6,18 @@ ports.
 
 import asyncio
 import copy
+import json
+import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
 from aiohttp import web
 
 from extproc.controller.resource import API_VERSION
@@ -23,8 +26,11 @@ from tests.cluster.api_server import ApiServer, Collection, status, write_kubeco
 from tests.integration.ports import free_ports
 
 Object = dict[str, Any]
+Use = tuple[str, str, str]
+_MANIFESTS = Path(__file__).parents[2] / "manifests" / "components" / "operator"
 BENCHMARKS, JOBS, PODS = f"{API_VERSION}/benchmarks", "batch/v1/jobs", "v1/pods"
 LEASES = "coordination.k8s.io/v1/leases"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PLURALS = {
     "Benchmark": "benchmarks",
     "ConfigMap": "configmaps",
@@ -43,7 +49,10 @@ _GROUPS = {
 
 
 class Cluster(ApiServer):
-    """The server, and what it was asked to change: `asked` holds verb and kind of every write."""
+    """The server, and what it was asked to change: `asked` holds verb and kind of every write.
+
+    It allows what the Role of the manifests does; `used` holds what was: API group, resource, verb.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -54,6 +63,9 @@ class Cluster(ApiServer):
         self.uids = 0
         # Answers writes of a kind with a status instead, once each: (verb, plural) -> statuses.
         self.faults: dict[tuple[str, str], list[int]] = {}
+        self.rules = read_rules()
+        self.used: set[Use] = set()
+        self.denied: set[Use] = set()
 
     def find(self, kind: str, name: str) -> Object | None:
         return self.of(kind).objects.get(name)
@@ -62,6 +74,27 @@ class Cluster(ApiServer):
         self.put(made)
         collection = self.of(api_server.kind_of(made))
         return collection.objects[made["metadata"]["name"]]
+
+    @web.middleware
+    async def authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        use = find_use(request)
+        if use is None:
+            return await handler(request)
+        names = self.rules.get(use)
+        if names is None or (names and request.match_info.get("name") not in names):
+            self.denied.add(use)
+            return status(403, f"{use} is not allowed")
+        self.used.add(use)
+        return await handler(request)
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        """Of the objects of a list no one says what it is."""
+        answer = await super()._list(request)
+        if not isinstance(answer, web.Response) or answer.status != 200 or not answer.text:
+            return answer
+        tree = json.loads(answer.text)
+        items = [{k: v for k, v in each.items() if k not in {"kind", "apiVersion"}} for each in tree["items"]]
+        return web.json_response(tree | {"items": items})
 
     async def discover(self, request: web.Request) -> web.Response:
         """What the server has: kopf wants to know before it watches."""
@@ -196,7 +229,20 @@ class Cluster(ApiServer):
         template, name = job["spec"]["template"], job["metadata"]["name"]
         words = self.folder / f"{name}-{index}.words"
         words.touch()
+        # Every address of 127/8 is this machine's: a Pod has one of its own.
+        ip = f"127.{random.randrange(1, 255)}.{random.randrange(255)}.{random.randrange(1, 255)}"
         command = self._translate(template["spec"]["containers"][0]["command"], index, job, words)
+        command = [word.replace("0.0.0.0:9300", f"{ip}:9300") for word in command]
+        pod: Object = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"{name}-{index}",
+                "labels": {**template["metadata"]["labels"], "job-name": name},
+            },
+            "status": {"phase": "Running", "podIP": ip},
+        }
+        self.add(pod)
         with (self.folder / f"{name}-{index}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", *command, stdout=log, stderr=asyncio.subprocess.STDOUT
@@ -211,15 +257,7 @@ class Cluster(ApiServer):
             raise
         message = words.read_text() or (self.folder / f"{name}-{index}.log").read_text()[-2000:]
         ended = {"exitCode": code, "message": message, "reason": "Completed" if code == 0 else "Error"}
-        metadata = {"name": f"{name}-{index}", "labels": {**template["metadata"]["labels"], "job-name": name}}
-        self.add(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": metadata,
-                "status": {"containerStatuses": [{"state": {"terminated": ended}}]},
-            }
-        )
+        self.add({**pod, "status": {"podIP": ip, "containerStatuses": [{"state": {"terminated": ended}}]}})
         return code
 
     def _translate(self, command: list[str], index: int, job: Object, words: Path) -> list[str]:
@@ -260,6 +298,31 @@ class Cluster(ApiServer):
         return [int(port) for port in path.read_text().split()]
 
 
+def read_rules() -> dict[Use, frozenset[str]]:
+    """What the manifests' Role allows, each with the names that it is bound to; none: any."""
+    documents = yaml.safe_load_all((_MANIFESTS / "access.yaml").read_text())
+    (role,) = [each for each in documents if each["kind"] == "Role"]
+    return {
+        (group, resource, verb): frozenset(rule.get("resourceNames", ()))
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def find_use(request: web.Request) -> Use | None:
+    """What a request asks for, as a Role says it; `None` for what everybody may ask."""
+    match = request.match_info
+    if "plural" not in match:
+        return None
+    group = match["api"].rpartition("/")[0]
+    part = "/status" if request.path.endswith("/status") else ""
+    reads = "get" if "name" in match else "watch" if "watch" in request.query else "list"
+    verbs = {"GET": reads, "POST": "create", "PUT": "update", "DELETE": "delete"}
+    return group, match["plural"] + part, verbs[request.method]
+
+
 def stamp() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -294,7 +357,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     cluster = Cluster(folder)
     for kind, plural in _PLURALS.items():
         api_server._PLURALS.setdefault(kind, plural)
-    app = web.Application()
+    app = web.Application(middlewares=[cluster.authorize])
     for path in ("/api", "/apis", "/api/v1", *(f"/apis/{name}/{v}" for name, (v, *_) in _GROUPS.items())):
         app.router.add_get(path, cluster.discover)
     for root in ("/apis/{api:[^/]+/[^/]+}", "/api/{api:v1}"):

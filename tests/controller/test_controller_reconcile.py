@@ -7,6 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.bench.board import Notice
 from extproc.bench.report.brief import Brief, build_brief, decode_brief, encode_brief
 from extproc.bench.spec.tree import parse_spec
 from extproc.controller.objects import LEADER, WORKERS, Object, Run, list_objects
@@ -14,7 +15,6 @@ from extproc.controller.planning import plan_benchmark, read_cpu
 from extproc.controller.resource import parse_benchmark
 from extproc.controller.runs import find_due
 from extproc.controller.state import Create, Delete, Planned, WriteStatus
-from extproc.controller.status import show_progress
 from tests.bench.test_bench_manifests import unknown_fields
 from tests.controller.world import NOON, SPEC, World, brief
 
@@ -28,11 +28,7 @@ def test_benchmark_that_was_applied_is_run_once() -> None:
     assert world.condition("Running") == ("True", "JobIsActive")
     assert world.status["run"] == leader.run
 
-    world.after(seconds=50)
-    world.settle()
-    assert world.status["progress"] == "50%"
-
-    world.after(seconds=60)
+    world.after(seconds=110)
     world.end(brief(req_per_s=9.87, ttft_p95_ms=123.4))
     world.settle()
     assert world.status["phase"] == "Valid"
@@ -327,10 +323,38 @@ def test_long_silence_is_not_gone_through_minute_by_minute() -> None:
     assert find_due("* * * * *", NOON - timedelta(days=3650), NOON) == NOON
 
 
-def test_progress_goes_in_steps_and_is_whole_only_at_the_end() -> None:
-    assert [show_progress(share) for share in (-1, 0, 0.049, 0.05, 0.5, 0.99, 3)] == [
-        *("0%", "0%", "0%", "5%", "50%", "95%", "95%")
-    ]
+def test_progress_is_what_the_leader_says() -> None:
+    """1. Nothing is known before it says something. 2. Its figures so far are what `kubectl get` shows."""
+    world = World()
+    world.settle()
+    (leader,) = world.active()
+    assert "progress" not in world.status
+    figures = {"req_per_s": 9.5, "ttft_p95_ms": 210.4}
+    world.notices[leader.run] = Notice("b", "45%", 450, 1000, figures)
+    world.settle()
+
+    assert world.status["progress"] == "45%"
+    assert world.status["soFar"] == {"doing": "b", "finished": 450, "planned": 1000, "figures": figures}
+    assert world.status["summary"] == {"requestsPerSecond": "9.50", "ttftP95": "210 ms"}
+    world.end(brief(req_per_s=9.87))
+    world.settle()
+    assert world.status["progress"] == "100%"
+    assert "soFar" not in world.status
+    assert world.status["summary"] == {"requestsPerSecond": "9.87"}
+
+
+def test_status_is_written_when_a_leader_has_come_further_and_not_at_every_look() -> None:
+    world = World()
+    world.settle()
+    (leader,) = world.active()
+    world.notices[leader.run] = Notice("b", "45%", 450, 1000)
+    world.settle()
+    world.notices[leader.run] = Notice("b", "45%", 457, 1000)
+    assert world.decide() == []
+    del world.notices[leader.run]  # it could not be asked this time
+    assert world.decide() == []
+    world.notices[leader.run] = Notice("b", "46%", 460, 1000)
+    assert [type(action) for action in world.decide()] == [WriteStatus]
 
 
 def objects_of(**spec: object) -> list[Object]:
@@ -402,18 +426,17 @@ def plan_of(shape: Object, **spec: object) -> Planned:
 RANDOM = {"name": "random", "input_tokens": 8}
 
 
-def test_plan_says_how_long_a_run_offers_load() -> None:
-    assert plan_of({"req-rate": 10, "total-prompts": 100, "dataset": RANDOM}).span_s == pytest.approx(
-        10, rel=0.02
-    )
-
-
 @pytest.mark.parametrize(
     ("shape", "spec", "fault"),
     [
         ({"req-rate": 10, "duration": 10, "dataset": "no-such"}, {}, "no dataset"),
         ({"vus": 3, "duration": 10, "dataset": RANDOM}, {"workers": 5}, "cannot share"),
         ({"req-rate": 10, "duration": 10, "warm-up": 10, "dataset": RANDOM}, {}, "leave nothing"),
+        (
+            {"req-rate": 1000, "duration": 10, "dataset": RANDOM},
+            {"mode": "ab", "ab": {"command": ["x"]}},
+            "cores",
+        ),
     ],
 )
 def test_plan_refuses_what_cannot_be(shape: Object, spec: Object, fault: str) -> None:

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from extproc.bench.board import Notice
 from extproc.bench.report.brief import Brief, encode_brief
 from extproc.controller.crd import build_crd
 from extproc.controller.objects import DUE_ANNOTATION, LEADER, PART_LABEL, RUN_LABEL
 from extproc.controller.reconcile import reconcile, refuse
 from extproc.controller.resource import SpecRefused, parse_benchmark, read_time
+from extproc.controller.router import SWITCHED_LABEL
 from extproc.controller.state import (
     Action,
     Create,
@@ -18,6 +20,7 @@ from extproc.controller.state import (
     LastWords,
     Observed,
     Planned,
+    Replace,
     WriteStatus,
 )
 from tests.controller.structural import list_refusals
@@ -25,6 +28,7 @@ from tests.controller.structural import list_refusals
 Object = dict[str, Any]
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 STATUS = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+HELD = {SWITCHED_LABEL: "b"}
 SPEC: Object = {"endpoint": "llm:8000", "performance": {"traffic-shape": {"req-rate": 10, "duration": 100}}}
 
 
@@ -43,7 +47,9 @@ class World:
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
     jobs: dict[str, JobState] = field(default_factory=dict)
     words: dict[str, LastWords] = field(default_factory=dict)
-    planned: Planned = field(default_factory=lambda: Planned(span_s=100.0))
+    planned: Planned = field(default_factory=Planned)
+    notices: dict[str, Notice] = field(default_factory=dict)
+    routers: dict[str, Object] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
 
     def body(self) -> Object:
@@ -61,11 +67,16 @@ class World:
         self.generation += 1
 
     def decide(self) -> list[Action]:
-        observed = Observed(tuple(self.jobs.values()), self.words, self.planned)
+        held = [each for each in self.routers.values() if each["metadata"].get("labels") == HELD]
+        observed = Observed(
+            tuple(self.jobs.values()), self.words, self.planned, self.notices, held=tuple(held)
+        )
         try:
             benchmark = parse_benchmark(self.body())
         except SpecRefused as refused:
-            return refuse(self.body(), str(refused), self.now)
+            return refuse(self.body(), str(refused), observed, self.now)
+        router = self.routers.get(benchmark.operation.router.config_map or "")
+        observed = replace(observed, router=router)
         return reconcile(benchmark, observed, self.now, image="image:1", token="t" * 32)
 
     def act(self, action: Action) -> None:
@@ -74,6 +85,8 @@ class World:
                 # What the schema does not know the API server would drop, and every look would be a write.
                 assert list_refusals(STATUS, status) == []
                 self.status = status
+            case Replace(made):
+                self.routers[made["metadata"]["name"]] = made
             case Delete(name):
                 job = self.jobs[name]
                 self.jobs[name] = replace(job, is_deleting=True)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from extproc.bench.commands.workers import brief_option, crew_options, read_crew
+from extproc.bench.commands.workers import board_option, brief_option, crew_options, read_crew, until_told_on
 from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import count_runs, run_ab
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
@@ -21,7 +21,6 @@ from extproc.bench.experiments.saturation_formats import saturation_html, satura
 from extproc.bench.experiments.sweep_rows import write_rows
 from extproc.bench.load.crew import Crew
 from extproc.bench.pace import Pace
-from extproc.bench.progress import until_told
 from extproc.bench.published.sweep import gather
 from extproc.bench.published.sweep_formats import sweep_html, sweep_markdown
 from extproc.bench.published.tables import published_markdown, read_published
@@ -91,6 +90,7 @@ def _read_report(path: Path) -> report.Report:
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the arms are not comparable.")
 @brief_option
+@board_option
 @crew_options
 def ab(
     *,
@@ -99,6 +99,7 @@ def ab(
     quiet: bool,
     allow_client_limited: bool,
     brief: Path | None,
+    board: str | None,
     **workers: Any,
 ) -> None:
     """Compare strategies over the same schedule at equal offered load.
@@ -110,7 +111,10 @@ def ab(
     if output is not None:
         make_folder(output)
     pace = Pace(count_runs(spec.ab))
-    trials = until_told(lambda stop: run_ab(spec, show_runs(stop, pace, quiet=quiet, crew=crew), output))
+    trials = until_told_on(
+        board,
+        lambda stop, on: run_ab(spec, show_runs(stop, pace, quiet=quiet, crew=crew, board=on), output, on),
+    )
     compared = summarise_trials(trials, spec.ab)
     click.echo(ab_markdown(compared), nl=False)
     if output is not None:
@@ -132,6 +136,7 @@ def ab(
 @click.option("--again", is_flag=True, help="Do runs again that are not valid.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if some runs are not valid.")
 @brief_option
+@board_option
 @crew_options
 def sweep_command(
     *,
@@ -141,6 +146,7 @@ def sweep_command(
     again: bool,
     allow_client_limited: bool,
     brief: Path | None,
+    board: str | None,
     **workers: Any,
 ) -> None:
     """Measure every strategy at every concurrency, with every dataset, in every repeat.
@@ -152,7 +158,7 @@ def sweep_command(
     tasks = sweep.list_tasks(spec)
     make_folder(output)
     missing = sweep.find_missing(tasks, output, again=again)
-    _do_missing(spec, missing, output, crew, quiet=quiet)
+    _do_missing(spec, missing, output, crew, board, quiet=quiet)
     done = gather(
         spec.name,
         sweep.build_cells(tasks, output),
@@ -171,7 +177,13 @@ def sweep_command(
 
 
 def _do_missing(
-    spec: Spec, missing: Sequence[sweep.Task], output: Path, crew: Crew | None, *, quiet: bool
+    spec: Spec,
+    missing: Sequence[sweep.Task],
+    output: Path,
+    crew: Crew | None,
+    board: str | None,
+    *,
+    quiet: bool,
 ) -> None:
     primings = 2 if spec.ab.prime else 1
     pace = Pace(len(missing) * primings)
@@ -179,10 +191,11 @@ def _do_missing(
     def tell(task: sweep.Task, said: report.Report) -> None:
         click.echo(f"{pace.render(1.0)}: {task.title}: {said.title}", err=True)
 
-    until_told(
-        lambda stop: sweep.run_sweep(
-            spec, missing, show_runs(stop, pace, quiet=quiet, crew=crew), output, tell
-        )
+    until_told_on(
+        board,
+        lambda stop, on: sweep.run_sweep(
+            spec, missing, show_runs(stop, pace, quiet=quiet, crew=crew, board=on), output, tell, board=on
+        ),
     )
 
 
@@ -205,9 +218,16 @@ def page_command(table: Path, output: Path, baseline: str | None, title: str | N
 @click.option("--output", type=_FOLDER, help="Folder for the reports.")
 @click.option("--quiet", is_flag=True, help="No live display.")
 @brief_option
+@board_option
 @crew_options
 def saturate_command(
-    *, spec_file: Path, output: Path | None, quiet: bool, brief: Path | None, **workers: Any
+    *,
+    spec_file: Path,
+    output: Path | None,
+    quiet: bool,
+    brief: Path | None,
+    board: str | None,
+    **workers: Any,
 ) -> None:
     """Find the rate beyond which more requests bring latency and no throughput.
 
@@ -217,7 +237,10 @@ def saturate_command(
     if output is not None:
         make_folder(output)
     pace = Pace(spec.saturate.steps, is_known=False)
-    rungs = until_told(lambda stop: saturate.climb(spec, show_runs(stop, pace, quiet=quiet, crew=crew)))
+    rungs = until_told_on(
+        board,
+        lambda stop, on: saturate.climb(spec, show_runs(stop, pace, quiet=quiet, crew=crew, board=on)),
+    )
     found = saturate.summarise_rungs(rungs, spec.saturate)
     click.echo(saturation_markdown(found), nl=False)
     if output is not None:

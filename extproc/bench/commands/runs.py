@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from extproc.bench.board import Board
 from extproc.bench.commands.catalogue import history_command, import_command
 from extproc.bench.commands.experiments import (
     ab,
@@ -21,7 +22,14 @@ from extproc.bench.commands.experiments import (
 )
 from extproc.bench.commands.serve import serve_command
 from extproc.bench.commands.specs import init_command, schema_command
-from extproc.bench.commands.workers import brief_option, crew_options, read_crew, worker_command
+from extproc.bench.commands.workers import (
+    board_option,
+    brief_option,
+    crew_options,
+    read_crew,
+    until_told_on,
+    worker_command,
+)
 from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
@@ -29,7 +37,7 @@ from extproc.bench.load.crew import Crew
 from extproc.bench.load.journal import read_journal
 from extproc.bench.load.registry import Renderer, open_registry
 from extproc.bench.load.workload import build_workload
-from extproc.bench.progress import Exporter, exporting, until_told, watching
+from extproc.bench.progress import Exporter, exporting, watching
 from extproc.bench.record import RunResult
 from extproc.bench.report.brief import brief_report
 from extproc.bench.report.headline import summary_text
@@ -66,6 +74,7 @@ def bench() -> None:
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
 @brief_option
+@board_option
 @crew_options
 def run_command(
     *,
@@ -77,6 +86,7 @@ def run_command(
     quiet: bool,
     allow_client_limited: bool,
     brief: Path | None,
+    board: str | None,
     **workers: Any,
 ) -> None:
     """Run a benchmark. Exit 3 if the result does not hold, 4 if it misses a threshold.
@@ -87,7 +97,7 @@ def run_command(
     if output is not None:
         make_folder(output)
     with exporting(metrics_port, linger) as exporter:
-        result = _run(spec, output, exporter, crew, quiet=quiet)
+        result = _run(spec, output, exporter, crew, board, quiet=quiet)
         said = build_report(result)
         _tell(result, said, output, open_registry(spec).reports)
         write_brief(brief, brief_report(said))
@@ -98,15 +108,23 @@ def run_command(
 
 
 def _run(
-    spec: Spec, output: Path | None, exporter: Exporter | None, crew: Crew | None, *, quiet: bool
+    spec: Spec,
+    output: Path | None,
+    exporter: Exporter | None,
+    crew: Crew | None,
+    address: str | None,
+    *,
+    quiet: bool,
 ) -> RunResult:
     journal = None if output is None else output / "run.jsonl"
 
-    async def work(stop: asyncio.Event) -> RunResult:
-        return await run(spec, progress=progress, stop=stop, journal=journal, crew=crew)
+    async def work(stop: asyncio.Event, board: Board | None) -> RunResult:
+        if board is not None:
+            board.begin(spec.name)
+        with watching(spec.name, Console(stderr=True), exporter, board, quiet=quiet) as progress:
+            return await run(spec, progress=progress, stop=stop, journal=journal, crew=crew)
 
-    with watching(spec.name, Console(stderr=True), exporter, quiet=quiet) as progress:
-        return until_told(work)
+    return until_told_on(address, work)
 
 
 def _tell(result: RunResult, said: Report, output: Path | None, own: dict[str, Renderer]) -> None:

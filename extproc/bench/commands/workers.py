@@ -1,11 +1,13 @@
 """Load from several machines: `extproc bench worker` on each, and what a leader is told besides a spec."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
+from extproc.bench.board import Board
 from extproc.bench.load.crew import Crew
 from extproc.bench.load.worker import serve_worker, split_location
 from extproc.bench.progress import until_told
@@ -16,6 +18,7 @@ from extproc.errors import SettingsError
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 # A token that can be guessed is none.
 _SHORTEST_TOKEN = 16
+_T = TypeVar("_T")
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
@@ -35,6 +38,24 @@ brief_option = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write verdict and headline figures here.",
 )
+
+
+board_option = click.option(
+    "--board", metavar="HOST:PORT", help="Tell here how far it is, and which arm the router is to have."
+)
+
+
+def until_told_on(address: str | None, work: Callable[[asyncio.Event, Board | None], Awaitable[_T]]) -> _T:
+    """Runs `work` until it is told to end, with a board that is served where `address` says."""
+
+    async def show(stop: asyncio.Event) -> _T:
+        if address is None:
+            return await work(stop, None)
+        board = Board()
+        async with board.serving(*split_location(address)):
+            return await work(stop, board)
+
+    return until_told(show)
 
 
 def crew_options(command: _Command) -> _Command:

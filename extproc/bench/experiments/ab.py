@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from extproc.bench.board import Board
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.run import Interrupted, Run
 from extproc.bench.load.registry import open_registry
@@ -40,8 +41,11 @@ def label(arm: Component) -> str:
     return f"{arm.name}({settings})" if settings else arm.name
 
 
-async def run_ab(spec: Spec, run: Run, output: Path | None) -> list[Trial]:
-    """Runs a comparison against the spec's router; every run's reports go into a folder of `output`."""
+async def run_ab(spec: Spec, run: Run, output: Path | None, board: Board | None = None) -> list[Trial]:
+    """Runs a comparison against the spec's router; every run's reports go into a folder of `output`.
+
+    The router is switched as the spec says, else by who reads `board`.
+    """
     reports = open_registry(spec).reports
 
     def keep(trial: Trial, result: RunResult) -> None:
@@ -49,7 +53,7 @@ async def run_ab(spec: Spec, run: Run, output: Path | None) -> list[Trial]:
             folder = output / f"{trial.arm}-{trial.repeat + 1}"
             write_reports(result, trial.report, folder, reports)
 
-    async with open_lab(spec) as lab:
+    async with open_lab(spec, board) as lab:
         return await run_trials(spec, run, lab, keep)
 
 

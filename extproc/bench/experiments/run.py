@@ -16,6 +16,7 @@ import aiohttp
 from pydantic import ValidationError
 from rich.console import Console
 
+from extproc.bench.board import Board
 from extproc.bench.experiments.gpus import watch_gpus
 from extproc.bench.experiments.scrape import pair, scrape
 from extproc.bench.experiments.watch import FleetWatch, build_watch
@@ -138,12 +139,16 @@ def find_goal(spec: Spec, workload: Workload) -> Goal:
     return Goal(requests=workload.asked)
 
 
-def show_runs(stop: asyncio.Event, pace: Pace, *, quiet: bool, crew: Crew | None = None) -> Run:
-    """Returns what runs the runs of an experiment and shows each on the terminal."""
+def show_runs(
+    stop: asyncio.Event, pace: Pace, *, quiet: bool, crew: Crew | None = None, board: Board | None = None
+) -> Run:
+    """Returns what runs the runs of an experiment and shows each on the terminal, and on a board."""
 
     async def run_one(spec: Spec, title: str) -> RunResult:
         pace.begin()
-        with watching(title, Console(stderr=True), quiet=quiet, pace=pace) as progress:
+        if board is not None:
+            board.begin(title, pace)
+        with watching(title, Console(stderr=True), board, quiet=quiet, pace=pace) as progress:
             return await run(spec, progress=progress, stop=stop, crew=crew)
 
     return run_one

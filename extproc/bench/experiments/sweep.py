@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 from pydantic import ValidationError
 
+from extproc.bench.board import Board
 from extproc.bench.experiments.ab import Prepares, label, prime, rotate
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.run import Interrupted, Run
@@ -145,8 +146,13 @@ Told = Callable[[Task, Report], None]
 """Hears of each run as it is done."""
 
 
-async def run_sweep(spec: Spec, tasks: Sequence[Task], run: Run, folder: Path, told: Told) -> None:
-    """Does `tasks` against the spec's router; every run's reports and its line go into `folder`."""
+async def run_sweep(
+    spec: Spec, tasks: Sequence[Task], run: Run, folder: Path, told: Told, *, board: Board | None = None
+) -> None:
+    """Does `tasks` against the spec's router; every run's reports and its line go into `folder`.
+
+    The router is switched as the spec says, else by who reads `board`.
+    """
     reports = open_registry(spec).reports
 
     def keep(task: Task, result: RunResult, said: Report) -> None:
@@ -155,7 +161,7 @@ async def run_sweep(spec: Spec, tasks: Sequence[Task], run: Run, folder: Path, t
         told(task, said)
 
     if tasks:
-        async with open_lab(spec) as lab:
+        async with open_lab(spec, board) as lab:
             await run_tasks(tasks, run, lab, keep)
 
 

@@ -14,9 +14,10 @@ class Ab(Section):
 
     `arms` are the router's `strategy` sections: a name, or a name with its settings. The arm in force is
     changed by rewriting `settings_file`, which the router watches, or by running `command` with
-    `{strategy}` replaced. `admin`: the router's admin `ip:port`, asked at `/pools` until the change shows,
-    `switch_timeout` at most. `flush` lists the endpoints whose prefix cache is emptied before each
-    run (`POST /reset_prefix_cache`); the spec's `scrape` list where omitted.
+    `{strategy}` replaced; `pool` is the router's pool that is changed, its first where omitted.
+    `admin`: the router's admin `host:port`, several with commas, asked at `/pools` until the change shows at
+    every address of every name, `switch_timeout` at most. `flush` lists the endpoints whose prefix cache is
+    emptied before each run (`POST /reset_prefix_cache`); the spec's `scrape` list where omitted.
 
     Each of `repeats` measures every arm once over one schedule, with the spec's seed plus the repeat.
     `prime` seconds of other prompts of the same kind go before each measurement. Arms whose offered

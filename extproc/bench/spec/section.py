@@ -66,6 +66,11 @@ class Component(Section):
     def options(self) -> dict[str, object]:
         return {name.replace("-", "_"): value for name, value in (self.model_extra or {}).items()}
 
+    @property
+    def section(self) -> dict[str, object]:
+        """Name and options as they stand in a file."""
+        return {"name": self.name, **self.options}
+
 
 def allow_short_form(schema: JsonSchemaValue, kind: str) -> JsonSchemaValue:
     """A JSON schema that takes a bare text or number, too, as the section's validator does."""

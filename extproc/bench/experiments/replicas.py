@@ -1,0 +1,77 @@
+"""Whether every replica of a router has a strategy in force, by their admin ports."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+import aiohttp
+import yaml
+
+from extproc.bench.experiments.router_settings import LabError, find_pool, is_alike, list_pools
+from extproc.bench.load.worker import split_location
+from extproc.bench.spec.section import Component
+
+_REFUSED: Final = 'extproc_config_reloads_total{result="refused"} '
+
+Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
+"""Returns every address of a name, as `ip:port`."""
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Every address of a name, as a headless Service has one for each Pod; raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [f"[{at[0]}]:{port}" if ":" in str(at[0]) else f"{at[0]}:{port}" for *_, at in found]
+
+
+class Replicas:
+    """The replicas at `admin` (`host:port`, several with commas), looked up each time: they come and go.
+
+    A replica that refuses what it was told ends it all: it would do so for ever.
+    """
+
+    def __init__(
+        self, http: aiohttp.ClientSession, admin: str, pool: str | None, resolve: Resolve = resolve
+    ) -> None:
+        self._http, self._pool, self._resolve = http, pool, resolve
+        self._targets = [split_location(each.strip()) for each in admin.split(",")]
+        self._refusals: dict[str, float] = {}
+
+    async def look(self, arm: Component) -> str | None:
+        """Says what is missing until every replica has the strategy in force, `None` if nothing is.
+
+        Raises `LabError` for one that refuses it.
+        """
+        try:
+            found = [at for host, port in self._targets for at in await self._resolve(host, port)]
+        except OSError as error:
+            return f"the router is not found: {error}"
+        if not found:
+            return "the router has no replica"
+        told = await asyncio.gather(*(self._ask(at, arm) for at in dict.fromkeys(found)))
+        return next((each for each in told if each is not None), None)
+
+    async def _ask(self, at: str, arm: Component) -> str | None:
+        try:
+            pool = find_pool(yaml.safe_load(await self._get(at, "pools")), self._pool)
+            settings = list_pools(yaml.safe_load(await self._get(at, "config")))
+            self._hear_refusals(at, await self._get(at, "metrics"), arm)
+        except (aiohttp.ClientError, TimeoutError, yaml.YAMLError) as error:
+            return f"{at} does not say what is in force: {type(error).__name__} {error}"
+        section: Any = find_pool(settings, self._pool).get("strategy", {})
+        if pool["strategy"] == arm.name and is_alike(section, arm.section):
+            return None
+        return f"{at} has another strategy in force: {section}"
+
+    async def _get(self, at: str, what: str) -> str:
+        async with self._http.get(f"http://{at}/{what}", raise_for_status=True) as answer:
+            return await answer.text()
+
+    def _hear_refusals(self, at: str, metrics: str, arm: Component) -> None:
+        """How often a replica has refused a changed file, by its own metrics: once more, and it is ours."""
+        count = sum(
+            float(line.removeprefix(_REFUSED)) for line in metrics.splitlines() if line.startswith(_REFUSED)
+        )
+        if count > self._refusals.setdefault(at, count):
+            raise LabError(f"the router at {at} refused {arm.name}: its log says why")
