@@ -223,4 +223,4 @@ def find_sentences(text: str, name: str) -> list[str]:
 def spell(text: str) -> str:
     """Writes field names as the resource does, with hyphens, and every paragraph in one line."""
     text = re.sub(r"(?<=\S)\n(?=\S)", " ", text)
-    return re.sub(r"`[a-z]+(_[a-z]+)+`", lambda found: found[0].replace("_", "-"), text)
+    return re.sub(r"`[a-z0-9]+(_[a-z0-9]+)+`", lambda found: found[0].replace("_", "-"), text)

@@ -4,6 +4,7 @@ A run is a leader's Job and, with several workers, an Indexed Job of workers beh
 share a token. Whatever is made belongs to the Benchmark: it goes when that goes.
 """
 
+import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import yaml
 
+from extproc.bench.datasets.shelf import name_file
 from extproc.controller.resource import API_VERSION, KIND, Benchmark, Operation, write_time
 
 Object = dict[str, Any]
@@ -23,10 +25,13 @@ DUE_ANNOTATION: Final = "extproc.dev/due"
 LEADER, WORKERS = "leader", "workers"
 
 PORT: Final = 9200
-BOARD_PORT: Final = 9300
+BOARD_PORT: Final = 9201
 # The kubelet takes a minute and more until a changed ConfigMap is in a Pod's files.
 _SWITCH_TIMEOUT: Final = "5m"
 _SPEC, _TOKEN, _DATA, _RESULTS = "/etc/benchmark", "/etc/benchmark-token", "/data", "/results"
+_DATASET: Final = "/etc/benchmark-dataset"
+# A ConfigMap holds 1 MiB.
+MOST_BYTES: Final = 900_000
 _LAST_WORDS: Final = "/dev/termination-log"
 # Long enough to break off what is in flight, and to write what is known.
 _GRACE_S: Final = 120
@@ -36,12 +41,24 @@ _OPERATIONS: Final = {field.alias or name for name, field in Operation.model_fie
 
 
 @dataclass(frozen=True, slots=True)
+class Dataset:
+    """A prepared dataset that fits into a ConfigMap, by the name of what was asked."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a Benchmark: its name, and when it was due if a schedule says so."""
+    """One run of a Benchmark: its name, and when it was due if a schedule says so.
+
+    Without a `dataset` the leader prepares what it needs, and keeps it on the claim for later runs.
+    """
 
     benchmark: Benchmark
     name: str
     due: datetime | None = None
+    dataset: Dataset | None = None
 
     @property
     def workers_name(self) -> str:
@@ -54,6 +71,16 @@ class Run:
     @property
     def folder(self) -> str:
         return f"{self.benchmark.name}/{self.name}"
+
+    @property
+    def dataset_map(self) -> str | None:
+        """The ConfigMap of the dataset: the same for every run that asks the same."""
+        return None if self.dataset is None else f"{self.benchmark.name}-data-{self.dataset.name}"
+
+    @property
+    def shelf(self) -> str:
+        """Where datasets are kept that are in no ConfigMap."""
+        return f"{self.benchmark.name}/datasets"
 
     @property
     def report(self) -> str:
@@ -69,6 +96,8 @@ def list_objects(run: Run, image: str, token: str) -> Iterator[Object]:
     """Yields what a run needs, in the order in which it is to be made; the leader comes last."""
     operation = run.benchmark.operation
     yield _spec_map(run)
+    if run.dataset is not None:
+        yield _dataset_map(run, run.dataset)
     if operation.results.claim is None:
         yield _claim(run)
     if operation.workers > 1:
@@ -119,6 +148,21 @@ def _spec_map(run: Run) -> Object:
         "kind": "ConfigMap",
         "metadata": _metadata(run, run.name, "spec"),
         "data": {"benchmark.yaml": write_spec(run.benchmark.tree, run.benchmark.name)},
+    }
+
+
+def _dataset_map(run: Run, dataset: Dataset) -> Object:
+    metadata = _metadata(run, str(run.dataset_map), "dataset")
+    # It is there for the runs to come, too.
+    del metadata["labels"][RUN_LABEL]
+    metadata.pop("annotations", None)
+    data = {name_file(dataset.name): base64.b64encode(dataset.data).decode()}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata,
+        "immutable": True,
+        "binaryData": data,
     }
 
 
@@ -177,6 +221,9 @@ def _leader_job(run: Run, image: str) -> Object:
     operation = run.benchmark.operation
     arguments = [operation.mode, f"{_SPEC}/benchmark.yaml", "--quiet"]
     arguments += ["--output", f"{_RESULTS}/{run.folder}", "--brief", _LAST_WORDS]
+    if run.dataset is not None:
+        arguments += ["--datasets", _DATASET]
+    arguments += ["--datasets", f"{_RESULTS}/{run.shelf}"]
     arguments += ["--board", f"0.0.0.0:{BOARD_PORT}"]
     if operation.workers > 1:
         arguments += ["--workers", ",".join(run.locations()), "--workers-token", f"{_TOKEN}/token"]
@@ -260,6 +307,8 @@ def _volumes(run: Run, part: str) -> Iterator[tuple[str, Object]]:
     if part == WORKERS:
         return
     yield _SPEC, {"configMap": {"name": run.name}}
+    if run.dataset_map is not None:
+        yield _DATASET, {"configMap": {"name": run.dataset_map}}
     yield _RESULTS, {"persistentVolumeClaim": {"claimName": run.claim}}
     if operation.files is not None and operation.files.config_map is not None:
         yield _DATA, {"configMap": {"name": operation.files.config_map}}

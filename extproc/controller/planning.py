@@ -2,14 +2,17 @@
 
 import math
 
+from extproc.bench.datasets.shelf import zip_dataset
 from extproc.bench.experiments.plan import Host, plan
 from extproc.bench.experiments.run import spread
+from extproc.bench.experiments.sweep import list_tasks
 from extproc.bench.load.registry import build_registry
-from extproc.bench.load.workload import build_workload
+from extproc.bench.load.workload import Workload, build_workload, name_dataset
 from extproc.bench.spec.tree import Spec
+from extproc.controller.objects import MOST_BYTES, Dataset
 from extproc.controller.resource import Benchmark
 from extproc.controller.state import Planned
-from extproc.errors import ExtprocError
+from extproc.errors import ExtprocError, SettingsError
 
 # What `bench plan` assumes, too; and what a Pod has: Linux's default range of ports, containerd's limit of
 # files.
@@ -27,6 +30,8 @@ def plan_benchmark(benchmark: Benchmark) -> Planned:
     for a large one.
     """
     operation = benchmark.operation
+    if operation.mode == "sweep":
+        return _plan_sweep(benchmark.spec)
     if operation.mode not in {"run", "ab"} or needs_its_pod(benchmark.spec):
         return Planned()
     try:
@@ -37,7 +42,22 @@ def plan_benchmark(benchmark: Benchmark) -> Planned:
     cores = max(1, math.floor(read_cpu(operation.pods.cpu))) * operation.workers
     host = Host(cores=cores, ports=_PORTS * operation.workers, files=_FILES)
     made = plan(spec, workload, host, latency_s=_LATENCY_S)
-    return Planned(made.faults, made.remarks)
+    return Planned(made.faults, made.remarks, _keep(spec, workload) if operation.mode == "run" else None)
+
+
+def _plan_sweep(spec: Spec) -> Planned:
+    """Whether every load and dataset makes a traffic shape; what each costs its runs find out."""
+    try:
+        list_tasks(spec)
+    except SettingsError as error:
+        return Planned(faults=(str(error),))
+    return Planned()
+
+
+def _keep(spec: Spec, workload: Workload) -> Dataset | None:
+    """The dataset as an object, if it is one of those; of a comparison's several each has its seed."""
+    data = zip_dataset(workload.conversations)
+    return Dataset(name_dataset(spec), data) if len(data) <= MOST_BYTES else None
 
 
 def needs_its_pod(spec: Spec) -> bool:

@@ -70,7 +70,7 @@ class Results(Section):
     """Where reports stay: a folder for each run on a volume claim.
 
     `claim` names one of yours, which outlives the Benchmark. Without it one of `size` is made, and deleted
-    with the Benchmark unless `keep`.
+    with the Benchmark unless `keep`; `storage_class` is that one's.
     """
 
     claim: str | None = None
@@ -87,7 +87,8 @@ class Operation(Section):
     what they noted. `schedule` runs it again and again, by the five fields of cron, in UTC; a run that is
     due while another one goes is left out. `history_limit` runs are kept in the status. `suspend` ends what
     is running and begins nothing. `deadline_seconds` ends a run that lasts too long. `router` says whose
-    strategy `ab` and `sweep` change.
+    strategy `ab` and `sweep` change. `files` are mounted for the spec's paths; `results` says where reports
+    stay; `pods` is what Pods get.
     """
 
     mode: Literal["run", "ab", "sweep", "saturate"] = "run"

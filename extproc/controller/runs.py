@@ -28,16 +28,16 @@ def find_run(
     ended = {entry["run"] for entry in history}
     for job in observed.jobs:
         if job.part == LEADER and not job.is_over and not job.is_deleting and job.run.startswith(stem):
-            return Run(benchmark, job.run, job.due)
+            return Run(benchmark, job.run, job.due, observed.planned.dataset)
     if is_elsewhere(benchmark, observed.router):
         return None
     if benchmark.operation.schedule is None:
-        return None if stem in ended else Run(benchmark, stem)
+        return None if stem in ended else Run(benchmark, stem, dataset=observed.planned.dataset)
     due = find_due(benchmark.operation.schedule, last_due(benchmark), now)
     if due is None:
         return None
     name = f"{stem}-{int(due.timestamp()) // 60}"
-    return None if name in ended else Run(benchmark, name, due)
+    return None if name in ended else Run(benchmark, name, due, observed.planned.dataset)
 
 
 def last_due(benchmark: Benchmark) -> datetime:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from extproc.bench.board import Notice
-from extproc.controller.objects import Object
+from extproc.controller.objects import Dataset, Object
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,11 @@ class LastWords:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the plan says of the spec: why it cannot be run, and what to expect."""
+    """What the plan says of the spec: why it cannot be run, what to expect; the dataset if it is small."""
 
     faults: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    dataset: Dataset | None = None
 
 
 @dataclass(frozen=True, slots=True)

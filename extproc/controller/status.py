@@ -42,7 +42,7 @@ def build_status(
     if asked is not None:
         status |= _tell_running(asked, running, observed.notices.get(asked.name), benchmark.status)
     elif last is not None:
-        status |= _tell_ended(Run(benchmark, last["run"]), last)
+        status |= _tell_ended(Run(benchmark, last["run"], dataset=observed.planned.dataset), last)
     status |= _tell_figures(last, _find_regressions(benchmark, same))
     if summary := _summarise(status.get("soFar", {}).get("figures") or status.get("figures", {})):
         status["summary"] = summary
@@ -71,12 +71,16 @@ def _find_phase(benchmark: Benchmark, observed: Observed, asked: Run | None, las
 
 
 def _tell_running(run: Run, job: JobState | None, notice: Notice | None, before: Mapping[str, Any]) -> Object:
-    told: Object = {"run": run.name, "report": run.report}
+    told: Object = {"run": run.name, "report": run.report, "dataset": _tell_dataset(run)}
     if job is None or job.started is None:
         return told
     told["startedAt"] = write_time(job.started)
     known = before if before.get("run") == run.name and "finishedAt" not in before else {}
     return told | _tell_progress(notice, known)
+
+
+def _tell_dataset(run: Run) -> str:
+    return f"configmap/{run.dataset_map}" if run.dataset_map else f"{run.claim}/{run.shelf}"
 
 
 def _tell_progress(notice: Notice | None, known: Mapping[str, Any]) -> Object:
@@ -96,7 +100,8 @@ def _tell_progress(notice: Notice | None, known: Mapping[str, Any]) -> Object:
 
 def _tell_ended(run: Run, last: Object) -> Object:
     ended: Object = {name: last[name] for name in ("startedAt", "finishedAt") if name in last}
-    return {"run": run.name, "report": run.report, "progress": "100%", **ended}
+    told = {"run": run.name, "report": run.report, "dataset": _tell_dataset(run)}
+    return {**told, "progress": "100%", **ended}
 
 
 def _tell_figures(last: Object | None, regressions: Sequence[str]) -> Object:

@@ -4,9 +4,7 @@ from typing import Any, Final
 
 Schema = dict[str, Any]
 
-_TEXT: Final[Schema] = {"type": "string"}
-_TIME: Final[Schema] = {"type": "string", "format": "date-time"}
-_TEXTS: Final[Schema] = {"type": "array", "items": _TEXT}
+_TEXTS: Final[Schema] = {"type": "array", "items": {"type": "string"}}
 _COUNT: Final[Schema] = {"type": "integer", "format": "int64"}
 _FIGURES: Final[Schema] = {
     "type": "object",
@@ -15,22 +13,31 @@ _FIGURES: Final[Schema] = {
 }
 
 
+def _text(about: str) -> Schema:
+    return {"type": "string", "description": about}
+
+
+def _time(about: str) -> Schema:
+    return {"type": "string", "format": "date-time", "description": about}
+
+
 def build_status_schema() -> Schema:
     return {
         "type": "object",
         "description": "What came of it; written by the operator alone.",
         "properties": {
-            "observedGeneration": _COUNT,
+            "observedGeneration": {**_COUNT, "description": "The generation of the spec that this is about."},
             **_now(),
             "conditions": {
                 "type": "array",
+                "description": "Whether it can be run, runs, gave a measurement, or failed.",
                 "items": _condition(),
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["type"],
             },
             **_outcome(),
-            "lastScheduledAt": _TIME,
-            "nextRunAt": _TIME,
+            "lastScheduledAt": _time("When the schedule was last due, run or left out."),
+            "nextRunAt": _time("When the schedule is due next."),
             "history": {
                 "type": "array",
                 "items": _run(),
@@ -51,8 +58,8 @@ def _now() -> Schema:
             "description": "Whether the run measured the server at all, and if not, what else.",
         },
         "run": {"type": "string", "description": "The run that the figures are of, or that goes on."},
-        "startedAt": _TIME,
-        "finishedAt": _TIME,
+        "startedAt": _time("When the leader's Job began."),
+        "finishedAt": _time("When it ended."),
         "progress": {
             "type": "string",
             "description": "How much of all planned requests, or of the planned time of users that ask "
@@ -80,11 +87,11 @@ def _condition() -> Schema:
         "required": ["type", "status", "reason", "lastTransitionTime"],
         "properties": {
             "type": {"type": "string", "description": "Planned, Running, Valid or Failed."},
-            "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-            "reason": _TEXT,
-            "message": _TEXT,
-            "lastTransitionTime": _TIME,
-            "observedGeneration": _COUNT,
+            "status": {**_text("Whether it is so."), "enum": ["True", "False", "Unknown"]},
+            "reason": _text("Why, in one word."),
+            "message": _text("Why, in full."),
+            "lastTransitionTime": _time("Since when it has been so."),
+            "observedGeneration": {**_COUNT, "description": "The generation of the spec that this is about."},
         },
     }
 
@@ -94,10 +101,17 @@ def _outcome() -> Schema:
         "summary": {
             "type": "object",
             "description": "Two figures as text, for `kubectl get`: so far while a run goes.",
-            "properties": {"requestsPerSecond": _TEXT, "ttftP95": _TEXT},
+            "properties": {
+                "requestsPerSecond": _text("Requests served per second."),
+                "ttftP95": _text("95 of 100 first tokens came sooner."),
+            },
         },
         "figures": _FIGURES,
-        "definitions": {"type": "object", "additionalProperties": _TEXT},
+        "definitions": {
+            "type": "object",
+            "additionalProperties": {"type": "string"},
+            "description": "What the figures mean, by name.",
+        },
         "faults": {**_TEXTS, "description": "Why a run is invalid, or why a spec is refused."},
         "remarks": {**_TEXTS, "description": "How a valid run must be read."},
         "regressions": {
@@ -105,6 +119,10 @@ def _outcome() -> Schema:
             "description": "Figures that got worse than those of the valid runs before this one.",
         },
         "report": {"type": "string", "description": "Where the reports are: claim/folder."},
+        "dataset": {
+            "type": "string",
+            "description": "Where the prompts are kept that every run asks: a ConfigMap, or claim/folder.",
+        },
     }
 
 
@@ -112,14 +130,14 @@ def _run() -> Schema:
     return {
         "type": "object",
         "properties": {
-            "run": _TEXT,
-            "digest": _TEXT,
-            "startedAt": _TIME,
-            "finishedAt": _TIME,
-            "phase": _TEXT,
-            "verdict": _TEXT,
+            "run": _text("Its name, and its folder's."),
+            "digest": _text("Of what was asked: equal ones asked the same."),
+            "startedAt": _time("When the leader's Job began."),
+            "finishedAt": _time("When it ended."),
+            "phase": _text("Valid, Invalid or Failed."),
+            "verdict": _text("As that of the last run, above."),
             "figures": _FIGURES,
-            "faults": _TEXTS,
-            "remarks": _TEXTS,
+            "faults": {**_TEXTS, "description": "Why it is invalid, or how it failed."},
+            "remarks": {**_TEXTS, "description": "How it must be read."},
         },
     }

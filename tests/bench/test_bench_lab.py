@@ -12,6 +12,7 @@ from extproc.bench.board import Board
 from extproc.bench.experiments.arms import CommandSwitch, Lab, SettingsFileSwitch, build_switch
 from extproc.bench.experiments.replicas import Replicas, resolve
 from extproc.bench.experiments.router_settings import LabError, is_alike, lay_strategy
+from extproc.bench.experiments.run import Interrupted
 from extproc.bench.spec.experiments import Ab
 from extproc.bench.spec.section import Component
 from extproc.errors import SettingsError
@@ -212,6 +213,15 @@ async def test_router_that_cannot_be_reached_ends_the_comparison(
     """It may be about to start: it is asked again until the time is up."""
     with pytest.raises(LabError, match="ClientConnectorError"):
         await lab_of(http, router, admin="127.0.0.1:1", switch_timeout=0.3).prepare(PREFIX_HASH)
+
+
+async def test_lab_that_is_told_to_end_waits_no_longer(http: aiohttp.ClientSession, router: Router) -> None:
+    router.polls_until_seen = 1000
+    ab, stop = Ab(settings_file=router.path, admin=router.address, pool="two"), asyncio.Event()
+    stop.set()
+
+    with pytest.raises(Interrupted):
+        await Lab(http, build_switch(ab), ab, (), stop).prepare(PREFIX_HASH)
 
 
 async def test_unknown_pool_ends_the_comparison(http: aiohttp.ClientSession, router: Router) -> None:

@@ -5,6 +5,7 @@ ports.
 """
 
 import asyncio
+import base64
 import copy
 import json
 import random
@@ -232,7 +233,7 @@ class Cluster(ApiServer):
         # Every address of 127/8 is this machine's: a Pod has one of its own.
         ip = f"127.{random.randrange(1, 255)}.{random.randrange(255)}.{random.randrange(1, 255)}"
         command = self._translate(template["spec"]["containers"][0]["command"], index, job, words)
-        command = [word.replace("0.0.0.0:9300", f"{ip}:9300") for word in command]
+        command = [word.replace("0.0.0.0:9201", f"{ip}:9201") for word in command]
         pod: Object = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -269,6 +270,9 @@ class Cluster(ApiServer):
             places["/etc/benchmark/benchmark.yaml"] = str(
                 self._lay(f"{run}.yaml", spec["data"]["benchmark.yaml"])
             )
+        for volume in job["spec"]["template"]["spec"]["volumes"]:
+            if volume["name"] == "etc-benchmark-dataset":
+                places["/etc/benchmark-dataset"] = str(self._mount(volume["configMap"]["name"]))
         secret = self.find("v1/secrets", f"{run}-load")
         if secret is not None:
             places["/etc/benchmark-token/token"] = str(
@@ -285,6 +289,15 @@ class Cluster(ApiServer):
                 text = text.replace(old, new)
             made.append(text)
         return made
+
+    def _mount(self, name: str) -> Path:
+        """A folder with the binary files of a ConfigMap."""
+        folder, found = self.folder / name, self.find("v1/configmaps", name)
+        assert found is not None
+        folder.mkdir(exist_ok=True)
+        for file, text in found["binaryData"].items():
+            (folder / file).write_bytes(base64.b64decode(text))
+        return folder
 
     def _lay(self, name: str, text: str) -> Path:
         path = self.folder / name
@@ -376,6 +389,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     write_kubeconfig(kubeconfig, cluster.url, token)
     try:
         yield Served(cluster, kubeconfig)
+        assert cluster.denied == set()
     finally:
         for tasks in list(cluster.pods.values()):
             for task in tasks:

@@ -227,6 +227,20 @@ def test_field_is_described_by_the_sentences_that_name_it() -> None:
     assert spell("`a_b` and a_b\nand `c`") == "`a-b` and a_b and `c`"
 
 
+def list_unexplained(schema: dict[str, Any], at: str = "") -> Iterator[str]:
+    """Every field of which `kubectl explain` would say no more than its type and default."""
+    for name, field in schema.get("properties", {}).items():
+        told = [line for line in field.get("description", "").splitlines() if not line.startswith("Default:")]
+        if not any(told):
+            yield f"{at}.{name}"
+        yield from list_unexplained(field.get("items", field), f"{at}.{name}")
+
+
+@pytest.mark.parametrize("part", ["spec", "status"])
+def test_every_field_is_explained(part: str) -> None:
+    assert list(list_unexplained(SCHEMA["properties"][part])) == []
+
+
 @asynccontextmanager
 async def publishing() -> AsyncIterator[str]:
     """The paths of an API server that `kubectl explain` reads, with our definition as it would publish it."""
@@ -289,6 +303,8 @@ async def publishing() -> AsyncIterator[str]:
         ("benchmark.spec.performance.traffic-shape.dataset", "max-prompts"),
         ("benchmark.spec.workers", "`workers` Pods offer the load"),
         ("benchmark.spec.limits.errors", "`errors`: the share of requests that may fail."),
+        ("benchmark.spec.router.config-map", "at the end, however that comes, what was there before"),
+        ("benchmark.status.soFar", "What the run that goes on says of itself"),
         ("benchmark.status.verdict", "Whether the run measured the server at all"),
     ],
 )

@@ -34,6 +34,7 @@ class Container:
 
     def __init__(self, served: Served) -> None:
         self.starts = 0
+        self._cluster = served.cluster
         self._options = ["--namespace", "default", "--lease-namespace", "default", "--look", "1"]
         self._options += ["--image", "image:1", "--kubeconfig", str(served.kubeconfig)]
         (port,) = free_ports(1)
@@ -57,6 +58,15 @@ class Container:
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
+
+    async def fall_over(self) -> None:
+        """Kills the operator; its Lease, which would hold for another 15 s, is let go."""
+        self.kill()
+        assert self._process is not None
+        await self._process.wait()
+        leases = self._cluster.of(LEASES).objects
+        lease = leases["extproc-operator"]
+        self._cluster.store({**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
 
     async def end(self) -> None:
         if self._process is None or self._process.returncode is not None:

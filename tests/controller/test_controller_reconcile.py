@@ -1,5 +1,6 @@
 """What is done about a Benchmark: what there is, what follows, and a crash between any two acts."""
 
+import base64
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from extproc.bench.board import Notice
 from extproc.bench.report.brief import Brief, build_brief, decode_brief, encode_brief
 from extproc.bench.spec.tree import parse_spec
-from extproc.controller.objects import LEADER, WORKERS, Object, Run, list_objects
+from extproc.controller.objects import LEADER, WORKERS, Dataset, Object, Run, list_objects
 from extproc.controller.planning import plan_benchmark, read_cpu
 from extproc.controller.resource import parse_benchmark
 from extproc.controller.runs import find_due
@@ -399,6 +400,50 @@ def test_reports_outlive_the_benchmark_if_that_is_asked() -> None:
     assert "PersistentVolumeClaim" not in kinds
 
 
+def test_small_dataset_is_an_object_that_every_run_of_a_schedule_has() -> None:
+    """It is made once, does not change, and belongs to the Benchmark."""
+    dataset = Dataset("d1", b"zipped")
+    world = World(spec={**SPEC, "schedule": "* * * * *"}, planned=Planned(dataset=dataset))
+    for _ in range(3):
+        world.after(minutes=1)
+        world.settle()
+        leader = world.objects["Job", world.active()[0].name]["spec"]["template"]["spec"]
+        world.end(brief())
+        world.settle()
+    made = world.objects["ConfigMap", "b-data-d1"]
+
+    assert world.made.count("ConfigMap/b-data-d1") == 1
+    assert made["immutable"] is True
+    assert made["metadata"]["ownerReferences"][0]["uid"] == "u"
+    assert "extproc.dev/run" not in made["metadata"]["labels"]
+    assert base64.b64decode(made["binaryData"]["d1.jsonl.gz"]) == b"zipped"
+    assert world.status["dataset"] == "configmap/b-data-d1"
+    volumes = [each["configMap"]["name"] for each in leader["volumes"] if "configMap" in each]
+    assert "b-data-d1" in volumes
+    command = leader["containers"][0]["command"]
+    folders = [command[i + 1] for i, word in enumerate(command) if word == "--datasets"]
+    assert folders == ["/etc/benchmark-dataset", "/results/b/datasets"]
+
+
+def test_dataset_that_is_no_object_is_kept_on_the_claim() -> None:
+    world = World()
+    world.settle()
+
+    assert world.status["dataset"] == "b-results/b/datasets"
+    assert [key for key in world.objects if "data" in key[1]] == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "mode", "has_object"), [(100, "run", True), (20_000, "run", False), (100, "ab", False)]
+)
+def test_plan_has_the_dataset_of_a_run_if_it_is_small(prompts: int, mode: str, has_object: bool) -> None:
+    shape = {"req-rate": 10, "total-prompts": prompts, "dataset": {"name": "random", "input_tokens": 200}}
+    planned = plan_of(shape, mode=mode, ab={"command": ["x"]})
+
+    assert planned.faults == ()
+    assert (planned.dataset is not None) is has_object
+
+
 def test_workers_see_neither_spec_nor_results() -> None:
     jobs = [made for made in objects_of(**EVERYTHING) if made["kind"] == "Job"]
     paths = [
@@ -436,6 +481,11 @@ RANDOM = {"name": "random", "input_tokens": 8}
             {"req-rate": 1000, "duration": 10, "dataset": RANDOM},
             {"mode": "ab", "ab": {"command": ["x"]}},
             "cores",
+        ),
+        (
+            {"req-rate": 10, "duration": 10, "dataset": RANDOM},
+            {"mode": "sweep", "ab": {"command": ["x"]}},
+            "sweep.concurrency",
         ),
     ],
 )

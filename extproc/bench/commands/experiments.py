@@ -8,7 +8,16 @@ from typing import Any
 import click
 from rich.console import Console
 
-from extproc.bench.commands.workers import board_option, brief_option, crew_options, read_crew, until_told_on
+from extproc.bench.commands.workers import (
+    board_option,
+    brief_option,
+    crew_options,
+    read_crew,
+    read_shelf,
+    shelf_option,
+    until_told_on,
+)
+from extproc.bench.datasets.shelf import Shelf
 from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import count_runs, run_ab
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
@@ -91,6 +100,7 @@ def _read_report(path: Path) -> report.Report:
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the arms are not comparable.")
 @brief_option
 @board_option
+@shelf_option
 @crew_options
 def ab(
     *,
@@ -100,6 +110,7 @@ def ab(
     allow_client_limited: bool,
     brief: Path | None,
     board: str | None,
+    datasets: tuple[Path, ...],
     **workers: Any,
 ) -> None:
     """Compare strategies over the same schedule at equal offered load.
@@ -107,13 +118,19 @@ def ab(
     Each arm is switched to live, caches are emptied, then it is measured; again with other seeds. Exit 3
     if the arms are not comparable.
     """
-    spec, crew = read_spec(spec_file), read_crew(**workers)
+    spec, crew, shelf = read_spec(spec_file), read_crew(**workers), read_shelf(datasets)
     if output is not None:
         make_folder(output)
     pace = Pace(count_runs(spec.ab))
     trials = until_told_on(
         board,
-        lambda stop, on: run_ab(spec, show_runs(stop, pace, quiet=quiet, crew=crew, board=on), output, on),
+        lambda stop, on: run_ab(
+            spec,
+            show_runs(stop, pace, quiet=quiet, crew=crew, board=on, shelf=shelf),
+            output,
+            board=on,
+            stop=stop,
+        ),
     )
     compared = summarise_trials(trials, spec.ab)
     click.echo(ab_markdown(compared), nl=False)
@@ -137,6 +154,7 @@ def ab(
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if some runs are not valid.")
 @brief_option
 @board_option
+@shelf_option
 @crew_options
 def sweep_command(
     *,
@@ -147,6 +165,7 @@ def sweep_command(
     allow_client_limited: bool,
     brief: Path | None,
     board: str | None,
+    datasets: tuple[Path, ...],
     **workers: Any,
 ) -> None:
     """Measure every strategy at every concurrency, with every dataset, in every repeat.
@@ -154,11 +173,11 @@ def sweep_command(
     What the folder has is not done again: the same command goes on after it was stopped, and more arms,
     loads or repeats add to what is there. Exit 3 if runs are missing or not valid.
     """
-    spec, crew = read_spec(spec_file), read_crew(**workers)
+    spec, crew, shelf = read_spec(spec_file), read_crew(**workers), read_shelf(datasets)
     tasks = sweep.list_tasks(spec)
     make_folder(output)
     missing = sweep.find_missing(tasks, output, again=again)
-    _do_missing(spec, missing, output, crew, board, quiet=quiet)
+    _do_missing(spec, missing, output, crew, board, shelf=shelf, quiet=quiet)
     done = gather(
         spec.name,
         sweep.build_cells(tasks, output),
@@ -183,6 +202,7 @@ def _do_missing(
     crew: Crew | None,
     board: str | None,
     *,
+    shelf: Shelf | None,
     quiet: bool,
 ) -> None:
     primings = 2 if spec.ab.prime else 1
@@ -194,7 +214,13 @@ def _do_missing(
     until_told_on(
         board,
         lambda stop, on: sweep.run_sweep(
-            spec, missing, show_runs(stop, pace, quiet=quiet, crew=crew, board=on), output, tell, board=on
+            spec,
+            missing,
+            show_runs(stop, pace, quiet=quiet, crew=crew, board=on, shelf=shelf),
+            output,
+            tell,
+            board=on,
+            stop=stop,
         ),
     )
 
@@ -219,6 +245,7 @@ def page_command(table: Path, output: Path, baseline: str | None, title: str | N
 @click.option("--quiet", is_flag=True, help="No live display.")
 @brief_option
 @board_option
+@shelf_option
 @crew_options
 def saturate_command(
     *,
@@ -227,19 +254,22 @@ def saturate_command(
     quiet: bool,
     brief: Path | None,
     board: str | None,
+    datasets: tuple[Path, ...],
     **workers: Any,
 ) -> None:
     """Find the rate beyond which more requests bring latency and no throughput.
 
     Exit 3 if the client was the limit before the server was.
     """
-    spec, crew = read_spec(spec_file), read_crew(**workers)
+    spec, crew, shelf = read_spec(spec_file), read_crew(**workers), read_shelf(datasets)
     if output is not None:
         make_folder(output)
     pace = Pace(spec.saturate.steps, is_known=False)
     rungs = until_told_on(
         board,
-        lambda stop, on: saturate.climb(spec, show_runs(stop, pace, quiet=quiet, crew=crew, board=on)),
+        lambda stop, on: saturate.climb(
+            spec, show_runs(stop, pace, quiet=quiet, crew=crew, board=on, shelf=shelf)
+        ),
     )
     found = saturate.summarise_rungs(rungs, spec.saturate)
     click.echo(saturation_markdown(found), nl=False)

@@ -27,10 +27,13 @@ from extproc.bench.commands.workers import (
     brief_option,
     crew_options,
     read_crew,
+    read_shelf,
+    shelf_option,
     until_told_on,
     worker_command,
 )
 from extproc.bench.datasets.prepared import write_prepared
+from extproc.bench.datasets.shelf import Shelf
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
 from extproc.bench.load.crew import Crew
@@ -75,6 +78,7 @@ def bench() -> None:
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
 @brief_option
 @board_option
+@shelf_option
 @crew_options
 def run_command(
     *,
@@ -87,6 +91,7 @@ def run_command(
     allow_client_limited: bool,
     brief: Path | None,
     board: str | None,
+    datasets: tuple[Path, ...],
     **workers: Any,
 ) -> None:
     """Run a benchmark. Exit 3 if the result does not hold, 4 if it misses a threshold.
@@ -97,7 +102,7 @@ def run_command(
     if output is not None:
         make_folder(output)
     with exporting(metrics_port, linger) as exporter:
-        result = _run(spec, output, exporter, crew, board, quiet=quiet)
+        result = _run(spec, output, exporter, crew, board, shelf=read_shelf(datasets), quiet=quiet)
         said = build_report(result)
         _tell(result, said, output, open_registry(spec).reports)
         write_brief(brief, brief_report(said))
@@ -114,6 +119,7 @@ def _run(
     crew: Crew | None,
     address: str | None,
     *,
+    shelf: Shelf | None,
     quiet: bool,
 ) -> RunResult:
     journal = None if output is None else output / "run.jsonl"
@@ -122,7 +128,7 @@ def _run(
         if board is not None:
             board.begin(spec.name)
         with watching(spec.name, Console(stderr=True), exporter, board, quiet=quiet) as progress:
-            return await run(spec, progress=progress, stop=stop, journal=journal, crew=crew)
+            return await run(spec, progress=progress, stop=stop, journal=journal, crew=crew, shelf=shelf)
 
     return until_told_on(address, work)
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 import click
 
 from extproc.bench.board import Board
+from extproc.bench.datasets.shelf import Shelf
 from extproc.bench.load.crew import Crew
 from extproc.bench.load.worker import serve_worker, split_location
 from extproc.bench.progress import until_told
@@ -43,6 +44,18 @@ brief_option = click.option(
 board_option = click.option(
     "--board", metavar="HOST:PORT", help="Tell here how far it is, and which arm the router is to have."
 )
+
+
+shelf_option = click.option(
+    "--datasets",
+    multiple=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Prepared datasets are here, or kept here; of several folders the last one keeps.",
+)
+
+
+def read_shelf(folders: tuple[Path, ...]) -> Shelf | None:
+    return Shelf(folders) if folders else None
 
 
 def until_told_on(address: str | None, work: Callable[[asyncio.Event, Board | None], Awaitable[_T]]) -> _T:

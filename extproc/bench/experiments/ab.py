@@ -1,5 +1,6 @@
 """The order of a comparison: every arm over the same schedule, again with another seed."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,7 +42,14 @@ def label(arm: Component) -> str:
     return f"{arm.name}({settings})" if settings else arm.name
 
 
-async def run_ab(spec: Spec, run: Run, output: Path | None, board: Board | None = None) -> list[Trial]:
+async def run_ab(
+    spec: Spec,
+    run: Run,
+    output: Path | None,
+    *,
+    board: Board | None = None,
+    stop: asyncio.Event | None = None,
+) -> list[Trial]:
     """Runs a comparison against the spec's router; every run's reports go into a folder of `output`.
 
     The router is switched as the spec says, else by who reads `board`.
@@ -53,7 +61,7 @@ async def run_ab(spec: Spec, run: Run, output: Path | None, board: Board | None 
             folder = output / f"{trial.arm}-{trial.repeat + 1}"
             write_reports(result, trial.report, folder, reports)
 
-    async with open_lab(spec, board) as lab:
+    async with open_lab(spec, board, stop) as lab:
         return await run_trials(spec, run, lab, keep)
 
 

@@ -13,6 +13,7 @@ import aiohttp
 from extproc.bench.board import Board
 from extproc.bench.experiments.replicas import Replicas
 from extproc.bench.experiments.router_settings import LabError, lay_strategy
+from extproc.bench.experiments.run import Interrupted
 from extproc.bench.spec.experiments import Ab
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
@@ -105,16 +106,27 @@ def build_switch(ab: Ab, board: Board | None = None) -> Switch:
 
 
 class Lab:
-    """Prepares the router and the endpoints for one arm; without `ab.admin` it cannot see that it worked."""
+    """Prepares the router and the endpoints for one arm; without `ab.admin` it cannot see that it worked.
 
-    def __init__(self, http: aiohttp.ClientSession, switch: Switch, ab: Ab, endpoints: Iterable[str]) -> None:
+    What it waits for may take minutes: it gives up when `stop` is set.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        switch: Switch,
+        ab: Ab,
+        endpoints: Iterable[str],
+        stop: asyncio.Event | None = None,
+    ) -> None:
         self._http = http
+        self._stop = stop or asyncio.Event()
         self._switch = switch
         self._ab = ab
         self._endpoints = tuple(endpoints)
 
     async def prepare(self, arm: Component) -> None:
-        """Puts `arm` in force, sees that it is, and empties every cache; raises `LabError`."""
+        """Puts `arm` in force, sees that it is, and empties every cache; raises `LabError`, `Interrupted`."""
         try:
             await self._put(arm)
             await asyncio.gather(*map(self._flush, self._endpoints))
@@ -133,13 +145,18 @@ class Lab:
         while (missing := await replicas.look(arm)) is not None:
             if time.monotonic() > until_s:
                 raise LabError(f"{arm.name}: after {self._ab.switch_timeout:g} s {missing}")
-            await asyncio.sleep(_POLL_S)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        if self._stop.is_set():
+            raise Interrupted("interrupted before an arm was in force")
+        await asyncio.sleep(_POLL_S)
 
     async def _flush(self, endpoint: str) -> None:
         """Empties a cache; blocks that a request still holds cannot go, so that it may take a moment."""
         async with asyncio.timeout(self._ab.switch_timeout):
-            while not await self._is_flushed(endpoint):  # noqa: ASYNC110
-                await asyncio.sleep(_POLL_S)
+            while not await self._is_flushed(endpoint):
+                await self._pause()
 
     async def _is_flushed(self, endpoint: str) -> bool:
         base = endpoint.rstrip("/") if "://" in endpoint else f"http://{endpoint}"
@@ -157,14 +174,16 @@ class Lab:
 
 
 @asynccontextmanager
-async def open_lab(spec: Spec, board: Board | None = None) -> AsyncIterator[Lab]:
+async def open_lab(
+    spec: Spec, board: Board | None = None, stop: asyncio.Event | None = None
+) -> AsyncIterator[Lab]:
     """Yields the lab of a spec; leaves the router as it was found, whatever happened meanwhile.
 
     Arms are asked for on `board` where the spec has no way of its own.
     """
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as http:
         endpoints = spec.scrape if spec.ab.flush is None else spec.ab.flush
-        lab = Lab(http, build_switch(spec.ab, board), spec.ab, endpoints)
+        lab = Lab(http, build_switch(spec.ab, board), spec.ab, endpoints, stop)
         try:
             yield lab
         finally:

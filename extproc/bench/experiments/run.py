@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from extproc.bench.board import Board
+from extproc.bench.datasets.shelf import Shelf
 from extproc.bench.experiments.gpus import watch_gpus
 from extproc.bench.experiments.scrape import pair, scrape
 from extproc.bench.experiments.watch import FleetWatch, build_watch
@@ -52,21 +53,22 @@ async def run(
     stop: asyncio.Event | None = None,
     journal: Path | None = None,
     crew: Crew | None = None,
+    shelf: Shelf | None = None,
 ) -> RunResult:
     """Runs a benchmark and returns what happened; cancelled, it still ends its processes.
 
     Set `stop`, and the run ends early: the result says so. `journal` is a file that keeps every request as it
     ends, in parts beside it where `crew` offers the load from other machines, with the spec's processes on
-    each. Raises `SettingsError` for a spec that cannot be run, `LoadError` if the client
-    itself fails, `Interrupted` if it was stopped before it began. What goes wrong at the server is in the
-    records.
+    each. `shelf` keeps the dataset for later runs. Raises `SettingsError` for a spec that cannot be run,
+    `LoadError` if the client itself fails, `Interrupted` if it was stopped before it began. What goes wrong
+    at the server is in the records.
     """
     stop = stop or asyncio.Event()
     machines = 1 if crew is None else len(crew.workers)
     spec = spread(spec, machines)
     registry = open_registry(spec)
     await check_target(spec, registry)
-    workload = await asyncio.to_thread(build_workload, spec, registry)
+    workload = await asyncio.to_thread(build_workload, spec, registry, shelf)
     model = spec.target.model or await find_model(spec.base_url)
     before = await scrape(spec.scrape)
     if stop.is_set():
@@ -140,7 +142,13 @@ def find_goal(spec: Spec, workload: Workload) -> Goal:
 
 
 def show_runs(
-    stop: asyncio.Event, pace: Pace, *, quiet: bool, crew: Crew | None = None, board: Board | None = None
+    stop: asyncio.Event,
+    pace: Pace,
+    *,
+    quiet: bool,
+    crew: Crew | None = None,
+    board: Board | None = None,
+    shelf: Shelf | None = None,
 ) -> Run:
     """Returns what runs the runs of an experiment and shows each on the terminal, and on a board."""
 
@@ -149,7 +157,7 @@ def show_runs(
         if board is not None:
             board.begin(title, pace)
         with watching(title, Console(stderr=True), board, quiet=quiet, pace=pace) as progress:
-            return await run(spec, progress=progress, stop=stop, crew=crew)
+            return await run(spec, progress=progress, stop=stop, crew=crew, shelf=shelf)
 
     return run_one
 

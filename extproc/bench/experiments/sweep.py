@@ -1,5 +1,6 @@
 """Every strategy over every load and dataset, repeated; what is done is kept, and not done again."""
 
+import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,7 +148,14 @@ Told = Callable[[Task, Report], None]
 
 
 async def run_sweep(
-    spec: Spec, tasks: Sequence[Task], run: Run, folder: Path, told: Told, *, board: Board | None = None
+    spec: Spec,
+    tasks: Sequence[Task],
+    run: Run,
+    folder: Path,
+    told: Told,
+    *,
+    board: Board | None = None,
+    stop: asyncio.Event | None = None,
 ) -> None:
     """Does `tasks` against the spec's router; every run's reports and its line go into `folder`.
 
@@ -161,7 +169,7 @@ async def run_sweep(
         told(task, said)
 
     if tasks:
-        async with open_lab(spec, board) as lab:
+        async with open_lab(spec, board, stop) as lab:
             await run_tasks(tasks, run, lab, keep)
 
 

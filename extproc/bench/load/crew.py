@@ -192,7 +192,7 @@ async def drive_crew(
         hands = []
         for i, (host, port) in enumerate(crew.workers):
             name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            socket = await _connect(session, crew.scheme, name, until_s)
+            socket = await _connect(session, crew.scheme, name, until_s, stop)
             stack.push_async_callback(socket.close)
             hands.append(_Hand(name, shares[i :: len(crew.workers)], socket, store, name_part(i)))
         await stack.enter_async_context(_hearing(hands, progress))
@@ -221,9 +221,9 @@ def _open_session(token: str | None) -> aiohttp.ClientSession:
 
 
 async def _connect(
-    session: aiohttp.ClientSession, scheme: str, name: str, until_s: float
+    session: aiohttp.ClientSession, scheme: str, name: str, until_s: float, stop: asyncio.Event
 ) -> ClientWebSocketResponse:
-    """Opens a socket to a worker, trying again while nobody listens or it is busy."""
+    """Opens a socket to a worker, trying again while nobody listens or it is busy, until `stop` is set."""
     while True:
         try:
             return await session.ws_connect(
@@ -237,6 +237,8 @@ async def _connect(
                 raise LoadError(f"worker {name}: {fault}") from None
         except (aiohttp.ClientError, OSError) as error:
             fault = str(error) or type(error).__name__
+        if stop.is_set():
+            raise LoadError(f"interrupted before every worker was there: {name}: {fault}")
         if time.monotonic() + _AGAIN_S > until_s:
             raise LoadError(f"worker {name}: {fault}")
         await asyncio.sleep(_AGAIN_S)

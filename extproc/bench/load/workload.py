@@ -1,22 +1,26 @@
 """A run, worked out before it begins: which conversations, how many, and when each starts."""
 
 import bisect
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 from pydantic import ValidationError
 
 from extproc.bench.datasets.conversation import Conversation
 from extproc.bench.datasets.prepare import prepare
+from extproc.bench.datasets.shelf import Shelf
 from extproc.bench.load.registry import Registry
 from extproc.bench.load.schedule import build_schedule, build_shape, count_due
 from extproc.bench.load.shapes import Times
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.bench.spec.tree import Spec
+from extproc.documents import read_file
 from extproc.errors import SettingsError
 
 # Requests that a generated dataset provides when only the server's speed will tell how many are made.
@@ -87,19 +91,14 @@ class Workload:
         return requests / self.span_s
 
 
-def build_workload(spec: Spec, registry: Registry) -> Workload:
-    """Builds dataset and schedule, the same for the same seed.
+def build_workload(spec: Spec, registry: Registry, shelf: Shelf | None = None) -> Workload:
+    """Builds dataset and schedule, the same for the same seed; `shelf` keeps the dataset, or has it.
 
     Raises `SettingsError` for a dataset that cannot be read or a schedule that cannot be built.
     """
     traffic = spec.traffic
     try:
-        need = _estimate_need(traffic, registry)
-        workload = _build(spec, registry, need)
-        # Sessions of fewer turns than on average, or filters, leave a generated dataset short.
-        while need < (wanted := _count_missing(workload, traffic, need)):
-            need = wanted
-            workload = _build(spec, registry, need)
+        workload = _build(spec, registry) if shelf is None else _take(spec, registry, shelf)
     except ValidationError as error:
         raise SettingsError(f"traffic-shape: {list_faults(error)}") from None
     except ValueError as error:
@@ -108,16 +107,46 @@ def build_workload(spec: Spec, registry: Registry) -> Workload:
     return workload
 
 
-def _build(spec: Spec, registry: Registry, need: int) -> Workload:
+def name_dataset(spec: Spec) -> str:
+    """Names what is asked of a dataset: by spec and seed, and by what is in the files that they name."""
+    told = hashlib.sha256(spec.traffic.model_dump_json(exclude_defaults=True).encode())
+    told.update(f"\0{spec.seed}\0{' '.join(spec.plugins)}".encode())
+    files = [spec.traffic.dataset.path, spec.target.tokenizer]
+    files += [Path(plugin) for plugin in spec.plugins if plugin.endswith(".py")]
+    for path in files:
+        told.update(b"\0" if path is None else b"\0" + hashlib.sha256(read_file(path)).digest())
+    return told.hexdigest()[:16]
+
+
+def _take(spec: Spec, registry: Registry, shelf: Shelf) -> Workload:
+    name = name_dataset(spec)
+    conversations = shelf.find(name)
+    if conversations is not None:
+        return _arrange(spec, registry, conversations)
+    workload = _build(spec, registry)
+    shelf.keep(name, workload.conversations)
+    return workload
+
+
+def _build(spec: Spec, registry: Registry) -> Workload:
     traffic = spec.traffic
-    dataset_seed, arrival_seed = np.random.SeedSequence(spec.seed).spawn(2)
-    conversations = _prepare(spec, registry, need, dataset_seed)
+    need = _estimate_need(traffic, registry)
+    workload = _arrange(spec, registry, _prepare(spec, registry, need))
+    # Sessions of fewer turns than on average, or filters, leave a generated dataset short.
+    while need < (wanted := _count_missing(workload, traffic, need)):
+        need = wanted
+        workload = _arrange(spec, registry, _prepare(spec, registry, need))
+    return workload
+
+
+def _arrange(spec: Spec, registry: Registry, conversations: tuple[Conversation, ...]) -> Workload:
+    traffic = spec.traffic
     requests = _bound(traffic, conversations)
     numbering = Numbering(conversations)
     jobs = None if requests is None else numbering.count_conversations(requests)
     if traffic.is_closed:
         return Workload(conversations, None, jobs, requests)
-    starts = _build_starts(traffic, conversations, registry, jobs, np.random.default_rng(arrival_seed))
+    starts = _build_starts(traffic, conversations, registry, jobs, np.random.default_rng(_spawn(spec)[1]))
     if not len(starts):
         raise SettingsError("traffic-shape: the schedule has no start; give it more time or a higher rate")
     span_s = float(starts[-1]) * (1 + 1 / max(1, len(starts) - 1))
@@ -126,10 +155,13 @@ def _build(spec: Spec, registry: Registry, need: int) -> Workload:
     return Workload(conversations, tuple(starts.tolist()), len(starts), requests, span_s)
 
 
-def _prepare(
-    spec: Spec, registry: Registry, need: int, seed: np.random.SeedSequence
-) -> tuple[Conversation, ...]:
-    dataset = spec.traffic.dataset
+def _spawn(spec: Spec) -> list[np.random.SeedSequence]:
+    """Seeds of the dataset and of the arrivals."""
+    return np.random.SeedSequence(spec.seed).spawn(2)
+
+
+def _prepare(spec: Spec, registry: Registry, need: int) -> tuple[Conversation, ...]:
+    dataset, seed = spec.traffic.dataset, _spawn(spec)[0]
     try:
         return tuple(prepare(spec.traffic, registry.dataset(dataset.name), need, seed, registry.ruler))
     except ValidationError as error:

@@ -19,9 +19,10 @@ class Ab(Section):
     every address of every name, `switch_timeout` at most. `flush` lists the endpoints whose prefix cache is
     emptied before each run (`POST /reset_prefix_cache`); the spec's `scrape` list where omitted.
 
-    Each of `repeats` measures every arm once over one schedule, with the spec's seed plus the repeat.
-    `prime` seconds of other prompts of the same kind go before each measurement. Arms whose offered
-    loads differ by more than `tolerance` are not compared.
+    Each of `repeats` measures every arm once over one schedule, with the spec's seed plus the repeat. `prime`
+    seconds of other prompts of the same kind go before each measurement. Arms whose offered loads differ by
+    more than `tolerance` are not compared. The others are compared with the arm `baseline`, the first where
+    omitted, with intervals of that `confidence`.
     """
 
     arms: tuple[Component, ...] = tuple(
@@ -41,7 +42,7 @@ class Ab(Section):
 
 
 class Load(Section):
-    """A load of a sweep: requests in flight, and the rate at which they are asked; a number is the first.
+    """A load of a sweep: `concurrency` in flight, asked at `req_rate`; a number is the first.
 
     Without a rate, here and in the traffic shape, so many users ask in a closed loop.
     """
@@ -64,8 +65,8 @@ class Load(Section):
 class Sweep(Section):
     """What `sweep` varies besides the arms and repeats of `ab`, by which it is done.
 
-    `datasets` are traffic shapes by a name of your own, each laid over the spec's: what it says itself
-    wins. The spec's alone where there is none.
+    `concurrency` lists the loads: numbers of requests in flight. `datasets` are traffic shapes by a name of
+    your own, each laid over the spec's: what it says itself wins. The spec's alone where there is none.
     """
 
     concurrency: tuple[Load, ...] = ()

@@ -45,7 +45,7 @@ class Section(BaseModel):
 
 
 class Component(Section):
-    """The name of a replaceable part and its options; a bare text is the name alone."""
+    """The `name` of a replaceable part and its options; a bare text is the name alone."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -31,7 +31,7 @@ class Distribution(Section):
 
     `uniform` reads `min` and `max`; `normal` reads `mean` and `std`; `lognormal` reads `mean` (of the
     values, not of their logarithms) and `sigma` (of the logarithms); `exponential` reads `mean`;
-    `choice` draws from `values`. `min` and `max` clip the others.
+    `choice` draws from `values`; `fixed` is `value`. `min` and `max` clip the others. `kind` is one of these.
     """
 
     kind: Literal["fixed", "uniform", "normal", "lognormal", "exponential", "choice"] = "fixed"
@@ -84,13 +84,15 @@ class Distribution(Section):
 class Dataset(Component):
     """Where prompts come from, which are kept, and how a conversation becomes requests.
 
-    `turns`: `sessions` sends the turns of a conversation in order, each after the answer to the last;
-    `prompts` makes every turn one independent request that carries the recorded history, as KubeAI's
-    benchmark does; omitted, it is `prompts` where `input_length` is given, else `sessions`.
-    `replies`: what a session's next turn quotes, the server's `real` answer or the `recorded` one.
-    `max_prompts` cuts prompts (KubeAI's `--max-conversations`), `max_conversations` cuts conversations;
-    what is kept is put into a random order if `shuffle` says so, then gone through `repeat` times in
-    that order. Requests beyond the last prompt begin again at the first.
+    `name` is a generator's, or a reader's of the local file at `path`. `turns`: `sessions` sends the turns of
+    a conversation in order, each after the answer to the last; `prompts` makes every turn one independent
+    request that carries the recorded history, as KubeAI's benchmark does; omitted, it is `prompts` where
+    `input_length` is given, else `sessions`. `replies`: what a session's next turn quotes, the server's
+    `real` answer or the `recorded` one. `max_prompts` cuts prompts (KubeAI's `--max-conversations`),
+    `max_conversations` cuts conversations; what is kept is put into a random order if `shuffle` says so, then
+    gone through `repeat` times in that order. Requests beyond the last prompt begin again at the first.
+    Conversations are kept that have `min_messages` messages, `min_user_messages` of them users',
+    `min_user_characters` characters in these; and prompts of at most `max_prompt_tokens` tokens.
     """
 
     path: Path | None = None
@@ -145,11 +147,15 @@ class TrafficShape(Section):
     `think_time` before they ask again. With `stages` users come and go, from `vus` or nobody on (k6's
     ramping users); who leaves waits for the answer that is due. In sessions `req_rate` counts requests:
     conversations start at `req_rate` divided by the mean number of turns. `arrivals`: `constant` means
-    exactly constant.
+    exactly constant, `poisson` at random, `gamma` with `burstiness` (below 1 is burstier than at random).
+    `shape` is how the rate goes over time: `constant`, `ramp`, `steps`, `sine`, `trace`, with options.
     `shape: trace` starts requests when the dataset's trace does. Without `duration` and
     `total_prompts` the dataset is run once. `total_conversations` ends a run after so many (k6's
     iterations). What is still in flight `graceful_stop` after `duration` is interrupted, if that is given;
-    until then users go on with the conversation that they are in.
+    until then users go on with the conversation that they are in. `warm_up` at the start and `cool_down` at
+    the end are asked and not measured. `input_length` and `max_output_length` are of each prompt and answer,
+    in tokens; omitted, the dataset says. `traffic_spike` comes on top. `dataset` is what is asked. `preset`
+    fills in the fields of a known benchmark that are not given. `model_type` is a language model's.
     """
 
     req_rate: Rate | None = Field(default=None, gt=0)

@@ -18,7 +18,11 @@ from extproc.documents import Document, parse_document, read_document
 
 
 class Slo(Section):
-    """What counts as good for goodput, in milliseconds; `None` sets no limit."""
+    """What counts as good for goodput, in milliseconds; what is omitted sets no limit.
+
+    `ttft_ms`: to the first token, from when the request was due. `tpot_ms`: for each token after it.
+    `itl_ms`: between chunks, the mean of a request. `e2e_ms`: to the last byte.
+    """
 
     ttft_ms: float | None = Field(default=None, gt=0)
     tpot_ms: float | None = Field(default=None, gt=0)
@@ -27,7 +31,10 @@ class Slo(Section):
 
 
 class Performance(Section):
-    """The `performance` part of the resource."""
+    """What load is offered, and which answers count as good.
+
+    `traffic_shape` is the load; `slo` is what an answer has to keep.
+    """
 
     traffic_shape: TrafficShape
     slo: Slo = Slo()
@@ -58,7 +65,8 @@ class Limits(Section):
 class Sign(Section):
     """Amazon's Signature Version 4: the `service` as it signs (`bedrock`, `sagemaker`, `execute-api`).
 
-    Credentials come from the environment, a `profile`, or the machine's role, and are renewed.
+    `region` is where it serves. Credentials come from the environment, a `profile`, or the machine's role,
+    and are renewed.
     """
 
     service: str
@@ -69,7 +77,10 @@ class Sign(Section):
 class Target(Section):
     """How to speak to the server.
 
-    `api` names a request processor; its options are the processor's fields. `api_key_env` names the
+    `api` names a request processor; its options are the processor's fields. `model` is the model that is
+    asked for; omitted, the first that the server lists. `path` replaces the API's own. `stream`: whether
+    answers come in pieces, without which there is no time to first token. `headers` and `body` are added to
+    every request; `timeout` is how long an answer may take. `api_key_env` names the
     environment variable with the key. A bearer token that changes comes from `token_file`, or from what
     `token_command` prints, anew every `token_refresh` and when the server refuses it; `sign` signs. An
     `https` endpoint is verified: `SSL_CERT_FILE` in the environment names an authority of your own.
@@ -108,7 +119,8 @@ class Target(Section):
 class Stack(Section):
     """What serves, for a catalogue of results: it changes nothing of a run.
 
-    `count` accelerators of a kind, over all endpoints; `price_per_hour` of all that serves, in dollars.
+    `count` pieces of an `accelerator`, over all endpoints; `engine` and its `version`; `price_per_hour` of
+    all that serves, in dollars.
     """
 
     accelerator: str | None = None
@@ -121,8 +133,8 @@ class Stack(Section):
 class Watching(Section):
     """Looks at the endpoints every few seconds: how many are ready, what waits, how full KV caches are.
 
-    The endpoints are those that the router at `admin` (`ip:port`) says are ready, in its `pool` or its
-    first; without `admin` those of `scrape`, ready as long as they answer.
+    `every` is how often. The endpoints are those that the router at `admin` (`ip:port`) says are ready, in
+    its `pool` or its first; without `admin` those of `scrape`, ready as long as they answer.
     """
 
     every: Seconds = Field(default=5.0, ge=0.1)
@@ -133,6 +145,11 @@ class Watching(Section):
 class Spec(Section):
     """A whole benchmark.
 
+    `endpoint` is the server, as host, `host:port` or URL; `port` may stand beside a host. `target` is how to
+    speak to it; `performance` is what is offered. `seed` makes prompts and arrivals: the same for the same
+    seed. `processes` offer the load, in each Pod or on each machine. `limits` say when a run is no
+    measurement. `plugins` are modules, or `.py` files, with datasets, shapes, processors and reports of your
+    own. `ab`, `sweep` and `saturate` are for the commands, or modes, of these names.
     `scrape` lists `ip:port` whose `/metrics` hold prefix-cache counters; `watch` has them looked at while
     the run goes. `dcgm` lists DCGM exporters, which tell what the GPUs used. `labels` and `stack` tell runs
     apart in a catalogue. `thresholds` are what the figures must meet, such as `ttft_ms.p95 < 500`.
