@@ -27,7 +27,7 @@ from extproc.controller.objects import (
 from extproc.controller.planning import plan_benchmark
 from extproc.controller.reconcile import reconcile, refuse
 from extproc.controller.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark, read_time
-from extproc.controller.router import SWITCHED_LABEL, give_back
+from extproc.controller.router import SWITCHED_LABEL, give_back, read_hold
 from extproc.controller.state import (
     Action,
     Create,
@@ -150,7 +150,20 @@ class Desk:
             if not self.is_leading.is_set():
                 return
             log.info("benchmark %s/%s: %s", *key, describe_action(action))
-            await act(action, body or {}, calls)
+            try:
+                await act(action, body or {}, calls)
+            except ApiRefusal as refusal:
+                if body is not None and isinstance(action, Replace) and refusal.status == 403:
+                    await self._tell_forbidden(action.body["metadata"]["name"], body, calls)
+                raise
+
+    async def _tell_forbidden(self, name: str, body: Object, calls: KubeCalls) -> None:
+        """Says in the status what else only the log would."""
+        message = (
+            f"router: ConfigMap {name}: the operator's Role does not name it, so that it cannot write it"
+        )
+        for action in refuse(body, message, Observed(), self._now()):
+            await act(action, body, calls)
 
     async def _decide(self, key: Key, body: Object | None, calls: KubeCalls) -> list[Action]:
         # A longer name is no label, and nothing was ever made for it.
@@ -182,7 +195,7 @@ async def find_held(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
     """The ConfigMaps that a Benchmark of that name has, or had before it was gone."""
     found = await calls.list("ConfigMap", key[0], f"{SWITCHED_LABEL}={key[1]}")
     # What is in a list does not say what it is.
-    return tuple({**each, "apiVersion": "v1", "kind": "ConfigMap"} for each in found)
+    return tuple({**each, "apiVersion": "v1", "kind": "ConfigMap"} for each in found if read_hold(each))
 
 
 async def look(benchmark: Benchmark, observed: Observed, calls: KubeCalls) -> Observed:

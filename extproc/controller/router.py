@@ -23,8 +23,12 @@ _LONGEST: Final = 200_000
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """Which run has a ConfigMap, and what was there: the `text` of `key`, and the arm put in its place."""
+    """Which run has a ConfigMap, and what was there: the `text` of `key`, and the arm put in its place.
 
+    `config_map` is its name: a copy of it belongs to nobody.
+    """
+
+    config_map: str
     benchmark: str
     uid: str
     run: str
@@ -71,9 +75,10 @@ def read_hold(config_map: Mapping[str, Any]) -> Hold | None:
     """Reads who has a ConfigMap; `None` if nobody has, or nobody can tell."""
     kept = config_map["metadata"].get("annotations", {}).get(KEPT_ANNOTATION)
     try:
-        return None if kept is None else msgspec.json.decode(kept, type=Hold)
+        hold = None if kept is None else msgspec.json.decode(kept, type=Hold)
     except msgspec.DecodeError:
         return None
+    return hold if hold is not None and hold.config_map == _name(config_map) else None
 
 
 def settle_router(
@@ -98,7 +103,9 @@ def take(config_map: Object, run: Run) -> Object:
     """The ConfigMap as a run takes it: as it is, or as it was before the run that had it."""
     benchmark, free = run.benchmark, give_back(config_map)
     key = benchmark.operation.router.key
-    hold = Hold(benchmark.name, benchmark.uid, run.name, key, benchmark.spec.ab.pool, free["data"][key])
+    hold = Hold(
+        _name(free), benchmark.name, benchmark.uid, run.name, key, benchmark.spec.ab.pool, free["data"][key]
+    )
     return _hold(free, hold)
 
 
@@ -117,9 +124,9 @@ def recall_text(now: str, hold: Hold) -> str:
     """What the text would be had no run touched it: as it was found, or as somebody has written it since."""
     if hold.arm is None:
         return now
-    if now == lay_strategy(hold.text, hold.pool, hold.arm):
-        return hold.text
     try:
+        if now == lay_strategy(hold.text, hold.pool, hold.arm):
+            return hold.text
         if read_strategy(now, hold.pool) == hold.arm:
             return lay_strategy(now, hold.pool, read_strategy(hold.text, hold.pool))
     except (LabError, SettingsError):
@@ -146,5 +153,5 @@ def _hold(config_map: Object, hold: Hold) -> Object:
     return {**config_map, "metadata": {**metadata, "labels": labels, "annotations": annotations}}
 
 
-def _name(config_map: Object) -> str:
+def _name(config_map: Mapping[str, Any]) -> str:
     return str(config_map["metadata"]["name"])

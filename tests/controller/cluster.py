@@ -18,17 +18,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from aiohttp import web
 
 from extproc.controller.resource import API_VERSION
 from tests.cluster import api_server
 from tests.cluster.api_server import ApiServer, Collection, status, write_kubeconfig
+from tests.controller.roles import Use, find_use, read_rules
 from tests.integration.ports import free_ports
 
 Object = dict[str, Any]
-Use = tuple[str, str, str]
-_MANIFESTS = Path(__file__).parents[2] / "manifests" / "components" / "operator"
 BENCHMARKS, JOBS, PODS = f"{API_VERSION}/benchmarks", "batch/v1/jobs", "v1/pods"
 LEASES = "coordination.k8s.io/v1/leases"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -309,31 +307,6 @@ class Cluster(ApiServer):
         if not path.exists():
             path.write_text(" ".join(map(str, free_ports(4))))
         return [int(port) for port in path.read_text().split()]
-
-
-def read_rules() -> dict[Use, frozenset[str]]:
-    """What the manifests' Role allows, each with the names that it is bound to; none: any."""
-    documents = yaml.safe_load_all((_MANIFESTS / "access.yaml").read_text())
-    (role,) = [each for each in documents if each["kind"] == "Role"]
-    return {
-        (group, resource, verb): frozenset(rule.get("resourceNames", ()))
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
-def find_use(request: web.Request) -> Use | None:
-    """What a request asks for, as a Role says it; `None` for what everybody may ask."""
-    match = request.match_info
-    if "plural" not in match:
-        return None
-    group = match["api"].rpartition("/")[0]
-    part = "/status" if request.path.endswith("/status") else ""
-    reads = "get" if "name" in match else "watch" if "watch" in request.query else "list"
-    verbs = {"GET": reads, "POST": "create", "PUT": "update", "DELETE": "delete"}
-    return group, match["plural"] + part, verbs[request.method]
 
 
 def stamp() -> str:

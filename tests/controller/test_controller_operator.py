@@ -125,6 +125,9 @@ async def test_benchmark_goes_from_apply_to_verdict_and_its_deletion_leaves_noth
         claim, _, folder = status["report"].partition("/")
         assert claim == "b-results"
         assert (tmp_path / "results" / folder / "report.json").exists()
+        kind, _, name = status["dataset"].partition("/")
+        assert (kind, name in served.cluster.of("v1/configmaps").objects) == ("configmap", True)
+        assert not (tmp_path / "results" / "b" / "datasets").exists()  # the leader found it there
 
         writes = len(served.cluster.asked)
         await asyncio.sleep(2.5)  # two looks

@@ -103,6 +103,23 @@ def test_policies_let_through_what_a_comparison_needs(
     assert is_let(source, target, port) is expected
 
 
+async def test_router_that_the_role_does_not_name_is_refused_with_the_reason(
+    served: Served, null_server: int
+) -> None:
+    data, text = {"name": "second"}, write_settings(null_server)
+    served.cluster.add(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": data, "data": {"extproc.yaml": text}}
+    )
+    async with operating(served):
+        served.cluster.apply("b", comparing(null_server, "r:1", router={"config-map": "second"}))
+        status = await served.until("b", "Refused")
+
+    assert "Role does not name it" in status["faults"][0]
+    assert served.cluster.denied == {("", "configmaps", "update")}
+    served.cluster.denied.clear()
+    assert not served.cluster.of(JOBS).objects
+
+
 async def test_only_the_router_that_is_named_may_be_written(served: Served) -> None:
     """Who may write Benchmarks is not to change whatever ConfigMap there is by the operator's hand."""
     names = served.cluster.rules["", "configmaps", "update"]

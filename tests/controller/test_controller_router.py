@@ -175,6 +175,24 @@ def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
     assert text_of(world) == lay_strategy(edited, "llama", read_strategy(theirs, "llama"))
 
 
+def test_copy_of_a_router_that_was_made_meanwhile_belongs_to_nobody() -> None:
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    copy = world.routers["extproc"]
+    assert read_hold({**copy, "metadata": {**copy["metadata"], "name": "copy"}}) is None
+
+
+@pytest.mark.parametrize("kept", ["", "{}", "[]", '{"config_map": "extproc"}'])
+def test_annotation_that_somebody_spoilt_is_not_gone_by(kept: str) -> None:
+    world = comparing()
+    world.routers["extproc"] = config_map(labels={SWITCHED_LABEL: "b"}, annotations={KEPT_ANNOTATION: kept})
+    world.settle()
+
+    assert world.status["phase"] == "Running"
+    assert text_of(world) == TEXT
+
+
 def test_router_that_another_benchmark_has_is_waited_for() -> None:
     other = comparing()
     other.settle()
