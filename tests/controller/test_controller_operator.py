@@ -19,7 +19,7 @@ from tests.integration.ports import free_ports
 
 Object = dict[str, Any]
 # Operators, leaders and workers are processes, which take their time to start on a busy machine.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def build_spec(port: int, duration: float = 2.0, **more: Any) -> Object:

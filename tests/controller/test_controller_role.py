@@ -14,7 +14,7 @@ from tests.controller.test_controller_operator import operating
 
 Object = dict[str, Any]
 MANIFESTS = Path(__file__).parents[2] / "manifests"
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 # Asked of the API server by an admission plugin, where there is one, not by the operator.
 _FOR_ADMISSION = {("extproc.dev", "benchmarks/finalizers", "update")}
