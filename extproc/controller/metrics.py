@@ -31,7 +31,7 @@ def describe_benchmarks(bodies: Sequence[Body]) -> Iterator[Metric]:
     for name, text, labels, tell in (
         ("info", "What is asked; always 1", ("mode", "model"), _tell_info),
         ("phase", "1 for the phase that it is in, 0 for the others", ("phase",), _tell_phases),
-        ("progress_ratio", "The share of the planned time that is over", (), _tell_progress),
+        ("progress_ratio", "How much of it is over", (), _tell_progress),
         (
             "figure",
             "A headline figure of the last run, by its name in the status",
@@ -70,7 +70,8 @@ def _tell_phases(body: Body) -> _Told:
 
 def _tell_progress(body: Body) -> _Told:
     progress = read_status(body).get("progress")
-    if progress:
+    # Of a search nobody knows how much there will be: it says which run is at work.
+    if progress and progress.endswith("%"):
         yield (), float(progress.removesuffix("%")) / 100
 
 

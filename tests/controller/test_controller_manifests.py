@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from extproc.controller.objects import PORT
-from tests.controller.test_controller_reconcile import EVERYTHING, objects_of
+from tests.controller.test_controller_objects import EVERYTHING, objects_of
 from tests.manifests.rendering import MANIFESTS, Object, render_folder
 from tests.manifests.test_manifests_types import KUBERNETES, check
 
