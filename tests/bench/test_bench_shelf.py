@@ -15,7 +15,7 @@ from extproc.errors import SettingsError
 SHAPES: list[dict[str, Any]] = [
     {"req_rate": 20, "duration": 10, "dataset": "synthetic"},
     {"req_rate": 20, "total_prompts": 100, "dataset": {"name": "random", "input_tokens": 8}},
-    {"vus": 3, "duration": 10, "dataset": {"name": "shared-prefix"}},
+    {"vus": 3, "total_prompts": 20, "dataset": {"name": "shared-prefix"}},
 ]
 
 

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from extproc.bench.board import Notice
 from extproc.bench.measure.words import DASH
 from extproc.controller.metrics import PHASES
 from extproc.controller.status_schema import build_status_schema
@@ -57,7 +58,16 @@ def nightly(rates: list[float], *, words: str = "", model: str = "llama") -> Wor
 def running() -> World:
     world = World()
     world.settle()
-    world.after(seconds=47)
+    (leader,) = world.active()
+    world.notices[leader.run] = Notice("b", "45%", 450, 1000)
+    world.settle()
+    return world
+
+
+def searching() -> World:
+    world = running()
+    (leader,) = world.active()
+    world.notices[leader.run] = Notice("3.38 req/s", "run 3 of at most 12")
     world.settle()
     return world
 
@@ -171,6 +181,14 @@ async def test_prometheus_has_nothing_to_say_against_the_metrics_and_takes_them(
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
     assert found["value"][1] == "5"
     assert found["metric"]["namespace"] == "default"
+
+
+async def test_progress_of_a_search_is_no_number() -> None:
+    body = body_of(searching(), "search")
+    samples = await scrape(leading({("default", "search"): body}))
+
+    assert body["status"]["progress"] == "run 3 of at most 12"
+    assert [key for key in samples if key[0] == "extproc_benchmark_progress_ratio"] == []
 
 
 async def test_readiness_waits_for_the_first_list() -> None:
