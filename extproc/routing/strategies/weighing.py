@@ -55,7 +55,7 @@ class Stretch(Struct, frozen=True):
 class _Look(Struct, frozen=True):
     """One request as it looks now: `known` of its blocks are held by somebody.
 
-    `homes` are empty where we are alone.
+    `homes` are empty where we are alone; `times` is how many times what we know of is sent by all.
     """
 
     chain: Chain
@@ -64,6 +64,7 @@ class _Look(Struct, frozen=True):
     known: int
     stretches: Sequence[Stretch]
     homes: Homes
+    times: float
 
 
 class Weighing:
@@ -88,8 +89,8 @@ class Weighing:
 
     def _look(self, chain: Chain, candidates: Candidates) -> _Look:
         now, known = self._clock(), self._index.known(chain.hashes)
-        stretches = self._stretches(chain, known, now)
-        return _Look(chain, candidates, now, known, stretches, self._homes(chain, known, candidates))
+        stretches, homes = self._stretches(chain, known, now), self._homes(chain, known, candidates)
+        return _Look(chain, candidates, now, known, stretches, homes, self._company.times)
 
     def _homes(self, chain: Chain, known: int, candidates: Candidates) -> Homes:
         reach, company = chain.reach(known), self._company
@@ -119,7 +120,8 @@ class Weighing:
         *shared, own = look.stretches
         keep = 1.0 if name == look.homes.own else _KEEP
         missing = _KEEP * sum([stretch.missing(reach) for stretch in shared]) + keep * own.missing(reach)
-        backlog_ms, in_flight = self._backlog_ms(name, look.now), look.candidates.in_flight(name)
+        backlog_ms = self._backlogs.with_others(name, look.now, look.times)
+        in_flight = look.candidates.in_flight(name)
         cost_ms = missing * belief.ms_per_byte + backlog_ms + in_flight * belief.ms_per_request
         if belief.others_ms:
             cost_ms += belief.others_ms.get(name, 0.0)
@@ -146,16 +148,17 @@ class Weighing:
     def _least(self, names: list[str], look: _Look) -> list[str]:
         """Those with least to do first."""
         now, in_flight, per_request = look.now, look.candidates.in_flight, self._belief.ms_per_request
+        backlog_ms, times = self._backlogs.with_others, look.times
         if self._belief.slow or self._belief.others_ms:
             slow, others = self._belief.slow, self._belief.others_ms
 
             def todo(name: str) -> float:
-                ms = self._backlog_ms(name, now) + in_flight(name) * per_request + others.get(name, 0.0)
+                ms = backlog_ms(name, now, times) + in_flight(name) * per_request + others.get(name, 0.0)
                 return ms * slow.get(name, 1.0)
 
             names.sort(key=todo)
         else:
-            names.sort(key=lambda name: self._backlog_ms(name, now) + in_flight(name) * per_request)
+            names.sort(key=lambda name: backlog_ms(name, now, times) + in_flight(name) * per_request)
         return names
 
     def _some(self, holders: Sequence[Holding]) -> Sequence[Holding]:
@@ -163,9 +166,6 @@ class Weighing:
             return holders
         start = int(self._rng.random() * (len(holders) - _LOOKED_AT + 1))
         return holders[start : start + _LOOKED_AT]
-
-    def _backlog_ms(self, name: str, now: float) -> float:
-        return self._backlogs.with_others(name, now, self._company.times)
 
 
 def _cost(offer: Offer) -> float:
