@@ -18,7 +18,7 @@ Nothing here decides. Time comes in as an argument.
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from math import exp
+from math import exp, inf
 from typing import Final
 
 from msgspec import Struct
@@ -158,6 +158,7 @@ class Taken(Struct, frozen=True):
 class _Known(Struct, gc=False):
     holders: tuple[Holding, ...]
     length: int
+    since: float
     heir: int = 0  # the block that first came after it
 
 
@@ -253,6 +254,11 @@ class PrefixIndex:
         found = self._blocks.get(block)
         return len(found.holders) if found else 0
 
+    def since(self, block: int) -> float:
+        """When a block became known; infinite where it is not."""
+        found = self._blocks.get(block)
+        return found.since if found else inf
+
     def uses(self, block: int, now: float) -> float:
         """Requests per second that go through a fork."""
         rate = self._forks.get(block)
@@ -332,7 +338,7 @@ class PrefixIndex:
             block = hashes[number]
             found = blocks.get(block)
             if found is None:
-                blocks[block] = _Known(alone, chain.bytes_between(number, number + 1))
+                blocks[block] = _Known(alone, chain.bytes_between(number, number + 1), now)
                 if number:
                     self._inherit(hashes[number - 1], block, now)
             else:

@@ -585,21 +585,21 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
     assert other.pick(*longer[0], "Well.", "So?").endpoint.name != placed[0]
 
 
-def test_after_a_loss_who_was_seen_with_a_conversation_is_believed_for_a_while() -> None:
+def test_after_a_loss_who_was_seen_with_a_conversation_before_is_believed() -> None:
     chain = Chain([1, 2], [500, 1_000], [500, 1_000], 1_200, 1, 1_000)
     company = Company()
     company.meet(Neighbours(1, 1, 0), 10.0)
 
-    assert not company.believes(chain, 500, 10.0)
+    assert not company.believes(chain, 500, 5.0)
 
     company.meet(Neighbours(0, 0, 1), 20.0)
     company.meet(Neighbours(0, 0, 1), 60.0)
 
-    assert [company.believes(chain, reach, 60.0) for reach in (0, 200, 500, 1_000)] == [
+    assert [company.believes(chain, reach, 5.0) for reach in (0, 200, 500, 1_000)] == [
         False,
         False,
         True,
         False,
     ]
-    assert not company.believes(chain, 500, 201.0)
-    assert not company.believes(replace(chain, root=1, rooted=500), 500, 60.0), "others have that, too"
+    assert not company.believes(chain, 500, 18.0), "it began when they were lost already"
+    assert not company.believes(replace(chain, root=1, rooted=500), 500, 5.0), "others have that, too"

@@ -19,9 +19,11 @@
 # was sent elsewhere for a reason. When some of them fall silent, turns tell within seconds, and homes are
 # asked again. Only instructions that nobody has seen are looked for at their homes from then on, whatever
 # turns tell: there may be none. To ask all homes at once would send prompts that have nothing in common there
-# instead of to idle endpoints (simulated: a fifth more time to the first token). And for a while open
-# conversations are where they were, which is not at home: who was seen with a third of one is
-# presumed to have all of it.
+# instead of to idle endpoints (simulated: a fifth more time to the first token). And conversations that began
+# before the loss are where they were, which is not at home: who was seen with a third of one is presumed to
+# have all of it, to its end. For all gateways saw it there, and each of them presumes the same. Not so of a
+# conversation that began since: who was seen with it is known to one of them alone, and the others look at
+# home, so that it would go to and fro (simulated: an eighth more time to the first token).
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -37,9 +39,9 @@ _WEIGHT: Final = 0.02
 _ALONE: Final = 0.7
 _MOST: Final = 64.0
 
-# After a loss, what share of a conversation tells where it is; and how long open ones stay where they were.
+# After a loss, what share of a conversation tells where it is; and how long it takes until a loss is noticed.
 _SEEN: Final = 0.3
-_SETTLED_S: Final = 180.0
+_NOTICED_S: Final = 3.0
 
 
 class Homes(Struct, frozen=True):
@@ -124,9 +126,9 @@ class Company:
             self._lost_s = now
         self._neighbours = neighbours
 
-    def believes(self, chain: Chain, reach: int, now: float) -> bool:
-        """Whether who was seen with so much of a conversation has all of it, and not its home."""
-        was_heard = self.misses and now - self._lost_s < _SETTLED_S
+    def believes(self, chain: Chain, reach: int, since: float) -> bool:
+        """Whether who was seen with so much of it, and not its home, has a conversation that began then."""
+        was_heard = self.misses and since < self._lost_s - _NOTICED_S
         # Of what is shared with others, nobody has a conversation.
         return was_heard and chain.answered > reach > max(_SEEN * chain.answered, chain.rooted)
 
