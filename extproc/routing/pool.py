@@ -13,7 +13,16 @@ from extproc.routing.admission import ORDINARY, Admission, Crowd, Standing
 from extproc.routing.endpoint import Endpoint, canonical_location
 from extproc.routing.load import LoadBook
 from extproc.routing.queue import Lane, Queue
-from extproc.routing.strategies.base import NOWHERE, Candidates, Ending, Placement, Reading, Reason, Strategy
+from extproc.routing.strategies.base import (
+    NOWHERE,
+    Candidates,
+    Ending,
+    Lost,
+    Placement,
+    Reading,
+    Reason,
+    Strategy,
+)
 
 # A gateway names its endpoints, of which a pool has a thousand or so; more would only take time.
 MAX_SUBSET: Final = 10_000
@@ -126,6 +135,7 @@ class Pick(Struct, frozen=True):
         if self.pool.gate is not None:
             self.pool.gate.picked(name)
         if self.pool.witness is not None:
+            self._tell_lost()
             self.pool.witness.picked(self)
 
     def release(self) -> None:
@@ -137,6 +147,7 @@ class Pick(Struct, frozen=True):
             self.pool.admission.release(self.standing, name)
         if self.pool.witness is not None:
             self.pool.witness.ended(self)
+            self._tell_lost()
 
     def learn(self, ending: Ending, address: str = "") -> None:
         """Tells the strategy that placed the request what became of it; before or after `release`.
@@ -147,6 +158,12 @@ class Pick(Struct, frozen=True):
         if address and address != self.endpoint.address:
             name = next(iter(self.pool.snapshot.by_location.get(address, ())), "")
         self.reading.learn(name, ending)
+        self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        lost, witness = self.reading.pop_lost(), self.pool.witness
+        if lost is not None and witness is not None:
+            witness.lost(lost)
 
 
 _NOBODY: Final[frozenset[str]] = frozenset()
@@ -177,11 +194,13 @@ class Gate(Protocol):
 
 
 class Witness(Protocol):
-    """Hears of each pick of ours as it is taken, and as it is released."""
+    """Hears of each pick of ours as it is taken, as it is released, and that it left nothing behind."""
 
     def picked(self, pick: Pick) -> None: ...
 
     def ended(self, pick: Pick) -> None: ...
+
+    def lost(self, lost: Lost) -> None: ...
 
 
 class Pool:

@@ -15,19 +15,14 @@ Nothing here decides. Time comes in as an argument.
 #   costs more (measured: a quarter too small, 24 % more time to the first token; half, five times). So blocks
 #   of open requests never count against the room for the others as a whole: a tenth of it is always theirs.
 
-from bisect import bisect_left
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import exp, inf
 from typing import Final
 
 from msgspec import Struct
 
 from extproc.routing.chain import Blocks, Chain
-
-# What an endpoint's index costs at most: one entry for so many bytes of its capacity, about 350 bytes of
-# memory each. What a chat's cuts need is less: its blocks have 170 bytes and more on average.
-ENTRY_BYTES: Final = 128
+from extproc.routing.holding import ENTRY_BYTES, Holding, Link, Taken
 
 # What all of them have at most, whatever their capacities: 1 GB.
 MOST_ENTRIES: Final = 2_700_000
@@ -57,108 +52,12 @@ class Rate:
         return self._sum * exp((self._at - now) / _RATE_S) / _RATE_S
 
 
-class Holding:
-    """The blocks that one endpoint holds: those of open requests, and idle ones in order of eviction."""
-
-    __slots__ = (
-        "address",
-        "alone",
-        "capacity",
-        "idle",
-        "idle_bytes",
-        "is_gone",
-        "most_entries",
-        "name",
-        "pinned",
-        "pinned_bytes",
-    )
-
-    def __init__(self, name: str, address: str, capacity: int) -> None:
-        self.name = name
-        self.address = address
-        self.capacity = capacity
-        self.most_entries = max(1, capacity // ENTRY_BYTES)
-        self.is_gone = False
-        self.alone = (self,)
-        self.idle: OrderedDict[int, None] = OrderedDict()
-        self.pinned: dict[int, int] = {}  # by how many requests
-        self.idle_bytes = self.pinned_bytes = 0
-
-    def __repr__(self) -> str:
-        return f"<Holding of {self.name}: {self.idle_bytes} idle bytes, {self.pinned_bytes} pinned>"
-
-    def __len__(self) -> int:
-        return len(self.idle) + len(self.pinned)
-
-    def __contains__(self, block: int) -> bool:
-        return block in self.pinned or block in self.idle
-
-    def depth(self, hashes: Sequence[int], known: int) -> int:
-        """How many blocks of a chain it holds, of the first `known` ones. O(log known)."""
-        idle, pinned = self.idle, self.pinned
-        low, high = 0, known
-        while low < high:
-            middle = (low + high) // 2
-            if hashes[middle] in pinned or hashes[middle] in idle:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def pin(self, chain: Chain, blocks: int) -> None:
-        """Counts one more request on the first `blocks` of a chain, all of which it holds."""
-        hashes, idle, pinned = chain.hashes, self.idle, self.pinned
-        # Who pins a block pins all that lead to it: the pinned ones stand first.
-        first = bisect_left(range(blocks), True, key=lambda number: hashes[number] in idle)
-        for block in hashes[:first]:
-            pinned[block] += 1
-        for block in hashes[first:blocks]:
-            del idle[block]
-            pinned[block] = 1
-        moved = chain.bytes_between(first, blocks)
-        self.idle_bytes -= moved
-        self.pinned_bytes += moved
-
-    def unpin(self, chain: Chain, blocks: int) -> None:
-        """Counts one request less on them."""
-        hashes, idle, pinned = chain.hashes, self.idle, self.pinned
-        # Likewise: those that no other request pins stand last.
-        first = bisect_left(range(blocks), True, key=lambda number: pinned[hashes[number]] == 1)
-        for block in hashes[:first]:
-            pinned[block] -= 1
-        # The tail first: it is evicted before the head.
-        for block in reversed(hashes[first:blocks]):
-            del pinned[block]
-            idle[block] = None
-        moved = chain.bytes_between(first, blocks)
-        self.pinned_bytes -= moved
-        self.idle_bytes += moved
-
-    def touch(self, hashes: Sequence[int], blocks: int) -> None:
-        """Makes the first `blocks` of a chain, all of which it holds, young again."""
-        idle, first = self.idle, 0
-        if self.pinned:
-            # Likewise: the pinned ones stand first, and are not evicted.
-            first = bisect_left(range(blocks), True, key=lambda number: hashes[number] in idle)
-        # The tail first. Without a loop of our own: each request of all gateways comes here twice.
-        try:  # noqa: SIM105  # and likewise without a context
-            deque(map(idle.move_to_end, reversed(hashes[first:blocks])), maxlen=0)
-        except KeyError:
-            pass  # these are no chain's blocks, but what a mad peer made up
-
-
-class Taken(Struct, frozen=True):
-    """What a request has in an index: `blocks` of its chain, of which `had` were there before."""
-
-    had: int
-    blocks: int
-
-
 # Not followed by the garbage collector: there are millions, and no cycle goes through them.
 class _Known(Struct, gc=False):
     holders: tuple[Holding, ...]
     length: int
     since: float
+    parent: int  # 0: it is a first one
     heir: int = 0  # the block that first came after it
 
 
@@ -305,6 +204,44 @@ class PrefixIndex:
         if stop > had:
             self._make_room(holding)
 
+    def links(self, name: str, blocks: Iterable[int]) -> list[Link]:
+        """What leads to those blocks, as far as an endpoint holds them still."""
+        holding = self._holdings.get(name)
+        if holding is None:
+            return []
+        held = ((block, self._blocks[block]) for block in blocks if block in holding)
+        return [(block, known.parent, known.length) for block, known in held]
+
+    def copy(self, name: str, links: Iterable[Link], now: float) -> None:
+        """Writes down what an endpoint held before all that we know of it, the newest first.
+
+        What is there stays where it is, and nothing makes room for what is older. A block whose parent is
+        not held is left out: whoever holds a block holds all that lead to it.
+        """
+        holding = self._holdings.get(name)
+        if holding is None:
+            return
+        room = holding.capacity - holding.pinned_bytes
+        for block, parent, length in links:
+            if block in holding or (parent and parent not in holding):
+                continue
+            if holding.idle_bytes + length > room or len(holding) >= holding.most_entries:
+                return
+            self._append(holding, block, parent, length, now)
+
+    def _append(self, holding: Holding, block: int, parent: int, length: int, now: float) -> None:
+        """As the next to be evicted."""
+        found = self._blocks.get(block)
+        if found is None:
+            found = self._blocks[block] = _Known(holding.alone, length, now, parent)
+            if parent:
+                self._inherit(parent, block, now)
+        else:
+            found.holders += holding.alone
+        holding.idle[block] = None
+        holding.idle.move_to_end(block, last=False)
+        holding.idle_bytes += found.length
+
     def release(self, holding: Holding, chain: Chain, taken: Taken) -> None:
         """Ends one request's use of what it took; the holding may be gone."""
         if not holding.is_gone:
@@ -338,9 +275,10 @@ class PrefixIndex:
             block = hashes[number]
             found = blocks.get(block)
             if found is None:
-                blocks[block] = _Known(alone, chain.bytes_between(number, number + 1), now)
+                parent = hashes[number - 1] if number else 0
+                blocks[block] = _Known(alone, chain.bytes_between(number, number + 1), now, parent)
                 if number:
-                    self._inherit(hashes[number - 1], block, now)
+                    self._inherit(parent, block, now)
             else:
                 found.holders += alone
         new_bytes = chain.bytes_between(start, stop)

@@ -223,6 +223,8 @@ class Courier:
             if len(share.outbox):
                 for letter in share.letters(self._clock()):
                     self._send(letter)
+            if share.copying.is_asked and (page := share.page(self._clock())):
+                self._send(page)
 
     def _beat(self) -> None:
         if self._seal.is_used_up:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from extproc.routing.chain import Chain
-from extproc.routing.prefix_index import ENTRY_BYTES, MOST_ENTRIES, Holding, PrefixIndex, Rate, Taken
+from extproc.routing.holding import ENTRY_BYTES, Holding, Taken
+from extproc.routing.prefix_index import MOST_ENTRIES, PrefixIndex, Rate
 
 SIZE = 200
 

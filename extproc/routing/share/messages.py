@@ -1,10 +1,13 @@
 """What gateways tell each other of one pool: a letter with news, and with what its delay is known by."""
 
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 from extproc.routing.chain import BLOCK_BYTES, Chain
+from extproc.routing.holding import Link
 
 # A prompt's blocks beyond that are not told: of 256 bytes each, a megabyte of text.
 MAX_BLOCKS: Final = 4_096
@@ -14,6 +17,8 @@ LETTER_NEWS: Final = 512
 # Of more, the least busy are left out.
 MAX_ENDPOINTS: Final = 8_192
 MAX_ECHOES: Final = 256
+# A piece of what we know: to write it takes a third of a millisecond, to take it in one.
+PAGE_BLOCKS: Final = 512
 
 _MOST: Final = 1 << 62
 
@@ -70,7 +75,45 @@ class Left(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """The peer goes, and nobody need wait for it."""
 
 
-News = Picked | Ended | Standing | Left
+class Withdrawn(Struct, frozen=True, array_like=True, tag=5, gc=False):
+    """A prompt that was picked left nothing there beyond its first `had` blocks: it was never read."""
+
+    endpoint: Name
+    had: Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]
+    hashes: Annotated[tuple[Name, ...], Meta(max_length=MAX_BLOCKS)]
+
+
+class Asked(Struct, frozen=True, array_like=True, tag=6, gc=False):
+    """Asks one `peer` what it knows of the endpoints, from `endpoint` on by their names' order."""
+
+    peer: Name
+    endpoint: Name = 0
+
+
+class End(IntEnum):
+    """Whether an answer ends here."""
+
+    NOT_YET = 0
+    WHOLE = 1
+    PARTIAL = 2  # by one who came in a moment ago and was asking, too
+
+
+class Page(Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """A piece of an answer `to` who asked: blocks that an endpoint holds, the newest first.
+
+    Each one is led to by the one before it in `hashes`, but for those in `parents`, by place. `odd` as in
+    `Picked`.
+    """
+
+    to: Name
+    endpoint: Name = 0
+    hashes: Annotated[tuple[Name, ...], Meta(max_length=PAGE_BLOCKS)] = ()
+    parents: Annotated[dict[_Place, Name], Meta(max_length=PAGE_BLOCKS)] = {}
+    odd: Annotated[dict[_Place, _Length], Meta(max_length=PAGE_BLOCKS)] = {}
+    end: End = End.NOT_YET
+
+
+News = Picked | Ended | Standing | Left | Withdrawn | Asked | Page
 
 
 class Echo(Struct, frozen=True, array_like=True, gc=False):
@@ -101,3 +144,37 @@ def picked(number: int, endpoint: int, missing: int, chain: Chain | None) -> Pic
             odd[place] = end - start
         start = end
     return Picked(number, endpoint, missing, hashes, odd)
+
+
+def withdrawn(endpoint: int, chain: Chain, had: int) -> Withdrawn:
+    return Withdrawn(endpoint, min(had, MAX_BLOCKS), tuple(chain.hashes[:MAX_BLOCKS]))
+
+
+def page(to: int, endpoint: int, links: Sequence[Link]) -> Page:
+    """Returns a piece of an answer; `PAGE_BLOCKS` links at most."""
+    parents: dict[int, int] = {}
+    odd: dict[int, int] = {}
+    before = 0
+    for place, (block, parent, length) in enumerate(links):
+        if parent != before:
+            parents[place] = parent
+        if length != BLOCK_BYTES:
+            odd[place] = length
+        before = block
+    return Page(to, endpoint, tuple(block for block, _, _ in links), parents, odd)
+
+
+def links_in(told: Page) -> list[Link]:
+    hashes, parents = told.hashes, [0, *told.hashes][: len(told.hashes)]
+    for place, parent in told.parents.items():
+        if place < len(parents):
+            parents[place] = parent
+    return [*zip(hashes, parents, _lengths(len(hashes), told.odd), strict=True)]
+
+
+def _lengths(blocks: int, odd: Mapping[int, int]) -> list[int]:
+    lengths = [BLOCK_BYTES] * blocks
+    for place, length in odd.items():
+        if place < blocks:
+            lengths[place] = length
+    return lengths

@@ -14,9 +14,12 @@ from extproc.routing.share.messages import (
     News,
     Picked,
     Standing,
+    Withdrawn,
     picked,
+    withdrawn,
 )
 from extproc.routing.share.names import name_of
+from extproc.routing.strategies.base import Lost
 
 # What nobody posts is dropped beyond that, the oldest first: a heartbeat heals it.
 _MOST_NEWS: Final = 8 * LETTER_NEWS
@@ -33,7 +36,7 @@ class Outbox:
         self.picks = 0
         self._on_news = on_news
         self._number = 0
-        self._news: deque[Picked | Ended] = deque(maxlen=_MOST_NEWS)
+        self._news: deque[Picked | Ended | Withdrawn] = deque(maxlen=_MOST_NEWS)
         self._open: dict[int, tuple[Pick, int, int]] = {}  # by identity: two picks may be equal
         self._counts: dict[int, int] = {}
         self._names: dict[str, int] = {}
@@ -64,13 +67,16 @@ class Outbox:
         if not self._counts[endpoint]:
             del self._counts[endpoint]
 
+    def lost(self, lost: Lost) -> None:
+        self._add(withdrawn(self._name(lost.endpoint), lost.chain, lost.had))
+
     def post(self) -> Iterator[list[News]]:
         """Yields what is new, a letter's worth each time."""
         news = [*self._news]
         self._news.clear()
         start = blocks = 0
         for place, one in enumerate(news):
-            size = len(one.hashes) if isinstance(one, Picked) else 0
+            size = 0 if isinstance(one, Ended) else len(one.hashes)
             if place > start and (blocks + size > LETTER_BLOCKS or place - start == LETTER_NEWS):
                 yield news[start:place]  # type: ignore[misc]  # a list of some kinds of news is one of all
                 start, blocks = place, 0
@@ -85,7 +91,7 @@ class Outbox:
     def leave(self) -> Left:
         return Left()
 
-    def _add(self, news: Picked | Ended) -> None:
+    def _add(self, news: Picked | Ended | Withdrawn) -> None:
         self._news.append(news)
         if len(self._news) == 1:
             self._on_news()

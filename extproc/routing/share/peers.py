@@ -16,13 +16,24 @@
 #   when it comes in, and its blocks are told with the next pick.
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from extproc.routing.chain import Chain
 from extproc.routing.pool import Pool, Snapshot
 from extproc.routing.share.delay import Delay, limit_s
 from extproc.routing.share.ledger import Ledger
-from extproc.routing.share.messages import MAX_ECHOES, Echo, Ended, Letter, Picked, Standing
+from extproc.routing.share.messages import (
+    MAX_ECHOES,
+    Asked,
+    Echo,
+    Ended,
+    Letter,
+    Page,
+    Picked,
+    Standing,
+    Withdrawn,
+)
 from extproc.routing.share.names import name_of
 from extproc.routing.strategies.base import Neighbours
 
@@ -80,16 +91,17 @@ class Peers:
         """How late each one's news are, seconds; `None` where nobody knows yet."""
         return {name: peer.delay.seconds for name, peer in self._peers.items()}
 
-    def hear(self, letter: Letter, now: float) -> None:
-        """Takes a letter about this pool; our own are left alone."""
+    def hear(self, letter: Letter, now: float) -> Sequence[Asked | Page]:
+        """Takes a letter about this pool; our own are left alone. Returns what in it is no news of picks."""
+        others: list[Asked | Page] = []
         if letter.peer == self._me:
-            return
+            return others
         peer = self._peers.get(letter.peer) or self._stranger(letter.peer)
         if letter.sent_us >= peer.sent_us:
             peer.sent_us, peer.arrived_s = letter.sent_us, now
         self._listen(peer, letter, now)
         if letter.peer not in self._peers and not self._believe(letter.peer, peer):
-            return
+            return others
         self._follow()
         self._time(peer, letter, now)
         for news in letter.news:
@@ -100,11 +112,16 @@ class Peers:
                     self._hear_end(peer, news)
                 case Standing():
                     self._stand(peer, news)
+                case Withdrawn():
+                    self._hear_withdrawn(news)
+                case Asked() | Page():
+                    others.append(news)
                 case _:
                     self._most -= 1
                     self._drop(letter.peer)
                     break
         self._show()
+        return others
 
     def check(self, now: float, picks: int) -> None:
         """Drops who is silent. To be called now and then; `picks` are our own since the last time."""
@@ -193,6 +210,13 @@ class Peers:
         name = self._names.get(pick.endpoint) if pick is not None else None
         if pick is not None and name is not None:
             self._pool.strategy.hear_end(name, pick)
+
+    def _hear_withdrawn(self, news: Withdrawn) -> None:
+        name, hashes = self._names.get(news.endpoint), news.hashes
+        if name is not None and hashes:
+            # How long its blocks are, is known where they are known.
+            ends = range(1, len(hashes) + 1)
+            self._pool.strategy.hear_withdrawn(name, Chain(hashes, ends, ends, 0, hashes[0], 0), news.had)
 
     def _stand(self, peer: _Peer, news: Standing) -> None:
         before = peer.ledger.counts()

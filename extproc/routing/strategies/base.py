@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from extproc.routing.chain import Blocks, Chain
 from extproc.routing.endpoint import Endpoint
+from extproc.routing.holding import Link
 from extproc.routing.load import LoadBook
 from extproc.routing.prompt import Prompt
 from extproc.routing.vitals import Vitals
@@ -171,6 +172,14 @@ class Candidates:
         return iter(sorted(shuffled, key=self.in_flight))
 
 
+class Lost(Struct, frozen=True):
+    """What a request has not left at an endpoint after all: the blocks of `chain` beyond the first `had`."""
+
+    endpoint: str
+    chain: Chain
+    had: int
+
+
 class Reading(ABC):
     """What a strategy made of one request. All but `choose` may be left as they are here.
 
@@ -216,6 +225,10 @@ class Reading(ABC):
 
         `endpoint` may be gone by now, or another one than where it was taken.
         """
+
+    def pop_lost(self) -> Lost | None:
+        """What was taken back of what other gateways were told, once."""
+        return None
 
     def sent(self) -> tuple[Chain | None, int]:
         """What other gateways are told of it after `taken`: its blocks, and bytes to prefill."""
@@ -313,6 +326,22 @@ class Strategy(Protocol):
 
     def hear_end(self, endpoint: str, blocks: Blocks) -> None:  # noqa: ARG002  # likewise
         """Hears that such a prompt was just being answered there."""
+        return
+
+    def hear_withdrawn(self, endpoint: str, chain: Chain, had: int) -> None:  # noqa: ARG002  # likewise
+        """Hears that such a prompt was never read there: of its blocks, the first `had` were there before."""
+        return
+
+    def newest(self, endpoint: str, most: int) -> Sequence[int]:  # noqa: ARG002  # likewise
+        """Up to so many blocks that an endpoint is believed to hold, the one to be dropped last first."""
+        return ()
+
+    def links(self, endpoint: str, blocks: Sequence[int]) -> Sequence[Link]:  # noqa: ARG002  # likewise
+        """What leads to those, as far as they are still believed to be there."""
+        return ()
+
+    def copy(self, endpoint: str, links: Sequence[Link]) -> None:  # noqa: ARG002  # likewise
+        """Takes what another gateway believes to be there, the newest first; what we know is newer."""
         return
 
     def learnt(self) -> Mapping[str, object]:

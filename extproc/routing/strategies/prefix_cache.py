@@ -13,8 +13,9 @@ from msgspec.structs import asdict
 
 from extproc.routing.chain import Blocks, Chain, chain_of
 from extproc.routing.endpoint import Endpoint
+from extproc.routing.holding import Holding, Link, Taken
 from extproc.routing.prefix import routing_key
-from extproc.routing.prefix_index import Holding, PrefixIndex, Taken
+from extproc.routing.prefix_index import PrefixIndex
 from extproc.routing.prompt import Prompt
 from extproc.routing.ring import Ring
 from extproc.routing.strategies.backlog import Backlogs
@@ -25,6 +26,7 @@ from extproc.routing.strategies.base import (
     Choice,
     Ending,
     Foreseen,
+    Lost,
     Neighbours,
     Offer,
     Outside,
@@ -133,6 +135,21 @@ class PrefixCache(Strategy):
         if holding is not None:
             self.index.hear(holding, blocks, self._clock(), is_new=False)
 
+    def hear_withdrawn(self, endpoint: str, chain: Chain, had: int) -> None:
+        holding = self.index.holding(endpoint)
+        if holding is not None:
+            self.index.withdraw(holding, chain, Taken(had, len(chain)))
+
+    def newest(self, endpoint: str, most: int) -> Sequence[int]:
+        holding = self.index.holding(endpoint)
+        return () if holding is None else holding.newest(most)
+
+    def links(self, endpoint: str, blocks: Sequence[int]) -> Sequence[Link]:
+        return self.index.links(endpoint, blocks)
+
+    def copy(self, endpoint: str, links: Sequence[Link]) -> None:
+        self.index.copy(endpoint, links, self._clock())
+
     def sense(self, endpoint: str, vitals: Vitals | None, in_flight: Callable[[], Mapping[str, int]]) -> None:
         self.belief.sense(endpoint, vitals, in_flight, self.index)
 
@@ -213,6 +230,7 @@ class _Cached(Reading):
         "_holding",
         "_is_open",
         "_late",
+        "_lost",
         "_start",
         "_strategy",
         "_why",
@@ -234,6 +252,7 @@ class _Cached(Reading):
         self._late: tuple[str, Ending] | None = None
         self.key = chain.home
         self.offers: Sequence[Offer] = ()
+        self._lost: Lost | None = None
 
     def sheds(self) -> bool:
         return self._strategy.sheds(self._chain)
@@ -267,6 +286,10 @@ class _Cached(Reading):
     def sent(self) -> tuple[Chain | None, int]:
         return self._chain, self._start.to_do
 
+    def pop_lost(self) -> Lost | None:
+        lost, self._lost = self._lost, None
+        return lost
+
     def ended(self, endpoint: str) -> None:  # noqa: ARG002  # where it was taken
         self._is_open = False
         if self._holding is not None:
@@ -295,6 +318,7 @@ class _Cached(Reading):
         """This one never read it, or did not keep it."""
         if self._holding is not None:
             self._strategy.index.withdraw(self._holding, self._chain, self._start.taken)
+            self._lost = Lost(self._holding.name, self._chain, self._start.taken.had)
             self._holding = None
 
     def _reason(self, offers: Sequence[Offer]) -> Reason:

@@ -27,7 +27,8 @@ from typing import Final
 from msgspec import Struct
 
 from extproc.routing.chain import Chain
-from extproc.routing.prefix_index import Holding, PrefixIndex
+from extproc.routing.holding import Holding
+from extproc.routing.prefix_index import PrefixIndex
 from extproc.routing.strategies.backlog import Backlogs
 from extproc.routing.strategies.base import Candidates, Offer, Outside
 from extproc.routing.strategies.belief import Belief

@@ -112,7 +112,9 @@ class _Fleet:
         self._headcounts: list[Headcount] = []
         self._count_heads()
         sharing = setup.routing.sharing
-        self._bus = sharing and Bus(sharing, self._gateways.pools, self._timeline, self._draw("bus"))
+        self._bus = sharing and Bus(
+            sharing, self._gateways.pools, self._timeline, self._draw("bus"), self._gateways.restart
+        )
 
     def run(self) -> Run:
         if self._setup.warmup_s:

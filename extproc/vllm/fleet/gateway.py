@@ -1,8 +1,9 @@
 """Gateways: independent pickers in front of one fleet, each with its own idea of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Final, Protocol
@@ -11,7 +12,7 @@ from zlib import crc32
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pick, Pool, Snapshot
-from extproc.routing.strategies.base import Outside
+from extproc.routing.strategies.base import Outside, Strategy
 from extproc.vllm.fleet.arms import build_arm
 from extproc.vllm.fleet.bus import Sharing
 from extproc.vllm.fleet.flight import Flight
@@ -52,22 +53,22 @@ class Routing:
         self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside], scrapes: Sequence[Scrape]
     ) -> "Gateways":
         """Raises `SettingsError` for an unknown strategy or option; of the others there is one a gateway."""
-        strategies = [
-            build_arm(self.strategy, self.options, outside, scrape)
+        builds = [
+            partial(build_arm, self.strategy, self.options, outside, scrape)
             for outside, scrape in zip(outsides, scrapes, strict=True)
         ]
-        pools = [Pool("fleet", strategy, fallbacks=_FALLBACKS) for strategy in strategies]
-        gateways = Gateways(pools)
+        gateways = Gateways(builds)
         gateways.replace(endpoints)
         return gateways
 
 
 class Gateways:
-    """One picker for each pool; all pools have the same endpoints."""
+    """One picker and one pool for each strategy that is built; all pools have the same endpoints."""
 
-    def __init__(self, pools: Sequence[Pool]) -> None:
-        self.pools = pools
-        self._pickers = [Picker([Route(pool)]) for pool in pools]
+    def __init__(self, builds: Sequence[Callable[[], Strategy]]) -> None:
+        self._builds = builds
+        self.pools = [Pool("fleet", build(), fallbacks=_FALLBACKS) for build in builds]
+        self._pickers = [Picker([Route(pool)]) for pool in self.pools]
         # Where the headers decide, a proxy need not send the body, and nobody has to write it here.
         self.needs_body = self._pickers[0].needs_body(Ask("POST", _PATH, {}))
 
@@ -77,6 +78,11 @@ class Gateways:
         snapshot = Snapshot.build(endpoints, first.strategy, first.snapshot.placement)
         for pool in self.pools:
             pool.install(snapshot)
+
+    def restart(self, gateway: int) -> None:
+        """Begins anew with a strategy that knows nothing; requests in flight go on being counted."""
+        pool, strategy = self.pools[gateway], self._builds[gateway]()
+        pool.install(pool.snapshot, strategy)
 
     def pick(self, gateway: int, body: bytes | None) -> Pick:
         """Picks for a chat, by its body if `needs_body`; raises `NoEndpoint`."""
