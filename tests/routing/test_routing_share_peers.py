@@ -27,7 +27,7 @@ from extproc.routing.share.outbox import Outbox
 from extproc.routing.share.peers import KEPT, MAX_PEERS, MAX_STRANGERS
 from extproc.routing.share.share import Share
 from extproc.routing.strategies.balanced import LeastLoad
-from extproc.routing.strategies.base import Neighbours, Reason
+from extproc.routing.strategies.base import Ending, Neighbours, Reason
 from extproc.routing.strategies.homes import Company
 from tests.routing.test_routing_prefix_cache import Fleet, Shut, ask, words
 
@@ -151,6 +151,45 @@ def test_nothing_of_a_peer_is_pinned_and_its_end_makes_it_young_again() -> None:
 
     # Of three there is room for two: the second one went.
     assert [other.explain(words(text, 300))["a"]["match_tokens"] for text in ("Why?", "Who?")] > [0, 0]
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["told at once", "told at the end"])
+def test_what_a_failed_request_would_have_left_is_taken_back_everywhere(is_early: bool) -> None:
+    one, other = (both := town(2, names="ab")).gateways
+    said = words("Why?", 500)
+    pick = one.pick(said)
+    both.post()
+
+    assert other.explain(said)[pick.endpoint.name]["match_tokens"] != 0
+
+    if is_early:
+        pick.learn(Ending(503))
+    pick.release()
+    if not is_early:
+        both.post()
+        pick.learn(Ending(503))
+    both.post()
+
+    for gateway in both.gateways:
+        assert {offer["match_tokens"] for offer in gateway.explain(said).values()} == {0}
+        assert len(gateway.strategy.index) == 0
+
+
+def test_a_request_that_moved_is_known_where_it_went() -> None:
+    one, other = (both := town(2, names="ab")).gateways
+    said = words("Why?", 500)
+    pick = one.pick(said)
+    elsewhere = pick.fallbacks[0]
+    both.post()
+    moved = one.pool.move(pick, elsewhere.address)
+    both.post()
+    told = other.explain(said)
+
+    assert told[elsewhere.name]["match_tokens"] != 0
+    assert told[pick.endpoint.name]["match_tokens"] == 0
+    assert counts(other) == counts(one)
+
+    moved.release()
 
 
 def test_a_peer_that_falls_silent_is_counted_no_more() -> None:
@@ -364,6 +403,7 @@ def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:
     chain = chain_of(fleet.read(words("Why?", 100)), 1)
     fleet.strategy.hear_pick("c", chain, 100)
     fleet.strategy.hear_end("c", chain)
+    fleet.strategy.hear_withdrawn("c", chain, 0)
     fleet.strategy.hear_pick("a", chain, None)
 
     assert fleet.strategy.index.known(chain.hashes) == len(chain)
