@@ -20,6 +20,7 @@ from extproc.stream.names import PROCESS
 from tests.integration.ports import free_ports
 from tests.integration.service import Service, pool
 from tests.integration.stack import eventually
+from tests.share.broker import Broker
 from tests.stream.conversations import Went, headers
 from tests.stream.wire import read, write
 
@@ -34,7 +35,12 @@ class Sharing(Service):
     def __init__(self, directory: Path, ports: Sequence[int]) -> None:
         directory.mkdir(parents=True)
         self.mesh_port = ports[2]
-        super().__init__(directory, port=ports[0], admin_port=ports[1], environment={"SECRET": SECRET})
+        super().__init__(
+            directory,
+            port=ports[0],
+            admin_port=ports[1],
+            environment={"SECRET": SECRET, "PASSWORD": "password"},
+        )
 
     def share(self, **share: Any) -> None:
         """Shares so; not at all without anything said."""
@@ -46,6 +52,11 @@ class Sharing(Service):
 
     def peers(self, state: str = "prompt") -> float:
         return self.metric("extproc_share_peers", state=state)
+
+    def is_whole(self) -> bool:
+        """Whether it knows what the others knew when it came in."""
+        [shown] = self.pools()
+        return bool(shown["share"]["is_whole"])
 
     def in_flight(self) -> int:
         [shown] = self.pools()
@@ -191,6 +202,53 @@ async def test_a_killed_gateway_counts_no_more_and_one_that_ends_says_so(four: l
     )
     [shown] = others[0].pools()
     assert (2, 2) == (shown["share"]["heard"], shown["share"]["prompt"])
+
+
+async def go_on(services: Sequence[Service], place: int, chats: list[list[str]], last: list[str]) -> int:
+    """Each chat has one more turn at one gateway; returns how many went where the turn before went."""
+    proxy, hits = Proxy(services), 0
+    for number, said in enumerate(chats):
+        said.append(f"question {number} " + "words " * 200)
+        async with proxy.asking(place, said) as endpoint:
+            hits += endpoint == last[number]
+        last[number] = endpoint
+        said.append(f"answer {number} " + "words " * 100)
+    await proxy.close()
+    return hits
+
+
+@pytest.mark.parametrize("carrier", ["mesh", "nats"])
+async def test_a_gateway_that_is_started_again_hits_as_often_as_before(tmp_path: Path, carrier: str) -> None:
+    """What one has forgotten the other tells it.
+
+    1. Chats begin at one of two, and go on at the other. 2. The first one is killed, and comes back. 3. They
+    go on there, and find their endpoints as before.
+    """
+    two = build(tmp_path / "two", 2)
+    [port] = free_ports(1)
+    with ExitStack() as stack:
+        if carrier == "nats":
+            stack.enter_context(broker := Broker(tmp_path, port))
+            broker.wait_until(broker.is_ready, LONG_S)
+            for service in two:
+                access = {"user": "gateway", "password": {"env": "PASSWORD"}}
+                service.share(**_settings(nats={"servers": [f"nats://127.0.0.1:{port}"], **access}))
+        _started(two, stack)
+        assert await asyncio.to_thread(eventually, lambda: all(one.peers() == 1 for one in two), LONG_S)
+        chats: list[list[str]] = [[] for _ in range(30)]
+        last = ["" for _ in chats]
+        await go_on(two, 0, chats, last)
+        await asyncio.sleep(0.1)
+        before = await go_on(two, 1, chats, last)
+        killed = two[0]
+        killed.kill()
+        killed.start()
+        await asyncio.to_thread(killed.wait_until, killed.is_ready, LONG_S)
+        assert await asyncio.to_thread(eventually, killed.is_whole, LONG_S)
+        after = await go_on(two, 0, chats, last)
+
+    print(f"{carrier}: of {len(chats)} later turns {before} hit before, {after} after")  # noqa: T201
+    assert after >= before - 1 >= 27
 
 
 async def test_a_gateway_whose_peers_never_answer_serves_all_the_same(tmp_path: Path) -> None:
