@@ -49,6 +49,15 @@ def test_a_dead_bus_changes_nothing() -> None:
     assert picture(play(requests=300, routing=dead)) == picture(play(requests=300, routing=routing))
 
 
+def test_a_gateway_that_is_started_again_finds_as_much_by_what_the_others_tell(alone: float) -> None:
+    told, untold = (
+        hit_rate(shared(Sharing(0.01, fault=fault, middle_s=15.0))) for fault in (Fault.RESTART, Fault.BLANK)
+    )
+
+    assert told == pytest.approx(alone, abs=0.02)
+    assert untold < told - 0.01
+
+
 @pytest.mark.parametrize("fault", [Fault.DIES, Fault.AWAY, Fault.HALVES])
 def test_a_bus_that_fails_later_costs_little_against_none(unshared: float, fault: Fault) -> None:
     """All of these are in the minute after the loss, and users think for a second: the worst time of all."""

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from extproc.routing.endpoint import Endpoint
-from extproc.routing.pool import Pool
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.prefix_cache import PrefixCache
 from extproc.vllm.fleet.change import Change, Kind
@@ -50,9 +49,11 @@ def learn_in_fleet(profiles: Sequence[Profile], changes: Sequence[Change]) -> Ma
         def build_gateways(
             self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside], scrapes: Sequence[Scrape]
         ) -> Gateways:  # nobody is scraped
-            strategy = PrefixCache(outsides[0], learn=True)
-            kept.append(strategy)
-            gateways = Gateways([Pool("fleet", strategy)])
+            def build() -> PrefixCache:
+                kept.append(PrefixCache(outsides[0], learn=True))
+                return kept[-1]
+
+            gateways = Gateways([build])
             gateways.replace(endpoints)
             return gateways
 
