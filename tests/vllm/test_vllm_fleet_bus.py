@@ -51,11 +51,12 @@ def test_a_dead_bus_changes_nothing() -> None:
 
 def test_a_gateway_that_is_started_again_finds_as_much_by_what_the_others_tell(alone: float) -> None:
     told, untold = (
-        hit_rate(shared(Sharing(0.01, fault=fault, middle_s=15.0))) for fault in (Fault.RESTART, Fault.BLANK)
+        hit_rate(shared(Sharing(0.01, fault=fault, middle_s=15.0), gateways=2))
+        for fault in (Fault.RESTART, Fault.BLANK)
     )
 
-    assert told == pytest.approx(alone, abs=0.02)
-    assert untold < told - 0.01
+    assert told == pytest.approx(alone, abs=0.005)
+    assert untold < told - 0.005
 
 
 @pytest.mark.parametrize("fault", [Fault.DIES, Fault.AWAY, Fault.HALVES])
