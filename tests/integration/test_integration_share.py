@@ -232,8 +232,8 @@ async def test_a_gateway_that_is_started_again_hits_as_often_as_before(tmp_path:
             broker.wait_until(broker.is_ready, LONG_S)
             for service in two:
                 access = {"user": "gateway", "password": {"env": "PASSWORD"}}
-                service.share(**_settings(nats={"servers": [f"nats://127.0.0.1:{port}"], **access}))
-        _started(two, stack)
+                service.share(**share_settings(nats={"servers": [f"nats://127.0.0.1:{port}"], **access}))
+        started(two, stack)
         assert await asyncio.to_thread(eventually, lambda: all(one.peers() == 1 for one in two), LONG_S)
         chats: list[list[str]] = [[] for _ in range(30)]
         last = ["" for _ in chats]

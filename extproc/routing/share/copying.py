@@ -10,8 +10,8 @@
 #   so each block comes after the one that leads to it, and what is lost costs only what comes after it.
 # - What we heard ourselves is newer than what we are told: told blocks line up behind it, to be evicted
 #   first, and nothing makes room for them.
-# - An answer is given in pieces, one each `PAGE_S`, whoever asks: 13,000 blocks a second at most, 3 % of a core.
-#   Taken is what we asked for, of whom we asked, and no more than `_MOST_PAGES` of it.
+# - An answer is given in pieces, one each `PAGE_S`, whoever asks: 13,000 blocks a second at most, 3 % of a
+#   core. Taken is what we asked for, of whom we asked, and no more than `_MOST_PAGES` of it.
 
 from collections.abc import Iterator, Mapping
 from typing import Final
