@@ -15,7 +15,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, Self
 
 from extproc.budget import Budget
-from extproc.cluster.file import wakeups
 from extproc.cluster.reason import describe
 from extproc.documents import read_file
 from extproc.errors import SettingsError
@@ -24,16 +23,18 @@ from extproc.feedback.metrics import FeedbackCollector
 from extproc.routing.pool import Pool
 from extproc.routing.strategies.base import Outside
 from extproc.service.admin import build_admin
-from extproc.service.configuration import Configuration
+from extproc.service.configuration import Configuration, changes, tell_what_waits
 from extproc.service.descriptors import raise_limit, share
 from extproc.service.door import Door, serve_admin
 from extproc.service.health import Health
 from extproc.service.live.tape import Recorder, Tape
 from extproc.service.long_bodies import prepare_for_long_bodies
+from extproc.service.outages import Outages
 from extproc.service.pools import Pools
+from extproc.service.siblings import Siblings
 from extproc.service.tracing import FLUSH_S, build_tracer
 from extproc.service.transport import Transport, build_health_transport, build_transport
-from extproc.service.wiring import build_courier
+from extproc.service.wiring import OwnSources, Sources, build_courier
 from extproc.settings import ServerSettings, Settings, parse_settings, read_environment
 from extproc.share.courier import Courier
 from extproc.share.metrics import ShareCollector
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_POLL_S: Final = 5.0
 # Before a drain is over, whoever still waits for room is refused: the answer has to get out.
 _LAST_WORD_S: Final = 1.0
 
@@ -55,7 +55,7 @@ _LAST_WORD_S: Final = 1.0
 class Start:
     """What the service starts from: settings, and the file at `path` with the content they were read from.
 
-    Without a `path` they came from flags, and nothing is watched.
+    Without a `path` they came from flags, as `content` would say the same, or nothing is watched.
     """
 
     settings: Settings
@@ -74,25 +74,38 @@ class Start:
         return cls(parse_settings(content, read_environment(), str(path)), path, content)
 
 
-class Application:
-    """The running service."""
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """What one of several workers has from the others: lists, outages that are told, letters, news."""
 
-    def __init__(self, start: Start) -> None:
+    sources: Sources
+    outages: Outages
+    courier: Courier
+    siblings: Siblings
+
+
+class Application:
+    """The running service; as one of several workers, with a `crew`."""
+
+    def __init__(self, start: Start, crew: Crew | None = None) -> None:
         settings = start.settings
-        self.metrics = Metrics()
+        rng = Random()  # noqa: S311  # chances, not secrets
+        self.metrics = Metrics(has_watches=crew is None)
         self.is_draining = False
-        self.budget = Budget(settings.server.budget)
+        self.budget = Budget(_part(settings.server.budget, settings.server))
         self.xds = _build_xds(settings, self.metrics)
-        self.courier = _build_courier(start)
+        self.courier = crew.courier if crew is not None else _build_courier(start)
         self.pools = Pools(
             self.metrics,
-            base=start.base,
-            rng=Random(),  # noqa: S311  # chances, not secrets
+            sources=crew.sources if crew is not None else OwnSources(start.base, rng),
+            rng=rng,
             clock=monotonic,
             publish=self.xds.publish if self.xds else lambda *_: None,
             retract=self.xds.remove if self.xds else lambda _: None,
             courier=self.courier,
-            hold_bytes=settings.server.budget // 2,
+            hold_bytes=_part(settings.server.budget, settings.server) // 2,
+            outages=crew.outages if crew is not None else None,
+            siblings=crew.siblings if crew is not None else None,
         )
         self.reader = ThreadPoolExecutor(1, "reader")
         self.tracer = build_tracer(os.environ, self.metrics.count_spans)
@@ -102,7 +115,7 @@ class Application:
             max_body_bytes=settings.server.max_body_bytes,
             clear_route_cache=settings.server.clear_route_cache or settings.server.xds,
             budget=self.budget,
-            announced=Budget(settings.server.announced),
+            announced=Budget(_part(settings.server.announced, settings.server)),
             pass_headers=settings.server.pass_headers,
             unseen_s=settings.server.unseen_s,
             on_served=self.pools.desks.observe_response,
@@ -166,15 +179,12 @@ class Application:
         """Applies the settings file whenever it changes; a bad one is refused and the old one stays."""
         if self._path is None:
             return
-        async with aclosing(wakeups(self._path.parent, poll_s=_POLL_S)) as ticks:
-            async for _ in ticks:
-                # Compared with what was loaded: a change before the first tick counts too.
-                content = await asyncio.to_thread(_read, self._path)
-                if content is not None and content != self._content:
-                    self._content = content
-                    await self._reload(content, str(self._path))
+        async with aclosing(changes(self._path, self._content)) as contents:
+            async for content in contents:
+                await self.reload(content, str(self._path))
 
-    async def _reload(self, content: bytes, where: str) -> None:
+    async def reload(self, content: bytes, where: str) -> None:
+        """Applies changed settings, or says why not."""
         try:
             settings = await asyncio.to_thread(parse_settings, content, read_environment(), where)
             if self.xds:
@@ -182,62 +192,76 @@ class Application:
                 self.xds.open(settings.open_pool)
             self.pools.apply(settings.pools)
         except SettingsError as error:
-            self._refuse(str(error))
+            self.refuse(str(error))
             log.error("the changed configuration is refused, the old one stays: %s", error)  # noqa: TRY400
             return
         except Exception as error:  # noqa: BLE001  # the next change must be heard all the same
-            self._refuse(describe(error))
+            self.refuse(describe(error))
             log.error("the changed configuration cannot be applied: %s", describe(error))  # noqa: TRY400
             return
-        for section in ("server", "share"):
-            if getattr(settings, section) != getattr(self.configuration.settings, section):
-                log.warning("a change of the section %s takes effect with a restart", section)
+        tell_what_waits(self.configuration.settings, settings)
         self.configuration = self.configuration.replaced(settings, monotonic())
         self.metrics.reloaded("applied")
         log.info("the changed configuration is applied")
 
-    def _refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
+        """Notes that changed settings are not taken."""
         self.metrics.reloaded("refused")
         self.configuration = self.configuration.refused(why, monotonic())
 
 
 async def serve(start: Start) -> int:
-    """Runs the service until a signal ends it.
-
-    Returns the exit status: 0 if every request in flight at the first signal was served to its end, 1 if
-    some were cut. Raises `SettingsError` where it cannot start.
-    """
-    settings = start.settings
-    signals = _catch_signals()
-    prepare_for_long_bodies()
+    """Runs the service until a signal ends it; see `run`."""
+    settings = start.settings.server
     app = Application(start)
     shares = share(raise_limit())
+    async with AsyncExitStack() as stack:
+        transport = build_transport(settings, app.routes(), app.budget, shares.grpc)
+        await transport.bind()
+        await serve_health(app.health, settings, stack)
+        return await run(
+            app, transport, catch_signals(), settings.admin, Door(shares.admin), app.watch_settings()
+        )
+
+
+async def run(
+    app: Application,
+    transport: Transport,
+    signals: asyncio.Queue[int],
+    admin: str,
+    door: Door,
+    *routines: Coroutine[None, None, None],
+) -> int:
+    """Runs an application whose transport is bound until one of the `signals`, its admin port on `admin`.
+
+    Returns the exit status: 0 if every request in flight at the first signal was served to its end, 1 if
+    some were cut. Raises `SettingsError` where it cannot start. `routines` run as long as it serves.
+    """
+    settings = app.configuration.settings
+    prepare_for_long_bodies()
     async with AsyncExitStack() as stack:
         if app.tracer is not None:
             stack.push_async_callback(app.tracer.stop, FLUSH_S)
         stack.push_async_callback(app.pools.stop)
         stack.callback(app.reader.shutdown, wait=False)
-        transport = build_transport(settings.server, app.routes(), app.budget, shares.grpc)
-        await transport.bind()
-        await _serve_health(app, settings.server, stack)
-        await stack.enter_async_context(_admin(app, settings.server.admin, Door(shares.admin)))
+        await stack.enter_async_context(_admin(app, admin, door))
         if app.courier is not None:
             await app.courier.carrier.open()
             stack.push_async_callback(_end, _run(app.courier.run()))
         app.start()
-        for routine in (app.health.run(), app.watch_settings()):
+        for routine in (app.health.run(), *routines):
             stack.callback(_run(routine).cancel)
         await transport.start()
         # What start-up made stays; a collection need not look at it again while requests wait.
         gc.freeze()
-        log.info("serving on %s, admin on %s", settings.server.listen, settings.server.admin)
+        log.info("serving on %s, admin on %s", settings.server.listen, admin)
         await signals.get()
         return await _drain(app, transport, signals, settings.server.drain_s)
 
 
-async def _serve_health(app: Application, settings: ServerSettings, stack: AsyncExitStack) -> None:
+async def serve_health(health: Health, settings: ServerSettings, stack: AsyncExitStack) -> None:
     """Answers to the end, through draining, too."""
-    transport = build_health_transport(settings, app.health.routes())
+    transport = build_health_transport(settings, health.routes())
     if transport is not None:
         await transport.bind()
         await transport.start()
@@ -282,11 +306,16 @@ def _report(task: asyncio.Task[None]) -> None:
         log.error("%s ended: %s", task.get_coro(), type(task.exception()).__name__)
 
 
-def _catch_signals() -> asyncio.Queue[int]:
+def catch_signals() -> asyncio.Queue[int]:
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     return signals
+
+
+def _part(total: int, settings: ServerSettings) -> int:
+    """A worker's part of what all may hold: enough for one body."""
+    return min(total, max(settings.max_body_bytes, total // settings.workers))
 
 
 def _build_courier(start: Start) -> Courier | None:
@@ -310,10 +339,3 @@ def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":
 
 def _admin(app: Application, listen: str, door: Door) -> AbstractAsyncContextManager[None]:
     return serve_admin(build_admin(app, app.metrics.registry, door), listen, door)
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None

@@ -63,8 +63,9 @@ class ServerSettings(Section):
     health: Listen | None = None
     """gRPC health alone, always plain text: for kubelets and load balancers where `tls` is set (upstream's
     picker: 0.0.0.0:9003). Omitted: on `listen` only."""
-    workers: Literal[1] = 1
-    """Processes. One only, in this release."""
+    workers: int = Field(default=1, ge=1, le=64)
+    """Processes behind the one address; as many as there are cores for them, and no more than the proxy has
+    threads: each thread has one connection, and a connection is one worker's. Needs `transport: native`."""
     max_body_bytes: int = Field(default=50_331_648, ge=1_024, le=1_073_741_824)
     """The largest request body; Envoy's buffer limit should be the same. 48 MiB: a sound of 25 MiB, the most
     that vLLM takes, is 33 MiB as base64, and there is room for the conversation around it."""
@@ -98,6 +99,12 @@ class ServerSettings(Section):
     def announced(self) -> int:
         """What proxies may be about to buffer: with its copy on the way here, half the heap of our Envoys."""
         return 4 * self.max_body_bytes
+
+    @model_validator(mode="after")
+    def _can_hand_on(self) -> Self:
+        if self.workers > 1 and self.transport == "grpcio":
+            raise ValueError("workers take connections that are handed on to them, which grpcio cannot")
+        return self
 
     @field_validator("listen", "admin", "health")
     @classmethod

@@ -75,10 +75,11 @@ class Metrics(Collector):
     """Every metric of the service, in a registry of its own; the observer of the streams.
 
     What is counted for each request is counted in plain integers, and read when it is scraped: a counter
-    of the library takes a lock and costs as much as a pick.
+    of the library takes a lock and costs as much as a pick. Who is told of sources and of the configuration
+    by a process that watches them for several does not count again what that one counts: `has_watches`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_watches: bool = True) -> None:
         self.registry = _Registry()
         # Before the others: what there is to count is known before they are asked.
         self.registry.register(self)
@@ -118,6 +119,14 @@ class Metrics(Collector):
         self.xds_nacks = self._counter("xds_nacks", "Configurations that an Envoy refused.", "type")
         Info("extproc", "The running service.", registry=self.registry).info({"version": __version__})
         ProcessCollector(registry=self.registry)
+        if not has_watches:
+            for watching in (
+                self.watch_restarts,
+                self.objectives_restarts,
+                self._reloads,
+                self._config_refused,
+            ):
+                self.registry.unregister(watching)
         for counter, values in (
             (self._prompt_errors, sorted(_whys(PromptError))),
             (self._stream_errors, STREAM_FAULTS),

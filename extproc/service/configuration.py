@@ -1,12 +1,22 @@
-"""Which configuration is in force, since when, and why the last other one is not."""
+"""Which configuration is in force, since when, and why the last other one is not; the file's changes."""
 
-from typing import Self
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final, Self
 
 import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
+from extproc.cluster.file import wakeups
 from extproc.settings import Settings
+
+log = logging.getLogger("extproc.app")
+
+_POLL_S: Final = 5.0
 
 
 class Refusal(Struct, frozen=True):
@@ -35,3 +45,28 @@ class Configuration(Struct, frozen=True):
         """As YAML: what was set, by the file or the environment. No secrets: settings name files of them."""
         tree = self.settings.model_dump(mode="json", exclude_unset=True)
         return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100))
+
+
+async def changes(path: Path, content: bytes) -> AsyncGenerator[bytes]:
+    """Yields the file's content each time that it is another one; `content` is what was read first."""
+    async with aclosing(wakeups(path.parent, poll_s=_POLL_S)) as ticks:
+        async for _ in ticks:
+            # Compared with what was loaded: a change before the first tick counts too.
+            fresh = await asyncio.to_thread(_read, path)
+            if fresh is not None and fresh != content:
+                content = fresh
+                yield fresh
+
+
+def tell_what_waits(before: Settings, after: Settings) -> None:
+    """Says which sections take effect with a restart only."""
+    for section in ("server", "share"):
+        if getattr(after, section) != getattr(before, section):
+            log.warning("a change of the section %s takes effect with a restart", section)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

@@ -15,6 +15,7 @@ from extproc.routing.endpoint import Endpoint
 from extproc.routing.pool import Pool
 from extproc.routing.strategies.base import Ending, Outside
 from extproc.routing.tickets import Tickets
+from extproc.service.siblings import Judged, Known, Logged, Newcomer, News, OnTrial, Settled, Siblings
 from extproc.service.wiring import build_pool, build_probe, build_rules, build_scrape
 from extproc.settings import PoolSettings
 from extproc.stream.events import Served
@@ -25,12 +26,16 @@ _FAILED: Final = 500
 class Desks:
     """One desk per pool; one prober and one scraper where its settings ask for them.
 
-    `tickets` find the pick that a proxy tells of. Needs a running event loop.
+    `tickets` find the pick that a proxy tells of. `siblings` are other workers: what they hear, `hear` takes.
+    Needs a running event loop.
     """
 
-    def __init__(self, outside: Outside) -> None:
+    def __init__(self, outside: Outside, siblings: Siblings | None = None) -> None:
         self._outside = outside
-        self.tickets = Tickets(outside.clock, outside.rng.getrandbits(64))
+        self._siblings = siblings
+        self._lane, self._lanes = (siblings.lane, siblings.lanes) if siblings is not None else (0, 1)
+        first = outside.rng.getrandbits(64)
+        self.tickets = Tickets(outside.clock, first, lane=self._lane, lanes=self._lanes)
         self._scrapes: dict[str, asyncio.Task[None]] = {}
         self._desks: dict[str, Desk] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
@@ -42,7 +47,9 @@ class Desks:
         """Builds a pool whose endpoints may be left out, and hears of its requests from now on."""
         cooling = Cooling(build_rules(settings), clock=self._outside.clock, rng=self._outside.rng)
         pool = build_pool(settings, self._outside, cooling)
-        self._desks[settings.name] = Desk(pool, cooling)
+        self._desks[settings.name] = desk = Desk(pool, cooling)
+        if self._siblings is not None:
+            _connect(desk, self._siblings)
         self._probe(settings)
         self._scrape(settings)
         return pool
@@ -77,10 +84,35 @@ class Desks:
 
     def settle(self, exchange: Exchange) -> None:
         """Tells the strategy that placed a request what became of it."""
+        owner = exchange.ticket % self._lanes
+        if self._siblings is not None and owner != self._lane:
+            self._siblings.tell_one(owner, Settled(exchange))
+            return
         pick = self.tickets.take(exchange.ticket)
         if pick is not None:
             # Of one that nobody answered there is a status, too, unless its client left.
             pick.learn(Ending(exchange.status or None, exchange.first_token_s), exchange.address)
+
+    def hear(self, lane: int, news: News) -> None:
+        """Takes what another worker was told, or wants to know."""
+        match news:
+            case Settled(exchange):
+                self.settle(exchange)
+            case Newcomer():
+                for desk in self:
+                    self._introduce(lane, desk)
+            case Judged(pool) | OnTrial(pool) | Logged(pool) | Known(pool):
+                if pool in self._desks:
+                    _hear(self._desks[pool], news)
+
+    def _introduce(self, lane: int, desk: Desk) -> None:
+        if self._siblings is None:
+            return
+        if desk.has_log:
+            self._siblings.tell_one(lane, Logged(desk.pool.name))
+        charges = desk.cooling.charges()
+        if charges:
+            self._siblings.tell_one(lane, Known(desk.pool.name, charges))
 
     def observe_response(self, served: Served, elapsed_s: float) -> None:
         """Takes what a gateway tells of a response's headers."""
@@ -119,3 +151,22 @@ class Desks:
         if probe is not None:
             probe.cancel()
             self._desks[name].cooling.forget_health()
+
+
+def _connect(desk: Desk, siblings: Siblings) -> None:
+    pool = desk.pool.name
+    desk.relay = lambda outcome: siblings.tell(Judged(pool, outcome))
+    desk.on_log = lambda: siblings.tell(Logged(pool))
+    desk.cooling.on_trial = lambda name: siblings.tell(OnTrial(pool, name))
+
+
+def _hear(desk: Desk, news: Judged | OnTrial | Logged | Known) -> None:
+    match news:
+        case Judged():
+            desk.hear(news.outcome)
+        case OnTrial():
+            desk.cooling.hear_trial(news.endpoint)
+        case Logged():
+            desk.hear_log()
+        case Known():
+            desk.cooling.adopt(news.charges)

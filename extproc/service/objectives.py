@@ -3,12 +3,10 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from random import Random
 
-from extproc.cluster.objectives import ObjectivesSource
 from extproc.endpoint_settings import InferencePoolSettings
 from extproc.routing.pool import Pool
-from extproc.service.wiring import build_objectives
+from extproc.service.wiring import Priorities, Sources
 from extproc.settings import PoolSettings
 from extproc.telemetry import Metrics
 
@@ -22,7 +20,7 @@ class _Known:
     configured: Mapping[str, int] = field(default_factory=dict)
     watched: Mapping[str, int] = field(default_factory=dict)
     reference: InferencePoolSettings | None = None
-    source: ObjectivesSource | None = None
+    source: Priorities | None = None
     task: asyncio.Task[None] | None = None
 
     def replace(self, priorities: Mapping[str, int]) -> None:
@@ -43,8 +41,8 @@ class Objectives:
     Objects are followed where the pool has both an InferencePool and a limit: without one nobody is refused.
     """
 
-    def __init__(self, rng: Random, metrics: Metrics) -> None:
-        self._rng = rng
+    def __init__(self, sources: Sources, metrics: Metrics) -> None:
+        self._sources = sources
         self._metrics = metrics
         self._known: dict[str, _Known] = {}
 
@@ -77,6 +75,6 @@ class Objectives:
             known.task.cancel()
         known.reference, known.watched, known.source, known.task = reference, {}, None, None
         if reference is not None:
-            known.source = build_objectives(reference, self._rng)
+            known.source = self._sources.objectives(known.pool.name, reference)
             run = known.source.run(known)
             known.task = asyncio.create_task(run, name=f"objectives {known.pool.name}")

@@ -10,6 +10,7 @@ from extproc.errors import ExtprocError
 from extproc.routing.picker import Ask
 from extproc.service.explain import explain
 from extproc.service.pools import Pools
+from extproc.service.wiring import OwnSources
 from extproc.settings import Settings
 from extproc.telemetry import Metrics
 
@@ -21,10 +22,11 @@ async def explain_once(
 
     Raises `ExtprocError` where a source has no list within `timeout_s`, and what the decision raises.
     """
+    rng = Random()  # noqa: S311  # chances, not secrets
     pools = Pools(
         Metrics(),
-        base=base,
-        rng=Random(),  # noqa: S311  # chances, not secrets
+        sources=OwnSources(base, rng),
+        rng=rng,
         clock=monotonic,
         publish=lambda *_: None,
         retract=lambda _: None,

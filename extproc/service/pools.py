@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -18,7 +17,8 @@ from extproc.service.desks import Desks
 from extproc.service.keeper import PoolKeeper
 from extproc.service.objectives import Objectives
 from extproc.service.outages import Outages
-from extproc.service.wiring import build_queue, build_route, build_source, set_limits
+from extproc.service.siblings import Siblings
+from extproc.service.wiring import Sources, build_queue, build_route, set_limits
 from extproc.settings import PoolSettings
 from extproc.share.courier import Courier
 from extproc.telemetry import Metrics
@@ -32,9 +32,9 @@ _SILENT_S: Final = 300.0
 class Pools:
     """One keeper per pool, and the picker that routes to them.
 
-    `base` is the folder that relative paths in the settings start from. `publish` hears of every new
-    list of endpoints, `retract` of a pool that is gone; `courier` tells other gateways. Bodies of requests
-    that wait for room may have `hold_bytes`, all pools together. Needs a running event loop.
+    `sources` say where their endpoints are known from. `publish` hears of every new list of endpoints,
+    `retract` of a pool that is gone; `courier` tells other gateways. Bodies of requests that wait for room
+    may have `hold_bytes`, all pools together. Needs a running event loop.
 
     Ready is a question about the whole service, and a proxy that is told no takes every pool's requests
     elsewhere. So at the start, and for `start_s` seconds at most, the pools of the first settings are
@@ -46,32 +46,34 @@ class Pools:
         self,
         metrics: Metrics,
         *,
-        base: Path,
+        sources: Sources,
         rng: Random,
         clock: Callable[[], float],
         publish: Callable[[str, Sequence[Endpoint]], None],
         retract: Callable[[str], None],
         courier: Courier | None = None,
         hold_bytes: int = 1 << 26,
+        outages: Outages | None = None,
+        siblings: Siblings | None = None,
         start_s: float = 10.0,
     ) -> None:
         self.picker = Picker(())
         self._metrics = metrics
-        self._base = base
+        self._sources = sources
         self._outside = Outside(rng, clock)
         self._clock = clock
         self._publish = publish
         self._retract = retract
         self._courier = courier
         self._held = Budget(hold_bytes)
-        self._outages = Outages(clock)
+        self._outages = outages or Outages(clock)
         self._started_s = clock() + start_s
         self._settings: dict[str, PoolSettings] = {}
         self._first: frozenset[str] = frozenset()
         self._keepers: dict[str, PoolKeeper] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.desks = Desks(self._outside)
-        self.objectives = Objectives(rng, metrics)
+        self.desks = Desks(self._outside, siblings)
+        self.objectives = Objectives(sources, metrics)
 
     def __iter__(self) -> Iterator[PoolKeeper]:
         return iter(self._keepers.values())
@@ -197,8 +199,7 @@ class Pools:
         self.desks.keep(name, endpoints)
 
     def _follow(self, settings: PoolSettings) -> None:
-        source = build_source(settings, self._base, self._outside.rng)
-        run = self._keepers[settings.name].run(source)
+        run = self._keepers[settings.name].run(self._sources.endpoints(settings))
         self._tasks[settings.name] = asyncio.create_task(run, name=f"pool {settings.name}")
 
 

@@ -4,6 +4,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import Protocol
 
 from extproc.budget import Budget
 from extproc.cluster.dns import DnsSource
@@ -13,7 +14,7 @@ from extproc.cluster.kubeclient import KubeClients
 from extproc.cluster.kubernetes import KubernetesSource
 from extproc.cluster.listwatch import KubeAccess
 from extproc.cluster.models import ModelsSource
-from extproc.cluster.objectives import ObjectivesSource
+from extproc.cluster.objectives import ObjectivesSink, ObjectivesSource
 from extproc.cluster.restarting import Restarting
 from extproc.cluster.source import Source
 from extproc.cluster.static import StaticSource
@@ -33,6 +34,41 @@ from extproc.settings import PoolSettings, ProbeSettings
 from extproc.share.courier import Carrier, Courier, Tally
 from extproc.share.mesh import Mesh
 from extproc.share_settings import MeshSettings, NatsSettings, ShareSettings
+
+
+class Priorities(Protocol):
+    """Something that knows the priorities of a pool's objectives and hears of changes."""
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since what is known was last confirmed; `None`: nothing is."""
+        ...
+
+    async def run(self, sink: ObjectivesSink) -> None:
+        """Runs until cancelled."""
+        ...
+
+
+class Sources(Protocol):
+    """Where the pools' endpoints and priorities are known from."""
+
+    def endpoints(self, settings: PoolSettings) -> Source: ...
+
+    def objectives(self, pool: str, settings: InferencePoolSettings) -> Priorities: ...
+
+
+class OwnSources:
+    """What the settings name, asked by this process. `base` is the folder that relative paths start from."""
+
+    def __init__(self, base: Path, rng: Random) -> None:
+        self._base = base
+        self._rng = rng
+
+    def endpoints(self, settings: PoolSettings) -> Source:
+        return build_source(settings, self._base, self._rng)
+
+    def objectives(self, pool: str, settings: InferencePoolSettings) -> Priorities:  # noqa: ARG002  # one is as another
+        return build_objectives(settings, self._rng)
 
 
 def build_pool(settings: PoolSettings, outside: Outside, gate: Gate | None = None) -> Pool:

@@ -7,6 +7,7 @@ next turn.
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Mapping
 from typing import Final, cast
@@ -60,6 +61,11 @@ class Listener:
             lambda: Link(self), host.strip("[]"), int(port), ssl=tls, backlog=_BACKLOG, start_serving=False
         )
         return int(self._server.sockets[0].getsockname()[1])
+
+    async def take(self, accepted: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Serves a connection that somebody else has accepted. Raises `OSError` where it is gone."""
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: Link(self), accepted, ssl=tls)
 
     async def start(self) -> None:
         if self._server is not None:
@@ -165,6 +171,8 @@ class Link(asyncio.BufferedProtocol):
         self._is_at_work = False
         self._flushing: asyncio.Handle | None = None
         self._stuck_s: float | None = None  # since when the peer does not read
+        self.asked: set[str] = set()  # the methods that were called
+        self.is_leaving = False
         self.connection = Connection(listener.limits, listener.budget, self._loop.time())
 
     def __repr__(self) -> str:
@@ -252,6 +260,7 @@ class Link(asyncio.BufferedProtocol):
         self._is_at_work = False
 
     def drain(self) -> None:
+        self.is_leaving = True
         self.connection.drain()
         self._work_off()
 
@@ -329,6 +338,7 @@ class Link(asyncio.BufferedProtocol):
         if service is None:
             self.connection.finish(stream, Status.UNIMPLEMENTED, "there is no such method here")
             return
+        self.asked.add(stream.head.path)
         call = WireCall(self, stream)
         stream.owner = call
         call.handler = service(call)

@@ -18,7 +18,7 @@ from extproc.routing.pool import Pick
 from extproc.service.admin import describe_pool
 from extproc.service.explain import explain
 from extproc.service.pools import Pools
-from extproc.service.wiring import build_probe
+from extproc.service.wiring import OwnSources, build_probe
 from extproc.settings import parse_settings
 from extproc.stream.events import ResponseHeaders, Served
 from extproc.telemetry import Metrics, PoolCollector
@@ -35,7 +35,7 @@ async def running(text: str = TWO_POOLS) -> AsyncIterator[tuple[Pools, Metrics]]
     metrics = Metrics()
     pools = Pools(
         metrics,
-        base=Path(),
+        sources=OwnSources(Path(), random.Random(0)),
         rng=random.Random(0),
         clock=lambda: 1_000.0,
         publish=lambda *_: None,

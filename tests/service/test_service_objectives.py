@@ -11,6 +11,7 @@ from extproc.errors import Overloaded, Sheddable
 from extproc.routing.picker import Ask
 from extproc.routing.pool import Pool
 from extproc.service.pools import Pools
+from extproc.service.wiring import OwnSources
 from extproc.settings import parse_settings
 from extproc.telemetry import Metrics
 from tests.cluster.api_server import ApiServer, serving, write_kubeconfig
@@ -56,7 +57,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     metrics = Metrics()
     pools = Pools(
         metrics,
-        base=tmp_path,
+        sources=OwnSources(tmp_path, random.Random(0)),
         rng=random.Random(0),
         clock=lambda: 0.0,
         publish=lambda *_: None,

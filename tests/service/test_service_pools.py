@@ -25,6 +25,7 @@ from extproc.routing.strategies.prefix_hash import PrefixHash
 from extproc.service.keeper import PoolKeeper
 from extproc.service.outages import Outages
 from extproc.service.pools import Pools
+from extproc.service.wiring import OwnSources
 from extproc.settings import parse_settings
 from extproc.telemetry import Metrics
 
@@ -179,7 +180,7 @@ async def test_a_change_of_other_settings_keeps_the_ring() -> None:
 async def following(directory: Path, text: str, clock: Clock) -> AsyncIterator[Pools]:
     pools = Pools(
         Metrics(),
-        base=directory,
+        sources=OwnSources(directory, random.Random(0)),
         rng=random.Random(0),
         clock=clock,
         publish=lambda *_: None,
@@ -350,7 +351,7 @@ def request(model: str) -> Ask:
 async def test_a_service_without_pools_yet_is_not_ready(tmp_path: Path) -> None:
     pools = Pools(
         Metrics(),
-        base=tmp_path,
+        sources=OwnSources(tmp_path, random.Random(0)),
         rng=random.Random(0),
         clock=Clock(),
         publish=lambda *_: None,

@@ -1,0 +1,70 @@
+"""What the workers of one service tell each other of how requests ended, so that all know what one hears.
+
+A proxy's access log comes to one worker, whoever placed the request. How the news travel is not known here.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from extproc.feedback.cooling import Charge
+from extproc.feedback.outcome import Exchange, Outcome
+
+
+class Judged(Struct, frozen=True, tag=True):
+    """What a request to an endpoint came to; told where it may leave the endpoint out, or take it back."""
+
+    pool: str
+    outcome: Outcome
+
+
+class Settled(Struct, frozen=True, tag=True):
+    """What became of a request, told to who placed it."""
+
+    exchange: Exchange
+
+
+class OnTrial(Struct, frozen=True, tag=True):
+    """An endpoint got the one request that shows whether it works again."""
+
+    pool: str
+    endpoint: str
+
+
+class Logged(Struct, frozen=True, tag=True):
+    """An access log tells of a pool's requests."""
+
+    pool: str
+
+
+class Newcomer(Struct, frozen=True, tag=True):
+    """Who has just begun asks for what the others know."""
+
+
+class Known(Struct, frozen=True, tag=True):
+    """What there is against a pool's endpoints, for a newcomer."""
+
+    pool: str
+    charges: Sequence[Charge]
+
+
+News = Judged | Settled | OnTrial | Logged | Newcomer | Known
+
+
+class Siblings(Protocol):
+    """The other workers; we are number `lane` of `lanes`."""
+
+    @property
+    def lane(self) -> int: ...
+
+    @property
+    def lanes(self) -> int: ...
+
+    def tell(self, news: News) -> None:
+        """Tells all others; raises nothing, and what cannot go out at once is dropped."""
+        ...
+
+    def tell_one(self, lane: int, news: News) -> None:
+        """Tells one of them, if it is there."""
+        ...
