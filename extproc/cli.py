@@ -81,11 +81,16 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     if config is not None:
         start = Start.of_file(config)
     else:
-        start = Start(parse_settings(Flags(**flags).document(), read_environment(), "flags"))
+        document = Flags(**flags).document()
+        start = Start(parse_settings(document, read_environment(), "flags"), None, document.encode())
     configure_logging(start.settings.server.log_level, sys.stderr)
     ignored = given_without_effect(context)
     if ignored:
         log.info("flags that have no effect here: %s", ", ".join(ignored))
+    if start.settings.server.workers > 1:
+        from extproc.workers.parent import serve_workers  # noqa: PLC0415
+
+        sys.exit(serve_workers(start))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(run(start)))
 

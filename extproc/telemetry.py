@@ -367,7 +367,14 @@ class _Allowance:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line. JSON escapes whatever could break a line or a terminal."""
+    """One JSON object per line. JSON escapes whatever could break a line or a terminal.
+
+    `worker` is who writes, among several.
+    """
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = {} if worker is None else {"worker": worker}
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -376,6 +383,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
+            **self._worker,
         }
         if unsaid := getattr(record, "unsaid", 0):
             line["unsaid"] = unsaid  # of the same kind, since the last one
@@ -385,10 +393,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def configure_logging(level: str, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
+def configure_logging(
+    level: str, stream: TextIO, clock: Callable[[], float] = monotonic, *, worker: int | None = None
+) -> None:
     """Sends this package's logs to `stream`; leaves every other logger alone but for warnings."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(JsonFormatter(worker))
     handler.addFilter(RateLimit(clock))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("extproc").setLevel(level)

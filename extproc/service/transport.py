@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -54,10 +55,24 @@ def build_transport(
     """`connections` is how many there may be at a time; grpcio knows no such limit."""
     if settings.transport == "grpcio":
         return GrpcioTransport(settings, routes)
-    limits = Limits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
+    limits = _limits(settings, connections)
     return NativeTransport(
         "server.listen", settings.listen, routes, limits=limits, budget=budget, tls=settings.tls
     )
+
+
+def build_listener(settings: ServerSettings, routes: Routes, budget: Budget, connections: int) -> Listener:
+    """Our own HTTP/2 without an address, for connections that somebody else accepts."""
+    return Listener(routes, limits=_limits(settings, connections), budget=budget)
+
+
+def build_tls(settings: TlsSettings) -> ssl.SSLContext:
+    """Raises `SettingsError` for certificates that cannot be read."""
+    return _certificates(settings).context()
+
+
+def _limits(settings: ServerSettings, connections: int) -> Limits:
+    return Limits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
 
 
 def build_health_transport(settings: ServerSettings, routes: Routes) -> Transport | None:
@@ -88,12 +103,12 @@ class NativeTransport:
         self._listener = Listener(routes, limits=limits, budget=budget)
 
     async def bind(self) -> int:
-        _refuse_live_socket(self._setting, self._listen)
-        context = _certificates(self._tls).context() if self._tls else None
+        refuse_live_socket(self._setting, self._listen)
+        context = build_tls(self._tls) if self._tls else None
         try:
             return await self._listener.bind(self._listen, context)
         except OSError as error:
-            raise _cannot_listen(self._setting, self._listen) from error
+            raise cannot_listen(self._setting, self._listen) from error
 
     async def start(self) -> None:
         await self._listener.start()
@@ -130,13 +145,13 @@ class GrpcioTransport:
 
     async def bind(self) -> int:
         listen, tls = self._settings.listen, self._settings.tls
-        _refuse_live_socket("server.listen", listen)
+        refuse_live_socket("server.listen", listen)
         try:
             if tls is None:
                 return self._server.add_insecure_port(listen)
             return self._server.add_secure_port(listen, _credentials(_certificates(tls), tls))
         except (RuntimeError, OSError) as error:
-            raise _cannot_listen("server.listen", listen) from error
+            raise cannot_listen("server.listen", listen) from error
 
     async def start(self) -> None:
         await self._server.start()
@@ -179,11 +194,11 @@ def _credentials(certificates: Certificates, tls: TlsSettings) -> grpc.ServerCre
     )
 
 
-def _cannot_listen(setting: str, listen: str) -> SettingsError:
+def cannot_listen(setting: str, listen: str) -> SettingsError:
     return SettingsError(f"{setting}: cannot listen on {listen}: is it in use?")
 
 
-def _refuse_live_socket(setting: str, listen: str) -> None:
+def refuse_live_socket(setting: str, listen: str) -> None:
     """A unix socket is unlinked before it is bound, even one that another process serves."""
     if not listen.startswith("unix:"):
         return

@@ -118,17 +118,22 @@ def build_courier(
     settings: ShareSettings, base: Path, environment: Mapping[str, str], outside: Outside
 ) -> Courier:
     """Raises `SettingsError` for a secret that is not there, or too short."""
-    secret = settings.secret.read(base, environment)
     tally = Tally()
     if settings.nats is not None:
-        carrier: Carrier = _nats(settings.nats, settings.cluster, base, environment, tally)
+        carrier = build_nats(settings.nats, settings.cluster, base, environment, tally)
     elif settings.mesh is not None:
-        carrier = _mesh(settings.mesh, base, outside, tally)
+        carrier = build_mesh(settings.mesh, build_peers(settings.mesh, base, outside.rng), outside, tally)
+    secret = settings.secret.read(base, environment)
+    return seal_letters(carrier, settings.cluster, secret, outside, tally)
+
+
+def seal_letters(carrier: Carrier, cluster: str, secret: bytes, outside: Outside, tally: Tally) -> Courier:
+    """Raises `SettingsError` for a secret that is too short."""
     names = SystemRandom()
     try:
         return Courier(
             carrier,
-            lambda me: Seal(settings.cluster, secret, me),
+            lambda me: Seal(cluster, secret, me),
             tally,
             draw=lambda: names.getrandbits(64),
             clock=outside.clock,
@@ -137,12 +142,22 @@ def build_courier(
         raise SettingsError(f"share.secret: {error}") from None
 
 
-def _mesh(settings: MeshSettings, base: Path, outside: Outside, tally: Tally) -> Carrier:
-    peers = Restarting(_endpoint_source(settings.peers, base, outside.rng), rng=outside.rng)
-    return Mesh(settings.listen, peers, tally, rng=outside.rng, clock=outside.clock)
+def build_peers(settings: MeshSettings, base: Path, rng: Random) -> Source:
+    """Where the gateways of a mesh are known from."""
+    return Restarting(_endpoint_source(settings.peers, base, rng), rng=rng)
 
 
-def _nats(
+def build_mesh(
+    settings: MeshSettings, peers: Source, outside: Outside, tally: Tally, *, lane: int = 0, workers: int = 1
+) -> Carrier:
+    """Of `workers` that serve as one gateway, each listens at a port of its own, by its `lane`."""
+    host, _, port = settings.listen.rpartition(":")
+    first = int(port)
+    listen, own = f"{host}:{first + lane}", range(first, first + workers)
+    return Mesh(listen, peers, tally, rng=outside.rng, clock=outside.clock, own_ports=own)
+
+
+def build_nats(
     settings: NatsSettings, cluster: str, base: Path, environment: Mapping[str, str], tally: Tally
 ) -> Carrier:
     try:

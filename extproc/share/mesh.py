@@ -19,7 +19,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import Final, cast
 
@@ -54,12 +54,23 @@ _Ends = tuple[_End, _End]
 
 
 class Mesh:
-    """Listens on `listen` (`host:port`) and dials every address that `peers` tells of."""
+    """Listens on `listen` (`host:port`) and dials every address that `peers` tells of.
+
+    At our own IP address `own_ports` are of processes that are told otherwise: they are not kept as peers.
+    """
 
     def __init__(
-        self, listen: str, peers: Source, tally: Tally, *, rng: Random, clock: Callable[[], float]
+        self,
+        listen: str,
+        peers: Source,
+        tally: Tally,
+        *,
+        rng: Random,
+        clock: Callable[[], float],
+        own_ports: Collection[int] = (),
     ) -> None:
         self._listen = listen
+        self._own_ports = own_ports
         self._peers = peers
         self._tally = tally
         self._rng = rng
@@ -154,11 +165,15 @@ class Mesh:
         address = self._dialled.get(ends)
         if address is None:
             return False
+        self._disown(address)
+        return True
+
+    def _disown(self, address: str) -> None:
+        """Dials an address that is one of ours no more."""
         self._own.add(address)
         task = self._dialling.pop(address, None)
         if task is not None:
             task.cancel()
-        return True
 
     def take(self, data: bytes) -> int | None:
         return self._receiver.take(data) if self._receiver is not None else None
@@ -206,6 +221,11 @@ class Mesh:
         transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS
         )
+        (own_host, _), (far_host, far_port) = ends
+        if own_host == far_host and far_port in self._own_ports:
+            transport.abort()
+            self._disown(address)
+            return
         self._lines[address] = outgoing
         self._dialled[ends] = address
         try:

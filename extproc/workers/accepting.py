@@ -1,0 +1,127 @@
+"""The one address: bound and accepted on by the parent, while somebody is there to take connections."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from extproc.service.transport import cannot_listen, refuse_live_socket
+
+log = logging.getLogger("extproc.workers")
+
+_BACKLOG: Final = 1_024
+_AT_ONCE: Final = 64
+# Without a free descriptor there is nothing to do but wait for one.
+_AGAIN_S: Final = 0.2
+
+Hand = Callable[[socket.socket], bool]
+"""Gives a connection to a worker; whether one took it."""
+
+
+class Acceptor:
+    """Accepts on sockets that are bound. What nobody takes now is kept and offered again by `offer`."""
+
+    def __init__(self, sockets: Sequence[socket.socket], hand: Hand) -> None:
+        self._sockets = sockets
+        self._hand = hand
+        self._kept: list[socket.socket] = []
+        self._is_accepting = False
+
+    def __repr__(self) -> str:
+        return f"<Acceptor of {len(self._sockets)} sockets, {'on' if self._is_accepting else 'off'}>"
+
+    def offer(self) -> None:
+        """Says that workers may be there: what waits goes first, then what comes."""
+        while self._kept:
+            if not self._hand(self._kept[0]):
+                return
+            self._kept.pop(0).close()
+        if not self._is_accepting:
+            self._is_accepting = True
+            for listening in self._sockets:
+                asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def pause(self) -> None:
+        """Lets connections wait in the kernel's queue."""
+        if not self._is_accepting:
+            return
+        self._is_accepting = False
+        for listening in self._sockets:
+            asyncio.get_running_loop().remove_reader(listening)
+
+    def close(self) -> None:
+        """Accepts no more: who connects is refused."""
+        self.pause()
+        for each in (*self._sockets, *self._kept):
+            each.close()
+        self._kept.clear()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, _ = listening.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                log.error("no connection can be accepted: %s", error.strerror)  # noqa: TRY400
+                self.pause()
+                asyncio.get_running_loop().call_later(_AGAIN_S, self.offer)
+                return
+            if accepted.family != socket.AF_UNIX:
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._hand(accepted):
+                accepted.close()
+            else:
+                self._kept.append(accepted)
+                self.pause()
+                return
+
+
+async def bind(setting: str, listen: str) -> list[socket.socket]:
+    """Binds `host:port` or `unix:path`; `setting` is what an operator calls it. Raises `SettingsError`."""
+    refuse_live_socket(setting, listen)
+    bound: list[socket.socket] = []
+    try:
+        if listen.startswith("unix:"):
+            bound.append(_bind_unix(listen.removeprefix("unix:")))
+            return bound
+        host, _, port = listen.rpartition(":")
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, *_, address in dict.fromkeys(found):
+            bound.append(_bind(family, address))
+    except OSError as error:
+        for each in bound:
+            each.close()
+        raise cannot_listen(setting, listen) from error
+    return bound
+
+
+def _bind(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return _listen(listening, address)
+
+
+def _bind_unix(path: str) -> socket.socket:
+    with suppress(FileNotFoundError):
+        if Path(path).is_socket():
+            Path(path).unlink()
+    return _listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path)
+
+
+def _listen(listening: socket.socket, address: object) -> socket.socket:
+    try:
+        listening.setblocking(False)
+        listening.bind(address)  # type: ignore[arg-type]  # of the socket's family
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening

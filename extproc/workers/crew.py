@@ -1,0 +1,211 @@
+"""The workers as the parent has them: started, greeted, given connections, started again."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+
+from extproc.errors import SettingsError
+from extproc.workers.channel import Channel, parent_end
+from extproc.workers.forkserver import ForkServer
+from extproc.workers.handed import CONNECTION, SIBLING
+from extproc.workers.messages import (
+    CannotStart,
+    Leave,
+    LetGo,
+    Ready,
+    Serving,
+    Told,
+    ToParent,
+    ToWorker,
+    Welcome,
+)
+from extproc.workers.restarts import Restarts
+from extproc.workers.spread import Held, Seat, choose, crowded
+
+log = logging.getLogger("extproc.workers")
+
+# Connections are few and live long; a proxy that was told to go elsewhere has done so by then.
+_LET_GO_S: Final = 1.0
+
+Line = Channel[ToWorker, ToParent]
+
+
+@dataclass(slots=True)
+class Member:
+    """One worker that runs."""
+
+    lane: int
+    line: Line
+    handing: socket.socket
+    ended: asyncio.Future[int]
+    began_s: float
+    seat: Seat = field(default_factory=Seat)
+    is_serving: bool = False
+    why: str | None = None
+
+
+class Workers:
+    """`count` workers that `server` forks. `welcome` says what one starts from, `known` what it has to hear.
+
+    `on_change` hears of each change of who is there.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        server: ForkServer,
+        *,
+        welcome: Callable[[int], Welcome],
+        known: Callable[[], Iterable[Told]],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._count = count
+        self._server = server
+        self._welcome = welcome
+        self._known = known
+        self._on_change = on_change
+        self._members: dict[int, Member] = {}
+        self._statuses: dict[int, int] = {}
+        self._has_served: set[int] = set()
+        self._moved_s = 0.0
+        self.leaving = asyncio.Event()
+        self.restarts = 0
+
+    def __repr__(self) -> str:
+        return f"<Workers {sorted(self._members)} of {self._count}>"
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    @property
+    def has_all_served(self) -> bool:
+        return len(self._has_served) == self._count
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether one of them can route."""
+        return any(member.seat.is_ready for member in self)
+
+    def serving(self) -> list[int]:
+        """The numbers of those that take connections."""
+        return sorted(member.lane for member in self if member.is_serving)
+
+    def tell(self, message: ToWorker) -> None:
+        for member in self:
+            member.line.send(message)
+
+    def hand(self, accepted: socket.socket) -> bool:
+        """Gives a connection to a worker; whether one took it."""
+        seats = {member.lane: member.seat for member in self if member.is_serving}
+        while (lane := choose(seats)) is not None:
+            member = self._members[lane]
+            if _send(member.handing, CONNECTION, accepted):
+                member.seat.handed += 1
+                return True
+            del seats[lane]  # it takes nothing now
+        return False
+
+    async def run(self) -> int:
+        """Keeps them all running until told to leave; returns the worst of their last exit statuses.
+
+        Raises `SettingsError` where one of the first cannot start.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for lane in range(self._count):
+                tasks.create_task(self._keep(lane))
+        return max(self._statuses.values(), default=0)
+
+    async def _keep(self, lane: int) -> None:
+        restarts = Restarts()
+        while not self.leaving.is_set():
+            member = await self._start(lane)
+            await self._hear(member)
+            status = await member.ended
+            self._forget(member)
+            if self.leaving.is_set():
+                self._statuses[lane] = int(status != 0)
+                return
+            if lane not in self._has_served:
+                raise SettingsError(member.why or f"worker {lane} ended before it served")
+            self.restarts += 1
+            wait_s = restarts.wait_s(monotonic() - member.began_s)
+            log.error("worker %d ended (%s), its next begins in %.1f s", lane, _describe(status), wait_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self.leaving.wait()
+
+    async def _start(self, lane: int) -> Member:
+        """Begins a worker, linked with the others."""
+        ours, theirs = socket.socketpair()
+        handing, handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        handing.setblocking(False)
+        ours.setblocking(False)
+        ended = self._server.fork(theirs, handed)
+        theirs.close()
+        handed.close()
+        line: Line = await Channel.open(ours, parent_end())
+        member = Member(lane, line, handing, ended, monotonic())
+        line.send(self._welcome(lane))
+        for told in self._known():
+            line.send(told)
+        for other in self:
+            _link(member, other)
+        self._members[lane] = member
+        if self.leaving.is_set():
+            line.send(Leave())
+        return member
+
+    async def _hear(self, member: Member) -> None:
+        """Takes what a worker says, to its end."""
+        while (message := await member.line.receive()) is not None:
+            match message:
+                case Serving():
+                    member.is_serving = True
+                    self._has_served.add(member.lane)
+                case Ready(faults):
+                    member.seat.is_ready = not faults
+                case CannotStart(why):
+                    member.why = why
+                case Held():
+                    member.seat.held = message
+            self._on_change()
+            self._even()
+
+    def _forget(self, member: Member) -> None:
+        del self._members[member.lane]
+        member.handing.close()
+        asyncio.create_task(member.line.close())  # noqa: RUF006  # it has ended
+        self._on_change()
+
+    def _even(self) -> None:
+        """Asks who has too many connections to let one go."""
+        if self.leaving.is_set() or monotonic() - self._moved_s < _LET_GO_S:
+            return
+        lane = crowded({member.lane: member.seat for member in self if member.is_serving})
+        if lane is not None:
+            self._moved_s = monotonic()
+            self._members[lane].line.send(LetGo())
+
+
+def _link(one: Member, other: Member) -> None:
+    """Gives both an end of a socket pair."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end, member, far in zip(ends, (one, other), (other, one), strict=True):
+        _send(member.handing, SIBLING + bytes([far.lane]), end)
+        end.close()
+
+
+def _send(handing: socket.socket, kind: bytes, given: socket.socket) -> bool:
+    with suppress(OSError):
+        socket.send_fds(handing, [kind], [given.fileno()])
+        return True
+    return False
+
+
+def _describe(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"status {status}"

@@ -1,0 +1,104 @@
+"""How a worker serves gRPC: connections come from the parent, one by one, already accepted."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from extproc.stream.names import PROCESS
+from extproc.wire.listener import Link, Listener
+from extproc.workers.spread import Held
+
+log = logging.getLogger("extproc.workers")
+
+CONNECTION: Final = b"c"
+SIBLING: Final = b"s"
+_PACKET_BYTES: Final = 16
+_AT_ONCE: Final = 16
+
+
+class HandedTransport:
+    """Serves what comes out of `handed`: connections, and ends of links to other workers for `on_link`."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        tls: Callable[[], ssl.SSLContext | None],
+        handed: socket.socket,
+        on_link: Callable[[int, socket.socket], None],
+    ) -> None:
+        self._listener = listener
+        self._build_tls = tls
+        self._tls: ssl.SSLContext | None = None
+        self._handed = handed
+        self._on_link = on_link
+        self._received = 0
+        self._greeting: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<HandedTransport {self._listener!r}, {self._received} received>"
+
+    async def bind(self) -> int:
+        """Raises `SettingsError` for certificates that cannot be read."""
+        self._tls = self._build_tls()
+        self._handed.setblocking(False)
+        return 0
+
+    async def start(self) -> None:
+        await self._listener.start()
+        asyncio.get_running_loop().add_reader(self._handed, self._receive)
+
+    def drain(self) -> None:
+        self._listener.drain()
+
+    async def stop(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._handed)
+        for task in self._greeting:
+            task.cancel()
+        await self._listener.stop()
+
+    def held(self) -> Held:
+        """What the parent wants to know."""
+        links = [link for link in self._listener.links if not link.is_leaving]
+        carrying = sum(PROCESS in link.asked for link in links)
+        unknown = sum(not link.asked for link in links)
+        return Held(self._received, carrying, unknown + len(self._greeting), len(links) - carrying - unknown)
+
+    def let_go(self) -> None:
+        """Ends one connection that brings requests, as its requests end; the one with the fewest now."""
+        carrying = [link for link in self._listener.links if PROCESS in link.asked and not link.is_leaving]
+        if len(carrying) > 1:
+            min(carrying, key=_streams).drain()
+
+    def _receive(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                data, fds, *_ = socket.recv_fds(self._handed, _PACKET_BYTES, 1)
+            except BlockingIOError:
+                return
+            if not data:
+                asyncio.get_running_loop().remove_reader(self._handed)  # the parent is gone
+                return
+            if fds:
+                self._take(data, socket.socket(fileno=fds[0]))
+
+    def _take(self, kind: bytes, given: socket.socket) -> None:
+        if kind[:1] == SIBLING:
+            self._on_link(kind[1], given)
+            return
+        self._received += 1
+        task = asyncio.create_task(self._greet(given))
+        self._greeting.add(task)
+        task.add_done_callback(self._greeting.discard)
+
+    async def _greet(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        with suppress(OSError):  # it is gone, or its handshake failed
+            await self._listener.take(accepted, self._tls)
+
+
+def _streams(link: Link) -> int:
+    return len(link.connection.streams)
