@@ -164,7 +164,8 @@ class Workers:
         """Takes what a worker says, to its end."""
         while (message := await member.line.receive()) is not None:
             match message:
-                case Serving():
+                case Serving(pid):
+                    log.info("worker %d serves, as process %d", member.lane, pid)
                     member.is_serving = True
                     self._has_served.add(member.lane)
                 case Ready(faults):

@@ -99,7 +99,9 @@ ToWorker = Welcome | Changed | Refused | Told | Leave | LetGo
 
 
 class Serving(Struct, frozen=True, tag=True):
-    """Connections can come."""
+    """Connections can come, to this process."""
+
+    pid: int
 
 
 class Ready(Struct, frozen=True, tag=True):

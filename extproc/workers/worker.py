@@ -164,7 +164,7 @@ class Worker:
 
     async def _tell(self) -> None:
         """Keeps the parent informed."""
-        self._line.send(Serving())
+        self._line.send(Serving(os.getpid()))
         told: set[Ready | Held] = set()
         has_asked = False
         while True:

@@ -512,3 +512,89 @@ def test_coolings_grow_until_the_cap() -> None:
         bench.fail("a", 1)
 
     assert all(second == pytest.approx(min(2 * first, 1_000)) for first, second in pairwise(times))
+
+
+class Pair:
+    """Two processes that place requests to one pool; each tells the other what it heeds."""
+
+    def __init__(self) -> None:
+        self.benches = [Bench(), Bench()]
+        for one, other in zip(self.benches, reversed(self.benches), strict=True):
+            one.clock = self.benches[0].clock
+            one.cooling._clock = one.clock
+            one.cooling.on_trial = other.cooling.hear_trial
+
+    def hear(self, place: int, name: str, outcome: Outcome) -> None:
+        one, other = self.benches[place], self.benches[1 - place]
+        heeds = one.cooling.heeds(name, outcome)
+        one.cooling.observe(name, outcome)
+        if heeds:
+            other.cooling.observe(name, outcome)
+
+    @property
+    def shut(self) -> list[dict[str, Why]]:
+        return [dict(bench.cooling.shut()) for bench in self.benches]
+
+    @property
+    def closed(self) -> list[frozenset[str]]:
+        return [bench.cooling.closed() for bench in self.benches]
+
+
+def test_a_row_that_two_hear_parts_of_cools_down_for_both() -> None:
+    pair = Pair()
+    for place in (0, 1, 0):
+        pair.hear(place, "a", Outcome("llama", "a", Verdict.FAILED, duration_s=0.01))
+
+    assert [{"a": Why.COOLING}] * 2 == pair.shut
+
+
+def test_a_trial_of_one_is_the_only_one_of_both() -> None:
+    pair = Pair()
+    for _ in range(3):
+        pair.hear(0, "a", Outcome("llama", "a", Verdict.FAILED, duration_s=0.01))
+    pair.benches[0].wait(2.1)
+    assert [frozenset()] * 2 == pair.closed
+    pair.benches[1].cooling.picked("a")
+
+    assert [{"a"}, {"a"}] == pair.closed
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 1]),
+            st.sampled_from(NAMES),
+            st.sampled_from([*Verdict, "pick"]),
+            st.sampled_from([0.0, 0.5, 2.5, 20.0]),
+            st.sampled_from([0.01, 3.0]),
+        ),
+        max_size=40,
+    )
+)
+def test_two_that_tell_each_other_what_they_heed_leave_out_the_same_endpoints(
+    events: list[tuple[int, str, Verdict | str, float, float]],
+) -> None:
+    pair = Pair()
+    for place, name, event, wait_s, took_s in events:
+        pair.benches[0].wait(wait_s)
+        if isinstance(event, Verdict):
+            outcome = Outcome("llama", name, event, 500, took_s, 0.01, retry_after_s=1.0)
+            pair.hear(place, name, outcome)
+        elif name not in pair.benches[place].cooling.closed():
+            pair.benches[place].cooling.picked(name)
+
+        assert pair.shut[0] == pair.shut[1]
+        assert pair.closed[0] == pair.closed[1]
+
+
+def test_a_newcomer_takes_what_another_one_knows() -> None:
+    old, new = Bench(), Bench()
+    old.fail("a")
+    old.fail("b", 2)
+    old.hear("c", Verdict.BUSY, retry_after_s=5)
+    old.wait(1.5)
+    new.cooling.adopt(old.cooling.charges())
+
+    assert dict(old.cooling.shut()) == dict(new.cooling.shut()) == {"a": Why.COOLING, "c": Why.BUSY}
+    assert new.cooling.cooled_for_s("a") == pytest.approx(0.5)
+    assert new.fail("b", 1) is Change.COOLED

@@ -31,6 +31,7 @@ class Cluster:
     pods: Pods
     api_running: AsyncExitStack
     has_xds: bool = True
+    workers: int = 1
 
     @asynccontextmanager
     async def outage(self) -> AsyncGenerator[None]:
@@ -62,7 +63,7 @@ class Cluster:
             }
             for name, service in services.items()
         ]
-        self.service.configure(pools, xds=self.has_xds)
+        self.service.configure(pools, xds=self.has_xds, workers=self.workers)
 
     def _entry(self, number: int, draining: frozenset[int]) -> Object:
         name = f"pod-{number}"
@@ -84,7 +85,12 @@ class Cluster:
 
 @asynccontextmanager
 async def run_cluster(
-    directory: Path, shipped: str = "xds.yaml", *, edits: Sequence[Edit] = (), listen: str | None = None
+    directory: Path,
+    shipped: str = "xds.yaml",
+    *,
+    edits: Sequence[Edit] = (),
+    listen: str | None = None,
+    workers: int = 1,
 ) -> AsyncGenerator[Cluster]:
     """Runs three pods behind a shipped configuration of Envoy; the service listens on `listen`, if given."""
     client, admin, ext_proc, service_admin, pod_port, metrics = free_ports(6)
@@ -95,7 +101,7 @@ async def run_cluster(
     token.write_text("token-1")
     async with AsyncExitStack() as api_running, run_pods(IPS, pod_port) as pods:
         api = await api_running.enter_async_context(serving(ApiServer()))
-        cluster = Cluster(gateway, service, api, pods, api_running, has_xds=shipped == "xds.yaml")
+        cluster = Cluster(gateway, service, api, pods, api_running, shipped == "xds.yaml", workers)
         cluster.apply(0, 1, 2)
         write_kubeconfig(directory / "kubeconfig", api.url, token)
         cluster.configure(llama="vllm")

@@ -95,7 +95,11 @@ class Proxy:
     """What an Envoy does: one channel to each service, a stream for each request."""
 
     def __init__(self, services: Sequence[Service]) -> None:
-        self._channels = [grpc.aio.insecure_channel(f"127.0.0.1:{service.port}") for service in services]
+        # A connection each, be it twice to one service.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channels = [
+            grpc.aio.insecure_channel(f"127.0.0.1:{service.port}", options) for service in services
+        ]
 
     async def close(self) -> None:
         for channel in self._channels:

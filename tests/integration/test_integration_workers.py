@@ -1,0 +1,152 @@
+"""Several workers behind one address: a real Envoy, real processes, and what happens when one is killed."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.integration.client import CHAT, Answer, ask, connect, send, statuses
+from tests.integration.service import pool
+from tests.integration.stack import Stack, eventually, run_stack
+from tests.integration.test_integration_feedback import errors, fault, load
+from tests.integration.workers import Workers
+
+pytestmark = [pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LONG_S = 60.0
+LANES = (0, 1)
+LEAST_LOAD = {"name": "least_load"}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two workers, with which each test leaves off as it found them."""
+    with run_stack(tmp_path_factory.mktemp("workers"), workers=2) as stack:
+        yield stack
+
+
+async def becomes(is_true: Callable[[], bool], timeout_s: float = LONG_S) -> float:
+    """Returns after how many seconds it is so; fails if it is not."""
+    began_s = time.monotonic()
+    assert await asyncio.to_thread(eventually, is_true, timeout_s)
+    return time.monotonic() - began_s
+
+
+async def ask_many(url: str, count: int, text: str) -> list[Answer]:
+    """Sends them over 32 connections, which Envoy's two threads share."""
+    async with connect(url) as session:
+        slots = asyncio.Semaphore(32)
+
+        async def ask_one(number: int) -> Answer:
+            async with slots:
+                return await send(session, ask(f"{text} {number}", max_tokens=20, ignore_eos=True))
+
+        return await asyncio.gather(*(ask_one(number) for number in range(count)))
+
+
+async def both_work(stack: Stack, text: str) -> bool:
+    """Whether each of the workers gets a fifth of some requests at least."""
+    workers = Workers(stack.service)
+    before = [workers.picks(lane) for lane in LANES]
+    assert statuses(await ask_many(stack.url, 200, text)) == {200: 200}
+    picks = [workers.picks(lane) - earlier for lane, earlier in zip(LANES, before, strict=True)]
+    return min(picks) >= sum(picks) / 5 and sum(picks) == 200
+
+
+async def soon_both_work(stack: Stack, text: str) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not await both_work(stack, f"{text} {time.monotonic()}"):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.5)
+
+
+async def test_requests_of_two_threads_of_envoy_go_to_both_workers(two: Stack) -> None:
+    await soon_both_work(two, "spread")
+    counters = two.gateway.counters("cluster.extproc.upstream_cx_active")
+
+    assert counters["cluster.extproc.upstream_cx_active"] >= 2
+
+
+async def stream(session: aiohttp.ClientSession, number: int) -> bytes:
+    """Reads a streamed answer of some seconds to its end."""
+    body = ask(f"stream {number}", max_tokens=500, stream=True, ignore_eos=True)
+    async with session.post(CHAT, data=body, headers={"content-type": "application/json"}) as answer:
+        assert answer.status == 200
+        return await answer.read()
+
+
+async def test_a_killed_worker_costs_no_answer_and_its_counts_are_gone_at_once(two: Stack) -> None:
+    """A worker is killed while answers stream.
+
+    1. Both workers have open requests, and each counts those of both. 2. One is killed. The other one's
+    counts are its own soon. 3. Another process is there in its place, with its endpoints. 4. All answers are
+    whole. 5. Both get requests again.
+    """
+    workers = Workers(two.service)
+    await soon_both_work(two, "before")
+    async with connect(two.url) as session:
+        streams = [asyncio.create_task(stream(session, number)) for number in range(32)]
+        await becomes(lambda: {32} == {workers.in_flight(lane) for lane in LANES})
+        own = workers.metric(1, "extproc_endpoint_in_flight")
+        assert 0 < own < 32
+        killed = workers.kill(0)
+        gone_s = await becomes(lambda: workers.in_flight(1) <= own)
+        back_s = gone_s + await becomes(lambda: workers.told()[0] != killed)
+        answers = await asyncio.gather(*streams)
+
+    print(f"counts gone after {1000 * gone_s:.0f} ms, back after {1000 * back_s:.0f} ms")  # noqa: T201
+    assert {b"data: [DONE]\n\n"} == {answer[-14:] for answer in answers}
+    await becomes(lambda: len(workers.pools(0)[0]["endpoints"]) == 4)
+    await soon_both_work(two, "after")
+
+
+async def test_workers_killed_again_and_again_come_back(two: Stack) -> None:
+    workers = Workers(two.service)
+    for lane in (0, 1, 1):
+        killed = workers.kill(lane)
+        await becomes(lambda lane=lane, killed=killed: workers.told()[lane] != killed)  # type: ignore[misc]
+        await becomes(two.gateway.sees_service)
+    await soon_both_work(two, "again and again")
+
+
+async def test_settings_change_in_all_workers_and_bad_ones_are_refused_once(two: Stack) -> None:
+    workers, service = Workers(two.service), two.service
+    for cool_after, models in ((3, ["simulated"]), (3, None)):
+        named = {} if models is None else {"models": models}
+        service.configure([pool(two.addresses, cool_after=cool_after, **named)], workers=2)
+        lines = f"models:\n  - {models[0]}\n" if models else None
+        await becomes(
+            lambda lines=lines: all((lines or "pools:") in workers.get(lane, "/config") for lane in LANES)
+        )  # type: ignore[misc]
+    service.config.write_text("pools: []")
+    await becomes(lambda: service.log.read_text().count("refused") > 0)
+    service.configure([pool(two.addresses)], workers=2)
+    await becomes(lambda: service.log.read_text().count("refused") == 1)
+    await soon_both_work(two, "reload")
+
+
+async def test_a_failing_endpoint_is_cooled_down_for_all_workers(tmp_path: Path) -> None:
+    """One of four endpoints answers 500, with one worker and with two: as few requests fail."""
+    failed = {}
+    for count in (1, 2):
+        directory = tmp_path / f"{count}"
+        directory.mkdir()
+        with run_stack(
+            directory, pools=lambda addresses: [pool(addresses, LEAST_LOAD)], workers=count
+        ) as stack:
+            workers = Workers(stack.service)
+            if count == 2:
+                await soon_both_work(stack, "cooling")
+            await fault(stack.addresses[3], error_rate=1)
+            async with connect(stack.url) as session:
+                answers = await load(session, 400, f"failing {count}")
+            failed[count] = errors(answers)
+            if count == 2:
+                cooled = [workers.states(lane)[stack.addresses[3]] for lane in LANES]
+                assert ["cooling", "cooling"] == cooled
+
+    print(f"of 400 requests failed: {failed}")  # noqa: T201
+    assert failed[2] <= failed[1] + 8

@@ -1,0 +1,235 @@
+"""Workers without a proxy: how they begin and end, what they listen on, what the parent watches for them."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.integration.client import connect
+from tests.integration.live import run_cluster, servers, sweep
+from tests.integration.ports import free_ports
+from tests.integration.service import PROCESSOR, Service, pool
+from tests.integration.stack import eventually
+from tests.integration.test_integration_share import ENDPOINTS, SECRET, Proxy, hit_rate
+from tests.integration.workers import Workers, is_alive
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LONG_S = 60.0
+LANES = (0, 1)
+PREFIX_CACHE = {"name": "prefix_cache"}
+
+
+class Crew(Service):
+    """A service with workers and endpoints that nobody asks."""
+
+    def __init__(self, directory: Path, count: int = 2, listen: str | None = None, **sections: Any) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        ports = free_ports(2)
+        super().__init__(
+            directory,
+            port=ports[0],
+            admin_port=ports[1],
+            listen=listen,
+            environment={"SECRET": SECRET},
+        )
+        self.configure([pool(ENDPOINTS, PREFIX_CACHE, probe=False)], workers=count)
+        settings = yaml.safe_load(self.config.read_text())
+        settings["server"] |= sections.pop("server", {})
+        self.config.write_text(yaml.safe_dump(settings | sections))
+        self.workers = Workers(self)
+
+    def wait_all(self) -> None:
+        """Until each worker serves and has its endpoints."""
+        self.wait_until(lambda: "served" not in self.told() and all(map(self._is_ready, self.lanes)), LONG_S)
+
+    @property
+    def lanes(self) -> range:
+        return range(yaml.safe_load(self.config.read_text())["server"]["workers"])
+
+    def told(self) -> str:
+        return self.log.read_text()
+
+    def _is_ready(self, lane: int) -> bool:
+        try:
+            return self.workers.get(lane, "/readyz").startswith("ready")
+        except (OSError, IndexError):
+            return False
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Crew]:
+    with Crew(tmp_path / "two") as service:
+        service.wait_all()
+        yield service
+
+
+async def test_two_workers_hit_as_often_as_one(tmp_path: Path, two: Crew) -> None:
+    """Conversations whose turns go to either worker find their endpoint as often as with one process."""
+    proxy = Proxy([two, two])
+    await asyncio.to_thread(
+        two.wait_until,
+        lambda: all(two.workers.metric(lane, "extproc_share_peers", state="prompt") == 1 for lane in LANES),
+        LONG_S,
+    )
+    both = await hit_rate([two, two], 40, 6)
+    picks = [two.workers.picks(lane) for lane in LANES]
+    with Crew(tmp_path / "one", 1) as one:
+        await asyncio.to_thread(one.wait_until, one.is_ready, LONG_S)
+        single = await hit_rate([one], 40, 6)
+    await proxy.close()
+
+    print(f"hit rate of two {both:.3f}, of one {single:.3f}; picks {picks}")  # noqa: T201
+    assert both >= single - 0.02
+    assert min(picks) > 60
+
+
+async def test_workers_drain_together(two: Crew) -> None:
+    """1. A request is open at each. 2. The service is told to end. 3. Both requests end well, as it does."""
+    proxy = Proxy([two, two])
+    async with proxy.asking(0, ["one"]), proxy.asking(1, ["two"]):
+        two.send(signal.SIGTERM)
+        await asyncio.to_thread(two.wait_until, lambda: two.told().count("draining: ") == 2, LONG_S)
+        assert two.is_running
+    await proxy.close()
+
+    assert await asyncio.to_thread(two.wait, LONG_S) == 0
+    assert two.told().count("0 streams cut") == 2
+
+
+async def test_a_second_signal_cuts_what_is_open(two: Crew) -> None:
+    proxy = Proxy([two])
+    with suppress(grpc.RpcError):  # the cut one's
+        async with proxy.asking(0, ["one"]):
+            two.send(signal.SIGTERM)
+            await asyncio.to_thread(two.wait_until, lambda: two.told().count("draining: ") == 2, LONG_S)
+            two.send(signal.SIGTERM)
+            assert await asyncio.to_thread(two.wait, LONG_S) == 1
+    assert "1 streams cut" in two.told()
+    await proxy.close()
+
+
+async def test_workers_end_with_their_parent(two: Crew) -> None:
+    pids = two.workers.pids
+    assert {*LANES} == pids.keys()
+    two.kill()
+
+    assert await asyncio.to_thread(eventually, lambda: not any(map(is_alive, pids.values())), LONG_S)
+
+
+async def test_a_worker_that_cannot_start_ends_the_service_with_the_reason(tmp_path: Path) -> None:
+    [taken] = free_ports(1)
+    mesh = {"listen": f"127.0.0.1:{taken}", "peers": {"static": [f"127.0.0.1:{taken}"]}}
+    share = {"cluster": "llm", "secret": {"env": "SECRET"}, "mesh": mesh}
+    listening = await asyncio.start_server(lambda *_: None, "127.0.0.1", taken + 1)
+    with Crew(tmp_path / "two", share=share) as service:
+        assert await asyncio.to_thread(service.wait, LONG_S) == 2
+    listening.close()
+
+    assert f"cannot listen on 127.0.0.1:{taken + 1}" in service.told()
+
+
+def check(target: str, credentials: grpc.ChannelCredentials | None = None) -> int:
+    options = [("grpc.ssl_target_name_override", "extproc")]
+    channel = (
+        grpc.secure_channel(target, credentials, options) if credentials else grpc.insecure_channel(target)
+    )
+    with channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return int(stub.Check(health_pb2.HealthCheckRequest(service=PROCESSOR), timeout=20).status)
+
+
+async def test_workers_listen_on_a_unix_socket(tmp_path: Path) -> None:
+    with Crew(tmp_path / "two", listen=f"unix:{tmp_path}/x.sock") as service:
+        await asyncio.to_thread(service.wait_all)
+        target = f"unix:{tmp_path}/x.sock"
+        await asyncio.to_thread(service.wait_until, lambda: check(target) == 1, LONG_S)
+
+
+async def test_workers_serve_tls_and_the_parent_health_in_plain_text(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("extproc")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    [health] = free_ports(1)
+    server = {
+        "tls": {"certificate": str(tmp_path / "cert.pem"), "key": str(tmp_path / "key.pem")},
+        "health": f"127.0.0.1:{health}",
+    }
+    with Crew(tmp_path / "two", server=server) as service:
+        await asyncio.to_thread(service.wait_all)
+        credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+        target = f"127.0.0.1:{service.port}"
+        await asyncio.to_thread(service.wait_until, lambda: check(target, credentials) == 1, LONG_S)
+        await asyncio.to_thread(service.wait_until, lambda: check(f"127.0.0.1:{health}") == 1, LONG_S)
+
+
+async def test_gateways_of_two_workers_each_share_over_a_mesh(tmp_path: Path) -> None:
+    """Every worker hears of three others: the one beside it, and the two of the other gateway."""
+    first, _, second, _ = free_ports(4)
+    crews = []
+    for number, port in enumerate((first, second)):
+        mesh = {
+            "listen": f"127.0.0.1:{port}",
+            "peers": {"static": [f"127.0.0.1:{first}", f"127.0.0.1:{second}"]},
+        }
+        share = {"cluster": "llm", "secret": {"env": "SECRET"}, "mesh": mesh}
+        crews.append(Crew(tmp_path / f"{number}", share=share))
+    with ExitStack() as running:
+        for crew in crews:
+            running.enter_context(crew)
+        for crew in crews:
+            await asyncio.to_thread(crew.wait_all)
+
+        def prompt() -> list[float]:
+            return [
+                crew.workers.metric(lane, "extproc_share_peers", state="prompt")
+                for crew in crews
+                for lane in LANES
+            ]
+
+        assert await asyncio.to_thread(eventually, lambda: prompt() == [3, 3, 3, 3], LONG_S), prompt()
+        assert await hit_rate(crews, 20, 5) >= 0.9
+        refused = [crew.told().count("brings no letters") for crew in crews]
+    assert [0, 0] == refused
+
+
+@pytest.mark.envoy
+async def test_one_watch_feeds_all_workers_and_their_xds(tmp_path: Path) -> None:
+    """An API server is asked once for two workers, and Envoy has the same endpoints from either.
+
+    1. One list, one watch. 2. Pods come and go: both workers know, and Envoy does. 3. The worker that serves
+    xDS is killed: the other one goes on with the same, and nothing is refused. 4. The new one knows the list
+    although the API server is away.
+    """
+    async with run_cluster(tmp_path, workers=2) as cluster:
+        service, api = cluster.service, cluster.api
+        workers = Workers(service)
+        assert (1, 1) == (len(api.lists), len(api.watchers))
+        cluster.apply(0, 1)
+        await cluster.until(0, 1)
+        await asyncio.to_thread(
+            service.wait_until, lambda: all(len(workers.states(lane)) == 2 for lane in LANES), LONG_S
+        )
+        async with connect(cluster.gateway.url) as session, cluster.outage():
+            for lane in LANES:
+                killed = workers.kill(lane)
+                await asyncio.to_thread(
+                    service.wait_until,
+                    lambda lane=lane, killed=killed: (
+                        workers.told()[lane] != killed and len(workers.states(lane)) == 2
+                    ),
+                    LONG_S,
+                )
+            await cluster.until_asked()
+            await cluster.until(0, 1)
+            assert 2 == len(servers(await sweep(session, 20)))
+        assert 0 == sum(workers.metric(lane, "extproc_xds_nacks_total") for lane in LANES)
