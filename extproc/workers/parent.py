@@ -6,7 +6,8 @@ import secrets
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from shutil import rmtree
@@ -22,7 +23,7 @@ from extproc.service.configuration import changes, tell_what_waits, with_restart
 from extproc.service.health import Health
 from extproc.service.outages import Outages
 from extproc.service.wiring import OwnSources, build_peers
-from extproc.settings import parse_settings, read_environment
+from extproc.settings import Settings, parse_settings, read_environment
 from extproc.telemetry import Metrics
 from extproc.workers.accepting import Acceptor, bind
 from extproc.workers.crew import Workers
@@ -44,9 +45,19 @@ def serve_workers(start: Start) -> int:
 
     To be called before there is a loop or a thread. Raises `SettingsError` where it cannot start.
     """
+    _load(start.settings)
     requests = start_fork_server(work)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(start, requests))
+
+
+def _load(settings: Settings) -> None:
+    """Loads what workers would load later, each for itself."""
+    if settings.server.xds:
+        import_module("extproc.xds.service")
+    if settings.share is not None and settings.share.nats is not None:
+        with suppress(ImportError):  # an extra; who needs it says so
+            import_module("extproc.share.nats")
 
 
 async def _serve(start: Start, requests: socket.socket) -> int:

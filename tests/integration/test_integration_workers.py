@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -94,7 +95,7 @@ async def test_a_killed_worker_costs_no_answer_and_its_counts_are_gone_at_once(t
         assert 0 < own < 32
         killed = workers.kill(0)
         gone_s = await becomes(lambda: workers.in_flight(1) <= own)
-        back_s = gone_s + await becomes(lambda: workers.told()[0] != killed)
+        back_s = gone_s + await becomes(lambda: workers.is_replaced(0, killed))
         answers = await asyncio.gather(*streams)
 
     print(f"counts gone after {1000 * gone_s:.0f} ms, back after {1000 * back_s:.0f} ms")  # noqa: T201
@@ -107,24 +108,26 @@ async def test_workers_killed_again_and_again_come_back(two: Stack) -> None:
     workers = Workers(two.service)
     for lane in (0, 1, 1):
         killed = workers.kill(lane)
-        await becomes(lambda lane=lane, killed=killed: workers.told()[lane] != killed)  # type: ignore[misc]
+        await becomes(partial(workers.is_replaced, lane, killed))
         await becomes(two.gateway.sees_service)
     await soon_both_work(two, "again and again")
 
 
 async def test_settings_change_in_all_workers_and_bad_ones_are_refused_once(two: Stack) -> None:
+    """1. A pool gets a limit: both workers say so. 2. Bad settings: one line. 3. Good ones, as they were."""
     workers, service = Workers(two.service), two.service
-    for cool_after, models in ((3, ["simulated"]), (3, None)):
-        named = {} if models is None else {"models": models}
-        service.configure([pool(two.addresses, cool_after=cool_after, **named)], workers=2)
-        lines = f"models:\n  - {models[0]}\n" if models else None
-        await becomes(
-            lambda lines=lines: all((lines or "pools:") in workers.get(lane, "/config") for lane in LANES)
-        )  # type: ignore[misc]
+
+    def told(word: str) -> list[bool]:
+        return [word in workers.get(lane, "/config") for lane in LANES]
+
+    service.configure([pool(two.addresses, max_in_flight=777)], workers=2)
+    await becomes(lambda: told("777") == [True, True])
     service.config.write_text("pools: []")
-    await becomes(lambda: service.log.read_text().count("refused") > 0)
+    await becomes(lambda: "refused" in service.log.read_text())
+    assert [True, True] == told("777")
     service.configure([pool(two.addresses)], workers=2)
-    await becomes(lambda: service.log.read_text().count("refused") == 1)
+    await becomes(lambda: told("777") == [False, False])
+    assert service.log.read_text().count("refused") == 1
     await soon_both_work(two, "reload")
 
 

@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,22 +214,24 @@ async def test_one_watch_feeds_all_workers_and_their_xds(tmp_path: Path) -> None
     async with run_cluster(tmp_path, workers=2) as cluster:
         service, api = cluster.service, cluster.api
         workers = Workers(service)
+
+        def knows(lane: int, count: int) -> bool:
+            return lane in workers.told() and len(workers.states(lane)) == count
+
+        for lane in LANES:
+            await asyncio.to_thread(service.wait_until, partial(knows, lane, 3), LONG_S)
         assert (1, 1) == (len(api.lists), len(api.watchers))
         cluster.apply(0, 1)
         await cluster.until(0, 1)
-        await asyncio.to_thread(
-            service.wait_until, lambda: all(len(workers.states(lane)) == 2 for lane in LANES), LONG_S
-        )
+        for lane in LANES:
+            await asyncio.to_thread(service.wait_until, partial(knows, lane, 2), LONG_S)
         async with connect(cluster.gateway.url) as session, cluster.outage():
             for lane in LANES:
                 killed = workers.kill(lane)
                 await asyncio.to_thread(
-                    service.wait_until,
-                    lambda lane=lane, killed=killed: (
-                        workers.told()[lane] != killed and len(workers.states(lane)) == 2
-                    ),
-                    LONG_S,
+                    service.wait_until, partial(workers.is_replaced, lane, killed), LONG_S
                 )
+                await asyncio.to_thread(service.wait_until, partial(knows, lane, 2), LONG_S)
             await cluster.until_asked()
             await cluster.until(0, 1)
             assert 2 == len(servers(await sweep(session, 20)))

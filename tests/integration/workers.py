@@ -46,6 +46,10 @@ class Workers:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def is_replaced(self, lane: int, pid: int) -> bool:
+        """Whether another process serves in its place."""
+        return self.told()[lane] != pid
+
     def get(self, lane: int, path: str) -> str:
         """Asks one worker's own admin port; raises `OSError` where it is away."""
         directory = Path(_ADMIN.findall(self._service.log.read_text())[-1])
