@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -29,6 +31,10 @@ from extproc.workers.spread import Held, Seat, choose, crowded
 
 log = logging.getLogger("extproc.workers")
 
+# A worker says something each second. One that hangs would keep its connections for good: no proxy would try
+# another one, and a health check may never meet it.
+_SILENT_S: Final = 20.0
+_LOOK_S: Final = 1.0
 # Connections are few and live long; a proxy that was told to go elsewhere has done so by then.
 _LET_GO_S: Final = 1.0
 
@@ -44,9 +50,20 @@ class Member:
     handing: socket.socket
     ended: asyncio.Future[int]
     began_s: float
+    heard_s: float
     seat: Seat = field(default_factory=Seat)
-    is_serving: bool = False
+    pid: int | None = None
     why: str | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        return self.pid is not None
+
+    def kill(self) -> None:
+        """Ends it at once; its process is not waited for by anybody yet, so the number is its own."""
+        if self.pid is not None and not self.ended.done():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 class Workers:
@@ -115,10 +132,31 @@ class Workers:
 
         Raises `SettingsError` where one of the first cannot start.
         """
-        async with asyncio.TaskGroup() as tasks:
-            for lane in range(self._count):
-                tasks.create_task(self._keep(lane))
+        watching = asyncio.create_task(self._watch())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for lane in range(self._count):
+                    tasks.create_task(self._keep(lane))
+        finally:
+            watching.cancel()
         return max(self._statuses.values(), default=0)
+
+    def kill(self) -> None:
+        """Ends those that are still there."""
+        for member in self:
+            member.kill()
+
+    async def _watch(self) -> None:
+        """Kills who hangs. Where we hung ourselves, nobody can be blamed for having been silent."""
+        looked_s = monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            late_s, looked_s = monotonic() - looked_s - _LOOK_S, monotonic()
+            for member in self:
+                member.heard_s += max(0.0, late_s)
+                if looked_s - member.heard_s > _SILENT_S:
+                    log.error("worker %d has said nothing for %.0f s and is killed", member.lane, _SILENT_S)
+                    member.kill()
 
     async def _keep(self, lane: int) -> None:
         restarts = Restarts()
@@ -149,7 +187,7 @@ class Workers:
         theirs.close()
         handed.close()
         line: Line = await Channel.open(ours, parent_end())
-        member = Member(lane, line, handing, ended, monotonic())
+        member = Member(lane, line, handing, ended, monotonic(), monotonic())
         line.send(self._welcome(lane))
         for told in self._known():
             line.send(told)
@@ -163,10 +201,11 @@ class Workers:
     async def _hear(self, member: Member) -> None:
         """Takes what a worker says, to its end."""
         while (message := await member.line.receive()) is not None:
+            member.heard_s = monotonic()
             match message:
                 case Serving(pid):
                     log.info("worker %d serves, as process %d", member.lane, pid)
-                    member.is_serving = True
+                    member.pid = pid
                     self._has_served.add(member.lane)
                 case Ready(faults):
                     member.seat.is_ready = not faults

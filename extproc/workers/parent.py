@@ -36,7 +36,7 @@ from extproc.workers.worker import admin_socket, work
 log = logging.getLogger("extproc.workers")
 
 _SECRET_BYTES: Final = 32
-# After the time to drain a worker cuts what is left; one that hangs is killed with its parent.
+# After the time to drain a worker cuts what is left; one that hangs is killed.
 _GRACE_S: Final = 5.0
 
 
@@ -188,6 +188,9 @@ class Parent:
         await asyncio.wait([running, again], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             self._workers.tell(Leave())
+            await asyncio.wait([running], timeout=_GRACE_S)
+        if not running.done():
+            self._workers.kill()
             await asyncio.wait([running], timeout=_GRACE_S)
         status = _status(running) if running.done() else 1
         log.info("stopped, with status %d", status)

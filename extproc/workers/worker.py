@@ -49,6 +49,8 @@ log = logging.getLogger("extproc.workers")
 # The name that letters among workers are sealed with where no other gateways share.
 _ALONE: Final = "workers"
 _TELL_S: Final = 0.05
+# Said again although nothing changed: that we do not hang.
+_ALIVE_S: Final = 1.0
 
 Line = Channel[ToParent, ToWorker]
 
@@ -166,8 +168,11 @@ class Worker:
         """Keeps the parent informed."""
         self._line.send(Serving(os.getpid()))
         told: set[Ready | Held] = set()
+        told_s = 0.0
         has_asked = False
         while True:
+            if monotonic() - told_s > _ALIVE_S:
+                told, told_s = set(), monotonic()
             now: set[Ready | Held] = {Ready(tuple(self._app.faults())), self._transport.held()}
             for fresh in now - told:
                 self._line.send(fresh)

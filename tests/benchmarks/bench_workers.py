@@ -10,7 +10,6 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -36,9 +35,9 @@ def conversation(directory: Path) -> Path:
     """A file with what one stream says."""
     message = {"role": "user", "content": "lorem ipsum " * 170}
     body = orjson.dumps({"model": "m", "messages": [message], "stream": True})
-    said = [headers(content_length=str(len(body))), RequestBody(body, True)]
+    said = (write(headers(content_length=str(len(body)))), write(RequestBody(body, True)))
     path = directory / "conversation"
-    path.write_bytes(b"".join(framed(write(event)) for event in said))
+    path.write_bytes(b"".join(framed(message) for message in said))
     return path
 
 
@@ -84,7 +83,7 @@ def main() -> None:
     report("workers", rows, reference=rows[0].name)
 
 
-def measure(directory: Path, said: Path) -> dict[int, tuple[Sequence[float], Sequence[float]]]:
+def measure(directory: Path, said: Path) -> dict[int, tuple[list[float], list[float]]]:
     samples: dict[int, tuple[list[float], list[float]]] = {count: ([], []) for count in COUNTS}
     for number in range(ROUNDS):
         for count in COUNTS:

@@ -131,25 +131,26 @@ async def test_settings_change_in_all_workers_and_bad_ones_are_refused_once(two:
     await soon_both_work(two, "reload")
 
 
-async def test_a_failing_endpoint_is_cooled_down_for_all_workers(tmp_path: Path) -> None:
-    """One of four endpoints answers 500, with one worker and with two: as few requests fail."""
-    failed = {}
-    for count in (1, 2):
-        directory = tmp_path / f"{count}"
-        directory.mkdir()
-        with run_stack(
-            directory, pools=lambda addresses: [pool(addresses, LEAST_LOAD)], workers=count
-        ) as stack:
-            workers = Workers(stack.service)
-            if count == 2:
-                await soon_both_work(stack, "cooling")
-            await fault(stack.addresses[3], error_rate=1)
-            async with connect(stack.url) as session:
-                answers = await load(session, 400, f"failing {count}")
-            failed[count] = errors(answers)
-            if count == 2:
-                cooled = [workers.states(lane)[stack.addresses[3]] for lane in LANES]
-                assert ["cooling", "cooling"] == cooled
+async def failures(stack: Stack, text: str) -> tuple[int, list[dict[str, str]]]:
+    """How many of some requests fail while one endpoint does; and the endpoints' states, by worker."""
+    workers = Workers(stack.service)
+    await fault(stack.addresses[3], error_rate=1)
+    async with connect(stack.url) as session:
+        answers = await load(session, 300, text)
+    states = [workers.states(lane) for lane in workers.pids]
+    await fault(stack.addresses[3])
+    return errors(answers), states
 
-    print(f"of 400 requests failed: {failed}")  # noqa: T201
-    assert failed[2] <= failed[1] + 8
+
+async def test_a_failing_endpoint_is_cooled_down_for_all_workers(tmp_path: Path, two: Stack) -> None:
+    """One of four endpoints answers 500, with one worker and with two: as few requests fail."""
+    with run_stack(tmp_path, pools=lambda addresses: [pool(addresses, LEAST_LOAD)]) as one:
+        alone, _ = await failures(one, "alone")
+    two.service.configure([pool(two.addresses, LEAST_LOAD)], workers=2)
+    await becomes(lambda: two.service.pools()[0]["strategy"] == "least_load")
+    await soon_both_work(two, "cooling")
+    both, states = await failures(two, "both")
+
+    print(f"of 300 requests failed {alone} with one worker, {both} with two")  # noqa: T201
+    assert ["cooling", "cooling"] == [one[two.addresses[3]] for one in states]
+    assert both <= alone + 6

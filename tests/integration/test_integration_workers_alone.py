@@ -1,6 +1,7 @@
 """Workers without a proxy: how they begin and end, what they listen on, what the parent watches for them."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -116,6 +117,16 @@ async def test_a_second_signal_cuts_what_is_open(two: Crew) -> None:
             assert await asyncio.to_thread(two.wait, LONG_S) == 1
     assert "1 streams cut" in two.told()
     await proxy.close()
+
+
+async def test_a_worker_that_hangs_is_replaced(two: Crew) -> None:
+    """A process that is stopped answers nothing, and is not there any more when it could go on."""
+    stopped = two.workers.told()[0]
+    os.kill(stopped, signal.SIGSTOP)
+
+    await asyncio.to_thread(two.wait_until, partial(two.workers.is_replaced, 0, stopped), LONG_S)
+    assert not is_alive(stopped)
+    assert two.told().count("is killed") == 1
 
 
 async def test_workers_end_with_their_parent(two: Crew) -> None:
