@@ -58,8 +58,8 @@ def _rank(seat: Seat, lane: int) -> tuple[bool, int, int, int]:
 def crowded(seats: Mapping[int, Seat]) -> int | None:
     """Returns who should let a connection go, since somebody else has two fewer; `None`: nobody."""
     ready = {lane: seat for lane, seat in seats.items() if seat.is_ready}
-    if not ready or any(seat.unheard for seat in ready.values()):
+    if not ready or any(seat.handed != seat.held.received for seat in ready.values()):
         return None
-    most = max(ready, key=lambda lane: ready[lane].weight)
+    most = max(ready, key=lambda lane: ready[lane].held.carrying)
     least = min(seat.weight for seat in ready.values())
-    return most if ready[most].weight >= least + 2 else None
+    return most if ready[most].held.carrying >= least + 2 else None

@@ -49,12 +49,12 @@ async def ask_many(url: str, count: int, text: str) -> list[Answer]:
 
 
 async def both_work(stack: Stack, text: str) -> bool:
-    """Whether each of the workers gets a fifth of some requests at least."""
+    """Whether each of the workers gets a good part of 200 requests."""
     workers = Workers(stack.service)
     before = [workers.picks(lane) for lane in LANES]
     assert statuses(await ask_many(stack.url, 200, text)) == {200: 200}
     picks = [workers.picks(lane) - earlier for lane, earlier in zip(LANES, before, strict=True)]
-    return min(picks) >= sum(picks) / 5 and sum(picks) == 200
+    return min(picks) >= 30
 
 
 async def soon_both_work(stack: Stack, text: str) -> None:
