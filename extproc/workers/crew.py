@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
+from prometheus_client import CollectorRegistry, Counter
+
 from extproc.errors import SettingsError
 from extproc.workers.channel import Channel, parent_end
 from extproc.workers.forkserver import ForkServer
@@ -66,10 +68,16 @@ class Member:
                 os.kill(self.pid, signal.SIGKILL)
 
 
+def count_restarts(registry: CollectorRegistry) -> Counter:
+    return Counter(
+        "extproc_worker_restarts_total", "Workers that ended and were started again.", registry=registry
+    )
+
+
 class Workers:
     """`count` workers that `server` forks. `welcome` says what one starts from, `known` what it has to hear.
 
-    `on_change` hears of each change of who is there.
+    `on_change` hears of each change of who is there, `restarts` counts.
     """
 
     def __init__(
@@ -80,6 +88,7 @@ class Workers:
         welcome: Callable[[int], Welcome],
         known: Callable[[], Iterable[Told]],
         on_change: Callable[[], None],
+        restarts: Counter,
     ) -> None:
         self._count = count
         self._server = server
@@ -91,7 +100,7 @@ class Workers:
         self._has_served: set[int] = set()
         self._moved_s = 0.0
         self.leaving = asyncio.Event()
-        self.restarts = 0
+        self._restarts = restarts
 
     def __repr__(self) -> str:
         return f"<Workers {sorted(self._members)} of {self._count}>"
@@ -170,7 +179,7 @@ class Workers:
                 return
             if lane not in self._has_served:
                 raise SettingsError(member.why or f"worker {lane} ended before it served")
-            self.restarts += 1
+            self._restarts.inc()
             wait_s = restarts.wait_s(monotonic() - member.began_s)
             log.error("worker %d ended (%s), its next begins in %.1f s", lane, _describe(status), wait_s)
             with suppress(TimeoutError):

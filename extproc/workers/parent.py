@@ -6,7 +6,7 @@ import secrets
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -20,17 +20,19 @@ from extproc.app import Start, catch_signals, serve_health
 from extproc.cluster.reason import describe
 from extproc.errors import SettingsError
 from extproc.service.configuration import changes, tell_what_waits, with_restart
+from extproc.service.descriptors import raise_limit, share
+from extproc.service.door import Door, serve_admin
 from extproc.service.health import Health
 from extproc.service.outages import Outages
 from extproc.service.wiring import OwnSources, build_peers
 from extproc.settings import Settings, parse_settings, read_environment
 from extproc.telemetry import Metrics
 from extproc.workers.accepting import Acceptor, bind
-from extproc.workers.crew import Workers
+from extproc.workers.crew import Workers, count_restarts
 from extproc.workers.feeds import PEERS_KEY, Feeds
 from extproc.workers.forkserver import ForkServer, start_fork_server
-from extproc.workers.front import serve_front
 from extproc.workers.messages import Changed, Leave, Refused, Told, Welcome
+from extproc.workers.view.admin import build_view
 from extproc.workers.worker import admin_socket, work
 
 log = logging.getLogger("extproc.workers")
@@ -99,6 +101,7 @@ class Parent:
             welcome=self._welcome,
             known=self._known,
             on_change=self._look,
+            restarts=count_restarts(self._metrics.registry),
         )
         self._feeds = Feeds(
             OwnSources(start.base, rng), self._workers.tell, self._metrics, Outages(monotonic)
@@ -115,7 +118,7 @@ class Parent:
             self._acceptor = Acceptor(await bind("server.listen", server.listen), self._workers.hand)
             stack.callback(self._acceptor.close)
             await serve_health(self._health, server, stack)
-            await stack.enter_async_context(serve_front(server.admin, self._admin_sockets))
+            await stack.enter_async_context(self._serve_admin(server.admin))
             self._follow()
             stack.push_async_callback(self._feeds.stop)
             for routine in (self._health.run(), self._feeds.run(), self._watch_settings()):
@@ -123,6 +126,14 @@ class Parent:
             running = asyncio.create_task(self._workers.run())
             log.info("%d workers serve on %s, admin on %s", server.workers, server.listen, server.admin)
             return await self._until_end(running, signals)
+
+    def _serve_admin(self, listen: str) -> AbstractAsyncContextManager[None]:
+        door = Door(share(raise_limit()).admin)
+        view = build_view(self._admin_sockets, self._metrics.registry, door, faults=self._faults)
+        return serve_admin(view, listen, door)
+
+    def _faults(self) -> list[str]:
+        return ["draining"] if self._is_draining else []
 
     def _follow(self) -> None:
         sharing = self._settings.share

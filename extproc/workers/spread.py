@@ -9,7 +9,7 @@
 #   on and of which a worker has not told yet: a proxy's threads connect within the same millisecond.
 # - Who was killed comes back to nothing, for the proxies have connected to the others at once. So one of the
 #   others lets a connection go, in peace: the proxy opens its next requests on another one. One at a time,
-#   and only once everything is known that was handed on.
+#   and only once all that was handed on has come.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -111,6 +111,7 @@ async def test_workers_killed_again_and_again_come_back(two: Stack) -> None:
         await becomes(partial(workers.is_replaced, lane, killed))
         await becomes(two.gateway.sees_service)
     await soon_both_work(two, "again and again")
+    assert two.service.metric("extproc_worker_restarts_total") >= 3
 
 
 async def test_settings_change_in_all_workers_and_bad_ones_are_refused_once(two: Stack) -> None:

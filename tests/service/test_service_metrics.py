@@ -26,6 +26,7 @@ from extproc.telemetry import (
     STREAM_FAULTS,
     _whys,
 )
+from extproc.workers.crew import count_restarts
 from extproc.workers.view.asking import FAULTS, Workers
 from tests.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.cluster.pool_objects import pool_object, running_pod
@@ -85,6 +86,7 @@ async def _first_scrape(app: Application) -> list[Metric]:
         _meet(app)
         # As in the process that watches several workers.
         Workers(list, app.metrics.registry)
+        count_restarts(app.metrics.registry)
         return list(app.metrics.registry.collect())
     finally:
         await app.pools.stop()
