@@ -73,7 +73,7 @@ async def test_requests_of_two_threads_of_envoy_go_to_both_workers(two: Stack) -
 
 async def stream(session: aiohttp.ClientSession, number: int) -> bytes:
     """Reads a streamed answer of some seconds to its end."""
-    body = ask(f"stream {number}", max_tokens=500, stream=True, ignore_eos=True)
+    body = ask(f"stream {number}", max_tokens=1500, stream=True, ignore_eos=True)
     async with session.post(CHAT, data=body, headers={"content-type": "application/json"}) as answer:
         assert answer.status == 200
         return await answer.read()
@@ -88,6 +88,10 @@ async def test_a_killed_worker_costs_no_answer_and_its_counts_are_gone_at_once(t
     """
     workers = Workers(two.service)
     await soon_both_work(two, "before")
+    # From then on each counts the other one's requests.
+    await becomes(
+        lambda: [1, 1] == [workers.metric(lane, "extproc_share_peers", state="prompt") for lane in LANES]
+    )
     async with connect(two.url) as session:
         streams = [asyncio.create_task(stream(session, number)) for number in range(32)]
         await becomes(lambda: {32} == {workers.in_flight(lane) for lane in LANES})

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -142,10 +143,11 @@ async def test_a_worker_that_cannot_start_ends_the_service_with_the_reason(tmp_p
     [taken] = free_ports(1)
     mesh = {"listen": f"127.0.0.1:{taken}", "peers": {"static": [f"127.0.0.1:{taken}"]}}
     share = {"cluster": "llm", "secret": {"env": "SECRET"}, "mesh": mesh}
-    listening = await asyncio.start_server(lambda *_: None, "127.0.0.1", taken + 1)
-    with Crew(tmp_path / "two", share=share) as service:
+    with (
+        socket.create_server(("127.0.0.1", taken + 1)),
+        Crew(tmp_path / "two", share=share) as service,
+    ):
         assert await asyncio.to_thread(service.wait, LONG_S) == 2
-    listening.close()
 
     assert f"cannot listen on 127.0.0.1:{taken + 1}" in service.told()
 

@@ -100,7 +100,8 @@ def test_defaults_are_the_contract() -> None:
     [
         ("server: {lissten: x}", "f.yaml:1: server.lissten: there is no such setting"),
         ("server: {listen: 127.0.0.1}", "f.yaml:1: server.listen: '127.0.0.1' does not match"),
-        ("server: {workers: 2}", "server.workers: Input should be 1"),
+        ("server: {workers: 65}", "server.workers: Input should be less than or equal to 64"),
+        ("server: {workers: 2, transport: grpcio}", "server: workers take connections that are handed on"),
         ("server: {drain_s: '30'}", "server.drain_s: Input should be a valid number"),
         ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
         ("server: {tls: {self_signed: true, key: a}}", "server.tls: self_signed goes with no files"),
