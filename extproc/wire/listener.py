@@ -62,10 +62,10 @@ class Listener:
         )
         return int(self._server.sockets[0].getsockname()[1])
 
-    async def take(self, accepted: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    async def take(self, link: "Link", accepted: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serves a connection that somebody else has accepted. Raises `OSError` where it is gone."""
         loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(lambda: Link(self), accepted, ssl=tls)
+        await loop.connect_accepted_socket(lambda: link, accepted, ssl=tls)
 
     async def start(self) -> None:
         if self._server is not None:

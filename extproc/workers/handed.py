@@ -36,7 +36,7 @@ class HandedTransport:
         self._handed = handed
         self._on_link = on_link
         self._received = 0
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._greeting: dict[asyncio.Task[None], Link] = {}
 
     def __repr__(self) -> str:
         return f"<HandedTransport {self._listener!r}, {self._received} received>"
@@ -65,7 +65,9 @@ class HandedTransport:
         links = [link for link in self._listener.links if not link.is_leaving]
         carrying = sum(PROCESS in link.asked for link in links)
         unknown = sum(not link.asked for link in links)
-        return Held(self._received, carrying, unknown + len(self._greeting), len(links) - carrying - unknown)
+        others = len(links) - carrying - unknown
+        unknown += sum(link not in self._listener.links for link in self._greeting.values())
+        return Held(self._received, carrying, unknown, others)
 
     def let_go(self) -> None:
         """Ends one connection that brings requests, as its requests end; the one with the fewest now."""
@@ -90,14 +92,15 @@ class HandedTransport:
             self._on_link(kind[1], given)
             return
         self._received += 1
-        task = asyncio.create_task(self._greet(given))
-        self._greeting.add(task)
-        task.add_done_callback(self._greeting.discard)
+        link = Link(self._listener)
+        task = asyncio.create_task(self._greet(link, given))
+        self._greeting[task] = link
+        task.add_done_callback(self._greeting.pop)
 
-    async def _greet(self, accepted: socket.socket) -> None:
+    async def _greet(self, link: Link, accepted: socket.socket) -> None:
         accepted.setblocking(False)
         with suppress(OSError):  # it is gone, or its handshake failed
-            await self._listener.take(accepted, self._tls)
+            await self._listener.take(link, accepted, self._tls)
 
 
 def _streams(link: Link) -> int:

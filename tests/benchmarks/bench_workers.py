@@ -21,6 +21,7 @@ from tests.benchmarks.bench_streams import framed
 from tests.benchmarks.report import Row, report
 from tests.integration.ports import free_ports
 from tests.integration.service import Service, pool
+from tests.integration.workers import Workers
 from tests.stream.conversations import headers
 from tests.stream.wire import write
 
@@ -69,6 +70,10 @@ def start(directory: Path, workers: int) -> Service:
     service.configure([pool(ENDPOINTS, strategy, probe=False)], workers=workers, unseen_s=0)
     service.start()
     service.wait_ready()
+    if workers > 1:
+        # Or else the first one that is ready has all connections, and lets some go while they are in use.
+        service.wait_until(lambda: len(Workers(service).told()) == workers)
+    time.sleep(1)
     return service
 
 
