@@ -276,12 +276,13 @@ class _Stream:
     def _tell(self, replies: Sequence[Reply], start_s: float) -> None:
         observer = self._service.observer
         match replies:
-            case [Routed(decision=decision), *_]:
+            case [Routed(decision=decision, request_id=made), *_]:
                 self._routed_s = perf_counter()
                 observer.routed(decision, self._routed_s - start_s)
-                log.debug("routed to %r", decision.pick)
+                log.debug("routed %s to %r", made or self._session.request_id, decision.pick)
             case [Answer(pool=pool, outcome=outcome)]:
                 observer.answered(pool, outcome)
+                log.debug("answered %s: %s", self._session.request_id, outcome)
             case [Served() as served]:
                 if served.is_elsewhere:
                     observer.served_elsewhere(served.pool)

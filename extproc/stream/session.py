@@ -131,7 +131,8 @@ class Session:
     `announced` likewise, for what proxies are to buffer.
     `pass_headers` are guarded ones that go on to the endpoint. `reads_apart` says that whoever drives the
     session reads long bodies for it: a `Reading` asks for that, and a `BodyRead` must be the next event.
-    `tickets` find the pick again when the proxy's access log tells of it.
+    `tickets` find the pick again when the proxy's access log tells of it. `request_id` is the proxy's, once
+    the headers are here; empty if it told none.
     """
 
     __slots__ = (
@@ -148,6 +149,7 @@ class Session:
         "_state",
         "_then",
         "_wait",
+        "request_id",
     )
 
     def __init__(
@@ -174,6 +176,7 @@ class Session:
         self._state = _NEW
         self._config = UNTOLD
         self._has_begun = False
+        self.request_id = ""
         self._reads_apart = reads_apart
         self._then: Callable[[Found | None], list[Reply]] | None = None
         self._wait: Wait | None = None
@@ -268,6 +271,7 @@ class Session:
 
     def _begin(self, event: RequestHeaders) -> list[Reply]:
         self._kept.begin(event)
+        self.request_id = event.headers.get(REQUEST_ID, "")
         self._learn(event.config)
         ask = self._ask(None)
         if self._picker.answers_models(ask):

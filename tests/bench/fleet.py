@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.integration.gateway import Gateway, Tree, cluster, edited, load
+from tests.integration.gateway import Gateway, edited, load, set_addresses
 from tests.integration.ports import free_ports
 from tests.integration.service import Service, pool
 from tests.integration.simulators import Simulators
@@ -52,7 +52,7 @@ def run_fleet(
     client, admin, ext_proc, service_admin = ports[: len(_SHIPPED_PORTS)]
     served = ports[len(_SHIPPED_PORTS) :]
     moved = dict(zip(_SHIPPED_PORTS, ports, strict=False))
-    tree = edited(load("standalone.yaml"), moved, [lambda tree: _set_endpoints(tree, served)])
+    tree = edited(load("standalone.yaml"), moved, [lambda tree: set_addresses(tree, "vllm", served)])
     share = -(-endpoints // processes)
     simulators = [
         Simulators(
@@ -70,14 +70,3 @@ def run_fleet(
         for part in (*simulators, service, gateway):
             part.wait_until(part.is_ready)
         yield Fleet(gateway.url, f"127.0.0.1:{service_admin}", service.config, addresses, directory)
-
-
-def _set_endpoints(tree: Tree, ports: Sequence[int]) -> None:
-    cluster(tree, "vllm")["load_assignment"]["endpoints"] = [
-        {
-            "lb_endpoints": [
-                {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": port}}}}
-                for port in ports
-            ]
-        }
-    ]

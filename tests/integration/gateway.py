@@ -67,6 +67,13 @@ def cluster(tree: Tree, name: str) -> Tree:
     return found
 
 
+def set_addresses(tree: Tree, name: str, ports: Sequence[int]) -> None:
+    """Gives a cluster these ports of 127.0.0.1 as its endpoints."""
+    addresses = [{"socket_address": {"address": "127.0.0.1", "port_value": port}} for port in ports]
+    endpoints = [{"endpoint": {"address": address}} for address in addresses]
+    cluster(tree, name)["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
+
+
 def tell_addresses(tree: Tree) -> None:
     """Adds the line that the shipped configurations have as a comment: `x-served-by`."""
     for headers in find(tree, "response_headers_to_add"):

@@ -62,12 +62,17 @@ class Service(Process):
         self._admin = f"127.0.0.1:{admin_port}"
         self._health = self._listen
 
-    def configure(self, pools: Sequence[Pool], **server: Any) -> None:
+    def configure(self, pools: Sequence[Pool], *, share: dict[str, Any] | None = None, **server: Any) -> None:
         """Writes the configuration file, in one step as an editor or a ConfigMap would."""
         fields = {"listen": self._listen, "admin": self._admin, "drain_s": 5, **self._transport, **server}
         self._health = fields.get("health", self._listen)
+        shared = {} if share is None else {"share": share}
+        self.write(yaml.safe_dump({"server": fields, "pools": list(pools), **shared}))
+
+    def write(self, text: str) -> None:
+        """Replaces the configuration file by any text."""
         draft = self.config.with_suffix(".draft")
-        draft.write_text(yaml.safe_dump({"server": fields, "pools": list(pools)}))
+        draft.write_text(text)
         draft.replace(self.config)
 
     def is_ready(self) -> bool:

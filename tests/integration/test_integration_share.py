@@ -13,7 +13,6 @@ from typing import Any, cast
 import grpc.aio
 import orjson
 import pytest
-import yaml
 
 from extproc.stream.events import Continue, Phase, RequestBody
 from extproc.stream.names import PROCESS
@@ -44,11 +43,7 @@ class Sharing(Service):
 
     def share(self, **share: Any) -> None:
         """Shares so; not at all without anything said."""
-        self.configure([pool(ENDPOINTS, {"name": "prefix_cache"}, probe=False)])
-        settings = yaml.safe_load(self.config.read_text())
-        if share:
-            settings["share"] = share
-        self.config.write_text(yaml.safe_dump(settings))
+        self.configure([pool(ENDPOINTS, {"name": "prefix_cache"}, probe=False)], share=share or None)
 
     def peers(self, state: str = "prompt") -> float:
         return self.metric("extproc_share_peers", state=state)

@@ -1,6 +1,7 @@
 """The gRPC service over a real socket: the conversations again, and every way a stream can end."""
 
 import asyncio
+import logging
 import sys
 import tracemalloc
 from collections.abc import Iterator
@@ -162,6 +163,21 @@ async def test_what_is_no_message_ends_the_stream_with_a_clear_status(message: b
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "ProcessingRequest" in (await call.details() or "")
         assert served.sample("extproc_stream_errors_total", why="protocol") == 1
+
+
+async def test_the_log_tells_each_request_by_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "extproc.stream")
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(headers(x_request_id="id-1")))
+        await call.read()
+        await call.write(write(RequestBody(BODY)))
+        await call.read()
+
+        [line] = [
+            record.getMessage() for record in caplog.records if record.name.startswith("extproc.stream")
+        ]
+        assert line.startswith("routed id-1 to <Pick ")
 
 
 async def test_an_unforeseen_failure_tells_nothing_of_the_request(
