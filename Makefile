@@ -109,6 +109,10 @@ bench-seed: $(READY)  ## Run KubeAI's published 8 x L4 benchmark again, beside i
 bench-cells: $(READY)  ## Ask simulated endpoints through Envoy in real time what the simulator says of five workloads
 	$(BIN)/python -m tests.benchmarks --out build/bench cells
 
+.PHONY: bench-gateways
+bench-gateways: $(READY)  ## One gateway, two that share their picks, two that do not: real Envoys, hit rate and TTFT
+	$(BIN)/python -m tests.benchmarks --out build/bench gateways
+
 .PHONY: test-vllm
 test-vllm: $(READY)  ## Compare the simulated vLLM, and what prefix_cache foresees and our bench serve, with a real one; sets that up in .vllm/ (about 4 GB)
 	$(BIN)/python tests/vllm/real/install.py .vllm

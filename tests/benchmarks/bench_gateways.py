@@ -1,0 +1,204 @@
+"""Real gateways that share their picks, that do not, and one alone: hit rate and TTFT of the same sessions.
+
+Workload C as the fleet draws it, in the engines' time times `--speed`, through real Envoys and services to
+simulated endpoints; each turn asks a gateway at random. `python -m tests.benchmarks.bench_gateways`.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, quantiles
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+from extproc.bench.report.markdown import markdown_table
+from extproc.vllm.fleet.cell import Cell
+from extproc.vllm.fleet.export import export_run
+from tests.integration.client import CHAT, chat_body, connect
+from tests.integration.fronts import LONG_S, run_fronts
+from tests.integration.ports import free_ports
+from tests.integration.service import pool
+from tests.integration.simulators import Simulators
+
+ENDPOINTS: Final = 4
+HEADER: Final = ("gateways", "requests", "hit rate", "TTFT mean, ms", "p50", "p99", "mean to one")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """So many Envoys with so many services each."""
+
+    name: str
+    gateways: int
+    services: int = 1
+    carrier: str | None = None
+
+
+ARMS: Final = (
+    Arm("one", 1),
+    Arm("two, mesh", 2, carrier="mesh"),
+    Arm("two, NATS", 2, carrier="nats"),
+    Arm("two with two services each, mesh", 2, 2, "mesh"),
+    Arm("two with two services each, NATS", 2, 2, "nats"),
+    Arm("two that do not share", 2),
+    Arm("two with two services each that do not share", 2, 2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request that was answered. Times are the engines'."""
+
+    at_s: float
+    ttft_s: float
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Talk:
+    """Asks the sessions, each at its time; `turns` grows."""
+
+    def __init__(self, sessions: Sequence[aiohttp.ClientSession], speed: float, seed: int) -> None:
+        self._sessions = sessions
+        self._speed = speed
+        self._rng = random.Random(seed)
+        self._began_s = monotonic()
+        self.turns: list[Turn] = []
+        self.failed = 0
+
+    def now_s(self) -> float:
+        return (monotonic() - self._began_s) * self._speed
+
+    async def ask_all(self, planned: Sequence[dict[str, Any]], until_s: float) -> None:
+        """Stops at `until_s`, whatever is still open."""
+        tasks = [asyncio.create_task(self._converse(one)) for one in planned]
+        await asyncio.sleep(until_s / self._speed)
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        self.failed = sum(isinstance(end, Exception) for end in ended)
+
+    async def _converse(self, planned: dict[str, Any]) -> None:
+        await asyncio.sleep(planned["arrival_s"] / self._speed)
+        said: list[dict[str, str]] = []
+        for turn in planned["turns"]:
+            await asyncio.sleep(turn["think_s"] / self._speed)
+            said += turn["messages"]
+            said.append(await self._ask(said, turn["output_tokens"]))
+
+    async def _ask(self, said: Sequence[dict[str, str]], tokens: int) -> dict[str, str]:
+        body = chat_body(
+            said, max_tokens=tokens, stream=True, ignore_eos=True, stream_options={"include_usage": True}
+        )
+        asked_s, first_s, text = self.now_s(), 0.0, ""
+        headers = {"content-type": "application/json"}
+        async with self._rng.choice(self._sessions).post(CHAT, data=body, headers=headers) as answer:
+            answer.raise_for_status()
+            async for line in answer.content:
+                chunk = read_chunk(line)
+                content = "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
+                if content and not first_s:
+                    first_s = self.now_s()
+                text += content
+                if usage := chunk.get("usage"):
+                    self._note(asked_s, first_s, usage)
+        return {"role": "assistant", "content": text}
+
+    def _note(self, asked_s: float, first_s: float, usage: dict[str, Any]) -> None:
+        cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+        self.turns.append(Turn(asked_s, first_s - asked_s, usage["prompt_tokens"], cached))
+
+
+def read_chunk(line: bytes) -> dict[str, Any]:
+    """Returns what a line of an event stream holds; nothing, if it is no JSON."""
+    data = line.removeprefix(b"data: ").strip()
+    chunk: dict[str, Any] = orjson.loads(data) if data.startswith(b"{") else {}
+    return chunk
+
+
+def plan(options: argparse.Namespace) -> list[dict[str, Any]]:
+    cell = Cell(
+        arm="prefix_cache",
+        workload="C",
+        load=options.load,
+        endpoints=ENDPOINTS,
+        warmup_s=options.warmup_s,
+        measured_s=options.measured_s,
+        seed=options.seed,
+    )
+    _, *lines = export_run(cell.simulate()).splitlines()
+    return [orjson.loads(line) for line in lines]
+
+
+async def talk(urls: Sequence[str], planned: Sequence[dict[str, Any]], options: argparse.Namespace) -> Talk:
+    async with AsyncExitStack() as stack:
+        sessions = [await stack.enter_async_context(connect(url)) for url in urls]
+        talking = Talk(sessions, options.speed, options.seed)
+        await talking.ask_all(planned, options.warmup_s + options.measured_s)
+    return talking
+
+
+def measure(arm: Arm, planned: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Turn]:
+    """Returns the turns of the measured time."""
+    with TemporaryDirectory() as folder:
+        directory = Path(folder)
+        with Simulators(directory, free_ports(ENDPOINTS), "--speed", str(options.speed)) as simulators:
+            simulators.wait_until(simulators.is_ready, LONG_S)
+            pools = [pool(simulators.addresses, {"name": "prefix_cache"})]
+            with run_fronts(
+                directory,
+                pools,
+                simulators.ports,
+                gateways=arm.gateways,
+                services=arm.services,
+                carrier=arm.carrier,
+            ) as fronts:
+                talking = asyncio.run(talk([front.gateway.url for front in fronts], planned, options))
+        if late := simulators.log.read_text().count("the simulation is"):
+            print(f"{arm.name}: endpoints were {late} times late for their own time", file=sys.stderr)
+    if talking.failed:
+        print(f"{arm.name}: {talking.failed} sessions failed", file=sys.stderr)
+    return [turn for turn in talking.turns if turn.at_s >= options.warmup_s]
+
+
+def describe(measured: dict[str, list[Turn]]) -> Iterator[Sequence[str]]:
+    base_s = mean(turn.ttft_s for turn in next(iter(measured.values())))
+    for name, turns in measured.items():
+        ttft_s = [turn.ttft_s for turn in turns]
+        hits = sum(turn.cached_tokens for turn in turns) / sum(turn.prompt_tokens for turn in turns)
+        cuts = quantiles(ttft_s, n=100)
+        figures = [f"{1000 * value:.0f}" for value in (mean(ttft_s), cuts[49], cuts[98])]
+        yield name, str(len(turns)), f"{hits:.3f}", *figures, f"{mean(ttft_s) / base_s:.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--load", type=float, default=0.5, help="share of the workload's capacity")
+    parser.add_argument("--speed", type=float, default=2.0, help="of the engines' time")
+    parser.add_argument("--warmup-s", type=float, default=120.0, help="of the engines' time")
+    parser.add_argument("--measured-s", type=float, default=180.0, help="of the engines' time")
+    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    options = parser.parse_args()
+    planned = plan(options)
+    measured = {}
+    for arm in ARMS:
+        measured[arm.name] = measure(arm, planned, options)
+        print(f"{arm.name}: {len(measured[arm.name])} requests", file=sys.stderr)
+    table = [*describe(measured)]
+    print(markdown_table(HEADER, table), end="")
+    if options.json is not None:
+        options.json.write_bytes(orjson.dumps([HEADER, *table]))
+
+
+if __name__ == "__main__":
+    main()
