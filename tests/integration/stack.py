@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.integration.gateway import Edit, Gateway, edited, load
 from tests.integration.otlp import tracing_to
@@ -53,7 +54,7 @@ def run_stack(
     simulate: Sequence[str] | None = ("--speed", "10"),
     transport: str = "native",
     otlp_port: int | None = None,
-    **server: object,
+    **server: Any,
 ) -> Iterator[Stack]:
     """Starts envoy/standalone.yaml (after `edits`), the service and four endpoints; stops them all.
 

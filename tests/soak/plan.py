@@ -1,0 +1,64 @@
+"""What goes wrong and when, from a seed. Pure."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+EVERY_S: Final = 4.0
+# Before the end, all is well for so long.
+QUIET_S: Final = 5.0
+
+
+class Kind(StrEnum):
+    ENDPOINT_KILLED = "endpoint killed"
+    ENDPOINT_LEAVES = "endpoint leaves the list"
+    ENDPOINT_FAILS = "endpoint answers 500"
+    STRATEGY = "strategy changed"
+    BAD_FILE = "bad file"
+    SERVICE_KILLED = "service killed"
+    SERVICE_ENDED = "service ended"
+    SERVICE_STOPPED = "service stopped"
+    ENVOY_KILLED = "Envoy killed"
+    BROKER_KILLED = "broker killed"
+
+
+_LASTING: Final = frozenset({Kind.STRATEGY, Kind.BAD_FILE, Kind.BROKER_KILLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From `at_s` on, for `lasts_s`, something is wrong with a gateway or an endpoint, known by its place."""
+
+    at_s: float
+    kind: Kind
+    gateway: int
+    endpoint: int
+    lasts_s: float
+
+    def __str__(self) -> str:
+        whose = self.endpoint if "endpoint" in self.kind else self.gateway
+        return f"{self.kind}" if self.kind is Kind.BROKER_KILLED else f"{self.kind} ({whose})"
+
+
+def plan(seconds: float, seed: int, gateways: int = 2, endpoints: int = 4) -> list[Step]:
+    """Every kind once in each round, in another order each time.
+
+    In the second half the first gateway and the first endpoint live on, so that there is somebody whose
+    memory one can follow.
+    """
+    rng = random.Random(seed)
+    return [*_steps(seconds, rng, gateways, endpoints)]
+
+
+def _steps(seconds: float, rng: random.Random, gateways: int, endpoints: int) -> Iterator[Step]:
+    at_s = EVERY_S / 2
+    while True:
+        for kind in rng.sample([*Kind], len(Kind)):
+            if at_s > seconds - QUIET_S - EVERY_S:
+                return
+            first = 1 if at_s > seconds / 2 and kind not in _LASTING else 0
+            gateway, endpoint = rng.randrange(first, gateways), rng.randrange(first, endpoints)
+            yield Step(at_s, kind, gateway, endpoint, rng.uniform(0.5, 3))
+            at_s += rng.uniform(0.75, 1.25) * EVERY_S

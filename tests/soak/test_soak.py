@@ -1,0 +1,25 @@
+"""The soak itself, for some seconds: `make soak` is the same for longer."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECONDS = 20
+# Whose first faults are kills of a service and of an Envoy.
+SEED = 36
+
+
+@pytest.mark.envoy
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_all_adds_up_after_kills(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.soak", "--minutes", f"{SECONDS / 60}", "--seed", f"{SEED}"]
+    done = subprocess.run(
+        [*command, "--users", "12", "--out", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+
+    print(done.stdout[-6_000:], done.stderr[-2_000:])
+    assert done.stdout.endswith("Verdict: good\n")
+    assert done.returncode == 0

@@ -1,0 +1,250 @@
+"""Everything that runs: a broker, endpoints, gateways that share their picks; and what may be done to it."""
+
+import json
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.integration.fetch import answers, get, get_json
+from tests.integration.fronts import LONG_S, Front, build_front, over_nats, share
+from tests.integration.ports import free_ports
+from tests.integration.process import Process
+from tests.integration.service import pool
+from tests.integration.stack import eventually
+from tests.share.broker import Broker
+from tests.soak.books import Outage, Tally, envoy, service
+from tests.soak.plan import Kind, Step
+
+GATEWAYS: Final = 2
+ENDPOINTS: Final = 4
+# `server.workers` of each service.
+WORKERS: Final = 1
+PREFIX_CACHE: Final = {"name": "prefix_cache"}
+_OTHERS: Final = ({"name": "prefix_hash"}, {"name": "least_load"}, {"name": "prefix_cache", "learn": True})
+
+
+class Endpoint(Process):
+    """One simulated endpoint in a process of its own, with a log of its requests."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        self.served = directory / f"served-{port}.jsonl"
+        command = [sys.executable, "-m", "tests.soak.endpoint", str(port), str(self.served)]
+        super().__init__(f"vllm-{port}", command, directory)
+        self.port = port
+        self.address = f"127.0.0.1:{port}"
+
+    def is_ready(self) -> bool:
+        return answers(f"http://{self.address}/health")
+
+    def fail(self, **faults: float) -> None:
+        """Answers with faults from now on; without any, with none."""
+        request = urllib.request.Request(f"http://{self.address}/simulate/fail", json.dumps(faults).encode())
+        request.add_header("content-type", "application/json")
+        with urllib.request.urlopen(request, timeout=LONG_S):
+            pass
+
+    def metric(self, name: str, label: str = "") -> float:
+        lines = get(f"http://{self.address}/metrics").splitlines()
+        named = [line for line in lines if line.startswith(f"{name}{{") and label in line]
+        return sum(float(line.rpartition(" ")[2]) for line in named)
+
+
+class Town:
+    """Outages and faults are noted as they happen; what was counted at a part's end, as `tallies`."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory = directory
+        self.outages: list[Outage] = []
+        self.faults: list[str] = []
+        self.tallies: list[Tally] = []
+        ports = free_ports(ENDPOINTS)
+        self.endpoints = [Endpoint(directory, port) for port in ports]
+        self._list = directory / "list" / "endpoints.yaml"
+        self._list.parent.mkdir()
+        self.broker = Broker(directory, *free_ports(1))
+        self.fronts = [build_front(directory / f"gateway-{place}", ports) for place in range(GATEWAYS)]
+        # Where the log of each part's present life begins.
+        self._starts: dict[str, int] = {}
+        self._seed = seed
+
+    def processes(self) -> dict[str, Process]:
+        """By the names that outages have."""
+        fronts = enumerate(self.fronts)
+        gateways = {
+            name: part
+            for place, front in fronts
+            for name, part in ((envoy(place), front.gateway), (service(place), front.services[0]))
+        }
+        endpoints = {endpoint.address: endpoint for endpoint in self.endpoints}
+        return {**gateways, **endpoints, "broker": self.broker}
+
+    @contextmanager
+    def running(self) -> Iterator["Town"]:
+        self.write_list(self.endpoints)
+        with ExitStack() as stack:
+            stack.enter_context(self.broker).wait_ready()
+            for endpoint in self.endpoints:
+                stack.enter_context(endpoint)
+            for front in self.fronts:
+                self.configure(front)
+                stack.enter_context(front.services[0])
+            for part in (*self.endpoints, *(front.services[0] for front in self.fronts)):
+                part.wait_until(part.is_ready, LONG_S)
+            for front in self.fronts:
+                stack.enter_context(front.gateway).wait_ready()
+                front.gateway.wait_until(front.sees_services, LONG_S)
+            self._hear_each_other()
+            yield self
+
+    def write_list(self, endpoints: Sequence[Endpoint]) -> None:
+        rows = [{"name": one.name, "address": "127.0.0.1", "port": one.port} for one in endpoints]
+        draft = self._list.with_suffix(".draft")
+        draft.write_text(yaml.safe_dump(rows))
+        draft.replace(self._list)
+
+    def configure(self, front: Front, strategy: dict[str, Any] = PREFIX_CACHE) -> None:
+        workers = {"workers": WORKERS} if WORKERS > 1 else {}
+        front.services[0].configure(
+            [pool([], strategy, endpoints={"file": str(self._list)}, signals={"scrape_s": 5})],
+            share=share(over_nats(self.broker)(0)),
+            log_level="DEBUG",
+            **workers,
+        )
+
+    def do(self, step: Step) -> None:
+        """Does what the step says, waits, and makes all well again. Takes seconds."""
+        front, endpoint = self.fronts[step.gateway], self.endpoints[step.endpoint]
+        match step.kind:
+            case Kind.ENDPOINT_KILLED:
+                self._restart(endpoint.address, endpoint, endpoint.kill, step.lasts_s, endpoint.is_ready)
+            case Kind.ENDPOINT_LEAVES:
+                self.write_list([one for one in self.endpoints if one is not endpoint])
+                time.sleep(step.lasts_s)
+                self.write_list(self.endpoints)
+            case Kind.ENDPOINT_FAILS:
+                endpoint.fail(error_rate=0.5)
+                time.sleep(step.lasts_s)
+                endpoint.fail()
+            case Kind.STRATEGY:
+                self.configure(front, _OTHERS[int(step.at_s) % len(_OTHERS)])
+                time.sleep(step.lasts_s)
+                self.configure(front)
+            case Kind.BAD_FILE:
+                self._refuse(front, step)
+            case Kind.SERVICE_KILLED | Kind.SERVICE_ENDED | Kind.SERVICE_STOPPED:
+                self._hurt_service(front, step)
+            case Kind.ENVOY_KILLED:
+                gateway = front.gateway
+                self._restart(envoy(step.gateway), gateway, gateway.kill, step.lasts_s, gateway.is_ready)
+                self._until(front.sees_services, "an Envoy does not see its service")
+            case Kind.BROKER_KILLED:
+                self.broker.kill()
+                time.sleep(step.lasts_s)
+                self.broker.start()
+                self.broker.wait_ready()
+                self._hear_each_other()
+
+    def _refuse(self, front: Front, step: Step) -> None:
+        def refused() -> float:
+            return front.services[0].metric("extproc_config_reloads_total", result="refused")
+
+        before = refused()
+        front.services[0].write("pools: [")
+        self._until(lambda: refused() > before, f"{step}: was not refused")
+        self.configure(front)
+
+    def _hurt_service(self, front: Front, step: Step) -> None:
+        name, part = service(step.gateway), front.services[0]
+        if step.kind is Kind.SERVICE_STOPPED:
+            with self._away(name):
+                part.send(signal.SIGSTOP)
+                time.sleep(step.lasts_s)
+                part.send(signal.SIGCONT)
+                self._until(front.sees_services, "an Envoy does not see its service")
+            return
+
+        def end() -> None:
+            self._count(name, part.metric("extproc_requests_total"), is_last=False)
+            if step.kind is Kind.SERVICE_KILLED:
+                part.kill()
+            elif status := part.stop():
+                self.faults.append(f"{name} ended with status {status}")
+
+        self._restart(name, part, end, step.lasts_s, lambda: part.is_ready() and front.sees_services())
+        self._hear_each_other()
+
+    def _restart(
+        self,
+        name: str,
+        part: Process,
+        end: Callable[[], object],
+        away_s: float,
+        is_back: Callable[[], bool],
+    ) -> None:
+        with self._away(name):
+            end()
+            time.sleep(away_s)
+            self._starts[name] = part.log.stat().st_size
+            if isinstance(part, Endpoint):
+                self._starts[name] = part.served.stat().st_size
+            part.start()
+            part.wait_until(is_back, LONG_S)
+
+    @contextmanager
+    def _away(self, part: str) -> Iterator[None]:
+        from_s = time.time()
+        try:
+            yield
+        finally:
+            self.outages.append(Outage(part, from_s, time.time()))
+
+    def _until(self, claim: Callable[[], bool], fault: str) -> None:
+        if not eventually(claim, LONG_S):
+            self.faults.append(fault)
+
+    def _hear_each_other(self) -> None:
+        self._until(self._all_heard, "gateways do not hear each other")
+
+    def _all_heard(self) -> bool:
+        services = [front.services[0] for front in self.fronts]
+        heard = [
+            sum(part.metric("extproc_share_peers", state=state) for state in ("prompt", "late"))
+            for part in services
+        ]
+        return heard == [len(services) - 1] * len(services)
+
+    def in_flight(self) -> dict[str, float]:
+        """What each part says is open, by its word for it; all of it is 0 when nobody asks."""
+        told: dict[str, float] = {}
+        for place, front in enumerate(self.fronts):
+            counters = front.gateway.counters()
+            for name in ("cluster.vllm.upstream_rq_active", "http.clients.downstream_rq_active"):
+                told[f"{envoy(place)} {name}"] = counters[name]
+            part = front.services[0]
+            for name in ("extproc_streams_open", "extproc_endpoint_in_flight"):
+                told[f"{service(place)} {name}"] = part.metric(name)
+            told[f"{service(place)} /pools"] = sum(shown["in_flight"] for shown in part.pools())
+        for endpoint in self.endpoints:
+            told[f"{endpoint.name} /load"] = get_json(f"http://{endpoint.address}/load")["server_load"]
+            for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+                told[f"{endpoint.name} {name}"] = endpoint.metric(name)
+        return told
+
+    def count_all(self) -> None:
+        """Notes what every part has counted in its present life, when nobody asks any more."""
+        for place, front in enumerate(self.fronts):
+            counters = front.gateway.counters("http.clients.")
+            self._count(envoy(place), counters["http.clients.downstream_rq_total"])
+            self._count(service(place), front.services[0].metric("extproc_requests_total"))
+        for endpoint in self.endpoints:
+            self._count(endpoint.address, endpoint.metric("http_requests_total", "/v1/chat/completions"))
+
+    def _count(self, name: str, counted: float, *, is_last: bool = True) -> None:
+        self.tallies.append(Tally(name, self._starts.get(name, 0), int(counted), is_last))

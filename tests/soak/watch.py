@@ -1,0 +1,72 @@
+"""How much memory and how many descriptors each process has, while it runs."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.integration.process import Process
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    at_s: float
+    memory_mb: float
+    descriptors: int
+
+
+@dataclass(slots=True)
+class Life:
+    """One process from its start to its end."""
+
+    name: str
+    pid: int
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def memory(self) -> list[tuple[float, float]]:
+        return [(sample.at_s, sample.memory_mb) for sample in self.samples]
+
+
+class Watch:
+    """Notes all processes' figures whenever it is told to."""
+
+    def __init__(self) -> None:
+        self._lives: dict[tuple[str, int], Life] = {}
+
+    def look(self, processes: Mapping[str, Process]) -> None:
+        for name, process in processes.items():
+            if process.is_running and (sample := measure(process.pid)) is not None:
+                life = self._lives.setdefault((name, process.pid), Life(name, process.pid))
+                life.samples.append(sample)
+
+    def lives(self) -> list[Life]:
+        """In the order of their beginnings."""
+        return [*self._lives.values()]
+
+    def latest(self) -> dict[str, Sample]:
+        return {life.name: life.samples[-1] for life in self._lives.values()}
+
+
+def measure(pid: int) -> Sample | None:
+    """Sums a process and those below it; `None` if it has just ended."""
+    try:
+        family = [*_family(pid)]
+        memory_mb = sum(_resident_mb(one) for one in family)
+        descriptors = sum(sum(1 for _ in Path(f"/proc/{one}/fd").iterdir()) for one in family)
+    except OSError:
+        return None
+    return Sample(time.time(), memory_mb, descriptors)
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from _family(int(child))
+
+
+def _resident_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    _, _, rest = status.partition("VmRSS:")
+    return int(rest.split()[0]) / 1_024 if rest else 0.0
