@@ -24,7 +24,7 @@ ALLOWED: Final[Mapping[str, Sequence[str]]] = {
         r"NATS: ",
     ),
     "envoy": (
-        r"\[warning\]\[ext_proc\] .*Received gRPC error on stream: 14",  # the service is away
+        r"\[warning\]\[ext_proc\] .*Received gRPC error on stream: 1[34]",  # the service is away
         r"caught ENVOY_SIGTERM",
     ),
     "vllm": (r"Endpoint|the simulation is",),

@@ -9,6 +9,8 @@ from typing import Final
 EVERY_S: Final = 4.0
 # Before the end, all is well for so long.
 QUIET_S: Final = 5.0
+# From this share of the time on there are some who live to the end.
+SPARED: Final = 0.4
 
 
 class Kind(StrEnum):
@@ -45,8 +47,8 @@ class Step:
 def plan(seconds: float, seed: int, gateways: int = 2, endpoints: int = 4) -> list[Step]:
     """Every kind once in each round, in another order each time.
 
-    In the second half the first gateway and the first endpoint live on, so that there is somebody whose
-    memory one can follow.
+    The first gateway and the first endpoint live on from a while before the second half, so that there is
+    somebody whose memory one can follow.
     """
     rng = random.Random(seed)
     return [*_steps(seconds, rng, gateways, endpoints)]
@@ -58,7 +60,7 @@ def _steps(seconds: float, rng: random.Random, gateways: int, endpoints: int) ->
         for kind in rng.sample([*Kind], len(Kind)):
             if at_s > seconds - QUIET_S - EVERY_S:
                 return
-            first = 1 if at_s > seconds / 2 and kind not in _LASTING else 0
+            first = 1 if at_s > SPARED * seconds and kind not in _LASTING else 0
             gateway, endpoint = rng.randrange(first, gateways), rng.randrange(first, endpoints)
             yield Step(at_s, kind, gateway, endpoint, rng.uniform(0.5, 3))
             at_s += rng.uniform(0.75, 1.25) * EVERY_S

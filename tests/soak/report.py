@@ -46,7 +46,7 @@ class Findings:
         return [
             life
             for life in self.lives
-            if life.samples[0].at_s <= self.half_s + slack_s and life.samples[-1].at_s >= end_s - slack_s
+            if life.samples[0].at_s <= self.half_s and life.samples[-1].at_s >= end_s - slack_s
         ]
 
     def second_half(self, life: Life) -> list[tuple[float, float]]:

@@ -69,6 +69,7 @@ class _Run:
         telling.cancel()
         await asyncio.gather(watching, telling, return_exceptions=True)
         await asyncio.to_thread(self._town.count_all)
+        self._town.faults.extend(await asyncio.to_thread(lambda: [*self._town.unwell()]))
         return in_flight
 
     async def _hurt(self, steps: list[Step]) -> None:

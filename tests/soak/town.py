@@ -237,6 +237,17 @@ class Town:
                 told[f"{endpoint.name} {name}"] = endpoint.metric(name)
         return told
 
+    def unwell(self) -> Iterator[str]:
+        """Tells what has not come back when all faults are over."""
+        for place, front in enumerate(self.fronts):
+            part = front.services[0]
+            ready = part.metric("extproc_pool_endpoints", state="ready")
+            if ready != ENDPOINTS:
+                yield f"{service(place)} has {ready:g} endpoints ready"
+            for name, labels in (("extproc_config_refused", {}), ("extproc_share_peers", {"state": "lost"})):
+                if left := part.metric(name, **labels):
+                    yield f"{service(place)} says {name} {left:g} {labels or ''}"
+
     def count_all(self) -> None:
         """Notes what every part has counted in its present life, when nobody asks any more."""
         for place, front in enumerate(self.fronts):

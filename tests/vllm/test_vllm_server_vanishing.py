@@ -3,8 +3,10 @@
 import asyncio
 import logging
 
+import aiohttp
 import orjson
 import pytest
+from aiohttp import web
 
 from tests.vllm.face import Face, serving, until
 
@@ -41,3 +43,25 @@ async def test_a_crowd_that_vanishes_mid_stream_leaves_no_line_in_the_log(
 
     assert [] == lines
     assert [] == complaints
+
+
+async def test_a_client_that_a_write_finds_gone_leaves_no_line_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transport may know before the handler is cancelled: aiohttp's write then raises."""
+    write = web.StreamResponse.write
+
+    async def fail(response: web.StreamResponse, data: bytes) -> None:
+        if b"[DONE]" in data:
+            raise ConnectionResetError("Cannot write to closing transport")
+        await write(response, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", fail)
+    with caplog.at_level(logging.INFO):
+        async with serving() as face:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await face.events("/v1/completions", {"prompt": "hello", "max_tokens": 4, "stream": True})
+            await until(lambda: face.endpoint.load == 0)
+    lines = [record for record in caplog.records if record.name not in {"extproc.vllm", "asyncio"}]
+
+    assert [] == lines

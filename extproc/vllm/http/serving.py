@@ -69,6 +69,9 @@ class Serving:
         self._endpoint.load += 1
         try:
             response = await self._answer(request)
+        except ConnectionResetError:
+            # The client has left, and the cancellation that says so is on its way.
+            raise asyncio.CancelledError from None
         finally:
             self._endpoint.load -= 1
         return response
