@@ -37,21 +37,20 @@ HEADER: Final = ("gateways", "requests", "hit rate", "TTFT mean, ms", "p50", "p9
 class Arm:
     """So many Envoys with so many services each."""
 
-    name: str
     gateways: int
     services: int = 1
     carrier: str | None = None
 
 
-ARMS: Final = (
-    Arm("one", 1),
-    Arm("two, mesh", 2, carrier="mesh"),
-    Arm("two, NATS", 2, carrier="nats"),
-    Arm("two with two services each, mesh", 2, 2, "mesh"),
-    Arm("two with two services each, NATS", 2, 2, "nats"),
-    Arm("two that do not share", 2),
-    Arm("two with two services each that do not share", 2, 2),
-)
+ARMS: Final = {
+    "one": Arm(1),
+    "two, mesh": Arm(2, carrier="mesh"),
+    "two, NATS": Arm(2, carrier="nats"),
+    "two with two services each, mesh": Arm(2, 2, "mesh"),
+    "two with two services each, NATS": Arm(2, 2, "nats"),
+    "two that do not share": Arm(2),
+    "two with two services each that do not share": Arm(2, 2),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +163,9 @@ def measure(arm: Arm, planned: Sequence[dict[str, Any]], options: argparse.Names
             ) as fronts:
                 talking = asyncio.run(talk([front.gateway.url for front in fronts], planned, options))
         if late := simulators.log.read_text().count("the simulation is"):
-            print(f"{arm.name}: endpoints were {late} times late for their own time", file=sys.stderr)
+            print(f"endpoints were {late} times late for their own time", file=sys.stderr)
     if talking.failed:
-        print(f"{arm.name}: {talking.failed} sessions failed", file=sys.stderr)
+        print(f"{talking.failed} sessions failed", file=sys.stderr)
     return [turn for turn in talking.turns if turn.at_s >= options.warmup_s]
 
 
@@ -182,18 +181,21 @@ def describe(measured: dict[str, list[Turn]]) -> Iterator[Sequence[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, default=[*ARMS], help="which; the first is the base"
+    )
     parser.add_argument("--load", type=float, default=0.5, help="share of the workload's capacity")
     parser.add_argument("--speed", type=float, default=2.0, help="of the engines' time")
-    parser.add_argument("--warmup-s", type=float, default=120.0, help="of the engines' time")
-    parser.add_argument("--measured-s", type=float, default=180.0, help="of the engines' time")
+    parser.add_argument("--warmup-s", type=float, default=160.0, help="of the engines' time")
+    parser.add_argument("--measured-s", type=float, default=200.0, help="of the engines' time")
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     planned = plan(options)
     measured = {}
-    for arm in ARMS:
-        measured[arm.name] = measure(arm, planned, options)
-        print(f"{arm.name}: {len(measured[arm.name])} requests", file=sys.stderr)
+    for name in options.arms:
+        measured[name] = measure(ARMS[name], planned, options)
+        print(f"{name}: {len(measured[name])} requests", file=sys.stderr)
     table = [*describe(measured)]
     print(markdown_table(HEADER, table), end="")
     if options.json is not None:

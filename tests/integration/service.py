@@ -62,7 +62,7 @@ class Service(Process):
         self._admin = f"127.0.0.1:{admin_port}"
         self._health = self._listen
 
-    def configure(self, pools: Sequence[Pool], *, share: dict[str, Any] | None = None, **server: Any) -> None:
+    def configure(self, pools: Sequence[Pool], *, share: Any = None, **server: Any) -> None:
         """Writes the configuration file, in one step as an editor or a ConfigMap would."""
         fields = {"listen": self._listen, "admin": self._admin, "drain_s": 5, **self._transport, **server}
         self._health = fields.get("health", self._listen)
