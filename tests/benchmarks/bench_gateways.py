@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class Talk:
         self._rng = random.Random(seed)
         self._began_s = monotonic()
         self.turns: list[Turn] = []
-        self.failed = 0
+        self.failed: Counter[str] = Counter()
 
     def now_s(self) -> float:
         return (monotonic() - self._began_s) * self._speed
@@ -84,7 +85,7 @@ class Talk:
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
-        self.failed = sum(isinstance(end, Exception) for end in ended)
+        self.failed.update(type(end).__name__ for end in ended if isinstance(end, Exception))
 
     async def _converse(self, planned: dict[str, Any]) -> None:
         await asyncio.sleep(planned["arrival_s"] / self._speed)
@@ -165,7 +166,7 @@ def measure(arm: Arm, planned: Sequence[dict[str, Any]], options: argparse.Names
         if late := simulators.log.read_text().count("the simulation is"):
             print(f"endpoints were {late} times late for their own time", file=sys.stderr)
     if talking.failed:
-        print(f"{talking.failed} sessions failed", file=sys.stderr)
+        print(f"sessions failed: {dict(talking.failed)}", file=sys.stderr)
     return [turn for turn in talking.turns if turn.at_s >= options.warmup_s]
 
 

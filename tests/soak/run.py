@@ -78,7 +78,10 @@ class _Run:
             if time.time() > self._began_s + self._options.seconds:
                 return  # a slow machine: what is late is left out
             self._now = str(step)
-            await asyncio.to_thread(self._town.do, step)
+            try:
+                await asyncio.to_thread(self._town.do, step)
+            except (AssertionError, OSError) as error:
+                self._town.faults.append(f"{step}: {error!r:.300}")
             self._steps[step.kind] += 1
             self._now = ""
 

@@ -13,7 +13,7 @@ SEED = 36
 
 @pytest.mark.envoy
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_all_adds_up_after_kills(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.soak", "--minutes", f"{SECONDS / 60}", "--seed", f"{SEED}"]
     done = subprocess.run(
