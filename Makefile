@@ -140,7 +140,7 @@ fuzz-http2: $(READY)  ## Hold our HTTP/2 against h2 for FUZZ_RUNS seeded convers
 
 .PHONY: soak
 soak: $(READY)  ## Two gateways that share their picks under load and faults for MINUTES; does all add up, is memory flat?
-	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1)
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1) --carrier $(or $(CARRIER),nats)
 
 .PHONY: clean
 clean:

@@ -1,7 +1,7 @@
 """What goes wrong and when, from a seed. Pure."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -24,9 +24,11 @@ class Kind(StrEnum):
     SERVICE_STOPPED = "service stopped"
     ENVOY_KILLED = "Envoy killed"
     BROKER_KILLED = "broker killed"
+    BROKER_STOPPED = "broker stopped"
 
 
-_LASTING: Final = frozenset({Kind.STRATEGY, Kind.BAD_FILE, Kind.BROKER_KILLED})
+OF_BROKER: Final = frozenset({Kind.BROKER_KILLED, Kind.BROKER_STOPPED})
+_LASTING: Final = frozenset({Kind.STRATEGY, Kind.BAD_FILE, *OF_BROKER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +43,27 @@ class Step:
 
     def __str__(self) -> str:
         whose = self.endpoint if "endpoint" in self.kind else self.gateway
-        return f"{self.kind}" if self.kind is Kind.BROKER_KILLED else f"{self.kind} ({whose})"
+        return f"{self.kind}" if self.kind in OF_BROKER else f"{self.kind} ({whose})"
 
 
-def plan(seconds: float, seed: int, gateways: int = 2, endpoints: int = 4) -> list[Step]:
+def plan(
+    seconds: float, seed: int, gateways: int = 2, endpoints: int = 4, *, has_broker: bool = True
+) -> list[Step]:
     """Every kind once in each round, in another order each time.
 
     The first gateway and the first endpoint live on from a while before the second half, so that there is
     somebody whose memory one can follow.
     """
-    rng = random.Random(seed)
-    return [*_steps(seconds, rng, gateways, endpoints)]
+    kinds = [kind for kind in Kind if has_broker or kind not in OF_BROKER]
+    return [*_steps(seconds, random.Random(seed), kinds, gateways, endpoints)]
 
 
-def _steps(seconds: float, rng: random.Random, gateways: int, endpoints: int) -> Iterator[Step]:
+def _steps(
+    seconds: float, rng: random.Random, kinds: Sequence[Kind], gateways: int, endpoints: int
+) -> Iterator[Step]:
     at_s = EVERY_S / 2
     while True:
-        for kind in rng.sample([*Kind], len(Kind)):
+        for kind in rng.sample(kinds, len(kinds)):
             if at_s > seconds - QUIET_S - EVERY_S:
                 return
             first = 1 if at_s > SPARED * seconds and kind not in _LASTING else 0

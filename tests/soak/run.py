@@ -31,11 +31,12 @@ class Options:
     seconds: float
     seed: int
     users: int
+    carrier: str
     directory: Path
 
 
 def run(options: Options, tell: Tell) -> Findings:
-    town = Town(options.directory, options.seed)
+    town = Town(options.directory, options.carrier)
     runner = _Run(town, options, tell)
     with town.running():
         tell(f"everything runs; logs are in {options.directory}")
@@ -62,7 +63,8 @@ class _Run:
         watching = asyncio.create_task(self._look())
         telling = asyncio.create_task(self._tell_on())
         async with self._load.running():
-            await self._hurt(plan(seconds, self._options.seed))
+            has_broker = self._town.broker is not None
+            await self._hurt(plan(seconds, self._options.seed, has_broker=has_broker))
             await asyncio.sleep(self._began_s + seconds - time.time())
         in_flight = await self._come_to_rest()
         watching.cancel()
@@ -120,7 +122,7 @@ class _Run:
         town, load, options = self._town, self._load, self._options
         books = read_books(town, load.asked)
         return Findings(
-            f"{GATEWAYS} gateways with {WORKERS} worker each over NATS, seed {options.seed}",
+            f"{GATEWAYS} gateways with {WORKERS} worker each over {options.carrier}, seed {options.seed}",
             options.seconds,
             self._began_s + options.seconds / 2,
             reconcile(books),
@@ -175,4 +177,5 @@ def _unexpected(town: Town) -> Iterator[str]:
         yield from unexpected("service", front.services[0].log)
     for endpoint in town.endpoints:
         yield from unexpected("vllm", endpoint.log)
-    yield from unexpected("nats", town.broker.log)
+    if town.broker is not None:
+        yield from unexpected("nats", town.broker.log)

@@ -8,7 +8,7 @@ import pytest
 
 SECONDS = 20
 # Whose first faults are kills of a service and of an Envoy.
-SEED = 36
+SEED = 71
 
 
 @pytest.mark.envoy

@@ -6,7 +6,7 @@ from math import isclose
 
 import pytest
 
-from tests.soak.plan import Kind, plan
+from tests.soak.plan import OF_BROKER, Kind, plan
 from tests.soak.slope import find_slope
 
 
@@ -44,8 +44,12 @@ def test_a_plan_is_the_seeds_and_has_every_kind_alike() -> None:
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
+def test_without_a_broker_nothing_happens_to_it() -> None:
+    assert not {step.kind for step in plan(600, 1, has_broker=False)} & OF_BROKER
+
+
 def test_in_the_second_half_the_first_gateway_and_endpoint_live_on() -> None:
-    kills = [step for step in plan(1_800, 1) if "killed" in step.kind and step.kind is not Kind.BROKER_KILLED]
+    kills = [step for step in plan(1_800, 1) if "killed" in step.kind and step.kind not in OF_BROKER]
     late = [step for step in kills if step.at_s > 900]
 
     assert late

@@ -13,7 +13,7 @@ from typing import Any, Final
 import yaml
 
 from tests.integration.fetch import answers, get, get_json
-from tests.integration.fronts import Front, build_front, over_nats, share
+from tests.integration.fronts import Front, build_front, over_mesh, over_nats, share
 from tests.integration.ports import free_ports
 from tests.integration.process import Process
 from tests.integration.service import pool
@@ -61,8 +61,7 @@ class Endpoint(Process):
 class Town:
     """Outages and faults are noted as they happen; what was counted at a part's end, as `tallies`."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, carrier: str) -> None:
         self.outages: list[Outage] = []
         self.faults: list[str] = []
         self.tallies: list[Tally] = []
@@ -70,11 +69,13 @@ class Town:
         self.endpoints = [Endpoint(directory, port) for port in ports]
         self._list = directory / "list" / "endpoints.yaml"
         self._list.parent.mkdir()
-        self.broker = Broker(directory, *free_ports(1))
+        self.broker = Broker(directory, *free_ports(1)) if carrier == "nats" else None
+        lines = free_ports(GATEWAYS)
+        carry = over_mesh(lines) if self.broker is None else over_nats(self.broker)
+        self._shares = [share(carry(port)) for port in lines]
         self.fronts = [build_front(directory / f"gateway-{place}", ports) for place in range(GATEWAYS)]
         # Where the log of each part's present life begins.
         self._starts: dict[str, int] = {}
-        self._seed = seed
 
     def processes(self) -> dict[str, Process]:
         """By the names that outages have."""
@@ -85,13 +86,15 @@ class Town:
             for name, part in ((envoy(place), front.gateway), (service(place), front.services[0]))
         }
         endpoints = {endpoint.address: endpoint for endpoint in self.endpoints}
-        return {**gateways, **endpoints, "broker": self.broker}
+        broker = {} if self.broker is None else {"broker": self.broker}
+        return {**gateways, **endpoints, **broker}
 
     @contextmanager
     def running(self) -> Iterator["Town"]:
         self.write_list(self.endpoints)
         with ExitStack() as stack:
-            stack.enter_context(self.broker).wait_ready()
+            if self.broker is not None:
+                stack.enter_context(self.broker).wait_ready()
             for endpoint in self.endpoints:
                 stack.enter_context(endpoint)
             for front in self.fronts:
@@ -115,7 +118,7 @@ class Town:
         workers = {"workers": WORKERS} if WORKERS > 1 else {}
         front.services[0].configure(
             [pool([], strategy, endpoints={"file": str(self._list)}, signals={"scrape_s": 5})],
-            share=share(over_nats(self.broker)(0)),
+            share=self._shares[self.fronts.index(front)],
             log_level="DEBUG",
             **workers,
         )
@@ -146,12 +149,9 @@ class Town:
                 gateway = front.gateway
                 self._restart(envoy(step.gateway), gateway, gateway.kill, step.lasts_s, gateway.is_ready)
                 self._until(front.sees_services, "an Envoy does not see its service")
-            case Kind.BROKER_KILLED:
-                self.broker.kill()
-                time.sleep(step.lasts_s)
-                self.broker.start()
-                self.broker.wait_ready()
-                self._hear_each_other()
+            case Kind.BROKER_KILLED | Kind.BROKER_STOPPED:
+                assert self.broker is not None
+                self._hurt_broker(self.broker, step)
 
     def _refuse(self, front: Front, step: Step) -> None:
         def refused() -> float:
@@ -180,6 +180,19 @@ class Town:
                 self.faults.append(f"{name} ended with status {status}")
 
         self._restart(name, part, end, step.lasts_s, lambda: part.is_ready() and front.sees_services())
+        self._hear_each_other()
+
+    def _hurt_broker(self, broker: Broker, step: Step) -> None:
+        """No outage of anything that answers requests: nobody waits for it."""
+        if step.kind is Kind.BROKER_KILLED:
+            broker.kill()
+            time.sleep(step.lasts_s)
+            broker.start()
+            broker.wait_ready()
+        else:
+            broker.send(signal.SIGSTOP)
+            time.sleep(step.lasts_s)
+            broker.send(signal.SIGCONT)
         self._hear_each_other()
 
     def _restart(
