@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import Final
@@ -24,6 +25,8 @@ from extproc.vllm.profiles import DEFAULT_PROFILE, find_profile
 from tests.integration.client import CHAT, MODEL
 
 SPEED: Final = 4.0
+# Small caches are full in minutes: what grows after that is not a cache.
+KV_TOKENS: Final = 16_000
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -50,7 +53,8 @@ def keep_log(app: web.Application, log: int) -> None:
 
 
 async def serve(port: int, log: int) -> None:
-    options = Options(find_profile(DEFAULT_PROFILE), FourByteTokenizer(), (MODEL,))
+    profile = replace(find_profile(DEFAULT_PROFILE), kv_tokens=KV_TOKENS, max_model_len=KV_TOKENS // 2)
+    options = Options(profile, FourByteTokenizer(), (MODEL,))
     app = build_app(SimulatedEndpoint(f"vllm-{port}", options, Clock(SPEED), time))
     keep_log(app, log)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)

@@ -20,6 +20,7 @@ from tests.integration.service import pool
 from tests.integration.stack import eventually
 from tests.share.broker import Broker
 from tests.soak.books import Outage, Tally, envoy, service
+from tests.soak.endpoint import KV_TOKENS
 from tests.soak.plan import Kind, Step
 
 GATEWAYS: Final = 2
@@ -28,8 +29,8 @@ ENDPOINTS: Final = 4
 WORKERS: Final = 1
 # What else the machine does is nobody's fault.
 LONG_S: Final = 300.0
-PREFIX_CACHE: Final = {"name": "prefix_cache"}
-_OTHERS: Final = ({"name": "prefix_hash"}, {"name": "least_load"}, {"name": "prefix_cache", "learn": True})
+PREFIX_CACHE: Final = {"name": "prefix_cache", "kv_tokens": KV_TOKENS}
+_OTHERS: Final = ({"name": "prefix_hash"}, {"name": "least_load"}, {**PREFIX_CACHE, "learn": True})
 
 
 class Endpoint(Process):
