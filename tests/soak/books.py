@@ -106,7 +106,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A part that was away: from before it was killed or stopped until it was seen to serve again."""
+    """A part that was away: from before it was killed or stopped until it was seen to serve again.
+
+    Or that the machine had no core for.
+    """
 
     part: str
     from_s: float

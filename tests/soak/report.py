@@ -35,6 +35,8 @@ class Findings:
     in_flight: Mapping[str, float]
     steps: Counter[str]
     outages: Sequence[Outage]
+    starved: Sequence[Outage]
+    """When the machine had no core for a service: counted as its outages, too."""
     lives: Sequence[Life]
     unexpected: Sequence[str]
     faults: Sequence[str] = field(default_factory=list)
@@ -114,10 +116,16 @@ def _books(findings: Findings) -> Iterator[str]:
 def _wrong(findings: Findings) -> Iterator[str]:
     yield ""
     yield "On purpose: " + ", ".join(f"{name} {count}" for name, count in sorted(findings.steps.items()))
+    yield f"Away, s: {_sum(findings.outages)}"
+    if findings.starved:
+        yield f"Starved by the machine, s: {_sum(findings.starved)}"
+
+
+def _sum(outages: Sequence[Outage]) -> str:
     away: Counter[str] = Counter()
-    for outage in findings.outages:
+    for outage in outages:
         away[outage.part] += round(outage.until_s - outage.from_s)
-    yield "Away, s: " + ", ".join(f"{part} {seconds}" for part, seconds in sorted(away.items()))
+    return ", ".join(f"{part} {seconds}" for part, seconds in sorted(away.items()))
 
 
 def _processes(findings: Findings) -> Iterator[str]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from tests.soak.books import Asked, Books, Tally, compare_counts, envoy, reconcile, service
+from tests.soak.books import Asked, Books, Outage, Tally, compare_counts, envoy, reconcile, service
 from tests.soak.load import Load
 from tests.soak.logs import read_lines, read_picked, read_served, unexpected
 from tests.soak.plan import Step, plan
@@ -120,7 +120,9 @@ class _Run:
     def judge(self, in_flight: dict[str, float]) -> Findings:
         """Reads the books when all parts have ended."""
         town, load, options = self._town, self._load, self._options
-        books = read_books(town, load.asked)
+        lives = self._watch.lives()
+        starved = [one for life in lives if life.name.startswith("service") for one in life.starved()]
+        books = read_books(town, load.asked, [*town.outages, *starved])
         return Findings(
             f"{GATEWAYS} gateways with {WORKERS} worker each over {options.carrier}, seed {options.seed}",
             options.seconds,
@@ -131,20 +133,21 @@ class _Run:
             in_flight,
             self._steps,
             town.outages,
-            self._watch.lives(),
+            starved,
+            lives,
             [*_unexpected(town)],
             [*town.faults, *load.faults],
         )
 
 
-def read_books(town: Town, asked: Sequence[Asked]) -> Books:
+def read_books(town: Town, asked: Sequence[Asked], outages: Sequence[Outage]) -> Books:
     fronts = [*enumerate(town.fronts)]
     return Books(
         asked,
         [line for place, front in fronts for line in read_lines(front.gateway.log, place)],
         [one for place, front in fronts for one in read_picked(front.services[0].log, place)],
         [one for endpoint in town.endpoints for one in read_served(endpoint.served, endpoint.address)],
-        town.outages,
+        outages,
     )
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.books import Balance, Line, Picked, Served
+from tests.soak.books import Balance, Line, Outage, Picked, Served
 from tests.soak.logs import read_lines, read_picked, read_served, unexpected
 from tests.soak.report import LIMIT_MB_PER_H, MORE_DESCRIPTORS, Findings, write
-from tests.soak.watch import Life, Sample
+from tests.soak.watch import PASSED_BY_S, Life, Sample
 
 SECONDS = 1_800.0
 
@@ -22,7 +22,7 @@ def life(*, mb_per_h: float = 0.0, descriptors: int = 20, name: str = "service 0
 
 def findings(**fields: object) -> Findings:
     found = Findings(
-        "a run", SECONDS, SECONDS / 2, Balance(), [], 3, {"service 0": 0}, Counter(), [], [life()], []
+        "a run", SECONDS, SECONDS / 2, Balance(), [], 3, {"service 0": 0}, Counter(), [], [], [life()], []
     )
     for name, value in fields.items():
         setattr(found, name, value)
@@ -67,6 +67,13 @@ def test_a_life_that_began_in_the_second_half_or_in_a_short_run_is_not_judged_by
     short = findings(lives=[life(mb_per_h=GROWING)], seconds=120.0)
 
     assert [[], []] == [late.reasons(), short.reasons()]
+
+
+def test_who_waits_for_a_core_is_as_good_as_stopped() -> None:
+    waited_s = [0.0, 0.5, 2.0, 2.5]
+    starving = Life("service 0", 1, [Sample(2 * n, 100, 20, each_s) for n, each_s in enumerate(waited_s)])
+
+    assert [Outage("service 0", 2, 4 + PASSED_BY_S)] == [*starving.starved()]
 
 
 def test_an_envoys_log_is_lines_but_what_a_kill_tore(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.share.broker import Broker
 from tests.soak.books import Outage, Tally, envoy, service
 from tests.soak.endpoint import KV_TOKENS
 from tests.soak.plan import Kind, Step
+from tests.soak.watch import PASSED_BY_S
 
 GATEWAYS: Final = 2
 ENDPOINTS: Final = 4
@@ -170,6 +171,7 @@ class Town:
                 part.send(signal.SIGSTOP)
                 time.sleep(step.lasts_s)
                 part.send(signal.SIGCONT)
+                time.sleep(PASSED_BY_S)  # the Envoy may be about to find that it hung
                 self._until(front.sees_services, "an Envoy does not see its service")
             return
 

@@ -1,11 +1,19 @@
-"""How much memory and how many descriptors each process has, while it runs."""
+"""How much memory and how many descriptors each process has, and when the machine starved it."""
 
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 from tests.integration.process import Process
+from tests.soak.books import Outage
+
+# Between two looks. An Envoy passes a service by whose health two seconds cannot tell.
+STARVED_S: Final = 1.0
+# So long it does so, once it does.
+PASSED_BY_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +21,8 @@ class Sample:
     at_s: float
     memory_mb: float
     descriptors: int
+    waited_s: float = 0.0
+    """How long it was ready to run and had no core, since its start."""
 
 
 @dataclass(slots=True)
@@ -26,6 +36,12 @@ class Life:
     @property
     def memory(self) -> list[tuple[float, float]]:
         return [(sample.at_s, sample.memory_mb) for sample in self.samples]
+
+    def starved(self) -> Iterator[Outage]:
+        """Yields when it could not run for want of a core: that is the machine's doing, as good as a stop."""
+        for before, after in pairwise(self.samples):
+            if after.waited_s - before.waited_s >= STARVED_S:
+                yield Outage(self.name, before.at_s, after.at_s + PASSED_BY_S)
 
 
 class Watch:
@@ -54,9 +70,10 @@ def measure(pid: int) -> Sample | None:
         family = [*_family(pid)]
         memory_mb = sum(_resident_mb(one) for one in family)
         descriptors = sum(sum(1 for _ in Path(f"/proc/{one}/fd").iterdir()) for one in family)
+        waited_ns = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
     except OSError:
         return None
-    return Sample(time.time(), memory_mb, descriptors)
+    return Sample(time.time(), memory_mb, descriptors, waited_ns / 1e9)
 
 
 def _family(pid: int) -> Iterator[int]:
