@@ -12,7 +12,7 @@ from tests.integration.service import Pool, Service
 from tests.share.broker import Broker
 
 SECRETS = {"SHARE_SECRET": "a secret of 16 bytes or more", "NATS_PASSWORD": "password"}
-LONG_S = 60.0
+LONG_S = 120.0
 _SHIPPED_PORTS = (8080, 9901)
 
 Carrier = Callable[[int], dict[str, Any]]

@@ -63,7 +63,7 @@ def hit_rate(directory: Path, *, gateways: int, services: int = 1, carrier: str 
         return hits / queries
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_two_envoys_with_four_services_hit_as_often_as_one(tmp_path: Path) -> None:
     """Each turn asks either Envoy, which asks either of its two services: over the mesh, and over NATS.
 
