@@ -11,7 +11,7 @@ from pathlib import Path
 
 VERSIONS = ("1.36.4", "1.37.0", "1.38.3", "1.39.3", "1.40.0")
 ROOT = Path(__file__).parents[2]
-NAMES = ("configuration", "doors", "overload", "in_flight", "failover", "modes", "sidecar")
+NAMES = ("configuration", "doors", "overload", "in_flight", "failover", "modes", "sidecar", "hold")
 TESTS = [f"tests/integration/test_integration_{name}.py" for name in NAMES]
 
 
