@@ -21,7 +21,7 @@ from tests.integration.service import Service, pool
 from tests.integration.stack import eventually
 from tests.share.broker import Broker
 from tests.stream.conversations import Went, headers
-from tests.stream.wire import read, write
+from tests.stream.wire import asks_for_time, read, write
 
 SECRET = "a secret of 16 bytes or more"
 LONG_S = 60.0
@@ -102,7 +102,7 @@ class Proxy:
 
     @asynccontextmanager
     async def asking(self, place: int, messages: Sequence[str]) -> AsyncGenerator[str]:
-        """Yields the endpoint; the request is in flight until the end."""
+        """Yields the endpoint, when there is room for the request; it is in flight until the end."""
         roles = ("user", "assistant")
         chat = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(messages)]
         call = self._channels[place].stream_stream(PROCESS, None, None)(None)
@@ -111,7 +111,9 @@ class Proxy:
         first = read(cast("bytes", await call.read()))
         assert first == Continue(Phase.REQUEST_HEADERS), first
         await call.write(write(RequestBody(body, True)))
-        reply = read(cast("bytes", await call.read()))
+        while asks_for_time(message := cast("bytes", await call.read())):
+            pass
+        reply = read(message)
         assert isinstance(reply, Went)
         yield str(reply.address)
         await call.done_writing()

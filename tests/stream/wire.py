@@ -48,6 +48,11 @@ def write(event: Event) -> bytes:
     return bytes(_request(event))
 
 
+def asks_for_time(message: bytes) -> bool:
+    """Whether a `ProcessingResponse` says no more than that its answer takes longer."""
+    return ProcessingResponse.parse(message).override_message_timeout is not None
+
+
 def read(message: bytes) -> Expected:
     """What a `ProcessingResponse` says, as conversations expect it."""
     response = ProcessingResponse.parse(message)
