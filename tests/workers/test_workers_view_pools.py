@@ -123,18 +123,21 @@ def test_pools_of_two_are_one_list() -> None:
 
 
 def test_of_sharing_the_worst_is_told_and_who_are_workers() -> None:
-    def share(me: str, *peers: tuple[str, float | None], heard: int = 2, prompt: int = 2) -> dict[str, Any]:
+    def share(me: str, *peers: tuple[str, float | None], prompt: int, is_whole: bool) -> dict[str, Any]:
         told = [{"name": name, "delay_ms": delay} for name, delay in peers]
-        return described(share={"me": me, "heard": heard, "prompt": prompt, "lost": 0, "peers": told})
+        part = {"me": me, "heard": 2, "prompt": prompt, "lost": 0, "is_whole": is_whole, "copied_blocks": 3}
+        return described(share={**part, "peers": told})
 
-    first = share("w1", ("w2", 1.0), ("g", None))
-    second = share("w2", ("w1", 3.0), ("g", 7.0), prompt=1)
+    first = share("w1", ("w2", 1.0), ("g", None), prompt=2, is_whole=False)
+    second = share("w2", ("w1", 3.0), ("g", 7.0), prompt=1, is_whole=True)
     [merged] = merge_described([[first], [second]])
 
     assert merged["share"] == {
         "heard": 2,
         "prompt": 1,
         "lost": 0,
+        "is_whole": False,
+        "copied_blocks": 6,
         "workers": [{"name": "w1", "delay_ms": 3.0}, {"name": "w2", "delay_ms": 1.0}],
         "peers": [{"name": "g", "delay_ms": 7.0}],
     }

@@ -77,7 +77,10 @@ def _merge_endpoint(endpoints: Sequence[Described]) -> Described:
 
 
 def _merge_shares(shares: Sequence[Described]) -> Described | None:
-    """The worst that one of them tells; delays as the last hears, of each other and of other gateways."""
+    """The worst that one of them tells, and what all have copied together.
+
+    Delays as the last hears, of each other and of other gateways.
+    """
     if not shares:
         return None
     delays: dict[str, float | None] = {}
@@ -88,6 +91,8 @@ def _merge_shares(shares: Sequence[Described]) -> Described | None:
         "heard": min(share["heard"] for share in shares),
         "prompt": min(share["prompt"] for share in shares),
         "lost": max(share["lost"] for share in shares),
+        "is_whole": all(share["is_whole"] for share in shares),
+        "copied_blocks": sum(share["copied_blocks"] for share in shares),
         "workers": _named({name: delays.get(name) for name in sorted(ours)}),
         "peers": _named({name: delay for name, delay in delays.items() if name not in ours}),
     }
