@@ -83,8 +83,8 @@ class PoolKeeper:
             self._told = self._endpoints = told
             self._changed.set()
 
-    def confirm(self) -> None:
-        self._confirmed_s = self._heard_s = self._clock()
+    def confirm(self, age_s: float = 0.0) -> None:
+        self._confirmed_s = self._heard_s = self._clock() - age_s
         self.fault = None
         self._outages.ended(self.pool.name)
 

@@ -142,7 +142,7 @@ class Mesh:
             if len(self._dialling) < MAX_PEERS:
                 self._dialling[address] = asyncio.create_task(self._keep(address))
 
-    def confirm(self) -> None:
+    def confirm(self, age_s: float = 0.0) -> None:
         """The lines are there anyhow."""
 
     def restarted(self, why: str, reason: str | None = None) -> None:

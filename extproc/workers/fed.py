@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from msgspec.structs import replace as replace_fields
+
 from extproc.cluster.objectives import ObjectivesSink
 from extproc.cluster.source import Sink, Source
 from extproc.endpoint_settings import InferencePoolSettings
@@ -20,7 +22,7 @@ class Fed:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._listed: dict[str, Listed] = {}
+        self._listed: dict[str, tuple[Listed, float]] = {}  # each with when it was true
         self._faults: dict[str, Restarted | Lacking] = {}
         self._prioritised: dict[str, tuple[Prioritised, float]] = {}
         self._sinks: dict[str, Sink] = {}
@@ -42,9 +44,11 @@ class Fed:
 
     def join(self, key: str, sink: Sink) -> None:
         self._sinks[key] = sink
-        for told in (self._listed.get(key), self._faults.get(key)):
-            if told is not None:
-                _pass(told, sink)
+        if key in self._listed:
+            told, then_s = self._listed[key]
+            _pass(replace_fields(told, age_s=self._clock() - then_s), sink)
+        if key in self._faults:
+            _pass(self._faults[key], sink)
 
     def leave(self, key: str, sink: Sink) -> None:
         if self._sinks.get(key) is sink:
@@ -76,16 +80,21 @@ class Fed:
                 self._prioritised.pop(key, None)
                 return
             case Listed():
-                self._listed[told.key] = told
+                self._listed[told.key] = (told, self._clock() - told.age_s)
                 self._faults.pop(told.key, None)
             case Confirmed():
-                self._faults.pop(told.key, None)
+                self._confirm(told.key)
             case Restarted(reason=None):
                 pass  # a watch that ended in its time
             case Restarted() | Lacking():
                 self._faults[told.key] = told
         if told.key in self._sinks:
             _pass(told, self._sinks[told.key])
+
+    def _confirm(self, key: str) -> None:
+        self._faults.pop(key, None)
+        if key in self._listed:
+            self._listed[key] = (self._listed[key][0], self._clock())
 
     def _prioritise(self, told: Prioritised) -> None:
         before, _ = self._prioritised.get(told.key, (None, 0.0))
@@ -98,6 +107,8 @@ def _pass(told: Listed | Confirmed | Restarted | Lacking, sink: Sink) -> None:
     match told:
         case Listed():
             sink.replace(told.endpoints)
+            if told.age_s:
+                sink.confirm(told.age_s)
         case Confirmed():
             sink.confirm()
         case Restarted():

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from extproc.cluster.source import Source
 from extproc.endpoint_settings import InferencePoolSettings
 from extproc.routing.endpoint import Endpoint
@@ -37,8 +39,17 @@ class Feeds:
     Needs a running event loop.
     """
 
-    def __init__(self, sources: Sources, tell: Tell, metrics: Metrics, outages: Outages) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        tell: Tell,
+        metrics: Metrics,
+        outages: Outages,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
         self._sources = sources
+        self._clock = clock
         self._tell = tell
         self._metrics = metrics
         self._outages = outages
@@ -67,7 +78,7 @@ class Feeds:
 
     def follow(self, key: str, name: str, source: Source) -> None:
         """Follows a source of endpoints; `name` is what operators call it."""
-        feed = _Feed(key, name, self._tell, self._metrics, self._outages)
+        feed = _Feed(key, name, self._tell, self._metrics, self._outages, clock=self._clock)
         self._begin(key, feed, source.run(feed))
 
     def known(self) -> Iterator[Told]:
@@ -107,17 +118,31 @@ class Feeds:
 class _Feed:
     """The sink of one source of endpoints."""
 
-    def __init__(self, key: str, name: str, tell: Tell, metrics: Metrics, outages: Outages) -> None:
+    def __init__(
+        self,
+        key: str,
+        name: str,
+        tell: Tell,
+        metrics: Metrics,
+        outages: Outages,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
         self._key = key
         self._name = name
         self._tell = tell
         self._metrics = metrics
         self._outages = outages
+        self._clock = clock
         self._listed: Listed | None = None
+        self._confirmed_s = 0.0
         self._fault: Restarted | Lacking | None = None
 
     def known(self) -> Iterator[Told]:
-        yield from (told for told in (self._listed, self._fault) if told is not None)
+        if self._listed is not None:
+            yield replace(self._listed, age_s=self._clock() - self._confirmed_s)
+        if self._fault is not None:
+            yield self._fault
 
     def forget(self) -> None:
         self._outages.forget(self._name)
@@ -131,8 +156,8 @@ class _Feed:
         self._listed = listed
         self._tell(listed)
 
-    def confirm(self) -> None:
-        self._heard()
+    def confirm(self, age_s: float = 0.0) -> None:
+        self._heard(age_s)
         self._tell(Confirmed(self._key))
 
     def restarted(self, why: str, reason: str | None = None) -> None:
@@ -147,8 +172,9 @@ class _Feed:
         self._fault = Lacking(self._key, why, reason)
         self._tell(self._fault)
 
-    def _heard(self) -> None:
+    def _heard(self, age_s: float = 0.0) -> None:
         self._fault = None
+        self._confirmed_s = self._clock() - age_s
         self._outages.ended(self._name)
 
 

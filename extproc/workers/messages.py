@@ -42,10 +42,11 @@ class Refused(Struct, frozen=True, tag=True):
 
 
 class Listed(Struct, frozen=True, tag=True):
-    """A source's whole list."""
+    """A source's whole list, which was still true so long ago."""
 
     key: str
     endpoints: Sequence[Endpoint]
+    age_s: float = 0.0
 
 
 class Confirmed(Struct, frozen=True, tag=True):

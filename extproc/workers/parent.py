@@ -104,7 +104,11 @@ class Parent:
             restarts=count_restarts(self._metrics.registry),
         )
         self._feeds = Feeds(
-            OwnSources(start.base, rng), self._workers.tell, self._metrics, Outages(monotonic)
+            OwnSources(start.base, rng),
+            self._workers.tell,
+            self._metrics,
+            Outages(monotonic),
+            clock=monotonic,
         )
         self._health = Health(lambda: self._workers.is_ready and not self._is_draining)
         self._acceptor: Acceptor | None = None

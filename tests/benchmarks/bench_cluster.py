@@ -43,7 +43,7 @@ class Stopwatch:
     def replace(self, _: Sequence[Endpoint]) -> None:
         self.changed.set()
 
-    def confirm(self) -> None:
+    def confirm(self, age_s: float = 0.0) -> None:
         """A bookmark: nothing has changed."""
 
     def restarted(self, why: str, reason: str | None = None) -> None:

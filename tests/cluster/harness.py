@@ -35,7 +35,7 @@ class RecordingSink:
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
         self.lists.append(list(endpoints))
 
-    def confirm(self) -> None:
+    def confirm(self, age_s: float = 0.0) -> None:
         self.confirmed_total += 1
 
     def restarted(self, why: str, reason: str | None = None) -> None:

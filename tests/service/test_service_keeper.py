@@ -70,6 +70,24 @@ async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture
     ]
 
 
+async def test_a_list_may_be_old_when_it_is_told() -> None:
+    """As a worker hears it that was started again: its silence is as old."""
+    now_s = 100.0
+    keeper = PoolKeeper(
+        Pool("llama", PrefixHash(Outside(Random(1), lambda: 0.0))),
+        Metrics(),
+        Outages(lambda: 0.0),
+        clock=lambda: now_s,
+        on_change=lambda _, __: None,
+    )
+    keeper.replace([Endpoint("default/a", "10.0.0.1:80")])
+    keeper.confirm(40.0)
+    told = keeper.age_s, keeper.silence_s
+    now_s += 5.0
+
+    assert (told, keeper.age_s) == ((40.0, 40.0), 45.0)
+
+
 async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> None:
     """Sources tell what they hear; who is told of a change must be able to believe that there is one."""
     told: list[Sequence[Endpoint]] = []

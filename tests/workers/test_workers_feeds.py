@@ -31,8 +31,8 @@ class Heard:
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
         self.told.append([endpoint.address for endpoint in endpoints])
 
-    def confirm(self) -> None:
-        self.told.append("confirmed")
+    def confirm(self, age_s: float = 0.0) -> None:
+        self.told.append(("confirmed", age_s) if age_s else "confirmed")
 
     def restarted(self, why: str, reason: str | None = None) -> None:
         self.told.append((why, reason))
@@ -76,7 +76,7 @@ async def test_a_pool_hears_what_its_source_says() -> None:
 
 
 async def test_what_was_told_before_the_pool_was_there_is_told_to_it() -> None:
-    fed = Fed(monotonic)
+    fed = Fed(lambda: 0.0)
     fed.take(Listed(KEY, [ONE]))
     fed.take(Listed(KEY, [TWO]))
     fed.take(Restarted(KEY, "connection", "refused"))
@@ -86,8 +86,44 @@ async def test_what_was_told_before_the_pool_was_there_is_told_to_it() -> None:
     assert [["10.0.0.2:8000"], ("connection", "refused")] == heard.told
 
 
+async def test_a_list_is_as_old_as_when_it_was_last_confirmed() -> None:
+    """1. A list that was 40 s old when it was told, 3 s ago. 2. Confirmed, and 5 s later again asked for."""
+    now = [100.0]
+    fed = Fed(lambda: now[0])
+    fed.take(Listed(KEY, [ONE], 40.0))
+    now[0] += 3.0
+    async with following(fed) as first:
+        pass
+    fed.take(Confirmed(KEY))
+    now[0] += 5.0
+    async with following(fed) as second:
+        fed.take(Listed(KEY, [TWO]))
+
+    assert [["10.0.0.1:8000"], ("confirmed", 43.0)] == first.told
+    assert [["10.0.0.1:8000"], ("confirmed", 5.0), ["10.0.0.2:8000"]] == second.told
+
+
+async def test_a_new_worker_is_told_how_old_lists_are() -> None:
+    now = [100.0]
+    feeds = Feeds(
+        OwnSources(Path(), random.Random(0)),
+        lambda _: None,
+        Metrics(),
+        Outages(monotonic),
+        clock=lambda: now[0],
+    )
+    [settings] = pools("10.0.0.1:8000")
+    feeds.apply([settings])
+    await asyncio.sleep(0.01)
+    now[0] += 40.0
+    known = [*feeds.known()]
+    await feeds.stop()
+
+    assert [Listed(endpoints_key(settings), (ONE,), 40.0)] == known
+
+
 async def test_a_fault_that_is_over_and_a_source_that_is_forgotten_are_not_told() -> None:
-    fed = Fed(monotonic)
+    fed = Fed(lambda: 0.0)
     fed.take(Listed(KEY, [ONE]))
     fed.take(Restarted(KEY, "connection", "refused"))
     fed.take(Confirmed(KEY))
@@ -109,7 +145,9 @@ async def test_a_source_is_another_one_when_its_settings_are() -> None:
     """1. A pool's list. 2. The same settings: nothing. 3. Others: a new list, the old one is forgotten."""
     told: list[Told] = []
     metrics = Metrics()
-    feeds = Feeds(OwnSources(Path(), random.Random(0)), told.append, metrics, Outages(monotonic))
+    feeds = Feeds(
+        OwnSources(Path(), random.Random(0)), told.append, metrics, Outages(monotonic), clock=lambda: 0.0
+    )
     before, after = pools("10.0.0.1:8000"), pools("10.0.0.2:8000")
     feeds.apply(before)
     await asyncio.sleep(0.01)
