@@ -4,20 +4,21 @@ A series for each Benchmark and what a status can hold; runs are counted as far 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from extproc.controller.resource import read_time
+from extproc.controller.shown import Body, read_status
 
 PHASES: Final = ("Refused", "Waiting", "Running", "Valid", "Invalid", "Failed", "Suspended")
 _ENDS: Final = ("Valid", "Invalid", "Failed")
 # The operator writes a few; whoever else may write a status shall not fill a Prometheus.
 _MOST_FIGURES: Final = 50
 
-Body = Mapping[str, Any]
 _Told = Iterable[tuple[tuple[str, ...], float]]
 
 
@@ -53,45 +54,41 @@ def describe_benchmarks(bodies: Sequence[Body]) -> Iterator[Metric]:
         yield family
 
 
-def read_status(body: Body) -> Body:
-    """The status; none of a Benchmark that nobody has looked at."""
-    return body.get("status") or {}
-
-
 def _tell_info(body: Body) -> _Told:
     spec = body.get("spec") or {}
     yield (spec.get("mode", "run"), (spec.get("target") or {}).get("model") or ""), 1.0
 
 
 def _tell_phases(body: Body) -> _Told:
-    current = read_status(body).get("phase")
+    current = read_status(body)["phase"]
     return (((phase,), float(phase == current)) for phase in PHASES)
 
 
 def _tell_progress(body: Body) -> _Told:
-    progress = read_status(body).get("progress")
+    progress = read_status(body)["progress"]
     # Of a search nobody knows how much there will be: it says which run is at work.
-    if progress and progress.endswith("%"):
-        yield (), float(progress.removesuffix("%")) / 100
+    if progress.endswith("%"):
+        with suppress(ValueError):
+            yield (), float(progress.removesuffix("%")) / 100
 
 
 def _tell_figures(body: Body) -> _Told:
-    figures = read_status(body).get("figures") or {}
-    return (((name,), float(value)) for name, value in islice(figures.items(), _MOST_FIGURES))
+    figures = read_status(body)["figures"]
+    return (((name,), value) for name, value in islice(figures.items(), _MOST_FIGURES))
 
 
 def _tell_runs(body: Body) -> _Told:
-    ended = Counter(run["phase"] for run in read_status(body).get("history", ()))
+    ended = Counter(run["phase"] for run in read_status(body)["history"])
     return (((phase,), float(ended[phase])) for phase in _ENDS)
 
 
 def _tell_regressions(body: Body) -> _Told:
-    yield (), float(len(read_status(body).get("regressions", ())))
+    yield (), float(len(read_status(body)["regressions"]))
 
 
 def _tell_time(field: str) -> Callable[[Body], _Told]:
     def tell(body: Body) -> _Told:
-        if at := read_status(body).get(field):
-            yield (), read_time(at).timestamp()
+        with suppress(ValueError, OverflowError):  # it says no time
+            yield (), read_time(read_status(body)[field]).timestamp()
 
     return tell

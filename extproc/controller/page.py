@@ -1,7 +1,7 @@
 """All runs of all Benchmarks as one page, from their statuses: a list, then each one's runs. Pure."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 from urllib.parse import quote
 
 from extproc.bench.experiments.history import METHOD, Line
@@ -10,6 +10,7 @@ from extproc.bench.measure.words import DASH
 from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.headline import show
 from extproc.controller.history import COMPARED, TOLERANCE, trace_history
+from extproc.controller.shown import Body, read_status
 from extproc.pages import page
 from extproc.pages.page import Cell, Link
 
@@ -17,7 +18,6 @@ _LIST: Final = ("benchmark", "phase", "verdict", "progress", "req/s", "TTFT p95"
 _SHOWN: Final = ("req_per_s", "total_tok_per_s", "ttft_median_ms", "ttft_p99_ms", "e2e_median_ms")
 _RUNS: Final = ("run", "ended", *(FIGURES[name].heading for name in _SHOWN), "verdict", "report")
 
-Body = Mapping[str, Any]
 HasReport = Callable[[Body, str], bool]
 """Whether the report of a Benchmark's run can be read here."""
 
@@ -43,44 +43,44 @@ def name_benchmark(body: Body) -> str:
 
 
 def _list_one(body: Body) -> tuple[Cell, ...]:
-    status = body.get("status") or {}
-    summary = status.get("summary", {})
+    status = read_status(body)
+    summary = status["summary"]
     name = name_benchmark(body)
     return (
         Link(name, f"#{quote(name, safe='')}"),
-        status.get("phase", "") or DASH,
-        status.get("verdict", "") or DASH,
-        status.get("progress", DASH),
-        summary.get("requestsPerSecond", DASH),
-        summary.get("ttftP95", DASH),
-        _show_time(status.get("finishedAt")),
-        _show_time(status.get("nextRunAt")),
+        status["phase"] or DASH,
+        status["verdict"] or DASH,
+        status["progress"] or DASH,
+        summary["requestsPerSecond"] or DASH,
+        summary["ttftP95"] or DASH,
+        _show_time(status["finishedAt"]),
+        _show_time(status["nextRunAt"]),
     )
 
 
 def _show_one(body: Body, has_report: HasReport) -> Iterator[str]:
-    status = body.get("status") or {}
-    name, phase = name_benchmark(body), status.get("phase", "")
-    faults = [*status.get("faults", ()), *status.get("regressions", ())]
+    status = read_status(body)
+    name, phase = name_benchmark(body), status["phase"]
+    faults = [*status["faults"], *status["regressions"]]
     yield page.heading(name, quote(name, safe=""))
     yield page.notice(_title(status), faults, is_good=not faults and phase not in {"Invalid", "Failed"})
-    yield page.remarks([*status.get("remarks", ()), *_say_where(status)])
+    yield page.remarks([*status["remarks"], *_say_where(status)])
     spec = body.get("spec") or {}
     model = (spec.get("target") or {}).get("model") or str(spec.get("endpoint", ""))
-    for line in trace_history(name, model, status.get("history", ())):
+    for line in trace_history(name, model, status["history"]):
         yield page.table("", _RUNS, [_run_row(n, body, line, has_report) for n in range(len(line.entries))])
         yield from draw_line(line)
 
 
 def _title(status: Body) -> str:
     """The verdict of what is over, else how far it is."""
-    phase = status.get("phase") or "not looked at yet"
-    title = str(status.get("verdict", "")) if phase in {"Valid", "Invalid", "Failed"} else phase
-    return f"{title}, worse than before" if status.get("regressions") else title
+    phase = status["phase"] or "not looked at yet"
+    title = status["verdict"] if phase in {"Valid", "Invalid", "Failed"} else phase
+    return f"{title}, worse than before" if status["regressions"] else title
 
 
 def _say_where(status: Body) -> Iterator[str]:
-    if status.get("report"):
+    if status["report"]:
         yield f"Reports: {status['report']} (volume claim, folder)"
 
 
@@ -97,5 +97,5 @@ def report_path(body: Body, run: str, file: str = "report.html") -> str:
     return "/".join(["reports", *(quote(part, safe="") for part in parts)])
 
 
-def _show_time(text: str | None) -> str:
+def _show_time(text: str) -> str:
     return text[:16].replace("T", " ") if text else DASH

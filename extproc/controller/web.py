@@ -5,19 +5,18 @@ It changes nothing, and asks nobody who they are: a NetworkPolicy says who gets 
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from aiohttp import web
 
 from extproc.bench.report.outputs import REPORTS
 from extproc.controller.metrics import describe_benchmarks, describe_operator
 from extproc.controller.page import build_page
+from extproc.controller.shown import Body, read_status
 from extproc.errors import SettingsError
 from extproc.service.exposition import answer_metrics
-
-Body = Mapping[str, Any]
 
 # A page of ours has no script. A report is whatever a Pod of a run has written: it gets no origin, either.
 _RULES: Final = (
@@ -81,7 +80,7 @@ class _Shown:
     async def page(self, _: web.Request) -> web.Response:
         bodies = self._list()
         text = await asyncio.to_thread(build_page, bodies, self._has_report)
-        is_moving = any((body.get("status") or {}).get("phase") == "Running" for body in bodies)
+        is_moving = any(read_status(body)["phase"] == "Running" for body in bodies)
         headers = {**_HEADERS, **({"refresh": str(_AGAIN_S)} if is_moving else {})}
         return web.Response(text=text, content_type="text/html", headers=headers)
 
@@ -124,10 +123,12 @@ def find_report(root: Path, body: Body, run: str, file: str) -> Path | None:
 
     Everything but `file` is of the Benchmark's status, and nothing that leads out of `root` is taken.
     """
-    status, metadata = body.get("status") or {}, body["metadata"]
-    claim = str(status.get("report", "")).partition("/")[0]
-    runs = {status.get("run"), *(entry["run"] for entry in status.get("history", ()))}
+    status, metadata = read_status(body), body["metadata"]
+    claim = status["report"].partition("/")[0]
+    runs = {status["run"], *(entry["run"] for entry in status["history"])}
     if not claim or run not in runs or file not in REPORTS:
         return None
-    path = (root / metadata["namespace"] / claim / metadata["name"] / run / file).resolve()
-    return path if path.is_relative_to(root.resolve()) and path.is_file() else None
+    with suppress(OSError, ValueError):  # no name of a file
+        path = (root / metadata["namespace"] / claim / metadata["name"] / run / file).resolve()
+        return path if path.is_relative_to(root.resolve()) and path.is_file() else None
+    return None

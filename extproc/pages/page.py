@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.resources import files
 from string import Template
+
+from extproc.pages.plain import escape
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ sweep's whole page is 15 to 40 kB here.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
+
+from extproc.pages.plain import escape
 
 _WIDTH, _HEIGHT = 640, 310
 # Room for labels of 22 units, which is what a reader of a telephone needs: the page's style sheet sets them.

@@ -11,11 +11,17 @@ from typing import Any, Literal
 import aiohttp
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from extproc.bench.board import Notice
 from extproc.bench.measure.words import DASH
-from extproc.controller.metrics import PHASES
+from extproc.controller.metrics import PHASES, describe_benchmarks
+from extproc.controller.page import build_page
 from extproc.controller.status_schema import build_status_schema
 from extproc.controller.web import build_web, find_report
 from tests.controller.world import SPEC, World, brief
@@ -26,6 +32,16 @@ Body = dict[str, Any]
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 ORDER = ("namespace", "benchmark", "mode", "model", "phase", "figure")
 needs_chromium = pytest.mark.skipif(find() is None, reason="needs chromium")
+
+
+class Families(Collector):
+    """The metrics of some Benchmarks."""
+
+    def __init__(self, bodies: list[Body]) -> None:
+        self._bodies = bodies
+
+    def collect(self) -> Iterator[Metric]:
+        return describe_benchmarks(self._bodies)
 
 
 @dataclass
@@ -164,6 +180,53 @@ async def test_figures_of_a_benchmark_are_bounded() -> None:
     samples = await scrape(leading({("default", "b"): body}))
 
     assert sum(key[0] == "extproc_benchmark_figure" for key in samples) == 50
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
+    max_leaves=5,
+)
+FIELDS = (
+    *("phase", "verdict", "progress", "report", "run", "startedAt", "finishedAt", "nextRunAt", "faults"),
+    *("regressions", "remarks", "summary", "figures", "history"),
+)
+
+
+def fields_of(written: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    """What somebody may make of an object: fields gone, or of any other kind."""
+    known = {name: st.just(value) | JSON for name, value in written.items()}
+    return st.fixed_dictionaries({}, optional=known) | JSON
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_status_that_somebody_edited_is_shown_as_far_as_it_can_be(data: st.DataObject) -> None:
+    body = body_of(nightly([10, 9]), "edited")
+    written = dict.fromkeys(FIELDS, "x") | body["status"]
+    [*_, run] = written["history"]
+    runs = st.lists(fields_of(run), max_size=3)
+    statuses = st.tuples(fields_of(written), runs).map(
+        lambda both: {**both[0], "history": both[1]} if isinstance(both[0], dict) else both[0]
+    )
+    body["status"] = data.draw(st.one_of(fields_of(written), statuses))
+    page = build_page([body], lambda _, run: find_report(Path("/tmp"), body, run, "report.html") is not None)
+    generate_latest(Families([body]))
+
+    assert page.encode().count(b"default/edited") >= 2
+
+
+async def test_a_run_without_its_end_is_shown_with_the_rest() -> None:
+    body = body_of(nightly([10, 9]), "edited")
+    del body["status"]["history"][0]["finishedAt"]
+    body["status"] |= {"finishedAt": 5, "verdict": "good\u202edoog\u2066"}
+    samples = await scrape(leading({("default", "edited"): body}))
+    async with served(leading({("default", "edited"): body})) as url:
+        status, text = await get(url)
+
+    assert samples["extproc_benchmark_runs", "default", "edited", "Valid"] == 2
+    assert ("extproc_benchmark_last_run_finished_timestamp_seconds", "default", "edited") not in samples
+    assert (status, text.count("good\ufffddoog\ufffd")) == (200, 2)
 
 
 @needs_prometheus
