@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from extproc.share_settings import ShareSettings
+from extproc.workers.messages import LANES
 from monitoring.dashboards import BOARDS
 from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import MANIFESTS, Object, render, render_folder
@@ -59,6 +60,7 @@ def test_sharing_of_picks_is_a_component(tmp_path: Path) -> None:
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     rendered = render_folder(tmp_path)
     [peers] = [item for item in rendered if item["metadata"]["name"] == "extproc-peers"]
+    [policy] = [item for item in rendered if item["metadata"]["name"] == "extproc-share"]
     [template] = [
         item["spec"]["template"]
         for item in rendered
@@ -76,6 +78,10 @@ def test_sharing_of_picks_is_a_component(tmp_path: Path) -> None:
     assert peers["spec"]["clusterIP"] == "None"
     assert peers["spec"]["publishNotReadyAddresses"]
     assert peers["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    # Workers listen at neighbouring ports.
+    assert [[{"port": 9004, "endPort": 9004 + LANES - 1}]] * 2 == [
+        rule["ports"] for rule in (*policy["spec"]["ingress"], *policy["spec"]["egress"])
+    ]
 
 
 def test_the_rules_and_the_dashboards_come_with_it(rendered: list[Object]) -> None:
