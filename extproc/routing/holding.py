@@ -71,19 +71,28 @@ class Holding:
                 high = middle
         return low
 
-    def pin(self, chain: Chain, blocks: int) -> None:
-        """Counts one more request on the first `blocks` of a chain, all of which it holds."""
+    def pin(self, chain: Chain, blocks: int) -> int:
+        """Counts one more request on the first `blocks` of a chain; returns how many of them it held.
+
+        That is all of them, unless a peer that is mad told of blocks without those that lead to them.
+        """
         hashes, idle, pinned = chain.hashes, self.idle, self.pinned
         # Who pins a block pins all that lead to it: the pinned ones stand first.
         first = bisect_left(range(blocks), True, key=lambda number: hashes[number] in idle)
-        for block in hashes[:first]:
-            pinned[block] += 1
-        for block in hashes[first:blocks]:
-            del idle[block]
-            pinned[block] = 1
+        block = 0
+        try:
+            for block in hashes[:first]:
+                pinned[block] += 1
+            for block in hashes[first:blocks]:
+                del idle[block]
+                pinned[block] = 1
+        except KeyError:
+            blocks = hashes.index(block)
+            first = min(first, blocks)
         moved = chain.bytes_between(first, blocks)
         self.idle_bytes -= moved
         self.pinned_bytes += moved
+        return blocks
 
     def unpin(self, chain: Chain, blocks: int) -> None:
         """Counts one request less on them."""

@@ -138,7 +138,8 @@ class PrefixIndex:
             low, high = 0, known - 1
             while low < high:
                 middle = (low + high) // 2
-                if len(blocks[hashes[middle]].holders) > len(holders):
+                found = blocks.get(hashes[middle])  # `None`: a mad peer told of what comes after it alone
+                if found is not None and len(found.holders) > len(holders):
                     low = middle + 1
                 else:
                     high = middle
@@ -177,10 +178,11 @@ class PrefixIndex:
         hashes = chain.hashes
         known = self.known(hashes)
         self._use_forks(hashes, now)
-        had = holding.depth(hashes, known)
-        holding.pin(chain, had)
+        had = holding.pin(chain, holding.depth(hashes, known))
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
+            for block in [*filter(holding.idle.__contains__, hashes[had:stop])]:
+                self._evict(holding, block)  # what a mad peer told of without what leads to it
             holding.pinned.update(dict.fromkeys(hashes[had:stop], 1))
             holding.pinned_bytes += self._insert(holding, chain, had, stop, now)
             self._make_room(holding)
@@ -198,7 +200,10 @@ class PrefixIndex:
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
             # The tail first: it is evicted before the head.
-            idle.update(dict.fromkeys(reversed(hashes[had:stop])))
+            fresh = dict.fromkeys(reversed(hashes[had:stop]))
+            if len(fresh) < stop - had or any(map(holding.__contains__, fresh)):
+                return  # no chain's blocks, but what a mad peer made up
+            idle.update(fresh)
             holding.idle_bytes += self._insert(holding, chain, had, stop, now)
         holding.touch(hashes, had)
         if stop > had:
@@ -257,9 +262,7 @@ class PrefixIndex:
             found = self._blocks.get(block)
             if block not in holding.idle or found is None or found.heir or block in self._forks:
                 return
-            del holding.idle[block]
-            holding.idle_bytes -= found.length
-            self._drop(holding, block)
+            self._evict(holding, block)
             parent = self._blocks.get(chain.hashes[number - 1]) if number else None
             if parent is not None and parent.heir == block and block not in self._blocks:
                 parent.heir = 0
@@ -281,6 +284,8 @@ class PrefixIndex:
                     self._inherit(parent, block, now)
             else:
                 found.holders += alone
+                # Who is mad may tell another length; at last, what was known first is taken off.
+                holding.idle_bytes += found.length - chain.bytes_between(number, number + 1)
         new_bytes = chain.bytes_between(start, stop)
         self._new_bytes.add(new_bytes, now)
         return new_bytes
@@ -298,9 +303,12 @@ class PrefixIndex:
         room = max(holding.capacity - holding.pinned_bytes, holding.capacity // 10)
         idle = holding.idle
         while idle and (holding.idle_bytes > room or len(holding) > holding.most_entries):
-            block, _ = idle.popitem(last=False)
-            holding.idle_bytes -= self._blocks[block].length
-            self._drop(holding, block)
+            self._evict(holding, next(iter(idle)))
+
+    def _evict(self, holding: Holding, block: int) -> None:
+        del holding.idle[block]
+        holding.idle_bytes -= self._blocks[block].length
+        self._drop(holding, block)
 
     def _measure(self) -> None:
         """Says anew what depends on who is there and how large each is."""

@@ -1,7 +1,7 @@
 """Gateways that tell each other their picks: each with a pool of its own, and all with one picture."""
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -11,16 +11,19 @@ from msgspec.structs import replace
 
 from extproc.routing.chain import Chain, chain_of
 from extproc.routing.endpoint import Endpoint
+from extproc.routing.holding import Taken
 from extproc.routing.pool import Pick, Pool
 from extproc.routing.share.messages import (
     LETTER_BLOCKS,
     LETTER_NEWS,
     MAX_ENDPOINTS,
     Echo,
+    Ended,
     Letter,
     News,
     Picked,
     Standing,
+    Withdrawn,
 )
 from extproc.routing.share.names import name_of
 from extproc.routing.share.outbox import Outbox
@@ -527,6 +530,49 @@ def test_whatever_is_lost_late_or_told_twice_all_have_the_truth_two_heartbeats_l
 
     both.beat(40)
     assert [counts(gateway) for gateway in both.gateways] == [expected] * gateways
+
+
+MAD_HASHES = st.lists(st.integers(1, 8), min_size=1, max_size=6).map(tuple)
+MAD_ODD = st.dictionaries(st.integers(0, 5), st.integers(1, 2_000), max_size=2)
+MAD_NUMBERS = st.integers(1, 30)
+MAD_NEWS = st.one_of(
+    st.builds(Picked, MAD_NUMBERS, st.just(name_of("a")), st.just(0), MAD_HASHES, MAD_ODD),
+    st.builds(Ended, MAD_NUMBERS, st.just(name_of("a")), MAD_NUMBERS),
+    st.builds(Withdrawn, st.just(name_of("a")), st.integers(0, 6), MAD_HASHES),
+    st.builds(Standing, MAD_NUMBERS, st.dictionaries(st.just(name_of("a")), st.integers(1, 9))),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(MAD_NEWS | st.sampled_from([(1, 2, 3, 4), (1, 2, 5), (6, 7, 8), ()]), max_size=40))
+def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
+    story: list[News | tuple[int, ...]],
+) -> None:
+    """Between its news we pick (a chain), and end the oldest of ours (an empty one)."""
+    gateway = Gateway(0, "a", kv_tokens=400)
+    gateway.clock.now = 100.0
+    gateway.hear([answered(gateway, 7)])
+    index, ours = gateway.strategy.index, deque[tuple[Chain, Taken]]()
+    holding = index.holding("a")
+    assert holding is not None
+    for one in story:
+        if not isinstance(one, tuple):
+            gateway.hear([answered(gateway, 7, one)])
+        elif one:
+            ends = [200 * place for place in range(1, len(one) + 1)]
+            chain = Chain(one, ends, ends, ends[-1], one[0], 0)
+            ours.append((chain, index.take(holding, chain, 100.0)))
+            assert all(block in holding.pinned for block in one)
+            assert [*index.holders(one, index.known(one))]
+        elif ours:
+            index.release(holding, *ours.popleft())
+    for chain, taken in ours:
+        index.release(holding, chain, taken)
+
+    assert (holding.pinned, holding.pinned_bytes) == ({}, 0)
+    links = index.links("a", holding.idle)
+    assert len(links) == len(holding.idle) == len(index)
+    assert holding.idle_bytes == sum(length for _, _, length in links)
 
 
 def _too_few(gateway: Gateway) -> list[str]:
