@@ -201,7 +201,8 @@ class PrefixIndex:
         if stop > had:
             # The tail first: it is evicted before the head.
             fresh = dict.fromkeys(reversed(hashes[had:stop]))
-            if len(fresh) < stop - had or any(map(holding.__contains__, fresh)):
+            is_held = any(map(idle.__contains__, fresh)) or any(map(holding.pinned.__contains__, fresh))
+            if is_held or len(fresh) < stop - had:
                 return  # no chain's blocks, but what a mad peer made up
             idle.update(fresh)
             holding.idle_bytes += self._insert(holding, chain, had, stop, now)
