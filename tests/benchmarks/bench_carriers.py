@@ -1,16 +1,22 @@
 """Carriers of letters: what eight gateways with 1,000 requests per second pay, and how late news are.
 
-All gateways in one process, real sockets, a real NATS server beside them. CPU time of the process over what
-the same requests cost with nobody to tell, divided by gateways and requests: for each request of all, at each
-gateway. The limit of every carrier is one that does nothing: letters are written, sealed, handed over, opened
-and heard. `python -m tests.benchmarks.bench_carriers`.
+A process for each gateway, as in service, real sockets, a real NATS server beside them. CPU time of each
+process over what the same requests cost it with nobody to tell, divided by the requests of all gateways. The
+limit of every carrier is `bench_share`: there letters are written, sealed, opened and heard, not carried.
+`python -m tests.benchmarks.bench_carriers`.
 """
 
 import asyncio
+import gc
 import os
+import random
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import mean, quantiles
 from tempfile import TemporaryDirectory
@@ -20,7 +26,6 @@ from typing import Final
 import uvloop
 
 from extproc.routing.share.share import Share
-from extproc.share.courier import Receiver, Tally
 from extproc.share.nats import Nats, NatsAccess
 from tests.benchmarks.report import Row, report
 from tests.integration.mesh import until
@@ -32,79 +37,83 @@ GATEWAYS: Final = 8
 PER_S: Final = 1_000
 SECONDS: Final = 5
 ROUNDS: Final = 3
+WARM_S: Final = 1
 HELD_S: Final = 0.1
+CHATS: Final = 64
 # 832 tokens, as in C.
 TEXT: Final = "words " * 550
 
 
-class Straight:
-    """A carrier that hands letters over in the process. `everybody` are all of them."""
+@dataclass(frozen=True, slots=True)
+class Carriage:
+    """What carries letters: a mesh on these ports, a NATS server at the one port, or nothing."""
 
-    def __init__(self, everybody: "list[Straight]", tally: Tally) -> None:
-        self._everybody = everybody
-        self._tally = tally
-        self._receiver: Receiver | None = None
-        everybody.append(self)
+    name: str
+    ports: Sequence[int] = ()
 
-    async def open(self) -> None:
-        """Nothing is needed."""
-
-    async def run(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-        await asyncio.Future()
-
-    def send(self, data: bytes) -> None:
-        for other in self._everybody:
-            if other is not self and other._receiver is not None:
-                self._tally.count("sent")
-                other._receiver.take(data)
-
-    async def close(self) -> None:
-        self._receiver = None
+    def build(self, place: int) -> Build:
+        if self.name == "NATS":
+            access = NatsAccess([f"nats://127.0.0.1:{self.ports[0]}"], user="gateway", password="password")
+            return lambda tally: Nats(access, "llm", tally)
+        return meshed(self.ports[place], self.ports) if self.ports else meshed(1, [])
 
 
-def town(builds: Sequence[Build]) -> list[Gateway]:
-    return [Gateway(me, build, endpoints=8) for me, build in enumerate(builds, 1)]
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """One gateway's: CPU seconds, its estimates of the others' delays, and how many letters it sent."""
+
+    cpu_s: float
+    late_s: Sequence[float]
+    letters: int
 
 
-async def request(gateways: Sequence[Gateway], seconds: float) -> None:
-    """The asked requests, each held for a moment."""
+_barriers: list[Barrier] = []
+
+
+def _keep(barrier: Barrier) -> None:
+    """All processes of a measurement wait for each other at this."""
+    _barriers.append(barrier)
+
+
+async def _wait_for_all() -> None:
+    await asyncio.to_thread(_barriers[0].wait, 60)
+
+
+async def request(gateway: Gateway, seconds: float) -> None:
+    """One gateway's part of the asked requests, each held for a moment."""
     loop = asyncio.get_running_loop()
-    began_s = monotonic()
-    for number in range(int(seconds * PER_S)):
-        await asyncio.sleep(max(0.0, began_s + number / PER_S - monotonic()))
-        pick = gateways[number % len(gateways)].pick(f"{number % 64} {TEXT}")
+    began_s, rng = monotonic(), random.Random(1)
+    for number in range(int(seconds * PER_S / GATEWAYS)):
+        await asyncio.sleep(max(0.0, began_s + number * GATEWAYS / PER_S - monotonic()))
+        pick = gateway.pick(f"{rng.randrange(CHATS)} {TEXT}")
         loop.call_later(HELD_S, pick.release)
     await asyncio.sleep(2 * HELD_S)
 
 
-async def alone() -> float:
-    """CPU seconds of requests that nobody is told of."""
-    gateways = town([meshed(1, [])] * GATEWAYS)
-    for gateway in gateways:
-        gateway.courier.forget("llama")
-    began_s = process_time()
-    await request(gateways, SECONDS)
-    return process_time() - began_s
-
-
-async def shared(builds: Sequence[Build]) -> tuple[float, list[float], int]:
-    """CPU seconds, each one's estimate of each other's delay, and how many letters were sent."""
+async def _serve(carriage: Carriage, place: int) -> Spent:
+    gateway = Gateway(1 + place, carriage.build(place), endpoints=8)
     async with AsyncExitStack() as stack:
-        gateways = town(builds)
-        for gateway in gateways:
+        if carriage.ports:
             await stack.enter_async_context(gateway.running())
-        await until(lambda: all(gateway.neighbours.heard == GATEWAYS - 1 for gateway in gateways), 60)
-        await request(gateways, 1)
-        began_s, before = process_time(), sent(gateways)
-        await request(gateways, SECONDS)
+            await until(lambda: gateway.neighbours.heard == GATEWAYS - 1, 60)
+        else:
+            gateway.courier.forget("llama")
+        await request(gateway, WARM_S)
+        gc.collect()
+        gc.freeze()  # as the service does
+        await _wait_for_all()
+        began_s, before = process_time(), gateway.counts["sent"]
+        await request(gateway, SECONDS)
         spent_s = process_time() - began_s
-        late_s = [late_s for one in gateways for late_s in delays(one.courier.shares()["llama"])]
-        return spent_s, late_s, sent(gateways) - before
+        late_s = delays(gateway.courier.shares()["llama"]) if carriage.ports else []
+        spent = Spent(spent_s, late_s, gateway.counts["sent"] - before)
+        await _wait_for_all()
+        return spent
 
 
-def sent(gateways: Sequence[Gateway]) -> int:
-    return sum(gateway.counts["sent"] for gateway in gateways)
+def serve(carriage: Carriage, place: int) -> Spent:
+    gc.unfreeze()
+    return uvloop.run(_serve(carriage, place))
 
 
 def delays(share: Share) -> list[float]:
@@ -118,28 +127,22 @@ def cpu_s(pid: int) -> float:
 
 
 def each_us(spent_s: float) -> float:
-    return spent_s / (SECONDS * PER_S) / GATEWAYS * 1e6
+    """Of so many seconds all that one request takes, at one gateway or one server."""
+    return spent_s / (SECONDS * PER_S) * 1e6
 
 
-async def measure() -> list[Row]:
+def measure(processes: ProcessPoolExecutor) -> list[Row]:
     rows: dict[str, list[float]] = {}
+    run = partial(_all, processes, rows)
     for _ in range(ROUNDS):
-        base_s = await alone()
+        base_s = mean(one.cpu_s for one in processes.map(partial(serve, Carriage("")), range(GATEWAYS)))
         rows.setdefault("requests, told to nobody", []).append(each_us(base_s) * GATEWAYS)
-        everybody: list[Straight] = []
-        await one(rows, "no carrier", [partial(Straight, everybody)] * GATEWAYS, base_s)
-        ports = free_ports(GATEWAYS)
-        await one(rows, "mesh", [meshed(port, ports) for port in ports], base_s)
+        run(Carriage("mesh", free_ports(GATEWAYS)), base_s)
         with TemporaryDirectory() as directory, Broker(Path(directory), free_ports(1)[0]) as broker:
             broker.wait_ready()
-            access = NatsAccess([f"nats://127.0.0.1:{broker.port}"], user="gateway", password="password")
-
-            def build(tally: Tally, access: NatsAccess = access) -> Nats:
-                return Nats(access, "llm", tally)
-
-            await one(rows, "NATS", [build] * GATEWAYS, base_s)
+            run(Carriage("NATS", [broker.port]), base_s)
             rows.setdefault("NATS: the server, for each request", []).append(
-                each_us(cpu_s(broker.pid)) * GATEWAYS * SECONDS / (SECONDS + 1)
+                each_us(cpu_s(broker.pid)) * SECONDS / (SECONDS + WARM_S)
             )
     units = {"late": "ms", "letters": ""}
     return [
@@ -148,20 +151,28 @@ async def measure() -> list[Row]:
     ]
 
 
-async def one(rows: dict[str, list[float]], name: str, builds: Sequence[Build], base_s: float) -> None:
-    spent_s, late_s, letters = await shared(builds)
-    rows.setdefault(f"{name}: letters each gateway sends for each request of all", []).append(
-        letters / (SECONDS * PER_S) / GATEWAYS
-    )
-    rows.setdefault(f"{name}: CPU at each gateway, for each request of all", []).append(
-        each_us(spent_s - base_s)
-    )
-    rows.setdefault(f"{name}: late, mean", []).append(1000 * mean(late_s))
-    rows.setdefault(f"{name}: late, p90 of pairs", []).append(1000 * quantiles(late_s, n=10)[-1])
+def _all(
+    processes: ProcessPoolExecutor, rows: dict[str, list[float]], carriage: Carriage, base_s: float
+) -> None:
+    each = [*processes.map(partial(serve, carriage), range(GATEWAYS))]
+    late_ms = [1000 * late_s for one in each for late_s in one.late_s]
+    for what, sample in (
+        (
+            "letters each gateway sends for each request of all",
+            mean(one.letters for one in each) / (SECONDS * PER_S),
+        ),
+        ("CPU at each gateway, for each request of all", each_us(mean(one.cpu_s for one in each) - base_s)),
+        ("late, mean", mean(late_ms)),
+        ("late, p90 of pairs", quantiles(late_ms, n=10)[-1]),
+    ):
+        rows.setdefault(f"{carriage.name}: {what}", []).append(sample)
 
 
 def main() -> None:
-    rows = uvloop.run(measure())
+    context = get_context("spawn")
+    barrier = context.Barrier(GATEWAYS)
+    with ProcessPoolExecutor(GATEWAYS, context, initializer=_keep, initargs=(barrier,)) as processes:
+        rows = measure(processes)
     report("carriers", rows, reference=rows[0].name)
 
 

@@ -17,6 +17,7 @@ GATEWAYS = 4
 FAULTS = ("slow", "lossy", "halves", "flooded", "restarted", "dead")
 """Of the slow and the dead one gateways find out only after a while."""
 SLOW_S = 1.0
+STUCK_S = 3_600.0
 LOSS = 0.1
 
 
@@ -51,6 +52,10 @@ class Carriage:
         for relay in self.relays:
             relay.delay_s = SLOW_S
 
+    def stick(self) -> None:
+        for relay in self.relays:
+            relay.delay_s = STUCK_S
+
     def lose(self) -> None:
         for relay in self.relays:
             relay.loss = LOSS
@@ -59,11 +64,16 @@ class Carriage:
         for relay in self.relays:
             relay.die()
 
+    def heal(self) -> None:
+        for relay in self.relays:
+            relay.heal()
+
     @asynccontextmanager
     async def having(self, fault: str) -> AsyncGenerator[None]:
-        """Has one of `FAULTS`, and no more afterwards."""
+        """Has one of `FAULTS`, or is "stuck", and no more afterwards."""
         begin: Mapping[str, Callable[[], None]] = {
             "slow": self.slow,
+            "stuck": self.stick,
             "lossy": self.lose,
             "halves": self.part,
             "restarted": self.restart,
@@ -77,8 +87,7 @@ class Carriage:
             if mad is not None:
                 mad.cancel()
                 await asyncio.wait([mad])
-            for relay in self.relays:
-                relay.heal()
+            self.heal()
 
 
 class OverMesh(Carriage):
@@ -136,6 +145,13 @@ class OverNats(Carriage):
         for relay in self.relays[GATEWAYS // 2 :]:
             relay.target = self._brokers[1].port
             relay.cut()
+
+    def heal(self) -> None:
+        super().heal()
+        for relay in self.relays:
+            if relay.target != self._brokers[0].port:
+                relay.target = self._brokers[0].port
+                relay.cut()
 
     def restart(self) -> None:
         self._brokers[0].kill()

@@ -20,12 +20,14 @@ class Fault(StrEnum):
     DEAD = "dead"  # nothing ever comes
     DIES = "dies"  # nothing comes from the middle of the measured time on
     AWAY = "away"  # for a minute in the middle of it
+    SLOWS = "slows"  # letters come a second late, from the middle on
     HALVES = "halves"  # one half of the gateways does not hear the other, from the middle on
     RESTART = "restart"  # nothing; but in the middle one gateway is started again
     BLANK = "blank"  # the same, and what the others know does not come to it
 
 
 _AWAY_S: Final = 60.0
+_SLOW_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,15 @@ class Bus:
 
     def _send(self, gateway: int, letter: Letter) -> None:
         to = [place for place in range(len(self._shares)) if self._carries(gateway, place)]
-        if self._sharing.delay_s:
+        if delay_s := self._delay_s():
             self._planned += 1
-            self._timeline.at(self._timeline.now + self._sharing.delay_s, self._arrive, letter, to)
+            self._timeline.at(self._timeline.now + delay_s, self._arrive, letter, to)
         else:
             self._deliver(letter, to)
+
+    def _delay_s(self) -> float:
+        is_slow = self._sharing.fault is Fault.SLOWS and self._timeline.now >= self._sharing.middle_s
+        return _SLOW_S if is_slow else self._sharing.delay_s
 
     def _arrive(self, letter: Letter, to: Sequence[int]) -> None:
         self._planned -= 1
