@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from extproc.routing.chain import Chain
+from extproc.routing.strategies.base import Neighbours
 from extproc.routing.strategies.homes import NO_HOMES, Company, Homes, find_homes
 
 ROOT, HOME = 1, 2
@@ -82,3 +83,17 @@ def test_what_is_told_is_believed() -> None:
     company.hear(chain(answered=800), 0)
 
     assert company.count == 3
+
+
+@pytest.mark.parametrize(
+    ("heard", "prompt", "at_least", "at_most"), [(0, 0, 3, 64), (3, 3, 3, 64), (3, 0, 4, 4)]
+)
+def test_who_is_late_is_not_counted_twice(heard: int, prompt: int, at_least: float, at_most: float) -> None:
+    """Late news make turns miss, which tells as if that gateway were not heard at all."""
+    company = Company()
+    company.meet(Neighbours(heard, prompt, 0), 0.0)
+    for number in range(400):
+        company.hear(chain(answered=800), 900 if number % 10 < 3 else 0)
+
+    assert company.count > 2
+    assert at_least <= company.times <= at_most

@@ -113,7 +113,11 @@ class Company:
     @property
     def times(self) -> float:
         """How many times what we know to be in flight is in flight: late counts are not known."""
-        return self.count * (1 + self._neighbours.heard) / (1 + self._neighbours.prompt)
+        late = (1 + self._neighbours.heard) / (1 + self._neighbours.prompt)
+        if self._told is not None:
+            return self.count * late
+        # Turns that come before their news tell of who is late, too: not once more.
+        return max(self.count, late)
 
     @property
     def misses(self) -> bool:
