@@ -30,8 +30,8 @@ def unshared() -> float:
 
 @pytest.mark.parametrize(
     "sharing",
-    [Sharing(), Sharing(0.01), Sharing(1.0), Sharing(0.01, loss=0.1)],
-    ids=lambda sharing: f"{sharing.delay_s:g}-{sharing.loss:g}",
+    [Sharing(), Sharing(0.01), Sharing(1.0), Sharing(0.01, loss=0.1), Sharing(0.01, 0.0, Fault.SLOWS, 15.0)],
+    ids=lambda sharing: f"{sharing.delay_s:g}-{sharing.loss:g}-{sharing.fault}",
 )
 def test_gateways_that_share_find_as_much_as_one(alone: float, sharing: Sharing) -> None:
     assert hit_rate(shared(sharing)) == pytest.approx(alone, abs=0.02)
