@@ -28,10 +28,11 @@ class _UnixConnection(HTTPConnection):
 
 
 class Workers:
-    """Of a service that runs; each is known by its number."""
+    """Of a service that runs; each is known by its number. Its log is read from byte `start` on."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, start: int = 0) -> None:
         self._service = service
+        self._start = start
 
     @property
     def pids(self) -> dict[int, int]:
@@ -39,7 +40,12 @@ class Workers:
         return {lane: pid for lane, pid in self.told().items() if is_alive(pid)}
 
     def told(self) -> dict[int, int]:
-        return {int(lane): int(pid) for lane, pid in _SERVES.findall(self._service.log.read_text())}
+        return {int(lane): int(pid) for lane, pid in _SERVES.findall(self._said())}
+
+    def _said(self) -> str:
+        with self._service.log.open("rb") as log:
+            log.seek(self._start)
+            return log.read().decode()
 
     def kill(self, lane: int) -> int:
         pid = self.told()[lane]
@@ -52,7 +58,7 @@ class Workers:
 
     def get(self, lane: int, path: str) -> str:
         """Asks one worker's own admin port; raises `OSError` where it is away."""
-        directory = Path(_ADMIN.findall(self._service.log.read_text())[-1])
+        directory = Path(_ADMIN.findall(self._said())[-1])
         connection = _UnixConnection(directory / f"worker-{lane}.admin")
         try:
             connection.request("GET", path)

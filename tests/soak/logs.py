@@ -21,6 +21,7 @@ ALLOWED: Final[Mapping[str, Sequence[str]]] = {
         r"the changed configuration is refused, the old one stays",
         r"pool vllm: \S+ (does not tell its metrics|tells its metrics again)",
         r"no connection to NATS",
+        r"worker \d+ ended \(signal 9\), its next begins in 0\.0 s",
         r"NATS: ",
     ),
     "envoy": (
@@ -33,11 +34,12 @@ ALLOWED: Final[Mapping[str, Sequence[str]]] = {
 _LEVELS: Final = ("WARNING", "ERROR", "CRITICAL")
 
 
-def read_objects(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
-    """Yields the lines that are JSON objects; a line that a kill tore is none."""
+def read_objects(path: Path, start: int = 0, end: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the lines that are JSON objects, between two bytes; a line that a kill tore is none."""
     with path.open("rb") as file:
         file.seek(start)
-        for line in file:
+        lines = file if end is None else file.read(end - start).splitlines()
+        for line in lines:
             if line.startswith(b"{"):
                 try:
                     yield orjson.loads(line)
@@ -65,17 +67,18 @@ def _line(told: dict[str, Any], gateway: int) -> Line:
     )
 
 
-def read_picked(path: Path, gateway: int, start: int = 0) -> list[Picked]:
+def read_picked(path: Path, gateway: int, start: int = 0, end: int | None = None) -> list[Picked]:
     """Reads the decisions in a service's log."""
-    return [*_picked(path, gateway, start)]
+    return [*_picked(path, gateway, start, end)]
 
 
-def _picked(path: Path, gateway: int, start: int) -> Iterator[Picked]:
-    for told in read_objects(path, start):
+def _picked(path: Path, gateway: int, start: int, end: int | None) -> Iterator[Picked]:
+    for told in read_objects(path, start, end):
+        lane = told.get("worker", 0)
         if found := _ROUTED.match(told["message"]):
-            yield Picked(found[1], gateway, _seconds(told["time"]), found[2])
+            yield Picked(found[1], gateway, _seconds(told["time"]), found[2], lane)
         elif found := _ANSWERED.match(told["message"]):
-            yield Picked(found[1], gateway, _seconds(told["time"]), "")
+            yield Picked(found[1], gateway, _seconds(told["time"]), "", lane)
 
 
 def read_served(path: Path, endpoint: str, start: int = 0) -> list[Served]:

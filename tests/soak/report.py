@@ -40,6 +40,8 @@ class Findings:
     lives: Sequence[Life]
     unexpected: Sequence[str]
     faults: Sequence[str] = field(default_factory=list)
+    backs: Sequence[str] = field(default_factory=list)
+    """How soon those that were killed served again."""
 
     def followed(self) -> list[Life]:
         """Those whose memory was seen all through the second half."""
@@ -117,6 +119,7 @@ def _wrong(findings: Findings) -> Iterator[str]:
     yield ""
     yield "On purpose: " + ", ".join(f"{name} {count}" for name, count in sorted(findings.steps.items()))
     yield f"Away, s: {_sum(findings.outages)}"
+    yield from findings.backs
     if findings.starved:
         yield f"Starved by the machine, s: {_sum(findings.starved)}"
 
@@ -138,7 +141,7 @@ def _processes(findings: Findings) -> Iterator[str]:
             slope = find_slope(half)
             first, last = life.samples[0], life.samples[-1]
             figures = f"{half[0][1]:7.1f} → {half[-1][1]:7.1f}  {slope!s:>16}"
-            yield f"  {life.name:16} {figures}   {first.descriptors:4} → {last.descriptors}"
+            yield f"  {life.name:18} {figures}   {first.descriptors:4} → {last.descriptors}"
     if not is_judged:
         yield f"  too short to judge slopes: that takes {JUDGED_S / 30:.0f} min"
 

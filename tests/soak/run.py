@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from tests.soak.books import Asked, Books, Outage, Tally, compare_counts, envoy, reconcile, service
@@ -71,7 +72,7 @@ class _Run:
         telling.cancel()
         await asyncio.gather(watching, telling, return_exceptions=True)
         await asyncio.to_thread(self._town.count_all)
-        self._town.faults.extend(await asyncio.to_thread(lambda: [*self._town.unwell()]))
+        self._town.faults.extend(await asyncio.to_thread(self._town.unwell))
         return in_flight
 
     async def _hurt(self, steps: list[Step]) -> None:
@@ -124,7 +125,7 @@ class _Run:
         starved = [one for life in lives if life.name.startswith("service") for one in life.starved()]
         books = read_books(town, load.asked, [*town.outages, *starved])
         return Findings(
-            f"{GATEWAYS} gateways with {WORKERS} worker each over {options.carrier}, seed {options.seed}",
+            f"{GATEWAYS} gateways with {WORKERS} workers each over {options.carrier}, seed {options.seed}",
             options.seconds,
             self._began_s + options.seconds / 2,
             reconcile(books),
@@ -137,7 +138,24 @@ class _Run:
             lives,
             [*_unexpected(town)],
             [*town.faults, *load.faults],
+            [*_backs(town)],
         )
+
+
+def _backs(town: Town) -> Iterator[str]:
+    if town.replaced_s:
+        yield f"Workers back, s: {_spread(town.replaced_s)}"
+        counts = sum(count_lost(town, service(place), 0) for place in range(GATEWAYS))
+        yield f"Counts that killed workers may have taken with them: {counts}"
+    if town.backs:
+        yield f"Services ready after their start, s: {_spread([one.ready_s for one in town.backs])}"
+        yield f"  of it on a core: {_spread([one.ran_s for one in town.backs])}"
+        yield f"  waiting for a core: {_spread([one.waited_s for one in town.backs])}"
+        yield f"  seen by their Envoys after that: {_spread([one.seen_s for one in town.backs])}"
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"median {median(seconds):.1f}, at most {max(seconds):.1f}, of {len(seconds)}"
 
 
 def read_books(town: Town, asked: Sequence[Asked], outages: Sequence[Outage]) -> Books:
@@ -158,8 +176,10 @@ def compare(town: Town) -> Iterator[str]:
         by_part.setdefault(tally.part, []).append(tally)
     for part, tallies in by_part.items():
         told = [count_told(town, part, tally.start) for tally in tallies]
-        for tally, (ours, later) in zip(tallies, pairwise([*told, 0]), strict=True):
-            if fault := compare_counts(tally, ours - later):
+        lost = [count_lost(town, part, tally.start) for tally in tallies]
+        lives = zip(tallies, pairwise([*told, 0]), pairwise([*lost, 0]), strict=True)
+        for tally, (ours, later), (taken, taken_later) in lives:
+            if fault := compare_counts(tally, ours - later, taken - taken_later):
                 yield fault
 
 
@@ -172,6 +192,17 @@ def count_told(town: Town, part: str, start: int) -> int:
             return len(read_picked(front.services[0].log, place, start))
     [endpoint] = [one for one in town.endpoints if one.address == part]
     return sum(one.status is not None for one in read_served(endpoint.served, part, start))
+
+
+def count_lost(town: Town, part: str, start: int) -> int:
+    """How many requests workers that were killed may have taken with them, from a byte of the log on."""
+    logs = {service(place): front.services[0].log for place, front in enumerate(town.fronts)}
+    return sum(
+        picked.worker == lost.lane
+        for lost in town.lost
+        if lost.part == part and lost.start >= start
+        for picked in read_picked(logs[part], 0, lost.start, lost.end)
+    )
 
 
 def _unexpected(town: Town) -> Iterator[str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 SECONDS = 20
-# Whose first faults are kills of a service and of an Envoy.
-SEED = 71
+# Whose first faults are kills of a worker, of a service and of an Envoy.
+SEED = 173
 
 
 @pytest.mark.envoy

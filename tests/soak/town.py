@@ -1,14 +1,17 @@
 """Everything that runs: a broker, endpoints, gateways that share their picks; and what may be done to it."""
 
 import json
+import os
 import signal
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import yaml
 
@@ -16,18 +19,23 @@ from tests.integration.fetch import answers, get, get_json
 from tests.integration.fronts import Front, build_front, over_mesh, over_nats, share
 from tests.integration.ports import free_ports
 from tests.integration.process import Process
-from tests.integration.service import pool
+from tests.integration.service import Service, pool
 from tests.integration.stack import eventually
+from tests.integration.workers import Workers, is_alive
 from tests.share.broker import Broker
-from tests.soak.books import Outage, Tally, envoy, service
+from tests.soak.books import Outage, Tally, envoy, service, worker
 from tests.soak.endpoint import KV_TOKENS
-from tests.soak.plan import Kind, Step
-from tests.soak.watch import PASSED_BY_S
+from tests.soak.plan import OF_SERVICE, Kind, Step
+from tests.soak.watch import PASSED_BY_S, core_s, family
 
 GATEWAYS: Final = 2
 ENDPOINTS: Final = 4
 # `server.workers` of each service.
-WORKERS: Final = 1
+WORKERS: Final = 2
+# After so long an Envoy has heard that a worker's connections are closed, and has others.
+_CLOSED_S: Final = 1.0
+_ASKED: Final = 30
+_Told = TypeVar("_Told")
 # What else the machine does is nobody's fault.
 LONG_S: Final = 300.0
 PREFIX_CACHE: Final = {"name": "prefix_cache", "kv_tokens": KV_TOKENS}
@@ -60,6 +68,29 @@ class Endpoint(Process):
         return sum(float(line.rpartition(" ")[2]) for line in named)
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What a killed worker may have counted and nobody read: what it logged from byte to byte."""
+
+    part: str
+    lane: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """How long a service took to be ready after its start, and its Envoy to see it after that.
+
+    And how long its first process had a core, and waited for one, until it was ready.
+    """
+
+    ready_s: float
+    seen_s: float
+    ran_s: float
+    waited_s: float
+
+
 class Town:
     """Outages and faults are noted as they happen; what was counted at a part's end, as `tallies`."""
 
@@ -67,6 +98,9 @@ class Town:
         self.outages: list[Outage] = []
         self.faults: list[str] = []
         self.tallies: list[Tally] = []
+        self.lost: list[Lost] = []
+        self.backs: list[Back] = []
+        self.replaced_s: list[float] = []
         ports = free_ports(ENDPOINTS)
         self.endpoints = [Endpoint(directory, port) for port in ports]
         self._list = directory / "list" / "endpoints.yaml"
@@ -117,12 +151,11 @@ class Town:
         draft.replace(self._list)
 
     def configure(self, front: Front, strategy: dict[str, Any] = PREFIX_CACHE) -> None:
-        workers = {"workers": WORKERS} if WORKERS > 1 else {}
         front.services[0].configure(
             [pool([], strategy, endpoints={"file": str(self._list)}, signals={"scrape_s": 5})],
             share=self._shares[self.fronts.index(front)],
             log_level="DEBUG",
-            **workers,
+            workers=WORKERS,
         )
 
     def do(self, step: Step) -> None:
@@ -145,7 +178,7 @@ class Town:
                 self.configure(front)
             case Kind.BAD_FILE:
                 self._refuse(front, step)
-            case Kind.SERVICE_KILLED | Kind.SERVICE_ENDED | Kind.SERVICE_STOPPED:
+            case kind if kind in OF_SERVICE:
                 self._hurt_service(front, step)
             case Kind.ENVOY_KILLED:
                 gateway = front.gateway
@@ -165,24 +198,55 @@ class Town:
         self.configure(front)
 
     def _hurt_service(self, front: Front, step: Step) -> None:
+        match step.kind:
+            case Kind.WORKER_KILLED:
+                self._kill_worker(front, step)
+            case Kind.SERVICE_STOPPED:
+                self._stop_service(front, step)
+            case _:
+                self._end_service(front, step)
+
+    def _kill_worker(self, front: Front, step: Step) -> None:
         name, part = service(step.gateway), front.services[0]
-        if step.kind is Kind.SERVICE_STOPPED:
-            with self._away(name):
-                part.send(signal.SIGSTOP)
-                time.sleep(step.lasts_s)
-                part.send(signal.SIGCONT)
-                time.sleep(PASSED_BY_S)  # the Envoy may be about to find that it hung
-                self._until(front.sees_services, "an Envoy does not see its service")
-            return
+        lane, scraped = step.endpoint % WORKERS, part.log.stat().st_size
+        _patiently(part.metrics)
+        pid, killed_s = Workers(part, self._starts.get(name, 0)).told()[lane], time.monotonic()
+        with self._away(worker(step.gateway, lane)):
+            os.kill(pid, signal.SIGKILL)
+            self._until(lambda: not is_alive(pid), f"{name}: a killed worker does not end")
+            self.lost.append(Lost(name, lane, scraped, part.log.stat().st_size))
+            self._until(lambda: lane in Workers(part, scraped).told(), f"{name}: a worker is not back")
+            self.replaced_s.append(time.monotonic() - killed_s)
+            time.sleep(max(0.0, killed_s + _CLOSED_S - time.monotonic()))
+        self._until(front.sees_services, "an Envoy does not see its service")
+        self._hear_each_other()
+
+    def _stop_service(self, front: Front, step: Step) -> None:
+        part = front.services[0]
+        with self._away(service(step.gateway)):
+            _send(signal.SIGSTOP, pids := [*family(part.pid)])
+            time.sleep(step.lasts_s)
+            _send(signal.SIGCONT, pids)
+            time.sleep(PASSED_BY_S)  # the Envoy may be about to find that it hung
+            self._until(front.sees_services, "an Envoy does not see its service")
+
+    def _end_service(self, front: Front, step: Step) -> None:
+        """Who loses their parent have to end by themselves."""
+        name, part = service(step.gateway), front.services[0]
 
         def end() -> None:
-            self._count(name, part.metric("extproc_requests_total"), is_last=False)
-            if step.kind is Kind.SERVICE_KILLED:
-                part.kill()
-            elif status := part.stop():
+            self._count(name, _patiently(partial(_requests, part)), is_last=False)
+            pids = [*family(part.pid)]
+            if step.kind is Kind.SERVICE_ENDED and (status := part.stop()):
                 self.faults.append(f"{name} ended with status {status}")
+            part.kill()
+            if step.kind is Kind.SERVICE_KILLED:
+                _send(signal.SIGKILL, pids[1:])
+            self._until(lambda: not any(map(is_alive, pids)), f"{name}: its workers do not end")
 
-        self._restart(name, part, end, step.lasts_s, lambda: part.is_ready() and front.sees_services())
+        ready = _Ready(part)
+        self._restart(name, part, end, step.lasts_s, lambda: ready.is_so() and front.sees_services())
+        self.backs.append(ready.told())
         self._hear_each_other()
 
     def _hurt_broker(self, broker: Broker, step: Step) -> None:
@@ -236,10 +300,13 @@ class Town:
             sum(part.metric("extproc_share_peers", state=state) for state in ("prompt", "late"))
             for part in services
         ]
-        return heard == [len(services) - 1] * len(services)
+        return heard == [len(services) * WORKERS - 1] * len(services)
 
     def in_flight(self) -> dict[str, float]:
         """What each part says is open, by its word for it; all of it is 0 when nobody asks."""
+        return _patiently(self._in_flight)
+
+    def _in_flight(self) -> dict[str, float]:
         told: dict[str, float] = {}
         for place, front in enumerate(self.fronts):
             counters = front.gateway.counters()
@@ -255,8 +322,11 @@ class Town:
                 told[f"{endpoint.name} {name}"] = endpoint.metric(name)
         return told
 
-    def unwell(self) -> Iterator[str]:
+    def unwell(self) -> list[str]:
         """Tells what has not come back when all faults are over."""
+        return _patiently(lambda: [*self._unwell()])
+
+    def _unwell(self) -> Iterator[str]:
         for place, front in enumerate(self.fronts):
             part = front.services[0]
             ready = part.metric("extproc_pool_endpoints", state="ready")
@@ -269,14 +339,68 @@ class Town:
     def count_all(self) -> None:
         """Notes what every part has counted in its present life, when nobody asks any more."""
         for place, front in enumerate(self.fronts):
-            counters = front.gateway.counters("http.clients.")
+            counters = _patiently(partial(front.gateway.counters, "http.clients."))
             self._count(envoy(place), counters["http.clients.downstream_rq_total"])
-            self._count(service(place), front.services[0].metric("extproc_requests_total"))
+            self._count(service(place), _patiently(partial(_requests, front.services[0])))
         for endpoint in self.endpoints:
-            self._count(endpoint.address, endpoint.metric("http_requests_total", "/v1/chat/completions"))
+            counted = _patiently(partial(endpoint.metric, "http_requests_total", "/v1/chat/completions"))
+            self._count(endpoint.address, counted)
 
     def _count(self, name: str, counted: float, *, is_last: bool = True) -> None:
         self.tallies.append(Tally(name, self._starts.get(name, 0), int(counted), is_last))
+
+
+class _Ready:
+    """Notes when a service is ready after its start."""
+
+    def __init__(self, part: Service) -> None:
+        self._part = part
+        self._started_s: float | None = None
+        self._ready_s: float | None = None
+        self._core_s = (0.0, 0.0)
+
+    def is_so(self) -> bool:
+        """To be asked from its start on."""
+        if self._started_s is None:
+            self._started_s = time.monotonic()
+        if self._ready_s is None and self._part.is_ready():
+            self._ready_s = time.monotonic()
+            self._core_s = core_s(self._part.pid)
+        return self._ready_s is not None
+
+    def told(self) -> Back:
+        """When its Envoy sees it, too."""
+        assert self._started_s is not None
+        assert self._ready_s is not None
+        return Back(self._ready_s - self._started_s, time.monotonic() - self._ready_s, *self._core_s)
+
+
+def _send(number: signal.Signals, pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _requests(part: Service) -> float:
+    """What a service has counted; raises `OSError` where not all of its workers could be asked."""
+
+    def faults() -> float:
+        return part.metric("extproc_worker_faults_total")
+
+    before = faults()
+    counted = part.metric("extproc_requests_total")
+    if faults() > before:
+        raise TimeoutError
+    return counted
+
+
+def _patiently(ask: Callable[[], _Told]) -> _Told:
+    """Asks again where nobody answers; raises `OSError` at last."""
+    for _ in range(_ASKED):
+        with suppress(OSError):
+            return ask()
+        time.sleep(1.0)
+    return ask()
 
 
 def _holds(claim: Callable[[], bool]) -> bool:
