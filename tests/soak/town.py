@@ -1,32 +1,39 @@
 """Everything that runs: a broker, endpoints, gateways that share their picks; and what may be done to it."""
 
-import json
 import os
 import signal
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import yaml
 
-from tests.integration.fetch import answers, get, get_json
+from tests.integration.fetch import get_json
 from tests.integration.fronts import Front, build_front, over_mesh, over_nats, share
 from tests.integration.ports import free_ports
 from tests.integration.process import Process
-from tests.integration.service import Service, pool
+from tests.integration.service import pool
 from tests.integration.stack import eventually
 from tests.integration.workers import Workers, is_alive
 from tests.share.broker import Broker
 from tests.soak.books import Outage, Tally, envoy, service, worker
 from tests.soak.endpoint import KV_TOKENS
+from tests.soak.parts import (
+    LONG_S,
+    Back,
+    Endpoint,
+    Lost,
+    Ready,
+    ask_patiently,
+    holds,
+    read_requests,
+    send,
+)
 from tests.soak.plan import OF_SERVICE, Kind, Step
-from tests.soak.watch import PASSED_BY_S, core_s, family
+from tests.soak.watch import PASSED_BY_S, family
 
 GATEWAYS: Final = 2
 ENDPOINTS: Final = 4
@@ -34,61 +41,8 @@ ENDPOINTS: Final = 4
 WORKERS: Final = 2
 # After so long an Envoy has heard that a worker's connections are closed, and has others.
 _CLOSED_S: Final = 1.0
-_ASKED: Final = 30
-_Told = TypeVar("_Told")
-# What else the machine does is nobody's fault.
-LONG_S: Final = 300.0
 PREFIX_CACHE: Final = {"name": "prefix_cache", "kv_tokens": KV_TOKENS}
 _OTHERS: Final = ({"name": "prefix_hash"}, {"name": "least_load"}, {**PREFIX_CACHE, "learn": True})
-
-
-class Endpoint(Process):
-    """One simulated endpoint in a process of its own, with a log of its requests."""
-
-    def __init__(self, directory: Path, port: int) -> None:
-        self.served = directory / f"served-{port}.jsonl"
-        command = [sys.executable, "-m", "tests.soak.endpoint", str(port), str(self.served)]
-        super().__init__(f"vllm-{port}", command, directory)
-        self.port = port
-        self.address = f"127.0.0.1:{port}"
-
-    def is_ready(self) -> bool:
-        return answers(f"http://{self.address}/health")
-
-    def fail(self, **faults: float) -> None:
-        """Answers with faults from now on; without any, with none."""
-        request = urllib.request.Request(f"http://{self.address}/simulate/fail", json.dumps(faults).encode())
-        request.add_header("content-type", "application/json")
-        with urllib.request.urlopen(request, timeout=LONG_S):
-            pass
-
-    def metric(self, name: str, label: str = "") -> float:
-        lines = get(f"http://{self.address}/metrics").splitlines()
-        named = [line for line in lines if line.startswith(f"{name}{{") and label in line]
-        return sum(float(line.rpartition(" ")[2]) for line in named)
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """What a killed worker may have counted and nobody read: what it logged from byte to byte."""
-
-    part: str
-    lane: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Back:
-    """How long a service took to be ready after its start, and its Envoy to see it after that.
-
-    And how long its first process had a core, and waited for one, until it was ready.
-    """
-
-    ready_s: float
-    seen_s: float
-    ran_s: float
-    waited_s: float
 
 
 class Town:
@@ -209,7 +163,7 @@ class Town:
     def _kill_worker(self, front: Front, step: Step) -> None:
         name, part = service(step.gateway), front.services[0]
         lane, scraped = step.endpoint % WORKERS, part.log.stat().st_size
-        _patiently(part.metrics)
+        ask_patiently(part.metrics)
         pid, killed_s = Workers(part, self._starts.get(name, 0)).told()[lane], time.monotonic()
         with self._away(worker(step.gateway, lane)):
             os.kill(pid, signal.SIGKILL)
@@ -224,9 +178,9 @@ class Town:
     def _stop_service(self, front: Front, step: Step) -> None:
         part = front.services[0]
         with self._away(service(step.gateway)):
-            _send(signal.SIGSTOP, pids := [*family(part.pid)])
+            send(signal.SIGSTOP, pids := [*family(part.pid)])
             time.sleep(step.lasts_s)
-            _send(signal.SIGCONT, pids)
+            send(signal.SIGCONT, pids)
             time.sleep(PASSED_BY_S)  # the Envoy may be about to find that it hung
             self._until(front.sees_services, "an Envoy does not see its service")
 
@@ -235,16 +189,16 @@ class Town:
         name, part = service(step.gateway), front.services[0]
 
         def end() -> None:
-            self._count(name, _patiently(partial(_requests, part)), is_last=False)
+            self._count(name, ask_patiently(partial(read_requests, part)), is_last=False)
             pids = [*family(part.pid)]
             if step.kind is Kind.SERVICE_ENDED and (status := part.stop()):
                 self.faults.append(f"{name} ended with status {status}")
             part.kill()
             if step.kind is Kind.SERVICE_KILLED:
-                _send(signal.SIGKILL, pids[1:])
+                send(signal.SIGKILL, pids[1:])
             self._until(lambda: not any(map(is_alive, pids)), f"{name}: its workers do not end")
 
-        ready = _Ready(part)
+        ready = Ready(part)
         self._restart(name, part, end, step.lasts_s, lambda: ready.is_so() and front.sees_services())
         self.backs.append(ready.told())
         self._hear_each_other()
@@ -277,7 +231,7 @@ class Town:
             if isinstance(part, Endpoint):
                 self._starts[name] = part.served.stat().st_size
             part.start()
-            part.wait_until(lambda: _holds(is_back), LONG_S)
+            part.wait_until(lambda: holds(is_back), LONG_S)
 
     @contextmanager
     def _away(self, part: str) -> Iterator[None]:
@@ -288,7 +242,7 @@ class Town:
             self.outages.append(Outage(part, from_s, time.time()))
 
     def _until(self, claim: Callable[[], bool], fault: str) -> None:
-        if not eventually(lambda: _holds(claim), LONG_S):
+        if not eventually(lambda: holds(claim), LONG_S):
             self.faults.append(fault)
 
     def _hear_each_other(self) -> None:
@@ -304,7 +258,7 @@ class Town:
 
     def in_flight(self) -> dict[str, float]:
         """What each part says is open, by its word for it; all of it is 0 when nobody asks."""
-        return _patiently(self._in_flight)
+        return ask_patiently(self._in_flight)
 
     def _in_flight(self) -> dict[str, float]:
         told: dict[str, float] = {}
@@ -324,7 +278,7 @@ class Town:
 
     def unwell(self) -> list[str]:
         """Tells what has not come back when all faults are over."""
-        return _patiently(lambda: [*self._unwell()])
+        return ask_patiently(lambda: [*self._unwell()])
 
     def _unwell(self) -> Iterator[str]:
         for place, front in enumerate(self.fronts):
@@ -339,73 +293,12 @@ class Town:
     def count_all(self) -> None:
         """Notes what every part has counted in its present life, when nobody asks any more."""
         for place, front in enumerate(self.fronts):
-            counters = _patiently(partial(front.gateway.counters, "http.clients."))
+            counters = ask_patiently(partial(front.gateway.counters, "http.clients."))
             self._count(envoy(place), counters["http.clients.downstream_rq_total"])
-            self._count(service(place), _patiently(partial(_requests, front.services[0])))
+            self._count(service(place), ask_patiently(partial(read_requests, front.services[0])))
         for endpoint in self.endpoints:
-            counted = _patiently(partial(endpoint.metric, "http_requests_total", "/v1/chat/completions"))
+            counted = ask_patiently(partial(endpoint.metric, "http_requests_total", "/v1/chat/completions"))
             self._count(endpoint.address, counted)
 
     def _count(self, name: str, counted: float, *, is_last: bool = True) -> None:
         self.tallies.append(Tally(name, self._starts.get(name, 0), int(counted), is_last))
-
-
-class _Ready:
-    """Notes when a service is ready after its start."""
-
-    def __init__(self, part: Service) -> None:
-        self._part = part
-        self._started_s: float | None = None
-        self._ready_s: float | None = None
-        self._core_s = (0.0, 0.0)
-
-    def is_so(self) -> bool:
-        """To be asked from its start on."""
-        if self._started_s is None:
-            self._started_s = time.monotonic()
-        if self._ready_s is None and self._part.is_ready():
-            self._ready_s = time.monotonic()
-            self._core_s = core_s(self._part.pid)
-        return self._ready_s is not None
-
-    def told(self) -> Back:
-        """When its Envoy sees it, too."""
-        assert self._started_s is not None
-        assert self._ready_s is not None
-        return Back(self._ready_s - self._started_s, time.monotonic() - self._ready_s, *self._core_s)
-
-
-def _send(number: signal.Signals, pids: Sequence[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _requests(part: Service) -> float:
-    """What a service has counted; raises `OSError` where not all of its workers could be asked."""
-
-    def faults() -> float:
-        return part.metric("extproc_worker_faults_total")
-
-    before = faults()
-    counted = part.metric("extproc_requests_total")
-    if faults() > before:
-        raise TimeoutError
-    return counted
-
-
-def _patiently(ask: Callable[[], _Told]) -> _Told:
-    """Asks again where nobody answers; raises `OSError` at last."""
-    for _ in range(_ASKED):
-        with suppress(OSError):
-            return ask()
-        time.sleep(1.0)
-    return ask()
-
-
-def _holds(claim: Callable[[], bool]) -> bool:
-    """Whether it holds; not, where nobody answers."""
-    try:
-        return claim()
-    except OSError:
-        return False
