@@ -22,4 +22,5 @@ def test_all_adds_up_after_kills(tmp_path: Path) -> None:
 
     print(done.stdout[-6_000:], done.stderr[-2_000:])
     assert done.stdout.endswith("Verdict: good\n")
+    assert "Workers back, s: " in done.stdout
     assert done.returncode == 0
