@@ -114,7 +114,7 @@ def _serve(requests: socket.socket, work: Work) -> int:
             heard.recv(4_096)
             _reap(requests, children)
         if requests in ready:
-            data, fds, *_ = socket.recv_fds(requests, _MESSAGE_BYTES, 2)
+            data, fds = _receive(requests)
             if not data:
                 return 0
             pid = os.fork()
@@ -125,6 +125,15 @@ def _serve(requests: socket.socket, work: Work) -> int:
             children[pid] = int(data)
             for fd in fds:
                 os.close(fd)
+
+
+def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
+    """The next request; empty when the parent is gone, killed before it had read all that we said, too."""
+    try:
+        data, fds, *_ = socket.recv_fds(requests, _MESSAGE_BYTES, 2)
+    except ConnectionResetError:
+        return b"", []
+    return data, fds
 
 
 def _reap(requests: socket.socket, children: dict[int, int]) -> None:
