@@ -105,6 +105,8 @@ class _Question:
 
 class _Checker(_Question):
     def _answer(self, name: str) -> None:
+        # As of now: at a single no, an Envoy passes the service by until it asks again.
+        self._health.update()
         told = self._health.told(name)
         if told is None:
             self._call.finish(Status.NOT_FOUND, "unknown service")

@@ -49,6 +49,14 @@ def test_a_check_tells_whether_requests_can_be_routed(readiness: Readiness, name
     assert before.status is after.status is Status.OK
 
 
+def test_a_check_tells_what_holds_now_whenever_it_was_looked_at_last(readiness: Readiness) -> None:
+    before = readiness.ask(CHECK, EXT_PROC)
+    readiness.is_ready = True
+    after = readiness.ask(CHECK, EXT_PROC)
+
+    assert [["NOT_SERVING"], ["SERVING"]] == [told(before), told(after)]
+
+
 def test_a_process_that_answers_lives(readiness: Readiness) -> None:
     assert ["SERVING"] == told(readiness.ask(CHECK, "liveness"))
 
