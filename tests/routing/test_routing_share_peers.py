@@ -238,6 +238,19 @@ def test_a_gateway_that_is_started_again_takes_the_place_of_the_lost_one() -> No
     assert other.neighbours == again.neighbours == Neighbours(1, 1, 0)
 
 
+def test_a_gateway_that_is_back_before_it_was_missed_takes_its_own_place() -> None:
+    _, other = (both := town(2)).gateways
+    other.clock.now += 0.5
+    both.gateways[0] = again = Gateway(5, "abcd")
+    again.clock.now = other.clock.now
+    both.beat(2)
+    heard = other.neighbours.heard
+    both.beat(4)
+
+    assert heard == 2
+    assert other.neighbours == Neighbours(1, 1, 0)
+
+
 @pytest.mark.parametrize(("late_s", "prompt"), [(0.01, 1), (0.1, 0), (0.9, 0)])
 def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, prompt: int) -> None:
     one, other = (both := Town(2)).gateways

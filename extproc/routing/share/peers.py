@@ -11,7 +11,7 @@
 #   whose news come promptly, see `delay`; else its requests count for nothing, as if nobody had told.
 # - A peer of which nothing came for `SILENCE_S` is lost: its counts go. Whether it is gone or only not heard,
 #   nobody knows; how many of those there are the strategy is told. Another one that comes in takes the
-#   place of one that was lost, as when a gateway is started again.
+#   place of one that was lost, as when a gateway is started again; also if it comes before that is noticed.
 # - Endpoints are named by 64 bits. One that is not in our list, now, is counted in the dark: its counts show
 #   when it comes in, and its blocks are told with the next pick.
 
@@ -73,6 +73,7 @@ class Peers:
         self._names: dict[int, str] = {}
         self._snapshot: Snapshot | None = None
         self._most = 0  # that were heard at one time, and did not leave
+        self._rises_s: list[float] = []  # when it rose, and nobody lost explains it
         self._heard_picks = 0
         self._per_s, self._rated_s = 0.0, 0.0
         self.limit_s = limit_s(0.0, 0)
@@ -127,7 +128,7 @@ class Peers:
         """Drops who is silent. To be called now and then; `picks` are our own since the last time."""
         self._follow()
         for name in [name for name, peer in self._peers.items() if now - peer.arrived_s > SILENCE_S]:
-            self._drop(name)
+            self._miss(name)
         self._show()
         for name in [name for name, peer in self._strangers.items() if now - peer.arrived_s > SILENCE_S]:
             del self._strangers[name]
@@ -143,7 +144,7 @@ class Peers:
     def lose(self, name: int) -> None:
         """Drops one whose connection is gone, before it has been silent for long."""
         if name in self._peers:
-            self._drop(name)
+            self._miss(name)
             self._show()
 
     def echoes(self, now: float) -> list[Echo]:
@@ -167,7 +168,9 @@ class Peers:
         if not peer.delay.has_echoed or len(self._peers) == MAX_PEERS:
             return False
         self._peers[name] = self._strangers.pop(name)
-        self._most = max(self._most, len(self._peers))
+        if len(self._peers) > self._most:
+            self._most = len(self._peers)
+            self._rises_s.append(peer.arrived_s)
         self._tell()
         return True
 
@@ -225,6 +228,15 @@ class Peers:
             for endpoint, step in _steps(before, peer.ledger.counts()):
                 if step:
                     self._add(endpoint, step)
+
+    def _miss(self, name: int) -> None:
+        """Drops one who is lost. Who came in after its last letter was in its place already."""
+        heard_s = self._peers[name].arrived_s
+        later = next((rise_s for rise_s in self._rises_s if rise_s > heard_s), None)
+        if later is not None:
+            self._rises_s.remove(later)
+            self._most -= 1
+        self._drop(name)
 
     def _drop(self, name: int) -> None:
         peer = self._peers.pop(name)
