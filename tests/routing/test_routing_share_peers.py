@@ -251,6 +251,24 @@ def test_a_gateway_that_is_back_before_it_was_missed_takes_its_own_place() -> No
     assert other.neighbours == Neighbours(1, 1, 0)
 
 
+@pytest.mark.parametrize(("beats", "lost"), [(1, 2), (2, 2), (3, 2), (5, 1)])
+def test_who_came_in_shortly_before_a_peer_is_lost_is_in_its_place_only_if_it_lives_on(
+    beats: int, lost: int
+) -> None:
+    one, other = (both := town(2)).gateways
+    both.gateways.append(third := Gateway(5, "abcd"))
+    third.clock.now = other.clock.now
+    both.beat()
+    both.gateways.remove(one)
+    both.beat(beats)
+    heard = other.neighbours.heard + other.neighbours.lost
+    both.gateways.remove(third)
+    both.beat(8)
+
+    assert heard == (2 if lost == 2 else 1)
+    assert other.neighbours == Neighbours(0, 0, lost)
+
+
 @pytest.mark.parametrize(("late_s", "prompt"), [(0.01, 1), (0.1, 0), (0.9, 0)])
 def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, prompt: int) -> None:
     one, other = (both := Town(2)).gateways

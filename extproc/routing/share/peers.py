@@ -11,7 +11,8 @@
 #   whose news come promptly, see `delay`; else its requests count for nothing, as if nobody had told.
 # - A peer of which nothing came for `SILENCE_S` is lost: its counts go. Whether it is gone or only not heard,
 #   nobody knows; how many of those there are the strategy is told. Another one that comes in takes the
-#   place of one that was lost, as when a gateway is started again; also if it comes before that is noticed.
+#   place of one that was lost, as when a gateway is started again. It may come before that is noticed: who
+#   came in after a lost one's last letter, and is heard `SILENCE_S` after it, was in its place already.
 # - Endpoints are named by 64 bits. One that is not in our list, now, is counted in the dark: its counts show
 #   when it comes in, and its blocks are told with the next pick.
 
@@ -73,7 +74,8 @@ class Peers:
         self._names: dict[int, str] = {}
         self._snapshot: Snapshot | None = None
         self._most = 0  # that were heard at one time, and did not leave
-        self._rises_s: list[float] = []  # when it rose, and nobody lost explains it
+        self._rises: dict[int, float] = {}  # whose coming raised it, and when
+        self._missed: list[float] = []  # when lost ones were last heard whose places somebody may have
         self._heard_picks = 0
         self._per_s, self._rated_s = 0.0, 0.0
         self.limit_s = limit_s(0.0, 0)
@@ -129,6 +131,7 @@ class Peers:
         self._follow()
         for name in [name for name, peer in self._peers.items() if now - peer.arrived_s > SILENCE_S]:
             self._miss(name)
+        self._replace_missed()
         self._show()
         for name in [name for name, peer in self._strangers.items() if now - peer.arrived_s > SILENCE_S]:
             del self._strangers[name]
@@ -170,7 +173,7 @@ class Peers:
         self._peers[name] = self._strangers.pop(name)
         if len(self._peers) > self._most:
             self._most = len(self._peers)
-            self._rises_s.append(peer.arrived_s)
+            self._rises[name] = peer.arrived_s
         self._tell()
         return True
 
@@ -230,16 +233,25 @@ class Peers:
                     self._add(endpoint, step)
 
     def _miss(self, name: int) -> None:
-        """Drops one who is lost. Who came in after its last letter was in its place already."""
-        heard_s = self._peers[name].arrived_s
-        later = next((rise_s for rise_s in self._rises_s if rise_s > heard_s), None)
-        if later is not None:
-            self._rises_s.remove(later)
-            self._most -= 1
+        """Drops one who is lost."""
+        self._missed.append(self._peers[name].arrived_s)
         self._drop(name)
+
+    def _replace_missed(self) -> None:
+        """Finds who had taken the places of lost ones before they were missed: those are not lost."""
+        for name, rise_s in list(self._rises.items()):
+            latest_s = self._peers[name].arrived_s - SILENCE_S
+            place = next((at_s for at_s in self._missed if at_s < rise_s and at_s < latest_s), None)
+            if place is not None:
+                self._missed.remove(place)
+                del self._rises[name]
+                self._most -= 1
+        last_s = max(self._rises.values(), default=0.0)
+        self._missed = [at_s for at_s in self._missed if at_s < last_s]
 
     def _drop(self, name: int) -> None:
         peer = self._peers.pop(name)
+        self._rises.pop(name, None)
         if peer.is_counted:
             for endpoint, count in peer.ledger.counts().items():
                 self._add(endpoint, -count)
