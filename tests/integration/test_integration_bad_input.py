@@ -75,7 +75,8 @@ async def _upload(stack: Stack, body: bytes, protocol: str) -> Answer:
     options = ["--silent", "--include", "--max-time", "60", PROTOCOLS[protocol], "--data-binary", "@-"]
     # Without `Expect: 100-continue`, as most libraries send it.
     headers = ["--header", "content-type: application/json", "--header", "expect:"]
-    code, output = RESET, b""
+    code: int | None = RESET
+    output = b""
     for _ in range(10):
         if code == RESET:
             code, output = await _run(["curl", *options, *headers, f"{stack.url}{CHAT}"], body)
