@@ -4,6 +4,7 @@ The loop that serves requests serves this, too: what takes long is done in a thr
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final, Protocol
 
@@ -18,8 +19,8 @@ from extproc.service.door import Door
 from extproc.service.explain import explain
 from extproc.service.exposition import answer_metrics
 from extproc.service.keeper import PoolKeeper
-from extproc.service.live.audience import Audience
-from extproc.service.live.page import build_page
+from extproc.service.live.audience import Audience, Drawer
+from extproc.service.live.page import Page, build_page
 from extproc.service.live.studio import Studio, Watched
 from extproc.service.pools import Pools
 from extproc.share.metrics import describe_share
@@ -36,30 +37,55 @@ class Service(Watched, Protocol):
     def pools(self) -> Pools: ...
 
 
+class Teller(Protocol):
+    """Who answers what one process and several tell each in its own way."""
+
+    async def config(self, request: web.Request, /) -> web.Response: ...
+
+    async def metrics(self, request: web.Request, /) -> web.Response: ...
+
+    async def readyz(self, request: web.Request, /) -> web.Response: ...
+
+    async def pools(self, request: web.Request, /) -> web.Response: ...
+
+    async def explain(self, request: web.Request, /) -> web.Response: ...
+
+
 def build_admin(service: Service, registry: CollectorRegistry, door: Door) -> web.Application:
+    return build_application(_Admin(service, registry), Studio(service, monotonic), door)
+
+
+def build_application(teller: Teller, drawer: Drawer, door: Door) -> web.Application:
+    """Every route of the admin port; the live page shows what `drawer` draws."""
     app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=[door.middleware])
-    admin = _Admin(service, registry)
-    audience = Audience(Studio(service, monotonic), door, clock=monotonic)
+    audience = Audience(drawer, door, clock=monotonic)
     app.on_shutdown.append(audience.close)
-    app.router.add_get("/", admin.page)
+    app.router.add_get("/", _show(build_page()))
     app.router.add_get("/live", audience.serve)
-    app.router.add_get("/config", admin.config)
-    app.router.add_get("/metrics", admin.metrics)
-    app.router.add_get("/healthz", admin.healthz)
-    app.router.add_get("/readyz", admin.readyz)
-    app.router.add_get("/pools", admin.pools)
-    app.router.add_post("/explain", admin.explain)
+    app.router.add_get("/config", teller.config)
+    app.router.add_get("/metrics", teller.metrics)
+    app.router.add_get("/healthz", _healthz)
+    app.router.add_get("/readyz", teller.readyz)
+    app.router.add_get("/pools", teller.pools)
+    app.router.add_post("/explain", teller.explain)
     return app
+
+
+def _show(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def show(_: web.Request) -> web.Response:
+        return web.Response(text=page.html, content_type="text/html", headers=page.headers)
+
+    return show
+
+
+async def _healthz(_: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
 
 
 class _Admin:
     def __init__(self, service: Service, registry: CollectorRegistry) -> None:
         self._service = service
         self._registry = registry
-        self._page = build_page()
-
-    async def page(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._page.html, content_type="text/html", headers=self._page.headers)
 
     async def config(self, _: web.Request) -> web.Response:
         """The settings in force."""
@@ -68,9 +94,6 @@ class _Admin:
 
     async def metrics(self, request: web.Request) -> web.Response:
         return await answer_metrics(request, list(self._registry.collect()))
-
-    async def healthz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
 
     async def readyz(self, _: web.Request) -> web.Response:
         faults = self._service.faults()

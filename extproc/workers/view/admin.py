@@ -15,11 +15,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from extproc.service.admin import EXPLAIN_BYTES
+from extproc.service.admin import build_application
 from extproc.service.door import Door
 from extproc.service.exposition import answer_metrics
-from extproc.service.live.audience import Audience
-from extproc.service.live.page import build_page
 from extproc.workers.view.asking import ANSWER_S, Told, Workers
 from extproc.workers.view.pools import merge_pools
 from extproc.workers.view.studio import WorkersStudio
@@ -52,20 +50,9 @@ def build_view(
     `registry` has this process's own metrics, which are added to theirs; `faults` are why the service is not
     ready whatever the workers say. Who does not answer for `answer_s` is left out.
     """
-    app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=[door.middleware])
     workers = Workers(live, registry, answer_s=answer_s)
-    view = _View(workers, registry, faults)
-    audience = Audience(WorkersStudio(workers, faults, monotonic), door, clock=monotonic)
-    app.on_shutdown.append(audience.close)
-    app.router.add_get("/", view.page)
-    app.router.add_get("/live", audience.serve)
-    app.router.add_get("/config", view.config)
-    app.router.add_get("/metrics", view.metrics)
-    app.router.add_get("/healthz", view.healthz)
-    app.router.add_get("/readyz", view.readyz)
-    app.router.add_get("/pools", view.pools)
-    app.router.add_post("/explain", view.explain)
-    return app
+    studio = WorkersStudio(workers, faults, monotonic)
+    return build_application(_View(workers, registry, faults), studio, door)
 
 
 class _View:
@@ -77,10 +64,6 @@ class _View:
         self._faults = faults
         self._totals = Totals()
         self._scrape: asyncio.Task[list[Metric]] | None = None
-        self._page = build_page()
-
-    async def page(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._page.html, content_type="text/html", headers=self._page.headers)
 
     async def config(self, _: web.Request) -> web.Response:
         return _pass(await self._workers.ask_any("/config"))
@@ -98,9 +81,6 @@ class _View:
             self._workers.garbled()
         told[_SELF] = list(self._registry.collect())
         return await asyncio.to_thread(self._totals.merge, told)
-
-    async def healthz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
 
     async def readyz(self, _: web.Request) -> web.Response:
         faults = self._faults()
