@@ -5,7 +5,6 @@ ports.
 """
 
 import asyncio
-import base64
 import copy
 import json
 import random
@@ -23,8 +22,8 @@ from aiohttp import web
 from extproc.controller.resource import API_VERSION
 from tests.cluster import api_server
 from tests.cluster.api_server import ApiServer, Collection, status, write_kubeconfig
+from tests.controller.pods import translate
 from tests.controller.roles import Use, find_use, read_rules
-from tests.integration.ports import free_ports
 
 Object = dict[str, Any]
 BENCHMARKS, JOBS, PODS = f"{API_VERSION}/benchmarks", "batch/v1/jobs", "v1/pods"
@@ -230,7 +229,7 @@ class Cluster(ApiServer):
         words.touch()
         # Every address of 127/8 is this machine's: a Pod has one of its own.
         ip = f"127.{random.randrange(1, 255)}.{random.randrange(255)}.{random.randrange(1, 255)}"
-        command = self._translate(template["spec"]["containers"][0]["command"], index, job, words)
+        command = translate(self, self.folder, job, index, words)
         command = [word.replace("0.0.0.0:9201", f"{ip}:9201") for word in command]
         pod: Object = {
             "apiVersion": "v1",
@@ -258,55 +257,6 @@ class Cluster(ApiServer):
         ended = {"exitCode": code, "message": message, "reason": "Completed" if code == 0 else "Error"}
         self.add({**pod, "status": {"podIP": ip, "containerStatuses": [{"state": {"terminated": ended}}]}})
         return code
-
-    def _translate(self, command: list[str], index: int, job: Object, words: Path) -> list[str]:
-        """Puts folders in place of mounts, and ports of this machine in place of Pods' names."""
-        run = job["metadata"]["labels"]["extproc.dev/run"]
-        places = {"/results": str(self.folder / "results"), "/dev/termination-log": str(words)}
-        spec = self.find("v1/configmaps", run)
-        if spec is not None:
-            places["/etc/benchmark/benchmark.yaml"] = str(
-                self._lay(f"{run}.yaml", spec["data"]["benchmark.yaml"])
-            )
-        for volume in job["spec"]["template"]["spec"]["volumes"]:
-            if volume["name"] == "etc-benchmark-dataset":
-                places["/etc/benchmark-dataset"] = str(self._mount(volume["configMap"]["name"]))
-        secret = self.find("v1/secrets", f"{run}-load")
-        if secret is not None:
-            places["/etc/benchmark-token/token"] = str(
-                self._lay(f"{run}.token", secret["stringData"]["token"])
-            )
-            ports = self._ports(run)
-            service = f"{run}-load"
-            places |= {f"{service}-{i}.{service}:9200": f"127.0.0.1:{port}" for i, port in enumerate(ports)}
-            places["0.0.0.0:9200"] = f"127.0.0.1:{ports[index]}" if index < len(ports) else ""
-        made = []
-        for word in command:
-            text = word
-            for old, new in places.items():
-                text = text.replace(old, new)
-            made.append(text)
-        return made
-
-    def _mount(self, name: str) -> Path:
-        """A folder with the binary files of a ConfigMap."""
-        folder, found = self.folder / name, self.find("v1/configmaps", name)
-        assert found is not None
-        folder.mkdir(exist_ok=True)
-        for file, text in found["binaryData"].items():
-            (folder / file).write_bytes(base64.b64decode(text))
-        return folder
-
-    def _lay(self, name: str, text: str) -> Path:
-        path = self.folder / name
-        path.write_text(text)
-        return path
-
-    def _ports(self, run: str) -> list[int]:
-        path = self.folder / f"{run}.ports"
-        if not path.exists():
-            path.write_text(" ".join(map(str, free_ports(4))))
-        return [int(port) for port in path.read_text().split()]
 
 
 def stamp() -> str:

@@ -1,185 +1,34 @@
-"""What the operator shows: Benchmarks as metrics and as a page, in a real Prometheus and a real Chromium."""
+"""The page of all runs in a real Chromium; what it makes of a status that somebody edited."""
 
-import asyncio
-import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
 import pytest
-from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
-from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
-from extproc.bench.board import Notice
 from extproc.bench.measure.words import DASH
-from extproc.controller.metrics import PHASES, describe_benchmarks
 from extproc.controller.page import build_page
-from extproc.controller.status_schema import build_status_schema
-from extproc.controller.web import build_web, find_report
-from tests.controller.world import SPEC, World, brief
-from tests.monitoring.prometheus import Prometheus, needs_prometheus
+from extproc.controller.web import find_report
+from tests.controller.statuses import (
+    EVIL,
+    Body,
+    Families,
+    Told,
+    body_of,
+    everything,
+    get,
+    leading,
+    nightly,
+    scrape,
+    served,
+)
 from tests.service.browser import Browser, find
 
-Body = dict[str, Any]
-EVIL = "<img src=x onerror=alert(1)>\"'&"
-ORDER = ("namespace", "benchmark", "mode", "model", "phase", "figure")
 needs_chromium = pytest.mark.skipif(find() is None, reason="needs chromium")
-
-
-class Families(Collector):
-    """The metrics of some Benchmarks."""
-
-    def __init__(self, bodies: list[Body]) -> None:
-        self._bodies = bodies
-
-    def collect(self) -> Iterator[Metric]:
-        return describe_benchmarks(self._bodies)
-
-
-@dataclass
-class Told:
-    """What a desk knows."""
-
-    known: Mapping[tuple[str, str], Body]
-    has_listed: bool = True
-    is_leading: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-def body_of(world: World, name: str, namespace: str = "default") -> Body:
-    body = world.body()
-    return body | {"metadata": body["metadata"] | {"name": name, "namespace": namespace}}
-
-
-def nightly(rates: list[float], *, words: str = "", model: str = "llama") -> World:
-    """A Benchmark that ran once for each rate, an hour apart; then, with `words`, once more to that end."""
-    spec = {**SPEC, "schedule": "0 * * * *", "target": {"model": model}}
-    world = World(spec=spec)
-    ends = [brief(req_per_s=r, ttft_median_ms=2000 / r, ttft_p95_ms=5000 / r, failed=0) for r in rates]
-    for said in [*ends, *([words] if words else [])]:
-        world.after(hours=1)
-        world.settle()
-        world.end(said)
-        world.settle()
-    return world
-
-
-def running() -> World:
-    world = World()
-    world.settle()
-    (leader,) = world.active()
-    world.notices[leader.run] = Notice("b", "45%", 450, 1000)
-    world.settle()
-    return world
-
-
-def searching() -> World:
-    world = running()
-    (leader,) = world.active()
-    world.notices[leader.run] = Notice("3.38 req/s", "run 3 of at most 12")
-    world.settle()
-    return world
-
-
-def everything() -> dict[tuple[str, str], Body]:
-    """A Benchmark in every way to be; two of one name; one that nobody has looked at."""
-    refused = World(spec={**SPEC, "schedule": "never"})
-    refused.settle()
-    invalid = brief(is_good=False, title="invalid: partial", faults=["interrupted after 3.0 s"])
-    bodies = [
-        body_of(nightly([10, 10.2, 9.9, 10.1]), "chat"),
-        body_of(nightly([10, 10.2, 9.9, 5]), "slower"),
-        body_of(nightly([9], words=invalid), "cut-short", "other"),
-        body_of(nightly([8, 8], model=EVIL, words=brief(title=EVIL, faults=[EVIL])), "hostile"),
-        body_of(running(), "chat", "other"),
-        body_of(refused, "refused"),
-        body_of(World(), "new"),
-    ]
-    return {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in bodies}
-
-
-@asynccontextmanager
-async def served(told: Told, reports: Path | None = None) -> AsyncIterator[str]:
-    runner = web.AppRunner(build_web(told, reports), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
-async def get(url: str) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        return answer.status, await answer.text()
-
-
-def leading(known: Mapping[tuple[str, str], Body]) -> Told:
-    told = Told(known)
-    told.is_leading.set()
-    return told
-
-
-async def scrape(told: Told) -> dict[tuple[str, ...], float]:
-    """Every sample, by its name and its labels' values."""
-    async with served(told) as url:
-        _, text = await get(f"{url}/metrics")
-    return {
-        (sample.name, *(sample.labels[name] for name in ORDER if name in sample.labels)): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-async def test_metrics_say_what_the_statuses_say() -> None:
-    samples = await scrape(leading(everything()))
-    slower = "default", "slower"
-
-    assert samples["extproc_operator_leading",] == 1
-    assert samples["extproc_benchmark_info", *slower, "run", "llama"] == 1
-    assert samples["extproc_benchmark_figure", *slower, "req_per_s"] == 5
-    assert samples["extproc_benchmark_figure", *slower, "ttft_p95_ms"] == 1000
-    assert samples["extproc_benchmark_runs", *slower, "Valid"] == 4
-    assert samples["extproc_benchmark_regressions", *slower] == 2
-    assert samples["extproc_benchmark_last_run_finished_timestamp_seconds", *slower] == 1795363200
-    assert samples["extproc_benchmark_next_run_timestamp_seconds", *slower] == 1795366800
-    assert samples["extproc_benchmark_runs", "other", "cut-short", "Invalid"] == 1
-    assert samples["extproc_benchmark_progress_ratio", "other", "chat"] == 0.45
-    phases = {key[1:]: value for key, value in samples.items() if key[0] == "extproc_benchmark_phase"}
-    assert len(phases) == 7 * len(PHASES)
-    assert sorted(key for key, value in phases.items() if value) == [
-        ("default", "chat", "Valid"),
-        ("default", "hostile", "Valid"),
-        ("default", "refused", "Refused"),
-        ("default", "slower", "Valid"),
-        ("other", "chat", "Running"),
-        ("other", "cut-short", "Invalid"),
-    ]
-
-
-def test_phases_are_those_of_the_status() -> None:
-    said = build_status_schema()["properties"]["phase"]["description"]
-
-    assert said.removesuffix(".").replace(" or ", ", ").split(", ") == list(PHASES)
-
-
-async def test_only_the_replica_that_acts_tells_of_benchmarks() -> None:
-    assert await scrape(Told(everything())) == {("extproc_operator_leading",): 0}
-
-
-async def test_figures_of_a_benchmark_are_bounded() -> None:
-    body = body_of(nightly([10]), "b")
-    body["status"]["figures"] = {f"f{number}": number for number in range(1000)}
-    samples = await scrape(leading({("default", "b"): body}))
-
-    assert sum(key[0] == "extproc_benchmark_figure" for key in samples) == 50
 
 
 JSON = st.recursive(
@@ -227,31 +76,6 @@ async def test_a_run_without_its_end_is_shown_with_the_rest() -> None:
     assert samples["extproc_benchmark_runs", "default", "edited", "Valid"] == 2
     assert ("extproc_benchmark_last_run_finished_timestamp_seconds", "default", "edited") not in samples
     assert (status, text.count("good\ufffddoog\ufffd")) == (200, 2)
-
-
-@needs_prometheus
-async def test_prometheus_has_nothing_to_say_against_the_metrics_and_takes_them(tmp_path: Path) -> None:
-    async with served(leading(everything())) as url:
-        _, text = await get(f"{url}/metrics")
-        command = ["promtool", "check", "metrics"]
-        checked = await asyncio.to_thread(subprocess.run, command, input=text.encode(), capture_output=True)
-        with Prometheus(tmp_path, {"operator": f"{url}/metrics".removeprefix("http://")}, []) as prometheus:
-            await asyncio.to_thread(prometheus.wait_ready)
-            query = 'extproc_benchmark_figure{benchmark="slower",figure="req_per_s"}'
-            await asyncio.to_thread(prometheus.wait_until, lambda: bool(prometheus.query(query)))
-            [found] = prometheus.query(query)
-
-    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
-    assert found["value"][1] == "5"
-    assert found["metric"]["namespace"] == "default"
-
-
-async def test_progress_of_a_search_is_no_number() -> None:
-    body = body_of(searching(), "search")
-    samples = await scrape(leading({("default", "search"): body}))
-
-    assert body["status"]["progress"] == "run 3 of at most 12"
-    assert [key for key in samples if key[0] == "extproc_benchmark_progress_ratio"] == []
 
 
 async def test_readiness_waits_for_the_first_list() -> None:

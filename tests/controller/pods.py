@@ -1,0 +1,62 @@
+"""What a Pod's command is on this machine: folders in place of mounts, ports in place of Pods' names."""
+
+import base64
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests.integration.ports import free_ports
+
+Object = dict[str, Any]
+
+
+class Holds(Protocol):
+    def find(self, kind: str, name: str) -> Object | None: ...
+
+
+def translate(cluster: Holds, folder: Path, job: Object, index: int, words: Path) -> list[str]:
+    """The command of a Job's `index`-th Pod, whose last words go to `words`."""
+    run = job["metadata"]["labels"]["extproc.dev/run"]
+    pod = job["spec"]["template"]["spec"]
+    places = {"/results": str(folder / "results"), "/dev/termination-log": str(words)}
+    spec = cluster.find("v1/configmaps", run)
+    if spec is not None:
+        places["/etc/benchmark/benchmark.yaml"] = _lay(folder, f"{run}.yaml", spec["data"]["benchmark.yaml"])
+    for volume in pod["volumes"]:
+        if volume["name"] == "etc-benchmark-dataset":
+            name = volume["configMap"]["name"]
+            places["/etc/benchmark-dataset"] = _mount(folder / name, cluster.find("v1/configmaps", name))
+    secret = cluster.find("v1/secrets", f"{run}-load")
+    if secret is not None:
+        places["/etc/benchmark-token/token"] = _lay(folder, f"{run}.token", secret["stringData"]["token"])
+        ports = _find_ports(folder / f"{run}.ports")
+        service = f"{run}-load"
+        places |= {f"{service}-{i}.{service}:9200": f"127.0.0.1:{port}" for i, port in enumerate(ports)}
+        places["0.0.0.0:9200"] = f"127.0.0.1:{ports[index]}" if index < len(ports) else ""
+    return [_replace(word, places) for word in pod["containers"][0]["command"]]
+
+
+def _replace(text: str, places: dict[str, str]) -> str:
+    for old, new in places.items():
+        text = text.replace(old, new)
+    return text
+
+
+def _mount(folder: Path, found: Object | None) -> str:
+    """A folder with the binary files of a ConfigMap."""
+    assert found is not None
+    folder.mkdir(exist_ok=True)
+    for file, text in found["binaryData"].items():
+        (folder / file).write_bytes(base64.b64decode(text))
+    return str(folder)
+
+
+def _lay(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def _find_ports(path: Path) -> list[int]:
+    if not path.exists():
+        path.write_text(" ".join(map(str, free_ports(4))))
+    return [int(port) for port in path.read_text().split()]
