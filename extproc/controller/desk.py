@@ -6,42 +6,22 @@ Everything is read anew for each look, Jobs before Pods: a Job that says that it
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
-from extproc.bench.board import Notice
 from extproc.cluster.kube_api import WatchLost
 from extproc.cluster.kubeclient import KubeClients
+from extproc.controller.acts import act, describe_action
 from extproc.controller.calls import ApiRefusal, KubeCalls, opening
-from extproc.controller.leaders import ask_leader, find_address
-from extproc.controller.objects import (
-    BENCHMARK_LABEL,
-    DUE_ANNOTATION,
-    LEADER,
-    PART_LABEL,
-    RUN_LABEL,
-    Object,
-)
+from extproc.controller.objects import BENCHMARK_LABEL, Object
 from extproc.controller.planning import plan_benchmark
 from extproc.controller.reconcile import reconcile, refuse
-from extproc.controller.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark, read_time
-from extproc.controller.router import SWITCHED_LABEL, give_back, read_hold
-from extproc.controller.state import (
-    Action,
-    Create,
-    Delete,
-    JobState,
-    LastWords,
-    Observed,
-    Planned,
-    Replace,
-    WriteStatus,
-)
-
-Key = tuple[str, str]
-"""A namespace and a name."""
+from extproc.controller.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark
+from extproc.controller.router import SWITCHED_LABEL, give_back
+from extproc.controller.seen import Key, find_held, is_owned, look, read_job
+from extproc.controller.state import Action, Observed, Planned, Replace
 
 _TOKEN_BYTES: Final = 24
 _RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
@@ -189,115 +169,3 @@ class Desk:
             planned = await asyncio.to_thread(plan_benchmark, benchmark)
             self._plans[benchmark.uid] = benchmark.generation, planned
         return planned
-
-
-async def find_held(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
-    """The ConfigMaps that a Benchmark of that name has, or had before it was gone."""
-    found = await calls.list("ConfigMap", key[0], f"{SWITCHED_LABEL}={key[1]}")
-    # What is in a list does not say what it is.
-    return tuple({**each, "apiVersion": "v1", "kind": "ConfigMap"} for each in found if read_hold(each))
-
-
-async def look(benchmark: Benchmark, observed: Observed, calls: KubeCalls) -> Observed:
-    """Adds what leaders say, and the router."""
-    selector = f"{BENCHMARK_LABEL}={benchmark.name},{PART_LABEL}={LEADER}"
-    pods = await calls.list("Pod", benchmark.namespace, selector)
-    name = benchmark.operation.router.config_map
-    return replace(
-        observed,
-        last_words={run: words for run, words in map(read_last_words, pods) if words is not None},
-        notices=await read_notices(pods),
-        router=await calls.get("ConfigMap", benchmark.namespace, name) if name else None,
-    )
-
-
-async def read_notices(pods: Iterable[Object]) -> dict[str, Notice]:
-    """What leaders say that run, by run."""
-    notices = {}
-    for pod in pods:
-        url = find_address(pod)
-        notice = await ask_leader(url) if url is not None else None
-        if notice is not None:
-            notices[pod["metadata"]["labels"][RUN_LABEL]] = notice
-    return notices
-
-
-async def act(action: Action, body: Object, calls: KubeCalls) -> None:
-    """Does one thing; raises `ApiRefusal`."""
-    match action:
-        case WriteStatus(status):
-            written = await calls.replace({**body, "status": status}, "status")
-            body["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
-        case Replace(changed):
-            await calls.replace(changed)
-        case Delete(name):
-            await calls.delete("Job", body["metadata"]["namespace"], name)
-        case Create(made):
-            await _create(made, calls)
-
-
-async def _create(made: Object, calls: KubeCalls) -> None:
-    """Creates an object; one of that name is as good, unless it belongs to somebody who is gone."""
-    try:
-        await calls.create(made)
-    except ApiRefusal as refusal:
-        if refusal.status != 409:
-            raise
-        # The operator may not read Secrets: that of a run has the run's name, which nobody else uses.
-        if made["kind"] == "Secret":
-            return
-        metadata = made["metadata"]
-        there = await calls.get(made["kind"], metadata["namespace"], metadata["name"])
-        owners = metadata.get("ownerReferences", ())
-        if there is None or (owners and not is_owned(there, owners[0]["uid"])):
-            raise ApiRefusal(409, f"{made['kind']} {metadata['name']} is somebody else's, or going") from None
-
-
-def is_owned(body: Mapping[str, Any], uid: str) -> bool:
-    return any(owner["uid"] == uid for owner in body["metadata"].get("ownerReferences", ()))
-
-
-def describe_action(action: Action) -> str:
-    match action:
-        case Create(made):
-            return f"creates {made['kind']} {made['metadata']['name']}"
-        case Replace(changed):
-            return f"writes {changed['kind']} {changed['metadata']['name']}"
-        case Delete(name):
-            return f"deletes Job {name}"
-        case WriteStatus(status):
-            return f"is {status['phase']}"
-
-
-def read_job(body: Mapping[str, Any]) -> JobState:
-    """A Job as the API server has it."""
-    metadata, status = body["metadata"], body.get("status", {})
-    labels, due = metadata["labels"], metadata.get("annotations", {}).get(DUE_ANNOTATION)
-    ends = {each["type"]: each for each in status.get("conditions", ()) if each["status"] == "True"}
-    end = ends.get("Failed") or ends.get("Complete")
-    started = status.get("startTime")
-    return JobState(
-        name=metadata["name"],
-        run=labels[RUN_LABEL],
-        part=labels[PART_LABEL],
-        started=read_time(started) if started else None,
-        finished=read_time(end["lastTransitionTime"]) if end else None,
-        failure=_name_failure(ends["Failed"]) if "Failed" in ends else None,
-        due=read_time(due) if due else None,
-        is_deleting=bool(metadata.get("deletionTimestamp")),
-    )
-
-
-def _name_failure(condition: Mapping[str, str]) -> str:
-    return ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)
-
-
-def read_last_words(pod: Mapping[str, Any]) -> tuple[str, LastWords | None]:
-    """A leader's Pod: its run, and how its container ended if it did."""
-    run = pod["metadata"]["labels"][RUN_LABEL]
-    for container in pod.get("status", {}).get("containerStatuses", ()):
-        ended = container.get("state", {}).get("terminated")
-        if ended:
-            words = LastWords(ended["exitCode"], ended.get("message", ""), ended.get("reason", ""))
-            return run, words
-    return run, None

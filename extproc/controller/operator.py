@@ -17,10 +17,11 @@ from typing import Any, Final
 import kopf
 
 from extproc.cluster.kubeclient import KubeClients
-from extproc.controller.desk import Desk, DeskOptions, Key
+from extproc.controller.desk import Desk, DeskOptions
 from extproc.controller.lease import Leadership, Terms
 from extproc.controller.objects import APP, BENCHMARK_LABEL, Object
 from extproc.controller.resource import GROUP, PLURAL, VERSION
+from extproc.controller.seen import Key
 from extproc.controller.web import showing
 
 # The API server ends a watch by then at the latest; one that is silent for longer than its bookmarks is dead.
