@@ -220,7 +220,7 @@ async def serve(start: Start) -> int:
         await transport.bind()
         await serve_health(app.health, settings, stack)
         return await run(
-            app, transport, catch_signals(), settings.admin, Door(shares.admin), app.watch_settings()
+            app, transport, catch_signals(), settings.admin, Door(shares.admin), app.watch_settings
         )
 
 
@@ -230,7 +230,7 @@ async def run(
     signals: asyncio.Queue[int],
     admin: str,
     door: Door,
-    *routines: Coroutine[None, None, None],
+    *routines: Callable[[], Coroutine[None, None, None]],
 ) -> int:
     """Runs an application whose transport is bound until one of the `signals`, its admin port on `admin`.
 
@@ -249,8 +249,8 @@ async def run(
             await app.courier.carrier.open()
             stack.push_async_callback(_end, _run(app.courier.run()))
         app.start()
-        for routine in (app.health.run(), *routines):
-            stack.callback(_run(routine).cancel)
+        for routine in (app.health.run, *routines):
+            stack.callback(_run(routine()).cancel)
         await transport.start()
         # What start-up made stays; a collection need not look at it again while requests wait.
         gc.freeze()

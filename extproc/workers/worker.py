@@ -117,8 +117,8 @@ class Worker:
             self._signals,
             f"unix:{admin}",
             self._door,
-            self._follow(),
-            self._tell(),
+            self._follow,
+            self._tell,
         )
 
     def _build_courier(self, settings: Settings, base: Path, tally: Tally) -> Courier:

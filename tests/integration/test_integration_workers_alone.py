@@ -150,6 +150,7 @@ async def test_a_worker_that_cannot_start_ends_the_service_with_the_reason(tmp_p
         assert await asyncio.to_thread(service.wait, LONG_S) == 2
 
     assert f"cannot listen on 127.0.0.1:{taken + 1}" in service.told()
+    assert "Warning" not in service.told()
 
 
 def check(target: str, credentials: grpc.ChannelCredentials | None = None) -> int:

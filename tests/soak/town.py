@@ -60,7 +60,8 @@ class Town:
         self._list = directory / "list" / "endpoints.yaml"
         self._list.parent.mkdir()
         self.broker = Broker(directory, *free_ports(1)) if carrier == "nats" else None
-        lines = free_ports(GATEWAYS)
+        # In a mesh each worker has a port of its own, from its gateway's on.
+        lines = free_ports(GATEWAYS * WORKERS)[::WORKERS]
         carry = over_mesh(lines) if self.broker is None else over_nats(self.broker)
         self._shares = [share(carry(port)) for port in lines]
         self.fronts = [build_front(directory / f"gateway-{place}", ports) for place in range(GATEWAYS)]
