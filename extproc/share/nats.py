@@ -3,6 +3,8 @@
 # - Core NATS, no JetStream: old news help nobody.
 # - A letter is put into a short queue and a task of its own publishes: what the client library waits for,
 #   nobody else does. A full queue, and no connection, drop the letter.
+# - The client library connects again by itself, but gives up for good where the server refuses it, be it for
+#   the moment in which a password changes. Then we begin anew.
 # - The seal stays: who may use the server need not be a gateway.
 
 import asyncio
@@ -10,7 +12,8 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from nats.aio.client import Client
@@ -36,7 +39,7 @@ class NatsAccess:
     servers: Sequence[str]
     credentials: str | None = None
     user: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
 
 
@@ -60,28 +63,49 @@ class Nats:
     async def run(self, receiver: Receiver) -> None:
         while True:
             try:
-                await self._connect(receiver)
-                break
-            except (Error, OSError, TimeoutError, ValueError) as error:
+                await self._serve(receiver)
+            except Exception as error:  # noqa: BLE001  # the library's own, and those of what it is made of
                 log.warning("no connection to NATS: %s", type(error).__name__)
-                await self._client.close()
-                self._client = Client()
+            await self._hang_up()
+            self._client = Client()
             await asyncio.sleep(_AGAIN_S)
-        while True:
-            await self._filled.wait()
-            self._filled.clear()
-            await self._publish()
+
+    async def _serve(self, receiver: Receiver) -> None:
+        """Connects, and publishes until the library gives up."""
+        closed = asyncio.Event()
+        await self._connect(receiver, closed)
+        async with asyncio.TaskGroup() as tasks:
+            publishing = tasks.create_task(self._publish_all())
+            await closed.wait()
+            publishing.cancel()
+
+    async def _publish_all(self) -> None:
+        task = asyncio.current_task()
+        # The library may swallow that we are cancelled.
+        while task is not None and not task.cancelling():
+            if self._queue:
+                await self._publish()
+            else:
+                self._filled.clear()
+                await self._filled.wait()
 
     async def close(self) -> None:
         try:
-            async with asyncio.timeout(_CLOSE_S):
-                await self._publish()
-                if self._client.is_connected:
+            async with asyncio.timeout(_CLOSE_S) as limit:
+                while self._queue and not limit.expired():
+                    await self._publish()
+                if self._client.is_connected and not limit.expired():
                     await self._client.flush()
         except (Error, OSError, TimeoutError):
             pass
         finally:
-            await self._client.close()
+            await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        """Does not wait for a server that hangs: the library would, until all that it was sent is read."""
+        with suppress(Error, OSError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._client.close()
 
     def send(self, data: bytes) -> None:
         is_open = self._client.is_connected and len(self._queue) < _QUEUED
@@ -90,7 +114,7 @@ class Nats:
             self._queue.append(data)
             self._filled.set()
 
-    async def _connect(self, receiver: Receiver) -> None:
+    async def _connect(self, receiver: Receiver, closed: asyncio.Event) -> None:
         async def hear(message: Msg) -> None:
             receiver.take(message.data)
 
@@ -100,11 +124,15 @@ class Nats:
             else:
                 log.warning("NATS: %s", type(error).__name__)
 
+        async def end() -> None:
+            closed.set()
+
         access = self._access
         await self._client.connect(
             list(access.servers),
             name="extproc",
             error_cb=fail,
+            closed_cb=end,
             no_echo=True,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_AGAIN_S,
@@ -123,9 +151,9 @@ class Nats:
         )
 
     async def _publish(self) -> None:
-        while self._queue:
-            data = self._queue.popleft()
-            try:
-                await self._client.publish(self._subject, data)
-            except (Error, OSError) as error:
-                log.warning("a letter is not sent: %s", type(error).__name__)
+        """Sends the first letter that waits."""
+        data = self._queue.popleft()
+        try:
+            await self._client.publish(self._subject, data)
+        except (Error, OSError) as error:
+            log.warning("a letter is not sent: %s", type(error).__name__)

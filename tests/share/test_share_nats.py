@@ -1,6 +1,7 @@
 """Gateways that share over a real NATS server; and over one that is not there."""
 
 import asyncio
+import signal
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -65,6 +66,39 @@ async def test_picks_count_everywhere_whenever_the_server_comes_and_goes(
         await until(lambda: all(gateway.pool.book.total == 1 for gateway in three), LONG_S)
         pick.release()
         await until(lambda: not any(gateway.pool.book.total for gateway in three), LONG_S)
+
+
+async def test_a_server_that_refuses_us_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    """1. They share. 2. The server wants another password. 3. It wants the first one again: they share."""
+    rules = tmp_path / "server.conf"
+    users = 'authorization {users: [{user: "gateway", password: "%s"}]}'
+    rules.write_text(users % "password")
+    broker = Broker(tmp_path, free_ports(1)[0], ("-c", str(rules)))
+    one, other = (Gateway(me, over(broker)) for me in (1, 2))
+    with broker:
+        async with one.running(), other.running():
+            await until(lambda: one.neighbours.heard == other.neighbours.heard == 1, LONG_S)
+            rules.write_text(users % "another")
+            broker.send(signal.SIGHUP)
+            await until(lambda: one.neighbours.heard == other.neighbours.heard == 0, LONG_S)
+            rules.write_text(users % "password")
+            broker.send(signal.SIGHUP)
+            await until(lambda: one.neighbours.heard == other.neighbours.heard == 1, LONG_S)
+
+
+async def test_a_server_that_hangs_keeps_nobody_from_ending(broker: Broker) -> None:
+    with broker:
+        gateway = Gateway(1, over(broker))
+        async with asyncio.timeout(LONG_S), gateway.running():
+            await until(lambda: gateway.counts["sent"] > 0, LONG_S)
+            broker.send(signal.SIGSTOP)
+            while len(gateway.carrier._queue) < 64:  # type: ignore[attr-defined]
+                gateway.carrier.send(bytes(100_000))
+                await asyncio.sleep(0)
+
+
+def test_nobody_reads_a_password_in_what_is_printed() -> None:
+    assert "swordfish" not in repr(NatsAccess(["nats://nats:4222"], user="gateway", password="swordfish"))
 
 
 async def test_a_wrong_password_and_another_cluster_are_not_heard(
