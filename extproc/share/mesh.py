@@ -14,11 +14,13 @@
 #   comes in with the same two ends, and its far end we do not dial again. Both: a port of ours may have
 #   lines to many.
 # - A connection is believed when its first letter is. Until then it has little time, and one bad letter ends
-#   it.
+#   it. There are few of these at a time: of who has most of them the oldest makes room, so nobody keeps
+#   others out.
 
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import Final, cast
@@ -47,6 +49,8 @@ _LIVED_S: Final = 5.0
 # A line that is cut by the network is back within that, and nobody was lost.
 _GRACE_S: Final = 1.0
 _MOST_LINES: Final = 2 * MAX_PEERS
+# Lines that have not brought a letter yet.
+_MOST_STRANGERS: Final = 128
 
 _End = tuple[str, int]
 _Ends = tuple[_End, _End]
@@ -81,7 +85,7 @@ class Mesh:
         self._lines: dict[str, _Outgoing] = {}
         self._dialled: dict[_Ends, str] = {}
         self._own: set[str] = set()
-        self._incoming: set[_Incoming] = set()
+        self._incoming: dict[_Incoming, None] = {}  # the oldest first
 
     def __repr__(self) -> str:
         return f"<Mesh {self._listen}, {len(self._lines)} lines out, {len(self._incoming)} in>"
@@ -155,9 +159,16 @@ class Mesh:
     # What lines that come in tell.
 
     def join(self, line: "_Incoming") -> bool:
+        """Whether it may stay."""
+        strangers = [one for one in self._incoming if one.sender is None]
+        if len(strangers) >= _MOST_STRANGERS:
+            [(host, _)] = Counter(one.host for one in strangers).most_common(1)
+            oldest = next(one for one in strangers if one.host == host)
+            del self._incoming[oldest]
+            oldest.end()
         if len(self._incoming) >= _MOST_LINES:
             return False
-        self._incoming.add(line)
+        self._incoming[line] = None
         return True
 
     def is_ours(self, ends: _Ends) -> bool:
@@ -179,7 +190,7 @@ class Mesh:
         return self._receiver.take(data) if self._receiver is not None else None
 
     def leave(self, line: "_Incoming") -> None:
-        self._incoming.discard(line)
+        self._incoming.pop(line, None)
         if line.sender is not None:
             asyncio.get_running_loop().call_later(_GRACE_S, self._lose, line.sender)
 
@@ -189,7 +200,10 @@ class Mesh:
 
     async def _sweep(self) -> None:
         while True:
+            looked_s = self._clock()
             await asyncio.sleep(_IDLE_S / 2)
+            if self._clock() - looked_s > _IDLE_S:
+                continue  # we hung ourselves, and what they said waits to be read
             for line in [*self._incoming]:
                 if self._clock() - line.heard_s > _IDLE_S:
                     line.end()
@@ -275,9 +289,17 @@ class _Incoming(asyncio.Protocol):
         self._buffer = bytearray()
         self._ration = Ration(_BYTES_PER_S, _BYTES_PER_S)
 
+    @property
+    def host(self) -> str:
+        return self._ends[0][0]
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._ends = (_end(transport.get_extra_info("peername")), _end(transport.get_extra_info("sockname")))
+        peer = transport.get_extra_info("peername")
+        if peer is None:  # it is gone already
+            self.end()
+            return
+        self._ends = (_end(peer), _end(transport.get_extra_info("sockname")))
         if not self._mesh.join(self):
             self.end()
 
@@ -295,7 +317,7 @@ class _Incoming(asyncio.Protocol):
             return
         now = self._clock()
         if not self._take_letters(data, now):
-            log.warning("a line from %s is closed: it brings no letters of this cluster", self._ends[0][0])
+            log.warning("a line from %s is closed: it brings no letters of this cluster", self.host)
             self.end()
             return
         self._ration.spend(len(data))

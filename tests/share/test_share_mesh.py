@@ -2,11 +2,13 @@
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from time import monotonic
 
 import pytest
+import uvloop
 
 from extproc.errors import SettingsError
 from extproc.routing.share.messages import Letter, Picked
@@ -172,6 +174,44 @@ async def test_a_peer_that_does_not_read_keeps_nobody_waiting(pair: list[Gateway
             assert unsent > 900
             before_s = other.counts["heard"]
             await until(lambda: other.counts["heard"] > before_s, LONG_S)
+
+
+async def test_silent_connections_keep_no_newcomer_out(
+    lone: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than there may be lines, which do not go for their silence. Who comes after them is heard."""
+    monkeypatch.setattr("extproc.share.mesh._IDLE_S", 600.0)
+    letter = Seal("llm", SECRET, 7).close(Letter(7, name_of("llama"), 1, [], []))
+    with ExitStack() as stack:
+        for _ in range(600):
+            stack.enter_context(socket.create_connection(("127.0.0.1", _port(lone))))
+            await asyncio.sleep(0)
+        _, writer = await _dial(lone)
+        writer.write(len(letter).to_bytes(4) + letter)
+        await until(lambda: lone.counts["heard"] == 1, LONG_S)
+        writer.close()
+
+
+def test_connections_that_are_gone_before_they_are_seen_are_nothing() -> None:
+    """On the loop that serves, which knows nothing of who is gone."""
+    faults: list[object] = []
+
+    async def flood() -> None:
+        [gateway] = town(1)
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        async with gateway.running():
+            await until(lambda: gateway.carrier._receiver is not None, LONG_S)  # type: ignore[attr-defined]
+            for _ in range(50):
+                with socket.create_connection(("127.0.0.1", _port(gateway))) as gone:
+                    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            _, writer = await _dial(gateway)
+            await until(lambda: len(gateway.carrier._incoming) > 0, LONG_S)  # type: ignore[attr-defined]
+            writer.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(flood())
+
+    assert faults == []
 
 
 async def test_a_port_that_is_taken_is_said() -> None:
