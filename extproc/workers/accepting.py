@@ -29,6 +29,7 @@ class Acceptor:
         self._hand = hand
         self._kept: list[socket.socket] = []
         self._is_accepting = False
+        self._again: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Acceptor of {len(self._sockets)} sockets, {'on' if self._is_accepting else 'off'}>"
@@ -55,6 +56,8 @@ class Acceptor:
     def close(self) -> None:
         """Accepts no more: who connects is refused."""
         self.pause()
+        if self._again is not None:
+            self._again.cancel()
         for each in (*self._sockets, *self._kept):
             each.close()
         self._kept.clear()
@@ -68,7 +71,7 @@ class Acceptor:
             except OSError as error:
                 log.error("no connection can be accepted: %s", error.strerror)  # noqa: TRY400
                 self.pause()
-                asyncio.get_running_loop().call_later(_AGAIN_S, self.offer)
+                self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self.offer)
                 return
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-import os
-import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import combinations
 from time import monotonic
 from typing import Final
 
@@ -15,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from extproc.errors import SettingsError
 from extproc.workers.channel import Channel, parent_end
-from extproc.workers.forkserver import ForkServer
+from extproc.workers.forkserver import Child, ForkServer
 from extproc.workers.handed import CONNECTION, SIBLING
 from extproc.workers.messages import (
     CannotStart,
@@ -37,6 +36,8 @@ log = logging.getLogger("extproc.workers")
 # another one, and a health check may never meet it.
 _SILENT_S: Final = 20.0
 _LOOK_S: Final = 1.0
+# Meanwhile others get the connections, if there are any.
+_MUTE_S: Final = 5.0
 # Connections are few and live long; a proxy that was told to go elsewhere has done so by then.
 _LET_GO_S: Final = 1.0
 
@@ -50,22 +51,12 @@ class Member:
     lane: int
     line: Line
     handing: socket.socket
-    ended: asyncio.Future[int]
-    began_s: float
+    child: Child
     heard_s: float
     seat: Seat = field(default_factory=Seat)
-    pid: int | None = None
+    is_serving: bool = False
     why: str | None = None
-
-    @property
-    def is_serving(self) -> bool:
-        return self.pid is not None
-
-    def kill(self) -> None:
-        """Ends it at once; its process is not waited for by anybody yet, so the number is its own."""
-        if self.pid is not None and not self.ended.done():
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+    linked: set[int] = field(default_factory=set)  # the numbers of those that it has links to
 
 
 def count_restarts(registry: CollectorRegistry) -> Counter:
@@ -153,7 +144,7 @@ class Workers:
     def kill(self) -> None:
         """Ends those that are still there."""
         for member in self:
-            member.kill()
+            member.child.kill()
 
     async def _watch(self) -> None:
         """Kills who hangs. Where we hung ourselves, nobody can be blamed for having been silent."""
@@ -163,28 +154,42 @@ class Workers:
             late_s, looked_s = monotonic() - looked_s - _LOOK_S, monotonic()
             for member in self:
                 member.heard_s += max(0.0, late_s)
-                if looked_s - member.heard_s > _SILENT_S:
+                silent_s = looked_s - member.heard_s
+                if silent_s > _MUTE_S:
+                    member.seat.is_ready = False  # until it says so again
+                if silent_s > _SILENT_S:
                     log.error("worker %d has said nothing for %.0f s and is killed", member.lane, _SILENT_S)
-                    member.kill()
+                    member.child.kill()
+            self._link()
 
     async def _keep(self, lane: int) -> None:
         restarts = Restarts()
         while not self.leaving.is_set():
-            member = await self._start(lane)
-            await self._hear(member)
-            status = await member.ended
-            self._forget(member)
+            began_s = monotonic()
+            status, why = await self._live(lane)
             if self.leaving.is_set():
                 self._statuses[lane] = int(status != 0)
                 return
             if lane not in self._has_served:
-                raise SettingsError(member.why or f"worker {lane} ended before it served")
+                raise SettingsError(why or f"worker {lane} ended before it served")
             self._restarts.inc()
-            wait_s = restarts.wait_s(monotonic() - member.began_s)
-            log.error("worker %d ended (%s), its next begins in %.1f s", lane, _describe(status), wait_s)
+            wait_s = restarts.wait_s(monotonic() - began_s)
+            why = why or _describe(status)
+            log.error("worker %d ended (%s), its next begins in %.1f s", lane, why, wait_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self.leaving.wait()
+
+    async def _live(self, lane: int) -> tuple[int, str | None]:
+        """One worker's life; returns its exit status, and why it ended where somebody said so."""
+        try:
+            member = await self._start(lane)
+        except OSError as error:  # no descriptor is free, say
+            return 1, f"it cannot be started: {error.strerror}"
+        await self._hear(member)
+        status = await member.child.ended
+        self._forget(member)
+        return status, member.why
 
     async def _start(self, lane: int) -> Member:
         """Begins a worker, linked with the others."""
@@ -192,17 +197,16 @@ class Workers:
         handing, handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         handing.setblocking(False)
         ours.setblocking(False)
-        ended = self._server.fork(theirs, handed)
+        child = self._server.fork(theirs, handed)
         theirs.close()
         handed.close()
         line: Line = await Channel.open(ours, parent_end())
-        member = Member(lane, line, handing, ended, monotonic(), monotonic())
+        member = Member(lane, line, handing, child, monotonic())
         line.send(self._welcome(lane))
         for told in self._known():
             line.send(told)
-        for other in self:
-            _link(member, other)
         self._members[lane] = member
+        self._link()
         if self.leaving.is_set():
             line.send(Leave())
         return member
@@ -214,7 +218,7 @@ class Workers:
             match message:
                 case Serving(pid):
                     log.info("worker %d serves, as process %d", member.lane, pid)
-                    member.pid = pid
+                    member.is_serving = True
                     self._has_served.add(member.lane)
                 case Ready(faults):
                     member.seat.is_ready = not faults
@@ -227,9 +231,17 @@ class Workers:
 
     def _forget(self, member: Member) -> None:
         del self._members[member.lane]
+        for other in self:
+            other.linked.discard(member.lane)
         member.handing.close()
         asyncio.create_task(member.line.close())  # noqa: RUF006  # it has ended
         self._on_change()
+
+    def _link(self) -> None:
+        """Links those that are not yet: one that hangs, or has too many connections to take, has no room."""
+        for one, other in combinations([*self], 2):
+            if other.lane not in one.linked:
+                _link(one, other)
 
     def _even(self) -> None:
         """Asks who has too many connections to let one go."""
@@ -242,11 +254,17 @@ class Workers:
 
 
 def _link(one: Member, other: Member) -> None:
-    """Gives both an end of a socket pair."""
+    """Gives both an end of a socket pair; where one finds no room, the other one reads that it is gone."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end, member, far in zip(ends, (one, other), (other, one), strict=True):
+    sent = [
         _send(member.handing, SIBLING + bytes([far.lane]), end)
+        for end, member, far in zip(ends, (one, other), (other, one), strict=True)
+    ]
+    for end in ends:
         end.close()
+    if all(sent):
+        one.linked.add(other.lane)
+        other.linked.add(one.lane)
 
 
 def _send(handing: socket.socket, kind: bytes, given: socket.socket) -> bool:

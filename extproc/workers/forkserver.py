@@ -12,7 +12,8 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, NoReturn
 
@@ -27,11 +28,39 @@ Work = Callable[[socket.socket, socket.socket], int]
 """A worker's life, from its ends of two socket pairs (messages, connections) to its exit status."""
 
 
-class _Ended(Struct, frozen=True, array_like=True):
-    """What the process that was asked for as number `order` came to."""
+class _Begun(Struct, frozen=True, array_like=True, tag=1):
+    """The process that was asked for as number `order` is there."""
+
+    order: int
+    pid: int
+
+
+class _Ended(Struct, frozen=True, array_like=True, tag=2):
+    """What it came to."""
 
     order: int
     status: int
+
+
+class Child:
+    """A worker that was asked for: its number as a process, once it is there, and its exit status to be."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def __repr__(self) -> str:
+        return f"<Child {self.pid}>"
+
+    def kill(self) -> None:
+        """Ends it at once; nobody has waited for its process yet, so the number is its own."""
+        if self.pid is not None and not self.ended.done():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def end(self, status: int) -> None:
+        if not self.ended.done():  # nobody may wait for it any more
+            self.ended.set_result(status)
 
 
 class ForkServer:
@@ -40,24 +69,26 @@ class ForkServer:
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
         self._orders = 0
-        self._ends: dict[int, asyncio.Future[int]] = {}
+        self._children: dict[int, Child] = {}
         self.gone = asyncio.Event()
 
     def watch(self) -> None:
         """Hears from it, on the running loop."""
         asyncio.get_running_loop().add_reader(self._requests, self._hear)
 
-    def fork(self, messages: socket.socket, connections: socket.socket) -> asyncio.Future[int]:
-        """Asks for a worker with these ends; returns its exit status to be."""
-        self._orders += 1
-        end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._ends[self._orders] = end
+    def fork(self, messages: socket.socket, connections: socket.socket) -> Child:
+        """Asks for a worker with these ends. Raises `OSError` where that cannot be sent now."""
         fds = [messages.fileno(), connections.fileno()]
+        self._orders += 1
+        child = self._children[self._orders] = Child()
         try:
             socket.send_fds(self._requests, [b"%d" % self._orders], fds)
-        except OSError:
+        except ConnectionError:
             self._lose()
-        return end
+        except OSError:
+            del self._children[self._orders]
+            raise
+        return child
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._requests)
@@ -73,16 +104,19 @@ class ForkServer:
         if not data:
             self._lose()
             return
-        ended = decode(data, type=_Ended)
-        self._ends.pop(ended.order).set_result(ended.status)
+        match decode(data, type=_Begun | _Ended):
+            case _Begun(order, pid):
+                self._children[order].pid = pid
+            case _Ended(order, status):
+                self._children.pop(order).end(status)
 
     def _lose(self) -> None:
         """Nobody forks any more, and nobody tells how workers end."""
         asyncio.get_running_loop().remove_reader(self._requests)
         self.gone.set()
-        for end in self._ends.values():
-            end.set_result(1)
-        self._ends.clear()
+        for child in self._children.values():
+            child.end(1)
+        self._children.clear()
 
 
 def start_fork_server(work: Work) -> socket.socket:
@@ -117,14 +151,29 @@ def _serve(requests: socket.socket, work: Work) -> int:
             data, fds = _receive(requests)
             if not data:
                 return 0
-            pid = os.fork()
-            if pid == 0:
-                for end in (requests, heard, told):
-                    end.close()
-                _exit(partial(_begin, work, *fds))
-            children[pid] = int(data)
+            pid = _fork(partial(_begin, work, (requests, heard, told), *fds))
+            if pid is not None:
+                children[pid] = int(data)
+            _tell(requests, _Ended(int(data), 1) if pid is None else _Begun(int(data), pid))
             for fd in fds:
                 os.close(fd)
+
+
+def _fork(live: Callable[[], int]) -> int | None:
+    """`None`: there is no memory for another process now, or there are too many; the others go on."""
+    try:
+        pid = os.fork()
+    except OSError as error:
+        sys.stderr.write(f"extproc: no process can be started: {error.strerror}\n")
+        return None
+    if pid == 0:
+        _exit(live)
+    return pid
+
+
+def _tell(requests: socket.socket, news: _Begun | _Ended) -> None:
+    with suppress(OSError):  # that the parent is gone is read
+        requests.send(encode(news))
 
 
 def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
@@ -141,14 +190,12 @@ def _reap(requests: socket.socket, children: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        ended = _Ended(children.pop(pid), os.waitstatus_to_exitcode(status))
-        try:
-            requests.send(encode(ended))
-        except OSError:
-            return
+        _tell(requests, _Ended(children.pop(pid), os.waitstatus_to_exitcode(status)))
 
 
-def _begin(work: Work, messages: int, connections: int) -> int:
+def _begin(work: Work, inherited: Sequence[socket.socket], messages: int, connections: int) -> int:
+    for end in inherited:
+        end.close()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

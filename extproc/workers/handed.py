@@ -18,6 +18,8 @@ CONNECTION: Final = b"c"
 SIBLING: Final = b"s"
 _PACKET_BYTES: Final = 16
 _AT_ONCE: Final = 16
+# However many connections there are: who asked for nothing makes room for who comes in.
+_LEAST_GREETED: Final = 16
 
 
 class HandedTransport:
@@ -84,6 +86,8 @@ class HandedTransport:
             if not data:
                 asyncio.get_running_loop().remove_reader(self._handed)  # the parent is gone
                 return
+            # What found no descriptor free here came all the same: the parent counts it.
+            self._received += data[:1] == CONNECTION
             if fds:
                 self._take(data, socket.socket(fileno=fds[0]))
 
@@ -91,11 +95,18 @@ class HandedTransport:
         if kind[:1] == SIBLING:
             self._on_link(kind[1], given)
             return
-        self._received += 1
         link = Link(self._listener)
         task = asyncio.create_task(self._greet(link, given))
         self._greeting[task] = link
         task.add_done_callback(self._greeting.pop)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Shows out who is longest about its handshake, of too many: they take descriptors, too."""
+        room = self._listener.limits.connections - len(self._listener.links)
+        greeting = [task for task in self._greeting if not task.cancelling()]
+        for task in greeting[: max(0, len(greeting) - max(room, _LEAST_GREETED))]:
+            task.cancel()
 
     async def _greet(self, link: Link, accepted: socket.socket) -> None:
         accepted.setblocking(False)

@@ -28,6 +28,9 @@ class Welcome(Struct, frozen=True, tag=True):
     content: bytes
     secret: bytes
 
+    def __repr__(self) -> str:
+        return f"<Welcome to {self.lane} of {self.count}>"
+
 
 class Changed(Struct, frozen=True, tag=True):
     """The settings file has this content now, and it is good."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -17,6 +19,7 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.integration.client import connect
+from tests.integration.fetch import answers
 from tests.integration.live import run_cluster, servers, sweep
 from tests.integration.ports import free_ports
 from tests.integration.service import PROCESSOR, Service, pool
@@ -266,3 +269,94 @@ async def test_one_watch_feeds_all_workers_and_their_xds(tmp_path: Path) -> None
             await cluster.until(0, 1)
             assert 2 == len(servers(await sweep(session, 20)))
         assert 0 == sum(workers.metric(lane, "extproc_xds_nacks_total") for lane in LANES)
+
+
+def share_counts(service: Crew) -> list[float]:
+    return [service.workers.metric(lane, "extproc_share_peers", state="prompt") for lane in LANES]
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def knock(service: Crew, count: int, stack: ExitStack) -> None:
+    """Connects and says nothing."""
+    for _ in range(count):
+        stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=LONG_S))
+
+
+def test_connections_that_found_no_descriptor_do_not_count_for_ever(two: Crew) -> None:
+    """1. A worker has no descriptor free while connections come. 2. Later it gets its half of new ones."""
+    pids = two.workers.told()
+    limits = resource.prlimit(pids[0], resource.RLIMIT_NOFILE)
+    resource.prlimit(pids[0], resource.RLIMIT_NOFILE, (descriptors(pids[0]) + 1, limits[1]))
+    with ExitStack() as stack:
+        knock(two, 40, stack)
+        before = descriptors(pids[1])
+        two.wait_until(lambda: descriptors(pids[1]) >= before, LONG_S)
+        two.wait_until(lambda: two.health() == "SERVING", LONG_S)
+    resource.prlimit(pids[0], resource.RLIMIT_NOFILE, limits)
+
+    def is_even() -> bool:
+        before = [descriptors(pid) for pid in pids.values()]
+        with ExitStack() as stack:
+            for _ in range(10):
+                knock(two, 1, stack)
+                time.sleep(0.1)
+            grown = [descriptors(pid) - then for pid, then in zip(pids.values(), before, strict=True)]
+        return min(grown) >= 3
+
+    two.wait_until(is_even, LONG_S)
+
+
+def test_a_worker_that_hung_while_another_began_is_linked_with_it(two: Crew) -> None:
+    """1. One hangs, and more connections come for it than can wait. 2. The other one is killed, and is back.
+
+    3. The first one goes on: they hear each other.
+    """
+    pid = two.workers.told()[0]
+    two.wait_until(lambda: share_counts(two) == [1, 1], LONG_S)
+    with ExitStack() as stack:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            knock(two, 900, stack)
+            killed = two.workers.kill(1)
+            two.wait_until(lambda: two.workers.is_replaced(1, killed), LONG_S)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    two.wait_until(lambda: share_counts(two) == [1, 1], LONG_S)
+    assert two.workers.told()[0] == pid
+
+
+def test_who_hangs_gets_no_connections_while_another_one_does_not(two: Crew) -> None:
+    """Long before it is killed for it, and not only as many as the other one has."""
+    two.wait_until(lambda: share_counts(two) == [1, 1], LONG_S)  # both are ready for long
+    hung, other = two.workers.told().values()
+    os.kill(hung, signal.SIGSTOP)
+
+    def all_come(stack: ExitStack) -> bool:
+        before = descriptors(other)
+        knock(two, 4, stack)
+        return eventually(lambda: descriptors(other) >= before + 4, 0.5)
+
+    try:
+        with ExitStack() as stack:
+            two.wait_until(lambda: all_come(stack), 15)
+        assert is_alive(hung)
+    finally:
+        os.kill(hung, signal.SIGCONT)
+
+
+def test_handshakes_that_never_end_leave_descriptors_for_others(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        service = Crew(tmp_path / "tls", server={"tls": {"self_signed": True}})
+        service.command = ["prlimit", "--nofile=400:400", *service.command]
+        stack.enter_context(service)
+        service.wait_all()
+        pids = service.workers.told().values()
+        knock(service, 900, stack)
+        eventually(lambda: min(map(descriptors, pids)) == 400, 5)
+
+        assert eventually(lambda: answers(f"{service.admin_url}/readyz"), 20)
+        assert max(map(descriptors, pids)) < 300

@@ -16,7 +16,7 @@ from extproc.settings import PoolSettings, parse_settings
 from extproc.telemetry import Metrics
 from extproc.workers.fed import Consecutive, Fed
 from extproc.workers.feeds import Feeds, endpoints_key
-from extproc.workers.messages import Confirmed, Forgotten, Lacking, Listed, Restarted, Told
+from extproc.workers.messages import Confirmed, Forgotten, Lacking, Listed, Restarted, Told, Welcome
 
 ONE, TWO = Endpoint("10.0.0.1:8000", "10.0.0.1:8000"), Endpoint("10.0.0.2:8000", "10.0.0.2:8000")
 KEY = "llama"
@@ -171,3 +171,9 @@ async def test_a_gateways_workers_are_at_neighbouring_ports() -> None:
     task.cancel()
 
     assert ["10.0.0.1:8000", "10.0.0.1:8001", "[fd00::1]:65535"] == heard.told[0]
+
+
+def test_nobody_reads_the_secret_in_what_is_printed() -> None:
+    welcome = Welcome(0, 2, "/tmp/private", None, b"first", b"content", b"swordfish")
+
+    assert repr(welcome) == "<Welcome to 0 of 2>"
