@@ -329,23 +329,24 @@ def test_a_worker_that_hung_while_another_began_is_linked_with_it(two: Crew) -> 
     assert two.workers.told()[0] == pid
 
 
-def test_who_hangs_gets_no_connections_while_another_one_does_not(two: Crew) -> None:
-    """Long before it is killed for it, and not only as many as the other one has."""
-    two.wait_until(lambda: share_counts(two) == [1, 1], LONG_S)  # both are ready for long
-    hung, other = two.workers.told().values()
-    os.kill(hung, signal.SIGSTOP)
+def test_who_hangs_is_not_taken_for_ready(tmp_path: Path) -> None:
+    """Long before it is killed for it; when it goes on, it is ready again."""
+    health = f"127.0.0.1:{free_ports(1)[0]}"
+    with Crew(tmp_path / "hung", server={"health": health}) as service:
+        service._health = health
+        service.wait_all()
+        service.wait_until(lambda: share_counts(service) == [1, 1], LONG_S)
+        pids = service.workers.told()
+        for pid in pids.values():
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            service.wait_until(lambda: service.health() == "NOT_SERVING", 15)
+        finally:
+            for pid in pids.values():
+                os.kill(pid, signal.SIGCONT)
+        service.wait_until(lambda: service.health() == "SERVING", LONG_S)
 
-    def all_come(stack: ExitStack) -> bool:
-        before = descriptors(other)
-        knock(two, 4, stack)
-        return eventually(lambda: descriptors(other) >= before + 4, 0.5)
-
-    try:
-        with ExitStack() as stack:
-            two.wait_until(lambda: all_come(stack), 15)
-        assert is_alive(hung)
-    finally:
-        os.kill(hung, signal.SIGCONT)
+        assert service.workers.told() == pids
 
 
 def test_handshakes_that_never_end_leave_descriptors_for_others(tmp_path: Path) -> None:
