@@ -80,11 +80,15 @@ async def _wait_for_all() -> None:
 
 
 async def request(gateway: Gateway, seconds: float) -> None:
-    """One gateway's part of the asked requests, each held for a moment."""
+    """One gateway's part of the asked requests, each held for a moment.
+
+    They come at random: gateways in step would have all letters come at once, as they do not in service.
+    """
     loop = asyncio.get_running_loop()
-    began_s, rng = monotonic(), random.Random(1)
-    for number in range(int(seconds * PER_S / GATEWAYS)):
-        await asyncio.sleep(max(0.0, began_s + number * GATEWAYS / PER_S - monotonic()))
+    at_s, rng = monotonic(), random.Random(os.getpid())
+    for _ in range(int(seconds * PER_S / GATEWAYS)):
+        at_s += rng.expovariate(PER_S / GATEWAYS)
+        await asyncio.sleep(max(0.0, at_s - monotonic()))
         pick = gateway.pick(f"{rng.randrange(CHATS)} {TEXT}")
         loop.call_later(HELD_S, pick.release)
     await asyncio.sleep(2 * HELD_S)
