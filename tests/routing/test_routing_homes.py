@@ -2,8 +2,10 @@
 
 import random
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.routing.chain import Chain
 from extproc.routing.strategies.base import Neighbours
@@ -97,3 +99,53 @@ def test_who_is_late_is_not_counted_twice(heard: int, prompt: int, at_least: flo
 
     assert company.count > 2
     assert at_least <= company.times <= at_most
+
+
+ALL: Final = Neighbours(7, 7)
+
+
+def met(ago_s: float, *turns: Neighbours) -> Company:
+    """One of eight, whose turns came so soon; then it meets these neighbours, one after the other."""
+    company = Company()
+    company.meet(ALL, 0.0)
+    for _ in range(400):
+        company.hear(chain(answered=800), 900, ago_s)
+    for neighbours in turns:
+        company.meet(neighbours, 100.0)
+    return company
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "ago_s", "is_alone"),
+    [
+        (ALL, 0.5, True),
+        (replace(ALL, silent=7), 0.5, False),
+        (replace(ALL, silent=7), 5.0, True),
+        (replace(ALL, silent=2), 0.5, True),
+        (Neighbours(7, 0), 0.5, False),
+        (Neighbours(7, 0), 5.0, True),
+        (Neighbours(3, 3, 4), 0.5, False),
+        (Neighbours(6, 6, 1), 0.5, True),
+    ],
+)
+def test_the_quicker_turns_are_the_sooner_silence_counts(
+    neighbours: Neighbours, ago_s: float, is_alone: bool
+) -> None:
+    """Before any turn was missed; and where turns come slowly, only those that miss tell."""
+    company = met(ago_s, neighbours)
+
+    assert company.is_alone is is_alone
+    if not is_alone:
+        assert 1.9 < company.count < 8.1
+
+
+def test_silence_that_ends_leaves_nothing_behind() -> None:
+    assert met(0.5, replace(ALL, silent=7), ALL).is_alone
+
+
+def test_turns_that_are_seen_in_time_tell_that_late_news_come_soon_enough() -> None:
+    company = met(0.5, replace(ALL, silent=7), Neighbours(7, 0))
+    for _ in range(100):
+        company.hear(chain(answered=800), 900, 0.5)
+
+    assert company.is_alone

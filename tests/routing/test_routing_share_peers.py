@@ -709,6 +709,7 @@ def test_after_a_loss_who_was_seen_with_a_conversation_before_is_believed() -> N
 
     assert not company.believes(chain, 500, 5.0)
 
+    company.meet(Neighbours(1, 1, 0, 1), 17.0)
     company.meet(Neighbours(0, 0, 1), 20.0)
     company.meet(Neighbours(0, 0, 1), 60.0)
 
@@ -720,3 +721,40 @@ def test_after_a_loss_who_was_seen_with_a_conversation_before_is_believed() -> N
     ]
     assert not company.believes(chain, 500, 18.0), "it began when they were lost already"
     assert not company.believes(replace(chain, root=1, rooted=500), 500, 5.0), "others have that, too"
+
+
+@pytest.mark.parametrize(("pause_s", "noticed_s"), [(0.02, 0.15), (0.1, 0.5), (1.0, 5.0)])
+def test_silence_is_noticed_after_five_times_the_usual_pause(pause_s: float, noticed_s: float) -> None:
+    one, other = (both := town(2)).gateways
+    for number in range(200):
+        one.pick(f"{number}")
+        both.post()
+        both.wait(pause_s)
+    # The last letter came a pause ago.
+    both.wait(0.9 * noticed_s - pause_s)
+    other.share.letters(other.clock.now)
+
+    assert other.neighbours == Neighbours(1, 1)
+
+    both.wait(0.2 * noticed_s)
+    other.share.letters(other.clock.now)
+
+    assert other.neighbours == Neighbours(1, 1, silent=1)
+
+    one.pick("Why?")
+    both.post()
+    both.post()
+
+    assert other.neighbours == Neighbours(1, 1)
+
+
+def test_who_leaves_is_not_silent() -> None:
+    one, other = (both := town(2)).gateways
+    both.wait(10)
+    other.share.letters(other.clock.now)
+
+    assert other.neighbours.silent == 1
+
+    other.hear([one.share.farewell(one.clock.now)])
+
+    assert other.neighbours == Neighbours()

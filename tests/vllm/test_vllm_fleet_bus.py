@@ -1,5 +1,6 @@
 """Simulated gateways that share their picks: late, with losses, and not at all."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,11 @@ from click.testing import CliRunner
 from extproc.vllm.commands import simulate as command
 from extproc.vllm.fleet.bus import Fault, Sharing
 from extproc.vllm.fleet.cell import Cell
-from extproc.vllm.fleet.fleet import Run
+from extproc.vllm.fleet.client import Traffic
+from extproc.vllm.fleet.fleet import Run, Setup, simulate
 from extproc.vllm.fleet.gateway import Routing
+from extproc.vllm.fleet.session import PlannedSession, PlannedTurn
+from extproc.vllm.profiles import find_profile
 from tests.vllm.test_vllm_fleet import hit_rate, picture, play
 
 
@@ -63,6 +67,43 @@ def test_a_gateway_that_is_started_again_finds_as_much_by_what_the_others_tell(a
 def test_a_bus_that_fails_later_costs_little_against_none(unshared: float, fault: Fault) -> None:
     """All of these are in the minute after the loss, and users think for a second: the worst time of all."""
     assert hit_rate(shared(Sharing(0.01, fault=fault, middle_s=15.0))) > unshared - 0.05
+
+
+BEGINS_S, SECONDS = 12.0, 4.0
+
+
+def quick(sharing: Sharing | None) -> float:
+    """Of the later turns in the first seconds of a fault, the share that went where the last one went.
+
+    Ten conversations a second begin, their turns half a second apart.
+    """
+    rng = random.Random(1)
+    turns = tuple(PlannedTurn(100 + 110 * turn, 10, 0.3 if turn else 0.0) for turn in range(5))
+    starts = sorted(rng.uniform(0, BEGINS_S + SECONDS) for _ in range(160))
+    setup = Setup(
+        [find_profile("h100-llama8b-bf16")],
+        4,
+        Routing("prefix_cache", {"engine": "h100-llama8b-bf16"}, 4, sharing=sharing),
+        Traffic(starts=starts, until_s=BEGINS_S + SECONDS),
+    )
+    places: dict[int, str] = {}
+    hits = []
+    for flight in simulate(setup, [PlannedSession(owner, turns) for owner in range(len(starts))]).flights:
+        before, places[flight.session.owner] = places.get(flight.session.owner), flight.endpoint
+        if before is not None and flight.due_at >= BEGINS_S:
+            hits.append(before == flight.endpoint)
+    return sum(hits) / len(hits)
+
+
+@pytest.fixture(scope="module")
+def quick_unshared() -> float:
+    return quick(None)
+
+
+@pytest.mark.parametrize("fault", [Fault.SLOWS, Fault.DIES, Fault.HALVES])
+def test_the_first_seconds_of_a_fault_cost_quick_turns_little(quick_unshared: float, fault: Fault) -> None:
+    """Turns that miss tell too late: where only these do, seven of ten hit in that time."""
+    assert quick(Sharing(0.01, 0.0, fault, BEGINS_S)) >= 0.95 * quick_unshared
 
 
 def test_a_shared_run_is_the_same_each_time() -> None:

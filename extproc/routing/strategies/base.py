@@ -249,12 +249,19 @@ class Foreseen(Struct):
 class Neighbours(Struct, frozen=True):
     """Other gateways with the same pool: how many are `heard`, and how many of these promptly.
 
-    `lost` are those that were heard and fell silent, and nobody knows whether they are still there.
+    `lost` are those that were heard and fell silent, and nobody knows whether they are still there; `silent`
+    are those of the heard ones of whom nothing has come for longer than usual.
     """
 
     heard: int = 0
     prompt: int = 0
     lost: int = 0
+    silent: int = 0
+
+    @property
+    def untimely(self) -> int:
+        """How many there are whose picks we hear of late, or never."""
+        return self.heard - self.prompt + self.lost
 
 
 class Strategy(Protocol):

@@ -17,13 +17,20 @@
 # Gateways that share their picks see with each other's eyes: what one of them did counts as our own. So they
 # have no homes while all of them are heard, and need none: homes on top of that would only send away what
 # was sent elsewhere for a reason. When some of them fall silent, turns tell within seconds, and homes are
-# asked again. Only instructions that nobody has seen are looked for at their homes from then on, whatever
-# turns tell: there may be none. To ask all homes at once would send prompts that have nothing in common there
-# instead of to idle endpoints (simulated: a fifth more time to the first token). And conversations that began
-# before the loss are where they were, which is not at home: who was seen with a third of one is presumed to
-# have all of it, to its end. For all gateways saw it there, and each of them presumes the same. Not so of a
-# conversation that began since: who was seen with it is known to one of them alone, and the others look at
-# home, so that it would go to and fro (simulated: an eighth more time to the first token).
+# asked again.
+#
+# Where turns come within seconds themselves, that is too late: conversations that began meanwhile are all
+# over the place (simulated, turns half a second apart: half of them miss). So we keep in mind how quick turns
+# are. That tells what share of them we will not have heard of, from the moment that others are silent for
+# longer than usual, late, or lost; from there on turns tell. Of slow turns it is none: nothing changes.
+#
+# Only instructions that nobody has seen are looked for at their homes from a loss on, whatever turns tell:
+# there may be none. To ask all homes at once would send prompts that have nothing in common there instead of
+# to idle endpoints (simulated: a fifth more time to the first token). And conversations that began before
+# are where they were, which is not at home: who was seen with a third of one is presumed to have all of it,
+# to its end. For all gateways saw it there, and each of them presumes the same. Not so of a conversation that
+# began since: who was seen with it is known to one of them alone, and the others look at home, so that it
+# would go to and fro (simulated: an eighth more time to the first token).
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -39,9 +46,11 @@ _WEIGHT: Final = 0.02
 _ALONE: Final = 0.7
 _MOST: Final = 64.0
 
-# After a loss, what share of a conversation tells where it is; and how long it takes until a loss is noticed.
+# After a loss, what share of a conversation tells where it is; and after how long silence is noticed.
 _SEEN: Final = 0.3
-_NOTICED_S: Final = 3.0
+_NOTICED_S: Final = 0.5
+# A turn that comes so soon comes before the silence of others is known to last.
+_QUICK_S: Final = 3.0
 
 
 class Homes(Struct, frozen=True):
@@ -91,13 +100,14 @@ class Company:
     Those that tell each other their picks are one in this. `gateways` counts each of them.
     """
 
-    __slots__ = ("_lost_s", "_neighbours", "_ours", "_told")
+    __slots__ = ("_cut_s", "_neighbours", "_ours", "_quick", "_told")
 
     def __init__(self, gateways: int | None = None) -> None:
         self._told = gateways
         self._ours = 1.0
         self._neighbours = Neighbours()
-        self._lost_s = 0.0  # when somebody last fell silent
+        self._quick = 0.0  # the share of turns that come within `_QUICK_S`
+        self._cut_s = 0.0  # when we were last cut off
 
     @property
     def is_alone(self) -> bool:
@@ -108,7 +118,8 @@ class Company:
         """From 1 to 64."""
         if self._told is not None:
             return max(1.0, self._told / (1 + self._neighbours.heard))
-        return 1.0 if self._ours >= _ALONE else min(1 / self._ours, _MOST)
+        ours = min(self._ours, self._foretell(self._neighbours.silent))
+        return 1.0 if ours >= _ALONE else min(1 / ours, _MOST)
 
     @property
     def times(self) -> float:
@@ -126,17 +137,36 @@ class Company:
 
     def meet(self, neighbours: Neighbours, now: float) -> None:
         """Takes which others tell of their picks."""
-        if neighbours.lost > self._neighbours.lost:
-            self._lost_s = now
+        was_cut, untimely = self._is_cut, self._neighbours.untimely
         self._neighbours = neighbours
+        if self._is_cut and not was_cut:
+            self._cut_s = now
+        if neighbours.untimely > untimely:
+            self._ours = min(self._ours, self._foretell(neighbours.untimely))
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether so many are not heard in time that we are not alone."""
+        now = self._neighbours
+        return self._part(max(now.untimely, now.silent + now.lost)) > 1 - _ALONE
+
+    def _part(self, gateways: int) -> float:
+        return gateways / (1 + self._neighbours.heard + self._neighbours.lost)
+
+    def _foretell(self, unheard: int) -> float:
+        """What share of turns we will have seen while so many are not heard, if clients have no favourite."""
+        return 1 - self._quick * self._part(unheard)
 
     def believes(self, chain: Chain, reach: int, since: float) -> bool:
         """Whether who was seen with so much of it, and not its home, has a conversation that began then."""
-        was_heard = self.misses and since < self._lost_s - _NOTICED_S
+        was_heard = self._is_cut and since < self._cut_s - _NOTICED_S
         # Of what is shared with others, nobody has a conversation.
         return was_heard and chain.answered > reach > max(_SEEN * chain.answered, chain.rooted)
 
-    def hear(self, chain: Chain, reach: int) -> None:
-        """Takes a prompt, and how much of it we have seen."""
+    def hear(self, chain: Chain, reach: int, ago_s: float = 0.0) -> None:
+        """Takes a prompt, and how much of it we have seen, the last of that so long ago."""
         if chain.answered:
-            self._ours += _WEIGHT * ((reach >= chain.answered) - self._ours)
+            is_ours = reach >= chain.answered
+            self._ours += _WEIGHT * (is_ours - self._ours)
+            if is_ours:
+                self._quick += _WEIGHT * ((ago_s < _QUICK_S) - self._quick)

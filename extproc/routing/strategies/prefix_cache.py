@@ -165,8 +165,9 @@ class PrefixCache(Strategy):
     def take(self, holding: Holding, chain: Chain, presumed: int) -> Start:
         """Writes a request down; its endpoint may have `presumed` bytes of it from other gateways."""
         now = self._clock()
-        found = chain.reach(self.index.known(chain.hashes))
-        self.company.hear(chain, found)
+        known = self.index.known(chain.hashes)
+        found = chain.reach(known)
+        self.company.hear(chain, found, now - self.index.since(chain.hashes[known - 1]) if known else 0.0)
         if self._cliff is not None and chain.answered:
             self._cliff.hear(chain.answered, found)
         taken = self.index.take(holding, chain, now)

@@ -95,7 +95,7 @@ class Weighing:
 
     def _homes(self, chain: Chain, known: int, candidates: Candidates) -> Homes:
         reach, company = chain.reach(known), self._company
-        if company.misses and company.believes(chain, reach, self._index.since(chain.home)):
+        if company.believes(chain, reach, self._index.since(chain.home)):
             seen = next(iter(self._index.holders(chain.hashes, known)))
             if len(seen) == 1:
                 return Homes({seen[0].name: chain.answered}) if candidates.allows(seen[0].name) else NO_HOMES
