@@ -22,7 +22,6 @@ from extproc.vllm.fleet.cell import Cell
 WORKLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
     "K": {"load": 0.75, "think_s": 0.3, "warmup_s": 60.0, "measured_s": 120.0},
     "C": {"load": 0.75, "warmup_s": 100.0, "measured_s": 120.0},
-    "G": {"load": 0.5, "warmup_s": 300.0, "measured_s": 240.0},
 }
 ARMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "nothing shared": {},
