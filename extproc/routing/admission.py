@@ -83,7 +83,7 @@ class Crowd(Struct, frozen=True):
     @property
     def ceiling(self) -> int:
         """What the endpoints may have with those who go first."""
-        return self.limit + max(1, self.limit // 4)
+        return _with_headroom(self.limit)
 
 
 @dataclass(slots=True)
@@ -123,6 +123,10 @@ class Admission:
     def __len__(self) -> int:
         """Requests in flight that are counted here."""
         return sum(level.total for level in self._levels.values())
+
+    def ceiling(self, limit: int) -> int:
+        """What a pool may have with those who go first, if there are any."""
+        return _with_headroom(limit) if self.priorities or self.has_shares else limit
 
     def standing(self, headers: Mapping[str, str]) -> Standing | None:
         """What a request with these headers counts as; `None` for an ordinary one."""
@@ -193,6 +197,10 @@ class Admission:
             else:
                 others += ordinary > 0 and _NO_CLIENT not in by_client
         return held, others
+
+
+def _with_headroom(limit: int) -> int:
+    return limit + max(1, limit // 4)
 
 
 def _full(crowd: Crowd) -> Overloaded:

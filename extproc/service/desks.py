@@ -12,10 +12,11 @@ from extproc.feedback.outcome import Exchange, Outcome
 from extproc.feedback.probes import Prober
 from extproc.feedback.scraper import Scraper
 from extproc.routing.endpoint import Endpoint
+from extproc.routing.order import Order, Word
 from extproc.routing.pool import Pool
 from extproc.routing.strategies.base import Ending, Outside
 from extproc.routing.tickets import Tickets
-from extproc.service.siblings import Judged, Known, Logged, Newcomer, News, OnTrial, Settled, Siblings
+from extproc.service.siblings import Gone, Judged, Known, Logged, Newcomer, News, OnTrial, Settled, Siblings
 from extproc.service.wiring import build_pool, build_probe, build_rules, build_scrape
 from extproc.settings import PoolSettings
 from extproc.stream.events import Served
@@ -101,9 +102,22 @@ class Desks:
             case Newcomer():
                 for desk in self:
                     self._introduce(lane, desk)
+            case Word(pool):
+                for order in self._orders(pool):
+                    order.hear(lane, news)
+            case Gone():
+                for order in self._orders(*self._desks):
+                    order.lose(lane)
             case Judged(pool) | OnTrial(pool) | Logged(pool) | Known(pool):
                 if pool in self._desks:
                     _hear(self._desks[pool], news)
+
+    def _orders(self, *pools: str) -> Iterator[Order]:
+        """Those of pools where requests wait in the order of all workers."""
+        for pool in pools:
+            queue = self._desks[pool].pool.queue if pool in self._desks else None
+            if queue is not None and queue.order is not None:
+                yield queue.order
 
     def _introduce(self, lane: int, desk: Desk) -> None:
         if self._siblings is None:
@@ -113,6 +127,8 @@ class Desks:
         charges = desk.cooling.charges()
         if charges:
             self._siblings.tell_one(lane, Known(desk.pool.name, charges))
+        for order in self._orders(desk.pool.name):
+            order.meet(lane)
 
     def observe_response(self, served: Served, elapsed_s: float) -> None:
         """Takes what a gateway tells of a response's headers."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from extproc.budget import Budget
 from extproc.routing.endpoint import Endpoint
+from extproc.routing.order import Order
 from extproc.routing.picker import Picker
 from extproc.routing.pool import Pool
 from extproc.routing.share.share import Share
@@ -17,7 +18,7 @@ from extproc.service.desks import Desks
 from extproc.service.keeper import PoolKeeper
 from extproc.service.objectives import Objectives
 from extproc.service.outages import Outages
-from extproc.service.siblings import Siblings
+from extproc.service.siblings import Siblings, WordsAfterLetters
 from extproc.service.wiring import Sources, build_queue, build_route, set_limits
 from extproc.settings import PoolSettings
 from extproc.share.courier import Courier
@@ -72,6 +73,7 @@ class Pools:
         self._first: frozenset[str] = frozenset()
         self._keepers: dict[str, PoolKeeper] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._siblings = siblings
         self.desks = Desks(self._outside, siblings)
         self.objectives = Objectives(sources, metrics)
 
@@ -192,7 +194,14 @@ class Pools:
             self._follow(after)
 
     def _hold(self, pool: Pool, settings: PoolSettings) -> None:
-        pool.hold(build_queue(settings, self._held, self._clock, _later))
+        pool.hold(build_queue(settings, self._held, self._clock, _later, self._order(pool)))
+
+    def _order(self, pool: Pool) -> Order | None:
+        """That of the queues of several workers."""
+        if self._siblings is None or self._courier is None:
+            return None
+        crew = WordsAfterLetters(self._siblings, self._courier.post)
+        return Order(pool.name, crew, pool.room, later=_later)
 
     def _on_change(self, name: str, endpoints: Sequence[Endpoint]) -> None:
         self._publish(name, endpoints)

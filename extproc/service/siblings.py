@@ -3,13 +3,14 @@
 A proxy's access log comes to one worker, whoever placed the request. How the news travel is not known here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from extproc.feedback.cooling import Charge
 from extproc.feedback.outcome import Exchange, Outcome
+from extproc.routing.order import Word
 
 
 class Judged(Struct, frozen=True, tag=True):
@@ -49,7 +50,11 @@ class Known(Struct, frozen=True, tag=True):
     charges: Sequence[Charge]
 
 
-News = Judged | Settled | OnTrial | Logged | Newcomer | Known
+class Gone(Struct, frozen=True, tag=True):
+    """Nothing more comes of who tells this: nobody tells it of itself."""
+
+
+News = Judged | Settled | OnTrial | Logged | Newcomer | Known | Word | Gone
 
 
 class Siblings(Protocol):
@@ -61,6 +66,10 @@ class Siblings(Protocol):
     @property
     def lanes(self) -> int: ...
 
+    def others(self) -> Collection[int]:
+        """Those that there are now."""
+        ...
+
     def tell(self, news: News) -> None:
         """Tells all others; raises nothing, and what cannot go out at once is dropped."""
         ...
@@ -68,3 +77,28 @@ class Siblings(Protocol):
     def tell_one(self, lane: int, news: News) -> None:
         """Tells one of them, if it is there."""
         ...
+
+
+class WordsAfterLetters:
+    """The other workers, as an order of queues needs them: a word counts picks that were told before it.
+
+    `post` tells what the letters have to tell, now.
+    """
+
+    def __init__(self, siblings: Siblings, post: Callable[[], None]) -> None:
+        self._siblings = siblings
+        self._post = post
+
+    @property
+    def lane(self) -> int:
+        return self._siblings.lane
+
+    def others(self) -> Collection[int]:
+        return self._siblings.others()
+
+    def tell(self, word: Word) -> None:
+        self._post()
+        self._siblings.tell(word)
+
+    def tell_one(self, lane: int, word: Word) -> None:
+        self._siblings.tell_one(lane, word)

@@ -24,9 +24,10 @@ from extproc.feedback.cooling import Rules
 from extproc.feedback.probes import ProbePlan
 from extproc.feedback.scraper import ScrapePlan
 from extproc.routing.endpoint import Endpoint
+from extproc.routing.order import Later, Order
 from extproc.routing.picker import Route
 from extproc.routing.pool import Gate, Pool
-from extproc.routing.queue import Later, Limits, Queue
+from extproc.routing.queue import Limits, Queue
 from extproc.routing.share.sealed import Seal
 from extproc.routing.strategies.base import Outside
 from extproc.routing.strategies.factory import build_strategy
@@ -88,13 +89,19 @@ def set_limits(pool: Pool, settings: PoolSettings) -> None:
 
 
 def build_queue(
-    settings: PoolSettings, budget: Budget, clock: Callable[[], float], later: Later
+    settings: PoolSettings,
+    budget: Budget,
+    clock: Callable[[], float],
+    later: Later,
+    order: Order | None = None,
 ) -> Queue | None:
     """`None`: the pool holds nobody."""
     hold = settings.hold
     if hold is None:
         return None
-    return Queue(Limits(hold.wait_s, hold.requests, hold.settle_s), budget, clock=clock, later=later)
+    return Queue(
+        Limits(hold.wait_s, hold.requests, hold.settle_s), budget, clock=clock, later=later, order=order
+    )
 
 
 def build_rules(settings: PoolSettings) -> Rules:

@@ -214,6 +214,12 @@ class Courier:
             await asyncio.sleep(HEARTBEAT_S)
             _guard(self._beat)
 
+    def post(self) -> None:
+        """Tells now what would wait for more."""
+        if self._posting is not None:
+            self._posting.cancel()
+            _guard(self._post)
+
     def _plan_post(self) -> None:
         if self._loop is not None and self._posting is None and self._shares:
             wait_s = min(share.wait_s for share in self._shares.values())

@@ -8,7 +8,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
@@ -16,7 +16,7 @@ from msgspec import DecodeError
 from msgspec.msgpack import Decoder, Encoder
 
 from extproc.routing.share.sealed import MAX_BYTES
-from extproc.service.siblings import Newcomer, News
+from extproc.service.siblings import Gone, Newcomer, News
 from extproc.share.courier import Carrier, Receiver, Tally
 
 _LETTER: Final = b"L"
@@ -75,6 +75,9 @@ class Links:
         asyncio.get_running_loop().add_reader(end, self._read, lane)
 
     # What the service tells.
+
+    def others(self) -> Collection[int]:
+        return self._links.keys()
 
     def tell(self, news: News) -> None:
         for lane in self._links:
@@ -153,6 +156,7 @@ class Links:
         link.end.close()
         if self._receiver is not None and link.sender is not None:
             self._receiver.lose(link.sender)
+        self._hear(lane, Gone())
 
 
 class Both:

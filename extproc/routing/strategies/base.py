@@ -114,7 +114,7 @@ class Candidates:
     least loaded cost O(1), those of a pool without k closed endpoints O(k), of k eligible ones O(k log k).
     """
 
-    __slots__ = ("_all_names", "_book", "_closed", "_eligible", "_placement", "in_flight")
+    __slots__ = ("_all_names", "_book", "_eligible", "_placement", "closed", "in_flight")
 
     def __init__(
         self,
@@ -128,19 +128,19 @@ class Candidates:
         self._book = book
         self._all_names = names
         self._eligible = eligible
-        self._closed = closed
+        self.closed = closed
         self.in_flight = book.in_flight
 
     def __len__(self) -> int:
         if self._eligible is None:
-            return len(self._all_names) - len(self._closed)
+            return len(self._all_names) - len(self.closed)
         return len(self._eligible)
 
     @property
     def names(self) -> tuple[str, ...]:
         """In the pool's own order."""
         if self._eligible is None:
-            closed = self._closed
+            closed = self.closed
             return (
                 tuple(name for name in self._all_names if name not in closed) if closed else self._all_names
             )
@@ -150,15 +150,15 @@ class Candidates:
     def total(self) -> int:
         """In flight on all of them together."""
         if self._eligible is None:
-            return self._book.total - sum(map(self._book.in_flight, self._closed))
+            return self._book.total - sum(map(self._book.in_flight, self.closed))
         return sum(map(self._book.in_flight, self._eligible))
 
     def allows(self, name: str) -> bool:
         """Whether `name`, one of the pool's ready endpoints, may take the request."""
-        return name not in self._closed if self._eligible is None else name in self._eligible
+        return name not in self.closed if self._eligible is None else name in self._eligible
 
     def walk(self, key: int) -> Iterator[str]:
-        eligible, closed, names = self._eligible, self._closed, self._placement.walk(key)
+        eligible, closed, names = self._eligible, self.closed, self._placement.walk(key)
         if eligible is not None:
             return (name for name in names if name in eligible)
         return (name for name in names if name not in closed) if closed else names
@@ -166,7 +166,7 @@ class Candidates:
     def least_loaded(self, rng: Random) -> Iterator[str]:
         """Fewest in flight first, ties in random order."""
         if self._eligible is None:
-            return self._book.least_loaded(rng, self._closed)
+            return self._book.least_loaded(rng, self.closed)
         # Not the book's order with gaps: who stands behind a gap would win the ties of all in it.
         shuffled = rng.sample(sorted(self._eligible), len(self._eligible))
         return iter(sorted(shuffled, key=self.in_flight))
