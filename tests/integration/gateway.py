@@ -90,10 +90,10 @@ def doors(tree: Tree) -> list[str]:
 class Gateway(Process):
     """Envoy listening for clients on `port`, for its operator on `admin_port`."""
 
-    def __init__(self, directory: Path, tree: Tree, *, port: int, admin_port: int) -> None:
+    def __init__(self, directory: Path, tree: Tree, *, port: int, admin_port: int, threads: int = 2) -> None:
         config = directory / "envoy.yaml"
         config.write_text(yaml.safe_dump(tree))
-        options = ["--concurrency", "2", "--use-dynamic-base-id", "--log-level", "warning"]
+        options = ["--concurrency", f"{threads}", "--use-dynamic-base-id", "--log-level", "warning"]
         options += ["--file-flush-interval-msec", "50"]  # of the access log; 10 s otherwise
         super().__init__("envoy", [find_envoy(), "-c", str(config), *options], directory)
         self.url = f"http://127.0.0.1:{port}"

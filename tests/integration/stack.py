@@ -54,14 +54,15 @@ def run_stack(
     simulate: Sequence[str] | None = ("--speed", "10"),
     transport: str = "native",
     otlp_port: int | None = None,
+    threads: int = 2,
     **server: Any,
 ) -> Iterator[Stack]:
     """Starts envoy/standalone.yaml (after `edits`), the service and four endpoints; stops them all.
 
     `pools` makes the service's pools from the endpoints' addresses; `server` are further settings of
-    its section of that name, `transport` how it serves gRPC; `simulate` are options of the simulated
-    endpoints, `None` starts none. With an `otlp_port` Envoy's block for traces is uncommented and the
-    service has a variable: both send there.
+    its section of that name, `transport` how it serves gRPC, `threads` Envoy's; `simulate` are options of
+    the simulated endpoints, `None` starts none. With an `otlp_port` Envoy's block for traces is uncommented
+    and the service has a variable: both send there.
     """
     ports = free_ports(len(SHIPPED_PORTS))
     client, admin, ext_proc, service_admin = ports[:4]
@@ -76,7 +77,7 @@ def run_stack(
     service = Service(
         directory, port=ext_proc, admin_port=service_admin, transport=transport, environment=environment
     )
-    gateway = Gateway(directory, tree, port=client, admin_port=admin)
+    gateway = Gateway(directory, tree, port=client, admin_port=admin, threads=threads)
     stack = Stack(gateway, service, ports[4:], simulators)
     service.configure(pools(stack.addresses), **server)
     with ExitStack() as running:

@@ -10,14 +10,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 import trustme
 import yaml
+from envoy_data_plane.envoy.data.accesslog.v3 import HttpAccessLogEntry
+from envoy_data_plane.envoy.service.ext_proc.v3 import ProcessingResponse
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.feedback.test_feedback_access_log import STREAM, entry, message
 from tests.integration.client import connect
 from tests.integration.fetch import answers
 from tests.integration.live import run_cluster, servers, sweep
@@ -27,6 +30,8 @@ from tests.integration.stack import eventually
 from tests.integration.test_integration_share import ENDPOINTS, SECRET, Proxy, hit_rate
 from tests.integration.workers import Workers, is_alive
 from tests.share.broker import Broker
+from tests.stream.conversations import Went
+from tests.stream.wire import read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -97,6 +102,48 @@ async def test_two_workers_hit_as_often_as_one(tmp_path: Path, two: Crew) -> Non
     print(f"hit rate of two {both:.3f}, of one {single:.3f}; picks {picks}")  # noqa: T201
     assert both >= single - 0.02
     assert min(picks) > 60
+
+
+async def test_what_became_of_a_request_is_told_to_the_worker_that_placed_it(tmp_path: Path) -> None:
+    """The log of one worker's requests comes over the other one's connection; each entry counts once."""
+    learning = pool(ENDPOINTS, {**PREFIX_CACHE, "learn": True}, probe=False)
+    with Crew(tmp_path / "two", pools=[learning]) as crew:
+        await asyncio.to_thread(crew.wait_all)
+
+        def samples() -> list[int]:
+            return [crew.workers.pools(lane)[0]["learnt"]["samples"] for lane in LANES]
+
+        proxy = Proxy([crew, crew])
+        async with proxy.asked(0, ["a question " + "word " * 200]) as placed:
+            owner = [crew.workers.picks(lane) for lane in LANES].index(1)
+        logged = message(streamed(placed))
+        for _ in range(2):
+            await proxy.log(1, logged)
+        assert await asyncio.to_thread(eventually, lambda: samples()[owner] == 1, LONG_S), samples()
+        heard = [crew.workers.metric(lane, "extproc_answers_total") for lane in LANES]
+        learnt = samples()
+        await proxy.close()
+
+    assert (heard[owner], heard[1 - owner]) == (0, 2)
+    assert (learnt[owner], learnt[1 - owner]) == (1, 0)
+
+
+def streamed(placed: bytes) -> HttpAccessLogEntry:
+    """The entry of a stream that was placed so, with its first token after a quarter of a second."""
+    address = cast("Went", read(placed)).address
+    told = ProcessingResponse.parse(placed).dynamic_metadata
+    assert address is not None
+    assert told is not None
+    extproc = told.fields["extproc"].struct_value
+    assert extproc is not None
+    ip, _, port = address.rpartition(":")
+    return entry(
+        "vllm",
+        (ip, int(port)),
+        headers=STREAM,
+        pick=extproc.fields["pick"].string_value,
+        first_body_us="250000",
+    )
 
 
 async def test_workers_drain_together(two: Crew) -> None:
