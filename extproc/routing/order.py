@@ -48,12 +48,13 @@ _BEAT_S: Final = 0.1
 _PATIENCE: Final = 10
 # Words of one moment go out together: an end and who takes its place, or a burst.
 _GATHER_S: Final = 0.001
-# What nobody waits for is told all the same: what was in flight ends, and is not worth holding requests for.
-_LAZY_S: Final = 0.05
+# What nobody waits for is told all the same: who has come must be known when its turn comes, and for what has
+# ended nobody shall wait.
+_LAZY_S: Final = 0.02
 _MOST_UNHEARD: Final = 1_024
 
 Place = tuple[int, int]
-"""Where a request stands: its priority's complement, and since when in microseconds. Low ones go first."""
+"""Where a request stands: its priority, negated, and since when in microseconds. The lowest goes first."""
 
 Later = Callable[[float, Callable[[], None]], object]
 
@@ -167,7 +168,8 @@ class Order:
         # How many of ours went in, and who waits here: what all others have heard of.
         self._went = self._known_went = 0
         self._known = frozenset[Place]()
-        self._said_in_flight = 0
+        self._spare = 0  # so many more may go in before it has to be thought about again
+        self._said: tuple[Line, int] = (Line(0, ()), 0)  # to all
         self._is_planned = self._is_lazily_planned = self._is_beating = False
 
     def __repr__(self) -> str:
@@ -176,6 +178,8 @@ class Order:
 
     def lets(self, place: Place, before: int = 0) -> bool:
         """Whether a request may go in now, if admission lets it; `before` it stand so many of our own."""
+        if self._spare > 0:
+            return True
         room = self._room()
         others = self._living() if room is not None else {}
         if room is None or not others:
@@ -191,17 +195,18 @@ class Order:
     def went(self) -> None:
         """Hears that a request went in, whether it waited or not."""
         self._went += 1
+        self._spare -= 1
         self._plan(quickly=self._held_elsewhere > 0)
 
     def change(self) -> None:
         """Hears that others wait here than before."""
-        self._plan(quickly=True)
+        self._plan(quickly=False)
 
     def stir(self) -> None:
         """Hears that there may be fewer in flight."""
         if not self._held_elsewhere:
             self._plan(quickly=False)
-        elif self._in_flight() != self._said_in_flight:
+        elif self._in_flight() != self._said[1]:
             self._plan(quickly=True)
 
     def hear(self, lane: int, word: Word) -> None:
@@ -227,6 +232,7 @@ class Order:
 
     def _look(self) -> None:
         self._held_elsewhere = sum(other.held for other in self._others.values())
+        self._spare = 0
         self._settle()
         self.on_word()
 
@@ -235,7 +241,8 @@ class Order:
         used, workers = self._went - self._known_went, len(others) + 1
         is_met = all(other.number for other in others)
         whole = free - sum(other.held for other in others) + used if is_met else 0
-        if 2 * (used + 1) * workers >= whole:
+        self._spare = whole // (2 * workers) - used
+        if self._spare <= 0:
             self._plan(quickly=True)
         return used == 0 or (used + 1) * workers <= whole
 
@@ -271,7 +278,7 @@ class Order:
 
     def _say_lazily(self) -> None:
         self._is_lazily_planned = False
-        if self._in_flight() != self._said_in_flight or self._went != self._known_went:
+        if self._went != self._known_went or (self.line(), self._in_flight()) != self._said:
             self._say()
 
     def _say(self) -> None:
@@ -280,7 +287,7 @@ class Order:
         if self._room() is None or not self._others:
             return
         word = self._word(asks=self.line().held > 0 or self._went != self._known_went)
-        self._said_in_flight = word.in_flight
+        self._said = (Line(word.held, word.firsts), word.in_flight)
         if word.asks:
             self._asked = word.number
             for other in self._others.values():

@@ -12,6 +12,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import orjson
+from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import replace
 
 from extproc.budget import Budget
@@ -19,6 +20,7 @@ from extproc.errors import Overloaded
 from extproc.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.routing.chain import Chain, chain_of
 from extproc.routing.endpoint import Endpoint
+from extproc.routing.order import Order, Word
 from extproc.routing.picker import Ask, Picker, Route
 from extproc.routing.pool import Pool, Snapshot
 from extproc.routing.prefix_index import PrefixIndex
@@ -167,17 +169,54 @@ def _resident_mb() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def sessions(count: int, *, holds: bool = False) -> Callable[[], None]:
+class Answering:
+    """Three other workers that have nothing in flight, and answer each word at once."""
+
+    lane = 0
+
+    def __init__(self, pool: Pool) -> None:
+        self.due: list[Callable[[], None]] = []
+        self.order = Order("llama", self, pool.room, later=lambda _, action: self.due.append(action))
+        self._encode, self._decode = Encoder().encode, Decoder(Word).decode
+
+    def others(self) -> range:
+        return range(1, 4)
+
+    def tell(self, word: Word) -> None:
+        for lane in self.others():
+            answer = Word(word.pool, word.number, {0: word.number}, 0, 0, (), asks=False)
+            self.tell_one(lane, word)
+            self.order.hear(lane, self._decode(self._encode(answer)))
+
+    def tell_one(self, _: int, word: Word) -> None:
+        self._encode(word)
+
+    def pass_by(self) -> None:
+        """What was put off falls due."""
+        due, self.due = self.due, []
+        for action in due:
+            action()
+
+
+def sessions(
+    count: int, *, limit: int | None = None, holds: bool = False, workers: bool = False
+) -> Callable[[], None]:
     """A whole stream without the socket: decode, session, encode, close.
 
-    `holds`: its pool, which is not full, would hold requests.
+    `holds`: its pool, which is not full, would hold requests. `workers`: it is one of four, which tell each
+    other what there is to tell every 50 requests, as in 50 ms of 1,000 a second.
     """
     picker = build_picker(count)
+    pool = picker.routes["llama"].pool
+    pool.max_in_flight = limit
+    others = Answering(pool)
     if holds:
-        queue = Queue(Limits(), Budget(1 << 26), clock=lambda: 0.0, later=lambda *_: None)
-        picker.routes["llama"].pool.hold(queue)
+        order = others.order if workers else None
+        queue = Queue(Limits(), Budget(1 << 26), clock=lambda: 0.0, later=lambda *_: None, order=order)
+        pool.hold(queue)
     headers = RequestHeaders({":method": "POST", ":path": "/v1/chat/completions"}, config=StreamConfig())
     events = cycle([RequestBody(body) for body in bodies()])
+    turns = cycle(range(50))
 
     def once() -> None:
         session = Session(picker, new_request_id=lambda: "id")
@@ -185,6 +224,8 @@ def sessions(count: int, *, holds: bool = False) -> Callable[[], None]:
             for reply in session.on(event):
                 encode(reply)
         session.close()
+        if not next(turns):
+            others.pass_by()
 
     return once
 
@@ -225,9 +266,14 @@ def main() -> None:
         Row(f"stream without socket, {count} endpoints", time_us(sessions(count)), "µs") for count in COUNTS
     ]
     rows += [
-        Row(f"the same, its pool may hold requests, {count} endpoints", time_us(once), "µs")
+        Row(f"the same, its pool {what}, {count} endpoints", time_us(once), "µs")
         for count in COUNTS
-        for once in [sessions(count, holds=True)]
+        for what, once in (
+            ("may hold requests", sessions(count, holds=True)),
+            ("has a limit", sessions(count, limit=64)),
+            ("has a limit and may hold", sessions(count, limit=64, holds=True)),
+            ("likewise, of four workers", sessions(count, limit=64, holds=True, workers=True)),
+        )
     ]
     rows += [
         Row(f"arrival at {count} endpoints: snapshot, in a thread", time_us(arrivals(count), 20), "µs")
