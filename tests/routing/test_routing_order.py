@@ -1,6 +1,6 @@
 """The order among the queues of several workers: who goes in next, and that no more do than may."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,9 +15,12 @@ from hypothesis.stateful import (
 )
 
 from extproc.budget import Budget
+from extproc.routing.endpoint import Endpoint
 from extproc.routing.order import FIRSTS, Order, Room, Word
+from extproc.routing.pool import Gate, Pool
 from extproc.routing.queue import End, Lane, Limits, Queue, Waiter
-from tests.routing.test_routing_queue import Clock
+from extproc.routing.strategies.balanced import LeastLoad
+from tests.routing.test_routing_queue import OUTSIDE, Clock
 
 # No word is longer on its way, and of one link no more are lost in a row.
 SLOWEST_S = 0.1
@@ -383,6 +386,92 @@ def test_a_word_that_comes_after_a_later_one_is_left_alone() -> None:
     assert not town.workers[1].queue.precedes(Lane())
 
 
+# What a pool tells.
+
+
+class Closing:
+    """A gate that leaves out `names`."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    def closed(self) -> frozenset[str]:
+        return self._names
+
+    def set_members(self, names: Iterable[str]) -> None: ...
+
+    def picked(self, name: str) -> None: ...
+
+    def shut(self) -> dict[str, str]:
+        return {}
+
+    def has_trial(self) -> bool:
+        return False
+
+    def wants_response(self, name: str) -> bool:
+        return bool(self._names & {name})
+
+
+def build_pool(worker: Worker, limit: int | None = 2, gate: Gate | None = None) -> Pool:
+    """Three endpoints; the first two have an adapter, all have another one."""
+    pool = Pool("llama", LeastLoad(OUTSIDE), max_in_flight=limit, gate=gate)
+    pool.hold(worker.queue)
+    pool.replace(
+        Endpoint(f"e{number}", f"10.0.0.{number}:80", adapters=frozenset(adapters))
+        for number, adapters in enumerate((("all", "some"), ("all", "some"), ("all",)), 1)
+    )
+    return pool
+
+
+def test_a_pools_room_is_that_of_endpoints_that_may_be_picked() -> None:
+    """What others have there counts, and what is on an endpoint that is left out does not."""
+    pool = build_pool(Town(2, 1).workers[0])
+    assert pool.room() == Room(limit=6, ceiling=6, total=0, ours=0)
+    for name, elsewhere in (("e1", 1), ("e2", 4)):
+        pool.book.hear(name, elsewhere)
+        pool.book.take(name)
+    assert pool.room() == Room(limit=6, ceiling=6, total=7, ours=2)
+    pool.gate = Closing(frozenset({"e2"}))
+    assert pool.room() == Room(limit=4, ceiling=4, total=2, ours=1)
+    pool.admission.priorities = {"premium": 10}
+    assert pool.room() == Room(limit=4, ceiling=5, total=2, ours=1)
+    pool.max_in_flight = None
+    assert pool.room() is None
+
+
+@pytest.mark.parametrize(
+    ("adapter", "subset", "is_free"),
+    [
+        ("", None, True),
+        ("all", None, True),
+        ("some", None, False),
+        ("", ["10.0.0.1:80", "10.0.0.2", "10.0.0.3:80"], True),
+        ("", ["10.0.0.1:80"], False),
+        ("all", ["10.0.0.1:80"], False),
+    ],
+)
+def test_what_every_endpoint_may_take_is_in_the_order(
+    adapter: str, subset: list[str] | None, is_free: bool
+) -> None:
+    pool = build_pool(Town(2, 1).workers[0])
+
+    assert pool.lane({}, adapter, subset).is_free is is_free
+    pool.hold(None)
+    assert pool.lane({}, adapter, subset).is_free
+
+
+def test_what_goes_to_an_endpoint_without_waiting_counts_as_well() -> None:
+    """So the second of a room of two waits for the other worker's word."""
+    town = Town(2, 2)
+    worker = town.workers[0]
+    pool = build_pool(worker)
+    assert not worker.queue.precedes(Lane())
+    pool.pick(pool.strategy.read(None, {}, ""))
+
+    assert worker.queue.precedes(Lane())
+    assert "1 unheard" in repr(worker.order)
+
+
 # Who says nothing.
 
 
@@ -432,6 +521,19 @@ def test_a_worker_that_is_new_is_heard_before_it_takes_more_than_one() -> None:
     town.calm()
 
     assert town.total == 9
+
+
+def test_nothing_new_is_not_said() -> None:
+    town = Town(2, 1)
+    town.come(0)
+    town.calm()
+    town.come(1)
+    town.calm(0.55)
+    sent = town.links.sent
+    town.workers[0].queue.stir()
+    town.clock.pass_by(0.01)
+
+    assert town.links.sent == sent
 
 
 def test_words_end_where_nothing_happens() -> None:

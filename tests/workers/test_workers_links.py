@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from extproc.feedback.outcome import Exchange, Outcome, Verdict
-from extproc.service.siblings import Judged, Logged, News, OnTrial, Settled
+from extproc.service.siblings import Gone, Judged, Logged, News, OnTrial, Settled
 from extproc.share.courier import Tally
 from extproc.workers.links import Links
 
@@ -99,6 +99,8 @@ async def test_who_is_gone_is_lost_at_once() -> None:
         await settled()
 
         assert [[7], [7]] == [two.receiver.lost, three.receiver.lost]
+        assert [[(0, Gone())], [(0, Gone())]] == [two.news, three.news]
+        assert [[2], [1]] == [[*two.links.others()], [*three.links.others()]]
         two.links.send(b"\x08")
         await settled()
         assert [b"\x07", b"\x08"] == three.receiver.letters
