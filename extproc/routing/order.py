@@ -8,22 +8,24 @@ The rules, for `workers` on one machine, whose clocks are one clock:
 
 - **Words.** A worker tells the others who waits with it (the first `FIRSTS`, each by its *place*: priority,
   then since when) and how many requests it has in flight. Both in one word: who goes in leaves the first
-  and comes into the second, and no other worker can see it in neither.
+  and comes into the second, and no other worker can see it in neither. An end is told at once while
+  others wait, all else within `_LAZY_S`.
 - **Known** is a request that all others have heard of: they say in their own words which of ours they heard.
 - **By right.** A known request goes in when there is room for it and for all who stand before it. The others
   keep that place free for it, so nobody has to be asked: as many go in at once as there are places, at
   whichever workers, each in its place.
 - **By part.** Whom the others do not know of yet, as who comes just now, goes in at once as well: within its
   worker's part of the room that nobody waits for. What went in counts against the part until all others have
-  heard of it. The part is one at least, or a pool with less room than workers would make everybody
-  wait. Who is beyond it waits for the others' answers, 3 ms on an idle machine; and so that in a pool with
-  room nobody comes so far, they are asked as soon as half of it is used.
+  heard of it. The part is one at least, or a pool with less room than workers would make everybody wait.
+  Who is beyond it waits for the others' answers; and so that in a pool with room nobody comes so far, they
+  are asked as soon as half of it is used.
 - **The bound.** So no more than the limit and one for each other worker go in, however late words are.
-  In a pool where requests keep waiting it is the limit: then all are known before it is their turn.
-  Who goes before others by its priority may go into the headroom (`admission`) if it is the first of all.
+  Where requests keep waiting it is the limit: then all are known before it is their turn. Who goes before
+  others by its priority may go into the headroom (`admission`) if it is the first of all.
 - **Liveness.** Nobody waits for one who says nothing: a worker that was asked `_PATIENCE` times in a second
   and gave no answer is left out until it speaks. One that was killed is left out at once (`lose`). While
-  requests wait, words are said every `_BEAT_S`, changed or not, and each heals what was lost before.
+  requests wait, words are said every `_BEAT_S`, changed or not, and each heals what was lost before. What a
+  worker that is left out had in flight counts no more: nobody knows what became of it.
 - **Whose.** Requests that only some endpoints may take (an adapter, a subset) have their own room, which is
   not counted here; each worker lets them in as it did. So it does with whose time is over: it is asked a last
   time. Between machines there is no common clock, and the way is longer than the wait: gateways that share
@@ -178,7 +180,7 @@ class Order:
 
     def lets(self, place: Place, before: int = 0) -> bool:
         """Whether a request may go in now, if admission lets it; `before` it stand so many of our own."""
-        if self._spare > 0:
+        if self._spare > 0 and not before:
             return True
         room = self._room()
         others = self._living() if room is not None else {}
@@ -240,7 +242,8 @@ class Order:
         """Whether one more is within our part of what nobody waits for."""
         used, workers = self._went - self._known_went, len(others) + 1
         is_met = all(other.number for other in others)
-        whole = free - sum(other.held for other in others) + used if is_met else 0
+        awaited = sum(other.held for other in others) + len(self._known.intersection(self.line().firsts))
+        whole = free - awaited + used if is_met else 0
         self._spare = whole // (2 * workers) - used
         if self._spare <= 0:
             self._plan(quickly=True)

@@ -223,12 +223,15 @@ class Queue:
         self._is_stirred = False
         if self._clock() < self._settled_s:
             return
-        refused, left = set[Lane](), 0
+        refused, left, has_turn = set[Lane](), 0, True
         while left < _AT_ONCE and len(refused) < min(len(self._lanes), _ASKED):
             waiter = next((one for one in islice(self, _LOOKED_AT) if one.lane not in refused), None)
             if waiter is None:
                 return
-            if self._is_its_turn(waiter):
+            if waiter.lane.is_free and self.order is not None:
+                # The others keep a place for who has none yet: nobody of ours behind it may take that.
+                has_turn = has_turn and self.order.lets(waiter.place)
+            if has_turn or not waiter.lane.is_free:
                 waiter.ask(False)
             if waiter in self:
                 refused.add(waiter.lane)
@@ -258,9 +261,6 @@ class Queue:
         if self._waiting and not self._is_stirred:
             self._is_stirred = True
             self._later(0.0, self.admit)
-
-    def _is_its_turn(self, waiter: Waiter) -> bool:
-        return self.order is None or not waiter.lane.is_free or self.order.lets(waiter.place)
 
     def _place(self, lane: Lane) -> Place:
         """Where one who comes now stands; no two are alike."""

@@ -1,5 +1,6 @@
 """The order among the queues of several workers: who goes in next, and that no more do than may."""
 
+import random
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -551,26 +553,61 @@ def test_words_end_where_nothing_happens() -> None:
 # Whatever happens.
 
 
+@pytest.mark.parametrize("seed", range(240, 280))
+def test_large_bursts_and_many_ends_at_a_time_pass_no_bound(seed: int) -> None:
+    """What takes more requests than a machine that looks for the smallest case gets to."""
+    rng = random.Random(seed)
+    count, limit = rng.choice([2, 3, 4, 6]), rng.choice([1, 3, 8, 20, 60])
+    town = Town(count, limit)
+    for _ in range(150):
+        what, lane = rng.random(), rng.randrange(count)
+        if what < 0.3:
+            priority = rng.choice([0, 0, 0, 1])
+            for _ in range(rng.randint(1, 15)):
+                town.come(lane, priority)
+        elif what < 0.45:
+            worker = town.workers[lane]
+            for _ in range(min(len(worker.open), rng.randint(1, 30))):
+                worker.end()
+        elif what < 0.8:
+            start, stop = rng.sample(range(count), 2)
+            for _ in range(rng.randint(1, 5)):
+                town.deliver(start, stop)
+        elif what < 0.97:
+            town.pass_by(rng.choice([0.001, 0.002, 0.01, 0.05]))
+        else:
+            town.calm()
+        assert town.total <= limit + count - 1
+
+
 class _Anything(RuleBasedStateMachine):
     """Words are late, lost, and change places; workers hang and are killed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.town = Town(3, 3)
+        self.town = Town(2, 1)
         self.lost: dict[tuple[int, int], int] = {}
 
-    lanes = st.integers(0, 2)
+    lanes = st.integers(0, 3)
 
-    @rule(lane=lanes, count=st.integers(1, 4), priority=st.integers(0, 1))
+    @initialize(count=st.integers(2, 4), limit=st.sampled_from([1, 3, 8, 20]))
+    def begin(self, count: int, limit: int) -> None:
+        self.town = Town(count, limit)
+
+    @rule(lane=lanes, count=st.integers(1, 10), priority=st.integers(0, 1))
     def come(self, lane: int, count: int, priority: int) -> None:
-        if self.town.workers[lane] in self.town.awake:
+        if lane in self.awake:
             for _ in range(count):
                 self.town.come(lane, priority)
 
-    @rule(lane=lanes, count=st.integers(1, 3))
+    @property
+    def awake(self) -> set[int]:
+        return {worker.lane for worker in self.town.awake}
+
+    @rule(lane=lanes, count=st.integers(1, 8))
     def end(self, lane: int, count: int) -> None:
-        worker = self.town.workers[lane]
-        if worker in self.town.awake:
+        if lane in self.awake:
+            worker = self.town.workers[lane]
             for _ in range(min(count, len(worker.open))):
                 worker.end()
 
@@ -600,8 +637,8 @@ class _Anything(RuleBasedStateMachine):
     @precondition(lambda self: len(self.town.awake) > 1)
     @rule(lane=lanes)
     def hang(self, lane: int) -> None:
-        worker = self.town.workers[lane]
-        if worker in self.town.awake:
+        if lane in self.awake:
+            worker = self.town.workers[lane]
             worker.is_hung, worker.hung_s = True, self.town.clock.now_s
 
     @precondition(lambda self: len(self.town.awake) > 1)
@@ -613,7 +650,7 @@ class _Anything(RuleBasedStateMachine):
 
     @rule(lane=lanes, says_so=st.booleans())
     def revive(self, lane: int, says_so: bool) -> None:
-        if lane not in self.town.links.alive:
+        if lane < len(self.town.workers) and lane not in self.town.links.alive:
             self.town.revive(lane)
             if says_so:
                 self.town.meet(lane)
@@ -626,7 +663,8 @@ class _Anything(RuleBasedStateMachine):
             for worker in town.living
             if not worker.is_hung or town.clock.now_s - worker.hung_s < SETTLED_S
         ]
-        assert sum(len(worker.open) for worker in counted) <= 3 + 2
+        assert town.limit is not None
+        assert sum(len(worker.open) for worker in counted) <= town.limit + len(town.workers) - 1
 
     @invariant()
     def nobody_is_overtaken_for_long(self) -> None:
