@@ -14,8 +14,9 @@ from envoy_data_plane.envoy.service.ext_proc.v3 import ProcessingResponse
 from msgspec.structs import replace
 
 from extproc.budget import Budget
+from extproc.routing.order import Later
 from extproc.routing.picker import Picker
-from extproc.routing.queue import End, Later, Limits, Queue
+from extproc.routing.queue import End, Limits, Queue
 from extproc.stream.events import (
     Answer,
     BodyMode,
