@@ -1,9 +1,14 @@
 """What is done about a Benchmark, one act at a time: each may be cut off, and each may be done again."""
 
+from typing import Final
+
 from extproc.controller.calls import ApiRefusal, KubeCalls
 from extproc.controller.objects import Object
 from extproc.controller.seen import is_owned
 from extproc.controller.state import Action, Create, Delete, Replace, WriteStatus
+
+# The spec makes an object that cannot be; a quota, or the namespace's end: only somebody's doing helps.
+_LASTING: Final = frozenset({400, 403, 422})
 
 
 async def act(action: Action, body: Object, calls: KubeCalls) -> None:
@@ -35,6 +40,16 @@ async def _create(made: Object, calls: KubeCalls) -> None:
         owners = metadata.get("ownerReferences", ())
         if there is None or (owners and not is_owned(there, owners[0]["uid"])):
             raise ApiRefusal(409, f"{made['kind']} {metadata['name']} is somebody else's, or going") from None
+
+
+def tell_refusal(action: Action, refusal: ApiRefusal) -> str | None:
+    """What the status shall say of an object that may not be made or written; of what passes nothing."""
+    if not isinstance(action, Create | Replace) or refusal.status not in _LASTING:
+        return None
+    kind, name = action.body["kind"], action.body["metadata"]["name"]
+    if isinstance(action, Replace) and refusal.status == 403:
+        return f"router: {kind} {name}: the operator's Role does not name it, so that it cannot write it"
+    return f"{kind} {name}: {refusal}"
 
 
 def describe_action(action: Action) -> str:

@@ -11,17 +11,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from extproc.cluster.kube_api import WatchLost
 from extproc.cluster.kubeclient import KubeClients
-from extproc.controller.acts import act, describe_action
+from extproc.cluster.reason import describe
+from extproc.controller.acts import act, describe_action, tell_refusal
 from extproc.controller.calls import ApiRefusal, KubeCalls, opening
-from extproc.controller.objects import BENCHMARK_LABEL, Object
+from extproc.controller.objects import Object
 from extproc.controller.planning import plan_benchmark
 from extproc.controller.reconcile import reconcile, refuse
 from extproc.controller.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark
 from extproc.controller.router import SWITCHED_LABEL, give_back
-from extproc.controller.seen import Key, find_held, is_owned, look, read_job
+from extproc.controller.seen import Key, find_held, find_jobs, look
 from extproc.controller.state import Action, Observed, Planned, Replace
+from extproc.errors import ExtprocError
 
 _TOKEN_BYTES: Final = 24
 _RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
@@ -100,8 +101,8 @@ class Desk:
                     for body in await calls.list("ConfigMap", namespace, SWITCHED_LABEL):
                         metadata = body["metadata"]
                         holders.add((metadata["namespace"], metadata["labels"][SWITCHED_LABEL]))
-        except (ApiRefusal, WatchLost) as error:
-            log.warning("benchmarks: %s", error)
+        except Exception as error:  # noqa: BLE001  # what is listed next time may be better
+            log.warning("benchmarks: %s", _describe(error))
             return
         self.has_listed = True
         for key in (self.known.keys() | holders) - found.keys():
@@ -114,10 +115,10 @@ class Desk:
             async with opening(self._clients) as calls:
                 await self._settle(key, calls)
             self._failures.pop(key, None)
-        except (ApiRefusal, WatchLost) as error:
+        except Exception as error:  # noqa: BLE001  # one Benchmark's trouble is not another's
             # A conflict is somebody else's word in between: what they said is looked at next.
             count = self._failures[key] = self._failures.get(key, 0) + 1
-            log.warning("benchmark %s/%s: %s", *key, error)
+            log.warning("benchmark %s/%s: %s", *key, _describe(error))
             tasks.create_task(self._wake_later(key, _RETRY_S[min(count, len(_RETRY_S)) - 1]))
 
     async def _wake_later(self, key: Key, after_s: float) -> None:
@@ -133,17 +134,10 @@ class Desk:
             try:
                 await act(action, body or {}, calls)
             except ApiRefusal as refusal:
-                if body is not None and isinstance(action, Replace) and refusal.status == 403:
-                    await self._tell_forbidden(action.body["metadata"]["name"], body, calls)
+                if body is not None and (message := tell_refusal(action, refusal)) is not None:
+                    for each in refuse(body, message, Observed(), self._now()):
+                        await act(each, body, calls)
                 raise
-
-    async def _tell_forbidden(self, name: str, body: Object, calls: KubeCalls) -> None:
-        """Says in the status what else only the log would."""
-        message = (
-            f"router: ConfigMap {name}: the operator's Role does not name it, so that it cannot write it"
-        )
-        for action in refuse(body, message, Observed(), self._now()):
-            await act(action, body, calls)
 
     async def _decide(self, key: Key, body: Object | None, calls: KubeCalls) -> list[Action]:
         # A longer name is no label, and nothing was ever made for it.
@@ -151,9 +145,8 @@ class Desk:
         held = await find_held(key, calls) if is_label else ()
         if body is None or body["metadata"].get("deletionTimestamp"):
             return [Replace(give_back(each)) for each in held]
-        jobs = await calls.list("Job", key[0], f"{BENCHMARK_LABEL}={key[1]}") if is_label else []
-        own = tuple(read_job(job) for job in jobs if is_owned(job, body["metadata"]["uid"]))
-        observed = Observed(jobs=own, held=held)
+        jobs = await find_jobs(key, body["metadata"]["uid"], calls) if is_label else ()
+        observed = Observed(jobs=jobs, held=held)
         try:
             benchmark = parse_benchmark(body)
         except SpecRefused as refused:
@@ -169,3 +162,7 @@ class Desk:
             planned = await asyncio.to_thread(plan_benchmark, benchmark)
             self._plans[benchmark.uid] = benchmark.generation, planned
         return planned
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, ExtprocError) else describe(error)

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal, Self
 
 from cronsim import CronSim, CronSimError
@@ -191,8 +191,9 @@ def _find_contradictions(operation: Operation, spec: Spec) -> Iterator[str]:
 
 
 def read_time(text: str) -> datetime:
-    """Reads a time as the API server writes it."""
-    return datetime.fromisoformat(text)
+    """Reads a time as the API server writes it; raises `ValueError`."""
+    at = datetime.fromisoformat(text)
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
 
 
 def write_time(at: datetime) -> str:

@@ -1,7 +1,9 @@
 """What there is of a Benchmark: Jobs, Pods and ConfigMaps as the API server has them; what leaders say."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from extproc.bench.board import Notice
@@ -16,6 +18,16 @@ Key = tuple[str, str]
 """A namespace and a name."""
 
 
+async def find_jobs(key: Key, uid: str, calls: KubeCalls) -> tuple[JobState, ...]:
+    """The Jobs of a Benchmark's runs; what only looks like one is nobody's."""
+    found = await calls.list("Job", key[0], f"{BENCHMARK_LABEL}={key[1]}")
+    return tuple(
+        read_job(job)
+        for job in found
+        if is_owned(job, uid) and {RUN_LABEL, PART_LABEL} <= job["metadata"]["labels"].keys()
+    )
+
+
 async def find_held(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
     """The ConfigMaps that a Benchmark of that name has, or had before it was gone."""
     found = await calls.list("ConfigMap", key[0], f"{SWITCHED_LABEL}={key[1]}")
@@ -26,7 +38,8 @@ async def find_held(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
 async def look(benchmark: Benchmark, observed: Observed, calls: KubeCalls) -> Observed:
     """Adds what leaders say, and the router."""
     selector = f"{BENCHMARK_LABEL}={benchmark.name},{PART_LABEL}={LEADER}"
-    pods = await calls.list("Pod", benchmark.namespace, selector)
+    found = await calls.list("Pod", benchmark.namespace, selector)
+    pods = [pod for pod in found if RUN_LABEL in pod["metadata"]["labels"]]
     name = benchmark.operation.router.config_map
     return replace(
         observed,
@@ -65,9 +78,16 @@ def read_job(body: Mapping[str, Any]) -> JobState:
         started=read_time(started) if started else None,
         finished=read_time(end["lastTransitionTime"]) if end else None,
         failure=_name_failure(ends["Failed"]) if "Failed" in ends else None,
-        due=read_time(due) if due else None,
+        due=_read_due(due),
         is_deleting=bool(metadata.get("deletionTimestamp")),
     )
+
+
+def _read_due(text: str | None) -> datetime | None:
+    """An annotation is anybody's to write."""
+    with suppress(ValueError):
+        return read_time(text) if text else None
+    return None
 
 
 def _name_failure(condition: Mapping[str, str]) -> str:

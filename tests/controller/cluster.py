@@ -61,6 +61,10 @@ class Cluster(ApiServer):
         self.uids = 0
         # Answers writes of a kind with a status instead, once each: (verb, plural) -> statuses.
         self.faults: dict[tuple[str, str], list[int]] = {}
+        # Answers every write of a kind so: (verb, plural) -> status, message.
+        self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
+        # Whether Jobs have Pods.
+        self.has_nodes = True
         self.rules = read_rules()
         self.used: set[Use] = set()
         self.denied: set[Use] = set()
@@ -121,8 +125,8 @@ class Cluster(ApiServer):
         collection = self._collection(request)
         if request.method != "GET":
             self.asked.append(f"{request.method} {plural}")
-        if self.faults.get((request.method, plural)):
-            return status(self.faults[request.method, plural].pop(0))
+        if (scripted := self._script(request.method, plural)) is not None:
+            return scripted
         if request.method == "POST":
             return await self._create(request, collection)
         if name is None or name not in collection.objects:
@@ -134,12 +138,18 @@ class Cluster(ApiServer):
             return web.json_response({"kind": "Status", "status": "Success"})
         return web.json_response(collection.objects[name])
 
+    def _script(self, method: str, plural: str) -> web.Response | None:
+        if self.faults.get((method, plural)):
+            return status(self.faults[method, plural].pop(0))
+        refusal = self.refusals.get((method, plural))
+        return None if refusal is None else status(*refusal)
+
     async def _create(self, request: web.Request, collection: Collection) -> web.Response:
         made = await request.json()
         if made["metadata"]["name"] in collection.objects:
             return status(409, "already exists")
         stored = self.add(made)
-        if made["kind"] == "Job":
+        if made["kind"] == "Job" and self.has_nodes:
             self.start(stored)
         return web.json_response(stored, status=201)
 

@@ -1,0 +1,143 @@
+"""One Benchmark's trouble is not another's: what somebody made by hand, and what the API server refuses."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc.cluster.kubeclient import KubeClients
+from extproc.controller.desk import Desk, DeskOptions
+from extproc.controller.operator import now
+from tests.controller.cluster import BENCHMARKS, JOBS, Served, serving
+from tests.controller.world import SPEC
+
+Object = dict[str, Any]
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path) as made:
+        made.cluster.has_nodes = False
+        yield made
+
+
+@asynccontextmanager
+async def looking(served: Served) -> AsyncIterator[asyncio.Task[None]]:
+    """A desk that looks at everything again and again, as one that leads; an end of its own is a failure."""
+    options = DeskOptions("image:1", look_s=0.1, namespaces=["default"])
+    desk = Desk(KubeClients(kubeconfig=str(served.kubeconfig)), options, now)
+    desk.is_leading.set()
+    task = asyncio.create_task(desk.run())
+    try:
+        yield task
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def jobs_of(served: Served, name: str) -> list[Object]:
+    return [
+        job
+        for job in served.cluster.of(JOBS).objects.values()
+        if job["metadata"]["labels"]["extproc.dev/benchmark"] == name
+    ]
+
+
+def spoil_job(served: Served, **labels: str) -> None:
+    """A Job that somebody made, as if it belonged to the Benchmark."""
+    owner = {"kind": "Benchmark", "uid": served.benchmark("odd")["metadata"]["uid"]}
+    metadata = {
+        "name": "theirs",
+        "labels": {"extproc.dev/benchmark": "odd", **labels},
+        "annotations": {"extproc.dev/due": "soon"},
+        "ownerReferences": [owner],
+    }
+    served.cluster.add({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {}})
+
+
+def spoil_pod(served: Served) -> None:
+    labels = {"extproc.dev/benchmark": "odd", "extproc.dev/part": "leader"}
+    served.cluster.add({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs", "labels": labels}})
+
+
+def spoil_status(served: Served, **status: object) -> None:
+    served.cluster.store({**served.benchmark("odd"), "status": status})
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        spoil_job,
+        lambda served: spoil_job(served, **{"extproc.dev/run": "x", "extproc.dev/part": "leader"}),
+        spoil_pod,
+        lambda served: spoil_status(served, history=[{}]),
+        lambda served: spoil_status(served, lastScheduledAt="soon"),
+        lambda served: spoil_status(served, conditions=7),
+    ],
+    ids=["job", "job of a run", "pod", "history", "time", "conditions"],
+)
+async def test_benchmark_that_somebody_meddled_with_does_not_end_the_operator(
+    served: Served, spoil: Any
+) -> None:
+    """Whatever there is to be read, others are looked after, and the operator goes on."""
+    served.cluster.apply("odd", {**SPEC, "schedule": "0 0 1 1 *"})
+    spoil(served)
+    async with looking(served):
+        served.cluster.apply("other", SPEC)
+        await served.until("other", "Running")
+        served.cluster.apply("another", SPEC)
+        await served.until("another", "Running")
+
+
+async def test_job_without_our_labels_is_nobodys_run(served: Served) -> None:
+    served.cluster.apply("odd", SPEC)
+    spoil_job(served)
+    spoil_pod(served)
+    async with looking(served):
+        status = await served.until("odd", "Running")
+
+    assert [job["metadata"]["name"] for job in jobs_of(served, "odd")] == ["theirs", status["run"]]
+
+
+@pytest.mark.parametrize(
+    ("plural", "refusal"),
+    [
+        ("jobs", (422, 'Job.batch "b" is invalid: spec.template.spec.nodeSelector: Invalid value: "no!"')),
+        ("jobs", (403, "exceeded quota: few-jobs")),
+        ("configmaps", (403, "unable to create new content in namespace default: it is being terminated")),
+    ],
+)
+async def test_what_the_api_server_refuses_to_make_is_told_and_tried_again(
+    served: Served, plural: str, refusal: tuple[int, str]
+) -> None:
+    """1. The status says what was refused, and why. 2. Said once. 3. When it is allowed, the run begins."""
+    served.cluster.refusals["POST", plural] = refusal
+    async with looking(served):
+        served.cluster.apply("b", SPEC)
+        status = await served.until("b", "Refused")
+        writes, tries = (served.cluster.asked.count(what) for what in ("PUT benchmarks", f"POST {plural}"))
+        await served.wait(lambda: served.cluster.asked.count(f"POST {plural}") > tries + 2)
+        assert served.cluster.asked.count("PUT benchmarks") == writes
+        served.cluster.refusals.clear()
+        await served.until("b", "Running")
+
+    assert refusal[1] in status["faults"][0]
+
+
+async def test_benchmark_that_is_gone_takes_its_refusals_with_it(served: Served) -> None:
+    served.cluster.refusals["POST", "jobs"] = 403, "no"
+    async with looking(served):
+        served.cluster.apply("b", SPEC)
+        await served.until("b", "Refused")
+        await served.cluster.remove(BENCHMARKS, "b")
+        await served.wait(lambda: served.cluster.find(BENCHMARKS, "b") is None)
+        tries = served.cluster.asked.count("POST jobs")
+        served.cluster.apply("other", {**SPEC, "suspend": True})
+        await served.until("other", "Suspended")
+
+    assert served.cluster.asked.count("POST jobs") <= tries + 1
