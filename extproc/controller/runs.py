@@ -33,17 +33,20 @@ def find_run(
         return None
     if benchmark.operation.schedule is None:
         return None if stem in ended else Run(benchmark, stem, dataset=observed.planned.dataset)
-    due = find_due(benchmark.operation.schedule, last_due(benchmark), now)
+    due = find_due(benchmark.operation.schedule, last_due(benchmark, now), now)
     if due is None:
         return None
     name = f"{stem}-{int(due.timestamp()) // 60}"
     return None if name in ended else Run(benchmark, name, due, observed.planned.dataset)
 
 
-def last_due(benchmark: Benchmark) -> datetime:
-    """From when on a schedule counts: its last run, else since when there is a Benchmark."""
+def last_due(benchmark: Benchmark, now: datetime) -> datetime:
+    """From when on a schedule counts: its last run, else since when there is a Benchmark.
+
+    What a clock that was ahead has written is not waited for.
+    """
     last = benchmark.status.get("lastScheduledAt")
-    return read_time(last) if last else benchmark.created
+    return min(read_time(last) if last else benchmark.created, now)
 
 
 def find_due(schedule: str, after: datetime, now: datetime) -> datetime | None:

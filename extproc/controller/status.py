@@ -9,7 +9,7 @@ from extproc.bench.experiments.history_formats import list_regressions
 from extproc.bench.report.report import DEFINITIONS
 from extproc.controller.history import trace_history
 from extproc.controller.objects import LEADER, Object, Run
-from extproc.controller.resource import Benchmark, read_time, write_time
+from extproc.controller.resource import Benchmark, write_time
 from extproc.controller.router import is_elsewhere
 from extproc.controller.runs import find_due, find_next, last_due, split_lines
 from extproc.controller.state import JobState, Observed
@@ -140,11 +140,11 @@ def _tell_schedule(benchmark: Benchmark, asked: Run | None, observed: Observed, 
     dues = [job.due for job in observed.jobs if job.due is not None]
     dues += [asked.due] if asked is not None and asked.due is not None else []
     # What was due while another run went is left out, not made up for.
-    missed = find_due(schedule, last_due(benchmark), now) if asked is not None else None
+    missed = find_due(schedule, last_due(benchmark, now), now) if asked is not None else None
     dues += [missed] if missed is not None else []
-    last = benchmark.status.get("lastScheduledAt")
-    if dues or last:
-        told["lastScheduledAt"] = write_time(max([*dues, *([read_time(last)] if last else [])]))
+    dues = [due for due in dues if due <= now]
+    if dues or benchmark.status.get("lastScheduledAt"):
+        told["lastScheduledAt"] = write_time(max([*dues, last_due(benchmark, now)]))
     if not benchmark.operation.suspend:
         told["nextRunAt"] = write_time(find_next(schedule, now))
     return told

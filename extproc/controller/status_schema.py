@@ -5,6 +5,8 @@ from typing import Any, Final
 Schema = dict[str, Any]
 
 _TEXTS: Final[Schema] = {"type": "array", "items": {"type": "string"}}
+# Of what RFC 3339 allows, what is written here: no leap second, no year 0, no zone.
+_TIME: Final = r"^[1-9]\d{3}-\d\d-\d\dT\d\d:\d\d:[0-5]\dZ$"
 _COUNT: Final[Schema] = {"type": "integer", "format": "int64"}
 _FIGURES: Final[Schema] = {
     "type": "object",
@@ -18,7 +20,7 @@ def _text(about: str) -> Schema:
 
 
 def _time(about: str) -> Schema:
-    return {"type": "string", "format": "date-time", "description": about}
+    return {"type": "string", "format": "date-time", "pattern": _TIME, "description": about}
 
 
 def build_status_schema() -> Schema:
@@ -129,12 +131,14 @@ def _outcome() -> Schema:
 def _run() -> Schema:
     return {
         "type": "object",
+        # Whoever edits a status: what is no run does not get into it.
+        "required": ["run", "digest", "finishedAt", "phase", "verdict"],
         "properties": {
             "run": _text("Its name, and its folder's."),
             "digest": _text("Of what was asked: equal ones asked the same."),
             "startedAt": _time("When the leader's Job began."),
             "finishedAt": _time("When it ended."),
-            "phase": _text("Valid, Invalid or Failed."),
+            "phase": {**_text("Valid, Invalid or Failed."), "enum": ["Valid", "Invalid", "Failed"]},
             "verdict": _text("As that of the last run, above."),
             "figures": _FIGURES,
             "faults": {**_TEXTS, "description": "Why it is invalid, or how it failed."},

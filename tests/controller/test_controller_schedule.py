@@ -1,5 +1,7 @@
 """Runs that are due by the clock, what is remembered of them, and what got worse."""
 
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -86,3 +88,62 @@ def test_schedule_is_due_once_however_late_one_looks(after: str, now: str, due: 
 
 def test_long_silence_is_not_gone_through_minute_by_minute() -> None:
     assert find_due("* * * * *", NOON - timedelta(days=3650), NOON) == NOON
+
+
+@pytest.mark.parametrize("ahead", [timedelta(minutes=90), timedelta(days=400)])
+def test_schedule_goes_on_after_a_clock_that_was_ahead_is_set_right(ahead: timedelta) -> None:
+    """A node without a clock of its own begins in the future; its runs there are not waited for."""
+    world = World(spec={**SPEC, "schedule": "*/10 * * * *"}, now=NOON + ahead)
+    world.settle()
+    world.end(brief(req_per_s=10))
+    world.settle()
+    early = world.status["run"]
+    world.now = NOON + timedelta(minutes=1)
+    world.settle()
+    assert world.active() == []
+    world.after(minutes=10)
+    world.settle()
+
+    assert [job.run != early for job in world.active()] == [True]
+    assert world.status["lastScheduledAt"] == "2026-11-22T12:10:00Z"
+
+
+def test_clock_that_is_set_back_a_little_does_not_run_a_time_twice() -> None:
+    world = World(spec={**SPEC, "schedule": "*/10 * * * *"}, now=NOON + timedelta(seconds=1))
+    world.settle()
+    run = world.end(brief(req_per_s=10))
+    world.settle()
+    world.after(seconds=-30)
+    world.settle()
+    world.after(seconds=60)
+    world.settle()
+
+    assert world.active() == []
+    assert world.made.count(f"Job/{run}") == 1
+
+
+@pytest.fixture
+def _berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
+@pytest.mark.usefixtures("_berlin")
+def test_schedule_knows_no_summer_time(day: str) -> None:
+    """Wherever the operator runs: a day on which Berlin skips or repeats an hour has 24 runs."""
+    at = datetime.fromisoformat(f"{day}T00:30:00+00:00")
+    world = World(spec={**SPEC, "schedule": "0 * * * *"}, now=at)
+    world.status = {"lastScheduledAt": f"{day}T00:00:00Z"}
+    runs = []
+    for _ in range(48):
+        world.after(minutes=30)
+        world.settle()
+        if world.active():
+            runs.append(world.end(brief()))
+            world.settle()
+
+    assert len(set(runs)) == len(runs) == 24
