@@ -19,8 +19,8 @@ async def act(action: Action, body: Object, calls: KubeCalls) -> None:
             body["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
         case Replace(changed):
             await calls.replace(changed)
-        case Delete(name):
-            await calls.delete("Job", body["metadata"]["namespace"], name)
+        case Delete(name, uid):
+            await calls.delete("Job", body["metadata"]["namespace"], name, uid)
         case Create(made):
             await _create(made, calls)
 
@@ -32,7 +32,7 @@ async def _create(made: Object, calls: KubeCalls) -> None:
     except ApiRefusal as refusal:
         if refusal.status != 409:
             raise
-        # The operator may not read Secrets: that of a run has the run's name, which nobody else uses.
+        # The operator may not read Secrets: that of a run has a name that nobody else uses.
         if made["kind"] == "Secret":
             return
         metadata = made["metadata"]

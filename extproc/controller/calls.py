@@ -68,10 +68,14 @@ class KubeCalls:
         written: Object = await self._call("PUT", f"{path}/{part}" if part else path, body=body)
         return written
 
-    async def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Deletes an object once all that belongs to it is gone; one that is not there is as good."""
+    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        """Deletes an object once all that belongs to it is gone; one that is not there is as good.
+
+        It has to be the one that was seen: another of its name is not what somebody late wants gone.
+        """
+        options = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid}}
         try:
-            await self._call("DELETE", _path(kind, namespace, name), {"propagationPolicy": "Foreground"})
+            await self._call("DELETE", _path(kind, namespace, name), body=options)
         except ApiRefusal as refusal:
             if refusal.status != 404:
                 raise

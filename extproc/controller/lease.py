@@ -83,18 +83,24 @@ class Leadership:
     async def run(self) -> None:
         """Holds or waits for the Lease, for ever; gives it up when cancelled."""
         clock = asyncio.get_running_loop().time
-        renewed_s = clock()
+        # An answer that comes later is no renewal: by then somebody else may have begun to act.
+        renewed_s, held_s = clock(), self._terms.duration_s * 2 / 3
         try:
             while True:
+                # Who waits for it counts from when it sees the renewal, which is not before we asked for it.
+                asked_s = clock()
+                until_s = held_s + (renewed_s if self._is_leading.is_set() else asked_s)
                 try:
-                    is_ours = await self._take(clock())
-                    renewed_s = clock()
-                except (ApiRefusal, WatchLost) as error:
-                    log.warning("lease: %s", error)
+                    async with asyncio.timeout_at(until_s):
+                        is_ours = await self._take(asked_s)
+                    renewed_s, wait_s = asked_s, self._terms.renew_s
+                except (ApiRefusal, WatchLost, TimeoutError) as error:
+                    log.warning("lease: %s", str(error) or "no answer")
                     # Until it has run out nobody else has it.
-                    is_ours = self._is_leading.is_set() and clock() - renewed_s < self._terms.duration_s / 2
+                    is_ours = self._is_leading.is_set() and clock() - renewed_s < held_s
+                    wait_s = self._terms.renew_s / 5
                 self._lead(is_ours=is_ours)
-                await asyncio.sleep(self._terms.renew_s)
+                await asyncio.sleep(wait_s)
         finally:
             if self._is_leading.is_set():
                 self._lead(is_ours=False)
@@ -131,5 +137,5 @@ class Leadership:
 
     async def _find(self, calls: KubeCalls) -> Object | None:
         lease = await calls.get("Lease", self._namespace, NAME)
-        is_ours = lease is not None and lease["spec"].get("holderIdentity") == self._me
+        is_ours = lease is not None and lease.get("spec", {}).get("holderIdentity") == self._me
         return lease if is_ours else None

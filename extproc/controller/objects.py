@@ -62,7 +62,16 @@ class Run:
 
     @property
     def workers_name(self) -> str:
-        return f"{self.name}-load"
+        """The workers' Job: with an index it is the name of a host, which has no dots."""
+        return f"load-{self.name}".replace(".", "-")
+
+    @property
+    def crew_name(self) -> str:
+        """The workers' Service and the Secret of their token, as every run has them that asks the same.
+
+        A schedule would leave some behind with each run. Two runs of a Benchmark never go at once.
+        """
+        return f"load-{self.benchmark.stem}".replace(".", "-")
 
     @property
     def claim(self) -> str:
@@ -89,7 +98,7 @@ class Run:
     def locations(self) -> list[str]:
         """Where the workers listen: an Indexed Job's Pods have names below their Service."""
         count = self.benchmark.operation.workers
-        return [f"{self.workers_name}-{i}.{self.workers_name}:{PORT}" for i in range(count)]
+        return [f"{self.workers_name}-{i}.{self.crew_name}:{PORT}" for i in range(count)]
 
 
 def list_objects(run: Run, image: str, token: str) -> Iterator[Object]:
@@ -105,6 +114,14 @@ def list_objects(run: Run, image: str, token: str) -> Iterator[Object]:
         yield _service(run)
         yield _workers_job(run, image)
     yield _leader_job(run, image)
+
+
+def _shared_metadata(run: Run, name: str, part: str) -> Object:
+    """Of what is there for the runs to come, too."""
+    metadata = _metadata(run, name, part)
+    del metadata["labels"][RUN_LABEL]
+    metadata.pop("annotations", None)
+    return metadata
 
 
 def _metadata(run: Run, name: str, part: str) -> Object:
@@ -146,16 +163,13 @@ def _spec_map(run: Run) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(run, run.name, "spec"),
+        "metadata": _shared_metadata(run, run.benchmark.stem, "spec"),
         "data": {"benchmark.yaml": write_spec(run.benchmark.tree, run.benchmark.name)},
     }
 
 
 def _dataset_map(run: Run, dataset: Dataset) -> Object:
-    metadata = _metadata(run, str(run.dataset_map), "dataset")
-    # It is there for the runs to come, too.
-    del metadata["labels"][RUN_LABEL]
-    metadata.pop("annotations", None)
+    metadata = _shared_metadata(run, str(run.dataset_map), "dataset")
     data = {name_file(dataset.name): base64.b64encode(dataset.data).decode()}
     return {
         "apiVersion": "v1",
@@ -168,9 +182,7 @@ def _dataset_map(run: Run, dataset: Dataset) -> Object:
 
 def _claim(run: Run) -> Object:
     results = run.benchmark.operation.results
-    metadata = _metadata(run, run.claim, "results")
-    # It holds the reports of all runs, and is kept if that is asked for.
-    del metadata["labels"][RUN_LABEL]
+    metadata = _shared_metadata(run, run.claim, "results")
     if results.keep:
         del metadata["ownerReferences"]
     storage = {"storageClassName": results.storage_class} if results.storage_class else {}
@@ -187,7 +199,7 @@ def _claim(run: Run) -> Object:
 
 
 def _token_secret(run: Run, token: str) -> Object:
-    metadata = _metadata(run, run.workers_name, WORKERS)
+    metadata = _shared_metadata(run, run.crew_name, WORKERS)
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": token}}
 
 
@@ -196,11 +208,11 @@ def _service(run: Run) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(run, run.workers_name, WORKERS),
+        "metadata": _shared_metadata(run, run.crew_name, WORKERS),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {RUN_LABEL: run.name, PART_LABEL: WORKERS},
+            "selector": {BENCHMARK_LABEL: run.benchmark.name, PART_LABEL: WORKERS},
             "ports": [{"name": "load", "port": PORT}],
         },
     }
@@ -210,7 +222,7 @@ def _workers_job(run: Run, image: str) -> Object:
     count = run.benchmark.operation.workers
     arguments = ["worker", "--listen", f"0.0.0.0:{PORT}", "--token-file", f"{_TOKEN}/token"]
     pod = _pod(run, WORKERS, image, arguments)
-    pod["spec"]["subdomain"] = run.workers_name
+    pod["spec"]["subdomain"] = run.crew_name
     pod["spec"]["containers"][0]["ports"] = [{"name": "load", "containerPort": PORT}]
     job = _job(run, run.workers_name, WORKERS, pod)
     job["spec"] |= {"completionMode": "Indexed", "completions": count, "parallelism": count}
@@ -303,10 +315,10 @@ def _volumes(run: Run, part: str) -> Iterator[tuple[str, Object]]:
     operation = run.benchmark.operation
     yield "/tmp", {"emptyDir": {}}  # noqa: S108
     if operation.workers > 1:
-        yield _TOKEN, {"secret": {"secretName": run.workers_name}}
+        yield _TOKEN, {"secret": {"secretName": run.crew_name}}
     if part == WORKERS:
         return
-    yield _SPEC, {"configMap": {"name": run.name}}
+    yield _SPEC, {"configMap": {"name": run.benchmark.stem}}
     if run.dataset_map is not None:
         yield _DATASET, {"configMap": {"name": run.dataset_map}}
     yield _RESULTS, {"persistentVolumeClaim": {"claimName": run.claim}}

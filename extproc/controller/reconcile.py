@@ -46,7 +46,7 @@ def reconcile(
         *(Create(body) for body in _begin(observed, asked, image, token)),
         # What the status says of a run that ended must not be lost with its Jobs.
         *([WriteStatus(status)] if status != benchmark.status else []),
-        *(Delete(name) for name in _list_needless(observed, asked, runs, history)),
+        *_list_needless(observed, asked, runs, history),
     ]
 
 
@@ -62,12 +62,12 @@ def _begin(observed: Observed, asked: Run | None, image: str, token: str) -> Ite
 
 def _list_needless(
     observed: Observed, asked: Run | None, runs: Sequence[Object], history: Sequence[Object]
-) -> list[str]:
+) -> list[Delete]:
     """Jobs of runs that may not go on, workers whose leader has ended, and runs that nobody remembers."""
     name = None if asked is None else asked.name
     ended, known = {entry["run"] for entry in runs}, {entry["run"] for entry in history}
-    needless = [
-        job.name
+    return [
+        Delete(job.name, job.uid)
         for job in observed.jobs
         if not job.is_deleting
         and (
@@ -76,7 +76,6 @@ def _list_needless(
             or (job.is_over and job.run in ended - known)
         )
     ]
-    return list(dict.fromkeys(needless))
 
 
 def refuse(body: Mapping[str, Any], message: str, observed: Observed, now: datetime) -> list[Action]:
@@ -86,5 +85,5 @@ def refuse(body: Mapping[str, Any], message: str, observed: Observed, now: datet
     return [
         *map(Replace, settle_router(None, None, observed.held, None)),
         *([WriteStatus(status)] if status != before else []),
-        *map(Delete, _list_needless(observed, None, [], [])),
+        *_list_needless(observed, None, [], []),
     ]

@@ -140,6 +140,11 @@ class Benchmark:
         asked = {name: value for name, value in self.tree.items() if name not in _NOT_OF_A_RUN}
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
 
+    @property
+    def stem(self) -> str:
+        """What the names of its runs begin with, as long as it asks the same."""
+        return f"{self.name}-{self.digest}"
+
 
 def parse_benchmark(body: Mapping[str, Any]) -> Benchmark:
     """Reads an object; raises `SpecRefused` with every fault of its spec."""

@@ -24,7 +24,7 @@ def find_run(
     """The run that is to go on or to begin; `None` if nothing is due, or nothing may be begun."""
     if benchmark.operation.suspend or observed.planned.faults:
         return None
-    stem = f"{benchmark.name}-{benchmark.digest}"
+    stem = benchmark.stem
     ended = {entry["run"] for entry in history}
     for job in observed.jobs:
         if job.part == LEADER and not job.is_over and not job.is_deleting and job.run.startswith(stem):

@@ -75,6 +75,7 @@ def read_job(body: Mapping[str, Any]) -> JobState:
         name=metadata["name"],
         run=labels[RUN_LABEL],
         part=labels[PART_LABEL],
+        uid=metadata["uid"],
         started=read_time(started) if started else None,
         finished=read_time(end["lastTransitionTime"]) if end else None,
         failure=_name_failure(ends["Failed"]) if "Failed" in ends else None,

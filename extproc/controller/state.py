@@ -15,6 +15,7 @@ class JobState:
     name: str
     run: str
     part: str
+    uid: str
     started: datetime | None = None
     finished: datetime | None = None
     failure: str | None = None
@@ -79,6 +80,7 @@ class Delete:
     """Deletes a Job and its Pods, which get the time to say what they know; one that is gone is as good."""
 
     name: str
+    uid: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class Cluster(ApiServer):
         self.faults: dict[tuple[str, str], list[int]] = {}
         # Answers every write of a kind so: (verb, plural) -> status, message.
         self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
+        # Hears writes of a kind and never answers.
+        self.silent: set[tuple[str, str]] = set()
         # Whether Jobs have Pods.
         self.has_nodes = True
         self.rules = read_rules()
@@ -125,6 +127,8 @@ class Cluster(ApiServer):
         collection = self._collection(request)
         if request.method != "GET":
             self.asked.append(f"{request.method} {plural}")
+        if (request.method, plural) in self.silent:
+            await asyncio.Event().wait()
         if (scripted := self._script(request.method, plural)) is not None:
             return scripted
         if request.method == "POST":
@@ -134,8 +138,7 @@ class Cluster(ApiServer):
         if request.method == "PUT":
             return await self._replace(request, collection.objects[name])
         if request.method == "DELETE":
-            await self.remove(f"{request.match_info['api']}/{plural}", name)
-            return web.json_response({"kind": "Status", "status": "Success"})
+            return await self._delete(request, collection.objects[name])
         return web.json_response(collection.objects[name])
 
     def _script(self, method: str, plural: str) -> web.Response | None:
@@ -164,6 +167,14 @@ class Cluster(ApiServer):
             **made["metadata"],
         }
         return self.store({**made, "metadata": metadata})
+
+    async def _delete(self, request: web.Request, found: Object) -> web.Response:
+        uid = (await request.json()).get("preconditions", {}).get("uid")
+        if uid not in {None, found["metadata"]["uid"]}:
+            return status(409, "the UID in the precondition does not match")
+        match = request.match_info
+        await self.remove(f"{match['api']}/{match['plural']}", match["name"])
+        return web.json_response({"kind": "Status", "status": "Success"})
 
     async def _replace(self, request: web.Request, before: Object) -> web.Response:
         wanted = await request.json()

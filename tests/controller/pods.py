@@ -17,22 +17,29 @@ def translate(cluster: Holds, folder: Path, job: Object, index: int, words: Path
     """The command of a Job's `index`-th Pod, whose last words go to `words`."""
     run = job["metadata"]["labels"]["extproc.dev/run"]
     pod = job["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
     places = {"/results": str(folder / "results"), "/dev/termination-log": str(words)}
-    spec = cluster.find("v1/configmaps", run)
-    if spec is not None:
+    if "etc-benchmark" in volumes:
+        spec = _find(cluster, "v1/configmaps", volumes["etc-benchmark"]["configMap"]["name"])
         places["/etc/benchmark/benchmark.yaml"] = _lay(folder, f"{run}.yaml", spec["data"]["benchmark.yaml"])
-    for volume in pod["volumes"]:
-        if volume["name"] == "etc-benchmark-dataset":
-            name = volume["configMap"]["name"]
-            places["/etc/benchmark-dataset"] = _mount(folder / name, cluster.find("v1/configmaps", name))
-    secret = cluster.find("v1/secrets", f"{run}-load")
-    if secret is not None:
+    if "etc-benchmark-dataset" in volumes:
+        name = volumes["etc-benchmark-dataset"]["configMap"]["name"]
+        places["/etc/benchmark-dataset"] = _mount(folder / name, _find(cluster, "v1/configmaps", name))
+    if "etc-benchmark-token" in volumes:
+        service = volumes["etc-benchmark-token"]["secret"]["secretName"]
+        secret = _find(cluster, "v1/secrets", service)
         places["/etc/benchmark-token/token"] = _lay(folder, f"{run}.token", secret["stringData"]["token"])
         ports = _find_ports(folder / f"{run}.ports")
-        service = f"{run}-load"
-        places |= {f"{service}-{i}.{service}:9200": f"127.0.0.1:{port}" for i, port in enumerate(ports)}
+        places |= {f"load-{run}-{i}.{service}:9200": f"127.0.0.1:{port}" for i, port in enumerate(ports)}
         places["0.0.0.0:9200"] = f"127.0.0.1:{ports[index]}" if index < len(ports) else ""
     return [_replace(word, places) for word in pod["containers"][0]["command"]]
+
+
+def _find(cluster: Holds, kind: str, name: str) -> Object:
+    """What a volume names: without it a Pod does not begin."""
+    found = cluster.find(kind, name)
+    assert found is not None
+    return found
 
 
 def _replace(text: str, places: dict[str, str]) -> str:
@@ -41,9 +48,8 @@ def _replace(text: str, places: dict[str, str]) -> str:
     return text
 
 
-def _mount(folder: Path, found: Object | None) -> str:
+def _mount(folder: Path, found: Object) -> str:
     """A folder with the binary files of a ConfigMap."""
-    assert found is not None
     folder.mkdir(exist_ok=True)
     for file, text in found["binaryData"].items():
         (folder / file).write_bytes(base64.b64decode(text))

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from extproc.cluster.kubeclient import KubeClients
+from extproc.controller.acts import act
+from extproc.controller.calls import ApiRefusal, opening
 from extproc.controller.desk import Desk, DeskOptions
+from extproc.controller.lease import Leadership, Terms
 from extproc.controller.operator import now
+from extproc.controller.state import Delete
 from tests.controller.cluster import BENCHMARKS, JOBS, Served, serving
 from tests.controller.world import SPEC
 
@@ -127,6 +131,43 @@ async def test_what_the_api_server_refuses_to_make_is_told_and_tried_again(
         await served.until("b", "Running")
 
     assert refusal[1] in status["faults"][0]
+
+
+async def test_job_that_was_made_again_is_not_deleted_by_who_saw_the_one_before(served: Served) -> None:
+    async with looking(served):
+        served.cluster.apply("b", SPEC)
+        await served.until("b", "Running")
+    [job] = jobs_of(served, "b")
+    async with opening(KubeClients(kubeconfig=str(served.kubeconfig))) as calls:
+        body, name = served.benchmark("b"), job["metadata"]["name"]
+        with pytest.raises(ApiRefusal, match="409"):
+            await act(Delete(name, "uid-of-another"), body, calls)
+        assert "deletionTimestamp" not in served.cluster.of(JOBS).objects[name]["metadata"]
+        await act(Delete(name, job["metadata"]["uid"]), body, calls)
+        await act(Delete("no-such-job", "uid"), body, calls)
+
+    assert "deletionTimestamp" in served.cluster.of(JOBS).objects[name]["metadata"]
+
+
+async def test_replica_whose_renewal_is_not_answered_stops_before_another_one_begins(served: Served) -> None:
+    """The API server takes the renewal and says nothing: who waits for an answer no longer leads."""
+    cluster, terms = served.cluster, Terms(duration_s=6, renew_s=0.5)
+    is_leading = asyncio.Event()
+    clients = KubeClients(kubeconfig=str(served.kubeconfig))
+    leadership = Leadership(clients, "default", "me", is_leading=is_leading, now=now, terms=terms)
+    task = asyncio.create_task(leadership.run())
+    try:
+        async with asyncio.timeout(20):
+            await is_leading.wait()
+            cluster.silent.add(("PUT", "leases"))
+            # An answer would be waited for for 30 s.
+            while is_leading.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            cluster.silent.clear()
+            await is_leading.wait()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def test_benchmark_that_is_gone_takes_its_refusals_with_it(served: Served) -> None:

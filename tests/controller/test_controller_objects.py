@@ -1,6 +1,7 @@
 """What a run is made of, what it is planned to be, and its last words."""
 
 import base64
+import re
 
 import pytest
 import yaml
@@ -49,6 +50,29 @@ def test_whatever_is_made_belongs_to_the_benchmark_and_is_hardened(spec: Object)
             assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
             mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
             assert mounts == {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "8b", "a" * 32])
+def test_workers_have_names_that_can_be_hosts_whatever_the_benchmark_is_called(name: str) -> None:
+    """A Service is a DNS label that begins with a letter; an Indexed Job's Pods are hosts of its name."""
+    world = World(spec={**SPEC, "workers": 100})
+    body = world.body()
+    benchmark = parse_benchmark(body | {"metadata": body["metadata"] | {"name": name}})
+    made = list(list_objects(Run(benchmark, f"{benchmark.stem}-29881500", NOON), "image:1", "token"))
+    [service] = [each for each in made if each["kind"] == "Service"]
+    [workers] = [each for each in made if each.get("spec", {}).get("completionMode") == "Indexed"]
+    [leader] = [each for each in made if each["kind"] == "Job" and each is not workers]
+    command = leader["spec"]["template"]["spec"]["containers"][0]["command"]
+    hosts = [each.partition(":")[0] for each in command[command.index("--workers") + 1].split(",")]
+
+    label, at = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", service["metadata"]["name"]
+    assert re.fullmatch(label, at)
+    assert hosts == [f"{workers['metadata']['name']}-{i}.{at}" for i in range(100)]
+    assert all(re.fullmatch(label, host.partition(".")[0]) for host in hosts)
+    assert workers["spec"]["template"]["spec"]["subdomain"] == at
+    selector = service["spec"]["selector"].items()
+    assert selector <= workers["spec"]["template"]["metadata"]["labels"].items()
+    assert not selector <= leader["spec"]["template"]["metadata"]["labels"].items()
 
 
 def test_reports_outlive_the_benchmark_if_that_is_asked() -> None:

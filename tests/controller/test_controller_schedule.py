@@ -47,6 +47,21 @@ def test_history_has_a_limit_and_what_it_forgets_loses_its_job() -> None:
     assert sorted(job.run for job in world.jobs.values()) == sorted(runs[3:])
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_schedule_leaves_nothing_behind_with_each_run_but_the_jobs_that_are_remembered(workers: int) -> None:
+    """After many runs there is as much as after few: what belongs to no Job is of all runs."""
+    world = World(spec={**SPEC, "schedule": "* * * * *", "history-limit": 2, "workers": workers})
+    counts = []
+    for _ in range(8):
+        world.after(minutes=1)
+        world.settle()
+        world.end(brief(req_per_s=10))
+        world.settle()
+        counts.append(len(world.objects))
+
+    assert counts[3:] == 5 * counts[2:3]
+
+
 def test_run_that_got_worse_is_told_beside_its_verdict() -> None:
     world = World(spec={**SPEC, "schedule": "* * * * *"})
     for rate in (10.0, 10.1, 9.9, 8.0):

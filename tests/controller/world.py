@@ -87,8 +87,9 @@ class World:
                 self.status = status
             case Replace(made):
                 self.routers[made["metadata"]["name"]] = made
-            case Delete(name):
+            case Delete(name, uid):
                 job = self.jobs[name]
+                assert job.uid == uid
                 self.jobs[name] = replace(job, is_deleting=True)
             case Create(made):
                 self._create(made)
@@ -106,6 +107,7 @@ class World:
                 name=metadata["name"],
                 run=metadata["labels"][RUN_LABEL],
                 part=metadata["labels"][PART_LABEL],
+                uid=f"uid-{len(self.made)}",
                 started=self.now,
                 due=read_time(due) if due else None,
             )
