@@ -13,7 +13,7 @@ from typing import Any
 
 from extproc.controller.objects import LEADER, WORKERS, Object, Run, list_objects
 from extproc.controller.resource import Benchmark
-from extproc.controller.router import find_fault, settle_router
+from extproc.controller.router import find_fault, list_held, settle_router
 from extproc.controller.runs import end_runs, find_run, list_history
 from extproc.controller.state import Action, Create, Delete, Observed, Replace, WriteStatus
 from extproc.controller.status import build_status, refuse_status
@@ -39,9 +39,10 @@ def reconcile(
     status = build_status(benchmark, observed, asked, history, now)
     notice = observed.notices.get(asked.name) if asked is not None else None
     wanted = None if notice is None else notice.wanted
+    held = observed.held if asked is not None else list_held(benchmark, observed.router, observed.held)
     return [
         # A router belongs to a run before it begins, and to nobody else.
-        *(Replace(body) for body in settle_router(asked, observed.router, observed.held, wanted)),
+        *(Replace(body) for body in settle_router(asked, observed.router, held, wanted)),
         # A run first, then the status: a time that is noted as gone by is not gone back to.
         *(Create(body) for body in _begin(observed, asked, image, token)),
         # What the status says of a run that ended must not be lost with its Jobs.

@@ -81,6 +81,14 @@ def read_hold(config_map: Mapping[str, Any]) -> Hold | None:
     return hold if hold is not None and hold.config_map == _name(config_map) else None
 
 
+def list_held(benchmark: Benchmark, config_map: Object | None, held: Sequence[Object]) -> Sequence[Object]:
+    """What a Benchmark has, with the router of its spec, which is known even without a label."""
+    if config_map is None or any(_name(each) == _name(config_map) for each in held):
+        return held
+    hold = read_hold(config_map)
+    return held if hold is None or hold.benchmark != benchmark.name else [*held, config_map]
+
+
 def settle_router(
     run: Run | None, config_map: Object | None, held: Sequence[Object], wanted: Mapping[str, object] | None
 ) -> list[Object]:
@@ -94,6 +102,9 @@ def settle_router(
     hold = read_hold(config_map)
     if hold is None or (hold.uid, hold.run) != (run.benchmark.uid, run.name):
         return [*made, take(config_map, run)]
+    if all(_name(each) != _name(config_map) for each in held):
+        # Somebody took the label off, by which it is found when its Benchmark is gone.
+        return [*made, _hold(config_map, hold)]
     if wanted is None or wanted not in [arm.section for arm in run.benchmark.spec.ab.arms]:
         return made
     return [*made, *_switch(config_map, hold, wanted)]

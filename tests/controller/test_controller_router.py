@@ -175,6 +175,51 @@ def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
     assert text_of(world) == lay_strategy(edited, "llama", read_strategy(theirs, "llama"))
 
 
+@pytest.mark.parametrize("is_over", [False, True], ids=["during the run", "at its end"])
+def test_router_whose_label_somebody_took_off_is_given_back_all_the_same(is_over: bool) -> None:
+    """By its label it is found when its Benchmark is gone: during the run it is put back."""
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    if is_over:
+        world.end(brief())
+    del world.routers["extproc"]["metadata"]["labels"]
+    world.settle()
+    if not is_over:
+        assert world.routers["extproc"]["metadata"]["labels"] == {SWITCHED_LABEL: "b"}
+        assert strategy_of(world) == PREFIX_HASH
+        end(world)
+        world.settle()
+
+    assert world.routers["extproc"] == config_map()
+
+
+@pytest.mark.parametrize(
+    "theirs", ["", "pools: [", "pools: []", TEXT.replace("name: llama", "name: other-name")]
+)
+def test_router_that_somebody_makes_unusable_during_a_run_ends_it_and_stays_theirs(theirs: str) -> None:
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    world.routers["extproc"]["data"]["extproc.yaml"] = theirs
+    world.settle()
+
+    assert (world.status["phase"], world.jobs) == ("Refused", {})
+    assert text_of(world) == theirs
+    assert read_hold(world.routers["extproc"]) is None
+
+
+def test_router_whose_settings_somebody_deletes_during_a_run_ends_it() -> None:
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    del world.routers["extproc"]["data"]["extproc.yaml"]
+    world.settle()
+
+    assert (world.status["phase"], world.jobs) == ("Refused", {})
+    assert "no key extproc.yaml" in world.status["faults"][0]
+
+
 def test_copy_of_a_router_that_was_made_meanwhile_belongs_to_nobody() -> None:
     world = comparing()
     world.settle()
