@@ -16,7 +16,7 @@ from extproc.cluster.reason import describe
 from extproc.controller.acts import act, describe_action, tell_refusal
 from extproc.controller.calls import ApiRefusal, KubeCalls, opening
 from extproc.controller.objects import Object
-from extproc.controller.planning import plan_benchmark
+from extproc.controller.planning import plan_apart
 from extproc.controller.reconcile import reconcile, refuse
 from extproc.controller.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark
 from extproc.controller.router import SWITCHED_LABEL, give_back
@@ -156,10 +156,10 @@ class Desk:
         return reconcile(benchmark, observed, self._now(), image=self._options.image, token=token)
 
     async def _plan(self, benchmark: Benchmark) -> Planned:
-        """Plans once for each generation of a spec, in a thread: a large dataset takes its time."""
+        """Plans once for each generation of a spec."""
         generation, planned = self._plans.get(benchmark.uid, (None, Planned()))
         if generation != benchmark.generation:
-            planned = await asyncio.to_thread(plan_benchmark, benchmark)
+            planned = await asyncio.to_thread(plan_apart, benchmark)
             self._plans[benchmark.uid] = benchmark.generation, planned
         return planned
 

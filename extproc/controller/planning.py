@@ -1,6 +1,11 @@
 """The plan of a Benchmark, before anything is made for it: what `extproc bench plan` says, for its Pods."""
 
 import math
+import multiprocessing
+import resource
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
 
 from extproc.bench.datasets.shelf import zip_dataset
 from extproc.bench.experiments.plan import Host, plan
@@ -19,15 +24,47 @@ from extproc.errors import ExtprocError, SettingsError
 _LATENCY_S = 5.0
 _PORTS = 28_232
 _FILES = 1_048_576
-# A plan holds the whole dataset; nobody shall fill the operator's memory with one.
-_MOST_PROMPTS = 200_000
+# A plan holds the whole dataset: a few lines of a spec can ask for more than any operator has.
+_MOST_MEMORY: Final = 512 << 20
+_LONGEST_S: Final = 60.0
+
+
+def plan_apart(
+    benchmark: Benchmark, most_bytes: int = _MOST_MEMORY, longest_s: float = _LONGEST_S
+) -> Planned:
+    """Plans in a process of its own, which may take so much and so long; beyond that its Pod finds out."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_plan_into, args=(theirs, benchmark, most_bytes), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        planned: Planned = ours.recv() if ours.poll(longest_s) else Planned()
+    except EOFError:
+        planned = Planned()
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    return planned
+
+
+def _plan_into(told: Connection, benchmark: Benchmark, most_bytes: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * resource.getpagesize() + most_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        planned = plan_benchmark(benchmark)
+    except MemoryError:
+        planned = Planned()
+    told.send(planned)
 
 
 def plan_benchmark(benchmark: Benchmark) -> Planned:
     """Works out a run as far as that is possible here: nothing of a spec is read or run in the operator.
 
-    Never raises: whatever is wrong with a spec is a fault of the plan. Builds the dataset, so takes seconds
-    for a large one.
+    Whatever is wrong with a spec is a fault of the plan. Builds the dataset: takes seconds for a large one,
+    and raises `MemoryError` for one that is too large.
     """
     operation = benchmark.operation
     if operation.mode == "sweep":
@@ -37,8 +74,8 @@ def plan_benchmark(benchmark: Benchmark) -> Planned:
     try:
         spec = spread(benchmark.spec, operation.workers)
         workload = build_workload(spec, build_registry())
-    except (ExtprocError, MemoryError) as error:
-        return Planned(faults=(str(error) or type(error).__name__,))
+    except ExtprocError as error:
+        return Planned(faults=(str(error),))
     cores = max(1, math.floor(read_cpu(operation.pods.cpu))) * operation.workers
     host = Host(cores=cores, ports=_PORTS * operation.workers, files=_FILES)
     made = plan(spec, workload, host, latency_s=_LATENCY_S)
@@ -61,10 +98,8 @@ def _keep(spec: Spec, workload: Workload) -> Dataset | None:
 
 
 def needs_its_pod(spec: Spec) -> bool:
-    """Whether only a Pod of the run has what the plan would read: files, code, or a great many prompts."""
-    traffic = spec.traffic
-    wanted = traffic.total_prompts or (traffic.req_rate or 0.0) * (traffic.duration or 0.0)
-    return bool(traffic.dataset.path or spec.plugins or spec.target.tokenizer or wanted > _MOST_PROMPTS)
+    """Whether only a Pod of the run has what the plan would read: files, or code."""
+    return bool(spec.traffic.dataset.path or spec.plugins or spec.target.tokenizer)
 
 
 def read_cpu(text: str) -> float:

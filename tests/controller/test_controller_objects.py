@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from extproc.bench.report.brief import Brief, build_brief, decode_brief, encode_brief
 from extproc.bench.spec.tree import parse_spec
 from extproc.controller.objects import Dataset, Object, Run, list_objects
-from extproc.controller.planning import plan_benchmark, read_cpu
+from extproc.controller.planning import plan_apart, plan_benchmark, read_cpu
 from extproc.controller.resource import parse_benchmark
 from extproc.controller.state import Planned
 from tests.bench.test_bench_manifests import unknown_fields
@@ -188,11 +188,35 @@ def test_plan_of_many_workers_allows_more() -> None:
     [
         ({"vus": 1, "dataset": {"name": "share-gpt", "path": "/data/x.json"}}, {}),
         ({"vus": 1, "duration": 10}, {"plugins": ["/data/mine.py"]}),
-        ({"req-rate": 1000, "duration": 86400}, {}),
     ],
 )
 def test_operator_reads_and_runs_nothing_of_a_spec(shape: Object, spec: Object) -> None:
     assert plan_of(shape, **spec).faults == ()
+
+
+ENDLESS = {"name": "synthetic", "turns_min": 100_000_000}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "longest_s", "expected"),
+    [
+        (RANDOM, 60, True),
+        ({"name": "random", "input_tokens": 1_000_000_000}, 60, False),
+        ({"name": "random", "input_tokens": 10_000_000}, 60, False),
+        (ENDLESS, 0.01, False),
+    ],
+    ids=["small", "one prompt too large", "together too large", "too long"],
+)
+def test_plan_takes_no_more_memory_and_time_than_it_may(
+    dataset: Object, longest_s: float, expected: bool
+) -> None:
+    """A dataset that only a Pod can hold is no fault of the spec, and no end of the operator."""
+    shape = {"req-rate": 10, "total-prompts": 100, "dataset": dataset}
+    body = World(spec={"endpoint": "llm", "performance": {"traffic-shape": shape}}).body()
+    planned = plan_apart(parse_benchmark(body), longest_s=longest_s)
+
+    assert planned.faults == ()
+    assert (planned.dataset is not None) is expected
 
 
 def test_cpu_is_read_as_kubernetes_writes_it() -> None:
