@@ -43,6 +43,10 @@ class World:
         self._arm = arm.name
         self.log.append(f"prepare {arm.name}")
 
+    async def confirm(self, arm: Component) -> None:
+        assert self._arm == arm.name
+        self.log.append(f"confirm {arm.name}")
+
     async def run(self, seeded: Spec, title: str) -> RunResult:
         self.specs.append(seeded)
         self.log.append(title)
@@ -83,6 +87,16 @@ async def test_priming_uses_other_prompts_and_is_not_measured() -> None:
     assert priming.seed != measured.seed
     assert (priming.traffic.duration, priming.traffic.total_prompts) == (30.0, None)
     assert len(trials) == 2
+
+
+async def test_arm_is_confirmed_after_each_run_that_is_measured() -> None:
+    world = World()
+    await run_trials(comparing(repeats=1), world.run, world)
+
+    assert [line.partition(",")[0] for line in world.log] == [
+        *("prepare round_robin", "round_robin", "confirm round_robin"),
+        *("prepare prefix_hash", "prefix_hash(load_factor=2)", "confirm prefix_hash"),
+    ]
 
 
 async def test_summary_pairs_the_arms_by_repeat() -> None:

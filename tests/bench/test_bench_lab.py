@@ -16,6 +16,7 @@ from extproc.bench.experiments.run import Interrupted
 from extproc.bench.spec.experiments import Ab
 from extproc.bench.spec.section import Component
 from extproc.errors import SettingsError
+from extproc.telemetry import RELOADS
 
 SETTINGS = """\
 # a comment that stays
@@ -39,6 +40,7 @@ class Router:
         self.refuses = False
         self.polls_until_seen = 2
         self.refusals = 0
+        self.loads = 0
         self._seen = path.read_text()
         self.address = ""
 
@@ -48,12 +50,13 @@ class Router:
         self.polls_until_seen -= 1
         if self.polls_until_seen < 0:
             self.refusals += self.refuses
+            self.loads += not self.refuses
             self._seen = self._seen if self.refuses else self.path.read_text()
 
     async def config(self, _: web.Request) -> web.Response:
         return web.Response(text=self._seen)
 
-    async def pools(self, _: web.Request) -> web.Response:
+    async def pools(self, _: web.Request | None) -> web.Response:
         self._look()
         pools = yaml.safe_load(self._seen)["pools"]
         return web.json_response(
@@ -61,8 +64,9 @@ class Router:
         )
 
     async def metrics(self, _: web.Request) -> web.Response:
+        loaded = f'extproc_config_reloads_total{{result="{RELOADS[0]}"}} {self.loads}.0'
         refused = f'extproc_config_reloads_total{{result="refused"}} {self.refusals}.0'
-        return web.Response(text=f"# HELP extproc_config_reloads_total\n{refused}\n")
+        return web.Response(text=f"# HELP extproc_config_reloads_total\n{refused}\n{loaded}\n")
 
     async def flush(self, _: web.Request) -> web.Response:
         self.flushes += 1
@@ -118,6 +122,23 @@ async def test_lab_waits_until_the_router_has_read_the_new_strategy(
     assert two["strategy"] == {"name": "prefix_hash", "load_factor": 2.0}
     assert one["strategy"] == {"name": "random"}
     assert router.polls_until_seen == -1
+
+
+async def test_router_that_somebody_changed_during_a_run_ends_the_comparison_even_if_it_is_as_it_was(
+    http: aiohttp.ClientSession, router: Router
+) -> None:
+    lab = lab_of(http, router)
+    await lab.prepare(PREFIX_HASH)
+    await lab.confirm(PREFIX_HASH)
+    ours = router.path.read_text()
+    for text in (SETTINGS, ours):
+        router.path.write_text(text)
+        await router.pools(None)
+
+    with pytest.raises(LabError, match="while it was measured the settings of the router at"):
+        await lab.confirm(PREFIX_HASH)
+    await lab.prepare(PREFIX_HASH)
+    await lab.confirm(PREFIX_HASH)
 
 
 async def test_arm_that_is_in_force_already_is_not_waited_for(

@@ -143,6 +143,9 @@ class World:
     async def prepare(self, arm: Component) -> None:
         del arm
 
+    async def confirm(self, arm: Component) -> None:
+        del arm
+
     async def run(self, seeded: Spec, title: str) -> RunResult:
         if len(self.titles) == self._stop_before:
             raise Interrupted

@@ -26,6 +26,8 @@ _PRIME_SEED = 1_000_000
 class Prepares(Protocol):
     async def prepare(self, arm: Component) -> None: ...
 
+    async def confirm(self, arm: Component) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -94,6 +96,7 @@ async def run_trials(
                 keep(trial, result)
                 if result.info.interrupted_s is not None:
                     return trials
+                await lab.confirm(arm)
                 trials.append(trial)
     return trials
 

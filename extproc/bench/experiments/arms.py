@@ -124,6 +124,7 @@ class Lab:
         self._switch = switch
         self._ab = ab
         self._endpoints = tuple(endpoints)
+        self._replicas: Replicas | None = None
 
     async def prepare(self, arm: Component) -> None:
         """Puts `arm` in force, sees that it is, and empties every cache; raises `LabError`, `Interrupted`."""
@@ -133,11 +134,17 @@ class Lab:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise LabError(f"{arm.name}: {type(error).__name__} {error}") from error
 
+    async def confirm(self, arm: Component) -> None:
+        """Sees that nobody changed the router while `arm` was measured; raises `LabError`."""
+        change = None if self._replicas is None else await self._replicas.find_change()
+        if change is not None:
+            raise LabError(f"{arm.name}: while it was measured {change}")
+
     async def _put(self, arm: Component) -> None:
         if self._ab.admin is None:
             await self._switch.put(arm)
             return
-        replicas = Replicas(self._http, self._ab.admin, self._ab.pool)
+        self._replicas = replicas = Replicas(self._http, self._ab.admin, self._ab.pool)
         await replicas.look(arm)
         await self._switch.put(arm)
         until_s = time.monotonic() + self._ab.switch_timeout

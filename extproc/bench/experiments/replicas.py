@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import aiohttp
@@ -13,6 +14,7 @@ from extproc.bench.load.worker import split_location
 from extproc.bench.spec.section import Component
 
 _REFUSED: Final = 'extproc_config_reloads_total{result="refused"} '
+_LOADED: Final = 'extproc_config_reloads_total{result="applied"} '
 
 Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
 """Returns every address of a name, as `ip:port`."""
@@ -37,6 +39,7 @@ class Replicas:
         self._http, self._pool, self._resolve = http, pool, resolve
         self._targets = [split_location(each.strip()) for each in admin.split(",")]
         self._refusals: dict[str, float] = {}
+        self._loads: dict[str, float] = {}
 
     async def look(self, arm: Component) -> str | None:
         """Says what is missing until every replica has the strategy in force, `None` if nothing is.
@@ -52,15 +55,27 @@ class Replicas:
         told = await asyncio.gather(*(self._ask(at, arm) for at in dict.fromkeys(found)))
         return next((each for each in told if each is not None), None)
 
+    async def find_change(self) -> str | None:
+        """Says which replica has read other settings since it had the strategy in force; `None`: none has.
+
+        They may be what they were again. Of one that is gone nobody knows.
+        """
+        for at, before in self._loads.items():
+            with suppress(aiohttp.ClientError, TimeoutError):
+                if _count(await self._get(at, "metrics"), _LOADED) > before:
+                    return f"the settings of the router at {at} were changed"
+        return None
+
     async def _ask(self, at: str, arm: Component) -> str | None:
         try:
             pool = find_pool(yaml.safe_load(await self._get(at, "pools")), self._pool)
             settings = list_pools(yaml.safe_load(await self._get(at, "config")))
-            self._hear_refusals(at, await self._get(at, "metrics"), arm)
+            self._hear_refusals(at, metrics := await self._get(at, "metrics"), arm)
         except (aiohttp.ClientError, TimeoutError, yaml.YAMLError) as error:
             return f"{at} does not say what is in force: {type(error).__name__} {error}"
         section: Any = find_pool(settings, self._pool).get("strategy", {})
         if pool["strategy"] == arm.name and is_alike(section, arm.section):
+            self._loads[at] = _count(metrics, _LOADED)
             return None
         return f"{at} has another strategy in force: {section}"
 
@@ -70,8 +85,10 @@ class Replicas:
 
     def _hear_refusals(self, at: str, metrics: str, arm: Component) -> None:
         """How often a replica has refused a changed file, by its own metrics: once more, and it is ours."""
-        count = sum(
-            float(line.removeprefix(_REFUSED)) for line in metrics.splitlines() if line.startswith(_REFUSED)
-        )
+        count = _count(metrics, _REFUSED)
         if count > self._refusals.setdefault(at, count):
             raise LabError(f"the router at {at} refused {arm.name}: its log says why")
+
+
+def _count(metrics: str, name: str) -> float:
+    return sum(float(line.removeprefix(name)) for line in metrics.splitlines() if line.startswith(name))

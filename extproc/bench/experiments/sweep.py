@@ -185,6 +185,7 @@ async def run_tasks(
             result = await run(task.spec, task.title)
             if result.info.interrupted_s is not None:
                 return
+            await lab.confirm(task.arm)
             keep(task, result, report.build(result))
 
 
