@@ -33,6 +33,8 @@ def plan_apart(
     benchmark: Benchmark, most_bytes: int = _MOST_MEMORY, longest_s: float = _LONGEST_S
 ) -> Planned:
     """Plans in a process of its own, which may take so much and so long; beyond that its Pod finds out."""
+    if not _holds_dataset(benchmark):
+        return plan_benchmark(benchmark)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_plan_into, args=(theirs, benchmark, most_bytes), daemon=True)
@@ -69,7 +71,7 @@ def plan_benchmark(benchmark: Benchmark) -> Planned:
     operation = benchmark.operation
     if operation.mode == "sweep":
         return _plan_sweep(benchmark.spec)
-    if operation.mode not in {"run", "ab"} or needs_its_pod(benchmark.spec):
+    if not _holds_dataset(benchmark):
         return Planned()
     try:
         spec = spread(benchmark.spec, operation.workers)
@@ -80,6 +82,10 @@ def plan_benchmark(benchmark: Benchmark) -> Planned:
     host = Host(cores=cores, ports=_PORTS * operation.workers, files=_FILES)
     made = plan(spec, workload, host, latency_s=_LATENCY_S)
     return Planned(made.faults, made.remarks, _keep(spec, workload) if operation.mode == "run" else None)
+
+
+def _holds_dataset(benchmark: Benchmark) -> bool:
+    return benchmark.operation.mode in {"run", "ab"} and not needs_its_pod(benchmark.spec)
 
 
 def _plan_sweep(spec: Spec) -> Planned:

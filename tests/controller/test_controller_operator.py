@@ -264,7 +264,9 @@ async def test_api_servers_faults_are_lived_through(served: Served, null_server:
     cluster = served.cluster
     cluster.answer_next("list", refuses(500), kind=BENCHMARKS)
     expired = line("ERROR", status_object(410, "too old resource version"))
-    cluster.answer_next("watch", streams(expired), kind=BENCHMARKS)
+    half = line("ADDED", {"metadata": {"name": "half"}})[:20]
+    cluster.answer_next("watch", streams(expired), streams(half), kind=BENCHMARKS)
+    cluster.answer_next("watch", streams(half, then_cut=True), kind=JOBS)
     cluster.faults = {
         ("POST", "jobs"): [500, 429],
         ("POST", "configmaps"): [503],

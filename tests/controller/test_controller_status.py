@@ -83,6 +83,28 @@ def test_history_that_nobody_could_read_is_refused_by_the_api_server(entry: dict
     assert list_refusals(STATUS, {"history": [entry]}) != []
 
 
+def test_what_another_version_of_the_operator_wrote_is_written_over_once() -> None:
+    """A field that is not ours goes with the next status; it does not make every look a write."""
+    world = World()
+    world.settle()
+    world.status |= {"fromTheFuture": {"x": 1}}
+    world.settle()
+
+    assert "fromTheFuture" not in world.status
+    assert world.decide() == []
+
+
+def test_field_of_another_version_ends_the_run_and_is_named() -> None:
+    """The definition is newer than the operator: a field that it does not know may mean anything."""
+    world = World()
+    world.settle()
+    world.change(new_field=1)
+    world.settle()
+
+    assert (world.status["phase"], world.jobs) == ("Refused", {})
+    assert "new-field" in world.status["faults"][0]
+
+
 def test_time_without_a_zone_is_utc_and_one_with_is_turned_into_it() -> None:
     assert read_time("2026-11-22T12:00:00") == datetime(2026, 11, 22, 12, tzinfo=UTC)
     assert read_time("2026-11-22T12:00:00+02:00").hour == 10

@@ -153,6 +153,9 @@ class Lab:
             if time.monotonic() > until_s:
                 raise LabError(f"{arm.name}: after {self._ab.switch_timeout:g} s {missing}")
             await self._pause()
+        # Workers of a replica may count what they have read a moment after one of them has answered.
+        await self._pause()
+        await replicas.note_loads()
 
     async def _pause(self) -> None:
         if self._stop.is_set():

@@ -60,11 +60,16 @@ class Replicas:
 
         They may be what they were again. Of one that is gone nobody knows.
         """
-        for at, before in self._loads.items():
+        before = dict(self._loads)
+        await self.note_loads()
+        changed = [at for at, count in self._loads.items() if count > before[at]]
+        return f"the settings of the router at {changed[0]} were changed" if changed else None
+
+    async def note_loads(self) -> None:
+        """Notes how often each replica has read settings."""
+        for at in self._loads:
             with suppress(aiohttp.ClientError, TimeoutError):
-                if _count(await self._get(at, "metrics"), _LOADED) > before:
-                    return f"the settings of the router at {at} were changed"
-        return None
+                self._loads[at] = _count(await self._get(at, "metrics"), _LOADED)
 
     async def _ask(self, at: str, arm: Component) -> str | None:
         try:
