@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from extproc.controller.runs import find_due
+from extproc.controller.runs import find_due, find_next
 from tests.controller.world import NOON, SPEC, World, brief
 
 
@@ -72,6 +72,11 @@ def test_run_that_got_worse_is_told_beside_its_verdict() -> None:
         assert ("regressions" in world.status) == (rate == 8.0)
 
     assert "req/s 8.00, before 10.00" in world.status["regressions"][0]
+    world.after(minutes=1)
+    world.settle()
+    world.end(brief(is_good=False, title="invalid: client-limited", req_per_s=1))
+    world.settle()
+    assert "regressions" not in world.status
 
 
 def test_invalid_run_is_no_regression() -> None:
@@ -162,3 +167,7 @@ def test_schedule_knows_no_summer_time(day: str) -> None:
             world.settle()
 
     assert len(set(runs)) == len(runs) == 24
+    skipped = datetime.fromisoformat(f"{day}T02:30:00+00:00")
+    assert find_next("30 2 * * *", at) == skipped
+    assert find_due("30 2 * * *", at, skipped) == skipped
+    assert find_due("30 2 * * *", at, skipped - timedelta(minutes=1)) is None
