@@ -224,6 +224,7 @@ async def test_worker_that_is_killed_makes_the_run_invalid_with_its_share_missin
     assert lost.lost == "it hung up"
     assert lost.lost_s is not None
     assert 0 < lost.lost_s < 40
+    assert result.info.interrupted_s is not None
     assert not verdict.is_valid
     assert verdict.kinds[0] == MISSING
     assert f"worker {two.all[1].name} was lost" in verdict.reasons[0]
