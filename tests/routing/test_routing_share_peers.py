@@ -13,6 +13,7 @@ from extproc.routing.chain import Chain, chain_of
 from extproc.routing.endpoint import Endpoint
 from extproc.routing.holding import Taken
 from extproc.routing.pool import Pick, Pool
+from extproc.routing.share.kept import KEPT, KEPT_BLOCKS, Kept
 from extproc.routing.share.messages import (
     LETTER_BLOCKS,
     LETTER_NEWS,
@@ -27,7 +28,7 @@ from extproc.routing.share.messages import (
 )
 from extproc.routing.share.names import name_of
 from extproc.routing.share.outbox import Outbox
-from extproc.routing.share.peers import KEPT, MAX_PEERS, MAX_STRANGERS
+from extproc.routing.share.peers import MAX_PEERS, MAX_STRANGERS
 from extproc.routing.share.share import Share
 from extproc.routing.strategies.balanced import LeastLoad
 from extproc.routing.strategies.base import Ending, Neighbours, Reason
@@ -430,6 +431,21 @@ def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
     kept = [len(peer.picks) for peer in other.share.peers._peers.values()]
 
     assert kept == [0, KEPT]
+
+
+def test_of_long_prompts_fewer_are_kept() -> None:
+    kept = Kept()
+    long = [Picked(number, 7, 0, tuple(range(4_096))) for number in range(100)]
+    for pick in (*long, *long[-3:]):
+        kept.put(pick)
+    at_most = KEPT_BLOCKS // 4_096
+
+    assert len(kept) == at_most
+    assert kept.take(99 - at_most) is None
+    assert [kept.take(number) for number in range(100 - at_most, 100)] == long[-at_most:]
+    for number in range(KEPT + 5):
+        kept.put(Picked(number, 7, 0, (number,)))
+    assert len(kept) == KEPT
 
 
 def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:

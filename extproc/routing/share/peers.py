@@ -26,6 +26,7 @@ from typing import Final
 from extproc.routing.chain import Chain
 from extproc.routing.pool import Pool, Snapshot
 from extproc.routing.share.delay import Delay, limit_s
+from extproc.routing.share.kept import Kept
 from extproc.routing.share.ledger import Ledger
 from extproc.routing.share.messages import (
     MAX_ECHOES,
@@ -49,8 +50,6 @@ _LONGEST_GAP_S: Final = 1.0
 _SMOOTH: Final = 0.05
 # How long a rate of picks is averaged.
 _RATE_S: Final = 5.0
-# Open requests of a peer whose blocks are kept, to be touched at their ends.
-KEPT: Final = 2_048
 MAX_PEERS: Final = 256
 MAX_STRANGERS: Final = 64
 
@@ -64,7 +63,7 @@ class _Peer:
         self.ledger = Ledger()
         self.delay = Delay()
         self.is_counted = False
-        self.picks: OrderedDict[int, Picked] = OrderedDict()
+        self.picks = Kept()
         self.arrived_s = 0.0
         self.gap_s = _LONGEST_GAP_S  # between two of its letters, on average
         self.sent_us = 0  # of the last letter, by its clock
@@ -221,9 +220,7 @@ class Peers:
         name = self._names.get(news.endpoint)
         if not news.hashes or name is None:
             return
-        peer.picks[news.number] = news
-        if len(peer.picks) > KEPT:
-            peer.picks.popitem(last=False)
+        peer.picks.put(news)
         self._pool.strategy.hear_pick(name, news, news.missing if peer.is_counted else None)
 
     def _hear_end(self, peer: _Peer, news: Ended) -> None:
@@ -232,7 +229,7 @@ class Peers:
             return
         if step and peer.is_counted:
             self._add(news.endpoint, step)
-        pick = peer.picks.pop(news.pick, None)
+        pick = peer.picks.take(news.pick)
         name = self._names.get(pick.endpoint) if pick is not None else None
         if pick is not None and name is not None:
             self._pool.strategy.hear_end(name, pick)
