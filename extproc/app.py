@@ -122,6 +122,7 @@ class Application:
             reader=self.reader,
             tickets=self.pools.desks.tickets,
             tracer=self.tracer,
+            can_route=lambda: self.pools.can_route,
         )
         self.access_logs = AccessLogs(
             self.pools.desks.observe,

@@ -33,7 +33,7 @@ Buckets = list[tuple[str, float] | tuple[str, float, Exemplar]]
 
 # The label values that we know of; docs/metrics.md says what each means.
 RELOADS: Final = ("applied", "refused")
-STREAM_FAULTS: Final = ("protocol", "internal")
+STREAM_FAULTS: Final = ("protocol", "internal", "unready")
 LOG_FAULTS: Final = ("unreadable", "too_large")
 SPAN_RESULTS: Final = ("sent", "refused", "dropped")
 XDS_TYPES: Final = ("Cluster", "ClusterLoadAssignment")

@@ -88,6 +88,11 @@ class Pools:
         """Each pool's part in the sharing; empty where nobody shares."""
         return self._courier.shares() if self._courier is not None else {}
 
+    @property
+    def can_route(self) -> bool:
+        """Whether any pool has had a list of endpoints, or holds its requests until it has one."""
+        return any(keeper.synced.is_set() or keeper.pool.queue is not None for keeper in self)
+
     def known_faults(self) -> list[tuple[str, str]]:
         """The pools whose sources fail now, each with the word for why."""
         return [(keeper.pool.name, keeper.fault.why) for keeper in self if keeper.fault]

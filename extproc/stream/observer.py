@@ -34,5 +34,5 @@ class Observer(Protocol):
         ...
 
     def failed(self, why: str) -> None:
-        """A stream ended with a fault: `protocol` is the proxy's, `internal` is ours."""
+        """A stream ended with a fault: `protocol` is the proxy's, `internal` and `unready` are ours."""
         ...

@@ -53,7 +53,7 @@ class ExternalProcessor:
     for `unseen_s`, by the loop's clock or by `later`, which is called with a delay and what to do then.
     `reader` reads long bodies, which would keep the loop from others for milliseconds; `None` reads them on
     it. `tickets` find picks again by what an access log tells. `tracer` makes spans; without one no stream
-    looks for a trace.
+    looks for a trace. While it cannot route (`can_route`), streams end at once as unavailable.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class ExternalProcessor:
         reader: Executor | None = None,
         tickets: Tickets | None = None,
         tracer: Tracer | None = None,
+        can_route: Callable[[], bool] = lambda: True,
     ) -> None:
         self._picker = picker
         self.observer = observer
@@ -86,6 +87,7 @@ class ExternalProcessor:
         self._reader = reader
         self._tickets = tickets
         self.tracer = tracer
+        self._can_route = can_route
         self._read_headers = READ_HEADERS if tracer is None else READ_HEADERS | {TRACEPARENT, TRACESTATE}
         self._wanted: tuple[Picker | None, frozenset[str]] = (None, self._read_headers)
         self.streams_open = 0
@@ -121,9 +123,13 @@ class ExternalProcessor:
         self.streams_open += 1
         self._idle.clear()
         self.observer.opened()
+        return self._kind(call)(self, call, session, self._headers_of(picker))
+
+    def _kind(self, call: Call) -> "type[_Stream]":
+        if not self._can_route():
+            return _UnreadyStream
         tracer = self.tracer
-        kind = _Stream if tracer is None or tracer.sampling.rules_out(call.metadata) else _TracedStream
-        return kind(self, call, session, self._headers_of(picker))
+        return _Stream if tracer is None or tracer.sampling.rules_out(call.metadata) else _TracedStream
 
     def read(self, reading: Reading, then: Callable[[Found | BaseException], None]) -> None:
         """Finds apart from the loop what a session wants to know, and tells it on the loop."""
@@ -295,6 +301,21 @@ class _Stream:
     def _fail(self, why: str, status: Status, details: str) -> None:
         self._service.observer.failed(why)
         self._call.finish(status, details)
+
+
+class _UnreadyStream(_Stream):
+    """One that came before we know of any endpoint: a proxy that fails open knows some, and we fail at once.
+
+    A proxy that did not see the service restart sends requests before it has asked for its health.
+    """
+
+    __slots__ = ()
+
+    def on_message(self, message: bytes | bytearray) -> None:  # noqa: ARG002  # whatever it says
+        self._fail("unready", Status.UNAVAILABLE, "no list of endpoints yet")
+
+    def on_skipped(self, size: int) -> None:  # noqa: ARG002
+        self._fail("unready", Status.UNAVAILABLE, "no list of endpoints yet")
 
 
 class _TracedStream(_Stream):

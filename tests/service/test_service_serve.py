@@ -37,6 +37,29 @@ def service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Service]
         yield service
 
 
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+async def test_before_the_first_list_a_request_is_left_to_the_proxy(tmp_path: Path, transport: str) -> None:
+    """Not refused: a proxy that fails open knows endpoints. 1. No list yet. 2. It comes."""
+    port, admin_port = free_ports(2)
+    service = Service(tmp_path, port=port, admin_port=admin_port, transport=transport)
+    listed = tmp_path / "list.yaml"
+    service.configure([pool([], endpoints={"file": str(listed)})])
+    with service:
+        service.wait_until(lambda: "serving on" in service.log.read_text(), 60)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.stream_stream(PROCESS, None, None)(None)
+            await call.write(write(headers(end=True)))
+            with pytest.raises(grpc.aio.AioRpcError, match="no list of endpoints yet") as failure:
+                await call.read()
+            left = service.metric("extproc_stream_errors_total", why="unready")
+            listed.write_text("- {name: a, address: 127.0.0.1, port: 8001}\n")
+            service.wait_ready()
+            (await open_stream(service, channel)).cancel()
+
+    assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert left == 1
+
+
 async def open_stream(service: Service, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[bytes, bytes]:
     """A request in flight: decided at its headers, its answer not yet ended."""
     call = channel.stream_stream(PROCESS, None, None)(None)

@@ -21,7 +21,7 @@ ALLOWED: Final[Mapping[str, Sequence[str]]] = {
         r"the changed configuration is refused, the old one stays",
         r"pool vllm: \S+ (does not tell its metrics|tells its metrics again)",
         r"no connection to NATS",
-        r"worker \d+ ended \(signal 9\), its next begins in 0\.0 s",
+        r"worker \d+ ended \(signal 9\), its next begins in 0\.[05] s",
         r"NATS: ",
     ),
     "envoy": (
