@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Final
 
 from extproc.stream.names import PROCESS
-from extproc.wire.listener import Link, Listener
+from extproc.wire.link import Link
+from extproc.wire.listener import Listener
 from extproc.workers.spread import Held
 
 log = logging.getLogger("extproc.workers")
