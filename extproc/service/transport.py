@@ -12,6 +12,7 @@ import grpc.aio
 from extproc.budget import Budget
 from extproc.errors import SettingsError
 from extproc.settings import ServerSettings, TlsSettings
+from extproc.wire.accepting import bind
 from extproc.wire.calls import Routes
 from extproc.wire.certificates import Certificates, Files, Pems, SelfSigned
 from extproc.wire.grpcio import add_routes
@@ -103,12 +104,8 @@ class NativeTransport:
         self._listener = Listener(routes, limits=limits, budget=budget)
 
     async def bind(self) -> int:
-        refuse_live_socket(self._setting, self._listen)
         context = build_tls(self._tls) if self._tls else None
-        try:
-            return await self._listener.bind(self._listen, context)
-        except OSError as error:
-            raise cannot_listen(self._setting, self._listen) from error
+        return self._listener.listen(await bind_address(self._setting, self._listen), context)
 
     async def start(self) -> None:
         await self._listener.start()
@@ -145,13 +142,13 @@ class GrpcioTransport:
 
     async def bind(self) -> int:
         listen, tls = self._settings.listen, self._settings.tls
-        refuse_live_socket("server.listen", listen)
+        _refuse_live_socket("server.listen", listen)
         try:
             if tls is None:
                 return self._server.add_insecure_port(listen)
             return self._server.add_secure_port(listen, _credentials(_certificates(tls), tls))
         except (RuntimeError, OSError) as error:
-            raise cannot_listen("server.listen", listen) from error
+            raise _cannot_listen("server.listen", listen) from error
 
     async def start(self) -> None:
         await self._server.start()
@@ -194,11 +191,20 @@ def _credentials(certificates: Certificates, tls: TlsSettings) -> grpc.ServerCre
     )
 
 
-def cannot_listen(setting: str, listen: str) -> SettingsError:
+async def bind_address(setting: str, listen: str) -> list[socket.socket]:
+    """`setting` is what an operator calls it. Raises `SettingsError`."""
+    _refuse_live_socket(setting, listen)
+    try:
+        return await bind(listen)
+    except OSError as error:
+        raise _cannot_listen(setting, listen) from error
+
+
+def _cannot_listen(setting: str, listen: str) -> SettingsError:
     return SettingsError(f"{setting}: cannot listen on {listen}: is it in use?")
 
 
-def refuse_live_socket(setting: str, listen: str) -> None:
+def _refuse_live_socket(setting: str, listen: str) -> None:
     """A unix socket is unlinked before it is bound, even one that another process serves."""
     if not listen.startswith("unix:"):
         return

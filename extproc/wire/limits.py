@@ -27,7 +27,7 @@ class Limits(Struct, frozen=True):
     """SETTINGS, PING, PRIORITY, WINDOW_UPDATE, RST_STREAM, unknown frames and empty DATA (CVE-2019-9512
     to 9518). A busy grpc-go client pings once a round trip."""
     preface_s: float = 10.0
-    """From the connection to the client's preface and SETTINGS."""
+    """From the connection, through its TLS handshake, to the client's preface and SETTINGS."""
     stalled_s: float = 30.0
     """How long a stream may owe the rest of a message, or its first one, or a window for what we send."""
     idle_s: float = 20.0

@@ -7,7 +7,10 @@ next turn.
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, Protocol, cast
 
 from extproc.budget import Budget
@@ -47,14 +50,9 @@ class Host(Protocol):
     limits: Limits
     budget: Budget
     refusals: Refusals
-    is_draining: bool
     memory: memoryview
 
-    def add(self, link: "Link") -> None: ...
-
     def discard(self, link: "Link") -> None: ...
-
-    def has_room(self, newcomer: "Link") -> bool: ...
 
 
 class WireCall:
@@ -86,37 +84,34 @@ class WireCall:
 
 
 class Link(asyncio.BufferedProtocol):
-    """One socket and the connection on it."""
+    """One socket and the connection on it. There is no transport before the handshake has ended."""
 
-    def __init__(self, listener: Host) -> None:
+    def __init__(self, listener: Host, accepted: socket.socket) -> None:
         self._listener = listener
+        self._accepted = accepted
+        self._greeting: asyncio.Task[None] | None = None
+        self._is_greeted = False
         self._loop = asyncio.get_running_loop()
         self._is_at_work = False
         self._flushing: asyncio.Handle | None = None
         self._stuck_s: float | None = None  # since when the peer does not read
         self.asked: set[str] = set()  # the methods that were called
         self.is_leaving = False
-        self.connection = Connection(listener.limits, listener.budget, self._loop.time())
+        self.peer = _name(accepted)
+        self._began_s = self._loop.time()
+        self.connection = Connection(listener.limits, listener.budget, self._began_s)
 
     def __repr__(self) -> str:
         return f"<Link {self.peer} {self.connection!r}>"
-
-    @property
-    def peer(self) -> str:
-        name = self._transport.get_extra_info("peername")
-        return ":".join(map(str, name[:2])) if isinstance(name, tuple) else "a unix socket"
 
     # What asyncio says.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
-        listener = self._listener
-        listener.add(self)
-        if listener.is_draining or not listener.has_room(self):
-            self.refuse("too many connections")
-            return
-        self._write()
+        self._is_greeted = True
+        if self._greeting is not None and self._greeting.cancelling():
+            self._transport.abort()  # it had to go as its handshake ended
 
     def get_buffer(self, _: int) -> memoryview:
         return self._listener.memory
@@ -167,15 +162,25 @@ class Link(asyncio.BufferedProtocol):
 
     # What the listener says.
 
+    def greet(self, tls: ssl.SSLContext | None) -> None:
+        """Begins with the handshake, where there is one."""
+        self._greeting = asyncio.create_task(self._greet(tls))
+        self._greeting.add_done_callback(self._end_greeting)
+
     def refuse(self, reason: str) -> None:
         self._listener.refusals.log(self._loop.time(), self.peer, reason)
         self._listener.discard(self)
-        self._transport.abort()
+        self._cut()
 
     def tick(self, now_s: float) -> None:
-        if self._stuck_s is not None and now_s - self._stuck_s > self._listener.limits.answer_s:
+        limits = self._listener.limits
+        if not self._is_greeted:
+            if now_s - self._began_s > limits.preface_s:
+                self.refuse("no TLS handshake in time")
+            return
+        if self._stuck_s is not None and now_s - self._stuck_s > limits.answer_s:
             self._listener.refusals.log(now_s, self.peer, "it does not read what it asked for")
-            self._transport.abort()
+            self._cut()
             return
         self._is_at_work = True
         self.connection.tick(now_s)
@@ -184,13 +189,35 @@ class Link(asyncio.BufferedProtocol):
 
     def drain(self) -> None:
         self.is_leaving = True
+        if not self._is_greeted:
+            self._cut()
+            return
         self.connection.drain()
         self._work_off()
 
     def abort(self) -> None:
-        self.connection.abort()
-        self._work_off()
-        self._transport.abort()
+        if self._is_greeted:
+            self.connection.abort()
+            self._work_off()
+        self._cut()
+
+    async def _greet(self, tls: ssl.SSLContext | None) -> None:
+        with suppress(OSError):  # it is gone, or its handshake failed
+            await self._loop.connect_accepted_socket(lambda: self, self._accepted, ssl=tls)
+
+    def _end_greeting(self, _: asyncio.Task[None]) -> None:
+        if not self._is_greeted:
+            self._accepted.close()
+            self._listener.discard(self)
+
+    def _cut(self) -> None:
+        """Ends it at once, however far it is."""
+        if self._is_greeted:
+            self._transport.abort()
+        elif self._greeting is not None:
+            self._greeting.cancel()
+        else:
+            self._accepted.close()
 
     def flush_soon(self) -> None:
         """Writes what was said outside of a read, together with whatever else this turn brings."""
@@ -270,3 +297,11 @@ class Link(asyncio.BufferedProtocol):
 
     def _time_out(self, call: WireCall) -> None:
         call.finish(Status.DEADLINE_EXCEEDED, "the client's own limit")
+
+
+def _name(accepted: socket.socket) -> str:
+    try:
+        name = accepted.getpeername()
+    except OSError:
+        return "one that is gone"
+    return ":".join(map(str, name[:2])) if isinstance(name, tuple) else "a unix socket"

@@ -1,16 +1,15 @@
-"""The asyncio adaptor: an address to sockets, each a link. With that the only part of the wire with I/O."""
+"""The asyncio adaptor: accepted connections become links. I/O is here, in `accepting` and `link` alone."""
 
 import asyncio
 import socket
 import ssl
-from typing import Final
+from collections.abc import Sequence
 
 from extproc.budget import Budget
+from extproc.wire.accepting import Acceptor
 from extproc.wire.calls import Routes
 from extproc.wire.limits import Limits
 from extproc.wire.link import READ_BYTES, Link, Refusals
-
-_BACKLOG: Final = 1_024
 
 
 class Listener:
@@ -25,7 +24,8 @@ class Listener:
         self.is_draining = False
         # All links read into the same memory: what is read is worked off before the next read.
         self.memory = memoryview(bytearray(READ_BYTES))
-        self._server: asyncio.Server | None = None
+        self._acceptor = Acceptor((), self.take)
+        self._tls: ssl.SSLContext | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -33,36 +33,34 @@ class Listener:
     def __repr__(self) -> str:
         return f"<Listener connections={len(self.links)}>"
 
-    async def bind(self, listen: str, tls: ssl.SSLContext | None = None) -> int:
-        """Binds `host:port` or `unix:path`; returns the port, 0 for a socket. Raises `OSError`."""
-        loop = asyncio.get_running_loop()
-        if listen.startswith("unix:"):
-            path = listen.removeprefix("unix:")
-            self._server = await loop.create_unix_server(
-                lambda: Link(self), path, ssl=tls, backlog=_BACKLOG, start_serving=False
-            )
-            return 0
-        host, _, port = listen.rpartition(":")
-        self._server = await loop.create_server(
-            lambda: Link(self), host.strip("[]"), int(port), ssl=tls, backlog=_BACKLOG, start_serving=False
-        )
-        return int(self._server.sockets[0].getsockname()[1])
+    def listen(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> int:
+        """Serves who connects to these, once started, and who is handed to `take`.
 
-    async def take(self, link: Link, accepted: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Serves a connection that somebody else has accepted. Raises `OSError` where it is gone."""
-        loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(lambda: link, accepted, ssl=tls)
+        Returns the port, 0 where there is none.
+        """
+        self._acceptor = Acceptor(sockets, self.take)
+        self._tls = tls
+        ports = [each.getsockname()[1] for each in sockets if each.family != socket.AF_UNIX]
+        return ports[0] if ports else 0
+
+    def take(self, accepted: socket.socket) -> bool:
+        """Serves a connection that is accepted, from its handshake on; it counts from here."""
+        link = Link(self, accepted)
+        self.add(link)
+        if self.is_draining or not self.has_room(link):
+            link.refuse("too many connections")
+        else:
+            link.greet(self._tls)
+        return True
 
     async def start(self) -> None:
-        if self._server is not None:
-            await self._server.start_serving()
+        self._acceptor.offer()
         self._tick()
 
     def drain(self) -> None:
         """Takes no new connections and, once the peers know, no new calls."""
         self.is_draining = True
-        if self._server is not None:
-            self._server.close()
+        self._acceptor.close()
         for link in list(self.links):
             link.drain()
 
@@ -87,7 +85,8 @@ class Listener:
     def has_room(self, newcomer: Link) -> bool:
         """Whether one more may stay: the oldest peer that never asked for anything makes room for it.
 
-        Else a flood of silent connections would shut out a proxy, or a health check.
+        Else a flood of silent connections would shut out a proxy, or a health check. Handshakes that never
+        end are among them.
         """
         if len(self.links) <= self.limits.connections:
             return True

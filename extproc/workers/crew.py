@@ -122,6 +122,7 @@ class Workers:
         while (lane := choose(seats)) is not None:
             member = self._members[lane]
             if _send(member.handing, CONNECTION, accepted):
+                accepted.close()
                 member.seat.handed += 1
                 return True
             del seats[lane]  # it takes nothing now

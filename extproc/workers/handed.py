@@ -5,10 +5,10 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from extproc.stream.names import PROCESS
+from extproc.wire.accepting import AT_ONCE
 from extproc.wire.link import Link
 from extproc.wire.listener import Listener
 from extproc.workers.spread import Held
@@ -18,9 +18,6 @@ log = logging.getLogger("extproc.workers")
 CONNECTION: Final = b"c"
 SIBLING: Final = b"s"
 _PACKET_BYTES: Final = 16
-_AT_ONCE: Final = 16
-# However many connections there are: who asked for nothing makes room for who comes in.
-_LEAST_GREETED: Final = 16
 
 
 class HandedTransport:
@@ -35,18 +32,16 @@ class HandedTransport:
     ) -> None:
         self._listener = listener
         self._build_tls = tls
-        self._tls: ssl.SSLContext | None = None
         self._handed = handed
         self._on_link = on_link
         self._received = 0
-        self._greeting: dict[asyncio.Task[None], Link] = {}
 
     def __repr__(self) -> str:
         return f"<HandedTransport {self._listener!r}, {self._received} received>"
 
     async def bind(self) -> int:
         """Raises `SettingsError` for certificates that cannot be read."""
-        self._tls = self._build_tls()
+        self._listener.listen((), self._build_tls())
         self._handed.setblocking(False)
         return 0
 
@@ -59,8 +54,6 @@ class HandedTransport:
 
     async def stop(self) -> None:
         asyncio.get_running_loop().remove_reader(self._handed)
-        for task in self._greeting:
-            task.cancel()
         await self._listener.stop()
 
     def held(self) -> Held:
@@ -69,7 +62,6 @@ class HandedTransport:
         carrying = sum(PROCESS in link.asked for link in links)
         unknown = sum(not link.asked for link in links)
         others = len(links) - carrying - unknown
-        unknown += sum(link not in self._listener.links for link in self._greeting.values())
         return Held(self._received, carrying, unknown, others)
 
     def let_go(self) -> None:
@@ -79,7 +71,7 @@ class HandedTransport:
             min(carrying, key=_streams).drain()
 
     def _receive(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(AT_ONCE):
             try:
                 data, fds, *_ = socket.recv_fds(self._handed, _PACKET_BYTES, 1)
             except BlockingIOError:
@@ -96,23 +88,7 @@ class HandedTransport:
         if kind[:1] == SIBLING:
             self._on_link(kind[1], given)
             return
-        link = Link(self._listener)
-        task = asyncio.create_task(self._greet(link, given))
-        self._greeting[task] = link
-        task.add_done_callback(self._greeting.pop)
-        self._make_room()
-
-    def _make_room(self) -> None:
-        """Shows out who is longest about its handshake, of too many: they take descriptors, too."""
-        room = self._listener.limits.connections - len(self._listener.links)
-        greeting = [task for task in self._greeting if not task.cancelling()]
-        for task in greeting[: max(0, len(greeting) - max(room, _LEAST_GREETED))]:
-            task.cancel()
-
-    async def _greet(self, link: Link, accepted: socket.socket) -> None:
-        accepted.setblocking(False)
-        with suppress(OSError):  # it is gone, or its handshake failed
-            await self._listener.take(link, accepted, self._tls)
+        self._listener.take(given)
 
 
 def _streams(link: Link) -> int:

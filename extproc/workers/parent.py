@@ -24,10 +24,11 @@ from extproc.service.descriptors import raise_limit, share
 from extproc.service.door import Door, serve_admin
 from extproc.service.health import Health
 from extproc.service.outages import Outages
+from extproc.service.transport import bind_address
 from extproc.service.wiring import OwnSources, build_peers
 from extproc.settings import Settings, parse_settings, read_environment
 from extproc.telemetry import Metrics
-from extproc.workers.accepting import Acceptor, bind
+from extproc.wire.accepting import Acceptor
 from extproc.workers.crew import Workers, count_restarts
 from extproc.workers.feeds import PEERS_KEY, Feeds
 from extproc.workers.forkserver import ForkServer, start_fork_server
@@ -119,7 +120,7 @@ class Parent:
         server = self._settings.server
         async with AsyncExitStack() as stack:
             stack.callback(self._server.close)
-            self._acceptor = Acceptor(await bind("server.listen", server.listen), self._workers.hand)
+            self._acceptor = Acceptor(await bind_address("server.listen", server.listen), self._workers.hand)
             stack.callback(self._acceptor.close)
             await serve_health(self._health, server, stack)
             await stack.enter_async_context(self._serve_admin(server.admin))

@@ -16,6 +16,7 @@ import uvloop
 
 from extproc.budget import Budget
 from extproc.stream import ext_proc_pb2 as pb
+from extproc.wire.accepting import bind
 from extproc.wire.calls import Call
 from extproc.wire.limits import Limits
 from extproc.wire.listener import Listener
@@ -86,7 +87,7 @@ class Idle:
 async def serve_native(port: int, replies: list[bytes]) -> None:
     routes = {PATH: lambda call: Idle(call, replies)}
     listener = Listener(routes, limits=Limits(), budget=Budget(1 << 28))
-    await listener.bind(f"127.0.0.1:{port}")
+    listener.listen(await bind(f"127.0.0.1:{port}"))
     await listener.start()
     await asyncio.Event().wait()
 

@@ -103,3 +103,8 @@ class Process:
         """Returns the end of the log, under its name."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return f"--- {self.name}\n" + "\n".join(text.splitlines()[-lines:])
+
+
+def descriptors(pid: int) -> int:
+    """How many it has open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -25,6 +25,7 @@ from tests.integration.client import connect
 from tests.integration.fetch import answers
 from tests.integration.live import run_cluster, servers, sweep
 from tests.integration.ports import free_ports
+from tests.integration.process import descriptors
 from tests.integration.service import PROCESSOR, Service, pool
 from tests.integration.stack import eventually
 from tests.integration.test_integration_share import ENDPOINTS, SECRET, Proxy, hit_rate
@@ -320,10 +321,6 @@ async def test_one_watch_feeds_all_workers_and_their_xds(tmp_path: Path) -> None
 
 def share_counts(service: Crew) -> list[float]:
     return [service.workers.metric(lane, "extproc_share_peers", state="prompt") for lane in LANES]
-
-
-def descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def knock(service: Crew, count: int, stack: ExitStack) -> None:

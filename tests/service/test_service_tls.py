@@ -1,9 +1,10 @@
 """TLS and mTLS on the gRPC listener, with certificates that change while it runs."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -17,6 +18,16 @@ from extproc.errors import SettingsError
 from extproc.service.health import Health
 from extproc.service.transport import build_transport
 from extproc.settings import ServerSettings, TlsSettings
+from extproc.stream.names import PROCESS
+from tests.integration.fetch import answers
+from tests.integration.ports import free_ports
+from tests.integration.process import descriptors
+from tests.integration.service import Service, pool
+from tests.integration.stack import eventually
+from tests.stream.conversations import headers
+from tests.stream.wire import write
+
+LONG_S = 30.0
 
 
 class Files:
@@ -132,3 +143,45 @@ async def test_missing_certificates_are_an_error_that_names_the_file(files: File
     with pytest.raises(SettingsError, match=r"server\.tls: .*tls\.crt: No such file"):
         async with serving(files, transport):
             pass
+
+
+@asynccontextmanager
+async def proxy(port: int, shown: str) -> AsyncIterator[grpc.aio.Channel]:
+    """Connects as Envoy does, over a connection of its own."""
+    options = [("grpc.ssl_target_name_override", "extproc"), ("grpc.use_local_subchannel_pool", 1)]
+    credentials = grpc.ssl_channel_credentials(shown.encode())
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
+        yield channel
+
+
+async def route(channel: grpc.aio.Channel) -> None:
+    """One request, routed."""
+    call = channel.stream_stream(PROCESS, None, None)(None, timeout=LONG_S)
+    await call.write(write(headers(end=True)))
+    assert await call.read() is not grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
+    await call.done_writing()
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_handshakes_that_never_end_leave_descriptors_and_requests_alone(tmp_path: Path) -> None:
+    """1. A proxy has its connection, one with 400 descriptors. 2. 900 others connect and say nothing.
+
+    3. The admin port answers, the proxy's requests go on, and so do those of one that comes now.
+    """
+    port, admin_port = free_ports(2)
+    service = Service(tmp_path, port=port, admin_port=admin_port)
+    service.configure([pool(["127.0.0.1:8001"])], tls={"self_signed": True})
+    service.command[:0] = ["prlimit", "--nofile=400:400"]
+    with service, ExitStack() as flood:
+        service.wait_until(lambda: answers(f"{service.admin_url}/readyz"), LONG_S)
+        shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+        async with proxy(port, shown) as old:
+            await route(old)
+            for _ in range(900):
+                flood.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LONG_S))
+
+            assert eventually(lambda: answers(f"{service.admin_url}/readyz"), LONG_S)
+            await route(old)
+            async with proxy(port, shown) as new:
+                await route(new)
+            assert descriptors(service.pid) < 300

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 
 from extproc.budget import Budget
+from extproc.wire.accepting import bind
 from extproc.wire.calls import Call
 from extproc.wire.limits import Limits
 from extproc.wire.listener import Listener
@@ -80,7 +81,7 @@ async def serving(
     listen: str = "127.0.0.1:0",
 ) -> AsyncIterator[Served]:
     served = Served(limits or Limits(), budget or Budget(1 << 26))
-    served.port = await served.listener.bind(listen, tls)
+    served.port = served.listener.listen(await bind(listen), tls)
     await served.listener.start()
     try:
         yield served

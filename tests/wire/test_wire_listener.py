@@ -10,6 +10,7 @@ import pytest
 
 from extproc.budget import Budget
 from extproc.wire import frames
+from extproc.wire.certificates import Certificates, SelfSigned
 from extproc.wire.frames import Code, frame
 from extproc.wire.limits import Limits
 from tests.wire.serving import ECHO, FAIL, FEED, echo, serving
@@ -225,6 +226,41 @@ async def test_who_never_asked_makes_room_for_who_comes(caplog: pytest.LogCaptur
             writer.close()
 
     assert "it asked for nothing yet" in caplog.text
+
+
+async def test_a_silent_handshake_ends_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    tls = Certificates(SelfSigned()).context()
+    async with serving(Limits(preface_s=0.1, tick_s=0.05), tls=tls) as served:
+        assert await say(served.port, b"") == b""
+        assert not served.listener.links
+
+    assert "no TLS handshake in time" in caplog.text
+
+
+async def test_the_oldest_handshake_makes_room_for_who_comes() -> None:
+    """1. Three connections are allowed, five begin a handshake. 2. The first two are closed, and no other."""
+    tls = Certificates(SelfSigned()).context()
+    async with serving(Limits(connections=3), tls=tls) as served:
+        silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(5)]
+        for reader, _ in silent[:2]:
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+
+        assert len(served.listener.links) == 3
+        assert not any(reader.at_eof() for reader, _ in silent[2:])
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_who_drains_waits_for_no_handshake() -> None:
+    tls = Certificates(SelfSigned()).context()
+    async with serving(tls=tls) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        while not served.listener.links:  # noqa: ASYNC110  # a claim over the service
+            await asyncio.sleep(0.005)
+        served.listener.drain()
+
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
 
 
 async def test_a_peer_that_vanished_is_found_out_and_its_calls_are_ended() -> None:

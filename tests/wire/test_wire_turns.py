@@ -10,6 +10,7 @@ from hpack import Encoder
 
 from extproc.budget import Budget
 from extproc.wire import frames
+from extproc.wire.accepting import bind
 from extproc.wire.calls import Call
 from extproc.wire.frames import frame
 from extproc.wire.limits import Limits
@@ -70,7 +71,7 @@ async def count_before(kind: str) -> tuple[int, int]:
         return heard(call)
 
     listener = Listener({PATH: open_call}, limits=Limits(), budget=Budget(1 << 26))
-    port = await listener.bind("127.0.0.1:0")
+    port = listener.listen(await bind("127.0.0.1:0"))
     await listener.start()
     with socket.socket() as flooder, socket.socket() as other:
         for each in (flooder, other):

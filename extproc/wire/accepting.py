@@ -1,6 +1,7 @@
-"""The one address: bound and accepted on by the parent, while somebody is there to take connections."""
+"""An address: bound, and accepted on while somebody is there to take connections."""
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -8,17 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from extproc.service.transport import cannot_listen, refuse_live_socket
-
-log = logging.getLogger("extproc.workers")
+log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1_024
-_AT_ONCE: Final = 64
+# In one turn of the loop: who has to make room for others is closed in the next ones, and takes a descriptor
+# until then.
+AT_ONCE: Final = 4
 # Without a free descriptor there is nothing to do but wait for one.
 _AGAIN_S: Final = 0.2
 
 Hand = Callable[[socket.socket], bool]
-"""Gives a connection to a worker; whether one took it."""
+"""Gives a connection to somebody; whether it was taken, and is theirs to close."""
 
 
 class Acceptor:
@@ -35,11 +36,11 @@ class Acceptor:
         return f"<Acceptor of {len(self._sockets)} sockets, {'on' if self._is_accepting else 'off'}>"
 
     def offer(self) -> None:
-        """Says that workers may be there: what waits goes first, then what comes."""
+        """Says that somebody may be there: what waits goes first, then what comes."""
         while self._kept:
             if not self._hand(self._kept[0]):
                 return
-            self._kept.pop(0).close()
+            self._kept.pop(0)
         if not self._is_accepting:
             self._is_accepting = True
             for listening in self._sockets:
@@ -63,7 +64,7 @@ class Acceptor:
         self._kept.clear()
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(AT_ONCE):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, ConnectionError):
@@ -75,41 +76,45 @@ class Acceptor:
                 return
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._hand(accepted):
-                accepted.close()
-            else:
+            if not self._hand(accepted):
                 self._kept.append(accepted)
                 self.pause()
                 return
 
 
-async def bind(setting: str, listen: str) -> list[socket.socket]:
-    """Binds `host:port` or `unix:path`; `setting` is what an operator calls it. Raises `SettingsError`."""
-    refuse_live_socket(setting, listen)
+async def bind(listen: str) -> list[socket.socket]:
+    """Binds `host:port` or `unix:path`, and lets connections wait in the kernel's queue. Raises `OSError`."""
+    if listen.startswith("unix:"):
+        return [_bind_unix(listen.removeprefix("unix:"))]
+    host, _, port = listen.rpartition(":")
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
     bound: list[socket.socket] = []
     try:
-        if listen.startswith("unix:"):
-            bound.append(_bind_unix(listen.removeprefix("unix:")))
-            return bound
-        host, _, port = listen.rpartition(":")
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
         for family, *_, address in dict.fromkeys(found):
-            bound.append(_bind(family, address))
-    except OSError as error:
+            bound += _bind(family, address)
+    except OSError:
         for each in bound:
             each.close()
-        raise cannot_listen(setting, listen) from error
+        raise
+    if not bound:
+        raise OSError(errno.EAFNOSUPPORT, "no address family of this machine", listen)
     return bound
 
 
-def _bind(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.socket:
-    listening = socket.socket(family, socket.SOCK_STREAM)
+def _bind(family: socket.AddressFamily, address: tuple[object, ...]) -> list[socket.socket]:
+    """Nothing where the machine has no such family."""
+    try:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            return []
+        raise
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
         listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    return _listen(listening, address)
+    return [_listen(listening, address)]
 
 
 def _bind_unix(path: str) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The parent's address, while descriptors are scarce."""
+"""An address, while descriptors are scarce."""
 
 import asyncio
 import resource
@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from extproc.workers.accepting import Acceptor, bind
+from extproc.wire.accepting import Acceptor, bind
 from tests.integration.mesh import until
 
 
@@ -16,7 +16,7 @@ async def test_who_has_ended_while_no_descriptor_was_free_accepts_no_more(
     """1. A connection finds no descriptor: later, then. 2. It is over before that. 3. Nothing comes of it."""
     faults: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-    [listening] = await bind("server.listen", "127.0.0.1:0")
+    [listening] = await bind("127.0.0.1:0")
     acceptor = Acceptor([listening], lambda _: True)
     acceptor.offer()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
