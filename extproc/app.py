@@ -248,10 +248,10 @@ async def run(
         await stack.enter_async_context(_admin(app, admin, door))
         if app.courier is not None:
             await app.courier.carrier.open()
-            stack.push_async_callback(_end, _run(app.courier.run()))
+            stack.push_async_callback(_end, run_reported(app.courier.run()))
         app.start()
         for routine in (app.health.run, *routines):
-            stack.callback(_run(routine()).cancel)
+            stack.callback(run_reported(routine()).cancel)
         await transport.start()
         # What start-up made stays; a collection need not look at it again while requests wait.
         gc.freeze()
@@ -290,7 +290,8 @@ async def _drain(app: Application, transport: Transport, signals: asyncio.Queue[
     return 1 if cut else 0
 
 
-def _run(routine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+def run_reported(routine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    """Runs what should never end by itself."""
     task = asyncio.create_task(routine)
     task.add_done_callback(_report)
     return task

@@ -119,20 +119,23 @@ class ForkServer:
         self._children.clear()
 
 
-def start_fork_server(work: Work) -> socket.socket:
-    """Forks it; to be called before there is a loop or a thread. Returns the socket to ask it by."""
+def start_fork_server(work: Work, clean: Callable[[], None] = lambda: None) -> socket.socket:
+    """Forks it; to be called before there is a loop or a thread. Returns the socket to ask it by.
+
+    When the parent is gone, killed or not, it is the fork server that can still `clean` up.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gc.collect()
     gc.freeze()  # what a collection leaves alone stays shared
     if os.fork() == 0:
         ours.close()
-        _exit(lambda: _serve(theirs, work))
+        _exit(lambda: _serve(theirs, work, clean))
     theirs.close()
     ours.setblocking(False)
     return ours
 
 
-def _serve(requests: socket.socket, work: Work) -> int:
+def _serve(requests: socket.socket, work: Work, clean: Callable[[], None]) -> int:
     """The fork server's own life, until the parent is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent tells workers when to end
@@ -150,6 +153,7 @@ def _serve(requests: socket.socket, work: Work) -> int:
         if requests in ready:
             data, fds = _receive(requests)
             if not data:
+                clean()
                 return 0
             pid = _fork(partial(_begin, work, (requests, heard, told), *fds))
             if pid is not None:

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import secrets
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -16,7 +16,7 @@ from typing import Final
 
 import uvloop
 
-from extproc.app import Start, catch_signals, serve_health
+from extproc.app import Start, catch_signals, run_reported, serve_health
 from extproc.cluster.reason import describe
 from extproc.errors import SettingsError
 from extproc.service.configuration import changes, tell_what_waits, with_restart
@@ -49,9 +49,14 @@ def serve_workers(start: Start) -> int:
     To be called before there is a loop or a thread. Raises `SettingsError` where it cannot start.
     """
     _load(start.settings)
-    requests = start_fork_server(work)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(start, requests))
+    directory = _private_directory()
+    clean = partial(rmtree, directory, ignore_errors=True)
+    try:
+        requests = start_fork_server(work, clean)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(Parent(start, ForkServer(requests), directory).run())
+    finally:
+        clean()
 
 
 def _load(settings: Settings) -> None:
@@ -61,14 +66,6 @@ def _load(settings: Settings) -> None:
     if settings.share is not None and settings.share.nats is not None:
         with suppress(ImportError):  # an extra; who needs it says so
             import_module("extproc.share.nats")
-
-
-async def _serve(start: Start, requests: socket.socket) -> int:
-    directory = _private_directory()
-    try:
-        return await Parent(start, ForkServer(requests), directory).run()
-    finally:
-        rmtree(directory, ignore_errors=True)
 
 
 def _private_directory() -> Path:
@@ -127,7 +124,7 @@ class Parent:
             self._follow()
             stack.push_async_callback(self._feeds.stop)
             for routine in (self._health.run(), self._feeds.run(), self._watch_settings()):
-                stack.callback(asyncio.create_task(routine).cancel)
+                stack.callback(run_reported(routine).cancel)
             running = asyncio.create_task(self._workers.run())
             log.info("%d workers serve on %s, admin on %s", server.workers, server.listen, server.admin)
             return await self._until_end(running, signals)
@@ -172,7 +169,11 @@ class Parent:
             return
         async with aclosing(changes(self._path, self._content)) as contents:
             async for content in contents:
-                await self._reload(content, str(self._path))
+                try:
+                    await self._reload(content, str(self._path))
+                except Exception as error:  # noqa: BLE001  # the next change must be heard all the same
+                    self._metrics.reloaded("refused")
+                    log.error("the changed configuration cannot be applied: %s", describe(error))  # noqa: TRY400
 
     async def _reload(self, content: bytes, where: str) -> None:
         try:

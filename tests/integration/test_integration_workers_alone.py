@@ -183,11 +183,14 @@ async def test_a_worker_that_hangs_is_replaced(two: Crew) -> None:
 
 
 async def test_workers_end_with_their_parent(two: Crew) -> None:
-    pids = two.workers.pids
+    """Their sockets' directory goes, too, killed as it is."""
+    pids, directory = two.workers.pids, two.workers.directory
     assert {*LANES} == pids.keys()
+    assert all(map(Path.exists, [directory]))
     two.kill()
 
     assert await asyncio.to_thread(eventually, lambda: not any(map(is_alive, pids.values())), LONG_S)
+    assert await asyncio.to_thread(eventually, lambda: not directory.exists(), LONG_S)
 
 
 async def test_a_worker_that_cannot_start_ends_the_service_with_the_reason(tmp_path: Path) -> None:

@@ -56,10 +56,14 @@ class Workers:
         """Whether another process serves in its place."""
         return self.told()[lane] != pid
 
+    @property
+    def directory(self) -> Path:
+        """Where their admin ports are."""
+        return Path(_ADMIN.findall(self._said())[-1])
+
     def get(self, lane: int, path: str) -> str:
         """Asks one worker's own admin port; raises `OSError` where it is away."""
-        directory = Path(_ADMIN.findall(self._said())[-1])
-        connection = _UnixConnection(directory / f"worker-{lane}.admin")
+        connection = _UnixConnection(self.directory / f"worker-{lane}.admin")
         try:
             connection.request("GET", path)
             return connection.getresponse().read().decode()
