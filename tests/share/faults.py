@@ -84,9 +84,9 @@ class Carriage:
         try:
             yield
         finally:
-            if mad is not None:
+            while mad is not None and not mad.done():
                 mad.cancel()
-                await asyncio.wait([mad])
+                await asyncio.wait([mad], timeout=0.5)  # the NATS client may take a cancellation for its own
             self.heal()
 
 
