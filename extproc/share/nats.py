@@ -61,7 +61,7 @@ class Nats:
         """Nothing of this machine is needed; that a server is there is not waited for."""
 
     async def run(self, receiver: Receiver) -> None:
-        while True:
+        while not _is_cancelled():
             try:
                 await self._serve(receiver)
             except Exception as error:  # noqa: BLE001  # the library's own, and those of what it is made of
@@ -74,15 +74,15 @@ class Nats:
         """Connects, and publishes until the library gives up."""
         closed = asyncio.Event()
         await self._connect(receiver, closed)
+        if _is_cancelled():
+            return
         async with asyncio.TaskGroup() as tasks:
             publishing = tasks.create_task(self._publish_all())
             await closed.wait()
             publishing.cancel()
 
     async def _publish_all(self) -> None:
-        task = asyncio.current_task()
-        # The library may swallow that we are cancelled.
-        while task is not None and not task.cancelling():
+        while not _is_cancelled():
             if self._queue:
                 await self._publish()
             else:
@@ -157,3 +157,9 @@ class Nats:
             await self._client.publish(self._subject, data)
         except (Error, OSError) as error:
             log.warning("a letter is not sent: %s", type(error).__name__)
+
+
+def _is_cancelled() -> bool:
+    """To be asked behind each call of the library, which may swallow that we are cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

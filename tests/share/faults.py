@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from tests.integration.ports import free_ports
 from tests.integration.test_integration_share import LONG_S, Sharing, build, share_settings, started
 from tests.share.broker import Broker
-from tests.share.gateways import lies
+from tests.share.gateways import end, lies
 from tests.share.relay import Relay, mesh_frames, nats_frames
 
 GATEWAYS = 4
@@ -84,9 +84,8 @@ class Carriage:
         try:
             yield
         finally:
-            while mad is not None and not mad.done():
-                mad.cancel()
-                await asyncio.wait([mad], timeout=0.5)  # the NATS client may take a cancellation for its own
+            if mad is not None:
+                await end(mad)
             self.heal()
 
 

@@ -68,6 +68,13 @@ class Gateway:
             await asyncio.wait([task])
 
 
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancels a task of a NATS client, which may take a cancellation for its own, until it ends."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.5)
+
+
 def lies(me: int | None = None) -> Iterator[bytes]:
     """Letters of a mad peer that has the secret: of what never was, without an end. `me`, it answers."""
     seal, number = Seal("llm", SECRET, 666), 1

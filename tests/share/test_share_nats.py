@@ -16,7 +16,7 @@ from extproc.share.nats import Nats, NatsAccess
 from tests.integration.mesh import until
 from tests.integration.ports import free_ports
 from tests.share.broker import PASSWORD, Broker
-from tests.share.gateways import Build, Gateway, lies
+from tests.share.gateways import Build, Gateway, end, lies
 from tests.share.nats_accounts import Operator
 
 LONG_S = 40.0
@@ -171,8 +171,7 @@ async def test_a_flood_over_the_server_ends_with_its_sender(broker: Broker, thre
         task = asyncio.create_task(_rave(broker, one))
         await until(lambda: one.counts["flood"] > 100, LONG_S)
         pick = one.pick()
-        task.cancel()
-        await asyncio.wait([task], timeout=LONG_S)
+        await end(task)
         await until(lambda: other.pool.book.total == 1, LONG_S)
         pick.release()
         await until(lambda: other.pool.book.total == 0, LONG_S)
