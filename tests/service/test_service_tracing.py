@@ -101,12 +101,16 @@ import asyncio, logging, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from extproc.app import Application, Start
 from extproc.settings import parse_settings
-async def build():
+async def open_one():
     text = 'pools: [{name: llama, endpoints: {static: ["10.0.0.1:80"]}}]'
-    return Application(Start(parse_settings(text, {})))
-app = asyncio.run(build())
-stream = app.processor.open(type("Call", (), {"metadata": {}, "peer": ""})())
-print(app.tracer, type(stream).__name__)
+    app = Application(Start(parse_settings(text, {})))
+    app.pools.apply(app.configuration.settings.pools)
+    for keeper in app.pools:
+        await keeper.synced.wait()
+    stream = app.processor.open(type("Call", (), {"metadata": {}, "peer": ""})())
+    print(app.tracer, type(stream).__name__)
+    await app.pools.stop()
+asyncio.run(open_one())
 print([name for name in sys.modules if name.partition(".")[0] == "opentelemetry"])
 """
 
