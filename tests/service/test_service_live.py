@@ -135,6 +135,7 @@ async def test_stopping_does_not_wait_for_viewers(tmp_path: Path) -> None:
         async with looking(tmp_path) as live:
             answer = await live.session.get("/live")
             await next_picture(events(answer))
+        answer.close()
 
 
 async def test_a_configuration_that_is_refused_is_told_and_the_one_in_force_is_shown(tmp_path: Path) -> None:
