@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,6 +30,7 @@ _PENDING_LETTERS: Final = 1_024
 _PENDING_BYTES: Final = 64 * MAX_BYTES
 _AGAIN_S: Final = 1
 _CLOSE_S: Final = 1.0
+_CANCEL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,7 @@ class Nats:
     async def _serve(self, receiver: Receiver) -> None:
         """Connects, and publishes until the library gives up."""
         closed = asyncio.Event()
-        await self._connect(receiver, closed)
-        if _is_cancelled():
-            return
+        await _until_done(self._connect(receiver, closed))
         async with asyncio.TaskGroup() as tasks:
             publishing = tasks.create_task(self._publish_all())
             await closed.wait()
@@ -157,6 +156,21 @@ class Nats:
             await self._client.publish(self._subject, data)
         except (Error, OSError) as error:
             log.warning("a letter is not sent: %s", type(error).__name__)
+
+
+async def _until_done(routine: Coroutine[None, None, None]) -> None:
+    """Awaits a routine that may swallow that it is cancelled: then it is cancelled until it ends.
+
+    A client whose password is refused swallows it, and goes on asking.
+    """
+    task = asyncio.create_task(routine)
+    try:
+        await asyncio.wait([task])
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=_CANCEL_S)
+    task.result()
 
 
 def _is_cancelled() -> bool:
