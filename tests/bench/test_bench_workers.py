@@ -215,7 +215,9 @@ async def test_worker_that_is_killed_makes_the_run_invalid_with_its_share_missin
             spec = build_spec(two.server, port, {"req-rate": 50, "duration": 40})
             task = asyncio.create_task(run(spec, progress=Silence(), crew=two.crew(0, 1), journal=journal))
             async with asyncio.timeout(100):
-                await asked.first.wait()
+                begun = asyncio.create_task(asked.first.wait())
+                await asyncio.wait([begun, task], return_when=asyncio.FIRST_COMPLETED)
+                assert begun.done(), await task  # says why it did not begin
                 two.all[1].kill()
                 result = await task
 
