@@ -1,7 +1,5 @@
 """The order among the queues of several workers: who goes in next, and that no more do than may."""
 
-from collections.abc import Iterable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +10,7 @@ from extproc.routing.pool import Gate, Pool
 from extproc.routing.queue import Lane
 from extproc.routing.strategies.balanced import LeastLoad
 from tests.routing.queues import Town, Worker, served
+from tests.routing.test_routing_prefix_cache import Shut
 from tests.routing.test_routing_queue import OUTSIDE
 
 # Whose turn it is.
@@ -200,29 +199,6 @@ def test_a_word_that_comes_after_a_later_one_is_left_alone() -> None:
 # What a pool tells.
 
 
-class Closing:
-    """A gate that leaves out `names`."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-
-    def closed(self) -> frozenset[str]:
-        return self._names
-
-    def set_members(self, names: Iterable[str]) -> None: ...
-
-    def picked(self, name: str) -> None: ...
-
-    def shut(self) -> dict[str, str]:
-        return {}
-
-    def has_trial(self) -> bool:
-        return False
-
-    def wants_response(self, name: str) -> bool:
-        return bool(self._names & {name})
-
-
 def build_pool(worker: Worker, limit: int | None = 2, gate: Gate | None = None) -> Pool:
     """Three endpoints; the first two have an adapter, all have another one."""
     pool = Pool("llama", LeastLoad(OUTSIDE), max_in_flight=limit, gate=gate)
@@ -242,7 +218,7 @@ def test_a_pools_room_is_that_of_endpoints_that_may_be_picked() -> None:
         pool.book.hear(name, elsewhere)
         pool.book.take(name)
     assert pool.room() == Room(limit=6, ceiling=6, total=7, ours=2)
-    pool.gate = Closing(frozenset({"e2"}))
+    pool.gate = Shut(frozenset({"e2"}))
     assert pool.room() == Room(limit=4, ceiling=4, total=2, ours=1)
     pool.admission.priorities = {"premium": 10}
     assert pool.room() == Room(limit=4, ceiling=5, total=2, ours=1)
