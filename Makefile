@@ -45,7 +45,7 @@ types: $(READY)
 
 .PHONY: layers
 layers: $(READY)
-	$(BIN)/lint-imports
+	@for contracts in extproc/contracts.toml extproc/*/contracts.toml; do $(BIN)/lint-imports --config $$contracts || exit 1; done
 
 .PHONY: unit
 unit: $(READY)
@@ -55,18 +55,18 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iprotos
 
 .PHONY: protos
 protos: $(READY)  ## Compile protos/ into the package
-	$(PROTOC) --python_out=extproc/stream --pyi_out=extproc/stream protos/ext_proc.proto
-	$(PROTOC) --python_out=extproc/feedback --pyi_out=extproc/feedback protos/access_log.proto
+	$(PROTOC) --python_out=extproc/router/stream --pyi_out=extproc/router/stream protos/ext_proc.proto
+	$(PROTOC) --python_out=extproc/router/feedback --pyi_out=extproc/router/feedback protos/access_log.proto
 	$(PROTOC) --python_out=extproc/bench/processors --pyi_out=extproc/bench/processors protos/jetstream.proto protos/kserve.proto
 
 .PHONY: protos-check
 protos-check: $(READY)
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT \
 	&& $(PROTOC) --python_out=$$out --pyi_out=$$out protos/ext_proc.proto protos/access_log.proto protos/jetstream.proto protos/kserve.proto \
-	&& diff $$out/ext_proc_pb2.py extproc/stream/ext_proc_pb2.py \
-	&& diff $$out/ext_proc_pb2.pyi extproc/stream/ext_proc_pb2.pyi \
-	&& diff $$out/access_log_pb2.py extproc/feedback/access_log_pb2.py \
-	&& diff $$out/access_log_pb2.pyi extproc/feedback/access_log_pb2.pyi \
+	&& diff $$out/ext_proc_pb2.py extproc/router/stream/ext_proc_pb2.py \
+	&& diff $$out/ext_proc_pb2.pyi extproc/router/stream/ext_proc_pb2.pyi \
+	&& diff $$out/access_log_pb2.py extproc/router/feedback/access_log_pb2.py \
+	&& diff $$out/access_log_pb2.pyi extproc/router/feedback/access_log_pb2.pyi \
 	&& diff $$out/jetstream_pb2.py extproc/bench/processors/jetstream_pb2.py \
 	&& diff $$out/jetstream_pb2.pyi extproc/bench/processors/jetstream_pb2.pyi \
 	&& diff $$out/kserve_pb2.py extproc/bench/processors/kserve_pb2.py \
@@ -115,32 +115,32 @@ bench-gateways: $(READY)  ## One gateway, two that share their picks, two that d
 
 .PHONY: test-vllm
 test-vllm: $(READY)  ## Compare the simulated vLLM, and what prefix_cache foresees and our bench serve, with a real one; sets that up in .vllm/ (about 4 GB)
-	$(BIN)/python tests/vllm/real/install.py .vllm
-	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/vllm/test_real_vllm.py tests/vllm/test_real_answers.py tests/vllm/test_real_prefix_cache.py tests/bench/test_bench_real_vllm.py
+	$(BIN)/python tests/simulator/real/install.py .vllm
+	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/simulator/test_real_vllm.py tests/simulator/test_real_answers.py tests/simulator/test_real_prefix_cache.py tests/bench/test_bench_real_vllm.py
 
 .PHONY: test-envoys
 test-envoys: $(READY)  ## Run on every supported Envoy what versions might do differently
-	$(BIN)/python tests/integration/envoys.py $(ENVOYS)
+	$(BIN)/python tests/stack/envoys.py $(ENVOYS)
 
 .PHONY: test-compose
 test-compose: $(READY)  ## Build the image, run the composed stack once; needs Docker (COMPOSE_ARGS=--stand-ins without a registry)
-	$(BIN)/python tests/compose/run.py $(COMPOSE_ARGS)
+	$(BIN)/python tests/slow/compose/run.py $(COMPOSE_ARGS)
 
 .PHONY: fuzz
 fuzz: $(READY)  ## Fuzz the parsers, the session and HTTP/2 for FUZZ_SECONDS
 	$(BIN)/python -m pip install --quiet --group fuzz
-	$(BIN)/python -m tests.fuzz.fuzz --seconds $(or $(FUZZ_SECONDS),120)
+	$(BIN)/python -m tests.slow.fuzz.fuzz --seconds $(or $(FUZZ_SECONDS),120)
 
 .PHONY: fuzz-http2
 fuzz-http2: $(READY)  ## Hold our HTTP/2 against h2 for FUZZ_RUNS seeded conversations; then plant faults for it to find
-	$(BIN)/python -m tests.fuzz.seeds --target http2 --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
-	$(BIN)/python -m tests.fuzz.seeds --target blocks --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
-	$(BIN)/python -m tests.fuzz.seeds --target honest --runs 10000 --seed $(or $(FUZZ_SEED),0)
-	$(BIN)/python -m tests.fuzz.planted
+	$(BIN)/python -m tests.slow.fuzz.seeds --target http2 --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
+	$(BIN)/python -m tests.slow.fuzz.seeds --target blocks --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
+	$(BIN)/python -m tests.slow.fuzz.seeds --target honest --runs 10000 --seed $(or $(FUZZ_SEED),0)
+	$(BIN)/python -m tests.slow.fuzz.planted
 
 .PHONY: soak
 soak: $(READY)  ## Two gateways with two workers each that share their picks under load and faults for MINUTES; does all add up, is memory flat?
-	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1) --carrier $(or $(CARRIER),nats)
+	$(BIN)/python -m tests.slow.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1) --carrier $(or $(CARRIER),nats)
 
 .PHONY: clean
 clean:

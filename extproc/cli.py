@@ -14,7 +14,7 @@ import click
 
 from extproc import __version__
 from extproc.errors import ExtprocError
-from extproc.flags import Flags, given_without_effect, picker_flags
+from extproc.router.settings.flags import Flags, given_without_effect, picker_flags
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 # Command groups of other rooms: each module has a group of that name.
 _ROOMS: Final = {
-    "simulate": "extproc.vllm.commands",
+    "simulate": "extproc.simulator.commands",
     "bench": "extproc.bench.commands",
-    "operate": "extproc.controller.commands",
+    "operate": "extproc.operator.commands",
 }
 
 ADMIN_URL: Final = "http://127.0.0.1:9090"
@@ -71,10 +71,10 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     """
     import uvloop  # noqa: PLC0415
 
-    from extproc.app import Start  # noqa: PLC0415
-    from extproc.app import serve as run  # noqa: PLC0415
-    from extproc.settings import parse_settings, read_environment  # noqa: PLC0415
-    from extproc.telemetry import configure_logging  # noqa: PLC0415
+    from extproc.router.app import Start  # noqa: PLC0415
+    from extproc.router.app import serve as run  # noqa: PLC0415
+    from extproc.router.settings.tree import parse_settings, read_environment  # noqa: PLC0415
+    from extproc.router.telemetry import configure_logging  # noqa: PLC0415
 
     if (config is None) == (flags["pool_name"] is None):
         raise click.UsageError("give either --config or --pool-name")
@@ -88,7 +88,7 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     if ignored:
         log.info("flags that have no effect here: %s", ", ".join(ignored))
     if start.settings.server.workers > 1:
-        from extproc.workers.parent import serve_workers  # noqa: PLC0415
+        from extproc.router.workers.parent import serve_workers  # noqa: PLC0415
 
         sys.exit(serve_workers(start))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -99,7 +99,7 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
 @click.argument("file", type=_FILE)
 def check(file: Path) -> None:
     """Check a configuration FILE: exit 0 if it can be used, 2 with every fault and where it is."""
-    from extproc.settings import load_settings, read_environment  # noqa: PLC0415
+    from extproc.router.settings.tree import load_settings, read_environment  # noqa: PLC0415
 
     settings = load_settings(file, read_environment())
     click.echo(f"{file}: ok, {len(settings.pools)} pool(s)")
@@ -108,7 +108,7 @@ def check(file: Path) -> None:
 @cli.command()
 def schema() -> None:
     """Print the JSON schema of the configuration, for editors."""
-    from extproc.settings import Settings  # noqa: PLC0415
+    from extproc.router.settings.tree import Settings  # noqa: PLC0415
 
     click.echo(json.dumps(Settings.model_json_schema(), indent=2))
 
@@ -127,14 +127,14 @@ def explain(
 ) -> None:
     """Say which endpoint the request body on standard input would get, and why."""
     if is_watching:
-        from extproc.service.live.terminal import follow  # noqa: PLC0415
+        from extproc.router.service.live.terminal import follow  # noqa: PLC0415
 
         _look(lambda console: follow(url, console))
         return
     if config is None:
         raise click.UsageError("give either --config or --watch")
-    from extproc.service.offline import explain_once  # noqa: PLC0415
-    from extproc.settings import load_settings, read_environment  # noqa: PLC0415
+    from extproc.router.service.offline import explain_once  # noqa: PLC0415
+    from extproc.router.settings.tree import load_settings, read_environment  # noqa: PLC0415
 
     settings = load_settings(config, read_environment())
     body = sys.stdin.buffer.read()
@@ -149,7 +149,7 @@ def explain(
 @click.option("--count", type=click.IntRange(1), help="End after so many pictures, one a second.")
 def top(url: str, count: int | None) -> None:
     """Show a running service live: its pools and endpoints, and the last decisions. URL is its admin port."""
-    from extproc.service.live.terminal import top as show  # noqa: PLC0415
+    from extproc.router.service.live.terminal import top as show  # noqa: PLC0415
 
     _look(lambda console: show(url, console, count=count))
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.integration.gateway import Gateway, edited, load, set_addresses
-from tests.integration.ports import free_ports
-from tests.integration.service import Service, pool
-from tests.integration.simulators import Simulators
+from tests.stack.gateway import Gateway, edited, load, set_addresses
+from tests.stack.ports import free_ports
+from tests.stack.service import Service, pool
+from tests.stack.simulators import Simulators
 
 MODEL = "llama"
 _SHIPPED_PORTS = (8080, 9901, 9002, 9090)

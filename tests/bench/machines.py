@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from extproc.bench.load.crew import Crew
-from tests.integration.ports import free_ports
+from tests.stack.ports import free_ports
 
 TOKEN = "a-token-of-the-tests"
 _PORT = 9200

@@ -188,7 +188,7 @@ async def test_table_has_every_figure_and_the_changes() -> None:
 
 
 async def test_csv_begins_with_the_published_columns() -> None:
-    published = files("extproc.vllm.fleet").joinpath("kubeai-8xl4.csv").read_text().splitlines()[0]
+    published = files("extproc.simulator.fleet").joinpath("kubeai-8xl4.csv").read_text().splitlines()[0]
     text = ab_csv(await compared(World(), comparing()))
     rows = list(csv.DictReader(io.StringIO(text)))
 

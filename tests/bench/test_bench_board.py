@@ -7,7 +7,7 @@ from extproc.bench.board import Board, Notice, decode_notice
 from extproc.bench.pace import Goal, Pace
 from extproc.bench.progress import Standing
 from extproc.errors import SettingsError
-from tests.integration.ports import free_ports
+from tests.stack.ports import free_ports
 
 
 def standing(finished: int, at_s: float = 10.0, ttft_s: tuple[float, ...] = (), failed: int = 0) -> Standing:

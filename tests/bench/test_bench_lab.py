@@ -16,7 +16,7 @@ from extproc.bench.experiments.run import Interrupted
 from extproc.bench.spec.experiments import Ab
 from extproc.bench.spec.section import Component
 from extproc.errors import SettingsError
-from extproc.telemetry import RELOADS
+from extproc.router.telemetry import RELOADS
 
 SETTINGS = """\
 # a comment that stays

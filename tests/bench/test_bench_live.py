@@ -26,7 +26,7 @@ from extproc.bench.report.report import build
 from tests.bench.scripted import DONE, USAGE, chunk
 from tests.bench.synthetic import failed, record, steady
 from tests.bench.test_bench_runner import Silence, build_spec, serving
-from tests.integration.ports import free_ports
+from tests.stack.ports import free_ports
 
 
 class Work:

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from extproc.bench.commands import bench
 from tests.bench.fleet import Fleet, run_fleet
-from tests.integration.fetch import get
+from tests.stack.fetch import get
 
 pytestmark = [pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from extproc.bench.commands import bench
 from extproc.bench.published.tables import Cell, PublishedError, judge_cell, on_time_in_flight, read_published
 
-TABLE = Path(__file__).parents[2] / "extproc" / "vllm" / "fleet" / "kubeai-8xl4.csv"
+TABLE = Path(__file__).parents[2] / "extproc" / "simulator" / "fleet" / "kubeai-8xl4.csv"
 
 # KubeAI's published 8 x L4 benchmark: cap, rate, duration, TTFT mean, ITL mean of each strategy.
 FIGURES = {

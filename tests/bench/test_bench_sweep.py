@@ -26,15 +26,15 @@ from extproc.bench.spec.experiments import Load
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
-from extproc.vllm.fleet import seed_preset
-from extproc.vllm.fleet.client import Traffic
-from extproc.vllm.fleet.fleet import Setup, simulate
-from extproc.vllm.fleet.gateway import Routing
-from extproc.vllm.fleet.report import write_csv
-from extproc.vllm.fleet.seed_preset import PublishedCell, list_rows
-from extproc.vllm.fleet.summary import summarize
-from extproc.vllm.fleet.workloads import Demand, draw_sessions
-from extproc.vllm.profiles import find_profile
+from extproc.simulator.engine.profiles import find_profile
+from extproc.simulator.fleet import seed_preset
+from extproc.simulator.fleet.client import Traffic
+from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.gateway import Routing
+from extproc.simulator.fleet.report import write_csv
+from extproc.simulator.fleet.seed_preset import PublishedCell, list_rows
+from extproc.simulator.fleet.summary import summarize
+from extproc.simulator.fleet.workloads import Demand, draw_sessions
 from tests.bench import browser
 from tests.bench.synthetic import record, result, spec
 
@@ -413,7 +413,7 @@ def test_archived_pair_of_4000_prompts_was_limited_by_its_client() -> None:
 
 
 def test_published_table_of_8_l4_shows_at_least_45_percent_and_no_latency_ratio() -> None:
-    sweep = gather("seed", published("extproc.vllm.fleet", "kubeai-8xl4.csv"))
+    sweep = gather("seed", published("extproc.simulator.fleet", "kubeai-8xl4.csv"))
 
     assert "tok/s at least +45%" in headlines(sweep)[-1]
     assert len(sweep.faults) == 5
@@ -483,7 +483,7 @@ def test_sweep_command_writes_a_page_and_does_only_what_is_missing(null_server: 
 
 
 def test_page_command_draws_a_published_table(tmp_path: Path) -> None:
-    table = str(files("extproc.vllm.fleet").joinpath("kubeai-8xl4.csv"))
+    table = str(files("extproc.simulator.fleet").joinpath("kubeai-8xl4.csv"))
     told = invoke(["page", table, "--output", str(tmp_path / "seed.html"), "--baseline", "least_load"])
 
     assert told.exit_code == 0, told.output
@@ -494,7 +494,9 @@ def test_page_command_draws_a_published_table(tmp_path: Path) -> None:
 @pytest.mark.skipif(browser.find() is None, reason="chromium is not installed")
 async def test_page_opens_without_console_message_or_network_request(tmp_path: Path) -> None:
     path = tmp_path / "sweep.html"
-    path.write_text(sweep_html(gather("seed", published("extproc.vllm.fleet", "kubeai-8xl4.csv"))), "utf-8")
+    path.write_text(
+        sweep_html(gather("seed", published("extproc.simulator.fleet", "kubeai-8xl4.csv"))), "utf-8"
+    )
 
     seen = await browser.visit(path, tmp_path / "profile")
 

@@ -41,7 +41,7 @@ from extproc.errors import AddressError, SettingsError
 from tests.bench import synthetic
 from tests.bench.machines import TOKEN, Machines, machines
 from tests.bench.scripted import DONE, USAGE, chunk
-from tests.integration.ports import free_ports
+from tests.stack.ports import free_ports
 
 # Workers are processes of their own, and so are the load processes of each.
 # A test's loop may end while TLS waits for the other side's last word: then its socket is found open.

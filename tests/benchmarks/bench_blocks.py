@@ -12,8 +12,8 @@ from hpack import Encoder
 from hpack.hpack import encode_integer
 from hpack.huffman_table import decode_huffman
 
-from extproc.wire.headers import HeadReader
-from extproc.wire.limits import Limits
+from extproc.router.wire.headers import HeadReader
+from extproc.router.wire.limits import Limits
 from tests.benchmarks.report import Row, report, time_us
 
 Field = tuple[str, str]

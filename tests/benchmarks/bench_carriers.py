@@ -25,13 +25,13 @@ from typing import Final
 
 import uvloop
 
-from extproc.routing.share.share import Share
-from extproc.share.nats import Nats, NatsAccess
+from extproc.router.share.nats import Nats, NatsAccess
+from extproc.router.share.share import Share
 from tests.benchmarks.report import Row, report
-from tests.integration.mesh import until
-from tests.integration.ports import free_ports
-from tests.share.broker import Broker
-from tests.share.gateways import Build, Gateway, meshed
+from tests.router.share.broker import Broker
+from tests.router.share.gateways import Build, Gateway, meshed
+from tests.stack.mesh import until
+from tests.stack.ports import free_ports
 
 GATEWAYS: Final = 8
 PER_S: Final = 1_000

@@ -27,11 +27,11 @@ from extproc.bench.measure.words import DASH, fixed, percent
 from extproc.bench.report.markdown import markdown_table
 from extproc.bench.report.report import Report, decode
 from extproc.bench.spec.section import Component
-from extproc.vllm.fleet.arms import parse_arm
-from extproc.vllm.fleet.cell import Cell
-from extproc.vllm.fleet.export import export_run
-from extproc.vllm.fleet.matrix import run_matrix
-from extproc.vllm.fleet.rows import Row, values
+from extproc.simulator.fleet.arms import parse_arm
+from extproc.simulator.fleet.cell import Cell
+from extproc.simulator.fleet.export import export_run
+from extproc.simulator.fleet.matrix import run_matrix
+from extproc.simulator.fleet.rows import Row, values
 from tests.bench.fleet import Fleet, run_fleet
 
 ENDPOINTS = 4

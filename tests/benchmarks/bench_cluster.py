@@ -17,15 +17,15 @@ from time import perf_counter, thread_time
 
 import msgspec
 
-from extproc.cluster.kubeclient import KubeClients
-from extproc.cluster.kubernetes import KubernetesSource
-from extproc.cluster.listwatch import KubeAccess
-from extproc.cluster.slicebook import SliceBook
-from extproc.cluster.slices import EndpointSlice
-from extproc.routing.endpoint import Endpoint
+from extproc.router.cluster.kubeclient import KubeClients
+from extproc.router.cluster.kubernetes import KubernetesSource
+from extproc.router.cluster.listwatch import KubeAccess
+from extproc.router.cluster.slicebook import SliceBook
+from extproc.router.cluster.slices import EndpointSlice
+from extproc.router.routing.endpoint import Endpoint
 from tests.benchmarks.report import Row, report, time_us
-from tests.cluster.api_server import ApiServer, serving, streams, write_kubeconfig
-from tests.cluster.objects import Object, parsed, pod, slice_object
+from tests.router.cluster.api_server import ApiServer, serving, streams, write_kubeconfig
+from tests.router.cluster.objects import Object, parsed, pod, slice_object
 
 SLICES, PODS, ROUNDS, IDLE_S = 20, 100, 16, 1.0
 

@@ -15,8 +15,8 @@ from math import inf
 from statistics import fmean, median
 from typing import Any, Final
 
-from extproc.vllm.fleet.bus import Fault
-from extproc.vllm.fleet.cell import Cell
+from extproc.simulator.fleet.bus import Fault
+from extproc.simulator.fleet.cell import Cell
 
 # What K lacks of a time to be measured, its users have: 0.3 s between an answer and the next question.
 WORKLOADS: Final[Mapping[str, Mapping[str, Any]]] = {

@@ -10,17 +10,17 @@ from time import monotonic
 
 from envoy_data_plane.envoy.data.accesslog.v3 import HttpAccessLogEntry
 
-from extproc.feedback import access_log_pb2 as pb
-from extproc.feedback.access_log import METHOD, AccessLogs
-from extproc.feedback.cooling import Cooling, Rules
-from extproc.feedback.desk import Desk
-from extproc.feedback.outcome import Outcome, Verdict
-from extproc.routing.pool import Pool
-from extproc.routing.strategies.base import Outside
-from extproc.routing.strategies.prefix_hash import PrefixHash
+from extproc.router.feedback import access_log_pb2 as pb
+from extproc.router.feedback.access_log import METHOD, AccessLogs
+from extproc.router.feedback.cooling import Cooling, Rules
+from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.benchmarks.bench_pick import endpoints, picks
 from tests.benchmarks.report import Row, report, time_us
-from tests.feedback.test_feedback_access_log import Client, entry, message
+from tests.router.feedback.test_feedback_access_log import Client, entry, message
 
 # What Envoy's 16 KiB buffer holds of the entries that a chat makes.
 BATCH = 24

@@ -6,12 +6,12 @@ Reference in the same run: the steps of one busy engine. `python -m tests.benchm
 from collections.abc import Callable
 from time import process_time
 
-from extproc.vllm.engine import Engine
-from extproc.vllm.fleet.client import Traffic
-from extproc.vllm.fleet.fleet import Setup, simulate
-from extproc.vllm.fleet.gateway import Routing
-from extproc.vllm.fleet.workloads import Demand, draw_sessions
-from extproc.vllm.profiles import find_profile
+from extproc.simulator.engine.engine import Engine
+from extproc.simulator.engine.profiles import find_profile
+from extproc.simulator.fleet.client import Traffic
+from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.gateway import Routing
+from extproc.simulator.fleet.workloads import Demand, draw_sessions
 from tests.benchmarks.report import Row, report
 
 PROFILE = find_profile("l4-llama8b-fp8-fitted")

@@ -22,13 +22,13 @@ import aiohttp
 import orjson
 
 from extproc.bench.report.markdown import markdown_table
-from extproc.vllm.fleet.cell import Cell
-from extproc.vllm.fleet.export import export_run
-from tests.integration.client import CHAT, chat_body, connect
-from tests.integration.fronts import LONG_S, run_fronts
-from tests.integration.ports import free_ports
-from tests.integration.service import pool
-from tests.integration.simulators import Simulators
+from extproc.simulator.fleet.cell import Cell
+from extproc.simulator.fleet.export import export_run
+from tests.stack.client import CHAT, chat_body, connect
+from tests.stack.fronts import LONG_S, run_fronts
+from tests.stack.ports import free_ports
+from tests.stack.service import pool
+from tests.stack.simulators import Simulators
 
 ENDPOINTS: Final = 4
 HEADER: Final = ("gateways", "requests", "hit rate", "TTFT mean, ms", "p50", "p99", "mean to one")

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from time import process_time_ns
 
 from extproc.errors import PromptError
-from extproc.routing.endpoint import Endpoint
-from extproc.routing.pool import Snapshot
-from extproc.routing.prefix import parse_key, prefix_of, routing_key
-from extproc.routing.prompt import parse
-from extproc.routing.strategies.base import Outside
-from extproc.routing.strategies.prefix_hash import PrefixHash
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Snapshot
+from extproc.router.routing.prompt.parse import parse
+from extproc.router.routing.prompt.prefix import parse_key, prefix_of, routing_key
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.benchmarks.report import Row, report
 from tests.hostile import HONEST, HOSTILE, Body, chat
 

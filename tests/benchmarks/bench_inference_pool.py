@@ -24,22 +24,22 @@ from time import perf_counter, process_time
 
 import uvloop
 
-from extproc.cluster.inference_pool_source import InferencePoolSource, PoolName
-from extproc.cluster.kubeclient import KubeClients
-from extproc.cluster.listwatch import KubeAccess
-from extproc.routing.picker import Ask, Picker, Route
-from extproc.routing.pool import Pool
-from extproc.routing.strategies.base import Outside
-from extproc.routing.strategies.factory import build_strategy
-from extproc.service.keeper import PoolKeeper
-from extproc.service.long_bodies import prepare_for_long_bodies
-from extproc.service.outages import Outages
-from extproc.telemetry import Metrics
+from extproc.router.cluster.inference_pool_source import InferencePoolSource, PoolName
+from extproc.router.cluster.kubeclient import KubeClients
+from extproc.router.cluster.listwatch import KubeAccess
+from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.factory import build_strategy
+from extproc.router.service.keeper import PoolKeeper
+from extproc.router.service.long_bodies import prepare_for_long_bodies
+from extproc.router.service.outages import Outages
+from extproc.router.telemetry import Metrics
 from tests.benchmarks.bench_pick import bodies
 from tests.benchmarks.report import Row, report
-from tests.cluster.api_server import PODS, ApiServer, serving, write_kubeconfig
-from tests.cluster.objects import Object
-from tests.cluster.pool_objects import pool_object, running_pod
+from tests.router.cluster.api_server import PODS, ApiServer, serving, write_kubeconfig
+from tests.router.cluster.objects import Object
+from tests.router.cluster.pool_objects import pool_object, running_pod
 
 COUNT, CHANGES_PER_S, RUN_S = 1_000, 10, 30
 PADDING = "x" * 10_000

@@ -14,16 +14,16 @@ from time import monotonic, process_time
 
 from msgspec.json import encode
 
-from extproc.feedback.outcome import Verdict
-from extproc.routing.vitals import Vitals
-from extproc.service.live.painter import Painter
-from extproc.service.live.tape import Recorder, Tape
-from extproc.telemetry import Metrics
+from extproc.router.feedback.outcome import Verdict
+from extproc.router.routing.vitals import Vitals
+from extproc.router.service.live.painter import Painter
+from extproc.router.service.live.tape import Recorder, Tape
+from extproc.router.telemetry import Metrics
 from tests.benchmarks.bench_pick import picks
 from tests.benchmarks.report import Row, report, time_us
-from tests.integration.mesh import until
-from tests.integration.service import pool
-from tests.service.live_service import Live, finish, looking
+from tests.router.service.live_service import Live, finish, looking
+from tests.stack.mesh import until
+from tests.stack.service import pool
 
 ENDPOINTS = 1_000
 ROUNDS = 9

@@ -20,8 +20,8 @@ from tests.benchmarks.gateway_arms import ALONE, IDLE_NATIVE, NATIVE, run_arms
 from tests.benchmarks.neighbours import PER_S
 from tests.benchmarks.report import Row, report
 from tests.hostile import HONEST, HOSTILE
-from tests.integration.process import Process
-from tests.integration.service import Service
+from tests.stack.process import Process
+from tests.stack.service import Service
 
 ROUNDS = 3
 SECONDS = 3

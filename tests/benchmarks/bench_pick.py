@@ -15,23 +15,23 @@ import orjson
 from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import replace
 
-from extproc.budget import Budget
 from extproc.errors import Overloaded
-from extproc.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
-from extproc.routing.chain import Chain, chain_of
-from extproc.routing.endpoint import Endpoint
-from extproc.routing.order import Order, Word
-from extproc.routing.picker import Ask, Picker, Route
-from extproc.routing.pool import Pool, Snapshot
-from extproc.routing.prefix_index import PrefixIndex
-from extproc.routing.prompt import parse
-from extproc.routing.queue import Limits, Queue
-from extproc.routing.strategies.base import Outside
-from extproc.routing.strategies.prefix_cache import PrefixCache
-from extproc.routing.strategies.prefix_hash import PrefixHash
-from extproc.stream.codec import encode
-from extproc.stream.events import RequestBody, RequestHeaders, StreamConfig
-from extproc.stream.session import Session
+from extproc.router.budget import Budget
+from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.order import Order, Word
+from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.pool import Pool, Snapshot
+from extproc.router.routing.prompt.chain import Chain, chain_of
+from extproc.router.routing.prompt.parse import parse
+from extproc.router.routing.queue import Limits, Queue
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+from extproc.router.routing.strategies.prefix_hash import PrefixHash
+from extproc.router.stream.codec import encode
+from extproc.router.stream.events import RequestBody, RequestHeaders, StreamConfig
+from extproc.router.stream.session import Session
 from tests.benchmarks.report import Row, report, time_us
 
 OUTSIDE = Outside(random.Random(1), lambda: 0.0)

@@ -9,8 +9,8 @@ from functools import partial
 
 import orjson
 
-from extproc.routing.prefix import Key, parse_key, prefix_of, routing_key
-from extproc.routing.prompt import parse
+from extproc.router.routing.prompt.parse import parse
+from extproc.router.routing.prompt.prefix import Key, parse_key, prefix_of, routing_key
 from tests.benchmarks.report import Row, report, time_us
 
 KEYS = ("first_user_message", "conversation", "prompt_head")

@@ -13,18 +13,18 @@ from time import monotonic, process_time
 
 import uvloop
 
-from extproc.feedback.cooling import Cooling, Rules
-from extproc.feedback.desk import Desk
-from extproc.feedback.scraper import ScrapePlan, Scraper
-from extproc.feedback.vitals import read_vitals
-from extproc.routing.endpoint import Endpoint
-from extproc.routing.pool import Pool
-from extproc.routing.strategies.base import Outside
-from extproc.routing.strategies.prefix_cache import PrefixCache
+from extproc.router.feedback.cooling import Cooling, Rules
+from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.scraper import ScrapePlan, Scraper
+from extproc.router.feedback.vitals import read_vitals
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.benchmarks.report import Row, report, time_us
-from tests.integration.ports import free_ports
+from tests.stack.ports import free_ports
 
-PAGE = (Path(__file__).parents[1] / "vllm/data/metrics-0.32.0.txt").read_bytes()
+PAGE = (Path(__file__).parents[1] / "simulator/data/metrics-0.32.0.txt").read_bytes()
 ENDPOINTS = 100
 SECONDS = 20
 

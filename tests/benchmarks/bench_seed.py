@@ -30,9 +30,9 @@ from extproc.bench.record import RunResult
 from extproc.bench.report.markdown import markdown_table
 from extproc.bench.spec.tree import Spec
 from tests.bench.fleet import Fleet, run_fleet
-from tests.integration.fetch import get
+from tests.stack.fetch import get
 
-PUBLISHED = files("extproc.vllm.fleet") / "kubeai-8xl4.csv"
+PUBLISHED = files("extproc.simulator.fleet") / "kubeai-8xl4.csv"
 # kube-proxy draws an endpoint per connection. In strict turns, 800 prompts gone through again and again would
 # meet the same eight endpoints each time: affinity by accident.
 ARMS = {"random": "round_robin", "least_load": "least_load", "prefix_hash": "prefix_hash"}

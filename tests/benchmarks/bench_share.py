@@ -12,13 +12,13 @@ from itertools import cycle, islice
 from time import process_time_ns
 from typing import Final
 
-from extproc.routing.picker import Ask, Picker, Route
-from extproc.routing.pool import Pick, Pool
-from extproc.routing.share.messages import Letter
-from extproc.routing.share.sealed import Seal
-from extproc.routing.share.share import Share
-from extproc.routing.strategies.base import Candidates, Choice, Outside, Reading, Reason
-from extproc.routing.strategies.prefix_cache import PrefixCache
+from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.pool import Pick, Pool
+from extproc.router.routing.strategies.base import Candidates, Choice, Outside, Reading, Reason
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+from extproc.router.share.messages import Letter
+from extproc.router.share.sealed import Seal
+from extproc.router.share.share import Share
 from tests.benchmarks.bench_pick import chats, endpoints
 from tests.benchmarks.report import Row, report, time_us
 

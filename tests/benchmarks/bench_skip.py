@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tests.benchmarks.gateway_arms import Arm, answer_at_once, drop_access_log, measure
 from tests.benchmarks.report import Row, report
-from tests.integration.gateway import Gateway, Tree, edited, ext_proc_filter, load
-from tests.integration.ports import free_ports
-from tests.integration.service import Service, pool
-from tests.integration.stack import SHIPPED_PORTS
+from tests.stack.gateway import Gateway, Tree, edited, ext_proc_filter, load
+from tests.stack.ports import free_ports
+from tests.stack.service import Service, pool
+from tests.stack.stack import SHIPPED_PORTS
 
 ROUNDS = 5
 TOTAL = 2_000

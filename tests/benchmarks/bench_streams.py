@@ -16,16 +16,16 @@ import h2.connection
 import h2.events
 import uvloop
 
-from extproc.stream.events import RequestBody
-from extproc.stream.names import PROCESS
+from extproc.router.stream.events import RequestBody
+from extproc.router.stream.names import PROCESS
 from tests.benchmarks.gateway_arms import build_requests
 from tests.benchmarks.report import Row, report
-from tests.integration.ports import free_ports
-from tests.integration.process import Process
-from tests.integration.service import Service, pool
-from tests.integration.stack import Stack, run_stack
-from tests.stream.conversations import BODY, headers
-from tests.stream.wire import write
+from tests.router.stream.conversations import BODY, headers
+from tests.router.stream.wire import write
+from tests.stack.ports import free_ports
+from tests.stack.process import Process
+from tests.stack.service import Service, pool
+from tests.stack.stack import Stack, run_stack
 
 STREAMS = 8_000
 CONNECTIONS = 4

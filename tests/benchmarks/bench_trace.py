@@ -14,11 +14,11 @@ from dataclasses import asdict, replace
 import uvloop
 import yaml
 
-from extproc.vllm.fleet.client import Traffic
-from extproc.vllm.fleet.fleet import Setup, simulate
-from extproc.vllm.fleet.gateway import Routing
-from extproc.vllm.fleet.workloads import Demand, draw_sessions
-from extproc.vllm.profiles import Profile, find_profile
+from extproc.simulator.engine.profiles import Profile, find_profile
+from extproc.simulator.fleet.client import Traffic
+from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.gateway import Routing
+from extproc.simulator.fleet.workloads import Demand, draw_sessions
 from tests.benchmarks.report import Row, report
 from tests.benchmarks.trace import Outcome, replay, sum_up
 

@@ -25,9 +25,9 @@ from tests.benchmarks.gateway_arms import (
     measure,
     under,
 )
-from tests.integration.otlp import receiving, tracing_to
-from tests.integration.ports import free_ports
-from tests.integration.service import Service, pool
+from tests.stack.otlp import receiving, tracing_to
+from tests.stack.ports import free_ports
+from tests.stack.service import Service, pool
 
 OFF, ONE, ALL = "no spans", "1 % sampled", "all sampled"
 ENVOY_OFF, ENVOY_ONE, ENVOY_ALL = (f"Envoy's spans, too: {name}" for name in (OFF, ONE, ALL))

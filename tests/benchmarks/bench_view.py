@@ -14,17 +14,17 @@ from msgspec.json import decode, encode
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from extproc.service.exposition import _expose
-from extproc.service.live.painter import Painter
-from extproc.service.live.picture import Picture
-from extproc.service.live.tape import Tape
-from extproc.workers.view.admin import parse
-from extproc.workers.view.mosaic import Mosaic
-from extproc.workers.view.totals import Totals
+from extproc.router.service.exposition import _expose
+from extproc.router.service.live.painter import Painter
+from extproc.router.service.live.picture import Picture
+from extproc.router.service.live.tape import Tape
+from extproc.router.workers.view.admin import parse
+from extproc.router.workers.view.mosaic import Mosaic
+from extproc.router.workers.view.totals import Totals
 from tests.benchmarks.bench_live import cpu_ms, fill
 from tests.benchmarks.report import Row, report
-from tests.integration.service import pool
-from tests.service.live_service import finish, looking
+from tests.router.service.live_service import finish, looking
+from tests.stack.service import pool
 
 WORKERS = 4
 ENDPOINTS = 100

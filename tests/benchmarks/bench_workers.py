@@ -15,15 +15,15 @@ from statistics import median
 
 import orjson
 
-from extproc.stream.events import RequestBody
-from extproc.stream.names import PROCESS
+from extproc.router.stream.events import RequestBody
+from extproc.router.stream.names import PROCESS
 from tests.benchmarks.bench_streams import framed
 from tests.benchmarks.report import Row, report
-from tests.integration.ports import free_ports
-from tests.integration.service import Service, pool
-from tests.integration.workers import Workers
-from tests.stream.conversations import headers
-from tests.stream.wire import write
+from tests.router.stream.conversations import headers
+from tests.router.stream.wire import write
+from tests.stack.ports import free_ports
+from tests.stack.service import Service, pool
+from tests.stack.workers import Workers
 
 COUNTS = (1, 2, 3, 4)
 ROUNDS = 3

@@ -6,10 +6,10 @@ Reference in the same run: a change of one of 100 endpoints. `python -m tests.be
 from collections.abc import Callable
 from itertools import count
 
-from extproc.routing.endpoint import Endpoint
-from extproc.xds.messages import Request
-from extproc.xds.resources import ASSIGNMENTS, Catalog
-from extproc.xds.state import Subscriber
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.xds.messages import Request
+from extproc.router.xds.resources import ASSIGNMENTS, Catalog
+from extproc.router.xds.state import Subscriber
 from tests.benchmarks.report import Row, report, time_us
 
 COUNTS = (100, 2_000)

@@ -20,11 +20,11 @@ import numpy as np
 import orjson
 import uvloop
 
-from tests.integration.gateway import Gateway, Tree, edited, find, load
-from tests.integration.ports import free_ports
-from tests.integration.process import Process
-from tests.integration.service import Service, pool
-from tests.integration.stack import SHIPPED_PORTS
+from tests.stack.gateway import Gateway, Tree, edited, find, load
+from tests.stack.ports import free_ports
+from tests.stack.process import Process
+from tests.stack.service import Service, pool
+from tests.stack.stack import SHIPPED_PORTS
 
 PROMPT_CHARS = 2_000
 PROMPTS = 200

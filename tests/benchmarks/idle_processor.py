@@ -14,12 +14,12 @@ import h2.connection
 import h2.events
 import uvloop
 
-from extproc.budget import Budget
-from extproc.stream import ext_proc_pb2 as pb
-from extproc.wire.accepting import bind
-from extproc.wire.calls import Call
-from extproc.wire.limits import Limits
-from extproc.wire.listener import Listener
+from extproc.router.budget import Budget
+from extproc.router.stream import ext_proc_pb2 as pb
+from extproc.router.wire.accepting import bind
+from extproc.router.wire.calls import Call
+from extproc.router.wire.limits import Limits
+from extproc.router.wire.listener import Listener
 
 PATH = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 

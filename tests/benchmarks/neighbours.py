@@ -21,12 +21,12 @@ import h2.events
 import orjson
 import uvloop
 
-from extproc.stream.events import RequestBody
-from extproc.stream.names import PROCESS
+from extproc.router.stream.events import RequestBody
+from extproc.router.stream.names import PROCESS
 from tests.benchmarks.gateway_arms import PROMPTS, build_requests
 from tests.hostile import CHAT, HONEST, HOSTILE, Body
-from tests.stream.conversations import headers
-from tests.stream.wire import write
+from tests.router.stream.conversations import headers
+from tests.router.stream.wire import write
 
 SIZE_BYTES = 31 * 1024 * 1024
 PER_S = 100

@@ -8,8 +8,8 @@ from statistics import mean
 import aiohttp
 import orjson
 
-from extproc.vllm.fleet.flight import Flight
-from extproc.vllm.fleet.session import PlannedSession
+from extproc.simulator.fleet.flight import Flight
+from extproc.simulator.fleet.session import PlannedSession
 
 # Keeps the texts of sessions and of families apart, token by token.
 TEXT_TOKENS = 1 << 20

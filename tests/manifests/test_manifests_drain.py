@@ -10,12 +10,12 @@ from time import perf_counter
 
 import pytest
 
-from tests.integration.client import connect, send
-from tests.integration.fetch import answers
-from tests.integration.gateway import Gateway, Tree, cluster, edited, load
-from tests.integration.mesh import HELD, Pods, run_pods, until
-from tests.integration.ports import free_ports
 from tests.manifests.rendering import MANIFESTS
+from tests.stack.client import connect, send
+from tests.stack.fetch import answers
+from tests.stack.gateway import Gateway, Tree, cluster, edited, load
+from tests.stack.mesh import HELD, Pods, run_pods, until
+from tests.stack.ports import free_ports
 
 pytestmark = pytest.mark.envoy
 

@@ -9,8 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from extproc.cli import cli
-from extproc.settings import load_settings
-from tests.integration.gateway import cluster, doors, ext_proc_filter, find_envoy, tell_addresses
+from extproc.router.settings.tree import load_settings
 from tests.manifests.rendering import (
     MANIFESTS,
     OVERLAYS,
@@ -22,6 +21,7 @@ from tests.manifests.rendering import (
     named,
     pods,
 )
+from tests.stack.gateway import cluster, doors, ext_proc_filter, find_envoy, tell_addresses
 
 Tree = dict[str, Any]
 

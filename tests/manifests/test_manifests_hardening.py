@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extproc.cluster.kubeclient import KubeClients
+from extproc.router.cluster.kubeclient import KubeClients
 from tests.manifests.rendering import (
     OVERLAYS,
     PICKERS,

@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 import yaml
 
-from extproc.share_settings import ShareSettings
-from extproc.workers.messages import LANES
+from extproc.router.settings.share import ShareSettings
+from extproc.router.workers.messages import LANES
 from monitoring.dashboards import BOARDS
 from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import MANIFESTS, Object, render, render_folder

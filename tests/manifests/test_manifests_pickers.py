@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.settings import parse_settings
-from tests.integration.gateway import cluster, ext_proc_filter, load
-from tests.integration.pickers import GATEWAYS
+from extproc.router.settings.tree import parse_settings
 from tests.manifests.rendering import (
     MANIFESTS,
     PICKERS,
@@ -25,6 +23,8 @@ from tests.manifests.rendering import (
     render_folder,
     selects,
 )
+from tests.stack.gateway import cluster, ext_proc_filter, load
+from tests.stack.pickers import GATEWAYS
 
 # Those whose gateway speaks plain text to a picker, and those that read a list of addresses.
 PLAIN = ["overlays/gke"]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 
-from extproc.cluster.objectives import InferenceObjective
+from extproc.router.cluster.objectives import InferenceObjective
 from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import APPLICABLE, MANIFESTS, OVERLAYS, Object, named, of_kind, render
 

@@ -8,7 +8,7 @@ _BUGS = f"""
 import sys
 
 if "serve" in sys.orig_argv:
-    from extproc.routing.picker import Picker
+    from extproc.router.routing.picker import Picker
 
     find, hoard = Picker.find, []
 

@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
-from tests.integration.fetch import answers, get
-from tests.integration.ports import free_ports
-from tests.integration.process import Process
+from tests.stack.fetch import answers, get
+from tests.stack.ports import free_ports
+from tests.stack.process import Process
 
 # It shares the machine with everything that it watches.
 PATIENCE_S = 30.0

@@ -19,15 +19,15 @@ import yaml
 from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryRequest, DiscoveryResponse
 from envoy_data_plane.google.rpc import Status
 
-from extproc.stream.names import DISCOVER
-from extproc.xds.resources import CLUSTERS
+from extproc.router.stream.names import DISCOVER
+from extproc.router.xds.resources import CLUSTERS
 from monitoring.generate import RULES
-from tests.integration.client import chat_body, connect, send
-from tests.integration.service import Pool, pool
-from tests.integration.stack import Stack, run_stack
 from tests.monitoring.planted import plant
 from tests.monitoring.prometheus import Prometheus, needs_prometheus
 from tests.monitoring.rules import alerts, hasten
+from tests.stack.client import chat_body, connect, send
+from tests.stack.service import Pool, pool
+from tests.stack.stack import Stack, run_stack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.slow, needs_prometheus, pytest.mark.timeout(400)]
 

@@ -21,12 +21,12 @@ import yaml
 from monitoring.dashboards import BOARDS, Board, Query
 from monitoring.generate import RULES
 from monitoring.grafana import render
-from tests.integration.gateway import SHIPPED
-from tests.integration.ports import free_ports
-from tests.integration.process import Process
-from tests.integration.service import Pool
-from tests.integration.stack import Stack, run_stack
 from tests.monitoring.prometheus import Prometheus, needs_prometheus
+from tests.stack.gateway import SHIPPED
+from tests.stack.ports import free_ports
+from tests.stack.process import Process
+from tests.stack.service import Pool
+from tests.stack.stack import Stack, run_stack
 
 BOARD_NAMES = [board.uid for board in BOARDS]
 # What Grafana fills in. The interval is longer than the run: nothing of it is over before it is asked for.

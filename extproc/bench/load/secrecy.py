@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from extproc.wire.certificates import Pems, load_chain
+from extproc.router.wire.certificates import Pems, load_chain
 
 _SALT: Final = b"extproc bench worker 1"
 # RFC 7914, with the parameters for interactive use: 16 MiB, and 0.1 s of a core.

@@ -31,7 +31,7 @@ from extproc.bench.progress import Standing
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec
 from extproc.errors import AddressError, ExtprocError, SettingsError
-from extproc.routing.endpoint import parse_address, parse_target
+from extproc.router.routing.endpoint import parse_address, parse_target
 
 PATH = "/run"
 # A peer that cannot be reached any more is noticed within one and a half of these; a killed one at once.

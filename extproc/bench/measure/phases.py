@@ -11,7 +11,7 @@ from extproc.bench.measure.metrics import Metrics, is_good, measure
 from extproc.bench.record import FleetSample, Record, Window
 from extproc.bench.spec.traffic import Spike, TrafficShape
 from extproc.bench.spec.tree import Slo
-from extproc.elasticity import Response, Rise, add_up_over, find_missed_seconds, respond
+from extproc.pages.elasticity import Response, Rise, add_up_over, find_missed_seconds, respond
 
 _MOST_PHASES = 40
 

@@ -1,0 +1,168 @@
+"""Where Benchmarks wait to be looked at: one at a time, again after a while, and only by who has the lease.
+
+Everything is read anew for each look, Jobs before Pods: a Job that says that it ended has Pods that say why.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from extproc.errors import ExtprocError
+from extproc.operator.acts import act, describe_action, tell_refusal
+from extproc.operator.calls import ApiRefusal, KubeCalls, opening
+from extproc.operator.objects import Object
+from extproc.operator.planning import plan_apart
+from extproc.operator.reconcile import reconcile, refuse
+from extproc.operator.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark
+from extproc.operator.router import SWITCHED_LABEL, give_back
+from extproc.operator.seen import Key, find_held, find_jobs, look
+from extproc.operator.state import Action, Observed, Planned, Replace
+from extproc.router.cluster.kubeclient import KubeClients
+from extproc.router.cluster.reason import describe
+
+_TOKEN_BYTES: Final = 24
+_RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeskOptions:
+    """`image` is what Pods run; every `look_s` all Benchmarks are looked at again, come what may.
+
+    They are those of `namespaces`, of all where there is none.
+    """
+
+    image: str
+    look_s: float = 10.0
+    namespaces: Sequence[str] = ()
+
+
+class Desk:
+    """Benchmarks by key, and which of them are to be looked at. `is_leading` is set by who has the lease."""
+
+    def __init__(self, clients: KubeClients, options: DeskOptions, now: Callable[[], datetime]) -> None:
+        self.known: dict[Key, Object] = {}
+        self.is_leading = asyncio.Event()
+        self.has_listed = False
+        self._clients, self._options, self._now = clients, options, now
+        self._waiting: dict[Key, None] = {}
+        self._is_awake = asyncio.Event()
+        self._failures: dict[Key, int] = {}
+        self._plans: dict[str, tuple[int, Planned]] = {}
+
+    def learn(self, key: Key, body: Object) -> None:
+        self.known[key] = body
+        self.wake(key)
+
+    def forget(self, key: Key) -> None:
+        body = self.known.pop(key, None)
+        if body is not None:
+            self._plans.pop(body["metadata"]["uid"], None)
+        # A router that its run has changed is to be given back.
+        self.wake(key)
+
+    def wake(self, key: Key) -> None:
+        self._waiting[key] = None
+        self._is_awake.set()
+
+    async def run(self) -> None:
+        """Looks at whatever waits, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_again())
+            while True:
+                await self.is_leading.wait()
+                await self._is_awake.wait()
+                self._is_awake.clear()
+                while self._waiting and self.is_leading.is_set():
+                    key = next(iter(self._waiting))
+                    del self._waiting[key]
+                    await self._look(key, tasks)
+
+    async def _look_again(self) -> None:
+        """Who only waits for the lease lists, too: it shows what there is, and takes over with no delay."""
+        while True:
+            await self._list()
+            await asyncio.sleep(self._options.look_s)
+
+    async def _list(self) -> None:
+        """Lists what there is: who watches may be late, or gone."""
+        found: dict[Key, Object] = {}
+        holders: set[Key] = set()
+        try:
+            async with opening(self._clients) as calls:
+                for namespace in self._options.namespaces or ("",):
+                    for body in await calls.list("Benchmark", namespace):
+                        found[body["metadata"]["namespace"], body["metadata"]["name"]] = body
+                    for body in await calls.list("ConfigMap", namespace, SWITCHED_LABEL):
+                        metadata = body["metadata"]
+                        holders.add((metadata["namespace"], metadata["labels"][SWITCHED_LABEL]))
+        except Exception as error:  # noqa: BLE001  # what is listed next time may be better
+            log.warning("benchmarks: %s", _describe(error))
+            return
+        self.has_listed = True
+        for key in (self.known.keys() | holders) - found.keys():
+            self.forget(key)
+        for key, body in found.items():
+            self.learn(key, body)
+
+    async def _look(self, key: Key, tasks: asyncio.TaskGroup) -> None:
+        try:
+            async with opening(self._clients) as calls:
+                await self._settle(key, calls)
+            self._failures.pop(key, None)
+        except Exception as error:  # noqa: BLE001  # one Benchmark's trouble is not another's
+            # A conflict is somebody else's word in between: what they said is looked at next.
+            count = self._failures[key] = self._failures.get(key, 0) + 1
+            log.warning("benchmark %s/%s: %s", *key, _describe(error))
+            tasks.create_task(self._wake_later(key, _RETRY_S[min(count, len(_RETRY_S)) - 1]))
+
+    async def _wake_later(self, key: Key, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        self.wake(key)
+
+    async def _settle(self, key: Key, calls: KubeCalls) -> None:
+        body = await calls.get("Benchmark", *key)
+        for action in await self._decide(key, body, calls):
+            if not self.is_leading.is_set():
+                return
+            log.info("benchmark %s/%s: %s", *key, describe_action(action))
+            try:
+                await act(action, body or {}, calls)
+            except ApiRefusal as refusal:
+                if body is not None and (message := tell_refusal(action, refusal)) is not None:
+                    for each in refuse(body, message, Observed(), self._now()):
+                        await act(each, body, calls)
+                raise
+
+    async def _decide(self, key: Key, body: Object | None, calls: KubeCalls) -> list[Action]:
+        # A longer name is no label, and nothing was ever made for it.
+        is_label = len(key[1]) <= LONGEST_NAME
+        held = await find_held(key, calls) if is_label else ()
+        if body is None or body["metadata"].get("deletionTimestamp"):
+            return [Replace(give_back(each)) for each in held]
+        jobs = await find_jobs(key, body["metadata"]["uid"], calls) if is_label else ()
+        observed = Observed(jobs=jobs, held=held)
+        try:
+            benchmark = parse_benchmark(body)
+        except SpecRefused as refused:
+            return refuse(body, str(refused), observed, self._now())
+        observed = replace(await look(benchmark, observed, calls), planned=await self._plan(benchmark))
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        return reconcile(benchmark, observed, self._now(), image=self._options.image, token=token)
+
+    async def _plan(self, benchmark: Benchmark) -> Planned:
+        """Plans once for each generation of a spec."""
+        generation, planned = self._plans.get(benchmark.uid, (None, Planned()))
+        if generation != benchmark.generation:
+            planned = await asyncio.to_thread(plan_apart, benchmark)
+            self._plans[benchmark.uid] = benchmark.generation, planned
+        return planned
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, ExtprocError) else describe(error)

@@ -1,0 +1,328 @@
+"""The objects that a run is made of, as the API server takes them. Pure.
+
+A run is a leader's Job and, with several workers, an Indexed Job of workers behind a headless Service, which
+share a token. Whatever is made belongs to the Benchmark: it goes when that goes.
+"""
+
+import base64
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import yaml
+
+from extproc.bench.datasets.shelf import name_file
+from extproc.operator.resource import API_VERSION, KIND, Benchmark, Operation, write_time
+
+Object = dict[str, Any]
+
+APP: Final = "extproc-benchmark"
+BENCHMARK_LABEL: Final = "extproc.dev/benchmark"
+RUN_LABEL: Final = "extproc.dev/run"
+PART_LABEL: Final = "extproc.dev/part"
+DUE_ANNOTATION: Final = "extproc.dev/due"
+LEADER, WORKERS = "leader", "workers"
+
+PORT: Final = 9200
+BOARD_PORT: Final = 9201
+# The kubelet takes a minute and more until a changed ConfigMap is in a Pod's files.
+_SWITCH_TIMEOUT: Final = "5m"
+_SPEC, _TOKEN, _DATA, _RESULTS = "/etc/benchmark", "/etc/benchmark-token", "/data", "/results"
+_DATASET: Final = "/etc/benchmark-dataset"
+# A ConfigMap holds 1 MiB.
+MOST_BYTES: Final = 900_000
+_LAST_WORDS: Final = "/dev/termination-log"
+# Long enough to break off what is in flight, and to write what is known.
+_GRACE_S: Final = 120
+_READY_WITHIN: Final = "10m"
+_USER: Final = 65532
+_OPERATIONS: Final = {field.alias or name for name, field in Operation.model_fields.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A prepared dataset that fits into a ConfigMap, by the name of what was asked."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a Benchmark: its name, and when it was due if a schedule says so.
+
+    Without a `dataset` the leader prepares what it needs, and keeps it on the claim for later runs.
+    """
+
+    benchmark: Benchmark
+    name: str
+    due: datetime | None = None
+    dataset: Dataset | None = None
+
+    @property
+    def workers_name(self) -> str:
+        """The workers' Job: with an index it is the name of a host, which has no dots."""
+        return f"load-{self.name}".replace(".", "-")
+
+    @property
+    def crew_name(self) -> str:
+        """The workers' Service and the Secret of their token, as every run has them that asks the same.
+
+        A schedule would leave some behind with each run. Two runs of a Benchmark never go at once.
+        """
+        return f"load-{self.benchmark.stem}".replace(".", "-")
+
+    @property
+    def claim(self) -> str:
+        return self.benchmark.operation.results.claim or f"{self.benchmark.name}-results"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.benchmark.name}/{self.name}"
+
+    @property
+    def dataset_map(self) -> str | None:
+        """The ConfigMap of the dataset: the same for every run that asks the same."""
+        return None if self.dataset is None else f"{self.benchmark.name}-data-{self.dataset.name}"
+
+    @property
+    def shelf(self) -> str:
+        """Where datasets are kept that are in no ConfigMap."""
+        return f"{self.benchmark.name}/datasets"
+
+    @property
+    def report(self) -> str:
+        return f"{self.claim}/{self.folder}"
+
+    def locations(self) -> list[str]:
+        """Where the workers listen: an Indexed Job's Pods have names below their Service."""
+        count = self.benchmark.operation.workers
+        return [f"{self.workers_name}-{i}.{self.crew_name}:{PORT}" for i in range(count)]
+
+
+def list_objects(run: Run, image: str, token: str) -> Iterator[Object]:
+    """Yields what a run needs, in the order in which it is to be made; the leader comes last."""
+    operation = run.benchmark.operation
+    yield _spec_map(run)
+    if run.dataset is not None:
+        yield _dataset_map(run, run.dataset)
+    if operation.results.claim is None:
+        yield _claim(run)
+    if operation.workers > 1:
+        yield _token_secret(run, token)
+        yield _service(run)
+        yield _workers_job(run, image)
+    yield _leader_job(run, image)
+
+
+def _shared_metadata(run: Run, name: str, part: str) -> Object:
+    """Of what is there for the runs to come, too."""
+    metadata = _metadata(run, name, part)
+    del metadata["labels"][RUN_LABEL]
+    metadata.pop("annotations", None)
+    return metadata
+
+
+def _metadata(run: Run, name: str, part: str) -> Object:
+    benchmark = run.benchmark
+    made: Object = {
+        "name": name,
+        "namespace": benchmark.namespace,
+        "labels": {
+            "app.kubernetes.io/name": APP,
+            BENCHMARK_LABEL: benchmark.name,
+            RUN_LABEL: run.name,
+            PART_LABEL: part,
+        },
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": benchmark.name,
+                "uid": benchmark.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+    if run.due is not None:
+        made["annotations"] = {DUE_ANNOTATION: write_time(run.due)}
+    return made
+
+
+def write_spec(tree: Mapping[str, Any], name: str) -> str:
+    """The spec file of a run: the resource's, without what only the operator reads."""
+    spec = {key: value for key, value in tree.items() if key not in _OPERATIONS}
+    if tree.get("router"):
+        spec["ab"] = {"switch-timeout": _SWITCH_TIMEOUT, **spec.get("ab", {})}
+    return yaml.safe_dump({"name": name, **spec}, sort_keys=False, allow_unicode=True)
+
+
+def _spec_map(run: Run) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _shared_metadata(run, run.benchmark.stem, "spec"),
+        "data": {"benchmark.yaml": write_spec(run.benchmark.tree, run.benchmark.name)},
+    }
+
+
+def _dataset_map(run: Run, dataset: Dataset) -> Object:
+    metadata = _shared_metadata(run, str(run.dataset_map), "dataset")
+    data = {name_file(dataset.name): base64.b64encode(dataset.data).decode()}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata,
+        "immutable": True,
+        "binaryData": data,
+    }
+
+
+def _claim(run: Run) -> Object:
+    results = run.benchmark.operation.results
+    metadata = _shared_metadata(run, run.claim, "results")
+    if results.keep:
+        del metadata["ownerReferences"]
+    storage = {"storageClassName": results.storage_class} if results.storage_class else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata,
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": results.size}},
+            **storage,
+        },
+    }
+
+
+def _token_secret(run: Run, token: str) -> Object:
+    metadata = _shared_metadata(run, run.crew_name, WORKERS)
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": token}}
+
+
+def _service(run: Run) -> Object:
+    """Gives the workers names; a leader waits for them itself."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _shared_metadata(run, run.crew_name, WORKERS),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {BENCHMARK_LABEL: run.benchmark.name, PART_LABEL: WORKERS},
+            "ports": [{"name": "load", "port": PORT}],
+        },
+    }
+
+
+def _workers_job(run: Run, image: str) -> Object:
+    count = run.benchmark.operation.workers
+    arguments = ["worker", "--listen", f"0.0.0.0:{PORT}", "--token-file", f"{_TOKEN}/token"]
+    pod = _pod(run, WORKERS, image, arguments)
+    pod["spec"]["subdomain"] = run.crew_name
+    pod["spec"]["containers"][0]["ports"] = [{"name": "load", "containerPort": PORT}]
+    job = _job(run, run.workers_name, WORKERS, pod)
+    job["spec"] |= {"completionMode": "Indexed", "completions": count, "parallelism": count}
+    return job
+
+
+def _leader_job(run: Run, image: str) -> Object:
+    operation = run.benchmark.operation
+    arguments = [operation.mode, f"{_SPEC}/benchmark.yaml", "--quiet"]
+    arguments += ["--output", f"{_RESULTS}/{run.folder}", "--brief", _LAST_WORDS]
+    if run.dataset is not None:
+        arguments += ["--datasets", _DATASET]
+    arguments += ["--datasets", f"{_RESULTS}/{run.shelf}"]
+    arguments += ["--board", f"0.0.0.0:{BOARD_PORT}"]
+    if operation.workers > 1:
+        arguments += ["--workers", ",".join(run.locations()), "--workers-token", f"{_TOKEN}/token"]
+        arguments += ["--workers-within", _READY_WITHIN]
+    pod = _pod(run, LEADER, image, arguments)
+    pod["spec"]["containers"][0]["ports"] = [{"name": "board", "containerPort": BOARD_PORT}]
+    return _job(run, run.name, LEADER, pod)
+
+
+def _job(run: Run, name: str, part: str, pod: Object) -> Object:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(run, name, part),
+        "spec": {
+            # A run that was cut short is not a result: it is not tried again behind anybody's back.
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": run.benchmark.operation.deadline_seconds,
+            "template": pod,
+        },
+    }
+
+
+def _pod(run: Run, part: str, image: str, arguments: list[str]) -> Object:
+    options = run.benchmark.operation.pods
+    volumes = dict(_volumes(run, part))
+    container: Object = {
+        "name": "benchmark",
+        "image": image,
+        "command": ["extproc", "bench", *arguments],
+        "terminationMessagePath": _LAST_WORDS,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "resources": {
+            "requests": {"cpu": options.cpu, "memory": options.memory},
+            "limits": {"memory": options.memory},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": path.strip("/").replace("/", "-"), "mountPath": path, **_read_only(path)}
+            for path in volumes
+        ],
+    }
+    if options.env_secret is not None:
+        container["envFrom"] = [{"secretRef": {"name": options.env_secret}}]
+    return {
+        "metadata": {"labels": _metadata(run, run.name, part)["labels"]},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": _GRACE_S,
+            **({"nodeSelector": dict(options.node_selector)} if options.node_selector else {}),
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "fsGroup": _USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [container],
+            "volumes": [
+                {"name": path.strip("/").replace("/", "-"), **volume} for path, volume in volumes.items()
+            ],
+        },
+    }
+
+
+def _read_only(path: str) -> Object:
+    return {} if path in {_RESULTS, "/tmp"} else {"readOnly": True}  # noqa: S108  # an emptyDir
+
+
+def _volumes(run: Run, part: str) -> Iterator[tuple[str, Object]]:
+    """Yields where a part finds what: only the leader reads the spec and the data, and writes results."""
+    operation = run.benchmark.operation
+    yield "/tmp", {"emptyDir": {}}  # noqa: S108
+    if operation.workers > 1:
+        yield _TOKEN, {"secret": {"secretName": run.crew_name}}
+    if part == WORKERS:
+        return
+    yield _SPEC, {"configMap": {"name": run.benchmark.stem}}
+    if run.dataset_map is not None:
+        yield _DATASET, {"configMap": {"name": run.dataset_map}}
+    yield _RESULTS, {"persistentVolumeClaim": {"claimName": run.claim}}
+    if operation.files is not None and operation.files.config_map is not None:
+        yield _DATA, {"configMap": {"name": operation.files.config_map}}
+    elif operation.files is not None:
+        yield _DATA, {"persistentVolumeClaim": {"claimName": operation.files.claim, "readOnly": True}}

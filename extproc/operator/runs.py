@@ -1,0 +1,108 @@
+"""The runs of a Benchmark: which one is to go on or to begin, and what became of those that ended. Pure."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from cronsim import CronSim
+
+from extproc.bench.report.brief import Brief, decode_brief
+from extproc.operator.objects import LEADER, Object, Run
+from extproc.operator.resource import Benchmark, read_time, write_time
+from extproc.operator.router import is_elsewhere
+from extproc.operator.state import JobState, LastWords, Observed
+
+# A schedule that was missed for longer is not gone through minute by minute: its last time is what counts.
+_LOOK_BACK: Final = timedelta(days=8)
+# Of a run's name, after the Benchmark's.
+_DIGEST: Final = 8
+
+
+def find_run(
+    benchmark: Benchmark, observed: Observed, history: Sequence[Object], now: datetime
+) -> Run | None:
+    """The run that is to go on or to begin; `None` if nothing is due, or nothing may be begun."""
+    if benchmark.operation.suspend or observed.planned.faults:
+        return None
+    stem = benchmark.stem
+    ended = {entry["run"] for entry in history}
+    for job in observed.jobs:
+        if job.part == LEADER and not job.is_over and not job.is_deleting and job.run.startswith(stem):
+            return Run(benchmark, job.run, job.due, observed.planned.dataset)
+    if is_elsewhere(benchmark, observed.router):
+        return None
+    if benchmark.operation.schedule is None:
+        return None if stem in ended else Run(benchmark, stem, dataset=observed.planned.dataset)
+    due = find_due(benchmark.operation.schedule, last_due(benchmark, now), now)
+    if due is None:
+        return None
+    name = f"{stem}-{int(due.timestamp()) // 60}"
+    return None if name in ended else Run(benchmark, name, due, observed.planned.dataset)
+
+
+def last_due(benchmark: Benchmark, now: datetime) -> datetime:
+    """From when on a schedule counts: its last run, else since when there is a Benchmark.
+
+    What a clock that was ahead has written is not waited for.
+    """
+    last = benchmark.status.get("lastScheduledAt")
+    return min(read_time(last) if last else benchmark.created, now)
+
+
+def find_due(schedule: str, after: datetime, now: datetime) -> datetime | None:
+    """The last time in `(after, now]`, `None` if there is none; times before a week ago are forgotten."""
+    times = CronSim(schedule, max(after, now - _LOOK_BACK))
+    due = None
+    for at in times:
+        if at > now:
+            break
+        due = at
+    return due
+
+
+def find_next(schedule: str, now: datetime) -> datetime:
+    return next(CronSim(schedule, now))
+
+
+def end_runs(benchmark: Benchmark, observed: Observed, now: datetime) -> Iterator[Object]:
+    """Yields what the status shall remember of runs that have ended and are not in it yet."""
+    known = {entry["run"] for entry in list_history(benchmark)}
+    over = [job for job in observed.jobs if job.part == LEADER and job.is_over and job.run not in known]
+    for job in over:
+        yield _enter(job, observed.last_words.get(job.run), benchmark, now)
+
+
+def _enter(job: JobState, words: LastWords | None, benchmark: Benchmark, now: datetime) -> Object:
+    brief = None if words is None else decode_brief(words.text)
+    phase, verdict, faults = _judge(job, words, brief)
+    entry: Object = {
+        "run": job.run,
+        "digest": job.run.removeprefix(f"{benchmark.name}-")[:_DIGEST],
+        "finishedAt": write_time(job.finished or now),
+        "phase": phase,
+        "verdict": verdict,
+        "faults": list(faults),
+    }
+    if job.started is not None:
+        entry["startedAt"] = write_time(job.started)
+    if brief is not None:
+        entry |= {"figures": dict(brief.figures), "remarks": list(brief.remarks)}
+    return entry
+
+
+def _judge(job: JobState, words: LastWords | None, brief: Brief | None) -> tuple[str, str, Sequence[str]]:
+    """Phase, verdict and faults: a run without a report of its own is no verdict, but a failure."""
+    if brief is not None:
+        return ("Valid" if brief.is_good else "Invalid"), brief.title, brief.faults
+    if words is None:
+        return "Failed", "failed", [job.failure or "the leader's Pod is gone without a word"]
+    told = split_lines(words.text)[-5:] or [words.reason or f"exit status {words.exit_code}"]
+    return "Failed", "failed", told
+
+
+def list_history(benchmark: Benchmark) -> list[Object]:
+    return list(benchmark.status.get("history", ()))
+
+
+def split_lines(message: str) -> list[str]:
+    return [line for line in message.splitlines() if line]

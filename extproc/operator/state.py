@@ -1,0 +1,93 @@
+"""What there is of a Benchmark, and what can be done about it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from extproc.bench.board import Notice
+from extproc.operator.objects import Dataset, Object
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A Job of ours, as far as it matters. `failure` is why it failed, in the words of the Job controller."""
+
+    name: str
+    run: str
+    part: str
+    uid: str
+    started: datetime | None = None
+    finished: datetime | None = None
+    failure: str | None = None
+    due: datetime | None = None
+    is_deleting: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.finished is not None
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What the leader's Pod of a run ended with: its exit status, and its termination message."""
+
+    exit_code: int
+    text: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What the plan says of the spec: why it cannot be run, what to expect; the dataset if it is small."""
+
+    faults: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    dataset: Dataset | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What there is: the Benchmark's Jobs, what leaders' Pods said at their end by run, and the plan.
+
+    `notices` are what leaders say that still run. `router` is the ConfigMap that the spec names, `held` are
+    those that the Benchmark has.
+    """
+
+    jobs: tuple[JobState, ...] = ()
+    last_words: Mapping[str, LastWords] = field(default_factory=dict)
+    planned: Planned = Planned()
+    notices: Mapping[str, Notice] = field(default_factory=dict)
+    router: Object | None = None
+    held: tuple[Object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Makes an object; one that is there already is as good."""
+
+    body: Object
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Replaces a ConfigMap, if it is still the one that was read."""
+
+    body: Object
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Deletes a Job and its Pods, which get the time to say what they know; one that is gone is as good."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatus:
+    """Replaces the status."""
+
+    status: Object
+
+
+Action = Create | Replace | Delete | WriteStatus

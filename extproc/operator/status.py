@@ -1,0 +1,202 @@
+"""What the status says of a Benchmark: phase, figures, schedule and conditions. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from extproc.bench.board import Notice
+from extproc.bench.experiments.history_formats import list_regressions
+from extproc.bench.report.report import DEFINITIONS
+from extproc.operator.history import trace_history
+from extproc.operator.objects import LEADER, Object, Run
+from extproc.operator.resource import Benchmark, write_time
+from extproc.operator.router import is_elsewhere
+from extproc.operator.runs import find_due, find_next, last_due, split_lines
+from extproc.operator.state import JobState, Observed
+
+_DEFINED: Final = ("start", "ttft", "tpot", "itl", "e2e", "goodput", "failed", "percentiles", "throughput")
+
+_Condition = tuple[str, str, str]
+
+
+def build_status(
+    benchmark: Benchmark, observed: Observed, asked: Run | None, history: Sequence[Object], now: datetime
+) -> Object:
+    running = next(
+        (j for j in observed.jobs if asked and j.run == asked.name and j.part == LEADER and not j.is_over),
+        None,
+    )
+    # What the status says is of what is asked now; what was asked before is in the history.
+    same = [entry for entry in history if entry.get("digest") == benchmark.digest]
+    last = same[0] if same else None
+    phase = _find_phase(benchmark, observed, asked, last)
+    faults = observed.planned.faults
+    status: Object = {
+        "observedGeneration": benchmark.generation,
+        "phase": phase,
+        "verdict": last["verdict"] if last and phase != "Refused" else "",
+        "history": [_remember(entry) for entry in history],
+        "faults": list(faults or (last or {}).get("faults", ())),
+        "remarks": list((last or {}).get("remarks", observed.planned.remarks)),
+    }
+    if asked is not None:
+        status |= _tell_running(asked, running, observed.notices.get(asked.name), benchmark.status)
+    elif last is not None:
+        status |= _tell_ended(Run(benchmark, last["run"], dataset=observed.planned.dataset), last)
+    status |= _tell_figures(last, _find_regressions(benchmark, same))
+    if summary := _summarise(status.get("soFar", {}).get("figures") or status.get("figures", {})):
+        status["summary"] = summary
+    status |= _tell_schedule(benchmark, asked, observed, now)
+    conditions = _list_conditions(observed.planned.faults, phase, last)
+    if phase == "Waiting" and is_elsewhere(benchmark, observed.router):
+        conditions["Running"] = ("False", "RouterIsTaken", "another Benchmark switches the router")
+    turned = _turn(benchmark.status.get("conditions", ()), conditions, benchmark.generation, now)
+    return status | {"conditions": turned}
+
+
+def _remember(entry: Object) -> Object:
+    return {name: value for name, value in entry.items() if value not in (None, [], {})}
+
+
+def _find_phase(benchmark: Benchmark, observed: Observed, asked: Run | None, last: Object | None) -> str:
+    if observed.planned.faults:
+        return "Refused"
+    if benchmark.operation.suspend:
+        return "Suspended"
+    if asked is not None:
+        return "Running"
+    if last is not None:
+        return str(last["phase"])
+    return "Waiting"
+
+
+def _tell_running(run: Run, job: JobState | None, notice: Notice | None, before: Mapping[str, Any]) -> Object:
+    told: Object = {"run": run.name, "report": run.report, "dataset": _tell_dataset(run)}
+    if job is None or job.started is None:
+        return told
+    told["startedAt"] = write_time(job.started)
+    known = before if before.get("run") == run.name and "finishedAt" not in before else {}
+    return told | _tell_progress(notice, known)
+
+
+def _tell_dataset(run: Run) -> str:
+    return f"configmap/{run.dataset_map}" if run.dataset_map else f"{run.claim}/{run.shelf}"
+
+
+def _tell_progress(notice: Notice | None, known: Mapping[str, Any]) -> Object:
+    """What the leader says, where that is another hundredth or another run: not every look is a write."""
+    so_far = known.get("soFar", {})
+    is_news = notice is not None and (notice.progress, notice.doing) != (
+        known.get("progress", ""),
+        so_far.get("doing", ""),
+    )
+    if notice is None or not is_news:
+        return {name: known[name] for name in ("progress", "soFar") if name in known}
+    so_far = {"doing": notice.doing, "finished": notice.finished, "figures": dict(notice.figures)}
+    if notice.planned is not None:
+        so_far["planned"] = notice.planned
+    return {"soFar": so_far} | ({"progress": notice.progress} if notice.progress else {})
+
+
+def _tell_ended(run: Run, last: Object) -> Object:
+    ended: Object = {name: last[name] for name in ("startedAt", "finishedAt") if name in last}
+    told = {"run": run.name, "report": run.report, "dataset": _tell_dataset(run)}
+    return {**told, "progress": "100%", **ended}
+
+
+def _tell_figures(last: Object | None, regressions: Sequence[str]) -> Object:
+    figures = (last or {}).get("figures")
+    if not figures:
+        return {}
+    told: Object = {
+        "figures": figures,
+        "definitions": {name: DEFINITIONS[name] for name in _DEFINED},
+    }
+    return told | ({"regressions": list(regressions)} if regressions else {})
+
+
+def _summarise(figures: Mapping[str, float]) -> Object:
+    summary = {}
+    if "req_per_s" in figures:
+        summary["requestsPerSecond"] = f"{figures['req_per_s']:.2f}"
+    if "ttft_p95_ms" in figures:
+        summary["ttftP95"] = f"{figures['ttft_p95_ms']:,.0f} ms"
+    return summary
+
+
+def _find_regressions(benchmark: Benchmark, history: Sequence[Object]) -> list[str]:
+    """Holds the last run, if it is valid, against the valid ones before it; all asked the same."""
+    if not history or history[0]["phase"] != "Valid":
+        return []
+    model = benchmark.spec.target.model or benchmark.spec.endpoint
+    return list_regressions(trace_history(benchmark.name, model, history))
+
+
+def _tell_schedule(benchmark: Benchmark, asked: Run | None, observed: Observed, now: datetime) -> Object:
+    schedule = benchmark.operation.schedule
+    if schedule is None:
+        return {}
+    told: Object = {}
+    dues = [job.due for job in observed.jobs if job.due is not None]
+    dues += [asked.due] if asked is not None and asked.due is not None else []
+    # What was due while another run went is left out, not made up for.
+    missed = find_due(schedule, last_due(benchmark, now), now) if asked is not None else None
+    dues += [missed] if missed is not None else []
+    dues = [due for due in dues if due <= now]
+    if dues or benchmark.status.get("lastScheduledAt"):
+        told["lastScheduledAt"] = write_time(max([*dues, last_due(benchmark, now)]))
+    if not benchmark.operation.suspend:
+        told["nextRunAt"] = write_time(find_next(schedule, now))
+    return told
+
+
+def _list_conditions(faults: Sequence[str], phase: str, last: Object | None) -> dict[str, _Condition]:
+    """Each condition as status, reason and message."""
+    planned = ("False", "SpecRefused", "\n".join(faults)) if faults else ("True", "Possible", "")
+    is_running = phase == "Running"
+    why = {"Suspended": "Suspended", "Waiting": "NothingDue", "Refused": "SpecRefused"}.get(phase, "Ended")
+    made = {
+        "Planned": planned,
+        "Running": ("True", "JobIsActive", "") if is_running else ("False", why, ""),
+    }
+    if last is None:
+        return made | {"Valid": ("Unknown", "NoRunYet", ""), "Failed": ("False", "NoRunYet", "")}
+    has_failed = last["phase"] == "Failed"
+    message = "\n".join(last.get("faults", ()))
+    valid = {
+        "Valid": ("True", "Measured", ""),
+        "Invalid": ("False", "NoMeasurement", message),
+        "Failed": ("Unknown", "RunFailed", ""),
+    }[last["phase"]]
+    failed = ("True", "RunFailed", message) if has_failed else ("False", "RunEnded", "")
+    return made | {"Valid": valid, "Failed": failed}
+
+
+def _turn(
+    before: Iterable[Mapping[str, Any]], wanted: Mapping[str, _Condition], generation: int, now: datetime
+) -> list[Object]:
+    """Returns conditions; one that says the same as before has done so since then."""
+    known = {condition["type"]: condition for condition in before}
+    turned = []
+    for kind, (status, reason, message) in wanted.items():
+        old = known.get(kind, {})
+        since = old.get("lastTransitionTime") if old.get("status") == status else None
+        turned.append(
+            {
+                "type": kind,
+                "status": status,
+                "reason": reason,
+                "message": message,
+                "lastTransitionTime": since or write_time(now),
+                "observedGeneration": generation,
+            }
+        )
+    return turned
+
+
+def refuse_status(before: Mapping[str, Any], generation: int, message: str, now: datetime) -> Object:
+    """The status of a Benchmark that cannot be read: it says why."""
+    refused = {"phase": "Refused", "verdict": "", "observedGeneration": generation}
+    planned = ("False", "SpecRefused", message)
+    conditions = _turn(before.get("conditions", ()), {"Planned": planned}, generation, now)
+    return {**before, **refused, "faults": split_lines(message), "conditions": conditions}

@@ -1,0 +1,1 @@
+"""The router: what runs beside Envoy. README.md is the map."""

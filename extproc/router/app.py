@@ -1,0 +1,343 @@
+"""The composition root of `extproc serve`: builds, wires, starts, reloads, drains."""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Self
+
+from extproc.documents import read_file
+from extproc.errors import SettingsError
+from extproc.router.budget import Budget
+from extproc.router.cluster.reason import describe
+from extproc.router.feedback.access_log import AccessLogs
+from extproc.router.feedback.metrics import FeedbackCollector
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.service.admin import build_admin
+from extproc.router.service.configuration import Configuration, changes, tell_what_waits
+from extproc.router.service.descriptors import raise_limit, share
+from extproc.router.service.door import Door, serve_admin
+from extproc.router.service.health import Health
+from extproc.router.service.live.tape import Recorder, Tape
+from extproc.router.service.long_bodies import prepare_for_long_bodies
+from extproc.router.service.outages import Outages
+from extproc.router.service.pools import Pools
+from extproc.router.service.siblings import Siblings
+from extproc.router.service.tracing import FLUSH_S, build_tracer
+from extproc.router.service.transport import Transport, build_health_transport, build_transport
+from extproc.router.service.wiring import OwnSources, Sources, build_courier
+from extproc.router.settings.tree import ServerSettings, Settings, parse_settings, read_environment
+from extproc.router.share.courier import Courier
+from extproc.router.share.metrics import ShareCollector
+from extproc.router.stream.server import ExternalProcessor
+from extproc.router.telemetry import Metrics, PoolCollector
+from extproc.router.wire.calls import Routes
+
+if TYPE_CHECKING:
+    from extproc.router.xds.service import Xds
+
+log = logging.getLogger(__name__)
+
+# Before a drain is over, whoever still waits for room is refused: the answer has to get out.
+_LAST_WORD_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the service starts from: settings, and the file at `path` with the content they were read from.
+
+    Without a `path` they came from flags, as `content` would say the same, or nothing is watched.
+    """
+
+    settings: Settings
+    path: Path | None = None
+    content: bytes = b""
+
+    @property
+    def base(self) -> Path:
+        """The folder that relative paths in the settings start from."""
+        return self.path.parent if self.path else Path()
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """Raises `SettingsError`."""
+        content = read_file(path)
+        return cls(parse_settings(content, read_environment(), str(path)), path, content)
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """What one of several workers has from the others: lists, outages that are told, letters, news."""
+
+    sources: Sources
+    outages: Outages
+    courier: Courier
+    siblings: Siblings
+
+
+class Application:
+    """The running service; as one of several workers, with a `crew`."""
+
+    def __init__(self, start: Start, crew: Crew | None = None) -> None:
+        settings = start.settings
+        rng = Random()  # noqa: S311  # chances, not secrets
+        self.metrics = Metrics(has_watches=crew is None)
+        self.is_draining = False
+        self.budget = Budget(_part(settings.server.budget, settings.server))
+        self.xds = _build_xds(settings, self.metrics)
+        self.courier = crew.courier if crew is not None else _build_courier(start)
+        self.pools = Pools(
+            self.metrics,
+            sources=crew.sources if crew is not None else OwnSources(start.base, rng),
+            rng=rng,
+            clock=monotonic,
+            publish=self.xds.publish if self.xds else lambda *_: None,
+            retract=self.xds.remove if self.xds else lambda _: None,
+            courier=self.courier,
+            hold_bytes=_part(settings.server.budget, settings.server) // 2,
+            outages=crew.outages if crew is not None else None,
+            siblings=crew.siblings if crew is not None else None,
+        )
+        self.reader = ThreadPoolExecutor(1, "reader")
+        self.tracer = build_tracer(os.environ, self.metrics.count_spans)
+        self.processor = ExternalProcessor(
+            lambda: self.pools.picker,
+            self.metrics,
+            max_body_bytes=settings.server.max_body_bytes,
+            clear_route_cache=settings.server.clear_route_cache or settings.server.xds,
+            budget=self.budget,
+            announced=Budget(_part(settings.server.announced, settings.server)),
+            pass_headers=settings.server.pass_headers,
+            unseen_s=settings.server.unseen_s,
+            on_served=self.pools.desks.observe_response,
+            reader=self.reader,
+            tickets=self.pools.desks.tickets,
+            tracer=self.tracer,
+            can_route=lambda: self.pools.can_route,
+        )
+        self.access_logs = AccessLogs(
+            self.pools.desks.observe,
+            on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc(),
+            settle=self.pools.desks.settle,
+        )
+        self.health = Health(lambda: not self.faults())
+        self.configuration = Configuration(settings, str(start.path or "flags"), monotonic())
+        self._path = start.path
+        self._content = start.content
+        self.metrics.watch(self._sources)
+        self.metrics.registry.register(
+            PoolCollector(self.pools.ages, self.pools.known_faults, self.pools.objectives.ages)
+        )
+        self.metrics.registry.register(FeedbackCollector(lambda: self.pools.desks))
+        if self.courier is not None:
+            self.metrics.registry.register(ShareCollector(self.courier.shares, self.courier.tally))
+
+    def _sources(self) -> list[tuple[Pool, str]]:
+        """Every pool with its kind of source."""
+        kinds = {
+            pool.name: next(iter(pool.endpoints.model_fields_set))
+            for pool in self.configuration.settings.pools
+        }
+        return [(pool, kinds.get(pool.name, "static")) for pool, _ in self.pools.ages()]
+
+    def faults(self) -> list[str]:
+        """Why the service is not ready; empty if it is."""
+        return ["draining"] if self.is_draining else self.pools.faults()
+
+    def remarks(self) -> list[str]:
+        """What is wrong with single pools while the service is ready."""
+        return self.pools.remarks()
+
+    @property
+    def streams_open(self) -> int:
+        return self.processor.streams_open
+
+    def record(self, tape: Tape) -> Callable[[], None]:
+        """Tells `tape` every decision until what it returns is called."""
+        processor, before = self.processor, self.processor.observer
+        processor.observer = Recorder(before, tape)
+        return lambda: setattr(processor, "observer", before)
+
+    def routes(self) -> Routes:
+        """Every gRPC method that is served."""
+        discovery = self.xds.routes() if self.xds else {}
+        logs = self.access_logs.routes()
+        return {**self.processor.routes(), **self.health.routes(), **logs, **discovery}
+
+    def start(self) -> None:
+        self.pools.apply(self.configuration.settings.pools)
+
+    async def watch_settings(self) -> None:
+        """Applies the settings file whenever it changes; a bad one is refused and the old one stays."""
+        if self._path is None:
+            return
+        async with aclosing(changes(self._path, self._content)) as contents:
+            async for content in contents:
+                await self.reload(content, str(self._path))
+
+    async def reload(self, content: bytes, where: str) -> None:
+        """Applies changed settings, or says why not."""
+        try:
+            settings = await asyncio.to_thread(parse_settings, content, read_environment(), where)
+            if self.xds:
+                # Before there is a second pool, or else its first prompts could go to the other.
+                self.xds.open(settings.open_pool)
+            self.pools.apply(settings.pools)
+        except SettingsError as error:
+            self.refuse(str(error))
+            log.error("the changed configuration is refused, the old one stays: %s", error)  # noqa: TRY400
+            return
+        except Exception as error:  # noqa: BLE001  # the next change must be heard all the same
+            self.refuse(describe(error))
+            log.error("the changed configuration cannot be applied: %s", describe(error))  # noqa: TRY400
+            return
+        tell_what_waits(self.configuration.settings, settings)
+        self.configuration = self.configuration.replaced(settings, monotonic())
+        self.metrics.reloaded("applied")
+        log.info("the changed configuration is applied")
+
+    def refuse(self, why: str) -> None:
+        """Notes that changed settings are not taken."""
+        self.metrics.reloaded("refused")
+        self.configuration = self.configuration.refused(why, monotonic())
+
+
+async def serve(start: Start) -> int:
+    """Runs the service until a signal ends it; see `run`."""
+    settings = start.settings.server
+    app = Application(start)
+    shares = share(raise_limit())
+    async with AsyncExitStack() as stack:
+        transport = build_transport(settings, app.routes(), app.budget, shares.grpc)
+        await transport.bind()
+        await serve_health(app.health, settings, stack)
+        return await run(
+            app, transport, catch_signals(), settings.admin, Door(shares.admin), app.watch_settings
+        )
+
+
+async def run(
+    app: Application,
+    transport: Transport,
+    signals: asyncio.Queue[int],
+    admin: str,
+    door: Door,
+    *routines: Callable[[], Coroutine[None, None, None]],
+) -> int:
+    """Runs an application whose transport is bound until one of the `signals`, its admin port on `admin`.
+
+    Returns the exit status: 0 if every request in flight at the first signal was served to its end, 1 if
+    some were cut. Raises `SettingsError` where it cannot start. `routines` run as long as it serves.
+    """
+    settings = app.configuration.settings
+    prepare_for_long_bodies()
+    async with AsyncExitStack() as stack:
+        if app.tracer is not None:
+            stack.push_async_callback(app.tracer.stop, FLUSH_S)
+        stack.push_async_callback(app.pools.stop)
+        stack.callback(app.reader.shutdown, wait=False)
+        await stack.enter_async_context(_admin(app, admin, door))
+        if app.courier is not None:
+            await app.courier.carrier.open()
+            stack.push_async_callback(_end, run_reported(app.courier.run()))
+        app.start()
+        for routine in (app.health.run, *routines):
+            stack.callback(run_reported(routine()).cancel)
+        await transport.start()
+        # What start-up made stays; a collection need not look at it again while requests wait.
+        gc.freeze()
+        log.info("serving on %s, admin on %s", settings.server.listen, admin)
+        await signals.get()
+        return await _drain(app, transport, signals, settings.server.drain_s)
+
+
+async def serve_health(health: Health, settings: ServerSettings, stack: AsyncExitStack) -> None:
+    """Answers to the end, through draining, too."""
+    transport = build_health_transport(settings, health.routes())
+    if transport is not None:
+        await transport.bind()
+        await transport.start()
+        stack.push_async_callback(transport.stop)
+
+
+async def _drain(app: Application, transport: Transport, signals: asyncio.Queue[int], drain_s: float) -> int:
+    """First signal: no new streams, open ones go on up to `drain_s`. A second one cuts them.
+
+    Requests that wait for room go on waiting: others end, and make some.
+    """
+    app.is_draining = True
+    app.health.leave()
+    log.info("draining: %d streams open", app.processor.streams_open)
+    transport.drain()
+    asyncio.get_running_loop().call_later(max(0.0, drain_s - _LAST_WORD_S), app.pools.stop_holding)
+    # Streams of xDS never end by themselves: only requests are waited for.
+    ends = {asyncio.create_task(app.processor.drained()), asyncio.create_task(signals.get())}
+    await asyncio.wait(ends, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+    cut = app.processor.streams_open
+    for end in ends:
+        end.cancel()
+    await transport.stop()
+    log.info("stopped: %d streams cut", cut)
+    return 1 if cut else 0
+
+
+def run_reported(routine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    """Runs what should never end by itself."""
+    task = asyncio.create_task(routine)
+    task.add_done_callback(_report)
+    return task
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """Tells of a routine that a bug ended: requests are served on, but somebody should know."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("%s ended: %s", task.get_coro(), type(task.exception()).__name__)
+
+
+def catch_signals() -> asyncio.Queue[int]:
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    return signals
+
+
+def _part(total: int, settings: ServerSettings) -> int:
+    """A worker's part of what all may hold: enough for one body."""
+    return min(total, max(settings.max_body_bytes, total // settings.workers))
+
+
+def _build_courier(start: Start) -> Courier | None:
+    share = start.settings.share
+    outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
+    return build_courier(share, start.base, os.environ, outside) if share else None
+
+
+def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":
+    if not settings.server.xds:
+        return None
+    from extproc.router.xds.service import Xds  # noqa: PLC0415  # 11 MB of Envoy's messages that only xDS needs
+
+    pools = [pool.name for pool in settings.pools]
+    return Xds(
+        pools,
+        open_pool=settings.open_pool,
+        on_rejection=lambda kind: metrics.xds_nacks.labels(kind).inc(),
+    )
+
+
+def _admin(app: Application, listen: str, door: Door) -> AbstractAsyncContextManager[None]:
+    return serve_admin(build_admin(app, app.metrics.registry, door), listen, door)

@@ -1,0 +1,92 @@
+"""A pool's endpoints from a name in the DNS, as of a headless Service.
+
+The DNS cannot tell a Service without ready pods from a mistake: both are a name that does not exist.
+So an answer without addresses is a failure, and the last good list stays.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+from dns.asyncresolver import Resolver
+from dns.exception import DNSException, Timeout
+from dns.rdatatype import AAAA, A
+from dns.resolver import NXDOMAIN, Answer, NoAnswer
+
+from extproc.router.cluster.backoff import Backoff
+from extproc.router.cluster.reason import describe
+from extproc.router.cluster.slices import AddressFamily
+from extproc.router.cluster.source import Sink
+from extproc.router.routing.endpoint import Endpoint, join_address, parse_target
+
+
+class DnsSource:
+    """Tells every address that the host of `target` (`name:port`) has, again after the answer's TTL.
+
+    The TTL is taken as no less than `least_s` and no more than `most_s`, and lengthened by up to a
+    fifth so that many routers do not ask at once. The search domains of resolv.conf apply; /etc/hosts is
+    not read. With addresses of both families only those of `family` are told, since nothing says which
+    two are one pod's. Raises `AddressError` if `target` is not `name:port`.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        family: AddressFamily = "IPv4",
+        least_s: float = 1.0,
+        most_s: float = 30.0,
+        rng: Random,
+        open_resolver: Callable[[], Resolver] = Resolver,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._host, self._port = parse_target(target)
+        self._types = (A, AAAA) if family == "IPv4" else (AAAA, A)
+        self._least_s = least_s
+        self._most_s = most_s
+        self._rng = rng
+        self._open_resolver = open_resolver
+        self._sleep = sleep
+        self._backoff = Backoff(rng)
+
+    def __repr__(self) -> str:
+        return f"<DnsSource {self._host}:{self._port}>"
+
+    async def run(self, sink: Sink) -> None:
+        while True:
+            try:
+                answer = await self._resolve()
+            except (DNSException, OSError) as error:
+                delay_s = self._refuse(error, sink)
+            else:
+                delay_s = self._accept(answer, sink)
+            await self._sleep(delay_s)
+
+    async def _resolve(self) -> Answer:
+        # Opened anew, since resolv.conf may have changed.
+        resolver = self._open_resolver()
+        first, second = self._types
+        try:
+            return await resolver.resolve(self._host, first, search=True)
+        except NoAnswer:
+            return await resolver.resolve(self._host, second, search=True)
+
+    def _accept(self, answer: Answer, sink: Sink) -> float:
+        self._backoff.reset()
+        addresses = sorted(join_address(record.address, self._port) for record in answer)
+        sink.replace([Endpoint(address, address) for address in addresses])
+        ttl_s = min(self._most_s, max(self._least_s, answer.chaining_result.minimum_ttl))
+        return ttl_s * self._rng.uniform(1.0, 1.2)
+
+    def _refuse(self, error: Exception, sink: Sink) -> float:
+        sink.restarted(_word(error), describe(error))
+        return self._backoff.next_s()
+
+
+def _word(error: Exception) -> str:
+    match error:
+        case NXDOMAIN() | NoAnswer():
+            return "dns_no_address"
+        case Timeout():
+            return "dns_timeout"
+    return "dns_failure"

@@ -1,0 +1,279 @@
+"""A pool's endpoints from an InferencePool: the pods that it selects, at all of its ports.
+
+Two watches depend on one another. The pool's says which pods are meant; the pods' begins anew when the
+selector is another, and what was known before stays until the new list is there. The pool may be of either
+API group. That of v1 counts; only while the server has no such pool there, or does not know v1 at all, the
+forerunner's is looked at. A pool that neither has is told as lacking, and an endpoint that was known then
+is no more: somebody deleted the pool, and its pods may be another's tomorrow.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from extproc.router.cluster.debounce import DebouncedSink, Lack
+from extproc.router.cluster.inference_pools import (
+    V1,
+    V1ALPHA2,
+    InferencePool,
+    InferencePoolV1,
+    InferencePoolV1Alpha2,
+    PoolTerms,
+)
+from extproc.router.cluster.kube_api import Resource, WatchLost
+from extproc.router.cluster.listwatch import KubeAccess, ListWatch
+from extproc.router.cluster.pods import Pod, PodBook
+from extproc.router.cluster.slices import AddressFamily
+from extproc.router.cluster.source import Sink
+from extproc.router.routing.endpoint import Endpoint
+
+# What one API group has told of the pool: nothing yet, that it knows no InferencePools, that there is none
+# of this name, or what the pool asks for.
+_Known = Literal["unheard", "unserved", "missing"] | PoolTerms
+
+_PLURAL: Final = "inferencepools"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolName:
+    """Which InferencePool is meant. `family` is the preferred one of a dual-stack pod's addresses."""
+
+    namespace: str
+    name: str
+    family: AddressFamily = "IPv4"
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class InferencePoolSource:
+    """Tells the endpoints of one InferencePool. Changes are told `settle_s` after the first of them."""
+
+    def __init__(self, access: KubeAccess, pool: PoolName, *, settle_s: float = 0.1) -> None:
+        self._access = access
+        self._pool = pool
+        self._settle_s = settle_s
+
+    def __repr__(self) -> str:
+        return f"<InferencePoolSource {self._pool}>"
+
+    async def run(self, sink: Sink) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            heard = _Heard(self._access, self._pool, tasks, sink, self._settle_s)
+            try:
+                await heard.follow()
+            finally:
+                heard.close()
+
+
+class _Slot:
+    """Room for one task at a time."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, routine: Coroutine[None, None, None]) -> None:
+        self.stop()
+        self._task = self._tasks.create_task(routine)
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+
+class _Heard:
+    """Everything that was heard of one pool, added up: its object in two API groups, and its pods.
+
+    `_pods` are the pods that are followed now, `_told` those whose list is told: the same, but while a new
+    selector's pods are being listed.
+    """
+
+    def __init__(
+        self, access: KubeAccess, pool: PoolName, tasks: asyncio.TaskGroup, sink: Sink, settle_s: float
+    ) -> None:
+        self._access = access
+        self._pool = pool
+        self._sink = DebouncedSink(sink, self, settle_s)
+        self._v1 = _Group(self)
+        self._forerunner: _Group | None = None
+        self._forerunner_slot = _Slot(tasks)
+        self._pods: _Pods | None = None
+        self._told: _Pods | None = None
+        self._pods_slot = _Slot(tasks)
+
+    async def follow(self) -> None:
+        resource = Resource(
+            V1, self._pool.namespace, _PLURAL, InferencePoolV1, field_selector=self._field_selector
+        )
+        await ListWatch(self._access, resource).run(self._v1)
+
+    def close(self) -> None:
+        self._sink.close()
+
+    @property
+    def _field_selector(self) -> str:
+        # A list of one: what a Role that names the pool lets us see.
+        return f"metadata.name={self._pool.name}"
+
+    @property
+    def _terms(self) -> PoolTerms | None:
+        return next((known for known in self._known if isinstance(known, PoolTerms)), None)
+
+    @property
+    def _known(self) -> tuple[_Known, _Known]:
+        return self._v1.known, self._forerunner.known if self._forerunner else "unheard"
+
+    def pool_changed(self, group: "_Group") -> None:
+        if group is self._v1:
+            self._follow_forerunner()
+        terms = self._terms
+        if terms is not None and terms.fault is None:
+            self._follow_pods(terms)
+        elif self.lack():
+            self._pods_slot.stop()
+            self._pods = self._told = None
+            self._sink.changed()
+
+    def _follow_forerunner(self) -> None:
+        """Looks at the older group for as long as v1 does not have the pool."""
+        if isinstance(self._v1.known, PoolTerms):
+            self._forerunner_slot.stop()
+            self._forerunner = None
+        elif self._forerunner is None:
+            self._forerunner = _Group(self, is_forerunner=True)
+            resource = Resource(
+                V1ALPHA2,
+                self._pool.namespace,
+                _PLURAL,
+                InferencePoolV1Alpha2,
+                field_selector=self._field_selector,
+            )
+            self._forerunner_slot.start(ListWatch(self._access, resource).run(self._forerunner))
+
+    def _follow_pods(self, terms: PoolTerms) -> None:
+        if self._pods is None or self._pods.selector != terms.selector:
+            self._pods = _Pods(self, terms, self._pool.family)
+            resource = Resource("v1", self._pool.namespace, "pods", Pod, label_selector=terms.selector)
+            self._pods_slot.start(ListWatch(self._access, resource).run(self._pods))
+        else:
+            self._pods.use_ports(terms.ports)
+        if self._pods is self._told:
+            # The ports may be others, or what gateways say of the pool.
+            self._sink.changed()
+
+    def pods_listed(self, pods: "_Pods") -> None:
+        if pods is self._pods:
+            self._told = pods
+            self._sink.listed()
+
+    def pods_changed(self, pods: "_Pods") -> None:
+        if pods is self._told:
+            self._sink.changed()
+
+    def pool_confirmed(self) -> None:
+        if self.lack():
+            self._sink.confirm()
+
+    def pods_confirmed(self, pods: "_Pods") -> None:
+        """The list holds if these are still the pods that the pool selects, as far as we hear of that."""
+        is_heard = not any(group.is_failing for group in (self._v1, self._forerunner) if group)
+        if pods is self._told and is_heard:
+            self._sink.confirm()
+
+    def restarted(self, lost: WatchLost) -> None:
+        self._sink.restarted(lost.why, lost.reason)
+
+    def lack(self) -> Lack | None:
+        terms = self._terms
+        if terms is not None and terms.fault is not None:
+            return Lack(terms.fault[0], f"InferencePool {self._pool} {terms.fault[1]}")
+        if terms is not None or "unheard" in self._known:
+            return None
+        if self._known == ("unserved", "unserved"):
+            return Lack("no_crd", "the API server knows no InferencePools: are their CRDs installed?")
+        return Lack("no_pool", f"there is no InferencePool {self._pool}")
+
+    def endpoints(self) -> list[Endpoint] | None:
+        return None if self._told is None else self._told.book.endpoints()
+
+    def remarks(self) -> Mapping[str, str]:
+        refusals = self._terms.refusals if self._terms else ()
+        faults = self._told.book.faults if self._told else {}
+        remarks = {f"Pod {self._pool.namespace}/{name}": fault for name, fault in faults.items()}
+        if refusals:
+            remarks[f"InferencePool {self._pool}"] = f"is served all the same: {'; '.join(refusals)}"
+        return remarks
+
+
+class _Group:
+    """Follows the pool in one of the two API groups: a list of one, or of none."""
+
+    def __init__(self, heard: _Heard, *, is_forerunner: bool = False) -> None:
+        self._heard = heard
+        self._is_forerunner = is_forerunner
+        self.is_failing = False
+        self.known: _Known = "unheard"
+
+    def listed(self, objects: Sequence[InferencePool]) -> None:
+        self._know(objects[0].terms if objects else "missing")
+
+    def put(self, object_: InferencePool) -> None:
+        self._know(object_.terms)
+
+    def deleted(self, _: InferencePool) -> None:
+        self._know("missing")
+
+    def confirmed(self) -> None:
+        self.is_failing = False
+        self._heard.pool_confirmed()
+
+    def lost(self, lost: WatchLost) -> None:
+        # Who may not ask is told so before the server says that it has no such group.
+        was_shut = self.known in {"unheard", "unserved"}
+        is_shut = self._is_forerunner and lost.why == "forbidden" and was_shut
+        if lost.why == "not_found" or is_shut:
+            self._know("unserved")
+        else:
+            self.is_failing = lost.reason is not None
+            self._heard.restarted(lost)
+
+    def _know(self, known: _Known) -> None:
+        self.is_failing = False
+        self.known = known
+        self._heard.pool_changed(self)
+
+
+class _Pods:
+    """Follows the pods of one selector."""
+
+    def __init__(self, heard: _Heard, terms: PoolTerms, family: AddressFamily) -> None:
+        self._heard = heard
+        self.selector = terms.selector
+        self._ports = terms.ports
+        self.book = PodBook(terms.ports, family=family)
+
+    def use_ports(self, ports: tuple[int, ...]) -> None:
+        if ports != self._ports:
+            self._ports = ports
+            self.book.use_ports(ports)
+
+    def listed(self, objects: Sequence[Pod]) -> None:
+        self.book.replace(objects)
+        self._heard.pods_listed(self)
+
+    def put(self, object_: Pod) -> None:
+        self.book.put(object_)
+        self._heard.pods_changed(self)
+
+    def deleted(self, object_: Pod) -> None:
+        self.book.delete(object_)
+        self._heard.pods_changed(self)
+
+    def confirmed(self) -> None:
+        self._heard.pods_confirmed(self)
+
+    def lost(self, lost: WatchLost) -> None:
+        self._heard.restarted(lost)

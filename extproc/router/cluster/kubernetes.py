@@ -1,0 +1,91 @@
+"""A pool's endpoints from the EndpointSlices of a Service."""
+
+from collections.abc import Mapping, Sequence
+
+from extproc.router.cluster.debounce import DebouncedSink, Lack
+from extproc.router.cluster.kube_api import Resource, WatchLost
+from extproc.router.cluster.listwatch import KubeAccess, ListWatch
+from extproc.router.cluster.slicebook import SliceBook
+from extproc.router.cluster.slices import AddressFamily, EndpointSlice
+from extproc.router.cluster.source import Sink
+from extproc.router.routing.endpoint import Endpoint
+
+
+class KubernetesSource:
+    """Tells the endpoints of one Service as its EndpointSlices change.
+
+    `ports` are names or numbers of ports in the slices (the container's ports). Changes are told
+    `settle_s` after the first of them, since pods move from one slice to another.
+    """
+
+    def __init__(
+        self,
+        access: KubeAccess,
+        namespace: str,
+        service: str,
+        ports: tuple[int | str, ...],
+        *,
+        family: AddressFamily = "IPv4",
+        settle_s: float = 0.1,
+    ) -> None:
+        self._service = f"{namespace}/{service}"
+        self._book = SliceBook(ports, family=family)
+        self._settle_s = settle_s
+        selector = f"kubernetes.io/service-name={service}"
+        slices = Resource("discovery.k8s.io/v1", namespace, "endpointslices", EndpointSlice, selector)
+        self._slices = ListWatch(access, slices)
+
+    def __repr__(self) -> str:
+        return f"<KubernetesSource {self._service}>"
+
+    async def run(self, sink: Sink) -> None:
+        heard = _Slices(self._book, self._service, sink, self._settle_s)
+        try:
+            await self._slices.run(heard)
+        finally:
+            heard.close()
+
+
+class _Slices:
+    """Follows the slices of one Service and knows the endpoints that they add up to."""
+
+    def __init__(self, book: SliceBook, service: str, sink: Sink, settle_s: float) -> None:
+        self._book = book
+        self._service = service
+        self._sink = DebouncedSink(sink, self, settle_s)
+
+    def listed(self, objects: Sequence[EndpointSlice]) -> None:
+        self._book.replace(objects)
+        self._sink.listed()
+
+    def put(self, object_: EndpointSlice) -> None:
+        self._book.put(object_)
+        self._sink.changed()
+
+    def deleted(self, object_: EndpointSlice) -> None:
+        self._book.delete(object_)
+        self._sink.changed()
+
+    def confirmed(self) -> None:
+        self._sink.confirm()
+
+    def lost(self, lost: WatchLost) -> None:
+        self._sink.restarted(lost.why, lost.reason)
+
+    def close(self) -> None:
+        self._sink.close()
+
+    def endpoints(self) -> list[Endpoint]:
+        return self._book.endpoints()
+
+    def lack(self) -> Lack | None:
+        if self._book.is_missing:
+            return Lack(
+                "no_service", f"Service {self._service} has no EndpointSlice: is there such a Service?"
+            )
+        if self._book.portless:
+            return Lack("no_port", f"Service {self._service}: every EndpointSlice {self._book.portless}")
+        return None
+
+    def remarks(self) -> Mapping[str, str]:
+        return {f"EndpointSlice {name}": fault for name, fault in self._book.faults.items()}

@@ -1,0 +1,193 @@
+"""The models and LoRA adapters that endpoints serve, learnt from their `/v1/models`.
+
+A source around another one: what that one tells is told at once, and again when more is known.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+
+import msgspec
+from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from extproc.errors import ExtprocError
+from extproc.router.cluster.backoff import Backoff
+from extproc.router.cluster.debounce import DebouncedSink
+from extproc.router.cluster.decoding import Unreadable, decode
+from extproc.router.cluster.reason import describe
+from extproc.router.cluster.restarting import Restarting
+from extproc.router.cluster.source import Sink, Source
+from extproc.router.routing.endpoint import Endpoint
+
+_log = logging.getLogger("extproc.router.cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one endpoint serves."""
+
+    models: frozenset[str] = frozenset()
+    adapters: frozenset[str] = frozenset()
+
+
+class ModelsUnknown(ExtprocError):
+    """An endpoint did not say what it serves."""
+
+
+class _Card(msgspec.Struct):
+    id: str
+    parent: str | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+AskModels = Callable[[str], Awaitable[Served]]
+Learn = Callable[[Served], None]
+_Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How eagerly endpoints are asked; durations in seconds.
+
+    `refresh_s` is slow because adapters come and go with people's deployments; a new endpoint is asked
+    at once. What is learnt within `settle_s` is told together.
+    """
+
+    refresh_s: float = 300.0
+    timeout_s: float = 5.0
+    parallel: int = 16
+    settle_s: float = 0.1
+
+
+class ModelsSource:
+    """Tells the endpoints of `source`, with what each says that it serves.
+
+    An endpoint is asked when it appears, then every `refresh_s` give or take a fifth. One that does not
+    answer keeps what it said last, and is asked again after a back-off of up to `refresh_s`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        pace: Pace = Pace(),
+        rng: Random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        # Begun again by itself: all of this at once would forget what endpoints have said.
+        self._source = Restarting(source, rng=rng)
+        self._pace = pace
+        self._rng = rng
+        self._sleep = sleep
+
+    def __repr__(self) -> str:
+        return f"<ModelsSource of {self._source!r}>"
+
+    async def run(self, sink: Sink) -> None:
+        timeout = ClientTimeout(total=self._pace.timeout_s)
+        async with ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+            ask = partial(ask_models, session, asyncio.Semaphore(self._pace.parallel))
+            learner = _Learner(
+                sink, self._pace.settle_s, lambda *key: tasks.create_task(self._follow(ask, *key))
+            )
+            try:
+                await self._source.run(learner)
+            finally:
+                learner.close()
+
+    async def _follow(self, ask: AskModels, address: str, learn: Learn) -> None:
+        """Asks one endpoint for as long as it is there."""
+        backoff = Backoff(self._rng, base_s=1.0, cap_s=self._pace.refresh_s)
+        fault = None
+        while True:
+            try:
+                learn(await ask(address))
+            except Exception as error:  # noqa: BLE001  # one endpoint's answer must not end all the others'
+                delay_s = backoff.next_s()
+                if describe(error) != fault:
+                    _log.warning("%s does not tell its models: %s", address, describe(error))
+                fault = describe(error)
+            else:
+                delay_s = self._pace.refresh_s * self._rng.uniform(0.8, 1.2)
+                backoff.reset()
+                fault = None
+            await self._sleep(delay_s)
+
+
+class _Learner:
+    """The sink of the inner source: knows who is there, and what each has said."""
+
+    def __init__(
+        self, sink: Sink, settle_s: float, follow: Callable[[str, Learn], asyncio.Task[None]]
+    ) -> None:
+        self._sink = sink
+        self._follow = follow
+        self._debounced = DebouncedSink(sink, self, settle_s)
+        self._endpoints: Sequence[Endpoint] = ()
+        self._served: dict[_Key, Served] = {}
+        self._tasks: dict[_Key, asyncio.Task[None]] = {}
+
+    def replace(self, endpoints: Sequence[Endpoint]) -> None:
+        self._endpoints = endpoints
+        keys = {_key(endpoint) for endpoint in endpoints}
+        for key in self._tasks.keys() - keys:
+            self._tasks.pop(key).cancel()
+            self._served.pop(key, None)
+        for key in keys - self._tasks.keys():
+            self._tasks[key] = self._follow(key[1], partial(self._learn, key))
+        self._debounced.tell()
+
+    def confirm(self, age_s: float = 0.0) -> None:
+        self._sink.confirm(age_s)
+
+    def restarted(self, why: str, reason: str | None = None) -> None:
+        self._sink.restarted(why, reason)
+
+    def lacks(self, why: str, reason: str) -> None:
+        self._sink.lacks(why, reason)
+
+    def close(self) -> None:
+        self._debounced.close()
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _learn(self, key: _Key, served: Served) -> None:
+        if served != self._served.get(key):
+            self._served[key] = served
+            self._debounced.changed()
+
+    def endpoints(self) -> list[Endpoint]:
+        known = ((endpoint, self._served.get(_key(endpoint), Served())) for endpoint in self._endpoints)
+        return [replace(e, models=served.models, adapters=served.adapters) for e, served in known]
+
+    def lack(self) -> None:
+        """The inner source tells what it lacks by itself."""
+
+    def remarks(self) -> Mapping[str, str]:
+        return {}
+
+
+async def ask_models(session: ClientSession, slots: asyncio.Semaphore, address: str) -> Served:
+    """Asks one endpoint. A model with a parent is a LoRA adapter (vLLM 0.32). Raises `ModelsUnknown`."""
+    try:
+        async with slots, session.get(f"http://{address}/v1/models", allow_redirects=False) as response:
+            if response.status != 200:
+                raise ModelsUnknown(f"it answers {response.status}")
+            cards = decode(await response.read(), _Cards).data
+    except (ClientError, OSError, TimeoutError, Unreadable) as error:
+        raise ModelsUnknown(describe(error)) from error
+    return Served(
+        models=frozenset(card.id for card in cards if card.parent is None),
+        adapters=frozenset(card.id for card in cards if card.parent is not None),
+    )
+
+
+def _key(endpoint: Endpoint) -> _Key:
+    # A pod with a new address, or an address with a new pod, is asked anew.
+    return endpoint.name, endpoint.address

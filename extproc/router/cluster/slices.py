@@ -1,0 +1,135 @@
+"""EndpointSlices as the Kubernetes API sends them, and what one slice says. Pure.
+
+Only what we read is declared; everything else in the JSON is skipped. Fields follow the reference of
+`discovery.k8s.io/v1` (Kubernetes 1.37).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from msgspec import Struct
+
+from extproc.errors import AddressError
+from extproc.router.cluster.identity import name_endpoint
+from extproc.router.cluster.kube_api import ObjectMeta
+from extproc.router.routing.endpoint import Endpoint, join_address
+
+AddressFamily = Literal["IPv4", "IPv6"]
+
+
+class EndpointConditions(Struct):
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class ObjectReference(Struct):
+    name: str = ""
+    namespace: str = ""
+
+
+class EndpointPort(Struct):
+    name: str | None = None
+    port: int | None = None
+    protocol: str | None = None
+
+
+class SliceEndpoint(Struct, rename="camel"):
+    addresses: list[str]
+    conditions: EndpointConditions | None = None
+    target_ref: ObjectReference | None = None
+    zone: str | None = None
+
+
+class EndpointSlice(Struct, rename="camel"):
+    metadata: ObjectMeta
+    address_type: str = ""
+    endpoints: list[SliceEndpoint] | None = None
+    ports: list[EndpointPort] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one slice says: its endpoints that are ready or draining, and why others are missing.
+
+    `lacks_port` says that it has endpoints, and none at the port that was asked for.
+    """
+
+    family: str
+    endpoints: tuple[Endpoint, ...] = ()
+    fault: str | None = None
+    lacks_port: bool = False
+
+
+def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> Reading:
+    """Reads the endpoints of one slice at each of the ports of these names or numbers."""
+    family = slice_.address_type
+    if family not in ("IPv4", "IPv6"):
+        return Reading(family, fault=f"has addresses of type {family!r}")
+    if not slice_.endpoints:
+        # A Service without pods keeps one slice, empty, that names no ports.
+        return Reading(family)
+    found = {port: find_port(slice_.ports or [], port) for port in ports}
+    numbers = list(dict.fromkeys(number for number in found.values() if number is not None))
+    lacking = [port for port, number in found.items() if number is None]
+    fault = _describe_lack(lacking, slice_.ports or []) if lacking else None
+    endpoints: list[Endpoint] = []
+    for entry in slice_.endpoints:
+        try:
+            endpoints += _read_endpoint(entry, slice_.metadata.namespace, numbers, is_alone=len(ports) == 1)
+        except AddressError as error:
+            fault = str(error)
+    return Reading(family, tuple(endpoints), fault, lacks_port=not numbers)
+
+
+def _describe_lack(lacking: Sequence[int | str], ports: list[EndpointPort]) -> str:
+    return f"has no TCP port {', '.join(map(repr, lacking))}, only {_describe(ports)}"
+
+
+def is_ready(conditions: EndpointConditions) -> bool | None:
+    """Returns whether the endpoint is picked (`True`), draining (`False`) or to be left out (`None`).
+
+    Null `ready` and `serving` are to be read as true, null `terminating` as false (API reference of
+    EndpointConditions). `terminating` goes before `ready`: a Service with publishNotReadyAddresses
+    calls its terminating pods ready, and they get no new picks all the same.
+    """
+    if conditions.terminating:
+        return False if conditions.serving is not False else None
+    return True if conditions.ready is not False else None
+
+
+def find_port(ports: list[EndpointPort], port: int | str) -> int | None:
+    """Returns the TCP port of this name or number, or `None`.
+
+    A number is the container's port. It needs no entry where the slice names no ports at all (a
+    headless Service without ports) or has one without a number, which stands for every port.
+    """
+    tcp = [entry for entry in ports if entry.protocol in (None, "TCP")]
+    if isinstance(port, str):
+        return next((entry.port for entry in tcp if (entry.name or "") == port), None)
+    if not ports or any(entry.port in (None, port) for entry in tcp):
+        return port
+    return None
+
+
+def _read_endpoint(
+    endpoint: SliceEndpoint, namespace: str, ports: Sequence[int], *, is_alone: bool
+) -> Iterator[Endpoint]:
+    ready = is_ready(endpoint.conditions or EndpointConditions())
+    if ready is None or not endpoint.addresses:
+        return
+    target = endpoint.target_ref
+    for port in ports:
+        # Further addresses have no defined meaning; kube-proxy does not look at them (API reference).
+        name = address = join_address(endpoint.addresses[0], port)
+        if target and target.name:
+            name = name_endpoint(target.namespace or namespace, target.name, port, is_alone=is_alone)
+        yield Endpoint(name=name, address=address, is_ready=ready, zone=endpoint.zone)
+
+
+def _describe(ports: list[EndpointPort]) -> str:
+    return (
+        ", ".join(f"{port.name or 'unnamed'}={port.port}/{port.protocol or 'TCP'}" for port in ports)
+        or "none"
+    )

@@ -1,0 +1,48 @@
+"""The seam between what knows endpoints (a source) and what routes to them (a sink)."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from extproc.router.routing.endpoint import Endpoint
+
+
+class Sink(Protocol):
+    """Where a source tells what it knows. Calls come from the event loop and return at once.
+
+    A source logs nothing of its failures: it tells them, as often as they happen, in one line that names
+    no credential. The sink makes of them what an operator can read.
+    """
+
+    def replace(self, endpoints: Sequence[Endpoint]) -> None:
+        """Takes the whole current list, ready and draining; an endpoint left out is gone."""
+        ...
+
+    def confirm(self, age_s: float = 0.0) -> None:
+        """Notes that the last list was still true so long ago (a bookmark, a repeated answer): its age."""
+        ...
+
+    def restarted(self, why: str, reason: str | None = None) -> None:
+        """Counts a lost or refused watch; `why` is one of a source's few fixed words.
+
+        `reason` says what failed and is true until the next list or confirmation; `None` where nothing
+        failed: a watch that ended in its time.
+        """
+        ...
+
+    def lacks(self, why: str, reason: str) -> None:
+        """Notes that what was asked for is not there or not right, as it may have been told before.
+
+        No failure, so nothing is counted: there is no such Service, the file is as faulty as it was.
+        """
+        ...
+
+
+class Source(Protocol):
+    """Something that knows a pool's endpoints and hears of changes."""
+
+    async def run(self, sink: Sink) -> None:
+        """Runs until cancelled; keeps the last good list through every failure of its own.
+
+        May be run again after it raised.
+        """
+        ...

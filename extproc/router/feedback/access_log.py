@@ -1,0 +1,178 @@
+"""Envoy's gRPC access log: messages become exchanges. The only importer of its generated code.
+
+Envoy opens one stream per worker and sends what happened in batches; nothing is answered until the stream
+ends. Losing a stream loses entries, never a request.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from time import time
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
+from google.protobuf.struct_pb2 import Struct
+
+from extproc.errors import ProtocolError
+from extproc.router.feedback import access_log_pb2 as pb
+from extproc.router.feedback.outcome import Exchange, Fault, Outcome, outcomes
+from extproc.router.stream.names import DECISION_NAMESPACE, DESTINATION, LB_NAMESPACE, TICKET
+from extproc.router.wire.calls import Call, Handler, Routes, Status
+
+METHOD: Final = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
+
+# Envoy's batches are 16 KiB and one entry, and its first message names the sender in 64 kB. What is larger
+# is no log of ours, and reading it would keep requests waiting.
+MAX_MESSAGE_BYTES: Final = 262_144
+MAX_ENTRIES: Final = 1_000
+
+# Microseconds from the request's first byte to the endpoint to the first of the answer's body.
+FIRST_BODY_TAG: Final = "first_body_us"
+_MOST_DIGITS: Final = 12
+_TICKET_DIGITS: Final = 16
+_HEX: Final = "0123456789abcdef"
+_STREAM: Final = "text/event-stream"
+_OK: Final = 200
+
+_MAY_BE_BUSY: Final = frozenset({429, 503})
+_ENDED: Final = frozenset({0, 6})  # AccessLogType: not told, DownstreamEnd
+
+
+def decode(message: bytes) -> Iterator[Exchange]:
+    """Reads one `StreamAccessLogsMessage`, up to `MAX_ENTRIES` of it. Raises `ProtocolError`."""
+    if len(message) > MAX_MESSAGE_BYTES:
+        raise ProtocolError("an access log message that is too large")
+    try:
+        logs = pb.StreamAccessLogsMessage.FromString(message).http_logs
+    except DecodeError:
+        raise ProtocolError("not a StreamAccessLogsMessage") from None
+    entries = islice(logs.log_entry, MAX_ENTRIES)
+    return (_exchange(entry) for entry in entries if entry.common_properties.access_log_type in _ENDED)
+
+
+def _exchange(entry: pb.HTTPAccessLogEntry) -> Exchange:
+    # Every step into a message costs as much as a small function call: none is taken without need. A map's
+    # message that is missing is made empty by reading it.
+    common, response = entry.common_properties, entry.response
+    spaces = common.metadata.filter_metadata
+    ours = spaces[DECISION_NAMESPACE].fields
+    ticket = _ticket(ours[TICKET].string_value) if TICKET in ours else 0
+    attempts = common.upstream_request_attempt_count
+    has_begun = common.HasField("time_to_first_upstream_rx_byte")
+    status = response.response_code.value
+    return Exchange(
+        ours["pool"].string_value,
+        _address(common.upstream_remote_address.socket_address),
+        status,
+        _seconds(common.duration),
+        _seconds(common.time_to_first_upstream_rx_byte) if has_begun else None,
+        _fault(common.response_flags) if common.HasField("response_flags") else Fault.NONE,
+        attempts,
+        _destinations(spaces) if attempts > 1 else (),
+        response.response_headers.get("retry-after") if status in _MAY_BE_BUSY else None,
+        _first_token_s(common, response) if ticket and attempts <= 1 else None,
+        ticket,
+    )
+
+
+def _ticket(text: str) -> int:
+    """Anybody may write to this port: what is no number is none of ours."""
+    return int(text, 16) if len(text) == _TICKET_DIGITS and not text.strip(_HEX) else 0
+
+
+def _first_token_s(common: pb.AccessLogCommon, response: pb.HTTPResponseProperties) -> float | None:
+    told = common.custom_tags.get(FIRST_BODY_TAG, "")
+    if not (told.isascii() and told.isdigit() and len(told) <= _MOST_DIGITS):
+        return None
+    is_stream = response.response_headers.get("content-type", "").startswith(_STREAM)
+    return int(told) / 1e6 if is_stream and response.response_code.value == _OK else None
+
+
+def _destinations(spaces: Mapping[str, Struct]) -> Sequence[str]:
+    told = spaces[LB_NAMESPACE].fields[DESTINATION].string_value
+    return told.split(",") if told else ()
+
+
+def _address(address: pb.SocketAddress) -> str:
+    """The endpoint's `ip:port` in our spelling; empty where there is none, or a unix socket."""
+    ip = address.address
+    if not ip:
+        return ""
+    return f"[{ip}]:{address.port_value}" if ":" in ip else f"{ip}:{address.port_value}"
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
+
+
+def _fault(flags: pb.ResponseFlags) -> Fault:
+    if (
+        flags.downstream_connection_termination
+        or flags.downstream_remote_reset
+        or flags.downstream_protocol_error
+    ):
+        return Fault.CLIENT
+    is_endpoints = (
+        flags.upstream_connection_failure
+        or flags.upstream_connection_termination
+        or flags.upstream_remote_reset
+        or flags.upstream_request_timeout
+        or flags.upstream_protocol_error
+    )
+    return Fault.ENDPOINT if is_endpoints else Fault.NONE
+
+
+class AccessLogs:
+    """`envoy.service.accesslog.v3.AccessLogService`: hands every outcome to `observe`.
+
+    `on_fault` counts messages that could not be used, by one of a few fixed words. `settle` takes every
+    exchange that has a pick's number.
+    """
+
+    def __init__(
+        self,
+        observe: Callable[[Outcome], None],
+        on_fault: Callable[[str], None],
+        time_of_day: Callable[[], float] = time,
+        settle: Callable[[Exchange], None] = lambda _: None,
+    ) -> None:
+        self._observe = observe
+        self._time_of_day = time_of_day
+        self.on_fault = on_fault
+        self._settle = settle
+
+    def routes(self) -> Routes:
+        return {METHOD: self.open}
+
+    def open(self, call: Call) -> Handler:
+        return _Stream(self, call)
+
+    def take(self, message: bytes) -> None:
+        """Observes everything that one message tells. Bytes that are none are counted, and no more."""
+        now_s = self._time_of_day()
+        try:
+            for exchange in decode(message):
+                for outcome in outcomes(exchange, now_s):
+                    self._observe(outcome)
+                if exchange.ticket:
+                    self._settle(exchange)
+        except ProtocolError:
+            self.on_fault("unreadable")
+
+
+class _Stream:
+    def __init__(self, logs: AccessLogs, call: Call) -> None:
+        self._logs = logs
+        self._call = call
+
+    def on_message(self, message: bytes | bytearray) -> None:
+        self._logs.take(bytes(message))
+
+    def on_skipped(self, size: int) -> None:  # noqa: ARG002  # too large, however large
+        self._logs.on_fault("too_large")
+
+    def on_half_close(self) -> None:
+        self._call.finish(Status.OK)
+
+    def on_close(self) -> None:
+        pass

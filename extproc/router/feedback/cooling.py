@@ -1,0 +1,369 @@
+"""Cooling down: which endpoints of a pool get no picks for now, judged by what became of requests. Pure.
+
+Why. An endpoint that fails at once is always the least loaded one, so the better a strategy balances, the
+more requests it feeds to it: one of four that answered 500 got nine of ten requests of `least_load`. Envoy's
+own outlier detection is no help: `override_host` tries our picks whether a host is ejected or not.
+
+The rules, and whose they are:
+
+- **When.** `failures` of them in a row, 3 by default. Envoy counts in a row, too (`consecutive_5xx`, 5). A
+  rate would need a window, and at one request a second a window says nothing for a minute; a row of three is
+  wrong once in 8,000 answers where one in twenty fails. An answer ends the row unless its first byte is older
+  than the last failure: streams that began well before the endpoint broke, and end well after, prove nothing
+  of it now.
+- **How long.** 2 s, doubling up to 16 s, each 20 % more or less. Doubling is every back-off's rule; the
+  jitter is gRPC's (`connection-backoff.md`), so that several gateways do not come back in step. The cap is
+  far lower than Envoy's (300 s) or the kubelet's (5 min): one failed request every 16 s costs little, and an
+  endpoint that was repaired is to have its share again within half a minute.
+- **Coming back.** After the time, one request at a time: the half-open state of a circuit breaker (Nygard,
+  "Release It!"). One success ends it, one failure doubles the time. A trial that has told nothing in
+  `patience_s` is not waited for: its client may have left, or the log that would have told was lost. What is
+  heard while an endpoint cools, of requests that began before, changes nothing: a hundred requests that die
+  together are one incident.
+- **Memory.** The doubling forgets one step for each `calm_s` of service, as Envoy's does per interval; the
+  kubelet's forgets all after ten minutes. An endpoint that fails half its requests so gets less and less.
+- **Half.** Never more than half of the pool is shut, the first to go first: beyond that the rest would be
+  loaded twofold and fail for it. (Envoy's panic threshold is the same half.) If all fail, nobody is shut: it
+  is the requests' doing, or the network's, and choosing does not help.
+- **Busy.** 429 and 503 with `Retry-After` are load: no picks for that long, at most 30 s, and no trial
+  afterwards. Those endpoints count towards the half, too, so a pool that is busy as a whole says so to its
+  clients itself.
+- **Unhealthy.** The same for endpoints whose own health, asked by us, says no. Health never ends a cooling:
+  an engine that answers 500 may well have a healthy `/health`.
+
+Each endpoint is in one of four states, by its case: taken (no case, or a row not yet complete), cooling
+(until `until_s`), on trial (after that), and back (taken again, with a memory).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+
+from msgspec import Struct
+
+from extproc.router.feedback.outcome import Outcome, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Durations in seconds; why these, the module says. `failures` of `None`: nothing is ever cooled down.
+
+    `slack_s` is how late an outcome may be told: a log comes in batches, a second apart where nobody said
+    otherwise. It is shorter than the shortest cooling, or a trial could not be told from what was before.
+    Within `order_s` nobody knows what came first. After `untold` picks without a word there is no log.
+    """
+
+    failures: int | None = 3
+    base_s: float = 2.0
+    cap_s: float = 16.0
+    jitter: float = 0.2
+    calm_s: float = 60.0
+    patience_s: float = 10.0
+    retry_after_cap_s: float = 30.0
+    slack_s: float = 1.0
+    order_s: float = 0.1
+    untold: int = 100
+
+
+class Why(StrEnum):
+    """Why an endpoint gets no picks, or one at a time."""
+
+    COOLING = "cooling"
+    BUSY = "busy"
+    UNHEALTHY = "unhealthy"
+
+
+class Change(StrEnum):
+    """News of an endpoint, for a log line and a count."""
+
+    COOLED = "cooled"
+    BACK = "back"
+
+
+@dataclass(slots=True)
+class _Case:
+    """What there is against one endpoint. Times are the clock's, `None`: not now."""
+
+    row: int = 0
+    failed_s: float = 0.0
+    level: int = 0
+    cooled_s: float | None = None
+    until_s: float = 0.0
+    trial_s: float | None = None
+    back_s: float | None = None
+    busy_until_s: float = 0.0
+    is_unhealthy: bool = False
+
+    def why(self, now_s: float) -> Why | None:
+        if self.is_unhealthy:
+            return Why.UNHEALTHY
+        if self.cooled_s is not None:
+            return Why.COOLING
+        return Why.BUSY if now_s < self.busy_until_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Who may not be picked, until `until_s` or the next news."""
+
+    closed: frozenset[str] = frozenset()
+    shut: Mapping[str, Why] = field(default_factory=dict)
+    has_trial: bool = False
+    until_s: float = float("inf")
+
+
+_ALL = View()
+
+
+class Charge(Struct, frozen=True):
+    """What there is against one endpoint, for another process: times are told from now, seconds."""
+
+    name: str
+    row: int
+    level: int
+    cooled_ago_s: float | None
+    left_s: float
+    busy_s: float
+
+
+class Cooling:
+    """The cases of one pool's endpoints, by name. Costs a pick one comparison while there is none.
+
+    Several may be kept of one pool, each by a process that places requests. They come to the same verdicts
+    where each observes what another one `heeds`, and hears of its trials, which `on_trial` is told.
+    """
+
+    def __init__(self, rules: Rules, *, clock: Callable[[], float], rng: Random) -> None:
+        self.rules = rules
+        self._clock = clock
+        self._rng = rng
+        self._members: frozenset[str] = frozenset()
+        self._cases: dict[str, _Case] = {}
+        self._away: dict[str, _Case] = {}  # those with a `why`, the first to go first
+        self._view: View | None = _ALL
+        self._has_log = False
+        self._picks_untold = 0
+        self.on_trial: Callable[[str], None] = lambda _: None
+
+    def __repr__(self) -> str:
+        return f"<Cooling {', '.join(f'{name}: {why}' for name, why in self.shut().items()) or 'nobody'}>"
+
+    def set_members(self, names: Iterable[str]) -> None:
+        """Takes the names of the endpoints that may be picked; what there was against others is forgotten."""
+        self._members = known = frozenset(names)
+        self._cases = {name: case for name, case in self._cases.items() if name in known}
+        self._away = {name: case for name, case in self._away.items() if name in known}
+        self._view = None
+
+    def closed(self) -> frozenset[str]:
+        """The names that may not be picked now: at most half of the members."""
+        return self._look().closed
+
+    def picked(self, name: str) -> None:
+        """Notes that `name` got a request: of an endpoint on trial, the only one for now."""
+        self._picks_untold += not self._has_log
+        case = self._away.get(name)
+        if case is not None and case.cooled_s is not None:
+            now_s = self._clock()
+            if not self._is_closed(case, now_s):
+                case.trial_s = now_s
+                self._view = None
+                self.on_trial(name)
+
+    def hear_trial(self, name: str) -> None:
+        """Notes that somebody else gave `name` the one request for now."""
+        case = self._away.get(name)
+        if case is not None and case.cooled_s is not None:
+            case.trial_s = now_s = self._clock()
+            case.until_s = min(case.until_s, now_s)
+            self._view = None
+
+    def heeds(self, name: str, outcome: Outcome) -> bool:
+        """Whether the outcome, not observed yet, counts for or against `name`."""
+        if outcome.verdict is Verdict.FAILED or outcome.verdict is Verdict.BUSY:
+            return name in self._members
+        case = self._cases.get(name)
+        return case is not None and (case.row > 0 or case.cooled_s is not None)
+
+    def charges(self) -> list[Charge]:
+        """What there is against endpoints now."""
+        now_s = self._clock()
+        return [
+            Charge(
+                name,
+                case.row,
+                case.level,
+                None if case.cooled_s is None else now_s - case.cooled_s,
+                max(0.0, case.until_s - now_s),
+                max(0.0, case.busy_until_s - now_s),
+            )
+            for name, case in self._cases.items()
+            if case.row or case.why(now_s)
+        ]
+
+    def adopt(self, charges: Iterable[Charge]) -> None:
+        """Takes what somebody else has against endpoints of which nothing is known here."""
+        now_s = self._clock()
+        for told in charges:
+            if told.name not in self._members or told.name in self._cases:
+                continue
+            case = self._cases[told.name] = _Case(told.row, now_s, told.level)
+            case.busy_until_s = now_s + told.busy_s
+            if told.cooled_ago_s is not None:
+                case.cooled_s, case.until_s = now_s - told.cooled_ago_s, now_s + told.left_s
+            self._file(told.name, case)
+
+    def shut(self) -> Mapping[str, Why]:
+        """Every endpoint that is left out now, or on trial, and why."""
+        return self._look().shut
+
+    def has_trial(self) -> bool:
+        """Whether an endpoint may get the request that shows whether it works again."""
+        return self._look().has_trial
+
+    def wants_response(self, name: str) -> bool:
+        """Whether `name` is on trial; or nobody tells of answers unless asked: no log, after many picks."""
+        return name in self._look().shut or self._picks_untold > self.rules.untold
+
+    def hear_log(self) -> None:
+        """Notes that an access log tells of this pool's requests."""
+        self._has_log = True
+        self._picks_untold = 0
+
+    def cooled_for_s(self, name: str) -> float:
+        """Seconds for which `name` gets no picks yet; 0 once it is on trial."""
+        case = self._away.get(name)
+        return 0.0 if case is None else max(0.0, case.until_s - self._clock())
+
+    def observe(self, name: str, outcome: Outcome) -> Change | None:
+        """Takes what became of a request to `name`."""
+        case = self._cases.get(name)
+        if case is None:
+            is_against = outcome.verdict is Verdict.FAILED or outcome.verdict is Verdict.BUSY
+            if not is_against or name not in self._members:
+                return None
+            case = self._cases[name] = _Case()
+        now_s = self._clock()
+        match outcome.verdict:
+            case Verdict.FAILED:
+                return self._fail(name, case, now_s - outcome.duration_s, now_s)
+            case Verdict.ANSWERED:
+                return self._answer(name, case, outcome, now_s)
+            case Verdict.BUSY:
+                self._rest(name, case, now_s + min(outcome.retry_after_s, self.rules.retry_after_cap_s))
+                return self._answer(name, case, outcome, now_s)
+        if self._is_news(case, now_s - outcome.duration_s):
+            # A trial that proved nothing: the next one may come.
+            case.trial_s = None
+            self._view = None
+        return None
+
+    def set_health(self, name: str, *, is_healthy: bool) -> None:
+        """Takes what an endpoint's own health says."""
+        case = self._cases.get(name)
+        if name not in self._members or (case is None and is_healthy):
+            return
+        case = self._cases.setdefault(name, _Case()) if case is None else case
+        case.is_unhealthy = not is_healthy
+        self._file(name, case)
+
+    def forget_health(self) -> None:
+        """Nobody asks any more: what was said last need not be true."""
+        for name, case in list(self._cases.items()):
+            case.is_unhealthy = False
+            self._file(name, case)
+
+    def _fail(self, name: str, case: _Case, began_s: float, now_s: float) -> Change | None:
+        if self.rules.failures is None:
+            return None
+        if case.cooled_s is None:
+            if case.back_s is not None and began_s < case.back_s:
+                return None  # begun before it was well again
+            case.row += 1
+            case.failed_s = now_s
+            if case.row < self.rules.failures:
+                return None
+            case.level = max(0, case.level - self._forgotten(case, now_s)) + 1
+        elif now_s >= case.until_s and self._is_news(case, began_s):
+            case.level += 1
+        else:
+            return None
+        self._cool(name, case, now_s)
+        return Change.COOLED
+
+    def _answer(self, name: str, case: _Case, outcome: Outcome, now_s: float) -> Change | None:
+        answered_s = now_s - outcome.duration_s + (outcome.first_byte_s or 0.0)
+        if case.cooled_s is None:
+            if answered_s + self.rules.order_s >= case.failed_s:
+                case.row = 0
+            return None
+        if not self._is_news(case, now_s - outcome.duration_s):
+            return None
+        case.row, case.cooled_s, case.trial_s = 0, None, None
+        case.until_s, case.back_s = 0.0, now_s
+        self._file(name, case)
+        return Change.BACK
+
+    def _is_news(self, case: _Case, began_s: float) -> bool:
+        """Whether a request began after its endpoint was cooled down."""
+        return case.cooled_s is not None and began_s - self.rules.slack_s > case.cooled_s
+
+    def _forgotten(self, case: _Case, now_s: float) -> int:
+        return 0 if case.back_s is None else int((now_s - case.back_s) / self.rules.calm_s)
+
+    def _cool(self, name: str, case: _Case, now_s: float) -> None:
+        rules = self.rules
+        # The exponent is bounded, too: an endpoint may fail its trials for years.
+        steps = case.level = min(case.level, 32)
+        delay_s = min(rules.cap_s, rules.base_s * 2.0 ** (steps - 1))
+        case.cooled_s, case.trial_s = now_s, None
+        case.until_s = now_s + delay_s * self._rng.uniform(1 - rules.jitter, 1 + rules.jitter)
+        self._file(name, case)
+
+    def _rest(self, name: str, case: _Case, until_s: float) -> None:
+        case.busy_until_s = max(case.busy_until_s, until_s)
+        self._file(name, case)
+
+    def _file(self, name: str, case: _Case) -> None:
+        """Keeps `_away` what it says it is; who is there already keeps its place."""
+        if case.why(self._clock()) is None:
+            self._away.pop(name, None)
+        else:
+            self._away.setdefault(name, case)
+        self._view = None
+
+    def _look(self) -> View:
+        view = self._view
+        if view is None or (view is not _ALL and self._clock() >= view.until_s):
+            view = self._view = self._build_view()
+        return view
+
+    def _build_view(self) -> View:
+        now_s = self._clock()
+        for name in [name for name, case in self._away.items() if case.why(now_s) is None]:
+            del self._away[name]
+        if not self._away:
+            return _ALL
+        ends = [end for case in self._away.values() for end in self._ends(case) if end > now_s]
+        until_s = min(ends, default=float("inf"))
+        if len(self._away) == len(self._members):
+            return View(until_s=until_s)
+        limit = len(self._members) // 2
+        first = list(self._away.items())[:limit]
+        shut = {name: why for name, case in first if (why := case.why(now_s))}
+        closed = frozenset(name for name, case in first if self._is_closed(case, now_s))
+        has_trial = any(case.cooled_s is not None and name not in closed for name, case in first)
+        return View(closed, shut, has_trial, until_s)
+
+    def _is_closed(self, case: _Case, now_s: float) -> bool:
+        if case.is_unhealthy or now_s < case.busy_until_s or now_s < case.until_s:
+            return True
+        return case.trial_s is not None and now_s < case.trial_s + self.rules.patience_s
+
+    def _ends(self, case: _Case) -> Iterable[float]:
+        """When something may change for this case by itself."""
+        yield case.busy_until_s
+        yield case.until_s
+        if case.trial_s is not None:
+            yield case.trial_s + self.rules.patience_s

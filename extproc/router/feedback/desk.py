@@ -1,0 +1,122 @@
+"""Where the outcomes of one pool's requests arrive: counted, judged, told."""
+
+import logging
+from collections.abc import Callable, Collection
+
+from extproc.router.feedback.cooling import Change, Cooling
+from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.feedback.tally import Tally
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.vitals import Vitals
+
+log = logging.getLogger(__name__)
+
+
+class Desk:
+    """Knows a pool's endpoints by their addresses; hands what is heard to its `cooling` and its `tally`.
+
+    `relay` takes what other processes with desks for this pool should hear, too; `on_log` that there is one.
+    """
+
+    def __init__(self, pool: Pool, cooling: Cooling) -> None:
+        self.pool = pool
+        self.cooling = cooling
+        self.tally = Tally()
+        self.vitals: dict[str, Vitals] = {}
+        self.has_log = False
+        self.relay: Callable[[Outcome], None] = lambda _: None
+        self.on_log: Callable[[], None] = lambda: None
+
+    def __repr__(self) -> str:
+        return f"<Desk of {self.pool.name}: {self.cooling!r}, {self.tally!r}>"
+
+    def knows(self, address: str) -> bool:
+        return self._name(address) is not None
+
+    def observe(self, outcome: Outcome, trace_id: str = "") -> None:
+        """Takes what an access log tells: of every request, when it has ended."""
+        if not self.has_log:
+            self.hear_log()
+            self.on_log()
+        self._take(outcome, is_counted=True, trace_id=trace_id)
+
+    def hear_log(self) -> None:
+        """Notes that an access log tells of this pool's requests, here or elsewhere."""
+        self.has_log = True
+        self.cooling.hear_log()
+
+    def hear(self, outcome: Outcome) -> None:
+        """Takes what another desk was told, which counts and says it."""
+        name = self._name(outcome.address)
+        if name is not None:
+            self._judge(name, outcome)
+
+    def observe_response(self, outcome: Outcome) -> None:
+        """Takes what a response's headers tell: at once, of some requests.
+
+        Where there is a log, too, it tells of the same failures, and each is to count once: then the headers
+        only say sooner that an endpoint works.
+        """
+        if not self.has_log:
+            self._take(outcome, is_counted=True)
+        elif outcome.verdict is Verdict.ANSWERED:
+            self._take(outcome, is_counted=False)
+
+    def sense(self, endpoint: Endpoint, vitals: Vitals | None) -> None:
+        """Takes what an endpoint says of itself; `None`: it does not answer."""
+        known = self.pool.snapshot.ready.get(endpoint.name)
+        if known is None or known.address != endpoint.address:
+            return  # it is gone, or another one has its name by now
+        if vitals is not None:
+            self.vitals[endpoint.name] = vitals
+        self.pool.strategy.sense(endpoint.name, vitals, self.pool.book.counts)
+
+    def forget_vitals(self) -> None:
+        """Nobody asks any more: what was said last need not be true."""
+        self.vitals.clear()
+        for name in self.pool.snapshot.ready:
+            self.pool.strategy.sense(name, None, dict)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forgets what was counted of endpoints that are gone."""
+        self.tally.keep(names)
+        self.vitals = {name: vitals for name, vitals in self.vitals.items() if name in names}
+
+    def _take(self, outcome: Outcome, *, is_counted: bool, trace_id: str = "") -> None:
+        name = self._name(outcome.address)
+        if name is None:
+            return
+        if is_counted:
+            self.tally.count(name, outcome, self._zone(name), trace_id)
+        if self.cooling.heeds(name, outcome):
+            self.relay(outcome)
+        change = self._judge(name, outcome)
+        if change is not None:
+            self.tally.count_change(name, change)
+            self._tell(name, change)
+
+    def _judge(self, name: str, outcome: Outcome) -> Change | None:
+        change = self.cooling.observe(name, outcome)
+        if change is Change.COOLED and outcome.status == 0:
+            # Nobody answers there: a process that is gone held its cache.
+            self.pool.strategy.lose(name)
+        return change
+
+    def _name(self, address: str) -> str | None:
+        snapshot = self.pool.snapshot
+        names = snapshot.by_location.get(address)
+        if names:
+            return names[0]
+        return next((one.name for one in snapshot.draining if one.address == address), None)
+
+    def _zone(self, name: str) -> str:
+        endpoint = self.pool.snapshot.ready.get(name)
+        return (endpoint.zone or "") if endpoint is not None else ""
+
+    def _tell(self, name: str, change: Change) -> None:
+        if change is Change.BACK:
+            log.info("pool %s: %s answers again", self.pool.name, name)
+            return
+        for_s = self.cooling.cooled_for_s(name)
+        log.warning("pool %s: %s fails and is cooled down for %.1f s", self.pool.name, name, for_s)

@@ -1,0 +1,77 @@
+"""What the desks know, as metrics: read when somebody scrapes."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.tally import FIRST_BYTE_BOUNDS_S, Times
+from extproc.router.telemetry import Buckets, buckets, exemplar
+
+# Shown as 0 from the start, so that `increase()` sees the first one.
+EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
+
+
+class FeedbackCollector(Collector):
+    """Answers, coolings and cache hits by endpoint, time to the first byte and hits foreseen by pool."""
+
+    def __init__(self, desks: Callable[[], Iterable[Desk]]) -> None:
+        self._desks = desks
+
+    def collect(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            "extproc_answers", "What became of requests.", labels=["pool", "endpoint", "class"]
+        )
+        coolings = CounterMetricFamily(
+            "extproc_endpoint_coolings",
+            "Times that an endpoint was cooled down.",
+            labels=["pool", "endpoint"],
+        )
+        first_byte = HistogramMetricFamily(
+            "extproc_first_byte_seconds",
+            "From a request's first byte to its answer's.",
+            labels=["pool", "zone", "class"],
+        )
+        foreseen = CounterMetricFamily(
+            "extproc_foreseen_tokens",
+            "Tokens of prompts, by whether their endpoint was believed to hold them.",
+            labels=["pool", "reason", "cached"],
+        )
+        saved = CounterMetricFamily(
+            "extproc_saved_prefill_seconds",
+            "Engines' time for tokens believed to be cached, had they been computed.",
+            labels=["pool", "reason"],
+        )
+        measured = CounterMetricFamily(
+            "extproc_measured_tokens",
+            "Tokens of prompts, by whether their endpoint found them in its cache, as it says.",
+            labels=["pool", "endpoint", "cached"],
+        )
+        for desk in self._desks():
+            for reason, counts in desk.pool.strategy.foreseen().items():
+                foreseen.add_metric([desk.pool.name, reason, "yes"], counts.cached)
+                foreseen.add_metric([desk.pool.name, reason, "no"], counts.prompt - counts.cached)
+                saved.add_metric([desk.pool.name, reason], counts.saved_ms / 1000)
+            for name, vitals in desk.vitals.items():
+                measured.add_metric([desk.pool.name, name, "yes"], vitals.hit_tokens)
+                measured.add_metric([desk.pool.name, name, "no"], vitals.queried_tokens - vitals.hit_tokens)
+            pool, tally = desk.pool.name, desk.tally
+            names = desk.pool.snapshot.names
+            told = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | tally.answers
+            for (name, class_), count in told.items():
+                answers.add_metric([pool, name, class_], count)
+            for name, count in (dict.fromkeys(names, 0) | tally.coolings).items():
+                coolings.add_metric([pool, name], count)
+            zones = {endpoint.zone or "" for endpoint in desk.pool.snapshot.ready.values()}
+            expected = {(zone, "2xx"): Times() for zone in zones}
+            for labels, times in (expected | tally.first_bytes).items():
+                first_byte.add_metric([pool, *labels], _buckets(times), times.sum_s)
+        yield from (answers, coolings, first_byte, foreseen, saved, measured)
+
+
+def _buckets(times: Times) -> Buckets:
+    traces = {place: exemplar(*trace) for place, trace in times.traces.items()}
+    return buckets(FIRST_BYTE_BOUNDS_S, times.counts, traces)

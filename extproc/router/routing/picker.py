@@ -1,0 +1,213 @@
+"""The picker: which pool serves a request, by what key, on which endpoint. The whole decision."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from re import Pattern
+from re import compile as compile_pattern
+
+from msgspec import Struct
+
+from extproc.errors import NoEndpoint, PromptError, UnknownModel
+from extproc.router.routing.pool import Pick, Pool
+from extproc.router.routing.prompt.json_reader import is_large
+from extproc.router.routing.prompt.parse import Prompt, parse, reads_body
+from extproc.router.routing.strategies.base import Offer, Reading
+
+
+class Ask(Struct, frozen=True):
+    """What the picker may know of a request; headers by lower-case name.
+
+    `body` is `None` where there is none, or none to be had. `is_partial` says that more of it exists
+    than came. `subset` holds the addresses that the proxy allows (EPP 1.0.0), `None` for any. `pool`
+    is the operator's choice of a pool. `fault` says why there is no body to be had of a request with one.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes | bytearray | None = None
+    is_partial: bool = False
+    subset: Sequence[str] | None = None
+    pool: str | None = None
+    fault: PromptError | None = None
+
+
+class Decision(Struct, frozen=True):
+    """A pick and what it came from: the routing key (`None`: no prefix), and why the body was no help.
+
+    `model` is the client's word for one, of any length; empty where it was not read. `offers` are those that
+    the strategy weighed, if it weighs any.
+    """
+
+    pick: Pick
+    key: int | None
+    adapter: str = ""
+    fault: PromptError | None = None
+    model: str = ""
+    offers: Sequence[Offer] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A pool and what leads to it.
+
+    `models` may hold globs; empty takes any model. `adapters` are LoRA names that every endpoint of
+    the pool serves.
+    """
+
+    pool: Pool
+    models: tuple[str, ...] = ()
+    adapters: frozenset[str] = frozenset()
+
+    def adapter(self, model: str) -> str:
+        """`model` if it is an adapter here, else the empty string.
+
+        What endpoints hold counts only where the name is nothing else: a client can load an adapter under
+        any name, and one called like the pool's model would draw all of the model's requests.
+        """
+        snapshot = self.pool.snapshot
+        if model in self.adapters:
+            return model
+        is_model = model in self.models or model in snapshot.models
+        return model if model in snapshot.by_adapter and not is_model else ""
+
+    def names(self) -> set[str]:
+        """Every model and adapter name known to be served, globs left out."""
+        snapshot = self.pool.snapshot
+        configured = {name for name in self.models if not _is_glob(name)}
+        return configured | self.adapters | snapshot.models | snapshot.by_adapter.keys()
+
+
+Found = tuple[Pool, str, Reading, PromptError | None, str]
+"""A request's pool, its adapter, what its strategy read in it, why its body was no help, and its model."""
+
+
+class Picker:
+    """All routes. Replaced as a whole when the settings or a pool's strategy change; the pools live on.
+
+    `key_headers` are the request headers, in lower case, that the pools' strategies read.
+    """
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self.routes = {route.pool.name: route for route in routes}
+        self._exact: dict[str, Route] = {}
+        self._globs: list[tuple[Pattern[str], Route]] = []
+        self._catch_all = next((route for route in self.routes.values() if not route.models), None)
+        self._sole = next(iter(self.routes.values())) if len(self.routes) == 1 else None
+        self.key_headers = frozenset[str]().union(
+            *(route.pool.strategy.headers for route in self.routes.values())
+        )
+        for route in self.routes.values():
+            for name in [*route.models, *route.adapters]:
+                if _is_glob(name):
+                    self._globs.append((compile_pattern(translate(name)), route))
+                else:
+                    self._exact.setdefault(name, route)
+
+    def model_names(self) -> list[str]:
+        return sorted(set[str]().union(*(route.names() for route in self.routes.values())))
+
+    def answers_models(self, ask: Ask) -> bool:
+        """Whether `ask` lists the models and no single endpoint could: there are several pools."""
+        path = ask.path.partition("?")[0].rstrip("/")
+        return (
+            ask.method == "GET" and path.endswith("/v1/models") and len(self.routes) > 1 and ask.pool is None
+        )
+
+    def needs_body(self, ask: Ask) -> bool:
+        """Whether the body may still change the decision, as far as method, path and headers tell."""
+        if not reads_body(ask.method, ask.path):
+            return False
+        route = self._chosen(ask) or (None if self._sole is None or self._sole.models else self._sole)
+        if route is None or route.adapters or route.pool.snapshot.by_adapter:
+            return True
+        return route.pool.strategy.needs_body(ask.headers)
+
+    def has_trial(self, ask: Ask) -> bool:
+        """Whether `ask` may be the request that shows whether an endpoint works again."""
+        route = self.routes.get(ask.pool) if ask.pool else self._sole
+        routes = self.routes.values() if route is None else (route,)
+        return any(route.pool.gate is not None and route.pool.gate.has_trial() for route in routes)
+
+    def may_hold(self, ask: Ask) -> bool:
+        """Whether `ask`, as far as its headers tell, may have to wait for room."""
+        route = self.routes.get(ask.pool) if ask.pool else self._sole
+        routes = self.routes.values() if route is None else (route,)
+        return any(route.pool.queue is not None for route in routes)
+
+    def reads_long(self, ask: Ask) -> bool:
+        """Whether `find` may take milliseconds, and should be asked in a thread."""
+        return ask.body is not None and reads_body(ask.method, ask.path) and is_large(ask.body)
+
+    def pick(self, ask: Ask, found: Found | None = None) -> Decision:
+        """Decides and counts, by what was `found` if it was; raises a `RequestError`."""
+        decision = self.decide(ask, self.find(ask) if found is None else found)
+        decision.pick.take()
+        return decision
+
+    def propose(self, ask: Ask) -> Decision:
+        """Decides, and leaves it to the caller to take the pick; raises like `pick`."""
+        return self.decide(ask, self.find(ask))
+
+    def find(self, ask: Ask) -> Found:
+        """Reads what a request asks for. Changes nothing, so a thread may do it; raises like `pick`."""
+        prompt, fault = self._read(ask)
+        fault = prompt.fault if prompt else fault
+        route = self._chosen(ask) or self._by_model(prompt.model if prompt else None, fault)
+        model = (prompt.model or "") if prompt else ""
+        adapter = route.adapter(model) if prompt else ""
+        reading = route.pool.strategy.read(prompt, ask.headers, adapter)
+        return route.pool, adapter, reading, prompt.fault if prompt else fault, model
+
+    def decide(self, ask: Ask, found: Found) -> Decision:
+        """Decides by what `find` found."""
+        pool, adapter, reading, fault, model = found
+        standing = pool.standing(ask.headers)
+        pick = pool.propose(reading, adapter=adapter, subset=ask.subset, standing=standing)
+        return Decision(pick, reading.key, adapter, fault, model, reading.offers)
+
+    def _chosen(self, ask: Ask) -> Route | None:
+        if ask.pool is None:
+            return None
+        route = self.routes.get(ask.pool)
+        if route is None:
+            raise NoEndpoint(f"there is no pool {ask.pool[:100]!r}")
+        return route
+
+    def _read(self, ask: Ask) -> tuple[Prompt | None, PromptError | None]:
+        if ask.body is None or not reads_body(ask.method, ask.path):
+            return None, ask.fault
+        try:
+            content_type = ask.headers.get("content-type", "")
+            return parse(ask.path, content_type, ask.body, is_partial=ask.is_partial), None
+        except PromptError as fault:
+            # Its frames, and those of what it came from, would hold the body.
+            fault.__context__ = None
+            return None, fault.with_traceback(None)
+
+    def _by_model(self, model: str | None, fault: PromptError | None) -> Route:
+        if model is None:
+            route = self._sole or self._catch_all
+            if route is None:
+                raise fault or PromptError("name a model: it decides which pool serves this", param="model")
+            return route
+        # What the operator wrote goes before what endpoints say: clients can load adapters, under any name.
+        route = self._exact.get(model) or self._by_glob(model) or self._by_learnt(model) or self._catch_all
+        if route is None:
+            raise UnknownModel(f"The model `{model[:200]}` does not exist.", param="model")
+        return route
+
+    def _by_learnt(self, model: str) -> Route | None:
+        """A base model goes before an adapter: it takes a start of vLLM to name one."""
+        snapshots = [(route, route.pool.snapshot) for route in self.routes.values()]
+        by_model = (route for route, snapshot in snapshots if model in snapshot.models)
+        by_adapter = (route for route, snapshot in snapshots if model in snapshot.by_adapter)
+        return next(by_model, None) or next(by_adapter, None)
+
+    def _by_glob(self, model: str) -> Route | None:
+        return next((route for pattern, route in self._globs if pattern.match(model)), None)
+
+
+def _is_glob(name: str) -> bool:
+    return "*" in name

@@ -1,0 +1,1 @@
+"""How a prompt is read: from body bytes to hashed blocks."""

@@ -1,0 +1,124 @@
+"""A request's prompt: the model it asks for, and the text that may be in a KV cache already.
+
+Any bytes become a `Prompt` or raise `PromptError`; a `Prompt` itself never raises. Bodies are read as
+far as needed and never changed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+
+from xxhash import xxh3_64
+
+from extproc.errors import PromptError
+from extproc.router.routing.prompt.apis import Api, api_of, reads_body
+from extproc.router.routing.prompt.json_effort import LIMITS, Limits
+from extproc.router.routing.prompt.json_reader import Object, open_object
+from extproc.router.routing.prompt.multipart import is_form, open_form
+from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT, Turn, turns_of
+
+__all__ = ["Prompt", "parse", "reads_body"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a request says to a model; texts are read when asked for, as far as asked for.
+
+    `model` is `None` where the request names none. `cache_salt` is empty where there is none: vLLM
+    shares no block between different salts. Lengths are in Unicode code points.
+    """
+
+    model: str | None
+    cache_salt: str = dataclass_field(repr=False)
+    _api: Api = dataclass_field(repr=False)
+    _fields: Object = dataclass_field(repr=False)
+
+    @property
+    def fault(self) -> PromptError | None:
+        """Why some of the body was not read, if it took too much; of what was asked for until now."""
+        return self._fields.fault
+
+    @property
+    def effort(self) -> int:
+        """What reading took so far, in about nanoseconds."""
+        return self._fields.effort
+
+    def first_user_message(self, chars: int) -> str:
+        """The first characters of the first message by `user`; KubeAI's rule, 100 there.
+
+        Without roles it is the prompt itself, or the first one of a batch. Text only. Token ids count
+        as their numbers (KubeAI ignores them).
+        """
+        return next((turn.text(chars) for turn in self._turns(chars) if turn.is_user), "")
+
+    def head(self, chars: int) -> str:
+        """The first characters of the whole prompt as the model reads it.
+
+        Tools, system text, then the messages in order; each turn behind its role; images, sounds and
+        files by digest; tool calls and results, reasoning.
+        """
+        pieces: list[str] = []
+        for turn in self._turns(chars):
+            if chars <= 0:
+                break
+            piece = _introduced(turn, chars)
+            pieces.append(piece)
+            chars -= len(piece)
+        return "".join(pieces)
+
+    def conversation(self, chars: int) -> str:
+        """The system text and the first characters of the first message by `user`: the same in every turn.
+
+        The system text counts whole, as a digest, so that a long one does not hide who speaks.
+        """
+        system: list[Turn] = []
+        for turn in self._turns(chars):
+            if turn.is_user:
+                return _digest(system) + turn.rendered(chars)
+            if turn.is_system:
+                system.append(turn)
+        return ""
+
+    def field(self, name: str) -> str | None:
+        """A string or number at the top level of the body, as text."""
+        return self._fields.scalar(name)
+
+    def _turns(self, chars: int) -> Iterator[Turn]:
+        return turns_of(self._api, self._fields, chars)
+
+
+def parse(
+    path: str,
+    content_type: str,
+    body: bytes | bytearray | memoryview,
+    *,
+    is_partial: bool = False,
+    limits: Limits = LIMITS,
+) -> Prompt:
+    """Reads the request that `path` names out of `body`.
+
+    `is_partial` says that the proxy cut the body off: what came is read. Raises `PromptError` if it is
+    neither a JSON object nor, by its content type, a form.
+    """
+    api = api_of(path)
+    if is_form(content_type):
+        fields: Object = open_form(content_type, body)
+    else:
+        texts = {field.name for field in api} if is_partial else ()
+        fields = open_object(body, is_partial=is_partial, texts=texts, limits=limits)
+    return Prompt(fields.string("model"), fields.string("cache_salt") or "", api, fields)
+
+
+def _introduced(turn: Turn, chars: int) -> str:
+    introduction = f"{TURN_START}{turn.role}{TURN_TEXT}" if turn.role else ""
+    return (introduction + turn.rendered(chars))[:chars]
+
+
+def _digest(turns: list[Turn]) -> str:
+    if not turns:
+        return ""
+    hasher = xxh3_64()
+    for index, turn in enumerate(turns):
+        hasher.update(TURN_START.encode() * bool(index))
+        turn.feed(hasher)
+    return f"{TURN_START}system:{hasher.hexdigest()}{TURN_TEXT}"

@@ -1,0 +1,179 @@
+"""What a model reads of a request, as turns: who speaks, and what, in the order of the usual templates.
+
+Exact rendering needs the model's own chat template and tokenizer; this is the same text in the same
+order with marked boundaries, which is what makes equal prefixes equal.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+from xxhash import xxh3_64, xxh3_64_hexdigest
+
+from extproc.router.routing.prompt.apis import Api, Field
+from extproc.router.routing.prompt.json_reader import NAME_CHARS, Object, compact, elements
+from extproc.router.routing.prompt.json_skim import Array, Text
+
+# Control characters that text hardly holds: no text looks like the start of another turn.
+TURN_START: Final = "\x1e"
+TURN_TEXT: Final = "\x1f"
+
+# The fields of a message that the model reads, in the order of the usual templates; the items of the
+# Responses API keep theirs beside them.
+_SPOKEN: Final = (
+    *("reasoning", "reasoning_content", "summary", "content", "refusal"),
+    *("tool_calls", "function_call", "name", "arguments", "output"),
+)
+_TEXTS: Final = ("text", "refusal", "thinking")
+# First `uuid`: vLLM takes it for the identity of the medium, and lets later turns leave the data out.
+_MEDIA: Final = (
+    *("uuid", "image_url", "video_url", "audio_url", "input_audio", "source"),
+    *("image_embeds", "audio_embeds", "file", "file_data", "file_url", "file_id"),
+)
+_MEDIA_DATA: Final = ("url", "data", "file_data", "file_url", "file_id")
+
+# A tool's result holds parts of its own (Anthropic); nothing that vLLM takes goes deeper.
+_LEVELS: Final = 2
+
+
+class Turn(Struct, frozen=True):
+    """One speaker's part of a prompt; a turn without a role is bare text.
+
+    `said` holds JSON values: texts, parts, or arrays of these.
+    """
+
+    role: str
+    said: tuple[object, ...]
+
+    @property
+    def is_user(self) -> bool:
+        return self.role in {"", "user"}
+
+    @property
+    def is_system(self) -> bool:
+        return self.role in {"system", "developer"}
+
+    def text(self, chars: int) -> str:
+        """The first characters of the text, media left out; text parts are joined as vLLM joins them."""
+        return _join(filter(None, map(_plain, self._parts())), chars)
+
+    def rendered(self, chars: int) -> str:
+        """The first characters of everything said, media by digest."""
+        first = self.said[0] if len(self.said) == 1 else None
+        if isinstance(first, str):
+            return first[:chars]
+        return _join(self._pieces(chars), chars)
+
+    def feed(self, hasher: xxh3_64) -> None:
+        """Gives everything said to `hasher`: the bytes of what `rendered` returns without a limit."""
+        for index, piece in enumerate(self._pieces(None)):
+            hasher.update(b"\n" * bool(index))
+            _feed(hasher, piece)
+
+    def _pieces(self, chars: int | None) -> Iterator[str | Text]:
+        return (piece for part in self._parts() for piece in _pieces(part, chars, _LEVELS))
+
+    def _parts(self) -> Iterator[object]:
+        for value in self.said:
+            yield from elements(value)
+
+
+def turns_of(api: Api, fields: Object, chars: int) -> Iterator[Turn]:
+    """Yields the turns of a request in the order in which the model reads them.
+
+    `chars` bounds how much of an array of token ids is read.
+    """
+    for field in api:
+        if field.has_turns and (numbers := fields.numbers(field.name, chars)):
+            yield Turn(field.role, (numbers,))
+            continue
+        value = fields.value(field.name)
+        if field.has_turns:
+            yield from _turns(field, value)
+        elif value:
+            yield Turn(field.role, (value,))
+
+
+def _turns(field: Field, value: object) -> Iterator[Turn]:
+    """The turns of messages; of a batch of prompts or conversations those of the first one."""
+    for element in elements(value):
+        if isinstance(element, str | Text):
+            yield Turn(field.role, (element,))
+            return
+        if isinstance(element, list | Array):
+            yield from (_message(message) for message in elements(element) if isinstance(message, dict))
+            return
+        if isinstance(element, dict):
+            yield _message(element)
+
+
+def _message(message: Mapping[str, object]) -> Turn:
+    # An item of the Responses API that nobody says (a function call, reasoning) is named by its type.
+    role = message.get("role") or message.get("type")
+    if isinstance(role, Text):
+        role = role.head(NAME_CHARS)
+    is_plain = len(message) == 2 and "content" in message
+    said = (message["content"],) if is_plain else tuple(message[name] for name in _SPOKEN if name in message)
+    return Turn(role if isinstance(role, str) else "", said)
+
+
+def _plain(part: object) -> str | Text:
+    if isinstance(part, str | Text):
+        return part
+    if isinstance(part, dict):
+        for name in _TEXTS:
+            text = part.get(name)
+            if isinstance(text, str | Text):
+                return text
+    return ""
+
+
+def _pieces(part: object, chars: int | None, levels: int) -> Iterator[str | Text]:
+    plain = _plain(part)
+    if plain:
+        yield plain
+    elif not isinstance(part, dict):
+        return
+    elif medium := _medium(part):
+        yield medium
+    elif part.get("content") and levels:
+        for inner in elements(part["content"]):
+            yield from _pieces(inner, chars, levels - 1)
+    else:
+        yield compact(part, chars)
+
+
+def _medium(part: Mapping[str, object]) -> str:
+    """An image, a sound, a video or a file as the digest of what tells it from others."""
+    for name in _MEDIA:
+        value = part.get(name)
+        data = _first_text(value) if isinstance(value, dict) else value
+        if data and isinstance(data, str | Text):
+            digest = data.digest() if isinstance(data, Text) else xxh3_64_hexdigest(data.encode())
+            return f"{TURN_TEXT}{name}:{digest}"
+    return ""
+
+
+def _first_text(medium: Mapping[str, object]) -> object:
+    texts = (medium.get(name) for name in _MEDIA_DATA)
+    return next((text for text in texts if isinstance(text, str | Text)), None)
+
+
+def _feed(hasher: xxh3_64, piece: str | Text) -> None:
+    if isinstance(piece, Text):
+        piece.feed(hasher)
+    else:
+        hasher.update(piece.encode())
+
+
+def _join(pieces: Iterator[str | Text], chars: int) -> str:
+    """Joins as many pieces as `chars` characters need."""
+    taken: list[str] = []
+    length = 0
+    for piece in pieces:
+        text = piece if isinstance(piece, str) else piece.head(chars)
+        taken.append(text)
+        length += len(text) + 1
+        if length > chars:
+            break
+    return "\n".join(taken)[:chars]

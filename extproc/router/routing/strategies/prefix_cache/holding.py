@@ -1,0 +1,129 @@
+"""The blocks that one endpoint holds, most likely, in the order of eviction; see `prefix_index`. Pure."""
+
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from itertools import chain, islice
+from typing import Final
+
+from msgspec import Struct
+
+from extproc.router.routing.prompt.chain import Chain
+
+# What an endpoint's index costs at most: one entry for so many bytes of its capacity, about 350 bytes of
+# memory each. What a chat's cuts need is less: its blocks have 170 bytes and more on average.
+ENTRY_BYTES: Final = 128
+
+
+Link = tuple[int, int, int]
+"""A block, the one that leads to it, 0 where none does, and its length in bytes."""
+
+
+class Holding:
+    """The blocks that one endpoint holds: those of open requests, and idle ones in order of eviction."""
+
+    __slots__ = (
+        "address",
+        "alone",
+        "capacity",
+        "idle",
+        "idle_bytes",
+        "is_gone",
+        "most_entries",
+        "name",
+        "pinned",
+        "pinned_bytes",
+    )
+
+    def __init__(self, name: str, address: str, capacity: int) -> None:
+        self.name = name
+        self.address = address
+        self.capacity = capacity
+        self.most_entries = max(1, capacity // ENTRY_BYTES)
+        self.is_gone = False
+        self.alone = (self,)
+        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.pinned: dict[int, int] = {}  # by how many requests
+        self.idle_bytes = self.pinned_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Holding of {self.name}: {self.idle_bytes} idle bytes, {self.pinned_bytes} pinned>"
+
+    def __len__(self) -> int:
+        return len(self.idle) + len(self.pinned)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self.pinned or block in self.idle
+
+    def newest(self, most: int) -> list[int]:
+        """Up to so many blocks, the last to be evicted first; so each one after the one that leads to it."""
+        return [*islice(chain(self.pinned, reversed(self.idle)), most)]
+
+    def depth(self, hashes: Sequence[int], known: int) -> int:
+        """How many blocks of a chain it holds, of the first `known` ones. O(log known)."""
+        idle, pinned = self.idle, self.pinned
+        low, high = 0, known
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in pinned or hashes[middle] in idle:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def pin(self, chain: Chain, blocks: int) -> int:
+        """Counts one more request on the first `blocks` of a chain; returns how many of them it held.
+
+        That is all of them, unless a peer that is mad told of blocks without those that lead to them.
+        """
+        hashes, idle, pinned = chain.hashes, self.idle, self.pinned
+        # Who pins a block pins all that lead to it: the pinned ones stand first.
+        first = bisect_left(range(blocks), True, key=lambda number: hashes[number] in idle)
+        block = 0
+        try:
+            for block in hashes[:first]:
+                pinned[block] += 1
+            for block in hashes[first:blocks]:
+                del idle[block]
+                pinned[block] = 1
+        except KeyError:
+            blocks = hashes.index(block)
+            first = min(first, blocks)
+        moved = chain.bytes_between(first, blocks)
+        self.idle_bytes -= moved
+        self.pinned_bytes += moved
+        return blocks
+
+    def unpin(self, chain: Chain, blocks: int) -> None:
+        """Counts one request less on them."""
+        hashes, idle, pinned = chain.hashes, self.idle, self.pinned
+        # Likewise: those that no other request pins stand last.
+        first = bisect_left(range(blocks), True, key=lambda number: pinned[hashes[number]] == 1)
+        for block in hashes[:first]:
+            pinned[block] -= 1
+        # The tail first: it is evicted before the head.
+        for block in reversed(hashes[first:blocks]):
+            del pinned[block]
+            idle[block] = None
+        moved = chain.bytes_between(first, blocks)
+        self.pinned_bytes -= moved
+        self.idle_bytes += moved
+
+    def touch(self, hashes: Sequence[int], blocks: int) -> None:
+        """Makes the first `blocks` of a chain, all of which it holds, young again."""
+        idle, first = self.idle, 0
+        if self.pinned:
+            # Likewise: the pinned ones stand first, and are not evicted.
+            first = bisect_left(range(blocks), True, key=lambda number: hashes[number] in idle)
+        # The tail first. Without a loop of our own: each request of all gateways comes here twice.
+        try:  # noqa: SIM105  # and likewise without a context
+            deque(map(idle.move_to_end, reversed(hashes[first:blocks])), maxlen=0)
+        except KeyError:
+            pass  # these are no chain's blocks, but what a mad peer made up
+
+
+class Taken(Struct, frozen=True):
+    """What a request has in an index: `blocks` of its chain, of which `had` were there before."""
+
+    had: int
+    blocks: int

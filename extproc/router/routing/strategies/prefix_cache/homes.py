@@ -1,0 +1,172 @@
+"""Homes: where gateways that hear nothing of each other look for what another one of them put there. Pure."""
+
+# The rules, found by simulation with four and eight gateways that share the requests at random:
+#
+# - A conversation has a home, by its first turn; so has what the operator puts before every conversation.
+#   All gateways find the same ones, on a ring of endpoints.
+# - A home is presumed to hold what it is home to only where we have not seen it ourselves. Who sent the last
+#   turn knows where it went, and presuming otherwise sends back what was moved away for a reason.
+# - Without a last turn there is nothing to presume. But the others will look for the conversation at its
+#   home, so that its own part, once prefilled there, is not lost on them: it costs less there.
+# - An instruction that nobody has seen may be a tenant's, and not the only one that a home would be full of.
+#   So it decides alone, and the home of the question, which is another one each time, is not asked.
+#
+# How many gateways there are, conversations tell: with n of them, one turn in n follows one of our own. A
+# client that stays with one gateway makes that gateway alone, which is the truth for our purpose.
+#
+# Gateways that share their picks see with each other's eyes: what one of them did counts as our own. So they
+# have no homes while all of them are heard, and need none: homes on top of that would only send away what
+# was sent elsewhere for a reason. When some of them fall silent, turns tell within seconds, and homes are
+# asked again.
+#
+# Where turns come within seconds themselves, that is too late: conversations that began meanwhile are all
+# over the place (simulated, turns half a second apart: half of them miss). So we keep in mind how quick turns
+# are. That tells what share of them we will not have heard of, from the moment that others are silent for
+# longer than usual, late, or lost; from there on turns tell. Of slow turns it is none: nothing changes.
+#
+# Only instructions that nobody has seen are looked for at their homes from a loss on, whatever turns tell:
+# there may be none. To ask all homes at once would send prompts that have nothing in common there instead of
+# to idle endpoints (simulated: a fifth more time to the first token). And conversations that began before
+# are where they were, which is not at home: who was seen with a third of one is presumed to have all of it,
+# to its end. For all gateways saw it there, and each of them presumes the same. Not so of a conversation that
+# began since: who was seen with it is known to one of them alone, and the others look at home, so that it
+# would go to and fro (simulated: an eighth more time to the first token).
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from extproc.router.routing.prompt.chain import Chain
+from extproc.router.routing.strategies.base import Neighbours
+
+# Each turn's weight in the share of those that followed our own.
+_WEIGHT: Final = 0.02
+# With a smaller share we are not alone. Turns of ours get lost, too: evicted, or sent before a restart.
+_ALONE: Final = 0.7
+_MOST: Final = 64.0
+
+# After a loss, what share of a conversation tells where it is; and after how long silence is noticed.
+_SEEN: Final = 0.3
+_NOTICED_S: Final = 0.5
+# A turn that comes so soon comes before the silence of others is known to last.
+_QUICK_S: Final = 3.0
+
+
+class Homes(Struct, frozen=True):
+    """By name, how many bytes of a prompt are `presumed` there; `own` is the conversation's, or empty."""
+
+    presumed: Mapping[str, int] = {}
+    own: str = ""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.presumed or (name == self.own and bool(name))
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.presumed, self.own] if self.own else [*self.presumed]
+
+
+NO_HOMES: Final = Homes()
+
+
+def find_root(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -> Homes:
+    """As `find_homes`, for what the operator puts before conversations alone."""
+    return Homes(dict.fromkeys(_first(walk, chain.root), chain.rooted)) if chain.rooted > reach else NO_HOMES
+
+
+def find_homes(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -> Homes:
+    """Returns the homes to ask for a prompt of which anybody has `reach` bytes as far as we have seen.
+
+    `walk` yields endpoints by a key, the same for all gateways.
+    """
+    presumed = dict(find_root(chain, reach, walk).presumed)
+    own = ""
+    if chain.answered > reach:
+        for own in _first(walk, chain.home):
+            presumed[own] = chain.answered
+    elif not chain.answered and not presumed:
+        own = "".join(_first(walk, chain.home))
+    return Homes(presumed, own)
+
+
+def _first(walk: Callable[[int], Iterator[str]], key: int) -> list[str]:
+    return [name for name, _ in zip(walk(key), range(1), strict=False)]
+
+
+class Company:
+    """How many gateways share the conversations, and know nothing of each other: as told, or as turns tell.
+
+    Those that tell each other their picks are one in this. `gateways` counts each of them.
+    """
+
+    __slots__ = ("_cut_s", "_neighbours", "_ours", "_quick", "_told")
+
+    def __init__(self, gateways: int | None = None) -> None:
+        self._told = gateways
+        self._ours = 1.0
+        self._neighbours = Neighbours()
+        self._quick = 0.0  # the share of turns that come within `_QUICK_S`
+        self._cut_s = 0.0  # when we were last cut off
+
+    @property
+    def is_alone(self) -> bool:
+        return self.count == 1
+
+    @property
+    def count(self) -> float:
+        """From 1 to 64."""
+        if self._told is not None:
+            return max(1.0, self._told / (1 + self._neighbours.heard))
+        ours = min(self._ours, self._foretell(self._neighbours.silent))
+        return 1.0 if ours >= _ALONE else min(1 / ours, _MOST)
+
+    @property
+    def times(self) -> float:
+        """How many times what we know to be in flight is in flight: late counts are not known."""
+        late = (1 + self._neighbours.heard) / (1 + self._neighbours.prompt)
+        if self._told is not None:
+            return self.count * late
+        # Turns that come before their news tell of who is late, too: not once more.
+        return max(self.count, late)
+
+    @property
+    def misses(self) -> bool:
+        """Whether some fell silent that told of their picks before, and may be picking still."""
+        return self._neighbours.lost > 0
+
+    def meet(self, neighbours: Neighbours, now: float) -> None:
+        """Takes which others tell of their picks."""
+        was_cut, untimely = self._is_cut, self._neighbours.untimely
+        self._neighbours = neighbours
+        if self._is_cut and not was_cut:
+            self._cut_s = now
+        if neighbours.untimely > untimely:
+            self._ours = min(self._ours, self._foretell(neighbours.untimely))
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether so many are not heard in time that we are not alone."""
+        now = self._neighbours
+        return self._part(max(now.untimely, now.silent + now.lost)) > 1 - _ALONE
+
+    def _part(self, gateways: int) -> float:
+        return gateways / (1 + self._neighbours.heard + self._neighbours.lost)
+
+    def _foretell(self, unheard: int) -> float:
+        """What share of turns we will have seen while so many are not heard, if clients have no favourite."""
+        return 1 - self._quick * self._part(unheard)
+
+    def believes(self, chain: Chain, reach: int, since: float) -> bool:
+        """Whether who was seen with so much of it, and not its home, has a conversation that began then."""
+        was_heard = self._is_cut and since < self._cut_s - _NOTICED_S
+        # Of what is shared with others, nobody has a conversation.
+        return was_heard and chain.answered > reach > max(_SEEN * chain.answered, chain.rooted)
+
+    def hear(self, chain: Chain, reach: int, ago_s: float = 0.0) -> None:
+        """Takes a prompt, and how much of it we have seen, the last of that so long ago."""
+        if chain.answered:
+            is_ours = reach >= chain.answered
+            self._ours += _WEIGHT * (is_ours - self._ours)
+            if is_ours:
+                self._quick += _WEIGHT * ((ago_s < _QUICK_S) - self._quick)

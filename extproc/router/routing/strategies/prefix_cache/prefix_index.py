@@ -1,0 +1,336 @@
+"""Which endpoint holds which blocks: what each one's KV cache most likely has, as far as we sent it there.
+
+Nothing here decides. Time comes in as an argument.
+"""
+
+# The rules, and whose they are:
+#
+# - vLLM keeps blocks of running requests, and evicts the others least recently used first, the tail of a
+#   sequence before its head. So does a `Holding`: whoever holds a block holds all that lead to it. That is
+#   what makes a match found by bisection a match of everything before it.
+# - It is written in the same step as the pick, not when the answer comes: of a burst of one new prefix
+#   every request finds the first one's blocks.
+# - The engine is never asked. Where it forgets earlier than we think, a request pays for a prefill that was
+#   not foreseen. Where we forget earlier than it does, prompts leave warm endpoints for cold ones, and that
+#   costs more (measured: a quarter too small, 24 % more time to the first token; half, five times). So blocks
+#   of open requests never count against the room for the others as a whole: a tenth of it is always theirs.
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import exp, inf
+from typing import Final
+
+from msgspec import Struct
+
+from extproc.router.routing.prompt.chain import Blocks, Chain
+from extproc.router.routing.strategies.prefix_cache.holding import ENTRY_BYTES, Holding, Link, Taken
+
+# What all of them have at most, whatever their capacities: 1 GB.
+MOST_ENTRIES: Final = 2_700_000
+
+# Over how long rates are averaged, seconds: some requests of a prefix that is worth keeping.
+_RATE_S: Final = 60.0
+
+
+# What is longer than we looked is as good as for ever.
+_LONGEST_S: Final = 60.0
+
+
+class Rate:
+    """How much comes per second, the last minute counting most."""
+
+    __slots__ = ("_at", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._at = 0.0
+
+    def add(self, amount: float, now: float) -> None:
+        self._sum = self._sum * exp((self._at - now) / _RATE_S) + amount
+        self._at = now
+
+    def per_s(self, now: float) -> float:
+        return self._sum * exp((self._at - now) / _RATE_S) / _RATE_S
+
+
+# Not followed by the garbage collector: there are millions, and no cycle goes through them.
+class _Known(Struct, gc=False):
+    holders: tuple[Holding, ...]
+    length: int
+    since: float
+    parent: int  # 0: it is a first one
+    heir: int = 0  # the block that first came after it
+
+
+class PrefixIndex:
+    """All endpoints' holdings, and the blocks by what they are.
+
+    `capacity` is how many bytes of prompts one endpoint's cache holds, unless it is told otherwise of one.
+    Memory is bounded by `capacity / ENTRY_BYTES` entries an endpoint, and by `MOST_ENTRIES` over all; of
+    open requests beyond that, tails are left out.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._default = capacity
+        self._room = 0
+        self._holdings: dict[str, Holding] = {}
+        self._blocks: dict[int, _Known] = {}
+        # Blocks after which prompts went different ways, and how often they are asked for.
+        self._forks: dict[int, Rate] = {}
+        self._new_bytes = Rate()
+
+    def __repr__(self) -> str:
+        return f"<PrefixIndex of {len(self._holdings)} endpoints, {len(self)} blocks>"
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def holding(self, name: str) -> Holding | None:
+        return self._holdings.get(name)
+
+    def follow(self, addresses: dict[str, str]) -> None:
+        """Keeps what these endpoints, by name, hold at these addresses, and forgets everything else."""
+        for name, holding in [*self._holdings.items()]:
+            if addresses.get(name) != holding.address:
+                self._forget(holding)
+        for name, address in addresses.items():
+            if name not in self._holdings:
+                self._holdings[name] = Holding(name, address, self._default)
+        self._measure()
+
+    def lose(self, name: str) -> None:
+        """Forgets what an endpoint holds: it did, too."""
+        holding = self._holdings.get(name)
+        if holding is not None and len(holding):
+            self._forget(holding)
+            self._holdings[name] = Holding(name, holding.address, holding.capacity)
+            self._measure()
+
+    def resize(self, name: str, capacity: int) -> None:
+        """Takes the size of one endpoint's cache, in bytes of prompts."""
+        holding = self._holdings.get(name)
+        if holding is not None and holding.capacity != capacity:
+            holding.capacity = capacity
+            self._measure()
+            self._make_room(holding)
+
+    def known(self, hashes: Sequence[int]) -> int:
+        """How many blocks of a chain any endpoint holds. O(log n)."""
+        blocks = self._blocks
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in blocks:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def holders(self, hashes: Sequence[int], known: int) -> Iterator[Sequence[Holding]]:
+        """Yields who holds the chain furthest, then who holds less, each time all who hold so much.
+
+        A longer head of a chain has fewer holders, so each step is found by bisection.
+        """
+        blocks = self._blocks
+        while known:
+            holders = blocks[hashes[known - 1]].holders
+            yield holders
+            low, high = 0, known - 1
+            while low < high:
+                middle = (low + high) // 2
+                found = blocks.get(hashes[middle])  # `None`: a mad peer told of what comes after it alone
+                if found is not None and len(found.holders) > len(holders):
+                    low = middle + 1
+                else:
+                    high = middle
+            known = low
+
+    def forks(self, hashes: Sequence[int], known: int) -> list[int]:
+        """How many blocks lead to each fork on a chain's way: what stands before is shared with others."""
+        forks = self._forks
+        return [block + 1 for block in range(known) if hashes[block] in forks]
+
+    def copies(self, block: int) -> int:
+        found = self._blocks.get(block)
+        return len(found.holders) if found else 0
+
+    def since(self, block: int) -> float:
+        """When a block became known; infinite where it is not."""
+        found = self._blocks.get(block)
+        return found.since if found else inf
+
+    def uses(self, block: int, now: float) -> float:
+        """Requests per second that go through a fork."""
+        rate = self._forks.get(block)
+        return rate.per_s(now) if rate else 0.0
+
+    def life_s(self, now: float) -> float:
+        """How long a block stays, on average: what fits, over what comes (Little's law)."""
+        room, per_s = self._room, self._new_bytes.per_s(now)
+        return room / per_s if per_s * _LONGEST_S > room else _LONGEST_S
+
+    def is_full(self, now: float) -> bool:
+        """Whether blocks are evicted within the time that rates are known for."""
+        return self.life_s(now) < _LONGEST_S
+
+    def take(self, holding: Holding, chain: Chain, now: float) -> Taken:
+        """Writes a chain down as one open request's, as far as there is room for it."""
+        hashes = chain.hashes
+        known = self.known(hashes)
+        self._use_forks(hashes, now)
+        had = holding.pin(chain, holding.depth(hashes, known))
+        stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
+        if stop > had:
+            for block in [*filter(holding.idle.__contains__, hashes[had:stop])]:
+                self._evict(holding, block)  # what a mad peer told of without what leads to it
+            holding.pinned.update(dict.fromkeys(hashes[had:stop], 1))
+            holding.pinned_bytes += self._insert(holding, chain, had, stop, now)
+            self._make_room(holding)
+        return Taken(had, stop)
+
+    def hear(self, holding: Holding, chain: Blocks, now: float, *, is_new: bool) -> None:
+        """Writes a chain down that another gateway sent there, without pinning it; `is_new`: just now.
+
+        We may never hear of its end, and what is pinned stays.
+        """
+        hashes, idle = chain.hashes, holding.idle
+        if is_new:
+            self._use_forks(hashes, now)
+        had = len(hashes) if hashes[-1] in idle else holding.depth(hashes, len(hashes))
+        stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
+        if stop > had:
+            # The tail first: it is evicted before the head.
+            fresh = dict.fromkeys(reversed(hashes[had:stop]))
+            is_held = any(map(idle.__contains__, fresh)) or any(map(holding.pinned.__contains__, fresh))
+            if is_held or len(fresh) < stop - had:
+                return  # no chain's blocks, but what a mad peer made up
+            idle.update(fresh)
+            holding.idle_bytes += self._insert(holding, chain, had, stop, now)
+        holding.touch(hashes, had)
+        if stop > had:
+            self._make_room(holding)
+
+    def links(self, name: str, blocks: Iterable[int]) -> list[Link]:
+        """What leads to those blocks, as far as an endpoint holds them still."""
+        holding = self._holdings.get(name)
+        if holding is None:
+            return []
+        held = ((block, self._blocks[block]) for block in blocks if block in holding)
+        return [(block, known.parent, known.length) for block, known in held]
+
+    def copy(self, name: str, links: Iterable[Link], now: float) -> None:
+        """Writes down what an endpoint held before all that we know of it, the newest first.
+
+        What is there stays where it is, and nothing makes room for what is older. A block whose parent is
+        not held is left out: whoever holds a block holds all that lead to it.
+        """
+        holding = self._holdings.get(name)
+        if holding is None:
+            return
+        room = holding.capacity - holding.pinned_bytes
+        for block, parent, length in links:
+            if block in holding or (parent and parent not in holding):
+                continue
+            if holding.idle_bytes + length > room or len(holding) >= holding.most_entries:
+                return
+            self._append(holding, block, parent, length, now)
+
+    def _append(self, holding: Holding, block: int, parent: int, length: int, now: float) -> None:
+        """As the next to be evicted."""
+        found = self._blocks.get(block)
+        if found is None:
+            found = self._blocks[block] = _Known(holding.alone, length, now, parent)
+            if parent:
+                self._inherit(parent, block, now)
+        else:
+            found.holders += holding.alone
+        holding.idle[block] = None
+        holding.idle.move_to_end(block, last=False)
+        holding.idle_bytes += found.length
+
+    def release(self, holding: Holding, chain: Chain, taken: Taken) -> None:
+        """Ends one request's use of what it took; the holding may be gone."""
+        if not holding.is_gone:
+            holding.unpin(chain, taken.blocks)
+            self._make_room(holding)
+
+    def withdraw(self, holding: Holding, chain: Chain, taken: Taken) -> None:
+        """Takes back what a request that was never read has added, unless others asked for it since."""
+        if holding.is_gone:
+            return
+        for number in range(taken.blocks - 1, taken.had - 1, -1):
+            block = chain.hashes[number]
+            found = self._blocks.get(block)
+            if block not in holding.idle or found is None or found.heir or block in self._forks:
+                return
+            self._evict(holding, block)
+            parent = self._blocks.get(chain.hashes[number - 1]) if number else None
+            if parent is not None and parent.heir == block and block not in self._blocks:
+                parent.heir = 0
+
+    def _use_forks(self, hashes: Sequence[int], now: float) -> None:
+        for fork in filter(self._forks.__contains__, hashes):
+            self._forks[fork].add(1, now)
+
+    def _insert(self, holding: Holding, chain: Blocks, start: int, stop: int, now: float) -> int:
+        """Says of the blocks from `start` to `stop` that they are held, too; returns their bytes."""
+        hashes, blocks, alone = chain.hashes, self._blocks, holding.alone
+        for number in range(start, stop):
+            block = hashes[number]
+            found = blocks.get(block)
+            if found is None:
+                parent = hashes[number - 1] if number else 0
+                blocks[block] = _Known(alone, chain.bytes_between(number, number + 1), now, parent)
+                if number:
+                    self._inherit(parent, block, now)
+            else:
+                found.holders += alone
+                # Who is mad may tell another length; at last, what was known first is taken off.
+                holding.idle_bytes += found.length - chain.bytes_between(number, number + 1)
+        new_bytes = chain.bytes_between(start, stop)
+        self._new_bytes.add(new_bytes, now)
+        return new_bytes
+
+    def _inherit(self, parent: int, block: int, now: float) -> None:
+        found = self._blocks[parent]
+        if not found.heir:
+            found.heir = block
+        elif found.heir != block and parent not in self._forks:
+            self._forks[parent] = fork = Rate()
+            fork.add(1, now)
+
+    def _make_room(self, holding: Holding) -> None:
+        """Evicts idle blocks until the bound holds."""
+        room = max(holding.capacity - holding.pinned_bytes, holding.capacity // 10)
+        idle = holding.idle
+        while idle and (holding.idle_bytes > room or len(holding) > holding.most_entries):
+            self._evict(holding, next(iter(idle)))
+
+    def _evict(self, holding: Holding, block: int) -> None:
+        del holding.idle[block]
+        holding.idle_bytes -= self._blocks[block].length
+        self._drop(holding, block)
+
+    def _measure(self) -> None:
+        """Says anew what depends on who is there and how large each is."""
+        holdings = self._holdings.values()
+        share = MOST_ENTRIES // max(1, len(holdings))
+        for holding in holdings:
+            holding.most_entries = max(1, min(holding.capacity // ENTRY_BYTES, share))
+        self._room = sum(holding.capacity for holding in holdings)
+        self.capacity = max((holding.capacity for holding in holdings), default=self._default)
+
+    def _forget(self, holding: Holding) -> None:
+        holding.is_gone = True
+        del self._holdings[holding.name]
+        for block in (*holding.idle, *holding.pinned):
+            self._drop(holding, block)
+
+    def _drop(self, holding: Holding, block: int) -> None:
+        found = self._blocks[block]
+        rest = [other for other in found.holders if other is not holding]
+        if not rest:
+            del self._blocks[block]
+            self._forks.pop(block, None)
+        else:
+            found.holders = rest[0].alone if len(rest) == 1 else tuple(rest)

@@ -1,0 +1,128 @@
+"""Consistent hashing with bounded loads: a prefix has a home, and a home has a limit."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.prompt.parse import Prompt
+from extproc.router.routing.prompt.prefix import KeyKind, parse_key, prefix_of, routing_key
+from extproc.router.routing.ring import Ring
+from extproc.router.routing.strategies.balanced import LeastLoad
+from extproc.router.routing.strategies.base import (
+    Candidates,
+    Choice,
+    Outside,
+    Placement,
+    Reading,
+    Reason,
+    Strategy,
+)
+
+# A longer walk in an explanation tells nobody anything.
+_WALK_LENGTH: Final = 16
+
+
+class PrefixHash(Strategy):
+    """Walks the ring from the routing key to the first endpoint within its bound.
+
+    `key` names the places where a prefix is looked for, `prefix_chars` is how much of it counts; a
+    request without any goes to the least loaded endpoint. The ring has so many `positions` per endpoint.
+
+    The bound (Mirrokni, Thorup, Zadimoghaddam 2018) is `load_factor` times the mean load with this
+    request counted, as KubeAI computes it: float, unrounded, the candidate's own +1 left out. An
+    endpoint with fewer than `load_floor` requests in flight is always within it: at a handful of
+    requests the mean says nothing, and leaving a warm endpoint costs a whole prefill.
+    `load_floor` 0 is KubeAI's rule exactly.
+
+    `load_factor` is at least 1, so some endpoint is always within the bound: the least loaded one has
+    at most the mean. Because the number of endpoints over the bound is then limited too, a walk looks
+    at O(1) endpoints on average (ibid., theorem 3).
+    """
+
+    name = "prefix_hash"
+    reasons = (Reason.HOME, Reason.SPILL, Reason.NO_PREFIX)
+
+    def __init__(
+        self,
+        outside: Outside,
+        *,
+        key: Sequence[str] = ("first_user_message",),
+        prefix_chars: int = 100,
+        load_factor: float = 1.25,
+        load_floor: int = 4,
+        positions: int = 256,
+    ) -> None:
+        if load_factor < 1:
+            raise ValueError(f"load_factor {load_factor} is below 1: every endpoint could be over its bound")
+        self._keys = tuple(map(parse_key, key))
+        self._prefix_chars = prefix_chars
+        self._load_factor = load_factor
+        self._load_floor = load_floor
+        self._positions = positions
+        self._without_prefix = LeastLoad(outside, Reason.NO_PREFIX)
+        self.headers = frozenset(key.name for key in self._keys if key.kind is KeyKind.HEADER)
+
+    def needs_body(self, headers: Mapping[str, str]) -> bool:
+        first = self._keys[0]
+        return first.kind is not KeyKind.HEADER or not headers.get(first.name)
+
+    def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str) -> Reading:
+        prefix = prefix_of(prompt, self._keys, self._prefix_chars, headers)
+        if not prefix:
+            return self._without_prefix
+        model, salt = (prompt.model or "", prompt.cache_salt) if prompt else ("", "")
+        return self.reading(routing_key(prefix, model=model, adapter=adapter, cache_salt=salt))
+
+    def reading(self, key: int) -> Reading:
+        """The reading of a request with this routing key."""
+        return _Keyed(self, key)
+
+    def place(self, ready: Mapping[str, Endpoint], before: Placement) -> Ring:
+        """A ring of `before` or, where that is of another kind, a new one: see `Ring.replace`."""
+        return Ring.grown(before, ready, self._positions)
+
+    def follow(self, ready: Mapping[str, Endpoint]) -> None:
+        pass
+
+    def bound(self, candidates: Candidates) -> float:
+        """The highest load, in requests in flight, at which an endpoint still takes one more."""
+        relative = (candidates.total + 1) / len(candidates) * self._load_factor
+        return max(relative, self._load_floor - 1)
+
+
+class _Keyed(Reading):
+    __slots__ = ("_strategy", "key")
+
+    key: int
+
+    def __init__(self, strategy: PrefixHash, key: int) -> None:
+        self._strategy = strategy
+        self.key = key
+
+    def choose(self, candidates: Candidates, count: int) -> Choice:
+        bound, in_flight = self._strategy.bound(candidates), candidates.in_flight
+        names: list[str] = []
+        passed: list[str] = []
+        reason = Reason.HOME
+        for name in candidates.walk(self.key):
+            if in_flight(name) <= bound:
+                names.append(name)
+                if len(names) == count:
+                    break
+            else:
+                passed.append(name)
+                reason = reason if names else Reason.SPILL
+        # A retry on a busy endpoint is better than none: those that were passed over come last.
+        return Choice((*names, *passed)[:count], reason)
+
+    def explain(self, candidates: Candidates) -> dict[str, object]:
+        bound = self._strategy.bound(candidates)
+        walk = islice(candidates.walk(self.key), _WALK_LENGTH)
+        loads = [(name, candidates.in_flight(name)) for name in walk]
+        return {
+            "bound": round(bound, 3),
+            "walk": [
+                {"endpoint": name, "in_flight": load, "is_within": load <= bound} for name, load in loads
+            ],
+        }

@@ -1,0 +1,77 @@
+"""Who asked for what: finds the pick that an entry of an access log tells of. Pure.
+
+A proxy tells of a request when it has ended, by a number that we gave with the pick and that it brings back
+in metadata of ours. Not by `x-request-id`: a client may write that one, and two may write the same.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from extproc.router.routing.pool import Pick
+
+# What was told of a request is told within a second of its end, the longest that Envoy keeps a log back.
+_KEPT_S: Final = 5.0
+# A pick keeps its prompt's hashes, up to 100 kB for the longest, 3 kB for a chat of 8 kB.
+_KEPT: Final = 1_024
+
+
+class Tickets:
+    """Picks by number: of open requests, and for a short while of ended ones.
+
+    `first` is where the numbers begin: at random, so that those of two services hardly meet. Of workers of
+    one service each gives those of its `lane`, by their remainder, and so they never meet; `lanes` is a power
+    of two. An open request's pick costs nothing here, since its stream holds it, too.
+    """
+
+    def __init__(self, clock: Callable[[], float], first: int, *, lane: int = 0, lanes: int = 1) -> None:
+        self._clock = clock
+        self._step = lanes
+        self._next = first - first % lanes + lane
+        self._open: dict[int, Pick] = {}
+        self._ended: OrderedDict[int, tuple[Pick, float]] = OrderedDict()
+        self._traces: OrderedDict[int, str] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Tickets of {len(self._open)} open requests, {len(self._ended)} ended>"
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._ended)
+
+    def give(self, pick: Pick) -> int:
+        """Returns the pick's number, 64 bits and not 0; or 0 where nobody would learn from its end."""
+        if not pick.reading.learns:
+            return 0
+        self._next = number = (self._next + self._step) & 0xFFFF_FFFF_FFFF_FFFF or self._step
+        self._open[number] = pick
+        return number
+
+    def end(self, number: int) -> None:
+        """Hears that the request has ended: what is told of it comes soon or not at all."""
+        pick = self._open.pop(number, None)
+        now_s = self._clock()
+        if pick is not None:
+            self._ended[number] = (pick, now_s)
+        while self._ended:
+            oldest, (_, ended_s) = next(iter(self._ended.items()))
+            if len(self._ended) <= _KEPT and now_s - ended_s <= _KEPT_S:
+                break
+            del self._ended[oldest]
+
+    def trace(self, number: int, trace_id: str) -> None:
+        """Hears which trace a numbered request belongs to."""
+        if number:
+            self._traces[number] = trace_id
+            if len(self._traces) > _KEPT:
+                self._traces.popitem(last=False)
+
+    def trace_of(self, number: int) -> str:
+        """Returns the request's trace, once; empty if it has none, or one of very long ago."""
+        return self._traces.pop(number, "")
+
+    def take(self, number: int) -> Pick | None:
+        """Returns the pick, once; `None` for a number that is not ours, was taken, or is too old."""
+        pick = self._open.pop(number, None)
+        if pick is None:
+            pick, _ = self._ended.pop(number, (None, 0.0))
+        return pick

@@ -1,0 +1,132 @@
+"""gRPC health (`grpc.health.v1`) under the names that EPP 1.0.0 asks for."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2 as pb
+
+from extproc.router.stream.names import CHECK, LIVENESS, READINESS, WATCH
+from extproc.router.wire.calls import Call, Handler, Routes, Status
+
+
+def _response(status: int) -> bytes:
+    return bytes(pb.HealthCheckResponse(status=status).SerializeToString())
+
+
+_SERVING: Final = _response(pb.HealthCheckResponse.SERVING)
+_NOT_SERVING: Final = _response(pb.HealthCheckResponse.NOT_SERVING)
+_UNKNOWN: Final = _response(pb.HealthCheckResponse.SERVICE_UNKNOWN)
+
+
+class Health:
+    """`liveness` as long as the process answers; the other names as long as `is_ready()`."""
+
+    def __init__(self, is_ready: Callable[[], bool], *, period_s: float = 0.2) -> None:
+        self._is_ready = is_ready
+        self._period_s = period_s
+        self._told = dict.fromkeys(READINESS, _NOT_SERVING) | {LIVENESS: _SERVING}
+        self._watchers: dict[_Watcher, str] = {}
+
+    def routes(self) -> Routes:
+        return {CHECK: self._open_check, WATCH: self._open_watch}
+
+    def update(self) -> None:
+        """Asks `is_ready` and tells the watchers what is new."""
+        fresh = _SERVING if self._is_ready() else _NOT_SERVING
+        changed = {name for name in READINESS if self._told[name] != fresh}
+        self._told |= dict.fromkeys(changed, fresh)
+        for watcher, name in tuple(self._watchers.items()):
+            if name in changed:
+                watcher.tell(fresh)
+
+    async def run(self) -> None:
+        """Keeps the answers true until cancelled: a list that grows stale tells nobody."""
+        while True:
+            self.update()
+            await asyncio.sleep(self._period_s)
+
+    def told(self, name: str) -> bytes | None:
+        """The answer in force for `name`, serialised; `None` for a name that is not known."""
+        return self._told.get(name)
+
+    def watch(self, watcher: "_Watcher", name: str) -> None:
+        self._watchers[watcher] = name
+
+    def forget(self, watcher: "_Watcher") -> None:
+        self._watchers.pop(watcher, None)
+
+    def leave(self) -> None:
+        """Tells watchers the last news and ends their streams: of one that is cut, a client may drop it."""
+        self.update()
+        for watcher in tuple(self._watchers):
+            watcher.end()
+
+    def _open_check(self, call: Call) -> Handler:
+        return _Checker(self, call)
+
+    def _open_watch(self, call: Call) -> Handler:
+        return _Watcher(self, call)
+
+
+class _Question:
+    """A call that begins with one HealthCheckRequest, and no more."""
+
+    def __init__(self, health: Health, call: Call) -> None:
+        self._health = health
+        self._call = call
+        self._is_asked = False
+
+    def on_message(self, message: bytes | bytearray) -> None:
+        try:
+            name = pb.HealthCheckRequest.FromString(bytes(message)).service
+        except DecodeError:
+            self._call.finish(Status.INVALID_ARGUMENT, "not a HealthCheckRequest")
+            return
+        if not self._is_asked:
+            self._is_asked = True
+            self._answer(name)
+
+    def on_skipped(self, size: int) -> None:
+        del size
+        self._call.finish(Status.RESOURCE_EXHAUSTED)
+
+    def on_half_close(self) -> None:
+        if not self._is_asked:
+            self._call.finish(Status.INVALID_ARGUMENT, "no HealthCheckRequest")
+
+    def on_close(self) -> None:
+        pass
+
+    def _answer(self, name: str) -> None:
+        raise NotImplementedError
+
+
+class _Checker(_Question):
+    def _answer(self, name: str) -> None:
+        # As of now: at a single no, an Envoy passes the service by until it asks again.
+        self._health.update()
+        told = self._health.told(name)
+        if told is None:
+            self._call.finish(Status.NOT_FOUND, "unknown service")
+            return
+        self._call.send(told)
+        self._call.finish()
+
+
+class _Watcher(_Question):
+    """Told now, and whenever the answer changes. One of a name nobody knows stays open (health.proto)."""
+
+    def on_close(self) -> None:
+        self._health.forget(self)
+
+    def tell(self, answer: bytes) -> None:
+        self._call.send(answer)
+
+    def end(self) -> None:
+        self._call.finish(Status.UNAVAILABLE, "the service ends")
+
+    def _answer(self, name: str) -> None:
+        self.tell(self._health.told(name) or _UNKNOWN)
+        self._health.watch(self, name)

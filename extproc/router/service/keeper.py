@@ -1,0 +1,142 @@
+"""A pool's keeper: hears its source and installs what it says."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from extproc.router.cluster.reason import describe
+from extproc.router.cluster.source import Source
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pool, Snapshot
+from extproc.router.routing.strategies.base import Strategy
+from extproc.router.service.outages import Outages
+from extproc.router.telemetry import Metrics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What keeps a source from a good list now: a fixed word, and a line for operators."""
+
+    why: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.reason}"
+
+
+class PoolKeeper:
+    """The sink of one pool's source, and the one who gives the pool another strategy.
+
+    A snapshot is built in a thread, since a ring of a thousand endpoints takes a third of a second,
+    and installed on the loop, where picks happen. Lists that come meanwhile replace one another: only
+    the last counts, and one that says what the last one said is a confirmation. A new strategy takes over
+    together with the snapshot that was built for it. `on_change` hears of every installed list,
+    `on_strategy` when a new strategy has taken over.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        metrics: Metrics,
+        outages: Outages,
+        *,
+        clock: Callable[[], float],
+        on_change: Callable[[str, Sequence[Endpoint]], None],
+        on_strategy: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.pool = pool
+        self._metrics = metrics
+        self._outages = outages
+        self._clock = clock
+        self._on_change = on_change
+        self._on_strategy = on_strategy
+        self._endpoints: Sequence[Endpoint] = ()
+        # `None` where the next list counts whatever it says: the first, and one after a failure.
+        self._told: Sequence[Endpoint] | None = None
+        self._strategy = pool.strategy
+        self._changed = asyncio.Event()
+        self._confirmed_s: float | None = None
+        self._heard_s = clock()
+        self.fault: Fault | None = None
+        self.synced = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<PoolKeeper of {self.pool!r}>"
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the source last said that its list holds; `None` before the first list."""
+        return None if self._confirmed_s is None else self._clock() - self._confirmed_s
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the source last said anything, be it that it failed."""
+        return self._clock() - self._heard_s
+
+    def replace(self, endpoints: Sequence[Endpoint]) -> None:
+        self.confirm()
+        told = tuple(endpoints)
+        if told != self._told:
+            self._told = self._endpoints = told
+            self._changed.set()
+
+    def confirm(self, age_s: float = 0.0) -> None:
+        self._confirmed_s = self._heard_s = self._clock() - age_s
+        self.fault = None
+        self._outages.ended(self.pool.name)
+
+    def restarted(self, why: str, reason: str | None = None) -> None:
+        self._heard_s = self._clock()
+        self._metrics.watch_restarts.labels(self.pool.name, why).inc()
+        if reason is not None:
+            self.fault = Fault(why, reason)
+            self._outages.failed(self.pool.name, why, reason)
+
+    def lacks(self, why: str, reason: str) -> None:
+        self._heard_s = self._clock()
+        fault = Fault(why, reason)
+        if fault != self.fault:
+            self.fault = fault
+            self._outages.ended(self.pool.name)
+            log.warning("pool %s has no endpoints to tell (%s): %s", self.pool.name, why, reason)
+
+    def use(self, strategy: Strategy) -> None:
+        """Routes by `strategy` as soon as it has placed the endpoints."""
+        self._strategy = strategy
+        self._changed.set()
+
+    async def run(self, source: Source) -> None:
+        """Follows `source`, which never ends by itself, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._install_changes())
+            tasks.create_task(source.run(self))
+
+    async def _install_changes(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._install()
+            except Exception as error:  # noqa: BLE001  # the next list must be heard all the same
+                self._told = None
+                self.restarted("internal", f"a list that cannot be placed: {describe(error)}")
+
+    async def _install(self) -> None:
+        endpoints, strategy = self._endpoints, self._strategy
+        before = self.pool.snapshot.placement
+        snapshot = await asyncio.to_thread(Snapshot.build, endpoints, strategy, before)
+        is_new = strategy is not self.pool.strategy
+        self.pool.install(snapshot, strategy)
+        if is_new:
+            self._on_strategy()
+        if self._confirmed_s is None:
+            # Another strategy before the first list: an empty pool is not the news.
+            return
+        self.synced.set()
+        log.info(
+            "pool %s: %d ready, %d draining", self.pool.name, len(snapshot.names), len(snapshot.draining)
+        )
+        self._on_change(self.pool.name, endpoints)

@@ -1,0 +1,217 @@
+"""How gRPC is served: our own transport, or grpcio's; where it binds, what certificates it shows."""
+
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+from typing import Final, Protocol
+
+import grpc
+import grpc.aio
+
+from extproc.errors import SettingsError
+from extproc.router.budget import Budget
+from extproc.router.settings.tree import ServerSettings, TlsSettings
+from extproc.router.wire.accepting import bind
+from extproc.router.wire.calls import Routes
+from extproc.router.wire.certificates import Certificates, Files, Pems, SelfSigned
+from extproc.router.wire.grpcio import add_routes
+from extproc.router.wire.limits import Limits
+from extproc.router.wire.listener import Listener
+
+# A message holds a body and its framing.
+_FRAMING_BYTES: Final = 1_048_576
+# A question of health is the name of a service.
+_QUESTION_BYTES: Final = 4_096
+_QUESTIONS_BYTES: Final = 1_048_576
+# Kubelets, load balancers and their probes from several zones.
+_QUESTIONERS: Final = 64
+_NEVER_S: Final = 1e6
+
+
+class Transport(Protocol):
+    """Serves gRPC calls on one address: bound, started, drained, stopped, in this order."""
+
+    async def bind(self) -> int:
+        """Returns the port (0 for a unix socket).
+
+        Raises `SettingsError` that names the address where it is taken or cannot be had.
+        """
+        ...
+
+    async def start(self) -> None: ...
+
+    def drain(self) -> None:
+        """Takes no new calls; those that are open go on."""
+        ...
+
+    async def stop(self) -> None:
+        """Cuts what is open."""
+        ...
+
+
+def build_transport(
+    settings: ServerSettings, routes: Routes, budget: Budget, connections: int = 1_024
+) -> Transport:
+    """`connections` is how many there may be at a time; grpcio knows no such limit."""
+    if settings.transport == "grpcio":
+        return GrpcioTransport(settings, routes)
+    limits = _limits(settings, connections)
+    return NativeTransport(
+        "server.listen", settings.listen, routes, limits=limits, budget=budget, tls=settings.tls
+    )
+
+
+def build_listener(settings: ServerSettings, routes: Routes, budget: Budget, connections: int) -> Listener:
+    """Our own HTTP/2 without an address, for connections that somebody else accepts."""
+    return Listener(routes, limits=_limits(settings, connections), budget=budget)
+
+
+def build_tls(settings: TlsSettings) -> ssl.SSLContext:
+    """Raises `SettingsError` for certificates that cannot be read."""
+    return _certificates(settings).context()
+
+
+def _limits(settings: ServerSettings, connections: int) -> Limits:
+    return Limits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
+
+
+def build_health_transport(settings: ServerSettings, routes: Routes) -> Transport | None:
+    """Health alone and in plain text: kubelets and load balancers cannot ask over TLS."""
+    if settings.health is None:
+        return None
+    limits = Limits(message_bytes=_QUESTION_BYTES, connections=_QUESTIONERS)
+    budget = Budget(_QUESTIONS_BYTES)
+    return NativeTransport("server.health", settings.health, routes, limits=limits, budget=budget)
+
+
+class NativeTransport:
+    """Our own HTTP/2. `setting` is what an operator calls the address."""
+
+    def __init__(
+        self,
+        setting: str,
+        listen: str,
+        routes: Routes,
+        *,
+        limits: Limits,
+        budget: Budget,
+        tls: TlsSettings | None = None,
+    ) -> None:
+        self._setting = setting
+        self._listen = listen
+        self._tls = tls
+        self._listener = Listener(routes, limits=limits, budget=budget)
+
+    async def bind(self) -> int:
+        context = build_tls(self._tls) if self._tls else None
+        return self._listener.listen(await bind_address(self._setting, self._listen), context)
+
+    async def start(self) -> None:
+        await self._listener.start()
+
+    def drain(self) -> None:
+        self._listener.drain()
+
+    async def stop(self) -> None:
+        await self._listener.stop()
+
+
+class GrpcioTransport:
+    """The official implementation: the reference, and the way back."""
+
+    def __init__(self, settings: ServerSettings, routes: Routes) -> None:
+        limit = settings.max_body_bytes + _FRAMING_BYTES
+        self._settings = settings
+        self._refusing: asyncio.Task[None] | None = None
+        self._server = grpc.aio.server(
+            options=[
+                # Without it a second process would share an occupied port in silence.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", limit),
+                ("grpc.max_send_message_length", limit),
+                # Every request is a stream of a proxy's few connections: pings between them are welcome.
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                # A proxy whose node vanished would be counted for hours.
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+            ]
+        )
+        add_routes(self._server, routes)
+
+    async def bind(self) -> int:
+        listen, tls = self._settings.listen, self._settings.tls
+        _refuse_live_socket("server.listen", listen)
+        try:
+            if tls is None:
+                return self._server.add_insecure_port(listen)
+            return self._server.add_secure_port(listen, _credentials(_certificates(tls), tls))
+        except (RuntimeError, OSError) as error:
+            raise _cannot_listen("server.listen", listen) from error
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    def drain(self) -> None:
+        # Its own end of grace is put off for good: two stops that cut at the same moment crash grpcio 1.85
+        # (one destroys the server under the other).
+        self._refusing = asyncio.create_task(self._server.stop(_NEVER_S))
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+        if self._refusing is not None:
+            await self._refusing
+
+
+def _certificates(tls: TlsSettings) -> Certificates:
+    if tls.certificate is None or tls.key is None:
+        return Certificates(SelfSigned())
+    client_ca = Path(tls.client_ca) if tls.client_ca else None
+    return Certificates(Files(Path(tls.certificate), Path(tls.key), client_ca))
+
+
+def _credentials(certificates: Certificates, tls: TlsSettings) -> grpc.ServerCredentials:
+    """Certificates for grpcio; a handshake after they changed sees the new ones.
+
+    Raises `SettingsError` where they cannot be read now. Later unreadable files leave the last good ones.
+    """
+
+    def configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(pems.key, pems.certificate)], pems.client_ca)
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        fresh = certificates.read_if_changed()
+        return None if fresh is None else configuration(fresh)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(certificates.read()),
+        changed,  # type: ignore[arg-type]  # gRPC takes None for "unchanged"
+        require_client_authentication=tls.client_ca is not None,
+    )
+
+
+async def bind_address(setting: str, listen: str) -> list[socket.socket]:
+    """`setting` is what an operator calls it. Raises `SettingsError`."""
+    _refuse_live_socket(setting, listen)
+    try:
+        return await bind(listen)
+    except OSError as error:
+        raise _cannot_listen(setting, listen) from error
+
+
+def _cannot_listen(setting: str, listen: str) -> SettingsError:
+    return SettingsError(f"{setting}: cannot listen on {listen}: is it in use?")
+
+
+def _refuse_live_socket(setting: str, listen: str) -> None:
+    """A unix socket is unlinked before it is bound, even one that another process serves."""
+    if not listen.startswith("unix:"):
+        return
+    path = listen.removeprefix("unix:")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return
+    raise SettingsError(f"{setting}: {listen} is in use by another process")

@@ -1,0 +1,1 @@
+"""The configuration: one strict pydantic tree."""

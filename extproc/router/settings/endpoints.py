@@ -1,0 +1,92 @@
+"""Where a pool's endpoints are known from, as the configuration says it."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from extproc.errors import AddressError
+from extproc.router.routing.endpoint import parse_address, parse_target
+from extproc.router.settings.sections import HostPort, Name, Section
+
+
+class _ClusterSection(Section):
+    """Objects of a Kubernetes cluster, and how it is reached."""
+
+    namespace: Name | None = None
+    """Omitted: the Pod's own, so that a manifest says it once; outside a cluster `default`."""
+    kubeconfig: str | None = None
+    """Path of a kubeconfig file; omitted: the Pod's service account, else ~/.kube/config."""
+    context: Name | None = None
+    """Context of the kubeconfig; omitted: its current one."""
+    address_family: Literal["IPv4", "IPv6"] = "IPv4"
+    """Which address of a dual-stack pod is used; the other serves where this one is missing."""
+
+
+class KubernetesSettings(_ClusterSection):
+    """The EndpointSlices of a Service."""
+
+    service: Name
+    port: Name | int | Annotated[list[Name | int], Field(min_length=1, max_length=8)]
+    """The port's name or number in the EndpointSlices (the container's port, not the Service's). A list where
+    a pod has several that serve, as data-parallel ranks do: each is an endpoint of its own."""
+
+    @field_validator("port")
+    @classmethod
+    def _are_different(cls, port: str | int | list[str | int]) -> str | int | list[str | int]:
+        if isinstance(port, list) and len(set(port)) < len(port):
+            raise ValueError("a port is given twice")
+        return port
+
+    @property
+    def ports(self) -> tuple[int | str, ...]:
+        return tuple(self.port) if isinstance(self.port, list) else (self.port,)
+
+
+class InferencePoolSettings(_ClusterSection):
+    """The InferencePool of a gateway: its pods, at all of its ports."""
+
+    name: Name
+
+
+class EndpointsSettings(Section):
+    """Where a pool's endpoints are known from: exactly one of these."""
+
+    static: list[str] | None = None
+    """`ip:port` each; an IPv6 address in brackets."""
+    file: str | None = None
+    """A YAML file with a list of {name, address, port}, watched. Relative to the configuration file."""
+    dns: HostPort | None = None
+    """`name:port`: every address the name resolves to, as of a headless Service."""
+    kubernetes: KubernetesSettings | None = None
+    """The EndpointSlices of a Service, watched."""
+    inference_pool: InferencePoolSettings | None = None
+    """The pods of an InferencePool (Gateway API Inference Extension), both watched."""
+
+    @field_validator("static")
+    @classmethod
+    def _are_addresses(cls, static: list[str] | None) -> list[str] | None:
+        try:
+            addresses = [parse_address(text) for text in static or []]
+        except AddressError as error:
+            raise ValueError(str(error)) from None
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("an address is given twice")
+        return static and addresses
+
+    @field_validator("dns")
+    @classmethod
+    def _is_target(cls, dns: str | None) -> str | None:
+        if dns is not None:
+            parse_target(dns)
+        return dns
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("give exactly one of static, file, dns, kubernetes, inference_pool")
+        return self
+
+    @property
+    def tells_health(self) -> bool:
+        """Whether the list is of endpoints that somebody has found healthy: the kubelet."""
+        return self.kubernetes is not None or self.inference_pool is not None

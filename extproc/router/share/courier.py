@@ -1,0 +1,268 @@
+"""Takes this gateway's letters to a carrier and the others' letters from it, for all pools.
+
+No request waits for anything here: a pick leaves its news in an outbox, and a timer posts them, which the
+first of them sets. What other pools have to tell then goes out with them.
+"""
+
+# The rules of what comes in:
+#
+# - A letter's number, the nonce's count, is higher than that of its sender's last one, or else it is dropped
+#   unread: recorded letters are worth nothing while their sender is known. Carriers keep the order. Senders
+#   that are heard are not forgotten for others, however many those are; and of one that is forgotten, or that
+#   we have not met since we started, nothing is believed before it has echoed us (`routing.share.peers`).
+# - One sender may take so much of our time and no more: what it says beyond that is dropped unread.
+#   Heartbeats heal it, as they heal a loss. All who are not known yet have one ration together.
+# - What is refused tells nothing back to who sent it.
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Final, Protocol
+
+from extproc.router.routing.pool import Pool
+from extproc.router.share.messages import Letter
+from extproc.router.share.names import name_of
+from extproc.router.share.peers import MAX_PEERS
+from extproc.router.share.ration import Ration
+from extproc.router.share.sealed import VERSION, LetterError, Seal
+from extproc.router.share.share import HEARTBEAT_S, Share
+
+log = logging.getLogger("extproc.router.share")
+
+# The share of a core that one sender may take: some ten thousand picks a second.
+_TIME: Final = 0.1
+# Of so many senders the numbers are known, of one that was silent for so long not always.
+_MOST_SENDERS: Final = 2 * MAX_PEERS
+_FORGOTTEN_S: Final = 60.0
+_NAME: Final = slice(len(VERSION), len(VERSION) + 8)
+_COUNT: Final = slice(len(VERSION) + 8, len(VERSION) + 12)
+
+RESULTS: Final = ("sent", "unsent", "heard", "repeated", "flood", "foreign", "version", "garbled")
+"""What becomes of letters."""
+
+
+class Tally:
+    """Letters by what became of them, one of `RESULTS`."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(RESULTS, 0)
+
+    def count(self, result: str, number: int = 1) -> None:
+        self.counts[result] += number
+
+
+class Receiver(Protocol):
+    """Who a carrier delivers to."""
+
+    def take(self, data: bytes) -> int | None:
+        """Takes a letter; returns its sender's name, `None` where it is nobody's of this cluster."""
+        ...
+
+    def lose(self, sender: int) -> None:
+        """Notes that a sender cannot be heard any more."""
+        ...
+
+
+class Carrier(Protocol):
+    """Brings sealed letters to all other gateways. May lose them; never keeps anybody waiting."""
+
+    async def open(self) -> None:
+        """Takes what it needs of this machine; raises `SettingsError` where it cannot have it."""
+        ...
+
+    async def run(self, receiver: Receiver) -> None:
+        """Delivers what comes in until cancelled; goes on through every failure of its own."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """Sends what can be sent at once and drops the rest; raises nothing."""
+        ...
+
+    async def close(self) -> None:
+        """Ends, after what was sent has left."""
+        ...
+
+
+class _Sender:
+    """One who sent a letter of this cluster."""
+
+    __slots__ = ("count", "heard_s", "ration")
+
+    def __init__(self) -> None:
+        self.count, self.heard_s = -1, 0.0
+        self.ration = Ration(_TIME, _TIME)
+
+
+class Courier:
+    """`build_seal` makes the seal of a name; `draw` a name, 64 bits at random; `clock` counts seconds."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        build_seal: Callable[[int], Seal],
+        tally: Tally,
+        *,
+        draw: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self.tally = tally
+        self.carrier = carrier
+        self._build_seal = build_seal
+        self._draw = draw
+        self._clock = clock
+        self._me = draw()
+        self._seal = build_seal(self._me)
+        self._shares: dict[int, Share] = {}
+        self._pools: dict[int, Pool] = {}
+        self._senders: OrderedDict[int, _Sender] = OrderedDict()
+        self._strangers = Ration(_TIME, _TIME)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._posting: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Courier {self._me:016x} for {len(self._shares)} pools>"
+
+    def keep(self, pool: Pool) -> None:
+        """Shares the picks of a pool from now on."""
+        name = name_of(pool.name)
+        self._pools[name] = pool
+        self._shares[name] = Share(pool, self._me, self._plan_post)
+
+    def forget(self, pool: str) -> None:
+        """Tells the others that we are out of a pool."""
+        name = name_of(pool)
+        share = self._shares.pop(name)
+        self._pools.pop(name).witness = None
+        self._send(share.farewell(self._clock()))
+        for sender in [*share.peers.delays()]:
+            share.peers.lose(sender)
+
+    def shares(self) -> Mapping[str, Share]:
+        """By pool."""
+        return {self._pools[name].name: share for name, share in self._shares.items()}
+
+    async def run(self) -> None:
+        """Shares until cancelled; then says farewell."""
+        self._loop = asyncio.get_running_loop()
+        self._plan_post()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.carrier.run(self))
+                tasks.create_task(self._keep_beating())
+        finally:
+            self._loop = None
+            self._leave()
+            await self.carrier.close()
+
+    def take(self, data: bytes) -> int | None:
+        started_s = perf_counter()
+        name, count = int.from_bytes(data[_NAME]), int.from_bytes(data[_COUNT])
+        sender = self._senders.get(name)
+        if sender is not None and count <= sender.count:
+            self.tally.count("repeated")
+            return None
+        ration = sender.ration if sender is not None else self._strangers
+        if ration.wait_s(started_s):
+            self.tally.count("flood")
+            return name if sender is not None else None
+        letter = self._open(data)
+        if letter is not None:
+            self._hear(letter, sender or self._admit(name), count)
+        ration.spend(perf_counter() - started_s)
+        return name if letter is not None else None
+
+    def lose(self, sender: int) -> None:
+        for share in self._shares.values():
+            share.peers.lose(sender)
+
+    def _open(self, data: bytes) -> Letter | None:
+        try:
+            return self._seal.open(data)
+        except LetterError as error:
+            why = str(error)
+            self.tally.count(why if why in RESULTS else "garbled")
+            return None
+
+    def _admit(self, name: int) -> _Sender | None:
+        """Remembers a new sender, in the place of one that has long been silent; `None`: there is none."""
+        if len(self._senders) >= _MOST_SENDERS:
+            oldest, sender = next(iter(self._senders.items()))
+            if self._clock() - sender.heard_s < _FORGOTTEN_S:
+                return None
+            del self._senders[oldest]
+        sender = self._senders[name] = _Sender()
+        return sender
+
+    def _hear(self, letter: Letter, sender: _Sender | None, count: int) -> None:
+        if sender is None:
+            self.tally.count("flood")
+            return
+        now = self._clock()
+        sender.count, sender.heard_s = count, now
+        self._senders.move_to_end(letter.peer)
+        share = self._shares.get(letter.pool)
+        if share is not None and letter.peer != self._me:
+            self.tally.count("heard")
+            share.hear(letter, now)
+            if share.copying.is_asked:
+                self._plan_post()
+
+    async def _keep_beating(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            _guard(self._beat)
+
+    def post(self) -> None:
+        """Tells now what would wait for more."""
+        if self._posting is not None:
+            self._posting.cancel()
+            _guard(self._post)
+
+    def _plan_post(self) -> None:
+        if self._loop is not None and self._posting is None and self._shares:
+            wait_s = min(share.wait_s for share in self._shares.values())
+            self._posting = self._loop.call_later(wait_s, _guard, self._post)
+
+    def _post(self) -> None:
+        self._posting = None
+        for share in self._shares.values():
+            if len(share.outbox):
+                for letter in share.letters(self._clock()):
+                    self._send(letter)
+            if share.copying.is_asked:
+                if (page := share.page(self._clock())) is not None:
+                    self._send(page)
+                self._plan_post()
+
+    def _beat(self) -> None:
+        if self._seal.is_used_up:
+            self._begin_anew()
+        for share in self._shares.values():
+            self._send(share.heartbeat(self._clock()))
+
+    def _leave(self) -> None:
+        for share in self._shares.values():
+            self._send(share.farewell(self._clock()))
+
+    def _begin_anew(self) -> None:
+        """A seal has 2³² letters: after months of them we are somebody else."""
+        pools = [*self._pools.values()]
+        for pool in pools:
+            self.forget(pool.name)
+        self._me = self._draw()
+        self._seal = self._build_seal(self._me)
+        for pool in pools:
+            self.keep(pool)
+
+    def _send(self, letter: Letter) -> None:
+        self.carrier.send(self._seal.close(letter))
+
+
+def _guard(routine: Callable[[], None]) -> None:
+    """Goes on after whatever went wrong: the next time may be good, and picks go on anyhow."""
+    try:
+        routine()
+    except Exception as error:  # noqa: BLE001  # as said
+        log.error("sharing picks: %s", type(error).__name__)  # noqa: TRY400  # its text may quote a prompt

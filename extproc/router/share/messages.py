@@ -1,0 +1,180 @@
+"""What gateways tell each other of one pool: a letter with news, and with what its delay is known by."""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain
+from extproc.router.routing.strategies.prefix_cache.holding import Link
+
+# A prompt's blocks beyond that are not told: of 256 bytes each, a megabyte of text.
+MAX_BLOCKS: Final = 4_096
+# A letter is full with so many blocks, or so many news: it has 128 KiB at most, which a datagram takes.
+LETTER_BLOCKS: Final = 7_168
+LETTER_NEWS: Final = 512
+# Of more, the least busy are left out.
+MAX_ENDPOINTS: Final = 8_192
+MAX_ECHOES: Final = 256
+# A piece of what we know: to write it takes a third of a millisecond, to take it in one.
+PAGE_BLOCKS: Final = 512
+
+_MOST: Final = 1 << 62
+
+Name = Annotated[int, Meta(ge=0)]
+"""A peer, a pool or an endpoint: 64 bits that are the same for all gateways, or at random."""
+Number = Annotated[int, Meta(ge=1, le=_MOST)]
+"""Counts a peer's picks and ends together, from 1 on."""
+Moment = Annotated[int, Meta(ge=0, le=_MOST)]
+"""Microseconds by the clock of whoever says it; only differences mean anything."""
+
+_Bytes = Annotated[int, Meta(ge=0, le=1 << 40)]
+_Length = Annotated[int, Meta(ge=1, le=1 << 20)]
+_Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Place = Annotated[int, Meta(ge=0, lt=MAX_BLOCKS)]
+
+
+class Picked(Struct, frozen=True, array_like=True, tag=1, gc=False):
+    """A request went to an endpoint, where `missing` bytes of it have to be prefilled.
+
+    `hashes` are the prompt's blocks, all of them: what an earlier letter said may have been lost. `odd` has
+    the lengths of those, by place, that have not just `BLOCK_BYTES`. So it is what an index needs.
+    """
+
+    number: Number
+    endpoint: Name
+    missing: _Bytes = 0
+    # A tuple of numbers costs the garbage collector nothing; there are thousands of these.
+    hashes: Annotated[tuple[Name, ...], Meta(max_length=MAX_BLOCKS)] = ()
+    odd: Annotated[dict[_Place, _Length], Meta(max_length=MAX_BLOCKS)] = {}
+
+    def bytes_between(self, start: int, stop: int) -> int:
+        if stop == start + 1:
+            return self.odd.get(start, BLOCK_BYTES)
+        odd = [length - BLOCK_BYTES for place, length in self.odd.items() if start <= place < stop]
+        return (stop - start) * BLOCK_BYTES + sum(odd)
+
+
+class Ended(Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """The request of `pick` has left its endpoint."""
+
+    number: Number
+    endpoint: Name
+    pick: Number
+
+
+class Standing(Struct, frozen=True, array_like=True, tag=3, gc=False):
+    """A heartbeat: what the peer has open on each endpoint after its news up to `number`; else nothing."""
+
+    number: Annotated[int, Meta(ge=0, le=_MOST)]
+    open: Annotated[dict[Name, _Count], Meta(max_length=MAX_ENDPOINTS)]
+
+
+class Left(Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """The peer goes, and nobody need wait for it."""
+
+
+class Withdrawn(Struct, frozen=True, array_like=True, tag=5, gc=False):
+    """A prompt that was picked left nothing there beyond its first `had` blocks: it was never read."""
+
+    endpoint: Name
+    had: Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]
+    hashes: Annotated[tuple[Name, ...], Meta(max_length=MAX_BLOCKS)]
+
+
+class Asked(Struct, frozen=True, array_like=True, tag=6, gc=False):
+    """Asks one `peer` what it knows of the endpoints, from `endpoint` on by their names' order."""
+
+    peer: Name
+    endpoint: Name = 0
+
+
+class End(IntEnum):
+    """Whether an answer ends here."""
+
+    NOT_YET = 0
+    WHOLE = 1
+    PARTIAL = 2  # by one who came in a moment ago and was asking, too
+
+
+class Page(Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """A piece of an answer `to` who asked: blocks that an endpoint holds, the newest first.
+
+    Each one is led to by the one before it in `hashes`, but for those in `parents`, by place. `odd` as in
+    `Picked`.
+    """
+
+    to: Name
+    endpoint: Name = 0
+    hashes: Annotated[tuple[Name, ...], Meta(max_length=PAGE_BLOCKS)] = ()
+    parents: Annotated[dict[_Place, Name], Meta(max_length=PAGE_BLOCKS)] = {}
+    odd: Annotated[dict[_Place, _Length], Meta(max_length=PAGE_BLOCKS)] = {}
+    end: End = End.NOT_YET
+
+
+News = Picked | Ended | Standing | Left | Withdrawn | Asked | Page
+
+
+class Echo(Struct, frozen=True, array_like=True, gc=False):
+    """Says to `peer` when it sent its last letter that came, by its own clock, and how long ago that came."""
+
+    peer: Name
+    sent_us: Moment
+    held_us: Moment
+
+
+class Letter(Struct, frozen=True, array_like=True):
+    """What `peer` has to say of a pool at a moment of its own clock."""
+
+    peer: Name
+    pool: Name
+    sent_us: Moment
+    news: Annotated[list[News], Meta(max_length=LETTER_NEWS)] = []
+    echoes: Annotated[list[Echo], Meta(max_length=MAX_ECHOES)] = []
+
+
+def picked(number: int, endpoint: int, missing: int, chain: Chain | None) -> Picked:
+    """Tells of a pick; `chain` is the prompt as the endpoint's cache will have it, `None`: nobody looked."""
+    if chain is None:
+        return Picked(number, endpoint, missing)
+    hashes, odd, start = tuple(chain.hashes[:MAX_BLOCKS]), {}, 0
+    for place, end in enumerate(chain.ends[:MAX_BLOCKS]):
+        if end - start != BLOCK_BYTES:
+            odd[place] = end - start
+        start = end
+    return Picked(number, endpoint, missing, hashes, odd)
+
+
+def withdrawn(endpoint: int, chain: Chain, had: int) -> Withdrawn:
+    return Withdrawn(endpoint, min(had, MAX_BLOCKS), tuple(chain.hashes[:MAX_BLOCKS]))
+
+
+def page(to: int, endpoint: int, links: Sequence[Link]) -> Page:
+    """Returns a piece of an answer; `PAGE_BLOCKS` links at most."""
+    parents: dict[int, int] = {}
+    odd: dict[int, int] = {}
+    before = 0
+    for place, (block, parent, length) in enumerate(links):
+        if parent != before:
+            parents[place] = parent
+        if length != BLOCK_BYTES:
+            odd[place] = length
+        before = block
+    return Page(to, endpoint, tuple(block for block, _, _ in links), parents, odd)
+
+
+def links_in(told: Page) -> list[Link]:
+    hashes, parents = told.hashes, [0, *told.hashes][: len(told.hashes)]
+    for place, parent in told.parents.items():
+        if place < len(parents):
+            parents[place] = parent
+    return [*zip(hashes, parents, _lengths(len(hashes), told.odd), strict=True)]
+
+
+def _lengths(blocks: int, odd: Mapping[int, int]) -> list[int]:
+    lengths = [BLOCK_BYTES] * blocks
+    for place, length in odd.items():
+        if place < blocks:
+            lengths[place] = length
+    return lengths

@@ -1,0 +1,63 @@
+"""What operators see of the sharing: read when it is scraped."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from extproc.router.share.courier import Tally
+from extproc.router.share.share import Share
+
+
+class ShareCollector(Collector):
+    """`shares` are those of all pools, by name."""
+
+    def __init__(self, shares: Callable[[], Mapping[str, Share]], tally: Tally) -> None:
+        self._shares = shares
+        self._tally = tally
+
+    def collect(self) -> Iterator[Metric]:
+        letters = CounterMetricFamily(
+            "extproc_share_letters", "Letters among gateways by what became of them.", labels=["result"]
+        )
+        for result, count in self._tally.counts.items():
+            letters.add_metric([result], count)
+        peers = GaugeMetricFamily(
+            "extproc_share_peers", "Other gateways that share a pool's picks.", labels=["pool", "state"]
+        )
+        delay = GaugeMetricFamily(
+            "extproc_share_delay_seconds", "How late the latest gateway's news are.", labels=["pool"]
+        )
+        fresh = GaugeMetricFamily(
+            "extproc_share_fresh", "1 while the counts of all gateways heard are used.", labels=["pool"]
+        )
+        for pool, share in self._shares().items():
+            now = share.peers.neighbours
+            for state, count in (
+                ("prompt", now.prompt),
+                ("late", now.heard - now.prompt),
+                ("lost", now.lost),
+            ):
+                peers.add_metric([pool, state], count)
+            known = [late_s for late_s in share.peers.delays().values() if late_s is not None]
+            if known:
+                delay.add_metric([pool], max(known))
+            fresh.add_metric([pool], float(0 < now.heard == now.prompt))
+        yield from (letters, peers, delay, fresh)
+
+
+def describe_share(share: Share) -> dict[str, object]:
+    """What `/pools` shows of a pool's part in the sharing."""
+    now = share.peers.neighbours
+    return {
+        "me": f"{share.me:016x}",
+        "heard": now.heard,
+        "prompt": now.prompt,
+        "lost": now.lost,
+        "is_whole": share.copying.is_whole,
+        "copied_blocks": share.copying.copied,
+        "peers": [
+            {"name": f"{name:016x}", "delay_ms": None if late_s is None else round(1000 * late_s, 3)}
+            for name, late_s in share.peers.delays().items()
+        ],
+    }

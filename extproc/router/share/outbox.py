@@ -1,0 +1,111 @@
+"""Our own picks of a pool, as the letters that tell the others of them. Sends nothing itself."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from extproc.router.routing.pool import Pick
+from extproc.router.routing.strategies.base import Lost
+from extproc.router.share.messages import (
+    LETTER_BLOCKS,
+    LETTER_NEWS,
+    MAX_ENDPOINTS,
+    Ended,
+    Left,
+    News,
+    Picked,
+    Standing,
+    Withdrawn,
+    picked,
+    withdrawn,
+)
+from extproc.router.share.names import name_of
+
+# What nobody posts is dropped beyond that, the oldest first: a heartbeat heals it.
+_MOST_NEWS: Final = 8 * LETTER_NEWS
+_MOST_NAMES: Final = 4 * MAX_ENDPOINTS
+
+
+class Outbox:
+    """Witnesses a pool's picks and keeps the news of them until somebody posts them.
+
+    `on_news` is called when there are some again.
+    """
+
+    def __init__(self, on_news: Callable[[], None] = lambda: None) -> None:
+        self.picks = 0
+        self._on_news = on_news
+        self._number = 0
+        self._news: deque[Picked | Ended | Withdrawn] = deque(maxlen=_MOST_NEWS)
+        self._open: dict[int, tuple[Pick, int, int]] = {}  # by identity: two picks may be equal
+        self._counts: dict[int, int] = {}
+        self._names: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Outbox of {len(self._news)} news, {len(self._open)} open>"
+
+    def __len__(self) -> int:
+        return len(self._news)
+
+    def picked(self, pick: Pick) -> None:
+        endpoint = self._name(pick.endpoint.name)
+        self._number += 1
+        self.picks += 1
+        chain, missing = pick.reading.sent()
+        self._add(picked(self._number, endpoint, missing, chain))
+        self._open[id(pick)] = (pick, self._number, endpoint)
+        self._counts[endpoint] = self._counts.get(endpoint, 0) + 1
+
+    def ended(self, pick: Pick) -> None:
+        found = self._open.pop(id(pick), None)
+        if found is None:
+            return  # taken before anybody listened
+        _, number, endpoint = found
+        self._number += 1
+        self._add(Ended(self._number, endpoint, number))
+        self._counts[endpoint] -= 1
+        if not self._counts[endpoint]:
+            del self._counts[endpoint]
+
+    def lost(self, lost: Lost) -> None:
+        self._add(withdrawn(self._name(lost.endpoint), lost.chain, lost.had))
+
+    def post(self) -> Iterator[list[News]]:
+        """Yields what is new, a letter's worth each time."""
+        news = [*self._news]
+        self._news.clear()
+        start = blocks = 0
+        for place, one in enumerate(news):
+            size = 0 if isinstance(one, Ended) else len(one.hashes)
+            if place > start and (blocks + size > LETTER_BLOCKS or place - start == LETTER_NEWS):
+                yield news[start:place]  # type: ignore[misc]  # a list of some kinds of news is one of all
+                start, blocks = place, 0
+            blocks += size
+        if news:
+            yield news[start:]  # type: ignore[misc]  # likewise
+
+    def stand(self) -> Standing:
+        """Returns a heartbeat."""
+        return Standing(self._number, _most(self._counts))
+
+    def leave(self) -> Left:
+        return Left()
+
+    def _add(self, news: Picked | Ended | Withdrawn) -> None:
+        self._news.append(news)
+        if len(self._news) == 1:
+            self._on_news()
+
+    def _name(self, endpoint: str) -> int:
+        found = self._names.get(endpoint)
+        if found is None:
+            if len(self._names) >= _MOST_NAMES:
+                self._names.clear()  # most of them are long gone
+            found = self._names[endpoint] = name_of(endpoint)
+        return found
+
+
+def _most(counts: Mapping[int, int]) -> dict[int, int]:
+    if len(counts) <= MAX_ENDPOINTS:
+        return dict(counts)
+    return dict(sorted(counts.items(), key=lambda item: -item[1])[:MAX_ENDPOINTS])

@@ -1,0 +1,313 @@
+"""What other gateways do with a pool, as their letters tell: counts for its book, picks for its strategy."""
+
+# The rules:
+#
+# - What a peer picked is what we picked, but for this: it pins nothing, for we may never hear of its end, and
+#   it is counted as that peer's, so that all of it can be taken back at once.
+# - Who is new is a stranger, until it echoes a letter of ours that is not old: nothing that it says before
+#   is believed. It may all have been recorded, before we started or while it lived, and be played again;
+#   our name is drawn anew at each start, and an echo has to be younger than ten seconds, see `delay`.
+# - Blocks are worth knowing however late they come. Counts, and prefill to be done, are taken only of a peer
+#   whose news come promptly, see `delay`; else its requests count for nothing, as if nobody had told.
+# - A peer of which nothing came for `SILENCE_S` is lost: its counts go. Whether it is gone or only not heard,
+#   nobody knows; how many of those there are the strategy is told. Another one that comes in takes the
+#   place of one that was lost, as when a gateway is started again. It may come before that is noticed: who
+#   came in after a lost one's last letter, and is heard `SILENCE_S` after it, was in its place already.
+# - Silence is noticed before that: of letters that go out when there is news, few come `_GAPS` times as long
+#   after the one before as they usually do. So much is soon known of a carrier that is dead, or has turned
+#   slow, and whose late letters are yet to come. It is a guess: it changes no count.
+# - Endpoints are named by 64 bits. One that is not in our list, now, is counted in the dark: its counts show
+#   when it comes in, and its blocks are told with the next pick.
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from extproc.router.routing.pool import Pool, Snapshot
+from extproc.router.routing.prompt.chain import Chain
+from extproc.router.routing.strategies.base import Neighbours
+from extproc.router.share.delay import Delay, limit_s
+from extproc.router.share.kept import Kept
+from extproc.router.share.ledger import Ledger
+from extproc.router.share.messages import (
+    MAX_ECHOES,
+    Asked,
+    Echo,
+    Ended,
+    Letter,
+    Page,
+    Picked,
+    Standing,
+    Withdrawn,
+)
+from extproc.router.share.names import name_of
+
+SILENCE_S: Final = 3.0
+_GAPS: Final = 5.0
+_PAUSE_S: Final = 0.15
+# Heartbeats come at least so often.
+_LONGEST_GAP_S: Final = 1.0
+_SMOOTH: Final = 0.05
+# How long a rate of picks is averaged.
+_RATE_S: Final = 5.0
+MAX_PEERS: Final = 256
+MAX_STRANGERS: Final = 64
+
+
+class _Peer:
+    """One other gateway, from its first letter until it is lost. `is_counted`: its counts are in the book."""
+
+    __slots__ = ("arrived_s", "delay", "gap_s", "is_counted", "ledger", "picks", "sent_us")
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.delay = Delay()
+        self.is_counted = False
+        self.picks = Kept()
+        self.arrived_s = 0.0
+        self.gap_s = _LONGEST_GAP_S  # between two of its letters, on average
+        self.sent_us = 0  # of the last letter, by its clock
+
+
+class Peers:
+    """The other gateways of one pool. `me` is our own name among them, drawn at random at the start."""
+
+    def __init__(self, pool: Pool, me: int) -> None:
+        self._pool = pool
+        self._me = me
+        self._peers: dict[int, _Peer] = {}
+        self._strangers: OrderedDict[int, _Peer] = OrderedDict()
+        self._counts: dict[int, int] = {}  # by endpoint, of all that are counted
+        self._stirred: set[int] = set()  # whose counts are others than the book's
+        self._names: dict[int, str] = {}
+        self._snapshot: Snapshot | None = None
+        self._silent = 0
+        self._most = 0  # that were heard at one time, and did not leave
+        self._rises: dict[int, float] = {}  # whose coming raised it, and when
+        self._missed: list[float] = []  # when lost ones were last heard whose places somebody may have
+        self._heard_picks = 0
+        self._per_s, self._rated_s = 0.0, 0.0
+        self.limit_s = limit_s(0.0, 0)
+
+    def __repr__(self) -> str:
+        now = self.neighbours
+        return f"<Peers of {self._pool.name}: {now.heard} heard, {now.prompt} promptly, {now.lost} lost>"
+
+    @property
+    def neighbours(self) -> Neighbours:
+        heard = len(self._peers)
+        prompt = sum(peer.is_counted for peer in self._peers.values())
+        return Neighbours(heard, prompt, max(0, self._most - heard), min(self._silent, heard))
+
+    def delays(self) -> Mapping[int, float | None]:
+        """How late each one's news are, seconds; `None` where nobody knows yet."""
+        return {name: peer.delay.seconds for name, peer in self._peers.items()}
+
+    def hear(self, letter: Letter, now: float) -> Sequence[Asked | Page]:
+        """Takes a letter about this pool; our own are left alone. Returns what in it is no news of picks."""
+        others: list[Asked | Page] = []
+        if letter.peer == self._me:
+            return others
+        peer = self._peers.get(letter.peer) or self._stranger(letter.peer)
+        if letter.sent_us >= peer.sent_us:
+            gap_s = min((letter.sent_us - peer.sent_us) / 1e6, _LONGEST_GAP_S)
+            peer.gap_s += _SMOOTH * (gap_s - peer.gap_s)
+            peer.sent_us, peer.arrived_s = letter.sent_us, now
+        self._listen(peer, letter, now)
+        if letter.peer not in self._peers and not self._believe(letter.peer, peer):
+            return others
+        self._follow()
+        self._time(peer, letter, now)
+        for news in letter.news:
+            match news:
+                case Picked():
+                    self._hear_pick(peer, news)
+                case Ended():
+                    self._hear_end(peer, news)
+                case Standing():
+                    self._stand(peer, news)
+                case Withdrawn():
+                    self._hear_withdrawn(news)
+                case Asked() | Page():
+                    others.append(news)
+                case _:
+                    self._most -= 1
+                    self._drop(letter.peer)
+                    break
+        self._show()
+        return others
+
+    def check(self, now: float, picks: int) -> None:
+        """Drops who is silent. To be called now and then; `picks` are our own since the last time."""
+        self._follow()
+        for name in [name for name, peer in self._peers.items() if now - peer.arrived_s > SILENCE_S]:
+            self._miss(name)
+        self._replace_missed()
+        self._show()
+        for name in [name for name, peer in self._strangers.items() if now - peer.arrived_s > SILENCE_S]:
+            del self._strangers[name]
+        passed_s = now - self._rated_s
+        if passed_s > 0:
+            weight = min(1.0, passed_s / _RATE_S)
+            self._per_s += weight * ((picks + self._heard_picks) / passed_s - self._per_s)
+            self._rated_s, self._heard_picks = now, 0
+        self.limit_s = limit_s(self._per_s, len(self._names))
+        # The strategy may be another one than a moment ago.
+        self._tell()
+
+    def notice(self, now: float) -> None:
+        """Counts who has been silent for longer than usual. To be called often: each time we post."""
+        peers = self._peers.values()
+        silent = sum([now - peer.arrived_s > max(_PAUSE_S, _GAPS * peer.gap_s) for peer in peers])
+        if silent != self._silent:
+            self._silent = silent
+            self._tell()
+
+    def lose(self, name: int) -> None:
+        """Drops one whose connection is gone, before it has been silent for long."""
+        if name in self._peers:
+            self._miss(name)
+            self._show()
+
+    def echoes(self, now: float) -> list[Echo]:
+        """What a heartbeat of ours tells the others for their round trips."""
+        return [
+            Echo(name, peer.sent_us, max(0, int((now - peer.arrived_s) * 1e6)))
+            for name, peer in [*self._peers.items(), *self._strangers.items()][:MAX_ECHOES]
+        ]
+
+    def _stranger(self, name: int) -> _Peer:
+        """Returns one of whom nothing is believed yet; the oldest of too many are forgotten."""
+        peer = self._strangers.get(name)
+        if peer is None:
+            peer = self._strangers[name] = _Peer()
+            if len(self._strangers) > MAX_STRANGERS:
+                self._strangers.popitem(last=False)
+        return peer
+
+    def _believe(self, name: int, peer: _Peer) -> bool:
+        """Whether a stranger is a peer from now on."""
+        if not peer.delay.has_echoed or len(self._peers) == MAX_PEERS:
+            return False
+        self._peers[name] = self._strangers.pop(name)
+        if len(self._peers) > self._most:
+            self._most = len(self._peers)
+            self._rises[name] = peer.arrived_s
+        self._tell()
+        return True
+
+    def _listen(self, peer: _Peer, letter: Letter, now: float) -> None:
+        for echo in letter.echoes:
+            if echo.peer == self._me:
+                peer.delay.echo(letter.sent_us / 1e6, now, now - (echo.sent_us + echo.held_us) / 1e6)
+
+    def _time(self, peer: _Peer, letter: Letter, now: float) -> None:
+        peer.delay.hear(letter.sent_us / 1e6, now, self.limit_s)
+        if peer.delay.is_prompt != peer.is_counted:
+            peer.is_counted = peer.delay.is_prompt
+            sign = 1 if peer.is_counted else -1
+            for endpoint, count in peer.ledger.counts().items():
+                self._add(endpoint, sign * count)
+            self._tell()
+
+    def _hear_pick(self, peer: _Peer, news: Picked) -> None:
+        step = peer.ledger.note(news.number, news.endpoint, 1)
+        if step is None:
+            return
+        self._heard_picks += 1
+        if step and peer.is_counted:
+            self._add(news.endpoint, step)
+        name = self._names.get(news.endpoint)
+        if not news.hashes or name is None:
+            return
+        peer.picks.put(news)
+        self._pool.strategy.hear_pick(name, news, news.missing if peer.is_counted else None)
+
+    def _hear_end(self, peer: _Peer, news: Ended) -> None:
+        step = peer.ledger.note(news.number, news.endpoint, -1)
+        if step is None:
+            return
+        if step and peer.is_counted:
+            self._add(news.endpoint, step)
+        pick = peer.picks.take(news.pick)
+        name = self._names.get(pick.endpoint) if pick is not None else None
+        if pick is not None and name is not None:
+            self._pool.strategy.hear_end(name, pick)
+
+    def _hear_withdrawn(self, news: Withdrawn) -> None:
+        name, hashes = self._names.get(news.endpoint), news.hashes
+        if name is not None and hashes:
+            # How long its blocks are, is known where they are known.
+            ends = range(1, len(hashes) + 1)
+            self._pool.strategy.hear_withdrawn(name, Chain(hashes, ends, ends, 0, hashes[0], 0), news.had)
+
+    def _stand(self, peer: _Peer, news: Standing) -> None:
+        before = peer.ledger.counts()
+        peer.ledger.stand(news.number, news.open)
+        if peer.is_counted:
+            for endpoint, step in _steps(before, peer.ledger.counts()):
+                if step:
+                    self._add(endpoint, step)
+
+    def _miss(self, name: int) -> None:
+        """Drops one who is lost."""
+        self._missed.append(self._peers[name].arrived_s)
+        self._drop(name)
+
+    def _replace_missed(self) -> None:
+        """Finds who had taken the places of lost ones before they were missed: those are not lost."""
+        for name, rise_s in list(self._rises.items()):
+            latest_s = self._peers[name].arrived_s - SILENCE_S
+            place = next((at_s for at_s in self._missed if at_s < rise_s and at_s < latest_s), None)
+            if place is not None:
+                self._missed.remove(place)
+                del self._rises[name]
+                self._most -= 1
+        last_s = max(self._rises.values(), default=0.0)
+        self._missed = [at_s for at_s in self._missed if at_s < last_s]
+
+    def _drop(self, name: int) -> None:
+        peer = self._peers.pop(name)
+        self._rises.pop(name, None)
+        if peer.is_counted:
+            for endpoint, count in peer.ledger.counts().items():
+                self._add(endpoint, -count)
+        self._tell()
+
+    def _add(self, endpoint: int, step: int) -> None:
+        count = self._counts.get(endpoint, 0) + step
+        if count:
+            self._counts[endpoint] = count
+        else:
+            del self._counts[endpoint]
+        self._stirred.add(endpoint)
+
+    def _show(self) -> None:
+        """Brings the book up to date, once for all that a letter says."""
+        for endpoint in self._stirred:
+            name = self._names.get(endpoint)
+            if name is not None:
+                self._pool.book.hear(name, self._counts.get(endpoint, 0))
+        self._stirred.clear()
+
+    def _follow(self) -> None:
+        """Shows the counts of endpoints that came in, and no more those of who went."""
+        snapshot = self._pool.snapshot
+        if snapshot is self._snapshot:
+            return
+        self._snapshot = snapshot
+        names = {name_of(name): name for name in snapshot.names}
+        for endpoint, name in self._names.items():
+            if endpoint not in names:
+                self._pool.book.hear(name, 0)
+        for endpoint, name in names.items():
+            self._pool.book.hear(name, self._counts.get(endpoint, 0))
+        self._names = names
+
+    def _tell(self) -> None:
+        self._pool.strategy.meet(self.neighbours)
+
+
+def _steps(before: Mapping[int, int], after: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    for endpoint in {**before, **after}:
+        yield endpoint, after.get(endpoint, 0) - before.get(endpoint, 0)

@@ -1,0 +1,54 @@
+"""What we answer to a client ourselves, in the words of its API: refusals, and the list of models."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import orjson
+
+from extproc.errors import RequestError
+from extproc.router.stream.events import Answer
+
+# The types of errors in Anthropic's API reference, by status; the shipped Envoys say the same.
+_ANTHROPIC: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
+)
+
+
+def refuse(error: RequestError, path: str = "") -> Answer:
+    """Says `error` as `{"error": {"message", "type", "param", "code"}}`, OpenAI's way.
+
+    Under `/v1/messages` Anthropic's: `{"type": "error", "error": {"type", "message"}}`.
+    """
+    # A client's model name may hold what UTF-8 cannot: a lone surrogate.
+    message = error.message.encode(errors="replace").decode()
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    told = _to_anthropics(error, message) if _is_anthropics(path) else _to_openais(error, message)
+    return Answer(error.status, orjson.dumps(told), error.code or "bad_request", headers, error.pool)
+
+
+def _to_openais(error: RequestError, message: str) -> dict[str, object]:
+    return {"error": {"message": message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+def _to_anthropics(error: RequestError, message: str) -> dict[str, object]:
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    return {"type": "error", "error": {"type": _ANTHROPIC.get(error.status, other), "message": message}}
+
+
+def _is_anthropics(path: str) -> bool:
+    """Whatever stands before its version: `/llama/v1/messages?beta=true`."""
+    return "/v1/messages" in path.partition("?")[0]
+
+
+def list_models(names: Sequence[str]) -> Answer:
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "extproc"} for name in names]
+    return Answer(200, orjson.dumps({"object": "list", "data": data}), "models")

@@ -1,0 +1,392 @@
+"""Between protobuf messages and the session's events and replies. The only importer of the generated code."""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError, Message
+
+from extproc.errors import ProtocolError
+from extproc.router.stream import ext_proc_pb2 as pb
+from extproc.router.stream.events import (
+    Answer,
+    BodyMode,
+    Continue,
+    ContinueAndTell,
+    Event,
+    Held,
+    Observed,
+    Phase,
+    Piece,
+    Reading,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Routed,
+    Served,
+    StreamConfig,
+)
+from extproc.router.stream.long_body import LENGTH, Place, find_body, varint
+from extproc.router.stream.names import (
+    DECISION_NAMESPACE,
+    DESTINATION,
+    GUARDED,
+    LB_NAMESPACE,
+    POOL,
+    READ_RESPONSE_HEADERS,
+    REQUEST_ID,
+    RETRY_AFTER,
+    SERVED,
+    STATUS,
+    SUBSET,
+    SUBSET_NAMESPACE,
+    TICKET,
+    UNREAD,
+    UPSTREAM_TIME,
+)
+
+# Stands for the 16 digits of the routing key in a reply serialised ahead; no other string holds a NUL.
+_PREFIX: Final = b"\0" * 16
+# And of a pick's number.
+_TICKET: Final = b"\0\1" * 8
+
+# How much longer a proxy is to wait than a request is held: its answer has to come.
+_SPARE_S: Final = 2.0
+
+# Of longer messages the body is cut out.
+_LONG_BYTES: Final = 65_536
+
+_BODY_MODES: Final = {mode.value: mode for mode in BodyMode}
+
+_OVERWRITE: Final = pb.OVERWRITE_IF_EXISTS_OR_ADD
+
+_FIELDS: Final = {
+    Phase.REQUEST_HEADERS: "request_headers",
+    Phase.RESPONSE_HEADERS: "response_headers",
+    Phase.REQUEST_BODY: "request_body",
+    Phase.RESPONSE_BODY: "response_body",
+    Phase.REQUEST_TRAILERS: "request_trailers",
+    Phase.RESPONSE_TRAILERS: "response_trailers",
+}
+
+
+def _tag(message: type[Message], name: str) -> bytes:
+    """What is written before the length of a field (protobuf's "Encoding")."""
+    return varint(message.DESCRIPTOR.fields_by_name[name].number << 3 | LENGTH)
+
+
+# What a piece of a body stands in, from the inside out: each the one field of the next one.
+_AROUND_PIECES: Final = tuple(
+    _tag(message, name)
+    for message, name in (
+        (pb.BodyMutation, "streamed_response"),
+        (pb.CommonResponse, "body_mutation"),
+        (pb.BodyResponse, "response"),
+    )
+)
+_LENGTH_OF_BODY: Final = _tag(pb.StreamedBodyResponse, "body")
+_LAST: Final = pb.StreamedBodyResponse(end_of_stream=True).SerializeToString()
+_TAGS: Final = {
+    phase: _tag(pb.ProcessingResponse, _FIELDS[phase]) for phase in (Phase.REQUEST_BODY, Phase.RESPONSE_BODY)
+}
+
+
+def _override(body: BodyMode, response_headers: pb.HeaderSendMode) -> pb.ProcessingMode:
+    return pb.ProcessingMode(
+        response_header_mode=response_headers,
+        request_body_mode=pb.BodySendMode.Name(body),
+        request_trailer_mode=pb.SKIP,
+        # Without it Envoy 1.37 and 1.38 end the stream at the pick, and the request would not be counted.
+        response_trailer_mode=pb.SEND,
+    )
+
+
+def _continue(phase: Phase) -> bytes:
+    response = pb.ProcessingResponse()
+    getattr(response, _FIELDS[phase]).SetInParent()
+    return response.SerializeToString()
+
+
+def _continue_and_tell(body: BodyMode) -> bytes:
+    response = pb.ProcessingResponse(mode_override=_override(body, pb.SEND))
+    response.request_headers.SetInParent()
+    return response.SerializeToString()
+
+
+_SKIP_BODY: Final = {tell: _override(BodyMode.NONE, pb.SEND if tell else pb.SKIP) for tell in (False, True)}
+_CONTINUE_AND_TELL: Final = {mode: _continue_and_tell(mode) for mode in BodyMode}
+_CONTINUE: Final = {phase: _continue(phase) for phase in Phase}
+
+
+def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> Event:
+    """Reads one `ProcessingRequest`; keeps of the headers only the guarded and `wanted_headers` (lower-case).
+
+    A long `bytearray` becomes the body in it: nothing is copied. Raises `ProtocolError` for bytes that are
+    no such message or hold none of its alternatives.
+    """
+    try:
+        request, body = _read(message)
+    except DecodeError:
+        raise ProtocolError("not a ProcessingRequest") from None
+    if request.observability_mode:
+        return Observed()
+    event = _request_event(request, body, wanted_headers) or _response_event(request, body)
+    if event is None:
+        raise ProtocolError("a ProcessingRequest of an unknown kind")
+    return event
+
+
+def encode(reply: Reply) -> bytes:  # noqa: PLR0911  # one for each kind of reply
+    """Writes one `ProcessingResponse`."""
+    match reply:
+        case Continue():
+            return _CONTINUE[reply.phase]
+        case ContinueAndTell():
+            return _CONTINUE_AND_TELL[reply.request_body]
+        case Served():
+            return _CONTINUE[Phase.RESPONSE_HEADERS]
+        case Routed():
+            return _routed(reply)
+        case Piece():
+            return _piece(reply)
+        case Held():
+            return _later(reply)
+        case Reading():
+            raise ProtocolError("nothing to be said yet")
+    return _answer(reply)
+
+
+def _read(message: bytes | bytearray) -> tuple[pb.ProcessingRequest, bytes | bytearray | None]:
+    """The message, and its body if that is a long one: protobuf would copy it twice."""
+    place = find_body(message) if len(message) > _LONG_BYTES else None
+    if place is not None:
+        request = pb.ProcessingRequest.FromString(place.rest)
+        # Of parts that are told twice the last one counts, as protobuf has it.
+        if request.WhichOneof("request") == place.part and not getattr(request, place.part).body:
+            return request, _cut(message, place)
+    request = pb.ProcessingRequest.FromString(bytes(message))
+    return request, None
+
+
+def _cut(message: bytes | bytearray, place: Place) -> bytes | bytearray:
+    if isinstance(message, bytes):
+        return message[place.start : place.end]
+    # Both ends of a `bytearray` are taken off without moving what is between.
+    del message[place.end :]
+    del message[: place.start]
+    return message
+
+
+def _request_event(
+    request: pb.ProcessingRequest, data: bytes | bytearray | None, wanted: Collection[str]
+) -> Event | None:
+    match request.WhichOneof("request"):
+        case "request_headers":
+            headers = request.request_headers
+            return RequestHeaders(
+                _headers(headers.headers, wanted), headers.end_of_stream, _subset(request), _config(request)
+            )
+        case "request_body":
+            body = request.request_body
+            return RequestBody(
+                body.body if data is None else data, body.end_of_stream, _subset(request), _config(request)
+            )
+        case "request_trailers":
+            return RequestTrailers()
+    return None
+
+
+def _response_event(request: pb.ProcessingRequest, data: bytes | bytearray | None) -> Event | None:
+    match request.WhichOneof("request"):
+        case "response_headers":
+            return _response_headers(request)
+        case "response_body":
+            body = request.response_body
+            return ResponseBody(body.body if data is None else data, body.end_of_stream, _config(request))
+        case "response_trailers":
+            return ResponseTrailers()
+    return None
+
+
+def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:
+    # NGINX Gateway Fabric sends names as Go writes them: `Content-Type`.
+    return {
+        name: header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
+        for header in headers.headers
+        if (name := header.key.lower()) in wanted or name.startswith(GUARDED)
+    }
+
+
+def _config(request: pb.ProcessingRequest) -> StreamConfig | None:
+    if not request.HasField("protocol_config"):
+        return None
+    config = request.protocol_config
+    return _stream_config(
+        config.request_body_mode,
+        config.response_body_mode,
+        config.send_body_without_waiting_for_header_response,
+    )
+
+
+# An open stream keeps it: one for all that are alike. A mode is any number that a proxy sends.
+@lru_cache(maxsize=64)
+def _stream_config(request_body: int, response_body: int, sends_body_without_waiting: bool) -> StreamConfig:
+    return StreamConfig(
+        _BODY_MODES.get(request_body), _BODY_MODES.get(response_body), sends_body_without_waiting
+    )
+
+
+def _subset(request: pb.ProcessingRequest) -> tuple[str, ...] | None:
+    """The addresses the proxy allows; a list, or one text; either with commas. `None`: the key is absent."""
+    if not request.HasField("metadata_context"):
+        return None
+    value = _metadata(request, SUBSET_NAMESPACE).get(SUBSET)
+    if value is None:
+        return None
+    if value.WhichOneof("kind") == "list_value":
+        texts = [item.string_value for item in value.list_value.values]
+    else:
+        texts = [value.string_value]
+    return tuple(item.strip() for text in texts for item in text.split(",") if item.strip())
+
+
+def _served(request: pb.ProcessingRequest) -> str | None:
+    value = _metadata(request, LB_NAMESPACE).get(SERVED)
+    return value.string_value or None if value is not None else None
+
+
+def _response_headers(request: pb.ProcessingRequest) -> ResponseHeaders:
+    headers = _headers(request.response_headers.headers, READ_RESPONSE_HEADERS)
+    status = headers.get(STATUS, "")
+    return ResponseHeaders(
+        _served(request),
+        request.response_headers.end_of_stream,
+        int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0,
+        headers.get(RETRY_AFTER),
+        UPSTREAM_TIME in headers,
+        _config(request),
+    )
+
+
+def _metadata(request: pb.ProcessingRequest, namespace: str) -> Mapping[str, Any]:
+    spaces = request.metadata_context.filter_metadata
+    return spaces[namespace].fields if namespace in spaces else {}
+
+
+class _Fixed(NamedTuple):
+    """What one routed reply has in common with many others."""
+
+    phase: Phase
+    destination: str
+    pool: str
+    strategy: str
+    reason: str
+    endpoint: str
+    has_prefix: bool
+    has_ticket: bool
+    remove_headers: Sequence[str]
+    clear_route_cache: bool
+    skip_body: bool
+    tell_response: bool
+    is_unread: bool
+
+
+def _routed(reply: Routed) -> bytes:
+    if reply.piece is None:
+        return _decided(reply)
+    response = pb.ProcessingResponse.FromString(_decided(reply))
+    response.MergeFromString(_piece(reply.piece))
+    return response.SerializeToString()
+
+
+def _decided(reply: Routed) -> bytes:
+    key, pick = reply.decision.key, reply.decision.pick
+    fixed = _Fixed(
+        reply.phase,
+        pick.destination,
+        pick.pool.name,
+        pick.strategy,
+        pick.reason,
+        pick.endpoint.name,
+        key is not None,
+        reply.ticket != 0,
+        tuple(reply.remove_headers),
+        reply.clear_route_cache,
+        reply.skip_body,
+        reply.tell_response,
+        reply.is_unread,
+    )
+    prefix = b"" if key is None else b"%016x" % key
+    built = _template(fixed) if reply.request_id is None else _build(fixed, reply.request_id)
+    if reply.ticket:
+        built = built.replace(_TICKET, b"%016x" % reply.ticket, 1)
+    return built.replace(_PREFIX, prefix)
+
+
+@lru_cache(maxsize=4_096)
+def _template(fixed: _Fixed) -> bytes:
+    return _build(fixed, None)
+
+
+def _build(fixed: _Fixed, request_id: str | None) -> bytes:
+    response = pb.ProcessingResponse()
+    common = getattr(response, _FIELDS[fixed.phase]).response
+    common.clear_route_cache = fixed.clear_route_cache or fixed.is_unread
+    common.header_mutation.remove_headers.extend(fixed.remove_headers)
+    headers = {DESTINATION: fixed.destination, POOL: fixed.pool}
+    if request_id is not None:
+        headers[REQUEST_ID] = request_id
+    if fixed.is_unread:
+        headers[UNREAD] = "1"
+    _set_headers(common.header_mutation, headers)
+    metadata = response.dynamic_metadata.fields
+    metadata[LB_NAMESPACE].struct_value.fields[DESTINATION].string_value = fixed.destination
+    ours = metadata[DECISION_NAMESPACE].struct_value.fields
+    for name in ("pool", "strategy", "reason", "endpoint"):
+        ours[name].string_value = getattr(fixed, name)
+    if fixed.has_prefix:
+        ours["prefix"].string_value = _PREFIX.decode()
+    if fixed.has_ticket:
+        ours[TICKET].string_value = _TICKET.decode()
+    if fixed.skip_body:
+        response.mode_override.CopyFrom(_SKIP_BODY[fixed.tell_response])
+    return response.SerializeToString()
+
+
+def _set_headers(mutation: pb.HeaderMutation, headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        option = mutation.set_headers.add(append_action=_OVERWRITE)
+        option.header.key = name
+        option.header.raw_value = value.encode()
+
+
+def _piece(reply: Piece) -> bytes:
+    """Written by hand: protobuf copies the bytes of a body once for each message around them."""
+    size = len(reply.data)
+    tail = _LAST if reply.end_of_stream else b""
+    heads = [_LENGTH_OF_BODY + varint(size) if size else b""]
+    size += len(heads[0]) + len(tail)
+    for tag in (*_AROUND_PIECES, _TAGS[reply.phase]):
+        heads.append(tag + varint(size))
+        size += len(heads[-1])
+    return b"".join([*reversed(heads), reply.data, tail])
+
+
+def _later(reply: Held) -> bytes:
+    response = pb.ProcessingResponse()
+    response.override_message_timeout.FromNanoseconds(int((reply.wait_s + _SPARE_S) * 1e9))
+    return response.SerializeToString()
+
+
+def _answer(reply: Answer) -> bytes:
+    response = pb.ProcessingResponse()
+    immediate = response.immediate_response
+    immediate.status.code = reply.status
+    immediate.body = reply.body
+    immediate.details = f"extproc_{reply.outcome}"
+    _set_headers(immediate.headers, {"content-type": "application/json", **reply.headers})
+    return response.SerializeToString()

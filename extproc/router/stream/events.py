@@ -1,0 +1,221 @@
+"""What a proxy tells us, and what we answer: the ext_proc protocol as plain values.
+
+Built by the codec and trusted everywhere else. No protobuf, no gRPC, no clock here. Structs, because a
+request makes a dozen of them and a frozen dataclass takes eight times as long to make.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Final
+
+from msgspec import Struct
+
+from extproc.errors import RequestError
+from extproc.router.routing.picker import Ask, Decision, Found, Picker
+from extproc.router.routing.queue import Waiter
+
+
+class BodyMode(IntEnum):
+    """`ProcessingMode.BodySendMode` of the ext_proc API."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX_STREAMED = 4
+
+
+class StreamConfig(Struct, frozen=True):
+    """How the proxy's filter runs, told once, with the first message (`protocol_config`).
+
+    `None` for a mode means one that we do not know.
+    """
+
+    request_body: BodyMode | None = None
+    response_body: BodyMode | None = None
+    sends_body_without_waiting: bool = False
+
+
+# Of a stream whose first message carries none: the Endpoint Picker Protocol 1.0.0 asks for this mode.
+UNTOLD: Final = StreamConfig(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+
+
+class Observed(Struct, frozen=True):
+    """A message of any kind that is only shown: the proxy goes on, and takes no answer."""
+
+
+class RequestHeaders(Struct, frozen=True):
+    """Lower-case names; of a header that comes twice, the last value counts."""
+
+    headers: Mapping[str, str]
+    end_of_stream: bool = False
+    subset: Sequence[str] | None = None
+    config: StreamConfig | None = None
+
+
+class RequestBody(Struct, frozen=True):
+    data: bytes | bytearray
+    end_of_stream: bool = True
+    subset: Sequence[str] | None = None
+    config: StreamConfig | None = None
+
+
+class BodySkipped(Struct, frozen=True):
+    """A message came that there was no room for, and it is gone: by its size, one with a body."""
+
+
+class BodyRead(Struct, frozen=True):
+    """What a `Reading` asked for: what the picker found, or why it found nothing. The driver's own event."""
+
+    found: Found | RequestError
+
+
+class Room(Struct, frozen=True):
+    """There may be room for a request that is held. The driver's own event, as its `waiter` is asked.
+
+    `is_last`: its time is over, and it is answered, whatever with.
+    """
+
+    is_last: bool = False
+
+
+class RequestTrailers(Struct, frozen=True):
+    pass
+
+
+class ResponseHeaders(Struct, frozen=True):
+    """`served` is the `ip:port` that answered, where the gateway tells it (EPP 1.0.0).
+
+    `status` is 0 where it is not told. `is_upstreams` says that an endpoint wrote this answer, for certain;
+    else it may be the proxy's own.
+    """
+
+    served: str | None = None
+    end_of_stream: bool = False
+    status: int = 0
+    retry_after: str | None = None
+    is_upstreams: bool = False
+    config: StreamConfig | None = None
+
+
+class ResponseBody(Struct, frozen=True):
+    data: bytes | bytearray
+    end_of_stream: bool = False
+    config: StreamConfig | None = None
+
+
+class ResponseTrailers(Struct, frozen=True):
+    pass
+
+
+Event = (
+    Observed
+    | RequestHeaders
+    | RequestBody
+    | BodySkipped
+    | BodyRead
+    | Room
+    | RequestTrailers
+    | ResponseHeaders
+    | ResponseBody
+    | ResponseTrailers
+)
+
+
+class Phase(IntEnum):
+    """Which message a reply answers: the field number of `ProcessingResponse.response`."""
+
+    REQUEST_HEADERS = 1
+    RESPONSE_HEADERS = 2
+    REQUEST_BODY = 3
+    RESPONSE_BODY = 4
+    REQUEST_TRAILERS = 5
+    RESPONSE_TRAILERS = 6
+
+
+class Continue(Struct, frozen=True):
+    """Go on, nothing changes."""
+
+    phase: Phase
+
+
+class ContinueAndTell(Struct, frozen=True):
+    """Go on with the request's headers, send its body as before, and of the response the headers alone."""
+
+    request_body: BodyMode
+
+
+class Reading(Struct, frozen=True):
+    """Nothing to send yet: the body of `ask` is long; `picker.find` is to read it apart from the loop."""
+
+    picker: Picker
+    ask: Ask
+
+
+class Held(Struct, frozen=True):
+    """No endpoint yet: the request is held for `wait_s` at most, and `waiter` asks when it is to be tried.
+
+    `is_told`: the proxy understands that it takes longer.
+    """
+
+    waiter: Waiter
+    wait_s: float
+    is_told: bool
+
+
+class Served(Struct, frozen=True):
+    """Go on with the response; this is what the gateway tells of it (EPP 1.0.0).
+
+    `pool` is the name of the pick's pool, `address` who answered. `is_elsewhere`: another one than the pick.
+    `ticket` is the pick's number, 0 if it has none.
+    """
+
+    pool: str
+    address: str
+    response: ResponseHeaders
+    is_elsewhere: bool = False
+    ticket: int = 0
+
+
+class Piece(Struct, frozen=True):
+    """A part of a body given back unchanged, in FULL_DUPLEX_STREAMED mode."""
+
+    phase: Phase
+    data: bytes | memoryview
+    end_of_stream: bool
+
+
+class Routed(Struct, frozen=True):
+    """Go on, to the picked endpoint: headers set and removed, the same said as dynamic metadata.
+
+    `piece` is the first one of a body given back, where there are no headers to answer. `ticket` is what an
+    access log tells of the request by, 0 if nobody would listen. `is_unread`: the proxy is to keep nothing of
+    the body, and to look for a route that does not either.
+    """
+
+    phase: Phase
+    decision: Decision
+    request_id: str | None = None
+    remove_headers: Sequence[str] = ()
+    clear_route_cache: bool = False
+    skip_body: bool = False
+    tell_response: bool = False
+    piece: Piece | None = None
+    ticket: int = 0
+    is_unread: bool = False
+
+
+class Answer(Struct, frozen=True):
+    """An answer of our own to the client, JSON; ends the exchange.
+
+    `outcome` is a metric label, and so is `pool`: the one that refused, empty if none was chosen.
+    """
+
+    status: int
+    body: bytes
+    outcome: str
+    headers: Mapping[str, str] = {}
+    pool: str = ""
+
+
+Reply = Continue | ContinueAndTell | Reading | Held | Served | Routed | Piece | Answer

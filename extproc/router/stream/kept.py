@@ -1,0 +1,122 @@
+"""What a session keeps of its request until that is routed, and counts for it in the process's budgets."""
+
+from collections.abc import Iterator, Sequence
+from re import compile as compile_pattern
+from typing import Final
+
+from extproc.errors import BodyTooLarge
+from extproc.router.budget import Budget
+from extproc.router.stream.events import Phase, Piece, RequestBody, RequestHeaders
+from extproc.router.stream.names import CONTENT_LENGTH
+
+# Bodies up to this size find room among the announced when larger ones do not, half as much again.
+_SMALL_BYTES: Final = 131_072
+
+# Envoy refuses larger pieces of a body in FULL_DUPLEX_STREAMED mode.
+PIECE_BYTES: Final = 62_000
+
+# Of more digits than any limit has, nothing needs to be known.
+_LENGTH: Final = compile_pattern(r"[0-9]{1,18}")
+
+NO_REQUEST: Final = RequestHeaders({})
+
+
+class Kept:
+    """The headers, the subset, and what came of the body, in so many `messages`.
+
+    `budget` is the process's, for held bodies; `announced` likewise, for what proxies are to buffer; `None`
+    for either: there is room for all.
+    """
+
+    __slots__ = (
+        "_announced",
+        "_announced_bytes",
+        "_budget",
+        "_max_body_bytes",
+        "body",
+        "messages",
+        "request",
+        "subset",
+    )
+
+    def __init__(self, max_body_bytes: int, budget: Budget | None, announced: Budget | None) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._budget = budget
+        self._announced = announced
+        self._announced_bytes = 0
+        self.request = NO_REQUEST
+        self.subset: Sequence[str] | None = None
+        self.body: bytes | bytearray = b""
+        self.messages = 0
+
+    def __repr__(self) -> str:
+        return f"<Kept {len(self.body)} bytes in {self.messages} messages>"
+
+    def begin(self, request: RequestHeaders) -> None:
+        self.request, self.subset = request, request.subset
+
+    def announce(self) -> bool:
+        """Counts the body that a proxy is to buffer; whether there is room for it."""
+        if self._announced is None:
+            return True
+        length = self.request.headers.get(CONTENT_LENGTH, "")
+        # One without a length may be as large as any. Most are small, and eight of them come at once.
+        # Of one that is too long the proxy holds no more than that, and refuses it in words of its own: an
+        # answer of ours, at the headers, reaches no client of HTTP/2 that still sends.
+        size = int(length) if _LENGTH.fullmatch(length) else self._max_body_bytes // 2
+        size = min(size, self._max_body_bytes)
+        extra = self._announced.limit_bytes // 2 if size <= _SMALL_BYTES else 0
+        if not self._announced.take(size, extra=extra):
+            return False
+        self._announced_bytes = size
+        return True
+
+    def check(self, event: RequestBody) -> None:
+        """Takes the subset that a body's message tells; raises `BodyTooLarge`."""
+        if event.subset is not None:
+            self.subset = event.subset
+        if len(self.body) + len(event.data) > self._max_body_bytes:
+            raise BodyTooLarge(f"the request is larger than {self._max_body_bytes} bytes")
+
+    def put(self, data: bytes | bytearray) -> None:
+        """Keeps all of a body, and counts it until it is read.
+
+        It is here already, so there is room for it, or less for others.
+        """
+        self.body = data
+        if self._budget is not None:
+            self._budget.hold(len(data))
+
+    def add(self, data: bytes | bytearray) -> bool:
+        """Keeps one more message of a body; whether there is room for it."""
+        if self._budget is not None and not self._budget.take(len(data)):
+            return False
+        self.messages += 1
+        if not self.body:
+            self.body = data
+        else:
+            self.body = bytearray(self.body) if isinstance(self.body, bytes) else self.body
+            self.body += data
+        return True
+
+    def drop(self) -> None:
+        """Lets go of a body that was read and need not be given back. The proxy still holds what it has."""
+        if self._budget is not None:
+            self._budget.give(len(self.body))
+        self.body = b""
+
+    def forget(self) -> None:
+        """Gives back what was counted, as often as one likes."""
+        self.drop()
+        if self._announced is not None:
+            self._announced.give(self._announced_bytes)
+        self._announced_bytes = 0
+        self.request, self.subset = NO_REQUEST, None
+
+
+def pieces(data: bytes | bytearray, phase: Phase, end_of_stream: bool) -> Iterator[Piece]:
+    """Yields views of `data`: whoever sends 31 MB of them, a few at a time, copies each then."""
+    view = memoryview(data)
+    for start in range(0, len(data) or end_of_stream, PIECE_BYTES):
+        end = start + PIECE_BYTES
+        yield Piece(phase, view[start:end], end_of_stream and end >= len(data))

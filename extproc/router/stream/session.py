@@ -1,0 +1,539 @@
+"""One ext_proc stream as a pure state machine: events in, replies out. No socket, no clock, no protobuf.
+
+Whatever comes in whatever order, a session never raises, decides at most once, and releases once.
+"""
+
+# The rules, and whose they are.
+#
+# Envoy's (`ext_proc.proto` and "External Processing" in its documentation; measured on 1.36 to 1.40):
+# - Every message gets one reply of its own kind, in the messages' order. A reply too many or out of order
+#   fails the stream, and with it the request unless the filter fails open.
+# - How a request's body comes is the filter's `request_body_mode`, told with the first message. What we do:
+#
+#   | mode                        | at the headers | a message of the body      | once it is routed      |
+#   | --------------------------- | -------------- | -------------------------- | ---------------------- |
+#   | BUFFERED, BUFFERED_PARTIAL, | go on          | the only one: route in     | go on, for each        |
+#   |   or one we do not know     |                | its reply                  |                        |
+#   | NONE                        | route          | none comes                 |                        |
+#   | STREAMED                    | route          | (comes after its headers   | go on, for each        |
+#   |                             |                | are answered)              |                        |
+#   | STREAMED, not waiting       | hold           | hold; at the last: route   | go on, for each        |
+#   |                             |                | in the headers' reply, then|                        |
+#   |                             |                | go on, for each held       |                        |
+#   | FULL_DUPLEX_STREAMED,       | hold           | hold; at the last: route   | given back, in pieces  |
+#   |   or no mode told at all    |                | in the headers' reply, then|                        |
+#   |                             |                | the body, in pieces        |                        |
+#
+#   Where the filter skips the headers, the body comes first, and with it the mode; what would be said in
+#   the headers' reply is then said in the body's.
+#   Any mode routes at the headers where no body can change the decision, none comes, or it never ends
+#   (an upgrade to a websocket). To a buffering Envoy the reply then says not to send the body.
+# - FULL_DUPLEX_STREAMED alone: nothing is answered before the headers' reply; Envoy keeps no copy of the
+#   body, so what we do not give back is lost; a piece holds at most 62,000 bytes; above about 1 MB the end
+#   of the body can come twice, and the second time wants no reply; trailers end a body, too.
+# - BUFFERED with trailers ends the body without `end_of_stream`, BUFFERED_PARTIAL also where it cut it.
+# - In `observability_mode` the proxy goes on by itself: no answer, and nothing counts.
+#
+# The Endpoint Picker Protocol's, 1.0.0: the body and the response's body are streamed in full duplex, unless
+# the proxy tells other modes (agentgateway, NGINX Gateway Fabric and upstream's own tests tell none); the
+# subset may come with the headers or with the body; the response tells which endpoint answered; a refusal is
+# an immediate response.
+#
+# NGINX Gateway Fabric's (`endpoint_picker.go`): no `:method` and no `:path`, so a request is taken for a
+# POST, and its fields tell which API it is; it reads the pick from the headers' reply and lets the rest go;
+# it ends its side of the stream with the request, and never tells of the response.
+#
+# agentgateway's (`ext_proc.rs`): the last message of a body is an empty one, also behind trailers, and it
+# waits for the answer to that.
+#
+# Ours:
+# - While an endpoint is on trial (`feedback.cooling`), requests that may be sent to it ask for the response's
+#   headers, which are not sent otherwise: an access log tells only when an answer has ended, after minutes. A
+#   reply that says not to send the body has to say what becomes of the response's headers, too.
+# - A request counts from its pick until its response has ended: end of stream in its headers or body, or
+#   its trailers. Where a proxy does not tell, until the stream is closed. A proxy that told neither its modes
+#   nor anything of a response will not: its request is given up as unseen (`leave`), to count for a while.
+# - A client's orders to a picker end here: guarded headers are removed, but those that the operator names.
+#   Two of them are read before: an objective and a fairness id count in a full pool (`routing.admission`).
+# - What a buffering proxy holds of a body is the proxy's memory, and it knows no budget: over HTTP/1.1 Envoy
+#   does not even know which request holds what (measured: `reset_high_memory_stream` has no effect there). So
+#   bodies count from their headers on, by what they announce, until they are here. One that there is no room
+#   for is routed at its headers, and the reply says not to send it: the proxy streams it to the endpoint, by
+#   a route without retries, since for those it would keep the body all the same.
+# - A body that there is no room for is done without: routed as if there were none. But what nobody kept
+#   cannot be given back, and half a body must not reach an endpoint: then the request is refused.
+#
+# - A pool may hold requests that it has no room for (`routing.queue`). Such a one is decided, and its body
+#   read, but for the endpoint; it is tried again whenever there may be room, and answered as if it had just
+#   come. Nothing is said to the proxy meanwhile but, once, how long it may take (`override_message_timeout`),
+#   and only to one that told its modes: others fail at a message that answers nothing. A request whose body
+#   still comes, and that there is no room to keep, does not wait.
+# - Nothing of a response's body is of use. Where it would come although the request is buffered (Envoy AI
+#   Gateway's annotation, one mode for both), the headers' reply says not to send it: half the messages or
+#   more, and an answer that a proxy would hold back whole streams again.
+#
+# What was tried: turning FULL_DUPLEX_STREAMED off for the response by a mode override, which Envoy ignores
+# (envoy#40340; measured on 1.40); answering the headers of a streamed body at once gives no affinity at all;
+# BUFFERED without the request's headers does not work (Envoy picks its host first: 503); keeping pieces in a
+# list lets a client of one-byte pieces hold forty times its bytes.
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from extproc.errors import NoRoomForBody, RequestError
+from extproc.router.budget import Budget
+from extproc.router.routing.picker import Ask, Found, Picker
+from extproc.router.routing.pool import Pick
+from extproc.router.routing.queue import End
+from extproc.router.routing.tickets import Tickets
+from extproc.router.stream.answers import list_models, refuse
+from extproc.router.stream.counted import Counted
+from extproc.router.stream.events import (
+    UNTOLD,
+    BodyMode,
+    BodyRead,
+    BodySkipped,
+    Continue,
+    ContinueAndTell,
+    Event,
+    Held,
+    Phase,
+    Piece,
+    Reading,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Room,
+    Routed,
+    StreamConfig,
+)
+from extproc.router.stream.kept import NO_REQUEST, Kept, pieces
+from extproc.router.stream.names import GUARDED, REQUEST_ID
+from extproc.router.stream.waiting import Wait, seek
+
+_BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
+# One for all sessions that are routed, or over.
+_NOTHING: Final = Kept(0, None, None)
+_NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
+
+
+class Session:
+    """One request's state. `close` ends it, as often as one likes; its pick is released once.
+
+    `pool` is the operator's choice of a pool, told with the stream. `new_request_id` makes an
+    `x-request-id` for a request that came without one. `budget` is the process's, for held bodies;
+    `announced` likewise, for what proxies are to buffer.
+    `pass_headers` are guarded ones that go on to the endpoint. `reads_apart` says that whoever drives the
+    session reads long bodies for it: a `Reading` asks for that, and a `BodyRead` must be the next event.
+    `tickets` find the pick again when the proxy's access log tells of it. `request_id` is the proxy's, once
+    the headers are here; empty if it told none.
+    """
+
+    __slots__ = (
+        "_clear_route_cache",
+        "_config",
+        "_counted",
+        "_has_begun",
+        "_kept",
+        "_new_request_id",
+        "_pass_headers",
+        "_picker",
+        "_pool",
+        "_reads_apart",
+        "_state",
+        "_then",
+        "_wait",
+        "request_id",
+    )
+
+    def __init__(
+        self,
+        picker: Picker,
+        *,
+        new_request_id: Callable[[], str],
+        max_body_bytes: int = 33_554_432,
+        clear_route_cache: bool = False,
+        pool: str | None = None,
+        budget: Budget | None = None,
+        announced: Budget | None = None,
+        pass_headers: Collection[str] = (),
+        reads_apart: bool = False,
+        tickets: Tickets | None = None,
+    ) -> None:
+        self._picker = picker
+        self._new_request_id = new_request_id
+        self._clear_route_cache = clear_route_cache
+        self._pool = pool
+        self._pass_headers = pass_headers
+        self._kept = Kept(max_body_bytes, budget, announced)
+        self._counted = Counted(tickets)
+        self._state = _NEW
+        self._config = UNTOLD
+        self._has_begun = False
+        self.request_id = ""
+        self._reads_apart = reads_apart
+        self._then: Callable[[Found | None], list[Reply]] | None = None
+        self._wait: Wait | None = None
+
+    def __repr__(self) -> str:
+        return f"<Session {self._state.name}>"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the request is held."""
+        return self._state is _WAITING
+
+    def on(self, event: Event) -> list[Reply]:
+        """Returns what to send back for `event`, in order; nothing more once the client is answered."""
+        if self._state is _CLOSED:
+            return []
+        try:
+            return self._replies(event)
+        except RequestError as error:
+            path = self._kept.request.headers.get(":path", "")
+            self._stop_waiting(End.REFUSED)
+            self.close()
+            return [refuse(error, path)]
+
+    def leave(self) -> Pick | None:
+        """Hears that the proxy says no more; returns the pick of a request whose response it never tells of.
+
+        Whoever takes the pick must release it; the session does no more.
+        """
+        if self._counted.has_response or self._config is not UNTOLD:
+            return None
+        return self._counted.leave()
+
+    def close(self) -> None:
+        """Releases what the request held. For every end: served, aborted, failed, shut down."""
+        self._state = _CLOSED
+        self._stop_waiting(End.ABORTED)
+        self._forget()
+        self._counted.release()
+
+    def _replies(self, event: Event) -> list[Reply]:  # noqa: PLR0911  # one for each kind of event
+        match event:
+            case RequestHeaders():
+                return self._state.headers(self, event)
+            case RequestBody():
+                return self._state.body(self, event)
+            case RequestTrailers():
+                return self._state.trailers(self)
+            case BodySkipped():
+                return self._state.skipped(self)
+            case BodyRead():
+                return self._go_on_with(event)
+            case Room():
+                return self._try(event)
+            case ResponseHeaders() | ResponseBody() | ResponseTrailers():
+                return self._on_response(event)
+        return []  # observed: the proxy waits for nothing
+
+    def _learn(self, config: StreamConfig | None) -> None:
+        """Takes the configuration from the first message, the only one that may tell it."""
+        if config is not None and not self._has_begun:
+            self._config = config
+        self._has_begun = True
+
+    # The response: the same in every state.
+
+    def _on_response(self, event: ResponseHeaders | ResponseBody | ResponseTrailers) -> list[Reply]:
+        match event:
+            case ResponseHeaders():
+                return self._on_response_headers(event)
+            case ResponseBody():
+                return self._on_response_body(event)
+        self._counted.release()
+        return [Continue(Phase.RESPONSE_TRAILERS)]
+
+    def _on_response_headers(self, event: ResponseHeaders) -> list[Reply]:
+        self._learn(event.config)
+        reply = self._counted.hear(event)
+        if event.end_of_stream:
+            self._counted.release()
+        return [reply]
+
+    def _on_response_body(self, event: ResponseBody) -> list[Reply]:
+        self._learn(event.config)
+        if event.end_of_stream:
+            self._counted.release()
+        if self._config.response_body is BodyMode.FULL_DUPLEX_STREAMED:
+            return [*pieces(event.data, Phase.RESPONSE_BODY, event.end_of_stream)]
+        return [Continue(Phase.RESPONSE_BODY)]
+
+    # Its headers.
+
+    def _begin(self, event: RequestHeaders) -> list[Reply]:
+        self._kept.begin(event)
+        self.request_id = event.headers.get(REQUEST_ID, "")
+        self._learn(event.config)
+        ask = self._ask(None)
+        if self._picker.answers_models(ask):
+            self.close()
+            return [list_models(self._picker.model_names())]
+        if self._is_decided_by_headers(ask):
+            return self._decide_by_headers(ask)
+        if self._config.request_body in _BUFFERED:
+            if not self._kept.announce():
+                return [replace(self._route_without_body(Phase.REQUEST_HEADERS), is_unread=True)]
+            self._state = _BUFFERING
+            mode = self._config.request_body
+            sends_answers = self._config.response_body not in {None, BodyMode.NONE}
+            if mode is not None and (sends_answers or self._picker.has_trial(ask)):
+                return [ContinueAndTell(mode)]
+            return [Continue(Phase.REQUEST_HEADERS)]
+        self._state = _HOLDING
+        return []
+
+    def _is_decided_by_headers(self, ask: Ask) -> bool:
+        request = self._kept.request
+        if request.end_of_stream or "upgrade" in request.headers or not self._picker.needs_body(ask):
+            return True
+        match self._config.request_body:
+            case BodyMode.NONE:
+                return True
+            case BodyMode.STREAMED:
+                return not self._config.sends_body_without_waiting
+        return False
+
+    def _decide_by_headers(self, ask: Ask) -> list[Reply]:
+        request = self._kept.request
+        is_body_on_its_way = not request.end_of_stream and (
+            self._is_duplex or self._config.sends_body_without_waiting
+        )
+        if is_body_on_its_way and "upgrade" not in request.headers and self._picker.may_hold(ask):
+            # Who waits keeps its body, too; that counts from its beginning.
+            self._state = _HOLDING
+            return []
+        return self._seek(Phase.REQUEST_HEADERS, ask, None, lambda routed: [routed])
+
+    def _go_on(self, _: RequestHeaders) -> list[Reply]:
+        return [Continue(Phase.REQUEST_HEADERS)]
+
+    # A body that came before any headers: the proxy skips those.
+
+    def _begin_body(self, event: RequestBody) -> list[Reply]:
+        self._learn(event.config)
+        if not self._is_duplex:
+            return self._decide(event)
+        self._state = _HOLDING
+        return self._hold(event)
+
+    # A body that a proxy buffered.
+
+    def _decide(self, event: RequestBody) -> list[Reply]:
+        self._kept.check(event)
+        is_partial = not event.end_of_stream and self._config.request_body is not BodyMode.BUFFERED
+        self._kept.put(event.data)
+        ask = self._ask(event.data, is_partial=is_partial)
+
+        is_whole = event.end_of_stream
+
+        def go_on(routed: Routed) -> list[Reply]:
+            self._state = _PAST_BODY if is_whole else _ROUTED
+            return [routed]
+
+        return self._read(ask, lambda found: self._seek(Phase.REQUEST_BODY, ask, found, go_on))
+
+    def _decide_without(self) -> list[Reply]:
+        routed = self._route_without_body(Phase.REQUEST_BODY)
+        self._state = _PAST_BODY
+        return [routed]
+
+    # A body that is held until it has ended.
+
+    def _hold(self, event: RequestBody) -> list[Reply]:
+        self._kept.check(event)
+        if not self._kept.add(event.data):
+            return [*self._stop_holding(_no_room()), *self._pass_on(event)]
+        if not event.end_of_stream:
+            return []
+        return self._stop_holding(None, has_ended=True)
+
+    def _stop_holding(
+        self, fault: NoRoomForBody | None, *more: Reply, has_ended: bool = False
+    ) -> list[Reply]:
+        """Answers everything that was held back: the headers, then the body, then `more`."""
+        held, messages = self._kept.body, self._kept.messages
+        phase = Phase.REQUEST_BODY if self._kept.request is NO_REQUEST else Phase.REQUEST_HEADERS
+        ask = self._ask(None if fault else held, fault=fault)
+
+        def go_on(routed: Routed) -> list[Reply]:
+            if has_ended:
+                self._state = _PAST_BODY
+            if not self._is_duplex:
+                return [routed, *[Continue(Phase.REQUEST_BODY)] * messages, *more]
+            given_back = pieces(held, Phase.REQUEST_BODY, has_ended)
+            if phase is Phase.REQUEST_BODY:
+                routed = replace(routed, piece=next(given_back, _NO_PIECE))
+            return [routed, *given_back, *more]
+
+        if fault is not None:  # of a body that still comes nothing more can be kept, so it cannot wait
+            return go_on(self._route(phase, ask, self._picker.find(ask)))
+        return self._read(ask, lambda found: self._seek(phase, ask, found, go_on))
+
+    def _end_by_trailers(self) -> list[Reply]:
+        return self._stop_holding(None, Continue(Phase.REQUEST_TRAILERS))
+
+    # A long body, read by somebody else: the loop serves others meanwhile.
+
+    def _read(self, ask: Ask, then: Callable[[Found | None], list[Reply]]) -> list[Reply]:
+        if not (self._reads_apart and self._picker.reads_long(ask)):
+            return then(None)
+        self._then, self._state = then, _READING
+        return [Reading(self._picker, ask)]
+
+    def _go_on_with(self, event: BodyRead) -> list[Reply]:
+        then, self._then = self._then, None
+        if then is None:
+            return []
+        if isinstance(event.found, RequestError):
+            raise event.found
+        return then(event.found)
+
+    # A pool without room: the request waits, where the pool holds some.
+
+    def _seek(
+        self, phase: Phase, ask: Ask, found: Found | None, then: Callable[[Routed], list[Reply]]
+    ) -> list[Reply]:
+        found = self._picker.find(ask) if found is None else found
+        queue = found[0].queue
+        if queue is None:
+            return then(self._route(phase, ask, found))
+        sought = seek(queue, ask, found, lambda ask, found: then(self._route(phase, ask, found)))
+        if not isinstance(sought, Wait):
+            return sought
+        self._wait, self._state = sought, _WAITING
+        if phase is Phase.REQUEST_BODY and not self._is_duplex:
+            self._kept.drop()
+        return [Held(sought.waiter, sought.wait_s, self._config is not UNTOLD)]
+
+    def _try(self, event: Room) -> list[Reply]:
+        return self._wait.again(is_last=event.is_last) if self.is_waiting and self._wait else []
+
+    def _stop_waiting(self, end: End) -> None:
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait.end(end)
+
+    def _do_without(self) -> list[Reply]:
+        if self._is_duplex:
+            raise _no_room()
+        return [*self._stop_holding(_no_room()), Continue(Phase.REQUEST_BODY)]
+
+    # What comes of the request when it is routed.
+
+    def _pass_on(self, event: RequestBody) -> list[Reply]:
+        if event.end_of_stream:
+            self._state = _PAST_BODY
+        if self._is_duplex:
+            return [*pieces(event.data, Phase.REQUEST_BODY, event.end_of_stream)]
+        return [Continue(Phase.REQUEST_BODY)]
+
+    def _miss(self) -> list[Reply]:
+        if self._is_duplex:
+            raise _no_room()
+        return self._miss_response() if self._counted.has_response else [Continue(Phase.REQUEST_BODY)]
+
+    def _miss_response(self) -> list[Reply]:
+        if self._config.response_body is BodyMode.FULL_DUPLEX_STREAMED:
+            raise _no_room()
+        return [Continue(Phase.RESPONSE_BODY)]
+
+    def _go_on_trailers(self) -> list[Reply]:
+        return [Continue(Phase.REQUEST_TRAILERS)]
+
+    def _ignore(self, _: RequestBody) -> list[Reply]:
+        return []
+
+    def _lose(self) -> list[Reply]:
+        raise _no_room()
+
+    @property
+    def _is_duplex(self) -> bool:
+        return self._config.request_body is BodyMode.FULL_DUPLEX_STREAMED
+
+    # The decision, and what is kept for it.
+
+    def _ask(
+        self, body: bytes | bytearray | None, *, is_partial: bool = False, fault: NoRoomForBody | None = None
+    ) -> Ask:
+        headers = self._kept.request.headers
+        return Ask(
+            method=headers.get(":method", "POST"),
+            path=headers.get(":path", ""),
+            headers=headers,
+            body=body,
+            is_partial=is_partial,
+            subset=self._kept.subset,
+            pool=self._pool,
+            fault=fault,
+        )
+
+    def _route(self, phase: Phase, ask: Ask, found: Found) -> Routed:
+        decision = self._picker.pick(ask, found)
+        self._counted.take(decision.pick)
+        request = self._kept.request
+        is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
+        skip_body = is_ahead_of_body and self._config.request_body in _BUFFERED
+        pick = decision.pick
+        self._state = _ROUTED
+        self._forget()
+        return Routed(
+            phase,
+            decision,
+            request_id=None if REQUEST_ID in request.headers else self._new_request_id(),
+            remove_headers=self._unwanted(request.headers),
+            clear_route_cache=self._clear_route_cache,
+            skip_body=skip_body,
+            tell_response=skip_body and pick.pool.wants_response(pick.endpoint),
+            ticket=self._counted.ticket,
+        )
+
+    def _route_without_body(self, phase: Phase) -> Routed:
+        ask = self._ask(None, fault=_no_room())
+        return self._route(phase, ask, self._picker.find(ask))
+
+    def _unwanted(self, headers: Iterable[str]) -> list[str]:
+        passed = self._pass_headers
+        return [name for name in headers if name.startswith(GUARDED) and name not in passed]
+
+    def _forget(self) -> None:
+        """Keeps nothing of the request: an open stream may last for minutes after its decision."""
+        self._kept.forget()
+        self._kept, self._then = _NOTHING, None
+
+
+class _State(NamedTuple):
+    """What a session does with each part of the request."""
+
+    name: str
+    headers: Callable[[Session, RequestHeaders], list[Reply]]
+    body: Callable[[Session, RequestBody], list[Reply]]
+    skipped: Callable[[Session], list[Reply]]
+    trailers: Callable[[Session], list[Reply]]
+
+
+# The table. A closed session is not asked: the client is answered, or gone.
+_S = Session
+# fmt: off
+#                                headers     its body         no room for it      trailers
+_NEW       = _State("new",       _S._begin,  _S._begin_body,  _S._lose,           _S._go_on_trailers)
+_BUFFERING = _State("buffering", _S._go_on,  _S._decide,      _S._decide_without, _S._go_on_trailers)
+_HOLDING   = _State("holding",   _S._go_on,  _S._hold,        _S._do_without,     _S._end_by_trailers)
+_READING   = _State("reading",   _S._go_on,  _S._ignore,      _S._miss,           _S._go_on_trailers)
+_WAITING   = _State("waiting",   _S._go_on,  _S._ignore,      _S._miss,           _S._go_on_trailers)
+_ROUTED    = _State("routed",    _S._go_on,  _S._pass_on,     _S._miss,           _S._go_on_trailers)
+_PAST_BODY = _State("past body", _S._go_on,  _S._ignore,      _S._miss_response,  _S._go_on_trailers)
+_CLOSED    = _State("closed",    _S._go_on,  _S._ignore,      _S._lose,           _S._go_on_trailers)
+# fmt: on
+
+
+def _no_room() -> NoRoomForBody:
+    return NoRoomForBody("there is no room for the request's body now")

@@ -1,0 +1,334 @@
+"""One connection as a pure state machine: bytes in, events out; replies in, bytes out.
+
+No socket, no asyncio, no clock: whoever drives it says what time it is.
+
+**Whose rules.** RFC 9113 (HTTP/2), RFC 7541 (HPACK), gRPC over HTTP/2. Each rule names its section. We are
+always the server, and a client of ours is a proxy: one connection carries everybody's requests. So an error
+is a *stream* error wherever the RFC lets it be one, and a connection error only where the state both sides
+share is lost (framing, header table, stream ids, windows) or where no honest peer would ever be.
+
+**The life of a stream** (§5.1, the server's side of it):
+
+    idle ── HEADERS ──> open ── END_STREAM ──> half-closed ── our trailers ──> closed
+                         │                                                       ▲
+                         ├── our trailers, then RST_STREAM(NO_ERROR) (§8.1) ──── ┤
+                         └── RST_STREAM, either way ─────────────────────────────┘
+
+`streams` holds the open and half-closed ones. A closed stream is forgotten, but for one kind: when we close
+first, frames that the client sent before it knew are still on their way and mean nothing. Those ids are
+*late* until the client ends them too, or until newer ones push them out. On any other closed stream DATA
+is a stream error STREAM_CLOSED; HEADERS, whose ids may only rise, are a connection error (§5.1.1).
+
+**What was tried.** `h2` is right and costs ten times as much; the fuzzer holds us against it. A coroutine or
+a queue per stream costs more than all of this module. Events are made only for what a service must know.
+
+**What is bounded** stands in `Limits`. What floods share is that they cost us and not the peer: frames that
+carry nothing are counted per second in one sum, streams reset before their answer in another.
+"""
+
+from typing import Final
+
+from hpack import HPACKError
+
+from extproc.router.budget import Budget
+from extproc.router.wire import frames
+from extproc.router.wire.faults import Fault, require_connection, require_size, require_stream, what_else
+from extproc.router.wire.frames import Code
+from extproc.router.wire.headers import TABLE_OF_NOTHING, TooManySizes
+from extproc.router.wire.incoming import PRIORITY_BYTES, Incoming
+from extproc.router.wire.limits import Limits
+from extproc.router.wire.streams import Failed
+
+# Of header blocks to decode in one turn; the last of them may go beyond. 8 KB of Huffman codes take 3 ms, and
+# a proxy's own blocks, all alike, are decoded once.
+_DECODED_BYTES: Final = 8_192
+# What our PINGs hold.
+_STILL_THERE: Final = b"extproc?"
+_LEAVING: Final = b"extproc!"
+
+
+class Connection(Incoming):
+    """A server's end of one HTTP/2 connection that carries gRPC calls.
+
+    Feed it with `receive`, call `tick` about once a second. After either, work off `events`, which grows
+    while one answers them, and write what `take_output` returns; close the transport once `is_over`. While
+    `has_more`, some of what came waits for another turn: feed it with nothing, after others had theirs.
+    """
+
+    def __init__(self, limits: Limits, budget: Budget, now_s: float) -> None:
+        super().__init__(limits, budget, now_s)
+        self.has_more = False
+        self._buffer = b""
+        self._has_preface = self._is_greeted = False
+        self._began_s = self._heard_s = self._second_s = self._looked_s = now_s
+        self._pinged_s: float | None = None
+        # Leaving: asked to, and told the peer which stream was the last.
+        self._is_draining = False
+        self._final_id = frames.MAX_WINDOW
+        self._readers = (
+            self._on_data,
+            self._on_headers,
+            self._on_priority,
+            self._on_rst_stream,
+            self._on_settings,
+            self._on_push_promise,
+            self._on_ping,
+            self._on_goaway,
+            self._on_window_update,
+            self._on_continuation,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Connection streams={len(self.streams)}>"
+
+    @property
+    def has_asked_nothing(self) -> bool:
+        """Whether no call was ever opened here."""
+        return not self._last_id
+
+    # What the driver says.
+
+    def receive(self, data: bytes, now_s: float) -> None:
+        """Takes bytes in, cut wherever. Never raises: a fault of the peer ends the connection.
+
+        Bytes that come after that are dropped.
+        """
+        if self.is_over:
+            return
+        self._heard_s = now_s
+        self._pinged_s = None
+        self._count_time(now_s)
+        try:
+            self._read(self._buffer + data if self._buffer else data)
+        except Fault as fault:
+            self._fail(fault.code, fault.reason)
+        except TooManySizes:
+            self._fail(Code.COMPRESSION_ERROR, "a header block of more than two table sizes")
+        except HPACKError:
+            self._fail(Code.COMPRESSION_ERROR, "a header block that cannot be read")
+
+    def tick(self, now_s: float) -> None:
+        """Looks at what time alone brings."""
+        self._count_time(now_s)
+        limits = self._limits
+        if self.is_over:
+            return
+        if not self._is_greeted and now_s - self._began_s > limits.preface_s:
+            self._fail(Code.SETTINGS_TIMEOUT, "no HTTP/2 preface in time")
+        elif self._pinged_s is not None and now_s - self._pinged_s > limits.answer_s:
+            self._fail(Code.NO_ERROR, "no answer to a PING: the peer is gone")
+        elif self._pinged_s is None and now_s - self._heard_s > limits.idle_s:
+            self._ping(_STILL_THERE)
+        if now_s - self._looked_s > limits.stalled_s / 4:
+            self._looked_s = now_s
+            self._cancel_stalled()
+
+    def drain(self) -> None:
+        """Takes no new calls; those that are open go on (§6.8).
+
+        First a GOAWAY that still allows every stream, and a PING. Its answer proves that the peer has read
+        the GOAWAY; what it opened before then is served, and the second GOAWAY names the last of it.
+        """
+        if not (self._is_draining or self.is_over):
+            self._is_draining = True
+            if self._has_preface:
+                self._announce_leaving()
+
+    def abort(self) -> None:
+        """Ends every call at once."""
+        for stream in list(self.streams.values()):
+            self.reset(stream, Code.CANCEL)
+        self.is_over = True
+
+    # Bytes to frames (§3.4, §4.1).
+
+    def _greet(self) -> None:
+        limits = self._limits
+        settings = {
+            # What a proxy says anew with each call would push everything else out of a table, and no block
+            # would be like another. A peer that keeps one all the same costs us more and harms nobody, so it
+            # is not refused as §4.3.1 would have it.
+            frames.HEADER_TABLE_SIZE: 0,
+            frames.MAX_CONCURRENT_STREAMS: limits.streams,
+            frames.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+            frames.MAX_HEADER_LIST_SIZE: limits.header_bytes,
+        }
+        more = limits.connection_window_bytes - frames.DEFAULT_WINDOW
+        self._out += [frames.settings(settings), frames.window_update(0, more)]
+        if self._is_draining:
+            self._announce_leaving()  # only now: SETTINGS come first (§3.4)
+
+    def _read(self, data: bytes) -> None:
+        place = 0
+        heads = self._heads
+        heads.decoded_bytes = 0
+        self.has_more = False
+        if not self._has_preface:
+            place = self._read_preface(data)
+        while self._has_preface and len(data) - place >= frames.HEADER_BYTES and not self.is_over:
+            if heads.decoded_bytes >= _DECODED_BYTES:
+                self.has_more = True
+                break
+            head = int.from_bytes(data[place : place + frames.HEADER_BYTES], "big")
+            start = place + frames.HEADER_BYTES
+            end = start + (head >> 48)
+            if end - start > frames.MAX_FRAME_BYTES:
+                raise Fault(Code.FRAME_SIZE_ERROR, "a frame longer than allowed")
+            if end > len(data):
+                break
+            place = end
+            self._on_frame(head >> 40 & 0xFF, head >> 32 & 0xFF, head & 0x7FFF_FFFF, data[start:end])
+        self._buffer = data[place:]
+
+    def _read_preface(self, data: bytes) -> int:
+        start = data[: len(frames.PREFACE)]
+        if not frames.PREFACE.startswith(start):
+            raise Fault(Code.PROTOCOL_ERROR, what_else(data))
+        if start != frames.PREFACE:
+            return 0
+        self._has_preface = True
+        self._greet()
+        return len(start)
+
+    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block.stream_id):
+            raise Fault(Code.PROTOCOL_ERROR, "a frame within a header block")  # §6.10
+        if not self._is_greeted and kind != frames.SETTINGS:
+            raise Fault(Code.PROTOCOL_ERROR, "no SETTINGS after the preface")  # §3.4
+        if kind < len(self._readers):
+            self._readers[kind](flags, stream_id, payload)
+        else:
+            self._count_control()  # §5.5: unknown frames are ignored
+
+    # The connection: SETTINGS, PING, GOAWAY, WINDOW_UPDATE, and what has no meaning here.
+
+    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        require_connection(stream_id)
+        self._count_control()
+        if len(payload) % frames.SETTING.size or (flags & frames.ACK and payload):
+            raise Fault(Code.FRAME_SIZE_ERROR, "SETTINGS of a wrong length")
+        if flags & frames.ACK:
+            if not self._is_greeted:
+                raise Fault(Code.PROTOCOL_ERROR, "no SETTINGS after the preface")  # §3.4
+            return
+        # Each may touch every stream: many of them are a flood even where a few frames are none.
+        self._count_control(len(self.streams) // 16)
+        values = dict(frames.SETTING.iter_unpack(payload))
+        for name, value in values.items():
+            self._set(name, value)
+        self._is_greeted = True
+        # Before any DATA that only the new windows allow: the peer counts by them from here on (§6.5.3).
+        self._out.append(frames.SETTINGS_ACK)
+        if frames.INITIAL_WINDOW_SIZE in values:
+            for stream in list(self.streams.values()):
+                if stream.queue is not None:
+                    self._send_queued(stream)
+
+    def _set(self, name: int, value: int) -> None:
+        """Takes one setting (§6.5.2). Unknown ones are ignored; so are those about what we never do."""
+        match name:
+            case frames.HEADER_TABLE_SIZE if value < frames.DEFAULT_TABLE_BYTES:
+                self._table_update = TABLE_OF_NOTHING
+            case frames.ENABLE_PUSH if value > 1:
+                raise Fault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
+            case frames.INITIAL_WINDOW_SIZE:
+                self._set_peer_window(value)
+            case frames.MAX_FRAME_SIZE if not frames.MAX_FRAME_BYTES <= value < 2**24:
+                raise Fault(Code.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of its range")
+
+    def _set_peer_window(self, size: int) -> None:
+        """Changes what open streams may send, too, even below zero (§6.9.2)."""
+        if size > frames.MAX_WINDOW:
+            raise Fault(Code.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE out of its range")
+        change, self._peer_window = size - self._peer_window, size
+        for stream in self.streams.values():
+            stream.send_window += change
+            if stream.send_window > frames.MAX_WINDOW:
+                raise Fault(Code.FLOW_CONTROL_ERROR, "a window past 2^31-1")
+
+    def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        require_connection(stream_id)
+        require_size(payload, 8)
+        self._count_control()
+        if not flags & frames.ACK:
+            self._out.append(frames.frame(frames.PING, frames.ACK, 0, payload))
+        elif payload == _LEAVING and self._is_draining:
+            self._leave()
+
+    def _on_goaway(self, _: int, stream_id: int, payload: bytes) -> None:
+        """The peer opens no more streams; what is open goes on (§6.8)."""
+        require_connection(stream_id)
+        self._count_control()
+        if len(payload) < 8:
+            raise Fault(Code.FRAME_SIZE_ERROR, "GOAWAY of a wrong length")
+
+    def _on_window_update(self, _: int, stream_id: int, payload: bytes) -> None:
+        require_size(payload, 4)
+        self._count_control()
+        increment = int.from_bytes(payload, "big") & frames.MAX_WINDOW
+        if not stream_id:
+            self._send_window += increment
+            if not increment or self._send_window > frames.MAX_WINDOW:
+                code = Code.FLOW_CONTROL_ERROR if increment else Code.PROTOCOL_ERROR
+                raise Fault(code, "a window opened by nothing, or too far")  # §6.9, §6.9.1
+            self._send_blocked()
+            return
+        self._require_used(stream_id)
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._widen(stream, increment)
+
+    def _on_priority(self, _: int, stream_id: int, payload: bytes) -> None:
+        require_stream(stream_id)
+        self._count_control()
+        if len(payload) != PRIORITY_BYTES:
+            # §6.3 asks for a stream error; a stream that is idle or closed has none to end.
+            raise Fault(Code.FRAME_SIZE_ERROR, "PRIORITY of a wrong length")
+
+    def _on_push_promise(self, _: int, __: int, ___: bytes) -> None:
+        raise Fault(Code.PROTOCOL_ERROR, "PUSH_PROMISE from a client")  # §8.4
+
+    # Ends.
+
+    def _announce_leaving(self) -> None:
+        self._out.append(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))
+        self._ping(_LEAVING)
+
+    def _leave(self) -> None:
+        if not self._has_left:
+            self._has_left = True
+            self._final_id = self._last_id
+            self._out.append(frames.goaway(self._final_id, Code.NO_ERROR))
+            self.is_over = not self.streams
+
+    def _fail(self, code: Code, reason: str) -> None:
+        if self._has_preface:
+            # Never more than a GOAWAY before it allowed (§6.8).
+            self._out.append(frames.goaway(min(self._last_id, self._final_id), code, reason))
+        for stream in list(self.streams.values()):
+            stream.is_half_closed = True
+            self._forget(stream)
+        self._buffer, self._block, self.has_more = b"", None, False
+        self.events.append(Failed(code, reason))
+        self.is_over = True
+
+    # Time.
+
+    def _count_time(self, now_s: float) -> None:
+        self._now_s = now_s
+        if now_s - self._second_s >= 1:
+            self._second_s = now_s
+            self._control_frames = self._early_resets = 0
+
+    def _ping(self, payload: bytes) -> None:
+        self._pinged_s = self._now_s
+        self._out.append(frames.frame(frames.PING, 0, 0, payload))
+
+    def _cancel_stalled(self) -> None:
+        """Cancels streams that for too long owe a message or the rest of one, or a window for what waits."""
+        oldest_s = self._now_s - self._limits.stalled_s
+        for stream in list(self.streams.values()):
+            is_owing = (stream.is_waiting or stream.reader is not None) and not stream.is_half_closed
+            is_stuck = stream.queue is not None and stream.sent_s < oldest_s
+            if is_stuck or (is_owing and stream.heard_s < oldest_s):
+                self.reset(stream, Code.CANCEL)

@@ -1,0 +1,247 @@
+"""What a peer says on its streams: HEADERS, CONTINUATION, DATA, RST_STREAM; windows of streams.
+
+The middle of `connection`, whose essay says whose rules these are.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+
+from extproc.router.budget import Budget
+from extproc.router.wire import frames
+from extproc.router.wire.calls import Status
+from extproc.router.wire.faults import Fault, require_size, require_stream, unpad
+from extproc.router.wire.frames import Code
+from extproc.router.wire.headers import HeadReader, MalformedRequest, encodings_block
+from extproc.router.wire.limits import Limits
+from extproc.router.wire.messages import PREFIX_BYTES, MessageReader, Refused, Skipped
+from extproc.router.wire.outgoing import Outgoing
+from extproc.router.wire.streams import HalfClosed, Message, MessageSkipped, Opened, Stream
+
+PRIORITY_BYTES: Final = 5
+
+
+class Block(Struct):
+    """A header block of which more is to come."""
+
+    stream_id: int
+    is_end: bool
+    data: bytearray
+    frames: int = 0
+
+
+class Incoming(Outgoing):
+    """Streams that open, are fed and end."""
+
+    def __init__(self, limits: Limits, budget: Budget, now_s: float) -> None:
+        super().__init__(limits, budget, now_s)
+        self._heads = HeadReader(limits.header_bytes)
+        self._last_id = 0
+        # A header block that is cut into frames.
+        self._block: Block | None = None
+        # What a new stream of ours may send, and what the peer may on the connection.
+        self._peer_window = frames.DEFAULT_WINDOW
+        self._receive_window = limits.connection_window_bytes
+        # Counted per second.
+        self._control_frames = self._early_resets = 0
+
+    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        require_stream(stream_id)
+        if flags & frames.PADDED:
+            payload = unpad(payload)
+        if flags & frames.HAS_PRIORITY:
+            if len(payload) < PRIORITY_BYTES:
+                raise Fault(Code.FRAME_SIZE_ERROR, "HEADERS too short for its priority")
+            payload = payload[PRIORITY_BYTES:]  # §5.3.2: deprecated, ignored
+        if flags & frames.END_HEADERS:
+            self._on_block(stream_id, payload, is_end=bool(flags & frames.END_STREAM))
+        else:
+            self._block = Block(stream_id, bool(flags & frames.END_STREAM), bytearray(payload))
+
+    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        block = self._block
+        if block is None:
+            raise Fault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")  # §6.10
+        block.data += payload
+        block.frames += 1
+        if len(block.data) > self._limits.header_bytes or block.frames > self._limits.continuations:
+            raise Fault(Code.ENHANCE_YOUR_CALM, "a header block longer than allowed")
+        if flags & frames.END_HEADERS:
+            self._block = None
+            self._on_block(stream_id, bytes(block.data), is_end=block.is_end)
+
+    def _on_block(self, stream_id: int, block: bytes, *, is_end: bool) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._on_trailers(stream, block, is_end=is_end)
+        elif stream_id > self._last_id and stream_id & 1:
+            self._open(stream_id, block, is_end=is_end)
+        elif stream_id in self._late:
+            self._count_control()
+            self._heads.pass_over(block)
+            self._end_late(stream_id, is_end=is_end)
+        else:
+            raise Fault(Code.PROTOCOL_ERROR, "HEADERS of an even or a used stream")  # §5.1.1
+
+    def _open(self, stream_id: int, block: bytes, *, is_end: bool) -> None:
+        self._last_id = stream_id
+        try:
+            head = self._heads.read(block)
+        except MalformedRequest:
+            self._count_early_reset()
+            self._turn_away(stream_id, frames.rst_stream(stream_id, Code.PROTOCOL_ERROR), is_end=is_end)
+            return
+        if self._has_left or len(self.streams) >= self._limits.streams:
+            refusal = frames.rst_stream(stream_id, Code.REFUSED_STREAM)  # §8.7: nothing was done for it
+            self._turn_away(stream_id, refusal, is_end=is_end)
+        elif head.refusal:
+            self._refuse(stream_id, head.refusal, is_end=is_end)
+        else:
+            stream = Stream(stream_id, head, self._peer_window, self._limits.stream_window_bytes, self._now_s)
+            self.streams[stream_id] = stream
+            self.events.append(Opened(stream))
+            if is_end:
+                self._half_close(stream)
+
+    def _on_trailers(self, stream: Stream, block: bytes, *, is_end: bool) -> None:
+        is_well_formed = self._heads.read_trailers(block)
+        if stream.is_half_closed:
+            self._reject(stream, Code.STREAM_CLOSED)  # §5.1, half-closed (remote)
+        elif is_end and is_well_formed:
+            self._half_close(stream)
+        else:
+            stream.is_half_closed = is_end
+            self._reject(stream, Code.PROTOCOL_ERROR)  # §8.1: trailers end the stream
+
+    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        size = len(payload)
+        self._receive_window -= size
+        if self._receive_window < self._limits.connection_window_bytes // 2:
+            self._open_connection_window()
+        if flags & frames.PADDED:
+            payload = unpad(payload)
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._on_stray_data(flags, stream_id)
+            return
+        if stream.is_half_closed:
+            self._reject(stream, Code.STREAM_CLOSED)  # §5.1, half-closed (remote)
+            return
+        stream.is_half_closed = bool(flags & frames.END_STREAM)
+        stream.receive_window -= size
+        if stream.receive_window <= self._limits.stream_window_bytes // 2:
+            if stream.receive_window < 0:
+                self._reject(stream, Code.FLOW_CONTROL_ERROR)  # §6.9
+                return
+            self._open_window(stream)
+        stream.heard_s = self._now_s
+        if payload:
+            self._on_payload(stream, payload)
+        elif not stream.is_half_closed:
+            self._count_control()
+        if stream.is_half_closed and not stream.is_over:
+            self._half_close(stream)
+
+    def _on_payload(self, stream: Stream, payload: bytes) -> None:
+        reader = stream.reader
+        if reader is None:
+            # One whole message in one frame is the rule; a compressed one has not this first byte.
+            size = len(payload) - PREFIX_BYTES
+            if 0 <= size <= self._limits.message_bytes and int.from_bytes(payload[:5], "big") == size:
+                stream.is_waiting = False
+                self.events.append(Message(stream, payload[PREFIX_BYTES:]))
+                return
+            reader = stream.reader = MessageReader(self._budget, self._limits.message_bytes)
+        try:
+            for told in reader.feed(payload):
+                stream.is_waiting = False
+                if isinstance(told, Skipped):
+                    self.events.append(MessageSkipped(stream, told.size))
+                else:
+                    self.events.append(Message(stream, told))
+        except Refused as refusal:
+            self._refuse_message(stream, refusal)
+        else:
+            if reader.is_between:
+                stream.reader = None
+
+    def _refuse_message(self, stream: Stream, refusal: Refused) -> None:
+        if refusal.is_compressed:
+            # gRPC's compression.md: an encoding that the server does not know.
+            details = "compressed messages are not read here"
+            self.finish(stream, Status.UNIMPLEMENTED, details, encodings_block())
+        else:
+            limit = self._limits.message_bytes
+            self.finish(stream, Status.RESOURCE_EXHAUSTED, f"a message longer than {limit} bytes")
+
+    def _on_stray_data(self, flags: int, stream_id: int) -> None:
+        """DATA of a stream that is not open; the connection's window has counted it (§6.9)."""
+        require_stream(stream_id)
+        if stream_id > self._last_id or not stream_id & 1:
+            raise Fault(Code.PROTOCOL_ERROR, "DATA on an idle stream")  # §5.1, idle
+        self._count_control()
+        if stream_id in self._late:
+            self._end_late(stream_id, is_end=bool(flags & frames.END_STREAM))
+        else:
+            self._out.append(frames.rst_stream(stream_id, Code.STREAM_CLOSED))  # §6.1
+
+    def _on_rst_stream(self, _: int, stream_id: int, payload: bytes) -> None:
+        require_stream(stream_id)
+        require_size(payload, 4)
+        self._count_control()
+        self._require_used(stream_id)
+        self._late.pop(stream_id, None)
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return
+        stream.is_half_closed = True
+        if not stream.is_answered:
+            self._count_early_reset()
+        self._forget(stream)
+
+    def _reject(self, stream: Stream, code: Code) -> None:
+        """Resets a stream for what the client did on it (§5.4.2).
+
+        To make us reset a stream is as cheap for it as to do so itself, and costs us as much (CVE-2025-8671).
+        """
+        if not stream.is_answered:
+            self._count_early_reset()
+        self.reset(stream, code)
+
+    def _half_close(self, stream: Stream) -> None:
+        stream.is_half_closed = True
+        if stream.reader is not None:
+            self.finish(stream, Status.INTERNAL, "the stream ended within a message")
+        else:
+            self.events.append(HalfClosed(stream))
+
+    def _widen(self, stream: Stream, increment: int) -> None:
+        stream.send_window += increment
+        if not increment:
+            self._reject(stream, Code.PROTOCOL_ERROR)  # §6.9
+        elif stream.send_window > frames.MAX_WINDOW:
+            self._reject(stream, Code.FLOW_CONTROL_ERROR)  # §6.9.1
+        elif stream.queue is not None:
+            self._send_queued(stream)
+
+    def _open_connection_window(self) -> None:
+        """Opens the connection's window as soon as it is half used: what a stream may send bounds us."""
+        if self._receive_window < 0:
+            raise Fault(Code.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
+        increment = self._limits.connection_window_bytes - self._receive_window
+        self._receive_window += increment
+        self._out.append(frames.window_update(0, increment))
+
+    def _require_used(self, stream_id: int) -> None:
+        if stream_id > self._last_id or not stream_id & 1:
+            raise Fault(Code.PROTOCOL_ERROR, "a frame on an idle stream")  # §5.1, idle
+
+    def _count_control(self, weight: int = 1) -> None:
+        self._control_frames += weight
+        if self._control_frames > self._limits.control_frames_per_s:
+            raise Fault(Code.ENHANCE_YOUR_CALM, "a flood of frames that carry nothing")
+
+    def _count_early_reset(self) -> None:
+        self._early_resets += 1
+        if self._early_resets > self._limits.early_resets_per_s:
+            raise Fault(Code.ENHANCE_YOUR_CALM, "a flood of streams that are reset at once")

@@ -1,0 +1,316 @@
+"""One socket of a listener: what asyncio says of it goes to its connection, what that says to the services.
+
+A read is one step: the bytes go through the connection, its events to the services, their replies back, and
+one write ends it. No coroutine and no queue per call. What services send later is written in the loop's
+next turn.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final, Protocol, cast
+
+from extproc.router.budget import Budget
+from extproc.router.wire.calls import Handler, Routes, Status
+from extproc.router.wire.connection import Connection
+from extproc.router.wire.limits import Limits
+from extproc.router.wire.streams import (
+    Closed,
+    Event,
+    Failed,
+    HalfClosed,
+    Message,
+    MessageSkipped,
+    Opened,
+    Stream,
+)
+
+log = logging.getLogger(__name__)
+
+# Of one read: bounds how long a peer's bytes, whatever they are, keep the loop from others.
+READ_BYTES: Final = 65_536
+# Output that a peer has not taken in before we stop reading from it.
+_HIGH_WATER_BYTES: Final = 1_048_576
+
+
+class Refusals:
+    """One log line a second for connections that end by their own fault, however many there are."""
+
+    def __init__(self) -> None:
+        self._logged_s = float("-inf")
+        self._silent = 0
+
+    def log(self, now_s: float, peer: str, reason: str) -> None:
+        if now_s - self._logged_s < 1:
+            self._silent += 1
+            return
+        more = f"; {self._silent} more since the last such line" if self._silent else ""
+        log.warning("the connection of %s is closed: %s%s", peer, reason, more)
+        self._logged_s, self._silent = now_s, 0
+
+
+class Host(Protocol):
+    """Whose links these are."""
+
+    routes: Routes
+    limits: Limits
+    budget: Budget
+    refusals: Refusals
+    memory: memoryview
+
+    def discard(self, link: "Link") -> None: ...
+
+
+class WireCall:
+    """One call as its service sees it."""
+
+    __slots__ = ("_link", "_stream", "handler", "timer")
+
+    def __init__(self, link: "Link", stream: Stream) -> None:
+        self._link = link
+        self._stream = stream
+        self.handler: Handler | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self._stream.head.metadata
+
+    @property
+    def peer(self) -> str:
+        return self._link.peer
+
+    def send(self, message: bytes) -> None:
+        self._link.connection.send(self._stream, message)
+        self._link.flush_soon()
+
+    def finish(self, status: Status = Status.OK, details: str = "") -> None:
+        self._link.connection.finish(self._stream, status, details)
+        self._link.flush_soon()
+
+
+class Link(asyncio.BufferedProtocol):
+    """One socket and the connection on it. There is no transport before the handshake has ended."""
+
+    def __init__(self, listener: Host, accepted: socket.socket) -> None:
+        self._listener = listener
+        self._accepted = accepted
+        self._greeting: asyncio.Task[None] | None = None
+        self._is_greeted = False
+        self._loop = asyncio.get_running_loop()
+        self._is_at_work = False
+        self._flushing: asyncio.Handle | None = None
+        self._stuck_s: float | None = None  # since when the peer does not read
+        self.asked: set[str] = set()  # the methods that were called
+        self.is_leaving = False
+        self.peer = _name(accepted)
+        self._began_s = self._loop.time()
+        self.connection = Connection(listener.limits, listener.budget, self._began_s)
+
+    def __repr__(self) -> str:
+        return f"<Link {self.peer} {self.connection!r}>"
+
+    # What asyncio says.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
+        self._is_greeted = True
+        if self._greeting is not None and self._greeting.cancelling():
+            self._transport.abort()  # it had to go as its handshake ended
+
+    def get_buffer(self, _: int) -> memoryview:
+        return self._listener.memory
+
+    def buffer_updated(self, count: int) -> None:
+        self._take_in(bytes(self._listener.memory[:count]))
+        if count == READ_BYTES or self.connection.has_more:
+            self._give_way()
+
+    def _take_in(self, data: bytes) -> None:
+        self._is_at_work = True
+        self.connection.receive(data, self._loop.time())
+        self._work_off()
+        self._is_at_work = False
+
+    def _give_way(self) -> None:
+        """Lets the others have their turn: uvloop would read 32 times in a row while there is more."""
+        if self._stuck_s is None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Works off what waited for this turn, then reads on; `resume_writing` does it for who is stuck."""
+        if self._stuck_s is not None or self._transport.is_closing():
+            return
+        if self.connection.has_more:
+            self._take_in(b"")
+            self._give_way()
+        else:
+            self._transport.resume_reading()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._listener.discard(self)
+        if self._flushing is not None:
+            self._flushing.cancel()
+        self._is_at_work = True
+        self.connection.abort()
+        self._tell_all()
+
+    def pause_writing(self) -> None:
+        """Reads no more from a peer that reads not: its next frames could only make more output."""
+        self._stuck_s = self._loop.time()
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._stuck_s = None
+        self._go_on()
+
+    # What the listener says.
+
+    def greet(self, tls: ssl.SSLContext | None) -> None:
+        """Begins with the handshake, where there is one."""
+        self._greeting = asyncio.create_task(self._greet(tls))
+        self._greeting.add_done_callback(self._end_greeting)
+
+    def refuse(self, reason: str) -> None:
+        self._listener.refusals.log(self._loop.time(), self.peer, reason)
+        self._listener.discard(self)
+        self._cut()
+
+    def tick(self, now_s: float) -> None:
+        limits = self._listener.limits
+        if not self._is_greeted:
+            if now_s - self._began_s > limits.preface_s:
+                self.refuse("no TLS handshake in time")
+            return
+        if self._stuck_s is not None and now_s - self._stuck_s > limits.answer_s:
+            self._listener.refusals.log(now_s, self.peer, "it does not read what it asked for")
+            self._cut()
+            return
+        self._is_at_work = True
+        self.connection.tick(now_s)
+        self._work_off()
+        self._is_at_work = False
+
+    def drain(self) -> None:
+        self.is_leaving = True
+        if not self._is_greeted:
+            self._cut()
+            return
+        self.connection.drain()
+        self._work_off()
+
+    def abort(self) -> None:
+        if self._is_greeted:
+            self.connection.abort()
+            self._work_off()
+        self._cut()
+
+    async def _greet(self, tls: ssl.SSLContext | None) -> None:
+        with suppress(OSError):  # it is gone, or its handshake failed
+            await self._loop.connect_accepted_socket(lambda: self, self._accepted, ssl=tls)
+
+    def _end_greeting(self, _: asyncio.Task[None]) -> None:
+        if not self._is_greeted:
+            self._accepted.close()
+            self._listener.discard(self)
+
+    def _cut(self) -> None:
+        """Ends it at once, however far it is."""
+        if self._is_greeted:
+            self._transport.abort()
+        elif self._greeting is not None:
+            self._greeting.cancel()
+        else:
+            self._accepted.close()
+
+    def flush_soon(self) -> None:
+        """Writes what was said outside of a read, together with whatever else this turn brings."""
+        if not self._is_at_work and self._flushing is None:
+            self._flushing = self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = None
+        self._is_at_work = True
+        self._work_off()
+        self._is_at_work = False
+
+    def _work_off(self) -> None:
+        self._tell_all()
+        self._write()
+
+    def _write(self) -> None:
+        output = self.connection.take_output()
+        if output:
+            self._transport.write(output)
+        if self.connection.is_over:
+            self._stuck_s = self._stuck_s or self._loop.time()
+            self._transport.close()
+
+    # What the connection says.
+
+    def _tell_all(self) -> None:
+        events = self.connection.events
+        # Replies may add to the events: the last of them is worked off, too.
+        for event in events:
+            if isinstance(event, Failed):
+                self._listener.refusals.log(self._loop.time(), self.peer, event.reason)
+                continue
+            try:
+                self._tell(event, event.stream)
+            except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the peer
+                # No traceback either: it may quote a prompt.
+                log.error("a call of %s failed: %s", event.stream.head.path, type(error).__name__)  # noqa: TRY400
+                self.connection.finish(event.stream, Status.INTERNAL, "internal error")
+        events.clear()
+
+    def _tell(self, event: Event, stream: Stream) -> None:
+        kind = type(event)
+        if kind is Opened:
+            self._open(stream)
+            return
+        call = cast("WireCall | None", stream.owner)
+        handler = call.handler if call is not None else None
+        if call is None or handler is None:
+            return
+        if kind is Closed:
+            if call.timer is not None:
+                call.timer.cancel()
+            handler.on_close()
+        elif stream.is_finished:
+            return
+        elif isinstance(event, Message):
+            handler.on_message(event.data)
+        elif kind is HalfClosed:
+            handler.on_half_close()
+        elif isinstance(event, MessageSkipped):
+            handler.on_skipped(event.size)
+
+    def _open(self, stream: Stream) -> None:
+        if stream.is_over:
+            return
+        service = self._listener.routes.get(stream.head.path)
+        if service is None:
+            self.connection.finish(stream, Status.UNIMPLEMENTED, "there is no such method here")
+            return
+        self.asked.add(stream.head.path)
+        call = WireCall(self, stream)
+        stream.owner = call
+        call.handler = service(call)
+        if stream.head.timeout_s is not None:
+            call.timer = self._loop.call_later(stream.head.timeout_s, self._time_out, call)
+
+    def _time_out(self, call: WireCall) -> None:
+        call.finish(Status.DEADLINE_EXCEEDED, "the client's own limit")
+
+
+def _name(accepted: socket.socket) -> str:
+    try:
+        name = accepted.getpeername()
+    except OSError:
+        return "one that is gone"
+    return ":".join(map(str, name[:2])) if isinstance(name, tuple) else "a unix socket"

@@ -1,0 +1,103 @@
+"""The asyncio adaptor: accepted connections become links. I/O is here, in `accepting` and `link` alone."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+
+from extproc.router.budget import Budget
+from extproc.router.wire.accepting import Acceptor
+from extproc.router.wire.calls import Routes
+from extproc.router.wire.limits import Limits
+from extproc.router.wire.link import READ_BYTES, Link, Refusals
+
+
+class Listener:
+    """Serves gRPC calls by `routes` on one address, over HTTP/2 of our own."""
+
+    def __init__(self, routes: Routes, *, limits: Limits, budget: Budget) -> None:
+        self.routes = routes
+        self.limits = limits
+        self.budget = budget
+        self.links: dict[Link, None] = {}  # the oldest first
+        self.refusals = Refusals()
+        self.is_draining = False
+        # All links read into the same memory: what is read is worked off before the next read.
+        self.memory = memoryview(bytearray(READ_BYTES))
+        self._acceptor = Acceptor((), self.take)
+        self._tls: ssl.SSLContext | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __repr__(self) -> str:
+        return f"<Listener connections={len(self.links)}>"
+
+    def listen(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> int:
+        """Serves who connects to these, once started, and who is handed to `take`.
+
+        Returns the port, 0 where there is none.
+        """
+        self._acceptor = Acceptor(sockets, self.take)
+        self._tls = tls
+        ports = [each.getsockname()[1] for each in sockets if each.family != socket.AF_UNIX]
+        return ports[0] if ports else 0
+
+    def take(self, accepted: socket.socket) -> bool:
+        """Serves a connection that is accepted, from its handshake on; it counts from here."""
+        link = Link(self, accepted)
+        self.add(link)
+        if self.is_draining or not self.has_room(link):
+            link.refuse("too many connections")
+        else:
+            link.greet(self._tls)
+        return True
+
+    async def start(self) -> None:
+        self._acceptor.offer()
+        self._tick()
+
+    def drain(self) -> None:
+        """Takes no new connections and, once the peers know, no new calls."""
+        self.is_draining = True
+        self._acceptor.close()
+        for link in list(self.links):
+            link.drain()
+
+    async def stop(self) -> None:
+        """Ends every call and every connection."""
+        self.drain()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for link in list(self.links):
+            link.abort()
+        await self._empty.wait()
+
+    def add(self, link: Link) -> None:
+        self.links[link] = None
+        self._empty.clear()
+
+    def discard(self, link: Link) -> None:
+        self.links.pop(link, None)
+        if not self.links:
+            self._empty.set()
+
+    def has_room(self, newcomer: Link) -> bool:
+        """Whether one more may stay: the oldest peer that never asked for anything makes room for it.
+
+        Else a flood of silent connections would shut out a proxy, or a health check. Handshakes that never
+        end are among them.
+        """
+        if len(self.links) <= self.limits.connections:
+            return True
+        stranger = next((link for link in self.links if link.connection.has_asked_nothing), newcomer)
+        if stranger is newcomer:
+            return False
+        stranger.refuse("too many connections, and it asked for nothing yet")
+        return True
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        for link in list(self.links):
+            link.tick(loop.time())
+        self._ticking = loop.call_later(self.limits.tick_s, self._tick)

@@ -1,0 +1,106 @@
+"""gRPC's length-prefixed messages, cut out of a stream's bytes however they were cut into frames."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from extproc.router.budget import Budget
+
+# A message of a request's headers, or a piece of a body (62,000 bytes in FULL_DUPLEX_STREAMED mode). Without
+# the first no request can be routed and without the second none can be given back: such messages find room
+# when large ones do not, for as long as what they hold is half as much again as the budget.
+_SMALL_BYTES: Final = 131_072
+
+# A longer message is told as it was collected, in its `bytearray`: fresh memory for 31 MB takes 40 ms to get.
+_COPIED_BYTES: Final = 65_536
+
+# A flag, "compressed", and four bytes of length (gRPC over HTTP/2, "Length-Prefixed-Message").
+PREFIX_BYTES: Final = 5
+
+
+class Skipped(Struct, frozen=True):
+    """A message of `size` bytes for which there was no room."""
+
+    size: int
+
+
+class Refused(Exception):  # the call is, whatever comes after
+    """The message that begins here will not be read. `is_compressed`, or else longer than allowed."""
+
+    def __init__(self, *, is_compressed: bool) -> None:
+        super().__init__("compressed" if is_compressed else "too long")
+        self.is_compressed = is_compressed
+
+
+class MessageReader:
+    """One stream's messages. Kept bytes count against `budget` from their arrival until they are told.
+
+    A message that the budget has no room for is dropped where it stands and the rest of it as it comes:
+    the client's word for its length reserves nothing, so a slow sender costs what it sent. One
+    `bytearray` holds the bytes: a list of frames would cost twenty times their size where they are tiny.
+    """
+
+    __slots__ = ("_budget", "_have", "_is_skipped", "_kept", "_limit_bytes", "_size")
+
+    def __init__(self, budget: Budget, limit_bytes: int) -> None:
+        self._budget = budget
+        self._limit_bytes = limit_bytes
+        self._kept = bytearray()
+        self._size = -1  # of the message begun; -1: its prefix is still to come
+        self._have = 0
+        self._is_skipped = False
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no message is begun."""
+        return self._size < 0 and not self._kept
+
+    def feed(self, data: bytes) -> Iterator[bytes | bytearray | Skipped]:
+        """Yields what `data` completes, in order. Raises `Refused`; the stream must then be ended."""
+        place = 0
+        while place < len(data):
+            read = self._read_prefix if self._size < 0 else self._read_part
+            place = read(data, place)
+            if self._have == self._size:
+                yield self._end()
+
+    def close(self) -> None:
+        """Gives back what is kept."""
+        if self._size >= 0:
+            self._budget.give(len(self._kept))
+        self._kept, self._size = bytearray(), -1
+
+    def _read_prefix(self, data: bytes, place: int) -> int:
+        end = place + PREFIX_BYTES - len(self._kept)
+        self._kept += data[place:end]
+        if len(self._kept) == PREFIX_BYTES:
+            is_compressed, size = self._kept[0] != 0, int.from_bytes(self._kept[1:], "big")
+            if is_compressed or size > self._limit_bytes:
+                raise Refused(is_compressed=is_compressed)
+            self._kept, self._size, self._have = bytearray(), size, 0
+        return end
+
+    def _read_part(self, data: bytes, place: int) -> int:
+        part = data[place : place + self._size - self._have]
+        self._have += len(part)
+        if not self._is_skipped and self._take(len(part)):
+            self._kept += part
+        elif not self._is_skipped:
+            self._is_skipped = True
+            self._budget.give(len(self._kept))
+            self._kept = bytearray()
+        return place + len(part)
+
+    def _take(self, count: int) -> bool:
+        extra = self._budget.limit_bytes // 2 if self._size <= _SMALL_BYTES else 0
+        return self._budget.take(count, extra=extra)
+
+    def _end(self) -> bytes | bytearray | Skipped:
+        told: bytes | bytearray | Skipped = Skipped(self._size) if self._is_skipped else self._kept
+        if isinstance(told, bytearray) and len(told) <= _COPIED_BYTES:
+            told = bytes(told)
+        self.close()
+        self._is_skipped = False
+        self._have = 0
+        return told

@@ -1,0 +1,90 @@
+"""What a connection tells its driver: streams, and the events on them."""
+
+from collections import deque
+
+from msgspec import Struct
+
+from extproc.router.wire.frames import Code
+from extproc.router.wire.headers import Head
+from extproc.router.wire.messages import MessageReader
+
+
+class Stream:
+    """One call. `owner` is the driver's to set; windows are what the other side may still get or send."""
+
+    __slots__ = (
+        "head",
+        "heard_s",
+        "id",
+        "is_answered",
+        "is_finished",
+        "is_half_closed",
+        "is_over",
+        "is_waiting",
+        "owner",
+        "queue",
+        "reader",
+        "receive_window",
+        "send_window",
+        "sent_s",
+        "trailers",
+    )
+
+    def __init__(
+        self, stream_id: int, head: Head, send_window: int, receive_window: int, now_s: float
+    ) -> None:
+        self.id = stream_id
+        self.head = head
+        self.owner: object = None
+        self.send_window = send_window
+        self.receive_window = receive_window
+        self.heard_s = self.sent_s = now_s
+        self.reader: MessageReader | None = None  # while a message is cut into frames
+        self.queue: deque[memoryview] | None = None  # what waits for a window
+        self.trailers = b""
+        self.is_waiting = True  # for the first message
+        self.is_answered = False  # our headers are sent
+        self.is_half_closed = False  # the client has ended its side
+        self.is_finished = False  # we have said how it ends
+        self.is_over = False
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.id} {self.head.path}>"
+
+
+class Opened(Struct, frozen=True):
+    """A call begins. Set the stream's `owner`, or `finish` it."""
+
+    stream: Stream
+
+
+class Message(Struct, frozen=True):
+    stream: Stream
+    data: bytes | bytearray
+
+
+class MessageSkipped(Struct, frozen=True):
+    """A message of `size` bytes came that the budget had no room for."""
+
+    stream: Stream
+    size: int
+
+
+class HalfClosed(Struct, frozen=True):
+    stream: Stream
+
+
+class Closed(Struct, frozen=True):
+    """The call is over, however: told once for each that was told as opened."""
+
+    stream: Stream
+
+
+class Failed(Struct, frozen=True):
+    """The connection is over for the peer's fault; write what is left, then close. `reason` is our words."""
+
+    code: Code
+    reason: str
+
+
+Event = Opened | Message | MessageSkipped | HalfClosed | Closed | Failed

@@ -1,0 +1,137 @@
+"""Envoy's discovery service (ADS) over the pools: state of the world, clusters and endpoints.
+
+The edge to a transport; xds_state.py decides what is sent. Incremental (delta) discovery is left out: a
+change of endpoints is one resource either way.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from typing import Final
+
+from extproc.errors import ProtocolError
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.stream.names import DISCOVER
+from extproc.router.wire.calls import Call, Handler, Routes, Status
+from extproc.router.xds.messages import decode_request
+from extproc.router.xds.resources import Catalog
+from extproc.router.xds.state import Rejection, Subscriber
+
+log = logging.getLogger(__name__)
+
+_LOGGED_CHARS: Final = 500
+
+
+class Xds:
+    """Keeps every connected Envoy in step with the pools.
+
+    `pools` are the configured names. They are told as clusters from the start; a pool's endpoints are told
+    once known, so that an Envoy that outlived us keeps what it has until then. `open_pool` takes the
+    requests that nobody could route, `None` has them refused. `on_rejection` hears the type's last name
+    ("Cluster") of each configuration an Envoy refused; `clock` is for how often that is logged.
+    """
+
+    def __init__(
+        self,
+        pools: Iterable[str],
+        *,
+        open_pool: str | None = None,
+        on_rejection: Callable[[str], None],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._catalog = Catalog(pools, open_pool)
+        self._on_rejection = on_rejection
+        self._envoys: set[_Envoy] = set()
+        # One line a second for refusals, however many there are.
+        self._clock = clock
+        self._logged_s = float("-inf")
+        self._silent = 0
+
+    def __repr__(self) -> str:
+        return f"<Xds streams={self.streams_open} {self._catalog!r}>"
+
+    @property
+    def streams_open(self) -> int:
+        return len(self._envoys)
+
+    def publish(self, pool: str, endpoints: Sequence[Endpoint]) -> None:
+        """Tells every Envoy a pool's endpoints, all of them; an unknown pool becomes a cluster."""
+        self._catalog.replace(pool, endpoints)
+        self._push()
+
+    def remove(self, pool: str) -> None:
+        """Takes a pool's cluster from every Envoy."""
+        self._catalog.remove(pool)
+        self._push()
+
+    def open(self, pool: str | None) -> None:
+        """Says which pool takes the requests that nobody could route: while the service is away, all."""
+        self._catalog.open(pool)
+        self._push()
+
+    def routes(self) -> Routes:
+        return {DISCOVER: self._open}
+
+    def reject(self, rejection: Rejection, peer: str) -> None:
+        kind = rejection.type_url.rpartition(".")[2]
+        self._on_rejection(kind)
+        now_s = self._clock()
+        if now_s - self._logged_s < 1:
+            self._silent += 1
+            return
+        more = f"; {self._silent} more since the last such line" if self._silent else ""
+        reason = rejection.reason[:_LOGGED_CHARS]
+        log.error("the Envoy at %s refused a %s: %r%s", peer, kind, reason, more)
+        self._logged_s, self._silent = now_s, 0
+
+    def forget(self, envoy: "_Envoy") -> None:
+        self._envoys.discard(envoy)
+
+    def _open(self, call: Call) -> Handler:
+        envoy = _Envoy(self, call, Subscriber(self._catalog))
+        self._envoys.add(envoy)
+        log.info("an Envoy at %s is connected", call.peer)
+        return envoy
+
+    def _push(self) -> None:
+        # One that goes meanwhile takes itself out.
+        for envoy in tuple(self._envoys):
+            envoy.push()
+
+
+class _Envoy:
+    """One connected Envoy. Holds at most one message per type that the Envoy has not answered."""
+
+    __slots__ = ("_call", "_subscriber", "_xds")
+
+    def __init__(self, xds: Xds, call: Call, subscriber: Subscriber) -> None:
+        self._xds = xds
+        self._call = call
+        self._subscriber = subscriber
+
+    def push(self) -> None:
+        """Sends what is owed now."""
+        while response := self._subscriber.next():
+            self._call.send(bytes(response))
+
+    def on_message(self, message: bytes | bytearray) -> None:
+        try:
+            rejection = self._subscriber.on(decode_request(bytes(message)))
+        except ProtocolError as error:
+            log.warning("the stream of %s is ended: %s", self._call.peer, error)
+            self._call.finish(Status.INVALID_ARGUMENT, str(error))
+            return
+        if rejection:
+            self._xds.reject(rejection, self._call.peer)
+        self.push()
+
+    def on_skipped(self, size: int) -> None:
+        log.warning("the stream of %s is ended: a request of %d bytes", self._call.peer, size)
+        self._call.finish(Status.RESOURCE_EXHAUSTED)
+
+    def on_half_close(self) -> None:
+        self._call.finish()
+
+    def on_close(self) -> None:
+        self._xds.forget(self)
+        log.info("the Envoy at %s is gone", self._call.peer)

@@ -1,1 +1,0 @@
-"""Gateways that tell each other their picks, so that all of them decide by one picture. Pure."""

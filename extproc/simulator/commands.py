@@ -1,0 +1,32 @@
+"""`extproc simulate`: the group of the simulator's commands, each loaded when it is asked for."""
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+_MODULES: Final = {
+    "vllm": "extproc.simulator.server_commands",
+    "fleet": "extproc.simulator.fleet_commands",
+    "matrix": "extproc.simulator.matrix_command",
+    "fit": "extproc.simulator.fit_command",
+}
+
+
+class _Lazy(click.Group):
+    """A fleet in virtual time needs no web server, and a web server no fleet."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(_MODULES)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return None
+        command = getattr(import_module(_MODULES[cmd_name]), cmd_name)
+        assert isinstance(command, click.Command)  # noqa: S101  # a fact of our own modules
+        return command
+
+
+@click.group(cls=_Lazy)
+def simulate() -> None:
+    """Simulate vLLM: as an HTTP server, or as a fleet in virtual time."""

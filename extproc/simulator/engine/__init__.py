@@ -1,0 +1,1 @@
+"""The simulated engine: pure, the clock is passed in."""

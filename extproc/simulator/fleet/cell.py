@@ -1,0 +1,202 @@
+"""A cell: one run as it is asked for, by names and numbers alone, so that anybody can repeat it."""
+
+from dataclasses import dataclass
+from math import ceil, inf, nan
+from typing import Final
+
+import orjson
+from xxhash import xxh3_64_hexdigest
+
+from extproc.errors import SettingsError
+from extproc.simulator.engine.profiles import DEFAULT_PROFILE, find_profile
+from extproc.simulator.fleet.arms import parse_arm
+from extproc.simulator.fleet.autoscaler import Scaling, parse_scaling
+from extproc.simulator.fleet.bus import Fault, Sharing
+from extproc.simulator.fleet.change import parse_change
+from extproc.simulator.fleet.client import Traffic
+from extproc.simulator.fleet.fleet import Run, Setup, Watch, simulate
+from extproc.simulator.fleet.gateway import Routing, Spread
+from extproc.simulator.fleet.scenarios import SCENARIOS
+from extproc.simulator.fleet.session import PlannedSession
+from extproc.simulator.fleet.spike import Spike, parse_spike
+from extproc.simulator.fleet.summary import Summary, summarize
+from extproc.simulator.fleet.trace import Trace, read_trace
+from extproc.simulator.fleet.workloads import Demand, draw_sessions, find_workload
+
+# Sessions for so much longer than the window: the load has to last until the last answer in it.
+_SLACK: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """All that decides a run.
+
+    `load` is the share of the workload's capacity, `rate` requests per second instead, `users` a closed
+    loop instead. `None` for a time takes the workload's own. `requests` limits the run to so many instead
+    of a time. A `trace` is a file that is replayed instead of a workload, `trace_speed` times as fast as it
+    was recorded; `trace_xxh3` says what was in it, empty: anything. A `spike` and an autoscaler
+    (`autoscale`) are written as their modules say, empty: none; `slo_ttft_s` judges what they cost.
+    Gateways tell each other their picks `share_delay_ms` late; `None`: never.
+    """
+
+    arm: str
+    workload: str = "sessions"
+    load: float | None = 0.75
+    rate: float | None = None
+    users: int | None = None
+    cap: int | None = None
+    ceiling: float | None = None
+    requests: int | None = None
+    think_s: float | None = None
+    endpoints: int = 8
+    profiles: tuple[str, ...] = (DEFAULT_PROFILE,)
+    gateways: int = 1
+    spread: Spread = Spread.RANDOM
+    signal_delay_s: float = 0.0
+    discovery_delay_s: float = 0.0
+    scenario: str = "plain"
+    changes: tuple[str, ...] = ()
+    warmup_s: float | None = None
+    measured_s: float | None = None
+    seed: int = 0
+    trace: str | None = None
+    trace_xxh3: str = ""
+    trace_speed: float = 1.0
+    spike: str = ""
+    autoscale: str = ""
+    slo_ttft_s: float = 1.0
+
+    share_delay_ms: float | None = None
+    share_loss: float = 0.0
+    share_fault: Fault = Fault.NONE
+
+    @property
+    def label(self) -> str:
+        """What its run is called beside others of the same load."""
+        return f"{self.arm} {self.autoscale}".rstrip()
+
+    @property
+    def digest(self) -> str:
+        """Tells cells apart that differ in anything."""
+        asked = orjson.loads(orjson.dumps(self))
+        # Cells that were run before there were traces, spikes, autoscalers and sharing keep their names.
+        late = {"trace", "trace_xxh3", "trace_speed"} if self.trace is None else set()
+        if not self.spike and not self.autoscale:
+            late |= {"spike", "autoscale", "slo_ttft_s"}
+        if self.share_delay_ms is None:
+            late |= {"share_delay_ms", "share_loss", "share_fault"}
+        asked = {name: value for name, value in asked.items() if name not in late}
+        return xxh3_64_hexdigest(orjson.dumps(asked))
+
+    @property
+    def rps(self) -> float:
+        """Requests per second that are asked for; NaN where a number of users is."""
+        if self.users is not None:
+            return nan
+        if self.trace is not None:
+            return self._trace().rps(self.trace_speed)
+        capacity = find_workload(self.workload).capacity_rps * self.endpoints
+        return self.rate if self.rate is not None else (self.load or 0.0) * capacity
+
+    @property
+    def requests_about(self) -> int:
+        """About how many requests it takes; what cells cost goes by that."""
+        return self._requests()
+
+    def run(self, *, with_ideals: bool = True, watch: Watch | None = None) -> Summary:
+        """`watch` hears which share is done. Raises `SettingsError` for names that there are not."""
+        return summarize(self.simulate(watch), self.label, with_ideals=with_ideals)
+
+    def simulate(self, watch: Watch | None = None) -> Run:
+        """As `run`, with all that it left behind."""
+        return simulate(self.plan(), self.draw(), watch)
+
+    def draw(self) -> list[PlannedSession]:
+        """Returns the sessions; the same for every arm."""
+        if self.trace is not None:
+            return [*self._trace().sessions[: self.requests]]
+        workload = find_workload(self.workload)
+        think_s = workload.think_s if self.think_s is None else self.think_s
+        return draw_sessions(self.workload, Demand(self._requests(), think_s, self.endpoints), self.seed)
+
+    def plan(self) -> Setup:
+        arm = parse_arm(self.arm)
+        start_s, end_s = self._window()
+        # Where the requests are counted, they end when they end: about then, at this rate.
+        stop_s = end_s if end_s < inf else self._requests() / self.rps
+        changes = SCENARIOS[self.scenario](self.endpoints, start_s, stop_s)
+        rate = self.rps if self.users is None and self.trace is None else None
+        starts = [] if self.trace is None else [at_s / self.trace_speed for at_s in self._trace().starts]
+        return Setup(
+            profiles=[find_profile(name) for name in self.profiles],
+            endpoints=self.endpoints,
+            routing=Routing(
+                arm.strategy,
+                arm.options,
+                self.gateways,
+                self.spread,
+                self.signal_delay_s,
+                self.discovery_delay_s,
+                self._sharing((start_s + stop_s) / 2),
+            ),
+            traffic=Traffic(
+                rate, self.users, self.cap, self.ceiling, end_s, starts, self._spike(start_s, end_s)
+            ),
+            changes=[*changes, *map(parse_change, self.changes)],
+            seed=self.seed,
+            warmup_s=start_s,
+            scaling=self._scaling(),
+            slo_ttft_s=self.slo_ttft_s,
+        )
+
+    def _scaling(self) -> Scaling | None:
+        return parse_scaling(self.autoscale) if self.autoscale else None
+
+    def _spike(self, start_s: float, end_s: float) -> Spike | None:
+        """Raises `SettingsError` for one that would not be measured, or that the load cannot have."""
+        if not self.spike:
+            return None
+        spike = parse_spike(self.spike)
+        if self.users is not None or self.trace is not None:
+            raise SettingsError("users and traces set their own pace: a spike is of --load or --rate")
+        if not start_s <= spike.after_s < spike.end_s <= end_s or end_s == inf:
+            raise SettingsError(
+                f"spike {self.spike}: measured is from {start_s:g} to {end_s:g} s, all of it must be within"
+            )
+        return spike
+
+    def _sharing(self, middle_s: float) -> Sharing | None:
+        if self.share_delay_ms is None:
+            return None
+        return Sharing(self.share_delay_ms / 1000, self.share_loss, self.share_fault, middle_s)
+
+    def _trace(self) -> Trace:
+        assert self.trace is not None  # noqa: S101  # who calls this looked
+        trace = read_trace(self.trace)
+        if self.trace_xxh3 not in {"", trace.digest}:
+            raise SettingsError(f"{self.trace}: this is not what was replayed before ({self.trace_xxh3})")
+        return trace
+
+    def _window(self) -> tuple[float, float]:
+        """The measured time; its end is infinite where a number of requests ends the run."""
+        workload = find_workload(self.workload) if self.trace is None else None
+        measured_s = self.measured_s
+        if measured_s is None and workload is not None:
+            measured_s = workload.measured_s
+        is_counted = self.requests is not None or measured_s is None
+        warmup_s = 0.0 if is_counted or workload is None else workload.warmup_s
+        start_s = warmup_s if self.warmup_s is None else self.warmup_s
+        return start_s, inf if is_counted or measured_s is None else start_s + measured_s
+
+    def _requests(self) -> int:
+        _, end_s = self._window()
+        if self.requests is not None:
+            return self.requests
+        if self.trace is not None:
+            return len(self._trace().starts)
+        workload = find_workload(self.workload)
+        if end_s == inf:
+            return workload.requests * self.endpoints
+        per_s = workload.capacity_rps * self.endpoints if self.users is not None else self.rps
+        load_s = parse_spike(self.spike).load_until(end_s) if self.spike else end_s
+        return ceil(per_s * load_s * _SLACK) + 100

@@ -1,0 +1,329 @@
+"""The fleet: a client, gateways and endpoints on one virtual clock."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from math import inf
+from random import Random
+from typing import Final
+
+from extproc.errors import NoEndpoint, Overloaded, SettingsError
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pick
+from extproc.router.routing.strategies.base import Ending, Outside
+from extproc.simulator.engine.profiles import Profile
+from extproc.simulator.fleet.autoscaler import Autoscaler, Scaling
+from extproc.simulator.fleet.bus import Bus
+from extproc.simulator.fleet.change import Change, Kind, check_changes, steps_of
+from extproc.simulator.fleet.client import Client, Traffic
+from extproc.simulator.fleet.dialogue import Dialogue
+from extproc.simulator.fleet.flight import Flight
+from extproc.simulator.fleet.gateway import EndpointNames, Routing, build_spreader
+from extproc.simulator.fleet.node import Gaps, Node
+from extproc.simulator.fleet.scraper import Scraper
+from extproc.simulator.fleet.session import PlannedSession
+from extproc.simulator.fleet.timeline import Timeline
+from extproc.simulator.peers.signals import Signal
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One run: `endpoints` of them, how they are routed to, how they are asked, what happens to them.
+
+    `profiles` are given out in turns, so that one is enough where all endpoints are alike. What comes
+    before `warmup_s` is not measured. With `scaling`, `endpoints` are those at the start. A request is
+    good if its first token came within `slo_ttft_s` of when it was due.
+    """
+
+    profiles: Sequence[Profile]
+    endpoints: int
+    routing: Routing
+    traffic: Traffic
+    changes: Sequence[Change] = ()
+    seed: int = 0
+    warmup_s: float = 0.0
+    scaling: Scaling | None = None
+    slo_ttft_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Headcount:
+    """From `at_s` on so many endpoints were `ready`; `held` has those too that started or drained."""
+
+    at_s: float
+    ready: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run left behind: every request, every endpoint that ever was, the gaps between tokens."""
+
+    setup: Setup
+    flights: Sequence[Flight]
+    nodes: Sequence[Node]
+    gaps: Gaps
+    headcounts: Sequence[Headcount]
+
+
+Watch = Callable[[float], None]
+"""Hears which share of a run is done, every fiftieth."""
+
+_TOLD: Final = 50
+
+
+def simulate(setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None = None) -> Run:
+    """Runs the sessions. Deterministic: the same setup and sessions give the same run.
+
+    Raises `SettingsError` for a strategy, an option, a change or an autoscaler that cannot be.
+    """
+    return _Fleet(setup, sessions, watch).run()
+
+
+class _Fleet:
+    def __init__(self, setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None) -> None:
+        check_changes(setup.changes, setup.endpoints)
+        _check_scaling(setup)
+        self._setup = setup
+        self._timeline = Timeline()
+        self._watch, self._turns = watch, sum(len(session.turns) for session in sessions)
+        self._every = max(1, self._turns // _TOLD)
+        self._flights: list[Flight] = []
+        self._picks: dict[int, Pick] = {}
+        self._dialogues: dict[int, Dialogue] = {}
+        self._gaps = Gaps()
+        self._longest = max(turn.prompt_tokens + turn.output_tokens for s in sessions for turn in s.turns)
+        # The client's draws do not depend on the strategy's: all strategies see the same arrivals.
+        self._client = Client(sessions, setup.traffic, self._timeline, self._draw("arrivals"), self._send)
+        self._names = EndpointNames(self._draw("names"))
+        self._keep_s: float | None = None
+        self._past: list[Node] = []
+        self._nodes = {self._names[place].name: self._build_node(place) for place in range(setup.endpoints)}
+        self._ready = [self._names[place] for place in range(setup.endpoints)]
+        gateways = setup.routing.gateways
+        outsides = [Outside(self._draw(f"ties {place}"), self._now) for place in range(gateways)]
+        self._spreader = build_spreader(setup.routing.spread, gateways, self._draw("spread"))
+        scrapes = [partial(self._scrape, place) for place in range(gateways)]
+        self._gateways = setup.routing.build_gateways(self._ready, outsides, scrapes)
+        self._numbers = count(setup.endpoints)
+        self._starting: list[int] = []
+        self._draining: dict[str, Node] = {}
+        self._headcounts: list[Headcount] = []
+        self._count_heads()
+        sharing = setup.routing.sharing
+        self._bus = sharing and Bus(
+            sharing, self._gateways.pools, self._timeline, self._draw("bus"), self._gateways.restart
+        )
+
+    def run(self) -> Run:
+        if self._setup.warmup_s:
+            self._timeline.at(self._setup.warmup_s, self._gaps.clear)
+        if self._setup.traffic.until_s < inf:
+            self._timeline.at(self._setup.traffic.until_s, self._gaps.close)
+        if self._watch and self._setup.traffic.until_s < inf:
+            for count in range(1, _TOLD):
+                self._timeline.at(self._setup.traffic.until_s * count / _TOLD, self._watch, count / _TOLD)
+        for change in steps_of(self._setup.changes):
+            self._timeline.at(change.at_s, self._change, change)
+        if self._setup.scaling:
+            self._autoscale(self._setup.scaling)
+        self._client.start()
+        self._timeline.run()
+        nodes = [*self._past, *self._nodes.values()]
+        return Run(self._setup, self._flights, nodes, self._gaps, self._headcounts)
+
+    def _draw(self, use: str) -> Random:
+        return Random(f"{use} {self._setup.seed}")  # noqa: S311  # no secret
+
+    def _now(self) -> float:
+        return self._timeline.now
+
+    def _scrape(self, gateway: int, every_s: float) -> Scraper:
+        self._keep_signals(every_s)
+        return Scraper(every_s, self._draw(f"scrapes {gateway}"), self._now, self._signal_at)
+
+    def _keep_signals(self, seconds: float) -> None:
+        self._keep_s = max(self._keep_s or 0.0, seconds)
+        for node in self._nodes.values():
+            node.keep_signals(self._keep_s)
+
+    def _signal_at(self, name: str, at_s: float) -> Signal:
+        return self._nodes[name].signal_at(at_s)
+
+    def _build_node(self, number: int) -> Node:
+        profiles = self._setup.profiles
+        profile = profiles[number % len(profiles)]
+        # Whoever sends such prompts has told vLLM so.
+        try:
+            profile = replace(profile, max_model_len=max(profile.max_model_len, self._longest))
+        except ValueError as fault:
+            raise SettingsError(f"a request has {self._longest} tokens: {fault}") from None
+        read = self._client.read if self._setup.traffic.ceiling else None
+        node = Node(
+            self._names[number].name, profile, self._timeline, self._ended, gaps=self._gaps, read=read
+        )
+        if self._keep_s is not None:
+            node.keep_signals(self._keep_s)
+        return node
+
+    def _send(self, flight: Flight) -> None:
+        self._flights.append(flight)
+        if self._watch and self._setup.traffic.until_s == inf and not len(self._flights) % self._every:
+            self._watch(len(self._flights) / self._turns)
+        flight.gateway = self._spreader.take(flight)
+        try:
+            pick = self._connect(self._gateways.pick(flight.gateway, self._write(flight)))
+        except (NoEndpoint, Overloaded):
+            flight.is_failed = True
+            self._spreader.give(flight)
+            self._timeline.at(self._timeline.now, self._client.ended, flight)
+            return
+        self._post(flight)
+        flight.endpoint, flight.reason = pick.endpoint.name, str(pick.reason)
+        self._picks[flight.number] = pick
+        self._nodes[flight.endpoint].add(flight)
+
+    def _write(self, flight: Flight) -> bytes | None:
+        if not self._gateways.needs_body:
+            return None
+        owner = flight.session.owner
+        dialogue = self._dialogues.pop(owner) if flight.turn else Dialogue(flight.session)
+        if not flight.is_last:
+            self._dialogues[owner] = dialogue
+        return dialogue.ask(flight.turn)
+
+    def _connect(self, pick: Pick) -> Pick:
+        """Tries the pick, then its fallbacks, as Envoy does where a connection is refused."""
+        for endpoint in (pick.endpoint, *pick.fallbacks):
+            if self._nodes[endpoint.name].is_up:
+                return pick.pool.move(pick, endpoint.address)
+        pick.release()
+        raise NoEndpoint("every endpoint that was tried is down")
+
+    def _ended(self, flight: Flight) -> None:
+        pick = self._picks.pop(flight.number)
+        if self._draining:
+            self._let_go(flight.endpoint)
+        self._spreader.give(flight)
+        delay_s = self._setup.routing.signal_delay_s
+        if delay_s:
+            self._timeline.at(self._timeline.now + delay_s, self._release, pick, flight)
+        else:
+            self._release(pick, flight)
+        if flight.is_answered:
+            pick.learn(Ending(200, flight.ttft_s))
+        if flight.ended_at > self._timeline.now:
+            self._timeline.at(flight.ended_at, self._client.ended, flight)
+        else:
+            self._client.ended(flight)
+
+    def _release(self, pick: Pick, flight: Flight) -> None:
+        pick.release()
+        self._post(flight)
+
+    def _post(self, flight: Flight) -> None:
+        if self._bus:
+            self._bus.post(flight.gateway)
+
+    def _change(self, change: Change) -> None:
+        endpoint = self._names[change.endpoint]
+        match change.kind:
+            case Kind.SLOW:
+                self._nodes[endpoint.name].slow_down(change.amount)
+            case Kind.FLUSH:
+                self._nodes[endpoint.name].forget()
+            case Kind.JOIN:
+                self._join(change.endpoint)
+            case _:
+                self._leave(endpoint)
+        if change.kind is Kind.CRASH:
+            self._nodes[endpoint.name].crash()
+
+    def _join(self, number: int) -> None:
+        """An endpoint comes, or comes back, with an empty cache."""
+        endpoint = self._names[number]
+        # What was there under this name finishes what it has.
+        if endpoint.name in self._nodes:
+            self._past.append(self._nodes[endpoint.name])
+        self._nodes[endpoint.name] = self._build_node(number)
+        self._tell_gateways([other for other in self._ready if other is not endpoint] + [endpoint])
+
+    def _leave(self, endpoint: Endpoint) -> None:
+        """An endpoint gets no new requests from when the gateways hear of it."""
+        self._draining[endpoint.name] = self._nodes[endpoint.name]
+        self._tell_gateways([other for other in self._ready if other is not endpoint])
+        self._let_go(endpoint.name)
+
+    def _tell_gateways(self, ready: list[Endpoint]) -> None:
+        self._ready = ready
+        heard_at = self._timeline.now + self._setup.routing.discovery_delay_s
+        self._timeline.at(heard_at, self._gateways.replace, tuple(ready))
+        self._count_heads()
+
+    def _let_go(self, name: str) -> None:
+        """What has drained is gone."""
+        if name in self._draining and not self._draining[name].in_flight:
+            del self._draining[name]
+            self._count_heads()
+
+    def _count_heads(self) -> None:
+        ready = len(self._ready)
+        held = ready + len(self._starting) + len(self._draining)
+        self._headcounts.append(Headcount(self._timeline.now, ready, held))
+
+    def _autoscale(self, scaling: Scaling) -> None:
+        """Looks every so often from now on, and acts on what it saw a little later."""
+        self._keep_signals(0.0)
+        autoscaler = Autoscaler(scaling, self._setup.endpoints, self._timeline.now)
+        self._timeline.at(scaling.every_s, self._look, scaling, autoscaler)
+
+    def _look(self, scaling: Scaling, autoscaler: Autoscaler) -> None:
+        now = self._timeline.now
+        said = {endpoint.name: self._nodes[endpoint.name].tell(scaling.metric) for endpoint in self._ready}
+        self._timeline.at(now + scaling.lag_s, self._scale, scaling, autoscaler, said)
+        self._timeline.at(now + scaling.every_s, self._look, scaling, autoscaler)
+
+    def _scale(self, scaling: Scaling, autoscaler: Autoscaler, said: Mapping[str, float]) -> None:
+        values = [said[endpoint.name] for endpoint in self._ready if endpoint.name in said]
+        current = len(self._ready) + len(self._starting)
+        wanted = autoscaler.decide(values, current, self._timeline.now)
+        for _ in range(wanted - current):
+            self._order(scaling.start_s)
+        for _ in range(current - wanted):
+            self._dismiss()
+
+    def _order(self, start_s: float) -> None:
+        number = next(self._numbers)
+        self._starting.append(number)
+        self._count_heads()
+        self._timeline.at(self._timeline.now + start_s, self._open, number)
+
+    def _open(self, number: int) -> None:
+        if number in self._starting:
+            self._starting.remove(number)
+            self._join(number)
+
+    def _dismiss(self) -> None:
+        """As a ReplicaSet does: first what is not ready, then what became ready last."""
+        if self._starting:
+            self._starting.pop()
+            self._count_heads()
+        else:
+            self._leave(self._ready[-1])
+
+
+def _check_scaling(setup: Setup) -> None:
+    scaling = setup.scaling
+    if scaling is None:
+        return
+    if not scaling.min <= setup.endpoints <= scaling.max:
+        raise SettingsError(
+            f"{setup.endpoints} endpoints at the start are not within {scaling.min} to {scaling.max}"
+        )
+    if setup.traffic.until_s == inf:
+        raise SettingsError(
+            "an autoscaler needs a measured time: a number of requests has no end to wait for"
+        )
+    if moved := [change for change in setup.changes if change.kind not in {Kind.SLOW, Kind.FLUSH}]:
+        raise SettingsError(f"{moved[0].kind}: where an autoscaler decides who is there, nobody else does")

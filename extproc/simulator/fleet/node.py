@@ -1,0 +1,236 @@
+"""One endpoint of the fleet: an engine that steps through virtual time."""
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from math import sqrt
+
+from extproc.simulator.engine.engine import Engine
+from extproc.simulator.engine.profiles import Profile
+from extproc.simulator.engine.runs import Path, RunCache
+from extproc.simulator.engine.step import StepResult
+from extproc.simulator.fleet.autoscaler import Metric
+from extproc.simulator.fleet.flight import Flight
+from extproc.simulator.fleet.timeline import Timeline
+from extproc.simulator.peers.signals import Signal
+
+
+class Gaps:
+    """Inter-token latencies of all endpoints while it is open: how long, and how many requests saw it.
+
+    In a quiet stretch the steps grow by microseconds each, so the stretch's mean stands for all of them.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.seconds, self.counts = array("d"), array("Q")
+
+    def add(self, seconds: float, count: int) -> None:
+        if self.is_open and count:
+            self.seconds.append(seconds)
+            self.counts.append(count)
+
+    def clear(self) -> None:
+        del self.seconds[:], self.counts[:]
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class Node:
+    """An engine driven by the timeline; `ended` hears of every request that ends or fails.
+
+    `read` takes the chunks of every step and tells when the client sees them; `None`: at once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        profile: Profile,
+        timeline: Timeline,
+        ended: Callable[[Flight], None],
+        *,
+        gaps: Gaps,
+        read: Callable[[int], float] | None = None,
+    ) -> None:
+        self.name = name
+        self.is_up = True
+        self.requests = self.preemptions = 0
+        self._healthy = profile
+        self._engine = Engine[Path](profile, cache=RunCache(profile.blocks))
+        self._timeline = timeline
+        self._ended = ended
+        self._gaps = gaps
+        self._read = read
+        self._flights: dict[str, Flight] = {}
+        self._is_busy = False
+        self._quiet_from, self._quiet_steps = 0.0, 0
+        self._plan = 0  # outdates what was planned for a stretch that was cut, or for a dead engine
+        self._signals: deque[tuple[float, Signal]] | None = None
+        self._keep_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name}: {self._engine!r}>"
+
+    def add(self, flight: Flight) -> None:
+        name = str(flight.number)
+        self._flights[name] = flight
+        self.requests += 1
+        asked = flight.asked
+        path = flight.session.path(flight.turn, self._healthy.block_size, flight.number)
+        self._engine.add_hashed(name, asked.prompt_tokens, path, asked.output_tokens, now=self._timeline.now)
+        if self._quiet_steps:
+            self._cut()
+        elif not self._is_busy:
+            self._run()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    def tell(self, metric: Metric) -> float:
+        """What an autoscaler would read now; of `keep_signals`."""
+        said = self.signal_at(self._timeline.now)
+        match metric:
+            case Metric.QUEUE:
+                return said.waiting
+            case Metric.RUNNING:
+                return said.running
+            case Metric.KV_USAGE:
+                return said.kv_usage
+            case Metric.IN_FLIGHT:
+                return self.in_flight
+
+    def keep_signals(self, seconds: float) -> None:
+        """From now on `signal_at` can tell what the metrics said so many seconds ago."""
+        self._signals = deque([(self._timeline.now, self._signal(0))])
+        self._keep_s = max(self._keep_s, seconds)
+
+    def signal_at(self, at_s: float) -> Signal:
+        """What the metrics said at `at_s`: vLLM updates them at the end of each step.
+
+        What came during a step waits to be taken in, and does not count as waiting yet.
+        """
+        if self._quiet_steps and at_s > self._quiet_from and self._signals:
+            done = self._steps_within(at_s - self._quiet_from) - 1
+            return self._signal(done, self._signals[-1][1].waiting)
+        return next((said for since_s, said in reversed(self._signals or ()) if since_s <= at_s), Signal())
+
+    def slow_down(self, factor: float) -> None:
+        """Makes every step take `factor` times as long as a healthy endpoint's, from the next one on."""
+        if self._quiet_steps:
+            self._cut()
+        self._engine.profile = self._healthy.slowed(factor)
+
+    def forget(self) -> None:
+        """Drops every cached block that no request uses."""
+        if self._quiet_steps:
+            self._cut()
+        self._engine.forget()
+
+    def crash(self) -> None:
+        """Loses every request and the whole cache, for good: what comes back is another node."""
+        self.is_up, self._is_busy, self._quiet_steps = False, False, 0
+        self._plan += 1
+        lost, self._flights = self._flights, {}
+        for flight in lost.values():
+            flight.is_failed = True
+            self._ended(flight)
+
+    def _run(self) -> None:
+        """Starts the next step, or a whole stretch of quiet ones; ends when there is nothing to do."""
+        engine, now = self._engine, self._timeline.now
+        self._is_busy = not engine.is_idle
+        if not self._is_busy:
+            return
+        steps = 0 if self._read else engine.quiet_steps()
+        self._plan += 1
+        if steps > 0:
+            self._quiet_from, self._quiet_steps = now, steps
+            self._timeline.at(now + engine.decode_s(steps), self._end_stretch, self._plan)
+            return
+        result = engine.step(now)
+        self._note(result, now)
+        if self._signals is not None:
+            self._say(result.ends_at)
+        self._timeline.at(result.ends_at, self._deliver, self._plan, result)
+
+    def _say(self, at_s: float) -> None:
+        """Lets the metrics say from `at_s` on how things are now."""
+        assert self._signals is not None  # noqa: S101  # who calls this looked
+        self._signals.append((at_s, self._signal(0)))
+        while len(self._signals) > 1 and self._signals[1][0] < self._timeline.now - self._keep_s:
+            self._signals.popleft()
+
+    def _signal(self, steps: int, waiting: int | None = None) -> Signal:
+        counters = self._engine.counters_after(steps)
+        return Signal(counters.running, counters.waiting if waiting is None else waiting, counters.kv_usage)
+
+    def _cut(self) -> None:
+        """Ends a quiet stretch with the step that runs now."""
+        steps = self._steps_within(self._timeline.now - self._quiet_from)
+        if steps < self._quiet_steps:
+            self._plan += 1
+            self._quiet_steps = steps
+            ends_at = self._quiet_from + self._engine.decode_s(steps)
+            self._timeline.at(ends_at, self._end_stretch, self._plan)
+
+    def _steps_within(self, elapsed_s: float) -> int:
+        """The fewest quiet steps that take as long; their time is `first` and then `more` each, as a sum."""
+        one, two = self._engine.decode_s(1), self._engine.decode_s(2)
+        more = two - 2 * one
+        first = one - more / 2
+        # Rounding makes the root a step wrong at most.
+        root = (sqrt(first * first + 2 * more * elapsed_s) - first) / more if more > 0 else elapsed_s / one
+        steps = max(1, int(root))
+        while steps > 1 and self._engine.decode_s(steps - 1) >= elapsed_s:
+            steps -= 1
+        while self._engine.decode_s(steps) < elapsed_s:
+            steps += 1
+        return min(steps, self._quiet_steps)
+
+    def _end_stretch(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        engine, steps = self._engine, self._quiet_steps
+        self._quiet_steps = 0
+        self._gaps.add(engine.decode_s(steps) / steps, engine.decoding * steps)
+        done = engine.decode(steps)
+        if self._signals is not None:
+            self._say(self._timeline.now)
+        for name in done:
+            self._finish(name, self._timeline.now)
+        # Somebody may have sent the next turn here, and started it.
+        if plan == self._plan:
+            self._run()
+
+    def _note(self, result: StepResult, now: float) -> None:
+        """Records what is known when a step starts."""
+        for admission in result.admitted:
+            if admission.is_first:
+                flight = self._flights[admission.request_id]
+                flight.admitted_at, flight.cached_tokens = now, admission.cached_tokens
+        for name in result.preempted:
+            self.preemptions += 1
+            self._flights[name].stalled_at = now
+        self._gaps.add(result.duration_s, len(result.emitted) - len(result.prefilled))
+
+    def _deliver(self, plan: int, result: StepResult) -> None:
+        if plan != self._plan:
+            return
+        now = self._timeline.now
+        seen_at = self._read(len(result.emitted)) if self._read else now
+        for name in result.prefilled:
+            flight = self._flights[name]
+            if flight.first_at < 0:
+                flight.first_at = seen_at
+            else:
+                self._gaps.add(now - flight.stalled_at, 1)
+        for name in result.finished:
+            self._finish(name, seen_at)
+        self._run()
+
+    def _finish(self, name: str, seen_at: float) -> None:
+        flight = self._flights.pop(name)
+        flight.ended_at = seen_at
+        self._ended(flight)

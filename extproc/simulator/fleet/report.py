@@ -1,0 +1,145 @@
+"""Fleet runs as text and as CSV: KubeAI's columns, then what explains them."""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from io import StringIO
+
+from extproc.simulator.fleet.summary import TOLERANCE, Elastic, Latency, Skew, Summary
+
+_RESULT = (
+    "strategy",
+    "seed",
+    "requests",
+    "failed",
+    "asked/s",
+    "offered/s",
+    "served/s",
+    "output tok/s",
+    "tok/s",
+)
+_LATENCIES = tuple(
+    f"{name} {kind}" for name in ("TTFT", "TPOT", "ITL") for kind in ("mean", "median", "p90", "p99")
+)
+_CACHE = ("strategy", "seed", "hit rate", "ideal", "ideal at this size", "preempted", "TTFT from due mean")
+_ELASTIC = (
+    "strategy",
+    "seed",
+    "ready",
+    "reaction s",
+    "recovery s",
+    "SLO s missed",
+    "endpoint-s ready",
+    "held",
+    "TTFT from due mean",
+    "p95",
+)
+_LOAD = ("strategy", "seed", "requests max/mean", "cv", "uncached tokens max/mean", "cv", "reasons")
+
+
+def render(summaries: Sequence[Summary]) -> str:
+    """Lays out runs, one line of each table per run. Latencies are milliseconds."""
+    first = summaries[0]
+    tables = (
+        [_RESULT, *map(_result, summaries)],
+        [("latency, ms", "seed", *_LATENCIES), *map(_latencies, summaries)],
+        [_CACHE, *map(_cache, summaries)],
+        [_LOAD, *map(_load, summaries)],
+        *([[_ELASTIC, *map(_take, summaries)]] if first.elastic else []),
+    )
+    window = f"All figures are of what was due between {first.start_s:.0f} and {first.end_s:.0f} s.\n"
+    return window + "\n".join(map(lay_out, tables)) + "".join(map(_shout, warn(summaries)))
+
+
+def warn(summaries: Sequence[Summary]) -> list[str]:
+    """Returns what makes these runs less than they look."""
+    found = [f"{run.strategy}, seed {run.seed}: {fault}" for run in summaries for fault in run.warnings]
+    # Where turns follow answers, a slow strategy is offered less: its latencies flatter it.
+    for seed in dict.fromkeys(run.seed for run in summaries):
+        offered = [run.offered_rps for run in summaries if run.seed == seed]
+        if max(offered) > (1 + TOLERANCE) * min(offered):
+            found.append(f"seed {seed}: the offered loads differ by more than 3 %: latencies do not compare")
+    return found
+
+
+def _shout(line: str) -> str:
+    return f"\nWARNING  {line}\n"
+
+
+def write_csv(rows: Sequence[Mapping[str, object]]) -> str:
+    """One line per row under the union of their columns."""
+    text = StringIO()
+    columns = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, [*columns], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def flatten(summary: Summary) -> dict[str, object]:
+    """Returns a run's figures by name, one number or text each; not its course."""
+    return dict(_flat(summary))
+
+
+def _flat(summary: Summary) -> Iterator[tuple[str, object]]:
+    for name, value in ((field.name, getattr(summary, field.name)) for field in fields(summary)):
+        if isinstance(value, Latency | Skew | Elastic):
+            yield from ((f"{name}_{field.name}", getattr(value, field.name)) for field in fields(value))
+        elif name == "reasons":
+            yield name, " ".join(f"{reason}={count}" for reason, count in summary.reasons.items())
+        elif name not in {"moments", "elastic"}:
+            yield name, value
+
+
+def lay_out(rows: Sequence[Sequence[str]]) -> str:
+    """Aligns columns: the first to the left, the others to the right; the first row is the heading."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(cells))
+        for cells in (list(zip(row, widths, strict=True)) for row in rows)
+    ]
+    return "".join(f"{line.rstrip()}\n" for line in (lines[0], "-" * len(lines[0]), *lines[1:]))
+
+
+def _result(run: Summary) -> Sequence[str]:
+    rates = (run.asked_rps, run.offered_rps, run.served_rps, run.output_tok_per_s, run.total_tok_per_s)
+    counts = (str(run.seed), str(run.requests), str(run.failed))
+    return (run.strategy, *counts, *(f"{rate:.2f}" for rate in rates))
+
+
+def _latencies(run: Summary) -> Sequence[str]:
+    cells = (cell for latency in (run.ttft, run.tpot, run.itl) for cell in _cells(latency))
+    return (run.strategy, str(run.seed), *cells)
+
+
+def _cells(latency: Latency) -> Sequence[str]:
+    values = (latency.mean_ms, latency.median_ms, latency.p90_ms, latency.p99_ms)
+    return [f"{value:.2f}" for value in values]
+
+
+def _cache(run: Summary) -> Sequence[str]:
+    rates = (f"{rate:.3f}" for rate in (run.hit_rate, run.ideal_hit_rate, run.shared_hit_rate))
+    return (run.strategy, str(run.seed), *rates, str(run.preemptions), f"{run.ttft_due.mean_ms:.2f}")
+
+
+def _load(run: Summary) -> Sequence[str]:
+    skews = (run.requests_skew, run.uncached_skew)
+    cells = (f"{value:.3f}" for skew in skews for value in (skew.max_over_mean, skew.cv))
+    reasons = ", ".join(f"{reason} {count}" for reason, count in run.reasons.items())
+    return (run.strategy, str(run.seed), *cells, reasons)
+
+
+def _take(run: Summary) -> Sequence[str]:
+    """How a run took its spike, and what its endpoints cost."""
+    took = run.elastic
+    if took is None:
+        return (run.strategy, str(run.seed), *["-"] * (len(_ELASTIC) - 2))
+    return (
+        run.strategy,
+        str(run.seed),
+        str(took.least) if took.least == took.most else f"{took.least}-{took.most}",
+        *("-" if seconds is None else f"{seconds:.0f}" for seconds in (took.reaction_s, took.recovery_s)),
+        str(took.slo_seconds_missed),
+        *(f"{seconds:.0f}" for seconds in (took.ready_seconds, took.held_seconds)),
+        *(f"{value:.2f}" for value in (run.ttft_due.mean_ms, run.ttft_due.p95_ms)),
+    )

@@ -1,0 +1,160 @@
+"""KubeAI's published 8 x L4 benchmark, simulated cell by cell and printed beside what was published."""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from statistics import median
+from typing import Final
+
+from extproc.simulator.engine.profiles import Profile
+from extproc.simulator.fleet.client import Traffic
+from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.gateway import Routing
+from extproc.simulator.fleet.report import lay_out
+from extproc.simulator.fleet.summary import Summary, summarize
+from extproc.simulator.fleet.workloads import Demand, draw_sessions
+
+PROFILE: Final = "l4-llama8b-fp8-fitted"
+CEILING: Final = 83.0
+"""What the old client can do per second at best; over a whole run, ramp and tail included, about 75."""
+
+NOTE: Final = (
+    "round_robin went through kube-proxy, which draws an endpoint per connection: simulated by `random`. "
+    f"The ceiling: a client that can do {CEILING:.0f} requests per second, about 75 with ramp and tail."
+)
+
+_REQUESTS: Final = 8000
+_ARMS: Final = {"round_robin": "random", "least_load": "least_load", "prefix_hash": "prefix_hash"}
+_HEAD = ("cap, rate, strategy", "ceiling", "total tok/s", "published", "ratio")
+_LATENCY_HEAD = ("TTFT mean", "published", "ratio", "ITL median", "published", "ratio", "hit rate")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One cell of the published table."""
+
+    cap: int
+    rate: float
+    strategy: str
+    total_tok_per_s: float
+    ttft_mean_ms: float
+    itl_median_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedCell:
+    """A published cell and its simulation, with or without the client's ceiling."""
+
+    published: Published
+    has_ceiling: bool
+    simulated: Summary
+
+    @property
+    def total_ratio(self) -> float:
+        return self.simulated.total_tok_per_s / self.published.total_tok_per_s
+
+    @property
+    def ttft_ratio(self) -> float:
+        return self.simulated.ttft.mean_ms / self.published.ttft_mean_ms
+
+    @property
+    def itl_ratio(self) -> float:
+        return self.simulated.itl.median_ms / self.published.itl_median_ms
+
+
+def read_published() -> list[Published]:
+    """Reads the 12 cells that come with the package."""
+    text = files("extproc.simulator.fleet").joinpath("kubeai-8xl4.csv").read_text("utf-8")
+    return [
+        Published(
+            cap=int(row["max_concurrency"]),
+            rate=float(row["request_rate"]),
+            strategy=row["strategy"],
+            total_tok_per_s=float(row["total_tok_per_s"]),
+            ttft_mean_ms=float(row["ttft_mean_ms"]),
+            itl_median_ms=float(row["itl_median_ms"]),
+        )
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
+def simulate_cells(profile: Profile, seed: int, *, has_ceiling: bool) -> Iterator[PublishedCell]:
+    """Simulates all cells from one workload, with the same constants for each."""
+    sessions = draw_sessions("replay", Demand(_REQUESTS), seed)
+    for published in read_published():
+        traffic = Traffic(rate=published.rate, cap=published.cap, ceiling=CEILING if has_ceiling else None)
+        routing = Routing(_ARMS[published.strategy])
+        run = simulate(Setup([profile], 8, routing, traffic, seed=seed), sessions)
+        # vLLM's script reports all of a run, its first request and its last.
+        summary = summarize(run, published.strategy, with_ideals=False, is_whole=True)
+        yield PublishedCell(published, has_ceiling, summary)
+
+
+def render_cells(cells: Sequence[PublishedCell]) -> str:
+    """Lays out the cells: simulated, published, and simulated over published; latencies in milliseconds.
+
+    Of several seeds the median is told.
+    """
+    groups: dict[tuple[Published, bool], list[PublishedCell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.published, cell.has_ceiling), []).append(cell)
+    return lay_out([(*_HEAD, *_LATENCY_HEAD), *map(_row, groups.values())])
+
+
+def _row(seeds: Sequence[PublishedCell]) -> Sequence[str]:
+    published, runs = seeds[0].published, [cell.simulated for cell in seeds]
+    return (
+        f"{published.cap}, {published.rate:.0f}, {published.strategy}",
+        "yes" if seeds[0].has_ceiling else "no",
+        f"{median(run.total_tok_per_s for run in runs):.0f}",
+        f"{published.total_tok_per_s:.0f}",
+        f"{median(cell.total_ratio for cell in seeds):.2f}",
+        f"{median(run.ttft.mean_ms for run in runs):.0f}",
+        f"{published.ttft_mean_ms:.0f}",
+        f"{median(cell.ttft_ratio for cell in seeds):.2f}",
+        f"{median(run.itl.median_ms for run in runs):.0f}",
+        f"{published.itl_median_ms:.0f}",
+        f"{median(cell.itl_ratio for cell in seeds):.2f}",
+        f"{median(run.hit_rate for run in runs):.2f}",
+    )
+
+
+def list_rows(cells: Iterable[PublishedCell]) -> list[Mapping[str, object]]:
+    """The simulated cells in the published columns, a row per seed: what `extproc bench page` draws."""
+    return [
+        {
+            "max_concurrency": cell.published.cap,
+            "request_rate": cell.published.rate,
+            "strategy": cell.published.strategy,
+            "requests": cell.simulated.requests - cell.simulated.failed,
+            "duration_s": cell.simulated.end_s - cell.simulated.start_s,
+            "input_tokens": _count(cell.simulated, cell.simulated.total_tok_per_s)
+            - _count(cell.simulated, cell.simulated.output_tok_per_s),
+            "output_tokens": _count(cell.simulated, cell.simulated.output_tok_per_s),
+            "req_per_s": cell.simulated.served_rps,
+            "output_tok_per_s": cell.simulated.output_tok_per_s,
+            "total_tok_per_s": cell.simulated.total_tok_per_s,
+            **_latencies(cell.simulated),
+            "dataset": "published client's ceiling" if cell.has_ceiling else "client on time",
+            "repeat": cell.simulated.seed,
+            "hit_rate": cell.simulated.hit_rate,
+            "failed": cell.simulated.failed,
+            # Whether a client with a ceiling was the limit is for the reader of its means to find.
+            "verdict": "" if cell.has_ceiling else "valid",
+        }
+        for cell in cells
+    ]
+
+
+def _count(run: Summary, per_s: float) -> int:
+    return round(per_s * (run.end_s - run.start_s))
+
+
+def _latencies(run: Summary) -> dict[str, float]:
+    measured = {"ttft": run.ttft, "tpot": run.tpot, "itl": run.itl}
+    return {
+        f"{name}_{point}_ms": getattr(latency, f"{point}_ms")
+        for name, latency in measured.items()
+        for point in ("mean", "median", "p99")
+    } | {"e2e_mean_ms": run.e2e.mean_ms}

@@ -1,0 +1,47 @@
+"""The seam between a serving API's JSON and the engine."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from extproc.simulator.http.order import AnswerHead, Due, FinishedAnswer, Order, Usage
+from extproc.simulator.http.refusals import Refusal
+from extproc.simulator.http.tokens import Tokenizer
+
+FINGERPRINT = "vllm-0.32.0-simulated"
+
+
+class Frames(Protocol):
+    """How one API words a stream, as whole server-sent events.
+
+    `index` counts the request's answers. An answer that calls tools has pieces where there is news of a call.
+    """
+
+    def opening(self) -> bytes:
+        """Returns what goes out with the first token, before it."""
+        ...
+
+    def piece(self, index: int, due: Due, /) -> bytes: ...
+
+    def last_piece(self, index: int, due: Due, reason: str, /) -> bytes: ...
+
+    def closing(self, usage: Usage) -> bytes: ...
+
+
+class Api(Protocol):
+    """One serving API: reads its requests and words its answers."""
+
+    id_prefix: str
+
+    def read(self, body: object, tokenizer: Tokenizer) -> Order:
+        """Returns what the body asks for; raises `Refusal` in vLLM's words."""
+        ...
+
+    def describe(self, refusal: Refusal) -> dict[str, Any]:
+        """Returns the body of an error."""
+        ...
+
+    def frames(self, head: AnswerHead, order: Order) -> Frames: ...
+
+    def whole(
+        self, head: AnswerHead, order: Order, choices: Sequence[FinishedAnswer], usage: Usage, /
+    ) -> dict[str, Any]: ...

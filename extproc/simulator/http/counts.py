@@ -1,0 +1,246 @@
+"""The gauges and counters of vLLM 0.32.0's `/metrics`, read off the engine when they are scraped."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from extproc.simulator.engine.profiles import Profile
+
+# Counters of things that the simulator has not: they are always zero, as on a text model without
+# a KV connector.
+ABSENT = {
+    "estimated_flops_per_gpu": (
+        "Estimated number of floating point operations per GPU (for Model Flops Utilization calculations)."
+    ),
+    "estimated_read_bytes_per_gpu": (
+        "Estimated number of bytes read from memory per GPU (for Model Flops Utilization calculations)."
+    ),
+    "estimated_write_bytes_per_gpu": (
+        "Estimated number of bytes written to memory per GPU (for Model Flops Utilization calculations)."
+    ),
+    "external_prefix_cache_queries": (
+        "External prefix cache queries from KV connector cross-instance cache sharing, "
+        "in terms of number of queried tokens."
+    ),
+    "external_prefix_cache_hits": (
+        "External prefix cache hits from KV connector cross-instance cache sharing, "
+        "in terms of number of cached tokens."
+    ),
+    "mm_cache_queries": "Multi-modal cache queries, in terms of number of queried items.",
+    "mm_cache_hits": "Multi-modal cache hits, in terms of number of cached items.",
+}
+# What a CPU build of 0.32.0 tells of its cache; the sizes are filled in from the profile.
+CACHE_CONFIG = {
+    "_block_size_resolved": "True",
+    "cache_dtype": "auto",
+    "cache_hit_alignment_tokens": "None",
+    "enable_mamba_shared_prefix_checkpoint": "False",
+    "enable_prefix_caching": "True",
+    "gpu_memory_utilization": "0.92",
+    "hash_block_size": "None",
+    "is_attention_free": "False",
+    "kv_cache_dtype_skip_layers": "[]",
+    "kv_cache_layout": "None",
+    "kv_cache_memory_bytes": "None",
+    "kv_offloading_backend": "native",
+    "kv_offloading_size": "None",
+    "kv_sharing_fast_prefill": "False",
+    "mamba_block_size": "None",
+    "mamba_cache_dtype": "auto",
+    "mamba_cache_mode": "none",
+    "mamba_page_size_padded": "None",
+    "mamba_ssm_cache_dtype": "auto",
+    "num_cpu_blocks": "None",
+    "num_gpu_blocks_override": "None",
+    "prefix_cache_retention_interval": "0",
+    "prefix_caching_hash_algo": "sha256",
+    "prefix_match_unit": "None",
+    "replayssm_buffer_len": "16",
+    "skip_page_size_padded": "None",
+    "sliding_window": "None",
+    "swa_bounded_replay": "True",
+    "use_kda_recoverssm": "False",
+    "use_replayssm": "False",
+    "user_specified_block_size": "True",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReading:
+    """One scrape's numbers. Tokens count as vLLM's counters of the same names do."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    prompt_tokens: int
+    cached_tokens: int
+    generation_tokens: int
+    ended: Mapping[str, int]
+    max_loras: int = 0
+    running_adapters: str = ""
+    waiting_adapters: str = ""
+
+
+class EndpointCollector(Collector):
+    """Collects an endpoint's gauges and counters. `started_at` and `now()` are seconds since the epoch."""
+
+    def __init__(
+        self,
+        model: str,
+        profile: Profile,
+        read: Callable[[], EndpointReading],
+        started_at: float,
+        now: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._profile = profile
+        self._read = read
+        self._started_at = started_at
+        self._now = now
+
+    def collect(self) -> Iterator[Metric]:
+        reading = self._read()
+        yield from self._collect_gauges(reading)
+        yield from self._collect_counters(reading)
+        yield self._info(self._profile)
+        if reading.max_loras:
+            yield self._adapters(reading)
+
+    def _collect_gauges(self, reading: EndpointReading) -> Iterator[Metric]:
+        yield self._gauge(
+            "num_requests_running", "Number of requests in model execution batches.", reading.running
+        )
+        yield self._gauge(
+            "num_requests_waiting", "Number of requests waiting to be processed.", reading.waiting
+        )
+        yield self._gauges(
+            "num_requests_waiting_by_reason",
+            "Number of waiting requests by reason. Reason labels: "
+            "'capacity' = waiting for scheduling capacity; "
+            "'deferred' = deferred by transient constraints (LoRA budget, KV transfer, blocked status). "
+            "Sum of all reasons equals vllm:num_requests_waiting.",
+            "reason",
+            {"capacity": reading.waiting, "deferred": 0},
+        )
+        yield self._gauges(
+            "engine_sleep_state",
+            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
+            "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
+            "sleep_state",
+            {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+        )
+        yield self._gauge(
+            "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", reading.kv_usage
+        )
+
+    def _collect_counters(self, reading: EndpointReading) -> Iterator[Metric]:
+        for name, help_text in ABSENT.items():
+            yield self._counter(name, help_text, 0)
+        yield self._counter(
+            "prefix_cache_queries",
+            "Prefix cache queries, in terms of number of queried tokens.",
+            reading.prefix_queries,
+        )
+        yield self._counter(
+            "prefix_cache_hits",
+            "Prefix cache hits, in terms of number of cached tokens.",
+            reading.prefix_hits,
+        )
+        yield self._counter(
+            "num_preemptions", "Cumulative number of preemption from the engine.", reading.preemptions
+        )
+        yield self._counter("prompt_tokens", "Number of prefill tokens processed.", reading.prompt_tokens)
+        yield self._counters(
+            "prompt_tokens_by_source",
+            "Number of prompt tokens by source.",
+            "source",
+            {
+                "local_compute": reading.prompt_tokens - reading.cached_tokens,
+                "local_cache_hit": reading.cached_tokens,
+                "external_kv_transfer": 0,
+            },
+        )
+        yield self._counter(
+            "prompt_tokens_cached",
+            "Number of cached prompt tokens (local + external).",
+            reading.cached_tokens,
+        )
+        yield self._counters(
+            "prompt_tokens_cached_by_source",
+            "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), "
+            "host (offloaded to DRAM), disk, p2p (transferred from another vLLM instance) or "
+            "external_unspecified. Counted at admission; sums to vllm:prefix_cache_hits + "
+            "vllm:external_prefix_cache_hits.",
+            "source",
+            {"device": reading.prefix_hits, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0},
+        )
+        yield self._counter(
+            "generation_tokens", "Number of generation tokens processed.", reading.generation_tokens
+        )
+        yield self._counters(
+            "request_success", "Count of successfully processed requests.", "finished_reason", reading.ended
+        )
+        yield self._rejections()
+
+    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine"])
+        family.add_metric([self._model, "0"], value)
+        return family
+
+    def _gauges(self, name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine", label])
+        for key, value in values.items():
+            family.add_metric([self._model, "0", key], value)
+        return family
+
+    def _counter(self, name: str, help_text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine"])
+        family.add_metric([self._model, "0"], value, created=self._started_at)
+        return family
+
+    def _counters(self, name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine", label])
+        for key, value in values.items():
+            family.add_metric([self._model, "0", key], value, created=self._started_at)
+        return family
+
+    def _rejections(self) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:admission_rejections",
+            "Number of admission attempts rejected by a queue limit, by reason.",
+            labels=["model_name", "reason"],
+        )
+        for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            family.add_metric([self._model, reason], 0, created=self._started_at)
+        return family
+
+    def _info(self, profile: Profile) -> Metric:
+        tokens = profile.blocks * profile.block_size
+        labels = CACHE_CONFIG | {
+            "block_size": str(profile.block_size),
+            "effective_attention_block_size": str(profile.block_size),
+            "engine": "0",
+            "kv_cache_max_concurrency": str(tokens / profile.max_model_len),
+            "kv_cache_size_tokens": str(tokens),
+            "num_gpu_blocks": str(profile.blocks),
+        }
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=list(labels)
+        )
+        family.add_metric(list(labels.values()), 1)
+        return family
+
+    def _adapters(self, reading: EndpointReading) -> Metric:
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Running stats on lora requests.",
+            labels=["max_lora", "waiting_lora_adapters", "running_lora_adapters"],
+        )
+        adapters = [str(reading.max_loras), reading.waiting_adapters, reading.running_adapters]
+        family.add_metric(adapters, self._now())
+        return family

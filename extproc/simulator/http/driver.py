@@ -1,0 +1,180 @@
+"""An engine in real time: steps it, waits as long as the step takes, tells the requests it served."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from logging import getLogger
+from typing import Protocol
+
+from extproc.simulator.engine.engine import Engine
+from extproc.simulator.engine.step import StepResult
+from extproc.simulator.http.clock import Clock
+
+# Real seconds behind the engine's schedule after which its timings no longer mean much.
+TOLERATED_LAG_S = 0.5
+# Between the adapter and the cache salt in an engine's extra key.
+KEY_SEPARATOR = "\0"
+
+log = getLogger("extproc.simulator")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt and the answer that the engine will take its time for.
+
+    `reason` is vLLM's `finish_reason`: `stop` if the answer ends by itself, `length` if it is cut.
+    `n` is how many answers the client wants of the prompt. Jobs of different adapters or cache salts
+    share no prefixes.
+    """
+
+    id: str
+    prompt: Sequence[int]
+    output: Sequence[int]
+    reason: str = "length"
+    adapter: str = ""
+    cache_salt: str = ""
+    n: int = 1
+
+    @property
+    def extra_key(self) -> str:
+        return f"{self.adapter}{KEY_SEPARATOR}{self.cache_salt}" if self.adapter or self.cache_salt else ""
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """What the engine has made of a job so far; `wake` is set whenever that changes.
+
+    Times are the engine's seconds. `cached_tokens` counts from the first admission, as vLLM does.
+    """
+
+    job: Job
+    wake: asyncio.Event
+    arrived_at: float
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    cached_tokens: int = 0
+    emitted: int = 0
+    preemptions: int = 0
+    is_admitted: bool = False
+    is_finished: bool = False
+
+
+class Observer(Protocol):
+    """Who hears of everything an engine does; calls come once per step, token, or request."""
+
+    def stepped(self, result: StepResult) -> None: ...
+
+    def emitted(self, since_last_s: float, *, is_first: bool) -> None: ...
+
+    def finished(self, generation: Generation, *, is_abort: bool) -> None: ...
+
+
+class Driver:
+    """Owns an engine and its requests. `run` is the only place where the engine steps.
+
+    `cached_tokens_total` counts the cached tokens of prompts that have been computed; `after_step` is
+    called when a step's outcome has been delivered.
+    """
+
+    def __init__(
+        self,
+        engine: Engine[Sequence[int]],
+        clock: Clock,
+        observer: Observer,
+        after_step: Callable[[], None] | None = None,
+    ) -> None:
+        self.engine = engine
+        self._clock = clock
+        self._observer = observer
+        self._after_step = after_step
+        self._open: dict[str, Generation] = {}
+        self._work = asyncio.Event()
+        self.cached_tokens_total = 0
+
+    @property
+    def waiting(self) -> int:
+        return self.engine.counters.waiting
+
+    @property
+    def running(self) -> int:
+        """Requests that have been admitted and not been answered in full: a last step counts too."""
+        return len(self._open) - self.waiting
+
+    def adapters(self, *, is_running: bool) -> list[str]:
+        """Returns the adapters of running requests, or of waiting ones, by name."""
+        found = {one.job.adapter for one in self._open.values() if one.is_admitted == is_running}
+        return sorted(found - {""})
+
+    def submit(self, job: Job, wake: asyncio.Event) -> Generation:
+        """Queues a job; raises as `Engine.add` does."""
+        now = self._clock.now()
+        self.engine.add(
+            job.id, job.prompt, len(job.output), extra_key=job.extra_key, output=job.output, now=now
+        )
+        generation = self._open[job.id] = Generation(job, wake, now)
+        self._work.set()
+        return generation
+
+    def abort(self, generation: Generation) -> None:
+        """Ends a request that nobody waits for any more; one that has finished stays finished."""
+        if self._open.pop(generation.job.id, None) is not None:
+            self.engine.abort(generation.job.id)
+            self._observer.finished(generation, is_abort=True)
+
+    async def run(self) -> None:
+        """Steps the engine whenever it has work, until cancelled."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            await self._work_off()
+
+    async def _work_off(self) -> None:
+        starts_at = self._clock.now()
+        is_on_time = True
+        while not self.engine.is_idle:
+            # Steps follow each other on the engine's clock, so timers that wake late do not add up.
+            result = self.engine.step(starts_at)
+            await self._clock.sleep_until(result.ends_at)
+            self._deliver(result)
+            starts_at = result.ends_at
+            lag_s = (self._clock.now() - starts_at) / self._clock.speed
+            if is_on_time and lag_s > TOLERATED_LAG_S:
+                log.warning("the simulation is %.1f s late: this machine is too slow for its load", lag_s)
+                is_on_time = False
+
+    def _deliver(self, result: StepResult) -> None:
+        for admission in result.admitted:
+            generation = self._open.get(admission.request_id)
+            if generation is not None and admission.is_first:
+                generation.is_admitted = True
+                generation.cached_tokens = admission.cached_tokens
+                generation.admitted_at = generation.arrived_at + max(0.0, admission.waited_s)
+        for request_id in result.preempted:
+            if request_id in self._open:
+                self._open[request_id].preemptions += 1
+        for request_id in result.emitted:
+            if request_id in self._open:
+                self._emit(self._open[request_id], result.ends_at)
+        for request_id in result.finished:
+            if request_id in self._open:
+                self._finish(self._open.pop(request_id))
+        self._observer.stepped(result)
+        if self._after_step:
+            self._after_step()
+
+    def _emit(self, generation: Generation, at: float) -> None:
+        generation.emitted += 1
+        is_first = generation.emitted == 1
+        since = generation.arrived_at if is_first else generation.last_token_at
+        self._observer.emitted(at - since, is_first=is_first)
+        if is_first:
+            generation.first_token_at = at
+            self.cached_tokens_total += generation.cached_tokens
+        generation.last_token_at = at
+        generation.wake.set()
+
+    def _finish(self, generation: Generation) -> None:
+        generation.is_finished = True
+        self._observer.finished(generation, is_abort=False)
+        generation.wake.set()

@@ -1,0 +1,96 @@
+"""What a request asks of the engine, whichever API it came by, and what it got."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from extproc.simulator.http.forms import Call, CallDelta, Form
+from extproc.simulator.http.scores import Score
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One request: one or more prompts (in tokens), each answered `n` times.
+
+    `is_text` tells prompts that came as text from those that came as tokens. `model` is None if the
+    request names none, `max_tokens` if it leaves the length to the model; `max_tokens_name` is what its
+    API calls that number. `repeated` holds fields of the request that its answer repeats, `form` what the
+    answer must be; `scores` and `prompt_scores` are how many log probabilities are wanted per token.
+    `told` is the conversation that the prompt renders, `keeps` whether the answer may be fetched again.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    model: str | None = None
+    max_tokens: int | None = None
+    max_tokens_name: str = "max_tokens"
+    is_text: bool = True
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    n: int = 1
+    seed: int = 0
+    cache_salt: str = ""
+    is_stream: bool = False
+    wants_usage: bool = False
+    wants_continuous_usage: bool = False
+    echoes: bool = False
+    repeated: Mapping[str, Any] = field(default_factory=dict)
+    form: Form | None = None
+    scores: int | None = None
+    prompt_scores: int | None = None
+    told: Sequence[Any] = ()
+    keeps: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request. `created_tokens` are those whose full blocks its prompt added to the cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+    created_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What every answer of an API starts with. `created` is in seconds since the epoch."""
+
+    id: str
+    model: str
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedAnswer:
+    """One finished answer. `reason` is vLLM's `finish_reason`: `stop`, `length` or `tool_calls`."""
+
+    text: str
+    reason: str
+    calls: Sequence[Call] = ()
+    scores: Sequence[Score] | None = None
+    prompt_scores: Sequence[Score] | None = None
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is due of one answer: text, escaped for JSON, or news of calls; and the usage until then.
+
+    `echo` is the prompt's text, escaped as well, and `echoed` its tokens, in what comes first.
+    """
+
+    text: bytes
+    usage: Usage
+    deltas: Sequence[CallDelta] = ()
+    scores: Sequence[Score] | None = None
+    prompt_scores: Sequence[Score] | None = None
+    echo: bytes = b""
+    echoed: Sequence[int] | None = None

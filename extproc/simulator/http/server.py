@@ -1,0 +1,114 @@
+"""Simulated endpoints on their ports: one aiohttp application each, all in one process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from extproc.errors import SettingsError
+from extproc.simulator.http.bodies import send_json
+from extproc.simulator.http.cors import allow, answer_preflight
+from extproc.simulator.http.endpoint import SimulatedEndpoint
+from extproc.simulator.http.refusals import Refusal
+from extproc.simulator.http.request_metrics import HttpMetrics
+from extproc.simulator.http.serving import add_serving_routes
+from extproc.simulator.http.side_routes import SideRoutes
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+# Who answered: what a test of a gateway wants to know.
+ENDPOINT_HEADER = "x-simulated-endpoint"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def build_app(endpoint: SimulatedEndpoint) -> web.Application:
+    """Builds the HTTP face of one endpoint, which works while the application runs."""
+    http_metrics = HttpMetrics(endpoint.registry)
+
+    @web.middleware
+    async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await http_metrics.measure(request, handler)
+
+    origins = frozenset(endpoint.options.allowed_origins)
+
+    @web.middleware
+    async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return answer_preflight(request, origins) or await handler(request)
+
+    async def sign(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers[ENDPOINT_HEADER] = endpoint.name
+        allow(request, response, origins)
+
+    async def work(_app: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(endpoint.run())
+        yield
+        task.cancel()
+        await asyncio.wait([task])
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[preflight, measure, refuse])
+    app.on_response_prepare.append(sign)
+    app.cleanup_ctx.append(work)
+    add_serving_routes(app, endpoint)
+    SideRoutes(endpoint).add_to(app)
+    return app
+
+
+@web.middleware
+async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Words refusals, and aiohttp's own errors, as vLLM's server does."""
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        return send_json(refusal.describe(), refusal.status)
+    except web.HTTPMethodNotAllowed as fault:
+        response = send_json({"detail": "Method Not Allowed"}, fault.status)
+        response.headers["allow"] = ",".join(sorted(fault.allowed_methods))
+        return response
+    except web.HTTPException as fault:
+        return send_json({"detail": fault.reason}, fault.status)
+
+
+@asynccontextmanager
+async def serve_endpoint(endpoint: SimulatedEndpoint, host: str, port: int) -> AsyncIterator[int]:
+    """Serves an endpoint; yields the port (a free one for 0). Raises `SettingsError` if it is taken.
+
+    When the context ends the port closes at once and requests are given a moment to go.
+    """
+    runner = web.AppRunner(
+        build_app(endpoint), access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+    )
+    await runner.setup()
+    try:
+        await asyncio.sleep(endpoint.faults.slow_start_s)
+        site = web.TCPSite(runner, host, port, reuse_address=True, backlog=4096)
+        try:
+            await site.start()
+        except OSError as fault:
+            raise SettingsError(f"cannot listen on {host}:{port}: {fault.strerror}") from None
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def serve(
+    endpoints: Sequence[SimulatedEndpoint],
+    host: str,
+    ports: Sequence[int],
+    stop: asyncio.Event,
+    announce: Callable[[str], None],
+) -> None:
+    """Serves each endpoint on its port until `stop` is set; raises `SettingsError` if a port is taken."""
+
+    async def serve_one(endpoint: SimulatedEndpoint, port: int) -> None:
+        async with serve_endpoint(endpoint, host, port) as bound:
+            announce(f"{endpoint.name}: http://{host}:{bound}")
+            await stop.wait()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for endpoint, port in zip(endpoints, ports, strict=True):
+                group.create_task(serve_one(endpoint, port))
+    except* SettingsError as faults:
+        # One port is enough to name; `from None` because the group says nothing more.
+        raise faults.exceptions[0] from None

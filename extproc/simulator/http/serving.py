@@ -1,0 +1,150 @@
+"""The routes that generate text: every serving API through the same handler."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+from xxhash import xxh3_64_hexdigest
+
+from extproc.simulator.http.answering import Answering
+from extproc.simulator.http.apis.api import Api
+from extproc.simulator.http.apis.chat import Chat
+from extproc.simulator.http.apis.completions import Completions
+from extproc.simulator.http.apis.messages import Messages
+from extproc.simulator.http.apis.responses import Responses
+from extproc.simulator.http.bodies import read_json, send_json
+from extproc.simulator.http.endpoint import SimulatedEndpoint
+from extproc.simulator.http.order import AnswerHead, Order
+from extproc.simulator.http.refusals import Refusal
+from extproc.simulator.http.store import ResponseStore
+
+# The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was sent.
+BODY_HEADER = "x-simulated-body-xxh3"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+def add_serving_routes(app: web.Application, endpoint: SimulatedEndpoint) -> None:
+    store = ResponseStore()
+    apis: dict[str, Api] = {
+        "/v1/chat/completions": Chat(),
+        "/v1/completions": Completions(),
+        "/v1/responses": Responses(store),
+        "/v1/messages": Messages(),
+    }
+    for path, api in apis.items():
+        app.router.add_post(path, Serving(endpoint, api).answer)
+    StoredResponses(store).add_to(app)
+
+
+class StoredResponses:
+    """What a client may do with a response that it has. Like vLLM, the simulator deletes none on request."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_get("/v1/responses/{id}", self.retrieve)
+        app.router.add_post("/v1/responses/{id}/cancel", self.cancel)
+
+    async def retrieve(self, request: web.Request) -> web.Response:
+        return send_json(dict(self._store.find(request.match_info["id"]).body))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        self._store.find(request.match_info["id"])
+        raise Refusal(
+            "Cannot cancel a synchronous response.", kind="invalid_request_error", param="response_id"
+        )
+
+
+class Serving:
+    """Answers the requests of one serving API for one endpoint."""
+
+    def __init__(self, endpoint: SimulatedEndpoint, api: Api) -> None:
+        self._endpoint = endpoint
+        self._api = api
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answers one request, or lets it suffer what the endpoint's faults have in store."""
+        self._endpoint.load += 1
+        try:
+            response = await self._answer(request)
+        except ConnectionResetError:
+            # The client has left, and the cancellation that says so is on its way.
+            raise asyncio.CancelledError from None
+        finally:
+            self._endpoint.load -= 1
+        return response
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        headers = {BODY_HEADER: xxh3_64_hexdigest(await request.read())}
+        try:
+            body = await read_json(request)
+            closes = await self._suffer()
+            order = self._endpoint.complete(self._api.read(body, self._endpoint.options.tokenizer))
+            head = self._endpoint.head(order, self._api.id_prefix)
+            reply = self._endpoint.begin(order, head)
+        except Refusal as refusal:
+            return send_json(self._api.describe(refusal), refusal.status, headers)
+        exchange = Exchange(request, self._api, order, head, reply, headers)
+        try:
+            if closes:
+                return await exchange.break_off(self._endpoint.faults.close_after)
+            return await exchange.complete()
+        finally:
+            reply.close()
+
+    async def _suffer(self) -> bool:
+        """Delays, hangs or fails this request on purpose; returns whether its connection shall close."""
+        faults = self._endpoint.faults
+        fate = faults.draw(self._endpoint.random)
+        if faults.delay_s:
+            await asyncio.sleep(faults.delay_s)
+        if fate.hangs:
+            await asyncio.Event().wait()
+        if fate.fails:
+            raise Refusal("A fault on purpose.", status=faults.error_status, kind="InternalServerError")
+        return fate.closes
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request that is being answered, whole or as a stream."""
+
+    request: web.Request
+    api: Api
+    order: Order
+    head: AnswerHead
+    reply: Answering
+    headers: Mapping[str, str]
+
+    async def complete(self) -> web.StreamResponse:
+        if not self.order.is_stream:
+            choices = await self.reply.collect()
+            answer = self.api.whole(self.head, self.order, choices, self.reply.usage)
+            return send_json(answer, headers=self.headers)
+        response = await self._open_stream()
+        async for piece in self._pieces():
+            await response.write(piece)
+        return response
+
+    async def break_off(self, pieces: int) -> web.StreamResponse:
+        """Closes the connection after some pieces of a stream; before any byte of a whole answer."""
+        if self.order.is_stream:
+            response = await self._open_stream()
+            source = self._pieces()
+            for _ in range(pieces):
+                await response.write(await anext(source, b""))
+        else:
+            await self.reply.collect()
+        assert self.request.transport is not None  # noqa: S101, the handler is cancelled when it is lost
+        self.request.transport.abort()
+        return web.Response()
+
+    async def _open_stream(self) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": EVENT_STREAM, **self.headers})
+        await response.prepare(self.request)
+        return response
+
+    def _pieces(self) -> AsyncIterator[bytes]:
+        return self.reply.stream(self.api.frames(self.head, self.order))

@@ -1,0 +1,68 @@
+"""What a Pod's command is on this machine: folders in place of mounts, ports in place of Pods' names."""
+
+import base64
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests.stack.ports import free_ports
+
+Object = dict[str, Any]
+
+
+class Holds(Protocol):
+    def find(self, kind: str, name: str) -> Object | None: ...
+
+
+def translate(cluster: Holds, folder: Path, job: Object, index: int, words: Path) -> list[str]:
+    """The command of a Job's `index`-th Pod, whose last words go to `words`."""
+    run = job["metadata"]["labels"]["extproc.dev/run"]
+    pod = job["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    places = {"/results": str(folder / "results"), "/dev/termination-log": str(words)}
+    if "etc-benchmark" in volumes:
+        spec = _find(cluster, "v1/configmaps", volumes["etc-benchmark"]["configMap"]["name"])
+        places["/etc/benchmark/benchmark.yaml"] = _lay(folder, f"{run}.yaml", spec["data"]["benchmark.yaml"])
+    if "etc-benchmark-dataset" in volumes:
+        name = volumes["etc-benchmark-dataset"]["configMap"]["name"]
+        places["/etc/benchmark-dataset"] = _mount(folder / name, _find(cluster, "v1/configmaps", name))
+    if "etc-benchmark-token" in volumes:
+        service = volumes["etc-benchmark-token"]["secret"]["secretName"]
+        secret = _find(cluster, "v1/secrets", service)
+        places["/etc/benchmark-token/token"] = _lay(folder, f"{run}.token", secret["stringData"]["token"])
+        ports = _find_ports(folder / f"{run}.ports")
+        places |= {f"load-{run}-{i}.{service}:9200": f"127.0.0.1:{port}" for i, port in enumerate(ports)}
+        places["0.0.0.0:9200"] = f"127.0.0.1:{ports[index]}" if index < len(ports) else ""
+    return [_replace(word, places) for word in pod["containers"][0]["command"]]
+
+
+def _find(cluster: Holds, kind: str, name: str) -> Object:
+    """What a volume names: without it a Pod does not begin."""
+    found = cluster.find(kind, name)
+    assert found is not None
+    return found
+
+
+def _replace(text: str, places: dict[str, str]) -> str:
+    for old, new in places.items():
+        text = text.replace(old, new)
+    return text
+
+
+def _mount(folder: Path, found: Object) -> str:
+    """A folder with the binary files of a ConfigMap."""
+    folder.mkdir(exist_ok=True)
+    for file, text in found["binaryData"].items():
+        (folder / file).write_bytes(base64.b64decode(text))
+    return str(folder)
+
+
+def _lay(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def _find_ports(path: Path) -> list[int]:
+    if not path.exists():
+        path.write_text(" ".join(map(str, free_ports(4))))
+    return [int(port) for port in path.read_text().split()]

@@ -1,0 +1,127 @@
+"""Benchmarks in every way to be, and what the operator serves of them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from extproc.bench.board import Notice
+from extproc.operator.metrics import describe_benchmarks
+from extproc.operator.web import build_web
+from tests.operator.world import SPEC, World, brief
+
+Body = dict[str, Any]
+EVIL = "<img src=x onerror=alert(1)>\"'&"
+ORDER = ("namespace", "benchmark", "mode", "model", "phase", "figure")
+
+
+class Families(Collector):
+    """The metrics of some Benchmarks."""
+
+    def __init__(self, bodies: list[Body]) -> None:
+        self._bodies = bodies
+
+    def collect(self) -> Iterator[Metric]:
+        return describe_benchmarks(self._bodies)
+
+
+@dataclass
+class Told:
+    """What a desk knows."""
+
+    known: Mapping[tuple[str, str], Body]
+    has_listed: bool = True
+    is_leading: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def body_of(world: World, name: str, namespace: str = "default") -> Body:
+    body = world.body()
+    return body | {"metadata": body["metadata"] | {"name": name, "namespace": namespace}}
+
+
+def nightly(rates: list[float], *, words: str = "", model: str = "llama") -> World:
+    """A Benchmark that ran once for each rate, an hour apart; then, with `words`, once more to that end."""
+    spec = {**SPEC, "schedule": "0 * * * *", "target": {"model": model}}
+    world = World(spec=spec)
+    ends = [brief(req_per_s=r, ttft_median_ms=2000 / r, ttft_p95_ms=5000 / r, failed=0) for r in rates]
+    for said in [*ends, *([words] if words else [])]:
+        world.after(hours=1)
+        world.settle()
+        world.end(said)
+        world.settle()
+    return world
+
+
+def running() -> World:
+    world = World()
+    world.settle()
+    (leader,) = world.active()
+    world.notices[leader.run] = Notice("b", "45%", 450, 1000)
+    world.settle()
+    return world
+
+
+def searching() -> World:
+    world = running()
+    (leader,) = world.active()
+    world.notices[leader.run] = Notice("3.38 req/s", "run 3 of at most 12")
+    world.settle()
+    return world
+
+
+def everything() -> dict[tuple[str, str], Body]:
+    """A Benchmark in every way to be; two of one name; one that nobody has looked at."""
+    refused = World(spec={**SPEC, "schedule": "never"})
+    refused.settle()
+    invalid = brief(is_good=False, title="invalid: partial", faults=["interrupted after 3.0 s"])
+    bodies = [
+        body_of(nightly([10, 10.2, 9.9, 10.1]), "chat"),
+        body_of(nightly([10, 10.2, 9.9, 5]), "slower"),
+        body_of(nightly([9], words=invalid), "cut-short", "other"),
+        body_of(nightly([8, 8], model=EVIL, words=brief(title=EVIL, faults=[EVIL])), "hostile"),
+        body_of(running(), "chat", "other"),
+        body_of(refused, "refused"),
+        body_of(World(), "new"),
+    ]
+    return {(body["metadata"]["namespace"], body["metadata"]["name"]): body for body in bodies}
+
+
+@asynccontextmanager
+async def served(told: Told, reports: Path | None = None) -> AsyncIterator[str]:
+    runner = web.AppRunner(build_web(told, reports), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def get(url: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, await answer.text()
+
+
+def leading(known: Mapping[tuple[str, str], Body]) -> Told:
+    told = Told(known)
+    told.is_leading.set()
+    return told
+
+
+async def scrape(told: Told) -> dict[tuple[str, ...], float]:
+    """Every sample, by its name and its labels' values."""
+    async with served(told) as url:
+        _, text = await get(f"{url}/metrics")
+    return {
+        (sample.name, *(sample.labels[name] for name in ORDER if name in sample.labels)): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }

@@ -1,0 +1,328 @@
+"""The Benchmark resource's definition: structural, complete, and readable by `kubectl explain`."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from aiohttp import web
+from click.testing import CliRunner
+from pydantic import BaseModel
+
+from extproc.bench.spec.tree import Spec
+from extproc.cli import cli
+from extproc.operator.crd import build_crd, build_spec_schema, find_sentences, make_structural, spell
+from extproc.operator.resource import Operation, SpecRefused, parse_benchmark
+from tests.manifests.rendering import KUBECTL
+from tests.operator.structural import find_faults, list_refusals
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+# The example of the proposal, in its spelling.
+PROPOSED = """
+metadata:
+  name: llama3-405b-2024-07-01
+  namespace: llm
+spec:
+  endpoint: llm-1.svc.local
+  port: 8000
+  performance:
+    traffic-shape:
+      req-rate: 10 qps
+      model-type: instruction-tuned-llm
+      dataset: share-gpt
+      input-length: 1024
+      max-output-length: 1024
+      total-prompts: 1000
+      traffic-spike: {burst: 10m, req-rate: 20 qps, after: 5m}
+"""
+
+
+def with_metadata(spec: dict[str, Any], name: str = "b") -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "default", "uid": "u", "creationTimestamp": "2026-11-22T00:00:00Z"}
+    return {"apiVersion": "extproc.dev/v1alpha1", "kind": "Benchmark", "metadata": metadata, "spec": spec}
+
+
+def test_schema_is_structural() -> None:
+    assert list(find_faults(SCHEMA)) == []
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "fault"),
+    [
+        ({"$ref": "#/x"}, "unknown $ref"),
+        ({}, "type must not be empty"),
+        ({"type": "array"}, "items must be specified"),
+        ({"type": "integer", "exclusiveMinimum": 0}, "is a flag"),
+        ({"type": "string", "anyOf": [{"type": "string"}]}, "says more than values"),
+        ({"type": "object", "properties": {}, "additionalProperties": False}, "exclude each other"),
+    ],
+)
+def test_schema_that_is_not_structural_would_be_found(spoilt: dict[str, Any], fault: str) -> None:
+    if "additionalProperties" in spoilt:
+        spoilt = {**spoilt, "additionalProperties": {"type": "string"}}
+
+    assert fault in " ".join(find_faults({"type": "object", "properties": {"a": spoilt}}))
+
+
+def test_definition_on_disk_is_that_of_the_model() -> None:
+    told = CliRunner().invoke(cli, ["operate", "--print-crd"])
+
+    assert told.exit_code == 0
+    assert (ROOT / "manifests" / "components" / "operator" / "crd.yaml").read_text() == told.output
+    assert yaml.safe_load(told.output) == build_crd()
+
+
+def list_fields(model: type[BaseModel], at: str = "") -> Iterator[str]:
+    """Every field of a model and of the models in it, as the file spells it."""
+    for name, field in model.model_fields.items():
+        path = f"{at}.{field.alias or name}"
+        yield path
+        for inner in _models(field.annotation):
+            yield from list_fields(inner, path)
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+def has_field(schema: dict[str, Any], path: str) -> bool:
+    for name in path.strip(".").split("."):
+        schema = schema.get("items", schema)
+        if name not in schema.get("properties", {}):
+            return False
+        schema = schema["properties"][name]
+    return True
+
+
+@pytest.mark.parametrize("model", [Spec, Operation])
+def test_every_field_of_the_model_is_in_the_schema(model: type[BaseModel]) -> None:
+    schema = build_spec_schema()
+    missing = {path for path in list_fields(model) if not has_field(schema, path)}
+
+    # The object's own name is the run's.
+    assert missing <= {".name"}
+
+
+def test_proposed_resource_is_taken_as_it_was_written() -> None:
+    tree = yaml.safe_load(PROPOSED)
+
+    assert list_refusals(SCHEMA["properties"]["spec"], tree["spec"]) == []
+    benchmark = parse_benchmark(with_metadata(tree["spec"], tree["metadata"]["name"]))
+    assert benchmark.spec.name == "llama3-405b-2024-07-01"
+    assert benchmark.spec.traffic.req_rate == 10
+    assert benchmark.spec.traffic.dataset.name == "share-gpt"
+    assert benchmark.operation == Operation()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"req-rate": "0.5", "duration": "10m", "dataset": {"name": "random", "input_tokens": 8}},
+        {"vus": 5, "stages": [{"vus": 50, "duration": "2m"}], "think-time": 2},
+        {"vus": 5, "duration": 60, "think-time": {"kind": "exponential", "mean": 10}},
+        {"preset": "kubeai-8xl4", "req-rate": "200 qps", "max-concurrency": 1600},
+        {"req-rate": "inf", "total-prompts": 100},
+        {"req-rate": 10, "duration": 60, "shape": {"name": "ramp", "to": "50 qps", "over": "5m"}},
+    ],
+)
+def test_what_a_spec_file_may_say_the_schema_takes(spec: dict[str, Any]) -> None:
+    tree = {"endpoint": "llm:8000", "performance": {"traffic-shape": spec}}
+
+    assert list_refusals(SCHEMA["properties"]["spec"], tree) == []
+    parse_benchmark(with_metadata(tree))
+
+
+@pytest.mark.parametrize(
+    ("spec", "at"),
+    [
+        ({"port": "http"}, "port"),
+        ({"workers": 0}, "workers"),
+        ({"mode": "race"}, "mode"),
+        ({"wokers": 2}, ""),
+        ({"seed": 1.5}, "seed"),
+        ({"performance": {"traffic-shape": {"duration": "soon"}}}, "performance.traffic-shape.duration"),
+        ({"performance": {"traffic-shape": {"req-rate": True}}}, "performance.traffic-shape.req-rate"),
+    ],
+)
+def test_misspelt_resource_is_refused_by_the_api_server_already(spec: dict[str, Any], at: str) -> None:
+    tree = {"endpoint": "llm:8000", "performance": {"traffic-shape": {"vus": 1}}} | spec
+
+    assert [refusal.partition(":")[0] for refusal in list_refusals(SCHEMA["properties"]["spec"], tree)] == [
+        at
+    ]
+
+
+def test_every_fault_of_a_spec_is_told_at_once() -> None:
+    tree = {"performance": {"traffic-shape": {}}, "workers": 0, "schedule": "soon"}
+
+    with pytest.raises(SpecRefused) as refused:
+        parse_benchmark(with_metadata(tree, "n" * 40))
+    told = str(refused.value)
+    for fault in ("metadata.name", "endpoint", "traffic-shape", "workers", "schedule"):
+        assert fault in told
+
+
+@pytest.mark.parametrize("schedule", ["0 3 * * * *", "* * *", "61 * * * *", ""])
+def test_schedule_is_crons(schedule: str) -> None:
+    tree = {
+        "endpoint": "x",
+        "performance": {"traffic-shape": {"vus": 1, "duration": 1}},
+        "schedule": schedule,
+    }
+
+    with pytest.raises(SpecRefused, match="schedule"):
+        parse_benchmark(with_metadata(tree))
+
+
+def test_what_does_not_make_another_run_does_not_change_its_name() -> None:
+    tree: dict[str, Any] = {"endpoint": "x", "performance": {"traffic-shape": {"vus": 1, "duration": 1}}}
+    same = [tree, tree | {"suspend": True}, tree | {"history-limit": 3}]
+    other = [tree, tree | {"seed": 1}, tree | {"workers": 2}]
+
+    assert len({parse_benchmark(with_metadata(each)).digest for each in same}) == 1
+    assert len({parse_benchmark(with_metadata(each)).digest for each in other}) == 3
+
+
+def test_definition_has_the_columns_that_one_looks_for() -> None:
+    columns = build_crd()["spec"]["versions"][0]["additionalPrinterColumns"]
+
+    assert [column["name"] for column in columns if not column.get("priority")] == [
+        *("Phase", "Verdict", "Progress", "Req/s", "TTFT p95", "Age")
+    ]
+    for column in columns:
+        path = column["jsonPath"].removeprefix(".status")
+        assert path.startswith(".metadata") or has_field(SCHEMA["properties"]["status"], path)
+
+
+@pytest.mark.parametrize(
+    ("choices", "made"),
+    [
+        ([{"type": "string"}, {"type": "null"}], {"type": "string"}),
+        (
+            [{"type": "number"}, {"type": "string", "pattern": "x"}],
+            {"x-kubernetes-int-or-string": True, "pattern": "x"},
+        ),
+        (
+            [{"type": "string"}, {"type": "array", "items": {}}],
+            {"x-kubernetes-preserve-unknown-fields": True},
+        ),
+    ],
+)
+def test_choices_become_one_type_or_none(choices: list[dict[str, Any]], made: dict[str, Any]) -> None:
+    assert make_structural({"anyOf": choices}, {}) == made
+
+
+def test_field_is_described_by_the_sentences_that_name_it() -> None:
+    text = "One thing. `a_b`: what it does; `c` is\nanother. Both, `a_b` and `c`, matter."
+
+    assert find_sentences(text, "a_b") == ["`a_b`: what it does.", "Both, `a_b` and `c`, matter."]
+    assert spell("`a_b` and a_b\nand `c`") == "`a-b` and a_b and `c`"
+
+
+def list_unexplained(schema: dict[str, Any], at: str = "") -> Iterator[str]:
+    """Every field of which `kubectl explain` would say no more than its type and default."""
+    for name, field in schema.get("properties", {}).items():
+        told = [line for line in field.get("description", "").splitlines() if not line.startswith("Default:")]
+        if not any(told):
+            yield f"{at}.{name}"
+        yield from list_unexplained(field.get("items", field), f"{at}.{name}")
+
+
+@pytest.mark.parametrize("part", ["spec", "status"])
+def test_every_field_is_explained(part: str) -> None:
+    assert list(list_unexplained(SCHEMA["properties"][part])) == []
+
+
+@asynccontextmanager
+async def publishing() -> AsyncIterator[str]:
+    """The paths of an API server that `kubectl explain` reads, with our definition as it would publish it."""
+    kind = {"group": "extproc.dev", "version": "v1alpha1", "kind": "Benchmark"}
+    resource = {"name": "benchmarks", "singularName": "benchmark", "namespaced": True, "kind": "Benchmark"}
+    group = {
+        "name": "extproc.dev",
+        "versions": [{"groupVersion": "extproc.dev/v1alpha1", "version": "v1alpha1"}],
+        "preferredVersion": {"groupVersion": "extproc.dev/v1alpha1", "version": "v1alpha1"},
+    }
+    name = "dev.extproc.v1alpha1.Benchmark"
+    operation = {"x-kubernetes-group-version-kind": kind, "responses": {}}
+    answers = {
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": []},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
+        "/apis/extproc.dev/v1alpha1": {
+            "kind": "APIResourceList",
+            "apiVersion": "v1",
+            "groupVersion": "extproc.dev/v1alpha1",
+            "resources": [resource | {"verbs": ["get", "list", "create"]}],
+        },
+        "/openapi/v3": {
+            "paths": {
+                "apis/extproc.dev/v1alpha1": {"serverRelativeURL": "/openapi/v3/apis/extproc.dev/v1alpha1"}
+            }
+        },
+        "/openapi/v3/apis/extproc.dev/v1alpha1": {
+            "openapi": "3.0.0",
+            "info": {"title": "Kubernetes", "version": "v1.36"},
+            "paths": {
+                "/apis/extproc.dev/v1alpha1/namespaces/{namespace}/benchmarks": {"post": operation},
+            },
+            "components": {"schemas": {name: {**SCHEMA, "x-kubernetes-group-version-kind": [kind]}}},
+        },
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path not in answers:
+            return web.Response(status=404)
+        return web.json_response(answers[request.path])
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("benchmark", "A benchmark of a model server"),
+        ("benchmark.spec.performance.traffic-shape", "With `req-rate` the loop is open"),
+        ("benchmark.spec.performance.traffic-shape.traffic-spike", "A burst on top of the shape"),
+        ("benchmark.spec.performance.traffic-shape.dataset", "max-prompts"),
+        ("benchmark.spec.workers", "`workers` Pods offer the load"),
+        ("benchmark.spec.limits.errors", "`errors`: the share of requests that may fail."),
+        ("benchmark.spec.router.config-map", "at the end, however that comes, what was there before"),
+        ("benchmark.status.soFar", "What the run that goes on says of itself"),
+        ("benchmark.status.verdict", "Whether the run measured the server at all"),
+    ],
+)
+async def test_kubectl_explains_the_resource(path: str, said: str, tmp_path: Path) -> None:
+    async with publishing() as url:
+        command = [str(KUBECTL), "explain", path, "--server", url, "--cache-dir", str(tmp_path)]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={"HOME": str(tmp_path)},
+        )
+        out, err = await process.communicate()
+
+    assert process.returncode == 0, err.decode()
+    assert said in " ".join(out.decode().split())
+
+
+def test_definition_fits_into_what_kubectl_apply_remembers() -> None:
+    """Client-side apply keeps the whole object in an annotation of 256 KiB at most."""
+    assert len(json.dumps(build_crd())) < 200_000

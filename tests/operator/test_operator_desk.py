@@ -1,0 +1,199 @@
+"""One Benchmark's trouble is not another's: what somebody made by hand, and what the API server refuses."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc.operator.acts import act
+from extproc.operator.calls import ApiRefusal, opening
+from extproc.operator.desk import Desk, DeskOptions
+from extproc.operator.lease import Leadership, Terms
+from extproc.operator.operator import now
+from extproc.operator.state import Delete
+from extproc.router.cluster.kubeclient import KubeClients
+from tests.operator.cluster import BENCHMARKS, JOBS, Served, serving
+from tests.operator.world import SPEC as RUN
+
+Object = dict[str, Any]
+# Of a search there is no dataset to be planned.
+SPEC = {**RUN, "mode": "saturate"}
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path) as made:
+        made.cluster.has_nodes = False
+        yield made
+
+
+@asynccontextmanager
+async def looking(served: Served) -> AsyncIterator[asyncio.Task[None]]:
+    """A desk that looks at everything again and again, as one that leads; an end of its own is a failure."""
+    options = DeskOptions("image:1", look_s=0.1, namespaces=["default"])
+    desk = Desk(KubeClients(kubeconfig=str(served.kubeconfig)), options, now)
+    desk.is_leading.set()
+    task = asyncio.create_task(desk.run())
+    try:
+        yield task
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def jobs_of(served: Served, name: str) -> list[Object]:
+    return [
+        job
+        for job in served.cluster.of(JOBS).objects.values()
+        if job["metadata"]["labels"]["extproc.dev/benchmark"] == name
+    ]
+
+
+def spoil_job(served: Served, **labels: str) -> None:
+    """A Job that somebody made, as if it belonged to the Benchmark."""
+    owner = {"kind": "Benchmark", "uid": served.benchmark("odd")["metadata"]["uid"]}
+    metadata = {
+        "name": "theirs",
+        "labels": {"extproc.dev/benchmark": "odd", **labels},
+        "annotations": {"extproc.dev/due": "soon"},
+        "ownerReferences": [owner],
+    }
+    served.cluster.add({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {}})
+
+
+def spoil_pod(served: Served) -> None:
+    labels = {"extproc.dev/benchmark": "odd", "extproc.dev/part": "leader"}
+    served.cluster.add({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs", "labels": labels}})
+
+
+def spoil_status(served: Served, **status: object) -> None:
+    served.cluster.store({**served.benchmark("odd"), "status": status})
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        spoil_job,
+        lambda served: spoil_job(served, **{"extproc.dev/run": "x", "extproc.dev/part": "leader"}),
+        spoil_pod,
+        lambda served: spoil_status(served, history=[{}]),
+        lambda served: spoil_status(served, lastScheduledAt="soon"),
+        lambda served: spoil_status(served, conditions=7),
+    ],
+    ids=["job", "job of a run", "pod", "history", "time", "conditions"],
+)
+async def test_benchmark_that_somebody_meddled_with_does_not_end_the_operator(
+    served: Served, spoil: Any
+) -> None:
+    """Whatever there is to be read, others are looked after, and the operator goes on."""
+    served.cluster.apply("odd", {**SPEC, "schedule": "0 0 1 1 *"})
+    spoil(served)
+    async with looking(served):
+        served.cluster.apply("other", SPEC)
+        await served.until("other", "Running")
+
+
+async def test_job_without_our_labels_is_nobodys_run(served: Served) -> None:
+    served.cluster.apply("odd", SPEC)
+    spoil_job(served)
+    spoil_pod(served)
+    async with looking(served):
+        status = await served.until("odd", "Running")
+
+    assert [job["metadata"]["name"] for job in jobs_of(served, "odd")] == ["theirs", status["run"]]
+
+
+@pytest.mark.parametrize(
+    ("plural", "refusal"),
+    [
+        ("jobs", (422, 'Job.batch "b" is invalid: spec.template.spec.nodeSelector: Invalid value: "no!"')),
+        ("jobs", (403, "exceeded quota: few-jobs")),
+        ("configmaps", (403, "unable to create new content in namespace default: it is being terminated")),
+    ],
+)
+async def test_what_the_api_server_refuses_to_make_is_told_and_tried_again(
+    served: Served, plural: str, refusal: tuple[int, str]
+) -> None:
+    """1. The status says what was refused, and why. 2. Said once. 3. When it is allowed, the run begins."""
+    served.cluster.refusals["POST", plural] = refusal
+    async with looking(served):
+        served.cluster.apply("b", SPEC)
+        status = await served.until("b", "Refused")
+        writes, tries = (served.cluster.asked.count(what) for what in ("PUT benchmarks", f"POST {plural}"))
+        await served.wait(lambda: served.cluster.asked.count(f"POST {plural}") > tries + 2)
+        assert served.cluster.asked.count("PUT benchmarks") == writes
+        served.cluster.refusals.clear()
+        await served.until("b", "Running")
+
+    assert refusal[1] in status["faults"][0]
+
+
+async def test_job_that_was_made_again_is_not_deleted_by_who_saw_the_one_before(served: Served) -> None:
+    async with looking(served):
+        served.cluster.apply("b", SPEC)
+        await served.until("b", "Running")
+    [job] = jobs_of(served, "b")
+    async with opening(KubeClients(kubeconfig=str(served.kubeconfig))) as calls:
+        body, name = served.benchmark("b"), job["metadata"]["name"]
+        with pytest.raises(ApiRefusal, match="409"):
+            await act(Delete(name, "uid-of-another"), body, calls)
+        assert "deletionTimestamp" not in served.cluster.of(JOBS).objects[name]["metadata"]
+        await act(Delete(name, job["metadata"]["uid"]), body, calls)
+        await act(Delete("no-such-job", "uid"), body, calls)
+
+    assert "deletionTimestamp" in served.cluster.of(JOBS).objects[name]["metadata"]
+
+
+async def test_replica_whose_renewal_is_not_answered_stops_before_another_one_begins(served: Served) -> None:
+    """The API server takes the renewal and says nothing: who waits for an answer no longer leads."""
+    cluster, terms = served.cluster, Terms(duration_s=6, renew_s=0.5)
+    is_leading = asyncio.Event()
+    clients = KubeClients(kubeconfig=str(served.kubeconfig))
+    leadership = Leadership(clients, "default", "me", is_leading=is_leading, now=now, terms=terms)
+    task = asyncio.create_task(leadership.run())
+    try:
+        async with asyncio.timeout(20):
+            await is_leading.wait()
+            cluster.silent.add(("PUT", "leases"))
+            # An answer would be waited for for 30 s.
+            while is_leading.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            cluster.silent.clear()
+            await is_leading.wait()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("status", [409, 429])
+async def test_run_begins_once_however_long_the_status_cannot_be_written(served: Served, status: int) -> None:
+    """Minutes of an overloaded API server are many tries: the Job is made by the first."""
+    served.cluster.refusals["PUT", "benchmarks"] = status, "not now"
+    async with looking(served):
+        served.cluster.apply("b", SPEC)
+        await served.wait(lambda: served.cluster.asked.count("PUT benchmarks") >= 5)
+        assert "status" not in served.benchmark("b")
+        assert len(jobs_of(served, "b")) == 1
+        served.cluster.refusals.clear()
+        await served.until("b", "Running")
+
+    assert served.cluster.asked.count("POST jobs") == 1
+
+
+async def test_benchmark_that_is_gone_takes_its_refusals_with_it(served: Served) -> None:
+    served.cluster.refusals["POST", "jobs"] = 403, "no"
+    async with looking(served):
+        served.cluster.apply("b", SPEC)
+        await served.until("b", "Refused")
+        await served.cluster.remove(BENCHMARKS, "b")
+        await served.wait(lambda: served.cluster.find(BENCHMARKS, "b") is None)
+        tries = served.cluster.asked.count("POST jobs")
+        served.cluster.apply("other", {**SPEC, "suspend": True})
+        await served.until("other", "Suspended")
+
+    assert served.cluster.asked.count("POST jobs") <= tries + 1

@@ -1,0 +1,82 @@
+"""The operator's manifests: types, ports that meet, and who may reach whom."""
+
+import os
+
+import pytest
+import yaml
+
+from extproc.operator.objects import PORT
+from tests.manifests.rendering import MANIFESTS, Object, render_folder
+from tests.manifests.test_manifests_types import KUBERNETES, check
+from tests.operator.test_operator_objects import EVERYTHING, objects_of
+
+OPERATOR = {"app.kubernetes.io/name": "extproc-operator"}
+
+
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
+    folder = tmp_path_factory.mktemp("overlay").resolve()
+    ours = os.path.relpath(MANIFESTS / "components", folder)
+    components = [f"{ours}/operator", f"{ours}/operator-monitoring"]
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({"namespace": "llm", "components": components}))
+    return render_folder(folder)
+
+
+def find(rendered: list[Object], kind: str, name: str = "extproc-operator") -> Object:
+    [found] = [item for item in rendered if (item["kind"], item["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_objects_have_their_types(rendered: list[Object], version: str) -> None:
+    for item in rendered:
+        if item["kind"] != "CustomResourceDefinition":
+            check(item, version)
+
+
+def test_port_that_the_operator_listens_at_is_served_probed_scraped_and_let_in(
+    rendered: list[Object],
+) -> None:
+    template = find(rendered, "Deployment")["spec"]["template"]
+    [container] = template["spec"]["containers"]
+    listen = container["args"][container["args"].index("--listen") + 1]
+    [port] = find(rendered, "Service")["spec"]["ports"]
+    [endpoint] = find(rendered, "ServiceMonitor")["spec"]["endpoints"]
+    policy = find(rendered, "NetworkPolicy")["spec"]
+
+    assert listen == f"0.0.0.0:{port['targetPort']}"
+    for probe, path in (
+        ("livenessProbe", "/healthz"),
+        ("startupProbe", "/healthz"),
+        ("readinessProbe", "/readyz"),
+    ):
+        assert container[probe]["httpGet"] == {"path": path, "port": port["targetPort"]}
+    assert (endpoint["port"], endpoint["path"], endpoint["honorLabels"]) == (port["name"], "/metrics", True)
+    assert [rule["ports"] for rule in policy["ingress"]] == [[{"port": port["targetPort"]}]]
+    assert OPERATOR.items() <= template["metadata"]["labels"].items()
+    assert find(rendered, "Service")["spec"]["selector"] == OPERATOR
+    assert find(rendered, "ServiceMonitor")["spec"]["selector"]["matchLabels"] == OPERATOR
+    assert policy["podSelector"]["matchLabels"] == OPERATOR
+
+
+def test_only_leaders_reach_workers_and_nobody_reaches_leaders(rendered: list[Object]) -> None:
+    """By the labels that the operator really gives to Pods."""
+    jobs = [made for made in objects_of(**EVERYTHING) if made["kind"] == "Job"]
+    labels = {
+        job["metadata"]["labels"]["extproc.dev/part"]: job["spec"]["template"]["metadata"]["labels"]
+        for job in jobs
+    }
+    everyone = find(rendered, "NetworkPolicy", "extproc-benchmark")["spec"]
+    workers = find(rendered, "NetworkPolicy", "extproc-benchmark-workers")["spec"]
+    [rule] = workers["ingress"]
+
+    for each in labels.values():
+        assert everyone["podSelector"]["matchLabels"].items() <= each.items()
+    assert "ingress" not in everyone
+    assert everyone["policyTypes"] == ["Ingress"]
+    assert workers["podSelector"]["matchLabels"].items() <= labels["workers"].items()
+    assert not workers["podSelector"]["matchLabels"].items() <= labels["leader"].items()
+    [leader] = rule["from"]
+    assert leader["podSelector"]["matchLabels"].items() <= labels["leader"].items()
+    assert not leader["podSelector"]["matchLabels"].items() <= labels["workers"].items()
+    assert rule["ports"] == [{"port": PORT}]

@@ -1,0 +1,320 @@
+"""The operator against a scripted API server: apply, Jobs whose Pods are processes, status, delete."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from extproc.operator.lease import Sight, Terms, write_lease
+from tests.operator.cluster import BENCHMARKS, JOBS, LEASES, PODS, Served, serving
+from tests.operator.world import NOON
+from tests.router.cluster.api_server import line, refuses, status_object, streams
+from tests.stack.ports import free_ports
+
+Object = dict[str, Any]
+# Operators, leaders and workers are processes, which take their time to start on a busy machine.
+pytestmark = pytest.mark.timeout(600)
+
+
+def build_spec(port: int, duration: float = 2.0, **more: Any) -> Object:
+    shape = {"req-rate": 20, "duration": duration, "dataset": {"name": "random", "input_tokens": 8}}
+    limits = {"lag-p99": 5, "loop-lag-p99": 5, "cpu": 5, "achieved": 0.1}
+    base = {"endpoint": "127.0.0.1", "port": port, "target": {"model": "m"}, "limits": limits}
+    return {**base, "performance": {"traffic-shape": shape}, **more}
+
+
+class Container:
+    """An operator in a process of its own, started again when it ends by itself, as the kubelet does."""
+
+    def __init__(self, served: Served) -> None:
+        self.starts = 0
+        self._cluster = served.cluster
+        self._options = ["--namespace", "default", "--lease-namespace", "default", "--look", "1"]
+        self._options += ["--image", "image:1", "--kubeconfig", str(served.kubeconfig)]
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        (served.cluster.folder / "reports").mkdir(exist_ok=True)
+        self._options += [
+            "--listen",
+            f"127.0.0.1:{port}",
+            "--reports",
+            str(served.cluster.folder / "reports"),
+        ]
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> None:
+        while True:
+            self.starts += 1
+            command = [sys.executable, "-m", "extproc", "operate", *self._options]
+            self._process = await asyncio.create_subprocess_exec(*command)
+            await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def fall_over(self) -> None:
+        """Kills the operator; its Lease, which would hold for another 15 s, is let go."""
+        self.kill()
+        assert self._process is not None
+        await self._process.wait()
+        leases = self._cluster.of(LEASES).objects
+        lease = leases["extproc-operator"]
+        self._cluster.store({**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
+
+    async def end(self) -> None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(90):
+                await self._process.wait()
+        finally:
+            self.kill()
+
+
+@asynccontextmanager
+async def operating(served: Served) -> AsyncIterator[Container]:
+    """Runs an operator; leaving the block is its orderly end."""
+    container = Container(served)
+    task = asyncio.create_task(container.run())
+    try:
+        yield container
+    finally:
+        task.cancel()
+        await container.end()
+
+
+def name_leader(served: Served) -> str:
+    lease = served.cluster.of(LEASES).objects.get("extproc-operator")
+    return "" if lease is None else str(lease["spec"]["holderIdentity"])
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path) as made:
+        yield made
+
+
+async def test_benchmark_goes_from_apply_to_verdict_and_its_deletion_leaves_nothing(
+    served: Served, null_server: int, tmp_path: Path
+) -> None:
+    """Five steps.
+
+    1. Applied, it gets a Job; the test runs the Job's Pod as a process.
+    2. The status has the verdict, the figures with their definitions, and where the report is.
+    3. The report is there.
+    4. Looked at again and again, nothing more is written.
+    5. Deleted, everything that was made for it goes.
+    """
+    async with operating(served):
+        served.cluster.apply("b", build_spec(null_server))
+        status = await served.until("b", "Valid")
+
+        conditions = {each["type"]: each["status"] for each in status["conditions"]}
+        assert conditions == {"Planned": "True", "Running": "False", "Valid": "True", "Failed": "False"}
+        assert status["figures"]["req_per_s"] == pytest.approx(20, rel=0.2)
+        assert status["figures"]["failed"] == 0
+        assert "percentiles" in status["definitions"]
+        claim, _, folder = status["report"].partition("/")
+        assert claim == "b-results"
+        assert (tmp_path / "results" / folder / "report.json").exists()
+        kind, _, name = status["dataset"].partition("/")
+        assert (kind, name in served.cluster.of("v1/configmaps").objects) == ("configmap", True)
+        assert not (tmp_path / "results" / "b" / "datasets").exists()  # the leader found it there
+
+        writes = len(served.cluster.asked)
+        await asyncio.sleep(2.5)  # two looks
+        assert [asked for asked in served.cluster.asked[writes:] if "leases" not in asked] == []
+
+        await served.cluster.remove(BENCHMARKS, "b")
+        await served.wait(lambda: not served.cluster.of(JOBS).objects)
+    left = {kind: list(c.objects) for kind, c in served.cluster.collections.items() if c.objects}
+    assert set(left) == {LEASES}
+
+
+async def test_operator_tells_of_a_run_as_metrics_and_on_its_page(
+    served: Served, null_server: int, tmp_path: Path
+) -> None:
+    """Until it has listed what there is it is not ready; then it shows what the status says, and the report.
+
+    The claim, which Pods write to, is mounted where the operator looks.
+    """
+    async with operating(served) as operator:
+        served.cluster.apply("b", build_spec(null_server))
+        status = await served.until("b", "Valid")
+        (tmp_path / "reports" / "default").mkdir()
+        (tmp_path / "reports" / "default" / "b-results").symlink_to(tmp_path / "results")
+        linked = await ask(operator, "/")
+        (tmp_path / "reports" / "default" / "b-results").unlink()
+        (tmp_path / "results").rename(tmp_path / "reports" / "default" / "b-results")
+        report = f"reports/default/b/{status['run']}/report.html"
+        async with asyncio.timeout(60):
+            metrics = ""
+            while 'phase="Valid"} 1.0' not in metrics:
+                await asyncio.sleep(0.1)
+                _, metrics = await ask(operator, "/metrics")
+        page, found, ready = [await ask(operator, path) for path in ("/", f"/{report}", "/readyz")]
+
+    figure = 'extproc_benchmark_figure{benchmark="b",figure="req_per_s",namespace="default"} '
+    assert f"{figure}{status['figures']['req_per_s']}" in metrics
+    assert report not in linked[1]
+    assert report in page[1]
+    assert found[0] == ready[0] == 200
+    assert "<h1>" in found[1]
+
+
+async def ask(operator: Container, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"{operator.url}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+async def test_workers_of_an_indexed_job_offer_one_schedule_together(
+    served: Served, null_server: int, tmp_path: Path
+) -> None:
+    async with operating(served):
+        served.cluster.apply("b", build_spec(null_server, workers=2))
+        status = await served.until("b", "Valid")
+        await served.wait(lambda: len(served.cluster.of(JOBS).objects) == 1)
+
+    report = msgspec.json.decode(
+        (tmp_path / "results" / status["report"].partition("/")[2] / "report.json").read_bytes()
+    )
+    assert [worker["starts"] for worker in report["workers"]] == [20, 20]
+    assert report["whole"]["counts"]["completed"] == 40
+    assert list(served.cluster.of(JOBS).objects) == [status["run"]]
+
+
+async def test_refused_spec_gets_a_condition_and_no_job(served: Served, null_server: int) -> None:
+    async with operating(served):
+        served.cluster.apply("b", build_spec(null_server, performance={"traffic-shape": {"vus": 1}}))
+        status = await served.until("b", "Refused")
+        assert "give total-prompts, duration or both" in " ".join(status["faults"])
+        assert not served.cluster.of(JOBS).objects
+
+        served.cluster.apply("b", build_spec(null_server))
+        await served.until("b", "Valid")
+
+
+async def test_server_that_cannot_be_reached_makes_a_run_invalid_and_a_lacking_model_a_failure(
+    served: Served,
+) -> None:
+    async with operating(served):
+        served.cluster.apply("invalid", build_spec(1))
+        served.cluster.apply("failed", build_spec(1, target={}))
+        invalid = await served.until("invalid", "Invalid")
+        failed = await served.until("failed", "Failed")
+
+    assert invalid["verdict"].startswith("invalid: requests failed")
+    assert "give target.model" in " ".join(failed["faults"])
+
+
+async def test_deletion_in_the_middle_of_a_run_ends_it_within_seconds_and_keeps_a_partial_report(
+    served: Served, null_server: int, tmp_path: Path
+) -> None:
+    async with operating(served):
+        served.cluster.apply("b", build_spec(null_server, 600, results={"claim": "mine"}))
+        status = await served.until("b", "Running")
+        folder = tmp_path / "results" / status["report"].partition("/")[2]
+        journal = folder / "run.jsonl"
+        await served.wait(lambda: journal.exists() and journal.stat().st_size > 20_000)
+        await served.cluster.remove(BENCHMARKS, "b")
+        await served.wait(lambda: not served.cluster.of(JOBS).objects)
+
+    assert "invalid: partial" in (folder / "summary.txt").read_text()
+
+
+async def test_operator_that_is_killed_goes_on_with_the_run(served: Served, null_server: int) -> None:
+    async with operating(served) as operator:
+        served.cluster.apply("b", build_spec(null_server, 6))
+        running = await served.until("b", "Running")
+        operator.kill()
+        status = await served.until("b", "Valid")
+
+    assert operator.starts == 2
+    assert status["run"] == running["run"]
+    assert served.cluster.asked.count("POST jobs") == 1
+
+
+async def test_suspended_run_ends_and_a_resumed_one_begins_again(served: Served, null_server: int) -> None:
+    async with operating(served):
+        served.cluster.apply("b", build_spec(null_server, 600))
+        await served.until("b", "Running")
+        served.cluster.apply("b", build_spec(null_server, 600, suspend=True))
+        await served.until("b", "Suspended")
+        await served.wait(lambda: not served.cluster.of(JOBS).objects)
+        served.cluster.apply("b", build_spec(null_server, 600))
+        await served.until("b", "Running")
+        await served.wait(lambda: bool(served.cluster.of(JOBS).objects))
+
+    assert served.cluster.asked.count("POST jobs") == 2
+
+
+async def test_api_servers_faults_are_lived_through(served: Served, null_server: int) -> None:
+    """Lists and watches expire, writes conflict or fail, the server compacts: one run, one verdict.
+
+    kopf gives up when a watch is answered 410 outright: it is begun again, the operator goes on.
+    """
+    cluster = served.cluster
+    cluster.answer_next("list", refuses(500), kind=BENCHMARKS)
+    expired = line("ERROR", status_object(410, "too old resource version"))
+    half = line("ADDED", {"metadata": {"name": "half"}})[:20]
+    cluster.answer_next("watch", streams(expired), streams(half), kind=BENCHMARKS)
+    cluster.answer_next("watch", streams(half, then_cut=True), kind=JOBS)
+    cluster.faults = {
+        ("POST", "jobs"): [500, 429],
+        ("POST", "configmaps"): [503],
+        ("PUT", "benchmarks"): [409, 500],
+        ("POST", "leases"): [500],
+    }
+    async with operating(served) as operator:
+        cluster.apply("b", build_spec(null_server))
+        await served.until("b", "Running")
+        cluster.compact()
+        cluster.end_watches(BENCHMARKS)
+        cluster.end_watches(JOBS)
+        status = await served.until("b", "Valid")
+
+    assert operator.starts == 1
+    assert len(status["history"]) == 1
+    assert not any(cluster.faults.values())
+    assert len(cluster.of(PODS).objects) == 1
+
+
+async def test_one_of_two_replicas_acts_and_the_other_takes_over(served: Served, null_server: int) -> None:
+    """The first one ends in order and gives its Lease up: the second need not wait until it has run out."""
+    async with operating(served):
+        await served.wait(lambda: name_leader(served) != "")
+        first = name_leader(served)
+        async with operating(served):
+            served.cluster.apply("a", build_spec(null_server))
+            await served.until("a", "Valid")
+            assert name_leader(served) == first
+        assert name_leader(served) == first
+    assert name_leader(served) == ""
+    async with operating(served):
+        served.cluster.apply("b", build_spec(null_server))
+        await served.until("b", "Valid")
+        assert name_leader(served) not in {"", first}
+
+    assert served.cluster.asked.count("POST jobs") == 2
+
+
+def test_lease_is_taken_when_its_record_has_not_changed_for_its_duration() -> None:
+    sight, terms = Sight(), Terms(duration_s=15)
+    theirs = write_lease(None, "default", "other", terms, NOON)
+
+    assert sight.look(None, "me", 0, terms)
+    assert not sight.look(theirs, "me", 100, terms)
+    assert not sight.look(theirs, "me", 115, terms)
+    assert sight.look(theirs, "me", 115.1, terms)
+    renewed = theirs | {"spec": theirs["spec"] | {"renewTime": "later"}}
+    assert not sight.look(renewed, "me", 116, terms)
+    assert sight.look(write_lease(theirs, "default", "me", terms, NOON), "me", 117, terms)
+    assert sight.look(write_lease(theirs, "default", "", terms, NOON), "me", 118, terms)

@@ -1,0 +1,268 @@
+"""What is done about a Benchmark: what there is, what follows, and a crash between any two acts."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.bench.board import Notice
+from extproc.operator.objects import LEADER, WORKERS
+from extproc.operator.state import Create, Delete, Planned, WriteStatus
+from tests.operator.world import SPEC, World, brief
+
+
+def test_benchmark_that_was_applied_is_run_once() -> None:
+    """A Job is made and the status says so; it ends, and the status has verdict and figures; nothing more."""
+    world = World()
+    world.settle()
+    (leader,) = world.active()
+    assert world.status["phase"] == "Running"
+    assert world.condition("Running") == ("True", "JobIsActive")
+    assert world.status["run"] == leader.run
+
+    world.after(seconds=110)
+    world.end(brief(req_per_s=9.87, ttft_p95_ms=123.4))
+    world.settle()
+    assert world.status["phase"] == "Valid"
+    assert world.status["verdict"] == "valid"
+    assert world.status["summary"] == {"requestsPerSecond": "9.87", "ttftP95": "123 ms"}
+    assert world.status["report"] == f"b-results/b/{leader.run}"
+    assert world.condition("Valid") == ("True", "Measured")
+    assert "percentiles" in world.status["definitions"]
+
+    world.after(hours=100)
+    world.settle()
+    assert world.made.count(f"Job/{leader.run}") == 1
+
+
+def test_refused_spec_is_a_condition_with_the_reason_and_no_job() -> None:
+    world = World(spec={**SPEC, "performance": {"traffic-shape": {}}})
+    world.settle()
+
+    assert world.objects == {}
+    assert world.status["phase"] == "Refused"
+    assert world.condition("Planned") == ("False", "SpecRefused")
+    assert "give req-rate" in world.status["faults"][0]
+
+
+def test_spec_that_the_plan_finds_impossible_makes_no_job() -> None:
+    world = World(planned=Planned(faults=("3.1 cores are needed",)))
+    world.settle()
+
+    assert world.objects == {}
+    assert (world.status["phase"], world.status["faults"]) == ("Refused", ["3.1 cores are needed"])
+
+
+def test_refused_spec_that_is_mended_runs() -> None:
+    world = World(spec={**SPEC, "workers": 0})
+    world.settle()
+    assert world.status["phase"] == "Refused"
+    world.change(workers=1)
+    world.settle()
+
+    assert world.status["phase"] == "Running"
+    assert world.condition("Planned") == ("True", "Possible")
+
+
+def test_several_workers_are_an_indexed_job_behind_a_service_and_end_with_their_leader() -> None:
+    world = World(spec={**SPEC, "workers": 3})
+    world.settle()
+    jobs = {job.part: job for job in world.active()}
+    workers = world.objects["Job", jobs[WORKERS].name]["spec"]
+    leader = world.objects["Job", jobs[LEADER].name]["spec"]["template"]["spec"]["containers"][0]["command"]
+
+    assert (workers["completionMode"], workers["completions"], workers["parallelism"]) == ("Indexed", 3, 3)
+    service = jobs[WORKERS].name
+    assert leader[leader.index("--workers") + 1] == ",".join(
+        f"{service}-{i}.{service}:9200" for i in range(3)
+    )
+    assert ("Service", service) in world.objects
+    assert ("Secret", service) in world.objects
+
+    world.end(brief())
+    world.settle()
+    assert [job.part for job in world.jobs.values()] == [LEADER]
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "phase", "valid", "failed"),
+    [
+        (brief(), 0, "Valid", "True", "False"),
+        (
+            brief(is_good=False, title="invalid: client-limited", faults=["late"]),
+            3,
+            "Invalid",
+            "False",
+            "False",
+        ),
+        ("extproc: target.model: there is none", 2, "Failed", "Unknown", "True"),
+        ("", 137, "Failed", "Unknown", "True"),
+    ],
+    ids=["valid", "invalid", "refused", "killed"],
+)
+def test_end_of_a_run_is_a_verdict_or_a_failure(
+    words: str, exit_code: int, phase: str, valid: str, failed: str
+) -> None:
+    world = World()
+    world.settle()
+    world.end(words, exit_code, None if exit_code == 0 else "BackoffLimitExceeded")
+    world.settle()
+
+    assert world.status["phase"] == phase
+    assert world.condition("Valid")[0] == valid
+    assert world.condition("Failed")[0] == failed
+    assert (
+        world.status["faults"]
+        == {
+            "Valid": [],
+            "Invalid": ["late"],
+            "Failed": [words or "BackoffLimitExceeded"],
+        }[phase]
+    )
+
+
+def test_changed_spec_ends_what_runs_and_begins_when_its_pods_are_gone() -> None:
+    world = World()
+    world.settle()
+    (old,) = world.active()
+    world.change(seed=5)
+    for action in world.decide():
+        world.act(action)
+    assert world.jobs[old.name].is_deleting
+    # Its Pods write what they know: nothing is begun beside them.
+    assert [type(action) for action in world.decide()] == []
+    world.collect()
+    world.settle()
+
+    (new,) = world.active()
+    assert new.run != old.run
+    assert world.status["run"] == new.run
+
+
+def test_suspended_benchmark_ends_what_runs_begins_nothing_and_goes_on_later() -> None:
+    world = World(spec={**SPEC, "workers": 2})
+    world.settle()
+    world.change(suspend=True)
+    world.settle()
+    assert world.jobs == {}
+    assert world.status["phase"] == "Suspended"
+    assert world.condition("Running") == ("False", "Suspended")
+    world.change(suspend=False)
+    world.settle()
+
+    assert len(world.active()) == 2
+    assert world.status["phase"] == "Running"
+
+
+def test_jobs_that_somebody_deleted_are_made_again() -> None:
+    world = World()
+    world.settle()
+    (job,) = world.active()
+    del world.jobs[job.name], world.objects["Job", job.name]
+    world.settle()
+
+    assert [each.name for each in world.active()] == [job.name]
+
+
+def test_condition_says_since_when() -> None:
+    world = World()
+    world.settle()
+    since = {each["type"]: each["lastTransitionTime"] for each in world.status["conditions"]}
+    world.after(minutes=1)
+    world.end(brief())
+    world.settle()
+    later = {each["type"]: each["lastTransitionTime"] for each in world.status["conditions"]}
+
+    assert later["Planned"] == since["Planned"]
+    assert later["Valid"] == later["Running"] == "2026-11-22T12:01:00Z"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_operator_that_dies_between_any_two_acts_ends_up_where_it_would_have(data: st.DataObject) -> None:
+    """Whenever it is cut off: one run at a time, none that ended is forgotten or done again, and it rests."""
+    schedule = data.draw(st.sampled_from([None, "*/2 * * * *"]))
+    world = World(spec={**SPEC, "workers": data.draw(st.integers(1, 2)), "history-limit": 50})
+    if schedule:
+        world.spec["schedule"] = schedule
+    ended: set[str] = set()
+    for _ in range(data.draw(st.integers(1, 12))):
+        actions = world.decide()
+        for action in actions[: data.draw(st.integers(0, len(actions)))]:
+            world.act(action)
+        match data.draw(st.sampled_from(["time", "end", "collect", "change", "suspend", "look"])):
+            case "time":
+                world.after(minutes=data.draw(st.integers(1, 5)))
+            case "end" if world.active(lambda job: job.part == LEADER):
+                ended.add(world.end(brief(req_per_s=1)))
+            case "collect":
+                world.collect()
+            case "change":
+                world.change(seed=data.draw(st.integers(0, 2)))
+            case "suspend":
+                world.change(suspend=data.draw(st.booleans()))
+        leaders = world.active(lambda job: job.part == LEADER)
+        assert len(leaders) <= 1
+    world.change(suspend=False)
+    world.collect()
+    world.settle()
+
+    known = {entry["run"] for entry in world.status["history"]}
+    assert ended <= known
+    assert len(known) == len(world.status["history"])
+    assert {job.run for job in world.active()}.isdisjoint(known)
+    assert schedule or world.active() or world.status["run"] in known
+
+
+def test_run_that_ended_is_in_the_status_before_its_jobs_go() -> None:
+    world = World(spec={**SPEC, "workers": 2})
+    world.settle()
+    world.end(brief())
+
+    assert [type(action) for action in world.decide()] == [WriteStatus, Delete]
+
+
+def test_leader_is_made_last_and_what_was_made_before_a_crash_is_enough() -> None:
+    world = World(spec={**SPEC, "workers": 2})
+    created = [action.body for action in world.decide() if isinstance(action, Create)]
+
+    kinds = [body["kind"] for body in created]
+    assert kinds == ["ConfigMap", "PersistentVolumeClaim", "Secret", "Service", "Job", "Job"]
+    assert created[-1]["metadata"]["labels"]["extproc.dev/part"] == LEADER
+    for action in world.decide()[:5]:
+        world.act(action)
+    world.settle()
+    assert len(world.active()) == 2
+
+
+def test_progress_is_what_the_leader_says() -> None:
+    """1. Nothing is known before it says something. 2. Its figures so far are what `kubectl get` shows."""
+    world = World()
+    world.settle()
+    (leader,) = world.active()
+    assert "progress" not in world.status
+    figures = {"req_per_s": 9.5, "ttft_p95_ms": 210.4}
+    world.notices[leader.run] = Notice("b", "45%", 450, 1000, figures)
+    world.settle()
+
+    assert world.status["progress"] == "45%"
+    assert world.status["soFar"] == {"doing": "b", "finished": 450, "planned": 1000, "figures": figures}
+    assert world.status["summary"] == {"requestsPerSecond": "9.50", "ttftP95": "210 ms"}
+    world.end(brief(req_per_s=9.87))
+    world.settle()
+    assert world.status["progress"] == "100%"
+    assert "soFar" not in world.status
+    assert world.status["summary"] == {"requestsPerSecond": "9.87"}
+
+
+def test_status_is_written_when_a_leader_has_come_further_and_not_at_every_look() -> None:
+    world = World()
+    world.settle()
+    (leader,) = world.active()
+    world.notices[leader.run] = Notice("b", "45%", 450, 1000)
+    world.settle()
+    world.notices[leader.run] = Notice("b", "45%", 457, 1000)
+    assert world.decide() == []
+    del world.notices[leader.run]  # it could not be asked this time
+    assert world.decide() == []
+    world.notices[leader.run] = Notice("b", "46%", 460, 1000)
+    assert [type(action) for action in world.decide()] == [WriteStatus]

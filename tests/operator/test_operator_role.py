@@ -1,0 +1,127 @@
+"""The operator's Role against the calls that it makes: none is refused, none is allowed that is not made."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from extproc.operator.objects import APP, BOARD_PORT, LEADER, PART_LABEL
+from tests.operator.cluster import JOBS, Served, serving
+from tests.operator.test_operator_modes import comparing, write_settings
+from tests.operator.test_operator_operator import operating
+
+Object = dict[str, Any]
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+pytestmark = pytest.mark.timeout(600)
+
+# Asked of the API server by an admission plugin, where there is one, not by the operator.
+_FOR_ADMISSION = {("extproc.dev", "benchmarks/finalizers", "update")}
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path) as made:
+        yield made
+
+
+async def test_role_allows_what_the_operator_does_and_nothing_else(served: Served, null_server: int) -> None:
+    """A story that needs all of it; the server of every other test refuses what the Role does not allow.
+
+    1. A comparison of two workers takes the router and is asked for an arm. 2. Somebody deletes the leader's
+    Job: what a run needs is found to be there. 3. It is suspended.
+    """
+    cluster = served.cluster
+    text, data = write_settings(null_server), {"name": "extproc"}
+    cluster.add({"apiVersion": "v1", "kind": "ConfigMap", "metadata": data, "data": {"extproc.yaml": text}})
+    spec = comparing(null_server, "127.0.0.1:1", workers=2)
+    async with operating(served):
+        cluster.apply("b", spec)
+        await served.wait(
+            lambda: cluster.of("v1/configmaps").objects["extproc"]["data"]["extproc.yaml"] != text
+        )
+        run = served.benchmark("b")["status"]["run"]
+        await cluster.remove(JOBS, run)
+        await served.wait(lambda: cluster.asked.count("POST jobs") == 4)
+        cluster.apply("b", {**spec, "suspend": True})
+        await served.wait(lambda: not cluster.of(JOBS).objects)
+        await served.wait(lambda: ("coordination.k8s.io", "leases", "update") in cluster.used)
+
+    assert cluster.used == cluster.rules.keys() - _FOR_ADMISSION
+    assert cluster.of("v1/configmaps").objects["extproc"]["data"]["extproc.yaml"] == text
+
+
+LEADER_POD = {"app.kubernetes.io/name": APP, PART_LABEL: LEADER}
+OPERATOR_POD = {"app.kubernetes.io/name": "extproc-operator"}
+ROUTER_POD = {"app.kubernetes.io/name": "extproc"}
+
+
+def list_policies() -> list[Object]:
+    """Those of the component, and of the router itself."""
+    folders = [MANIFESTS / "components" / "operator", MANIFESTS / "base"]
+    texts = [path.read_text() for folder in folders for path in folder.glob("*.yaml")]
+    documents = [each for text in texts for each in yaml.safe_load_all(text) if isinstance(each, dict)]
+    return [each["spec"] for each in documents if each.get("kind") == "NetworkPolicy"]
+
+
+def is_let(source: Object, target: Object, port: int) -> bool:
+    """Whether Pods with these labels may speak, as the policies add up: none of a direction allows all."""
+    return _allows("Ingress", "from", target, source, port) and _allows("Egress", "to", source, target, port)
+
+
+def _allows(direction: str, peers: str, pod: Object, other: Object, port: int) -> bool:
+    policies = [
+        each
+        for each in list_policies()
+        if direction in each["policyTypes"] and _matches(each["podSelector"], pod)
+    ]
+    rules = [rule for each in policies for rule in each.get(direction.lower(), ())]
+    return not policies or any(
+        any(each["port"] == port for each in rule["ports"])
+        and any(_matches(peer["podSelector"], other) for peer in rule.get(peers, ()) if "podSelector" in peer)
+        for rule in rules
+    )
+
+
+def _matches(selector: Object, labels: Object) -> bool:
+    return dict(selector.get("matchLabels", {})).items() <= labels.items()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "port", "expected"),
+    [
+        (OPERATOR_POD, LEADER_POD, BOARD_PORT, True),
+        (LEADER_POD, ROUTER_POD, 9090, True),
+        (LEADER_POD, ROUTER_POD, 9002, False),
+        (ROUTER_POD, LEADER_POD, BOARD_PORT, False),
+    ],
+)
+def test_policies_let_through_what_a_comparison_needs(
+    source: Object, target: Object, port: int, expected: bool
+) -> None:
+    assert is_let(source, target, port) is expected
+
+
+async def test_router_that_the_role_does_not_name_is_refused_with_the_reason(
+    served: Served, null_server: int
+) -> None:
+    data, text = {"name": "second"}, write_settings(null_server)
+    served.cluster.add(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": data, "data": {"extproc.yaml": text}}
+    )
+    async with operating(served):
+        served.cluster.apply("b", comparing(null_server, "r:1", router={"config-map": "second"}))
+        status = await served.until("b", "Refused")
+
+    assert "Role does not name it" in status["faults"][0]
+    assert served.cluster.denied == {("", "configmaps", "update")}
+    served.cluster.denied.clear()
+    assert not served.cluster.of(JOBS).objects
+
+
+async def test_only_the_router_that_is_named_may_be_written(served: Served) -> None:
+    """Who may write Benchmarks is not to change whatever ConfigMap there is by the operator's hand."""
+    names = served.cluster.rules["", "configmaps", "update"]
+
+    assert names == {"extproc"}

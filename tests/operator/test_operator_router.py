@@ -1,0 +1,326 @@
+"""A router's ConfigMap while Benchmarks switch it: taken, changed, and given back as it was found."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.bench.board import Notice
+from extproc.bench.experiments.router_settings import lay_strategy, read_strategy
+from extproc.operator.objects import LEADER
+from extproc.operator.resource import SpecRefused, parse_benchmark
+from extproc.operator.router import KEPT_ANNOTATION, SWITCHED_LABEL, read_hold
+from extproc.operator.state import Create, Replace
+from tests.operator.world import SPEC, World, brief
+
+Object = dict[str, Any]
+TEXT = """\
+# What the operators wrote, comments and all.
+pools:
+- name: other
+  strategy: {name: random}
+- name: llama
+  endpoints: {static: ["10.0.0.1:8000"]}
+  strategy: {name: prefix_cache, engine: h100-llama8b-bf16}
+"""
+LEAST_LOAD: Object = {"name": "least_load"}
+PREFIX_HASH: Object = {"name": "prefix_hash", "load_factor": 1.5}
+AB: Object = {
+    **SPEC,
+    "mode": "ab",
+    "router": {"config-map": "extproc"},
+    "ab": {"arms": ["least_load", PREFIX_HASH], "admin": "extproc:9090", "pool": "llama"},
+}
+
+
+def config_map(text: str = TEXT, **metadata: Any) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "extproc", "namespace": "default", **metadata},
+        "data": {"extproc.yaml": text, "other": "stays"},
+    }
+
+
+def comparing(**spec: Any) -> World:
+    return World(spec={**AB, **spec}, routers={"extproc": config_map()})
+
+
+def text_of(world: World) -> str:
+    text: str = world.routers["extproc"]["data"]["extproc.yaml"]
+    return text
+
+
+def ask(world: World, arm: Object) -> None:
+    """Has the leader of the run that goes say that it wants an arm."""
+    (leader,) = world.active(lambda job: job.part == LEADER)
+    world.notices[leader.run] = Notice("least_load, repeat 1 of 3", "3%", wanted=arm)
+    world.settle()
+
+
+def strategy_of(world: World) -> Object:
+    return read_strategy(text_of(world), "llama")
+
+
+def test_router_is_taken_before_the_run_begins_and_not_changed_before_its_leader_asks() -> None:
+    world = comparing()
+    kinds = [type(action) for action in world.decide()]
+    assert kinds[0] is Replace
+    assert Create in kinds
+    world.settle()
+
+    assert text_of(world) == TEXT
+    hold = read_hold(world.routers["extproc"])
+    assert hold is not None
+    assert (hold.benchmark, hold.run) == ("b", world.status["run"])
+    assert world.routers["extproc"]["metadata"]["labels"] == {SWITCHED_LABEL: "b"}
+
+
+def test_arm_that_the_leader_asks_for_is_written_and_nothing_else_is() -> None:
+    world = comparing()
+    world.settle()
+    for arm in (LEAST_LOAD, PREFIX_HASH, LEAST_LOAD):
+        ask(world, arm)
+        assert strategy_of(world) == arm
+        assert read_strategy(text_of(world), "other") == {"name": "random"}
+        assert world.routers["extproc"]["data"]["other"] == "stays"
+
+
+@pytest.mark.parametrize("arm", [{"name": "random"}, {"name": "prefix_hash"}, {}])
+def test_what_is_no_arm_of_the_spec_is_not_written_whoever_asks(arm: Object) -> None:
+    world = comparing()
+    world.settle()
+    ask(world, arm)
+
+    assert text_of(world) == TEXT
+
+
+def end(world: World) -> None:
+    world.end(brief(title="comparable"))
+
+
+def suspend(world: World) -> None:
+    world.change(suspend=True)
+
+
+def turn_into_a_run(world: World) -> None:
+    world.change(mode="run", router={})
+
+
+def spoil(world: World) -> None:
+    world.change(workers=0)
+
+
+def name_another_router(world: World) -> None:
+    world.routers["second"] = config_map() | {"metadata": {"name": "second", "namespace": "default"}}
+    world.change(router={"config-map": "second"})
+
+
+@pytest.mark.parametrize("happen", [end, suspend, turn_into_a_run, spoil, name_another_router])
+def test_router_is_as_it_was_found_when_its_run_is_over(happen: Callable[[World], None]) -> None:
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    happen(world)
+    world.settle()
+
+    assert world.routers["extproc"] == config_map()
+
+
+def test_run_after_a_run_takes_what_the_operators_wrote_not_the_last_arm() -> None:
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    world.change(seed=5)
+    world.settle()
+
+    hold = read_hold(world.routers["extproc"])
+    assert hold is not None
+    assert (hold.run, hold.text, text_of(world)) == (world.status["run"], TEXT, TEXT)
+
+
+def test_benchmark_made_again_under_its_name_takes_the_router_that_its_forerunner_left() -> None:
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    again = comparing()
+    hold = read_hold(world.routers["extproc"])
+    assert hold is not None
+    left = world.routers["extproc"]["metadata"]["annotations"][KEPT_ANNOTATION].replace('"u"', '"gone"')
+    again.routers["extproc"] = config_map(
+        text_of(world), labels={SWITCHED_LABEL: "b"}, annotations={KEPT_ANNOTATION: left}
+    )
+    again.settle()
+
+    assert text_of(again) == TEXT
+    assert again.status["phase"] == "Running"
+
+
+def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
+    """1. A whole new file: it stays. 2. An edit of what the arm is in: it stays, the arm goes."""
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    theirs = TEXT.replace("h100-llama8b-bf16", "l4-llama8b-fp8")
+    world.routers["extproc"]["data"]["extproc.yaml"] = theirs
+    world.settle()
+    assert strategy_of(world) == PREFIX_HASH
+    edited = text_of(world).replace("10.0.0.1", "10.0.0.2")
+    world.routers["extproc"]["data"]["extproc.yaml"] = edited
+    end(world)
+    world.settle()
+
+    assert text_of(world) == lay_strategy(edited, "llama", read_strategy(theirs, "llama"))
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["during the run", "at its end"])
+def test_router_whose_label_somebody_took_off_is_given_back_all_the_same(is_over: bool) -> None:
+    """By its label it is found when its Benchmark is gone: during the run it is put back."""
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    if is_over:
+        world.end(brief())
+    del world.routers["extproc"]["metadata"]["labels"]
+    world.settle()
+    if not is_over:
+        assert world.routers["extproc"]["metadata"]["labels"] == {SWITCHED_LABEL: "b"}
+        assert strategy_of(world) == PREFIX_HASH
+        end(world)
+        world.settle()
+
+    assert world.routers["extproc"] == config_map()
+
+
+@pytest.mark.parametrize(
+    "theirs", ["", "pools: [", "pools: []", TEXT.replace("name: llama", "name: other-name")]
+)
+def test_router_that_somebody_makes_unusable_during_a_run_ends_it_and_stays_theirs(theirs: str) -> None:
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    world.routers["extproc"]["data"]["extproc.yaml"] = theirs
+    world.settle()
+
+    assert (world.status["phase"], world.jobs) == ("Refused", {})
+    assert text_of(world) == theirs
+    assert read_hold(world.routers["extproc"]) is None
+
+
+def test_router_whose_settings_somebody_deletes_during_a_run_ends_it() -> None:
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    del world.routers["extproc"]["data"]["extproc.yaml"]
+    world.settle()
+
+    assert (world.status["phase"], world.jobs) == ("Refused", {})
+    assert "no key extproc.yaml" in world.status["faults"][0]
+
+
+def test_copy_of_a_router_that_was_made_meanwhile_belongs_to_nobody() -> None:
+    world = comparing()
+    world.settle()
+    ask(world, PREFIX_HASH)
+    copy = world.routers["extproc"]
+    assert read_hold({**copy, "metadata": {**copy["metadata"], "name": "copy"}}) is None
+
+
+@pytest.mark.parametrize("kept", ["", "{}", "[]", '{"config_map": "extproc"}'])
+def test_annotation_that_somebody_spoilt_is_not_gone_by(kept: str) -> None:
+    world = comparing()
+    world.routers["extproc"] = config_map(labels={SWITCHED_LABEL: "b"}, annotations={KEPT_ANNOTATION: kept})
+    world.settle()
+
+    assert world.status["phase"] == "Running"
+    assert text_of(world) == TEXT
+
+
+def test_router_that_another_benchmark_has_is_waited_for() -> None:
+    other = comparing()
+    other.settle()
+    taken = other.routers["extproc"]
+    kept = taken["metadata"]["annotations"][KEPT_ANNOTATION]
+    world = comparing()
+    world.routers["extproc"] = config_map(
+        labels={SWITCHED_LABEL: "a"}, annotations={KEPT_ANNOTATION: kept.replace('"b"', '"a"')}
+    )
+    world.settle()
+    assert (world.status["phase"], world.condition("Running")) == ("Waiting", ("False", "RouterIsTaken"))
+    assert world.jobs == {}
+    world.routers["extproc"] = config_map()
+    world.settle()
+
+    assert world.status["phase"] == "Running"
+
+
+@pytest.mark.parametrize(
+    ("router", "fault"),
+    [
+        (None, "there is none"),
+        ({**config_map(), "data": {}}, "no key extproc.yaml"),
+        (config_map("pools: [{name: other}]"), "no pool 'llama'"),
+        (config_map("pools: ["), "extproc: the settings"),
+        (config_map("just text"), "no pools"),
+        (config_map("# " + 200_000 * "x"), "cannot be kept"),
+    ],
+)
+def test_router_that_cannot_be_switched_is_refused_before_anything_is_made(
+    router: Object | None, fault: str
+) -> None:
+    world = World(spec=AB, routers={} if router is None else {"extproc": router})
+    world.settle()
+
+    assert world.jobs == {}
+    assert world.status["phase"] == "Refused"
+    assert fault in world.status["faults"][0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"router": {}}, "give router.config-map"),
+        ({"ab": {"settings-file": "/x", "admin": "r:1"}}, "ab.settings-file"),
+        ({"ab": {"command": ["x"], "admin": "r:1"}}, "not both"),
+        ({"ab": {}}, "ab.admin"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["ab", "sweep"])
+def test_comparison_says_how_strategies_are_changed(mode: str, changed: Object, fault: str) -> None:
+    with pytest.raises(SpecRefused, match=fault):
+        parse_benchmark(World(spec={**AB, "mode": mode, **changed}).body())
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_router_is_given_back_wherever_the_operator_is_cut_off(data: st.DataObject) -> None:
+    """Whatever happens between any two acts: only a run that goes on leaves the router changed."""
+    world = comparing(schedule="*/2 * * * *", **{"history-limit": 50})
+    for _ in range(data.draw(st.integers(1, 12))):
+        actions = world.decide()
+        for action in actions[: data.draw(st.integers(0, len(actions)))]:
+            world.act(action)
+        leaders = world.active(lambda job: job.part == LEADER)
+        match data.draw(st.sampled_from(["time", "end", "collect", "change", "suspend", "ask"])):
+            case "time":
+                world.after(minutes=data.draw(st.integers(1, 5)))
+            case "end" if leaders:
+                world.end(brief())
+            case "collect":
+                world.collect()
+            case "change":
+                world.change(seed=data.draw(st.integers(0, 2)))
+            case "suspend":
+                world.change(suspend=data.draw(st.booleans()))
+            case "ask" if leaders:
+                arm = data.draw(st.sampled_from([LEAST_LOAD, PREFIX_HASH]))
+                world.notices[leaders[0].run] = Notice(wanted=arm)
+        hold = read_hold(world.routers["extproc"])
+        assert text_of(world) == TEXT or hold is not None
+        assert hold is None or hold.text == TEXT
+    world.change(suspend=True)
+    world.settle()
+
+    assert world.routers["extproc"] == config_map()

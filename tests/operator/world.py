@@ -1,0 +1,146 @@
+"""A cluster as small as it can be: it holds what the operator made, and Jobs that end when a test says so."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from extproc.bench.board import Notice
+from extproc.bench.report.brief import Brief, encode_brief
+from extproc.operator.crd import build_crd
+from extproc.operator.objects import DUE_ANNOTATION, LEADER, PART_LABEL, RUN_LABEL
+from extproc.operator.reconcile import reconcile, refuse
+from extproc.operator.resource import SpecRefused, parse_benchmark, read_time
+from extproc.operator.router import SWITCHED_LABEL
+from extproc.operator.state import (
+    Action,
+    Create,
+    Delete,
+    JobState,
+    LastWords,
+    Observed,
+    Planned,
+    Replace,
+    WriteStatus,
+)
+from tests.operator.structural import list_refusals
+
+Object = dict[str, Any]
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+STATUS = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+HELD = {SWITCHED_LABEL: "b"}
+SPEC: Object = {"endpoint": "llm:8000", "performance": {"traffic-shape": {"req-rate": 10, "duration": 100}}}
+
+
+def brief(*, is_good: bool = True, title: str = "valid", faults: Sequence[str] = (), **figures: float) -> str:
+    return encode_brief(Brief(title, is_good, tuple(faults), (), dict(figures))).decode()
+
+
+@dataclass
+class World:
+    """One Benchmark, and whatever was made for it. `made` counts how often an object was really created."""
+
+    spec: Object = field(default_factory=lambda: dict(SPEC))
+    now: datetime = NOON
+    status: Object = field(default_factory=dict)
+    generation: int = 1
+    objects: dict[tuple[str, str], Object] = field(default_factory=dict)
+    jobs: dict[str, JobState] = field(default_factory=dict)
+    words: dict[str, LastWords] = field(default_factory=dict)
+    planned: Planned = field(default_factory=Planned)
+    notices: dict[str, Notice] = field(default_factory=dict)
+    routers: dict[str, Object] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+
+    def body(self) -> Object:
+        metadata = {
+            "name": "b",
+            "namespace": "default",
+            "uid": "u",
+            "generation": self.generation,
+            "creationTimestamp": "2026-11-22T11:00:30Z",
+        }
+        return {"metadata": metadata, "spec": self.spec, "status": self.status}
+
+    def change(self, **spec: Any) -> None:
+        self.spec = self.spec | {name.replace("_", "-"): value for name, value in spec.items()}
+        self.generation += 1
+
+    def decide(self) -> list[Action]:
+        held = [each for each in self.routers.values() if each["metadata"].get("labels") == HELD]
+        observed = Observed(
+            tuple(self.jobs.values()), self.words, self.planned, self.notices, held=tuple(held)
+        )
+        try:
+            benchmark = parse_benchmark(self.body())
+        except SpecRefused as refused:
+            return refuse(self.body(), str(refused), observed, self.now)
+        router = self.routers.get(benchmark.operation.router.config_map or "")
+        observed = replace(observed, router=router)
+        return reconcile(benchmark, observed, self.now, image="image:1", token="t" * 32)
+
+    def act(self, action: Action) -> None:
+        match action:
+            case WriteStatus(status):
+                # What the schema does not know the API server would drop, and every look would be a write.
+                assert list_refusals(STATUS, status) == []
+                self.status = status
+            case Replace(made):
+                self.routers[made["metadata"]["name"]] = made
+            case Delete(name, uid):
+                job = self.jobs[name]
+                assert job.uid == uid
+                self.jobs[name] = replace(job, is_deleting=True)
+            case Create(made):
+                self._create(made)
+
+    def _create(self, made: Object) -> None:
+        metadata = made["metadata"]
+        key = made["kind"], metadata["name"]
+        if key in self.objects:
+            return
+        self.objects[key] = made
+        self.made.append("/".join(key))
+        if made["kind"] == "Job":
+            due = metadata.get("annotations", {}).get(DUE_ANNOTATION)
+            self.jobs[metadata["name"]] = JobState(
+                name=metadata["name"],
+                run=metadata["labels"][RUN_LABEL],
+                part=metadata["labels"][PART_LABEL],
+                uid=f"uid-{len(self.made)}",
+                started=self.now,
+                due=read_time(due) if due else None,
+            )
+
+    def settle(self, most: int = 10) -> None:
+        """Lets the operator act until it has nothing to do; Pods that were told to go are gone at once."""
+        for _ in range(most):
+            actions = self.decide()
+            if not actions:
+                return
+            for action in actions:
+                self.act(action)
+            self.collect()
+        raise AssertionError(f"never content: {self.decide()}")
+
+    def collect(self) -> None:
+        for job in [job for job in self.jobs.values() if job.is_deleting]:
+            del self.jobs[job.name], self.objects["Job", job.name]
+
+    def after(self, **span: float) -> None:
+        self.now += timedelta(**span)
+
+    def end(self, words: str = "", exit_code: int = 0, failure: str | None = None) -> str:
+        """Ends the leader's Job that goes; returns its run."""
+        (job,) = [job for job in self.active() if job.part == LEADER]
+        self.jobs[job.name] = replace(job, finished=self.now, failure=failure)
+        if words:
+            self.words[job.run] = LastWords(exit_code, words)
+        return job.run
+
+    def active(self, claim: Callable[[JobState], bool] = lambda _: True) -> list[JobState]:
+        return [job for job in self.jobs.values() if not (job.is_over or job.is_deleting) and claim(job)]
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        (found,) = [each for each in self.status["conditions"] if each["type"] == kind]
+        return found["status"], found["reason"]

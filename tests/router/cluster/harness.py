@@ -1,0 +1,69 @@
+"""What the tests of every source share: a sink that remembers, and a source run for a while."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from extproc.router.cluster.kube_api import Patience
+from extproc.router.cluster.kubernetes import KubernetesSource
+from extproc.router.cluster.source import Source
+from extproc.router.routing.endpoint import Endpoint
+
+PATIENT = Patience()
+IMPATIENT = Patience(answer_s=0.5, silence_s=0.5)
+BuildSource = Callable[..., KubernetesSource]
+
+
+class RecordingSink:
+    """A pool's end of the seam that remembers everything it is told."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[Endpoint]] = []
+        self.confirmed_total = 0
+        self.restarts: list[str] = []
+        self.reasons: list[str | None] = []
+        self.lacking: list[tuple[str, str]] = []
+
+    @property
+    def names(self) -> list[str]:
+        return [endpoint.name for endpoint in self.lists[-1]] if self.lists else []
+
+    @property
+    def addresses(self) -> list[str]:
+        return [endpoint.address for endpoint in self.lists[-1]] if self.lists else []
+
+    def replace(self, endpoints: Sequence[Endpoint]) -> None:
+        self.lists.append(list(endpoints))
+
+    def confirm(self, age_s: float = 0.0) -> None:
+        self.confirmed_total += 1
+
+    def restarted(self, why: str, reason: str | None = None) -> None:
+        self.restarts.append(why)
+        self.reasons.append(reason)
+
+    def lacks(self, why: str, reason: str) -> None:
+        self.lacking.append((why, reason))
+
+    async def until(self, claim: Callable[["RecordingSink"], object], timeout_s: float = 20.0) -> None:
+        """Waits until `claim` holds; raises `TimeoutError` if it does not in time."""
+        async with asyncio.timeout(timeout_s):
+            while not claim(self):  # noqa: ASYNC110 - a claim is any expression over what was told
+                await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def running(source: Source, sink: RecordingSink) -> AsyncIterator[asyncio.Task[None]]:
+    """Runs `source` in the background; a source that ends by itself fails the test."""
+    task = asyncio.create_task(source.run(sink))
+    try:
+        yield task
+        assert not task.done(), "the source ended by itself"
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def has(*names: str) -> Callable[[RecordingSink], bool]:
+    return lambda sink: sink.names == [f"default/{name}" for name in names]

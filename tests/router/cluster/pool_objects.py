@@ -1,0 +1,106 @@
+"""InferencePools and Pods as the API server sends them: JSON, with the fields that we do not read too."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from extproc.router.cluster.inference_pools import InferencePool, InferencePoolV1, InferencePoolV1Alpha2
+from extproc.router.cluster.pods import Pod
+
+Object = dict[str, Any]
+
+LABELS = {"app": "vllm", "model": "llama"}
+
+
+def pool_object(
+    name: str = "vllm",
+    *,
+    labels: dict[str, str] | None = None,
+    ports: Sequence[int] = (8000,),
+    parents: list[Object] | None = None,
+) -> Object:
+    return {
+        "apiVersion": "inference.networking.k8s.io/v1",
+        "kind": "InferencePool",
+        "metadata": {"name": name, "namespace": "default", "generation": 1},
+        "spec": {
+            "selector": {"matchLabels": LABELS if labels is None else labels},
+            "targetPorts": [{"number": port} for port in ports],
+            "endpointPickerRef": {"name": "extproc", "port": {"number": 9002}, "failureMode": "FailOpen"},
+        },
+        "status": {"parents": parents or []},
+    }
+
+
+def old_pool_object(
+    name: str = "vllm",
+    *,
+    labels: dict[str, str] | None = None,
+    port: int = 8000,
+    parents: list[Object] | None = None,
+) -> Object:
+    return {
+        "apiVersion": "inference.networking.x-k8s.io/v1alpha2",
+        "kind": "InferencePool",
+        "metadata": {"name": name, "namespace": "default", "generation": 1},
+        "spec": {
+            "selector": LABELS if labels is None else labels,
+            "targetPortNumber": port,
+            "extensionRef": {"name": "extproc", "failureMode": "FailOpen"},
+        },
+        "status": {"parent": parents or []},
+    }
+
+
+def objective(name: str, priority: int, pool: str = "vllm") -> Object:
+    return {
+        "apiVersion": "inference.networking.x-k8s.io/v1alpha2",
+        "kind": "InferenceObjective",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"poolRef": {"name": pool}, "priority": priority},
+    }
+
+
+def parent(name: str, **conditions: str) -> Object:
+    """What one gateway says of a pool: the status of each condition."""
+    return {
+        "parentRef": {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name},
+        "conditions": [
+            {"type": type_, "status": status, "reason": f"{type_}Is{status}", "message": "…"}
+            for type_, status in conditions.items()
+        ],
+    }
+
+
+def running_pod(
+    name: str,
+    *addresses: str,
+    phase: str = "Running",
+    ready: str | None = "True",
+    deleted: bool = False,
+    labels: dict[str, str] | None = None,
+) -> Object:
+    """A pod; `ready` is the status of its condition Ready, `None` without one."""
+    metadata: Object = {"name": name, "namespace": "default", "labels": LABELS if labels is None else labels}
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-11-22T05:00:00Z"
+    status: Object = {"phase": phase, "hostIP": "192.0.2.1", "qosClass": "Burstable"}
+    status["conditions"] = [{"type": "PodScheduled", "status": "True", "lastProbeTime": None}]
+    if ready is not None:
+        status["conditions"].append({"type": "Ready", "status": ready})
+    if addresses:
+        status["podIP"] = addresses[0]
+        status["podIPs"] = [{"ip": address} for address in addresses]
+    spec = {"containers": [{"name": "vllm", "image": "vllm", "env": [{"name": "A", "value": "b" * 100}]}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+
+
+def parsed_pod(pod: Object) -> Pod:
+    return msgspec.json.decode(msgspec.json.encode(pod), type=Pod)
+
+
+def parsed_pool(pool: Object) -> InferencePool:
+    is_v1 = pool["apiVersion"].endswith("/v1")
+    kind: type[InferencePool] = InferencePoolV1 if is_v1 else InferencePoolV1Alpha2
+    return msgspec.json.decode(msgspec.json.encode(pool), type=kind)

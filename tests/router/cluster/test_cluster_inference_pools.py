@@ -1,0 +1,73 @@
+"""What an InferencePool of either API group asks for."""
+
+import pytest
+
+from tests.router.cluster.pool_objects import Object, old_pool_object, parent, parsed_pool, pool_object
+
+REFUSED = [parent("llm", Accepted="False", ResolvedRefs="True")]
+UNSEEN = [parent("default", Accepted="Unknown")]
+
+
+@pytest.mark.parametrize(
+    ("pool", "selector", "ports"),
+    [
+        (pool_object(), "app=vllm,model=llama", (8000,)),
+        (pool_object(ports=[8000, 8001, 8002]), "app=vllm,model=llama", (8000, 8001, 8002)),
+        (pool_object(ports=[8000, 8000]), "app=vllm,model=llama", (8000,)),
+        (pool_object(labels={"z": "1", "a.b/c": ""}), "a.b/c=,z=1", (8000,)),
+        (old_pool_object(), "app=vllm,model=llama", (8000,)),
+        (old_pool_object(labels={"app": "x"}, port=9000), "app=x", (9000,)),
+    ],
+)
+def test_a_pool_is_a_selector_and_ports(pool: Object, selector: str, ports: tuple[int, ...]) -> None:
+    terms = parsed_pool(pool).terms
+
+    assert (terms.selector, terms.ports, terms.fault) == (selector, ports, None)
+
+
+@pytest.mark.parametrize(
+    ("pool", "fault"),
+    [
+        (pool_object(labels={}), ("no_selector", "has no labels in its selector")),
+        (old_pool_object(labels={}), ("no_selector", "has no labels in its selector")),
+        (pool_object(ports=[]), ("no_port", "has no target port")),
+        (pool_object() | {"spec": {}}, ("no_selector", "has no labels in its selector")),
+        (old_pool_object() | {"spec": {"selector": {"app": "x"}}}, ("no_port", "has no target port")),
+        ({**pool_object(), "spec": None}, ("no_selector", "has no labels in its selector")),
+        ({**old_pool_object(), "spec": None}, ("no_selector", "has no labels in its selector")),
+    ],
+)
+def test_a_pool_that_selects_nothing_is_at_fault_and_not_every_pod_of_its_namespace(
+    pool: Object, fault: tuple[str, str]
+) -> None:
+    assert parsed_pool(pool).terms.fault == fault
+
+
+@pytest.mark.parametrize(
+    ("pool", "refusals"),
+    [
+        (pool_object(parents=REFUSED), ("llm: Accepted is False (AcceptedIsFalse)",)),
+        (old_pool_object(parents=REFUSED), ("llm: Accepted is False (AcceptedIsFalse)",)),
+        (pool_object(parents=[parent("llm", Accepted="True")]), ()),
+        (pool_object(parents=UNSEEN), ()),
+        (old_pool_object(parents=UNSEEN), ()),
+        (pool_object(parents=[{"conditions": None}, {}]), ()),
+        (
+            pool_object(parents=[{"conditions": [{"type": "Accepted", "status": "False"}]}]),
+            ("a gateway: Accepted is False ()",),
+        ),
+        (
+            pool_object(
+                parents=[
+                    parent("a", Accepted="True", ResolvedRefs="False"),
+                    parent("b", Accepted="False") | {"parentRef": {"name": "b", "namespace": "edge"}},
+                ]
+            ),
+            ("a: ResolvedRefs is False (ResolvedRefsIsFalse)", "edge/b: Accepted is False (AcceptedIsFalse)"),
+        ),
+        ({**pool_object(), "status": None}, ()),
+        ({**old_pool_object(), "status": None}, ()),
+    ],
+)
+def test_what_gateways_have_against_a_pool_is_a_line_each(pool: Object, refusals: tuple[str, ...]) -> None:
+    assert parsed_pool(pool).terms.refusals == refusals

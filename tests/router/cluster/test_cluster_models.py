@@ -1,0 +1,285 @@
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from extproc.router.cluster.models import ModelsSource, Pace
+from extproc.router.cluster.source import Sink
+from extproc.router.cluster.static import StaticSource
+from extproc.router.routing.endpoint import Endpoint
+from tests.router.cluster.harness import RecordingSink, running
+
+BASE = {"id": "llama", "object": "model", "parent": None}
+LORA = {"id": "sql-lora", "object": "model", "parent": "llama"}
+QUICK = Pace(settle_s=0.01)
+
+
+class Told:
+    """A source that says what the test says."""
+
+    def __init__(self, *endpoints: Endpoint) -> None:
+        self.endpoints: Sequence[Endpoint] = endpoints
+        self.sink: Sink | None = None
+
+    async def run(self, sink: Sink) -> None:
+        self.sink = sink
+        sink.replace(self.endpoints)
+        await asyncio.Event().wait()
+
+
+class Vllm:
+    """The `/v1/models` of any number of endpoints, which differ by their ports."""
+
+    def __init__(self) -> None:
+        self.cards: list[object] = [BASE]
+        self.answer: dict[str, Any] | None = None
+        self.delay_s = 0.0
+        self.asked = 0
+        self.most_at_once = 0
+        self._at_once = 0
+
+    async def models(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        await asyncio.sleep(self.delay_s)
+        self._at_once -= 1
+        if self.answer:
+            return web.Response(**self.answer)
+        return web.json_response({"object": "list", "data": self.cards})
+
+
+@asynccontextmanager
+async def serving_models(vllm: Vllm) -> AsyncIterator[Endpoint]:
+    app = web.Application()
+    app.router.add_get("/v1/models", vllm.models)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield Endpoint("default/a", f"127.0.0.1:{runner.addresses[0][1]}")
+    await runner.cleanup()
+
+
+@pytest.fixture
+def vllm() -> Vllm:
+    return Vllm()
+
+
+@pytest.fixture
+async def endpoint(vllm: Vllm) -> AsyncIterator[Endpoint]:
+    async with serving_models(vllm) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def delays() -> list[float]:
+    return []
+
+
+def learning(source: Told, delays: list[float], pace: Pace = QUICK) -> ModelsSource:
+    async def nap(delay_s: float) -> None:
+        delays.append(delay_s)
+        await asyncio.sleep(0.005)
+
+    return ModelsSource(source, pace=pace, rng=Random(7), sleep=nap)
+
+
+async def test_endpoints_are_told_at_once_and_again_with_what_they_serve(
+    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float]
+) -> None:
+    vllm.cards = [BASE, LORA]
+    async with running(learning(Told(endpoint), delays), sink):
+        await sink.until(lambda told: len(told.lists) == 2)
+
+    [before], [after] = sink.lists
+    assert before == endpoint
+    assert (after.models, after.adapters) == (frozenset({"llama"}), frozenset({"sql-lora"}))
+    assert (after.name, after.address, after.is_ready) == (endpoint.name, endpoint.address, True)
+
+
+async def test_a_loaded_adapter_is_learnt_and_the_same_answer_is_not_told_twice(
+    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float]
+) -> None:
+    async with running(learning(Told(endpoint), delays), sink):
+        await sink.until(lambda _: len(delays) >= 5)
+        assert len(sink.lists) == 2
+        vllm.cards = [BASE, LORA]
+        await sink.until(lambda told: told.lists[-1][0].adapters == {"sql-lora"})
+        vllm.cards = [BASE]
+        await sink.until(lambda told: not told.lists[-1][0].adapters)
+
+
+async def test_refreshes_are_slow_and_jittered(
+    endpoint: Endpoint, sink: RecordingSink, delays: list[float]
+) -> None:
+    async with running(learning(Told(endpoint), delays), sink):
+        await sink.until(lambda _: len(delays) >= 10)
+
+    assert all(240 <= delay <= 360 for delay in delays)
+    assert len(set(delays)) == len(delays)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": 401, "body": b"{}"},
+        {"status": 302, "headers": {"Location": "http://127.0.0.1:1/"}},
+        {"body": b"<html>"},
+        {"body": b"\xff"},
+        {"body": b'{"data": [{"name": "no id"}]}'},
+        {"body": b'{"data": ' + b"[" * 100_000},
+    ],
+    ids=["401", "redirect", "html", "not UTF-8", "no id", "deep"],
+)
+async def test_an_answer_of_no_use_keeps_what_is_known(
+    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float], answer: dict[str, Any]
+) -> None:
+    async with running(learning(Told(endpoint), delays), sink):
+        await sink.until(lambda told: len(told.lists) == 2)
+        delays.clear()
+        vllm.answer = answer
+        await sink.until(lambda _: len(delays) >= 3)
+
+    assert len(sink.lists) == 2
+    assert sink.lists[-1][0].models == {"llama"}
+
+
+async def test_a_silent_endpoint_is_asked_again_after_a_back_off(
+    vllm: Vllm,
+    endpoint: Endpoint,
+    sink: RecordingSink,
+    delays: list[float],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    vllm.delay_s = 0.5
+    async with running(learning(Told(endpoint), delays, Pace(timeout_s=0.1)), sink):
+        await sink.until(lambda _: len(delays) >= 3)
+        assert all(delay <= 2**number for number, delay in enumerate(delays))
+        vllm.delay_s = 0
+        await sink.until(lambda told: told.lists[-1][0].models == {"llama"})
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{endpoint.address} does not tell its models: TimeoutError"
+    ]
+
+
+async def test_an_endpoint_that_cannot_even_be_asked_stops_nobody_else(
+    vllm: Vllm,
+    endpoint: Endpoint,
+    sink: RecordingSink,
+    delays: list[float],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An address that no URL can hold: what is raised is none of a request's own errors."""
+    caplog.set_level(logging.CRITICAL)  # what pytest captures has to be UTF-8 where several processes test
+    broken = Endpoint("default/broken", "[::1]x:80\ud800")
+    async with running(learning(Told(broken, endpoint), delays), sink):
+        await sink.until(lambda told: told.lists[-1:] and told.lists[-1][1].models == {"llama"})
+
+
+async def test_what_was_learnt_outlives_a_failure_of_the_source_within(
+    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink
+) -> None:
+    class Failing:
+        runs = 0
+
+        async def run(self, sink: Sink) -> None:
+            self.runs += 1
+            sink.replace([endpoint])
+            if self.runs == 1:
+                await asyncio.sleep(0.1)
+                raise LookupError("a bug")
+            await asyncio.Event().wait()
+
+    source = Failing()
+
+    async def nap(_: float) -> None:
+        await asyncio.sleep(0.001)
+
+    async with running(ModelsSource(source, rng=Random(7), sleep=nap), sink):
+        await sink.until(lambda told: told.lists[-1:] and told.lists[-1][0].models == {"llama"})
+        await sink.until(lambda _: source.runs == 2)
+
+    assert sink.lists[-1][0].models == {"llama"}
+    assert sink.restarts == ["internal"]
+
+
+async def test_a_new_endpoint_is_asked_and_one_that_is_gone_is_not(
+    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float]
+) -> None:
+    source = Told()
+    async with running(learning(source, delays), sink):
+        await sink.until(lambda told: told.lists == [[]])
+        assert source.sink
+        source.sink.replace([endpoint])
+        await sink.until(lambda told: told.lists[-1] and told.lists[-1][0].models)
+        source.sink.replace([])
+        await asyncio.sleep(0.02)
+        asked = vllm.asked
+        await asyncio.sleep(0.05)
+
+    assert vllm.asked == asked
+    assert sink.lists[-1] == []
+
+
+async def test_draining_keeps_what_is_known(
+    endpoint: Endpoint, sink: RecordingSink, delays: list[float]
+) -> None:
+    source = Told(endpoint)
+    async with running(learning(source, delays), sink):
+        await sink.until(lambda told: len(told.lists) == 2)
+        assert source.sink
+        source.sink.replace([Endpoint(endpoint.name, endpoint.address, is_ready=False)])
+
+    assert (sink.lists[-1][0].is_ready, sink.lists[-1][0].models) == (False, frozenset({"llama"}))
+
+
+async def test_only_a_few_are_asked_at_a_time_and_told_together(
+    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float]
+) -> None:
+    vllm.delay_s = 0.01
+    many = [Endpoint(f"default/{number}", endpoint.address) for number in range(40)]
+    pace = Pace(parallel=4, settle_s=0.05)
+    async with running(learning(Told(*many), delays, pace), sink):
+        await sink.until(lambda told: told.lists and all(e.models for e in told.lists[-1]))
+
+    assert vllm.most_at_once <= 4
+    assert len(sink.lists) <= 8
+
+
+async def test_confirmations_and_restarts_pass_through(
+    endpoint: Endpoint, sink: RecordingSink, delays: list[float]
+) -> None:
+    source = Told(endpoint)
+    async with running(learning(source, delays), sink):
+        await sink.until(lambda told: told.lists)
+        assert source.sink
+        source.sink.confirm()
+        source.sink.restarted("expired")
+
+    assert (sink.confirmed_total, sink.restarts) == (1, ["expired"])
+
+
+async def test_nothing_is_left_running_when_the_source_is_cancelled(
+    endpoint: Endpoint, sink: RecordingSink, delays: list[float]
+) -> None:
+    def asking() -> list[str]:
+        return [repr(task) for task in asyncio.all_tasks() if "ModelsSource" in repr(task)]
+
+    async with running(learning(Told(endpoint), delays), sink):
+        await sink.until(lambda told: len(told.lists) == 2)
+        assert len(asking()) == 2
+
+    assert asking() == []
+
+
+def test_models_source_says_its_source_in_logs() -> None:
+    source = ModelsSource(StaticSource([]), rng=Random(1))
+
+    assert repr(source) == "<ModelsSource of <Restarting <StaticSource endpoints=0>>>"

@@ -1,0 +1,151 @@
+"""Which pods are endpoints, and what they are called."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.cluster.pods import ZONE_LABEL, PodBook, read_pod
+from extproc.router.cluster.slices import AddressFamily, read_slice
+from extproc.router.routing.endpoint import Endpoint
+from tests.router.cluster.objects import parsed, pod, slice_object
+from tests.router.cluster.pool_objects import LABELS, Object, parsed_pod, running_pod
+
+READY = [("default/a", "10.0.0.1:8000", True)]
+DRAINING = [("default/a", "10.0.0.1:8000", False)]
+
+
+def told(endpoints: tuple[Endpoint, ...] | list[Endpoint]) -> list[tuple[str, str, bool]]:
+    return [(endpoint.name, endpoint.address, endpoint.is_ready) for endpoint in endpoints]
+
+
+def book_of(*pods: Object, ports: tuple[int, ...] = (8000,)) -> PodBook:
+    book = PodBook(ports)
+    book.replace(map(parsed_pod, pods))
+    return book
+
+
+@pytest.mark.parametrize(
+    ("pod_", "endpoints"),
+    [
+        pytest.param(running_pod("a", "10.0.0.1"), READY, id="running and ready"),
+        pytest.param(running_pod("a", "10.0.0.1", ready="False"), [], id="not ready"),
+        pytest.param(running_pod("a", "10.0.0.1", ready="Unknown"), [], id="its node is lost"),
+        pytest.param(running_pod("a", "10.0.0.1", ready=None), [], id="no condition yet"),
+        pytest.param(running_pod("a", "10.0.0.1", phase="Pending"), [], id="pending"),
+        pytest.param(running_pod("a", "10.0.0.1", phase="Succeeded"), [], id="succeeded"),
+        pytest.param(running_pod("a", "10.0.0.1", phase="Failed"), [], id="failed"),
+        pytest.param(running_pod("a", "10.0.0.1", phase="Unknown"), [], id="unknown"),
+        pytest.param(running_pod("a"), [], id="no address yet"),
+        pytest.param(running_pod("a", "10.0.0.1", deleted=True), DRAINING, id="terminating, still serving"),
+        pytest.param(running_pod("a", "10.0.0.1", deleted=True, ready="False"), [], id="terminating"),
+        pytest.param(running_pod("a", "10.0.0.1", "fd00::1"), READY, id="dual stack"),
+        pytest.param(running_pod("a", "fd00:0::1"), [("default/a", "[fd00::1]:8000", True)], id="IPv6 alone"),
+        pytest.param({**running_pod("a"), "status": {}}, [], id="no status yet"),
+        pytest.param(
+            {**running_pod("a"), "status": {**running_pod("a")["status"], "podIP": "10.0.0.1"}},
+            READY,
+            id="podIP without podIPs",
+        ),
+    ],
+)
+def test_a_pod_is_an_endpoint_if_it_is_running_and_ready(
+    pod_: Object, endpoints: list[tuple[str, str, bool]]
+) -> None:
+    assert told(read_pod(parsed_pod(pod_), (8000,), "IPv4").endpoints) == endpoints
+
+
+@pytest.mark.parametrize(
+    ("family", "addresses", "address"),
+    [
+        ("IPv4", ("10.0.0.1", "fd00::1"), "10.0.0.1:8000"),
+        ("IPv6", ("10.0.0.1", "fd00::1"), "[fd00::1]:8000"),
+        ("IPv4", ("fd00::1", "10.0.0.1"), "10.0.0.1:8000"),
+        ("IPv6", ("10.0.0.1",), "10.0.0.1:8000"),
+    ],
+)
+def test_the_preferred_family_is_used_and_the_other_serves_where_it_is_missing(
+    family: AddressFamily, addresses: tuple[str, ...], address: str
+) -> None:
+    [endpoint] = read_pod(parsed_pod(running_pod("a", *addresses)), (8000,), family).endpoints
+
+    assert endpoint.address == address
+
+
+def test_each_port_of_a_pod_is_an_endpoint_with_a_name_of_its_own() -> None:
+    book = book_of(running_pod("b", "10.0.0.2"), running_pod("a", "10.0.0.1"), ports=(8000, 8001))
+
+    assert told(book.endpoints()) == [
+        ("default/a:8000", "10.0.0.1:8000", True),
+        ("default/a:8001", "10.0.0.1:8001", True),
+        ("default/b:8000", "10.0.0.2:8000", True),
+        ("default/b:8001", "10.0.0.2:8001", True),
+    ]
+
+
+@pytest.mark.parametrize("ports", [(8000,), (8000, 8001)])
+def test_a_pod_is_called_as_its_endpoint_slice_calls_it(ports: tuple[int, ...]) -> None:
+    """A pool that changes from the one source to the other keeps its places on the ring."""
+    entries = [{"name": f"p{port}", "port": port, "protocol": "TCP"} for port in ports]
+    slice_ = slice_object("s1", pod("a", "10.0.0.1", zone="eu-1a"), ports=entries)
+    labels = LABELS | {ZONE_LABEL: "eu-1a"}
+
+    by_pod = book_of(running_pod("a", "10.0.0.1", labels=labels), ports=ports).endpoints()
+
+    assert tuple(by_pod) == read_slice(parsed(slice_), ports).endpoints
+    assert [endpoint.zone for endpoint in by_pod] == ["eu-1a"] * len(ports)
+
+
+def test_an_address_that_passes_from_a_terminating_pod_to_a_new_one_is_the_new_ones() -> None:
+    book = book_of(running_pod("a-old", "10.0.0.1", deleted=True), running_pod("b-new", "10.0.0.1"))
+
+    assert told(book.endpoints()) == [("default/b-new", "10.0.0.1:8000", True)]
+
+
+def test_a_pod_with_an_address_that_is_none_is_left_out_and_said() -> None:
+    book = book_of(running_pod("a", "10.0.0"), running_pod("b", "10.0.0.2"))
+
+    assert [endpoint.name for endpoint in book.endpoints()] == ["default/b"]
+    assert book.faults == {"a": "is left out: '10.0.0' is not an IP address"}
+
+
+def test_other_ports_are_read_from_the_same_pods() -> None:
+    book = book_of(running_pod("a", "10.0.0.1"))
+    book.use_ports((9000,))
+
+    assert told(book.endpoints()) == [("default/a", "10.0.0.1:9000", True)]
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "delete"]),
+        st.sampled_from("abc"),
+        st.integers(1, 3),
+        st.sampled_from(["True", "False"]),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@given(CHANGES)
+def test_changes_one_by_one_are_the_list_of_what_is_left(
+    changes: list[tuple[str, str, int, str, bool]],
+) -> None:
+    followed = PodBook((8000, 8001))
+    left: dict[str, Object] = {}
+    for what, name, number, ready, deleted in changes:
+        pod_ = running_pod(name, f"10.0.0.{number}", ready=ready, deleted=deleted)
+        if what == "put":
+            left[name] = pod_
+            followed.put(parsed_pod(pod_))
+        else:
+            left.pop(name, None)
+            followed.delete(parsed_pod(pod_))
+
+    endpoints = followed.endpoints()
+    assert endpoints == book_of(*left.values(), ports=(8000, 8001)).endpoints()
+    assert len({endpoint.address for endpoint in endpoints}) == len(endpoints)
+
+
+def test_pod_book_says_what_it_holds_in_logs() -> None:
+    assert repr(book_of(running_pod("a"))) == "<PodBook pods=1 ports=(8000,)>"

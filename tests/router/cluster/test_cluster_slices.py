@@ -1,0 +1,159 @@
+import pytest
+
+from extproc.router.cluster.slices import EndpointConditions, EndpointPort, find_port, is_ready, read_slice
+from extproc.router.routing.endpoint import Endpoint
+from tests.router.cluster.objects import Object, parsed, pod, slice_object
+
+METRICS: Object = {"name": "metrics", "port": 9090, "protocol": "TCP"}
+READY, DRAINING, LEFT_OUT = True, False, None
+
+
+def test_ready_pod_becomes_an_endpoint_named_by_namespace_and_pod() -> None:
+    slice_ = parsed(slice_object("vllm-1", pod("vllm-0", "10.0.0.1", zone="eu-1a", ready=True)))
+
+    assert read_slice(slice_, ("http",)).endpoints == (
+        Endpoint("default/vllm-0", "10.0.0.1:8000", is_ready=True, zone="eu-1a"),
+    )
+
+
+def test_endpoint_without_a_pod_is_named_by_its_address() -> None:
+    slice_ = parsed(slice_object("vllm-1", pod(None, "10.0.0.1")))
+
+    assert [endpoint.name for endpoint in read_slice(slice_, ("http",)).endpoints] == ["10.0.0.1:8000"]
+
+
+def test_ipv6_address_is_bracketed_and_canonical() -> None:
+    slice_ = parsed(slice_object("vllm-1", pod("vllm-0", "fd00:0:0::1"), family="IPv6"))
+
+    assert [endpoint.address for endpoint in read_slice(slice_, ("http",)).endpoints] == ["[fd00::1]:8000"]
+
+
+def test_only_the_first_address_of_an_endpoint_counts() -> None:
+    slice_ = parsed(slice_object("vllm-1", pod("vllm-0", "10.0.0.1", "10.0.0.9")))
+
+    assert [endpoint.address for endpoint in read_slice(slice_, ("http",)).endpoints] == ["10.0.0.1:8000"]
+
+
+@pytest.mark.parametrize(
+    ("ready", "serving", "terminating", "state"),
+    [
+        (True, True, False, READY),
+        (True, None, None, READY),
+        (None, None, None, READY),
+        (True, False, False, READY),  # publishNotReadyAddresses: "ready" overrides
+        (False, False, False, LEFT_OUT),
+        (False, True, False, LEFT_OUT),
+        (False, True, True, DRAINING),
+        (False, None, True, DRAINING),  # null serving is to be read as true
+        (None, None, True, DRAINING),
+        (True, True, True, DRAINING),  # publishNotReadyAddresses calls terminating pods ready
+        (False, False, True, LEFT_OUT),
+        (True, False, True, LEFT_OUT),
+    ],
+)
+def test_conditions_read_as_the_api_reference_says(
+    ready: bool | None, serving: bool | None, terminating: bool | None, state: bool | None
+) -> None:
+    assert is_ready(EndpointConditions(ready, serving, terminating)) is state
+
+
+def test_missing_conditions_mean_ready_and_draining_pods_are_listed() -> None:
+    bare = {"addresses": ["10.0.0.1"], "conditions": None}
+    dying = pod("dying", "10.0.0.2", ready=False, serving=True, terminating=True)
+    dead = pod("dead", "10.0.0.3", ready=False, serving=False)
+    slice_ = parsed(slice_object("vllm-1", bare, dying, dead))
+
+    assert [(e.name, e.is_ready) for e in read_slice(slice_, ("http",)).endpoints] == [
+        ("10.0.0.1:8000", True),
+        ("default/dying", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ports", "port", "number"),
+    [
+        ([EndpointPort("http", 8000)], "http", 8000),
+        ([EndpointPort("metrics", 9090), EndpointPort("http", 8000)], "http", 8000),
+        ([EndpointPort(None, 8000)], "", 8000),
+        ([EndpointPort("http", 8000)], "grpc", None),
+        ([EndpointPort("http", 8000, "UDP")], "http", None),
+        ([], "http", None),
+        ([EndpointPort("http", 8000, "TCP")], 8000, 8000),
+        ([EndpointPort("http", 8000)], 80, None),
+        ([], 8000, 8000),
+        ([EndpointPort("any", None)], 8000, 8000),
+    ],
+)
+def test_port_is_found_by_name_or_number(
+    ports: list[EndpointPort], port: int | str, number: int | None
+) -> None:
+    assert find_port(ports, port) == number
+
+
+def test_each_slice_has_its_own_number_for_a_named_port() -> None:
+    other = parsed(slice_object("vllm-2", pod("b", "10.0.0.2"), ports=[{"name": "http", "port": 9000}]))
+
+    assert [endpoint.address for endpoint in read_slice(other, ("http",)).endpoints] == ["10.0.0.2:9000"]
+
+
+@pytest.mark.parametrize(
+    ("slice_", "fault"),
+    [
+        (slice_object("vllm-1", pod("a", "10.0.0.1"), ports=[METRICS]), "only metrics=9090/TCP"),
+        (slice_object("vllm-1", pod("a", "10.0.0.1"), ports=[]), "has no TCP port 'http', only none"),
+        (slice_object("vllm-1", pod("a", "vllm.example"), family="FQDN"), "has addresses of type 'FQDN'"),
+    ],
+)
+def test_a_slice_of_no_use_says_why(slice_: Object, fault: str) -> None:
+    reading = read_slice(parsed(slice_), ("http",))
+
+    assert reading.endpoints == ()
+    assert fault in str(reading.fault)
+
+
+def test_one_bad_address_costs_that_endpoint_alone() -> None:
+    reading = read_slice(parsed(slice_object("vllm-1", pod("a", "10.0.0"), pod("b", "10.0.0.2"))), ("http",))
+
+    assert [endpoint.name for endpoint in reading.endpoints] == ["default/b"]
+    assert reading.fault == "'10.0.0' is not an IP address"
+
+
+@pytest.mark.parametrize("field", ["endpoints", "ports"])
+def test_null_lists_are_empty(field: str) -> None:
+    slice_ = parsed(slice_object("vllm-1") | {field: None})
+
+    assert read_slice(slice_, (8000,)).endpoints == ()
+
+
+RANKS = [{"name": f"rank-{rank}", "port": 8000 + rank, "protocol": "TCP"} for rank in range(2)]
+
+
+@pytest.mark.parametrize("ports", [(8000, 8001), ("rank-0", "rank-1"), ("rank-0", 8001)])
+def test_each_port_of_a_pod_is_an_endpoint(ports: tuple[int | str, ...]) -> None:
+    slice_ = slice_object("vllm-1", pod("a", "10.0.0.1", zone="eu-1a"), pod(None, "10.0.0.2"), ports=RANKS)
+    endpoints = read_slice(parsed(slice_), ports).endpoints
+
+    assert [(endpoint.name, endpoint.address) for endpoint in endpoints] == [
+        ("default/a:8000", "10.0.0.1:8000"),
+        ("default/a:8001", "10.0.0.1:8001"),
+        ("10.0.0.2:8000", "10.0.0.2:8000"),
+        ("10.0.0.2:8001", "10.0.0.2:8001"),
+    ]
+    assert [endpoint.zone for endpoint in endpoints] == ["eu-1a", "eu-1a", None, None]
+
+
+def test_a_port_that_is_missing_among_several_is_said_and_costs_no_other() -> None:
+    slice_ = parsed(slice_object("vllm-1", pod("a", "10.0.0.1"), ports=RANKS[:1]))
+    reading = read_slice(slice_, ("rank-0", "rank-1"))
+
+    assert [endpoint.name for endpoint in reading.endpoints] == ["default/a:8000"]
+    assert reading.fault == "has no TCP port 'rank-1', only rank-0=8000/TCP"
+    assert not reading.lacks_port
+
+
+def test_two_names_of_one_port_are_one_endpoint() -> None:
+    slice_ = parsed(slice_object("vllm-1", pod("a", "10.0.0.1"), ports=RANKS))
+
+    assert [endpoint.name for endpoint in read_slice(slice_, ("rank-0", 8000)).endpoints] == [
+        "default/a:8000"
+    ]

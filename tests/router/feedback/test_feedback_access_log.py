@@ -1,0 +1,310 @@
+"""Envoy's gRPC access log as envoy-data-plane writes it, read by us; and whatever else a stream may bring."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from envoy_data_plane.envoy.config.core.v3 import Address, Locality, Metadata, Node, Pipe, SocketAddress
+from envoy_data_plane.envoy.data.accesslog.v3 import (
+    AccessLogCommon,
+    AccessLogType,
+    HttpAccessLogEntry,
+    HttpRequestProperties,
+    HttpResponseProperties,
+    ResponseFlags,
+)
+from envoy_data_plane.envoy.service.accesslog.v3 import (
+    StreamAccessLogsMessage,
+    StreamAccessLogsMessageHttpAccessLogEntries,
+    StreamAccessLogsMessageIdentifier,
+)
+from envoy_data_plane.google.protobuf import Struct, Value
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import ProtocolError
+from extproc.router.feedback.access_log import MAX_ENTRIES, MAX_MESSAGE_BYTES, METHOD, AccessLogs, decode
+from extproc.router.feedback.outcome import Exchange, Fault, Outcome, Verdict
+from extproc.router.wire.calls import Status
+
+DESTINATION = "x-gateway-destination-endpoint"
+
+CLIENTS = ("downstream_connection_termination", "downstream_protocol_error", "downstream_remote_reset")
+ENDPOINTS = (
+    "upstream_connection_failure",
+    "upstream_connection_termination",
+    "upstream_remote_reset",
+    "upstream_request_timeout",
+    "upstream_protocol_error",
+)
+OTHERS = ("no_healthy_upstream", "upstream_overflow", "no_route_found", "upstream_retry_limit_exceeded")
+
+milliseconds = st.integers(0, 10**7)
+ips = st.ip_addresses(v=4).map(str)
+
+
+def entry(  # noqa: PLR0917  # a log entry has this many fields
+    pool: str | None = "llama",
+    address: tuple[str, int] | None = ("10.0.0.1", 8000),
+    status: int | None = 200,
+    duration_ms: int = 500,
+    first_byte_ms: int | None = 100,
+    flag: str | None = None,
+    attempts: int = 1,
+    destinations: tuple[str, ...] = (),
+    headers: Mapping[str, str] = {},
+    type_: AccessLogType = AccessLogType.DownstreamEnd,
+    pick: str | None = None,
+    first_body_us: str | None = None,
+) -> HttpAccessLogEntry:
+    """An entry with everything that Envoy also sends and we do not read."""
+    spaces = {"other": _struct(x="y")}
+    if pool is not None:
+        ticket = {} if pick is None else {"pick": pick}
+        spaces["extproc"] = _struct(pool=pool, endpoint="e", prefix="0" * 16, **ticket)
+    if destinations:
+        spaces["envoy.lb"] = _struct(**{DESTINATION: ",".join(destinations)})
+    where = None if address is None else SocketAddress(address=address[0], port_value=address[1])
+    common = AccessLogCommon(
+        time_to_last_rx_byte=timedelta(milliseconds=1),
+        time_to_first_upstream_rx_byte=_time(first_byte_ms),
+        time_to_last_downstream_tx_byte=timedelta(milliseconds=duration_ms),
+        upstream_remote_address=None if where is None else Address(socket_address=where),
+        upstream_cluster="vllm",
+        response_flags=None if flag is None else ResponseFlags(**{flag: True}),  # type: ignore[arg-type]  # all but one are booleans
+        metadata=Metadata(filter_metadata=spaces),
+        custom_tags={} if first_body_us is None else {"first_body_us": first_body_us},
+        duration=_time(duration_ms),
+        upstream_request_attempt_count=attempts,
+        access_log_type=type_,
+    )
+    return HttpAccessLogEntry(
+        common_properties=common,
+        request=HttpRequestProperties(path="/v1/chat/completions?secret", request_id="mine", user_agent="x"),
+        response=HttpResponseProperties(response_code=status, response_headers=dict(headers)),
+    )
+
+
+def message(*entries: HttpAccessLogEntry) -> bytes:
+    node = Node(id="envoy", locality=Locality(zone="a"))
+    return bytes(
+        StreamAccessLogsMessage(
+            identifier=StreamAccessLogsMessageIdentifier(node=node, log_name="extproc"),
+            http_logs=StreamAccessLogsMessageHttpAccessLogEntries(log_entry=list(entries)),
+        )
+    )
+
+
+def _time(ms: int | None) -> timedelta | None:
+    return None if ms is None else timedelta(milliseconds=ms)
+
+
+def _struct(**fields: str) -> Struct:
+    return Struct(fields={key: Value(string_value=value) for key, value in fields.items()})
+
+
+class Client:
+    """A call whose client is the test."""
+
+    def __init__(self) -> None:
+        self.metadata: Mapping[str, str] = {}
+        self.peer = "test"
+        self.sent: list[bytes] = []
+        self.ended: list[Status] = []
+
+    def send(self, message: bytes) -> None:
+        self.sent.append(message)
+
+    def finish(self, status: Status = Status.OK, details: str = "") -> None:
+        self.ended.append(status)
+
+
+class Heard:
+    """What came of a stream of messages."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.faults: list[str] = []
+        self.client = Client()
+        logs = AccessLogs(self.outcomes.append, self.faults.append)
+        self.stream = logs.routes()[METHOD](self.client)
+
+
+def test_an_entry_is_read_without_what_the_client_wrote() -> None:
+    (exchange,) = decode(message(entry()))
+
+    assert exchange == Exchange("llama", "10.0.0.1:8000", 200, 0.5, 0.1)
+    assert "secret" not in repr(exchange)
+
+
+@given(
+    st.none() | st.text(st.characters(codec="utf-8"), max_size=9),
+    st.none() | st.tuples(ips, st.integers(1, 65535)),
+    st.none() | st.integers(100, 599) | st.sampled_from([429, 503]),
+    milliseconds,
+    st.none() | milliseconds,
+    st.none() | st.sampled_from(CLIENTS + ENDPOINTS + OTHERS),
+    st.integers(0, 5),
+    st.lists(ips, max_size=3).map(tuple),
+    st.none() | st.integers(0, 99).map(str),
+)
+def test_what_the_other_codec_writes_is_the_exchange_it_wrote(  # noqa: PLR0917  # hypothesis fills them in order
+    pool: str | None,
+    address: tuple[str, int] | None,
+    status: int | None,
+    duration_ms: int,
+    first_byte_ms: int | None,
+    flag: str | None,
+    attempts: int,
+    destinations: tuple[str, ...],
+    retry_after: str | None,
+) -> None:
+    headers = {"x-other": "1"} | ({} if retry_after is None else {"retry-after": retry_after})
+    written = entry(pool, address, status, duration_ms, first_byte_ms, flag, attempts, destinations, headers)
+    fault = Fault.CLIENT if flag in CLIENTS else Fault.ENDPOINT if flag in ENDPOINTS else Fault.NONE
+    (exchange,) = decode(message(written))
+
+    assert exchange.duration_s == pytest.approx(duration_ms / 1e3)
+    assert (exchange.first_byte_s or 0) == pytest.approx((first_byte_ms or 0) / 1e3)
+    assert (exchange.first_byte_s is None) == (first_byte_ms is None)
+    assert exchange == Exchange(
+        pool or "",
+        "" if address is None else f"{address[0]}:{address[1]}",
+        status or 0,
+        exchange.duration_s,
+        exchange.first_byte_s,
+        fault,
+        attempts,
+        list(destinations) if attempts > 1 and destinations else (),
+        retry_after if status in {429, 503} else None,
+    )
+
+
+STREAM = {"content-type": "text/event-stream; charset=utf-8"}
+TICKET = "00000000000000ff"
+
+
+@pytest.mark.parametrize(
+    ("fields", "first_token_s"),
+    [
+        ({}, 0.25),
+        ({"headers": {"content-type": "application/json"}}, None),
+        ({"headers": {}}, None),
+        ({"status": 400}, None),
+        ({"attempts": 2}, None),
+        ({"first_body_us": "-"}, None),
+        ({"first_body_us": ""}, None),
+        ({"first_body_us": "9" * 99}, None),
+        ({"first_body_us": None}, None),
+    ],
+)
+def test_the_first_token_is_that_of_a_stream_at_the_first_attempt(
+    fields: dict[str, Any], first_token_s: float | None
+) -> None:
+    written = entry(**{"pick": TICKET, "first_body_us": "250000", "headers": STREAM} | fields)
+    (exchange,) = decode(message(written))
+
+    assert (exchange.ticket, exchange.first_token_s) == (255, first_token_s)
+
+
+@pytest.mark.parametrize("pick", [None, "", "ff", "g" * 16, "0" * 15 + "-", "_" * 16, "f" * 17, "0" * 16])
+def test_a_number_that_we_never_gave_is_none(pick: str | None) -> None:
+    (exchange,) = decode(message(entry(pick=pick, first_body_us="1000", headers=STREAM)))
+
+    assert (exchange.ticket, exchange.first_token_s) == (0, None)
+
+
+def test_only_what_has_a_number_is_settled() -> None:
+    settled: list[Exchange] = []
+    logs = AccessLogs(lambda _: None, lambda _: None, settle=settled.append)
+    logs.take(message(entry(), entry(pick=TICKET), entry(pick=TICKET, address=None, status=503)))
+
+    assert [(exchange.ticket, exchange.address) for exchange in settled] == [
+        (255, "10.0.0.1:8000"),
+        (255, ""),
+    ]
+
+
+def test_an_ipv6_address_is_spelt_as_ours_are() -> None:
+    (exchange,) = decode(message(entry(address=("fd00::1", 8000))))
+
+    assert exchange.address == "[fd00::1]:8000"
+
+
+def test_an_endpoint_without_ip_and_port_is_none() -> None:
+    at_a_path = entry(address=None)
+    assert at_a_path.common_properties is not None
+    at_a_path.common_properties.upstream_remote_address = Address(pipe=Pipe(path="/tmp/vllm"))
+    (exchange,) = decode(message(at_a_path))
+
+    assert exchange.address == ""
+
+
+def test_entries_of_exchanges_that_go_on_are_left_out() -> None:
+    kinds = (AccessLogType.DownstreamPeriodic, AccessLogType.NotSet, AccessLogType.UpstreamEnd)
+    found = list(decode(message(*(entry(status=200 + kind, type_=kind) for kind in kinds))))
+
+    assert [exchange.status for exchange in found] == [200]
+
+
+def test_a_stream_tells_every_outcome_in_order_and_sends_nothing() -> None:
+    heard = Heard()
+    retried = entry(
+        address=("10.0.0.2", 80), attempts=2, destinations=("10.0.0.1:80", "10.0.0.2:80"), status=500
+    )
+    heard.stream.on_message(message(entry(), retried))
+    heard.stream.on_message(message())
+
+    assert [(outcome.address, outcome.verdict) for outcome in heard.outcomes] == [
+        ("10.0.0.1:8000", Verdict.ANSWERED),
+        ("10.0.0.1:80", Verdict.FAILED),
+        ("10.0.0.2:80", Verdict.FAILED),
+    ]
+    assert (heard.client.sent, heard.client.ended, heard.faults) == ([], [], [])
+
+    heard.stream.on_half_close()
+    heard.stream.on_close()
+
+    assert heard.client.ended == [Status.OK]
+
+
+@given(st.binary(max_size=300))
+def test_bytes_that_are_no_log_are_counted_and_never_raise(data: bytes) -> None:
+    heard = Heard()
+    heard.stream.on_message(data)
+    heard.stream.on_message(message(entry()))
+
+    assert set(heard.faults) <= {"unreadable"}
+    assert heard.outcomes[-1].address == "10.0.0.1:8000"
+
+
+def test_a_log_cut_short_is_counted() -> None:
+    heard = Heard()
+    heard.stream.on_message(message(entry())[:-1])
+
+    assert (heard.outcomes, heard.faults) == ([], ["unreadable"])
+
+
+def test_a_message_that_is_too_large_is_not_read() -> None:
+    heard = Heard()
+    heard.stream.on_message(bytes(MAX_MESSAGE_BYTES + 1))
+    heard.stream.on_skipped(10**9)
+
+    assert (heard.outcomes, heard.faults) == ([], ["unreadable", "too_large"])
+    with pytest.raises(ProtocolError, match="too large"):
+        decode(bytes(MAX_MESSAGE_BYTES + 1))
+
+
+def test_of_a_message_of_nothing_but_entries_a_bounded_number_is_read() -> None:
+    heard = Heard()
+    one = b"\x0a\x04\x0a\x02\x6a\x00"  # an entry with an empty address
+    found = list(decode(b"\x12" + _varint(len(one) * 10_000) + one * 10_000))
+
+    assert len(found) == MAX_ENTRIES
+    assert heard.faults == []
+
+
+def _varint(number: int) -> bytes:
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])

@@ -1,0 +1,600 @@
+"""Cooling down, in the test's own time."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from extproc.router.feedback.cooling import Change, Cooling, Rules, Why
+from extproc.router.feedback.outcome import Outcome, Verdict
+
+EXACT = Rules(jitter=0.0)
+NAMES = ("a", "b", "c", "d")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Bench:
+    """A pool of four, and short words for what happens to it."""
+
+    def __init__(self, rules: Rules = EXACT, names: tuple[str, ...] = NAMES) -> None:
+        self.clock = Clock()
+        self.cooling = Cooling(rules, clock=self.clock, rng=random.Random(1))
+        self.cooling.set_members(names)
+        self.names = frozenset(names)
+
+    def wait(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+
+    def hear(self, name: str, verdict: Verdict, duration_s: float = 0.01, **fields: float) -> Change | None:
+        outcome = Outcome("llama", name, verdict, duration_s=duration_s, **fields)  # type: ignore[arg-type]  # floats
+        return self.cooling.observe(name, outcome)
+
+    def fail(self, name: str, times: int = 3, duration_s: float = 0.01) -> Change | None:
+        return [self.hear(name, Verdict.FAILED, duration_s) for _ in range(times)][-1]
+
+    def answer(self, name: str, duration_s: float = 0.01, first_byte_s: float = 0.01) -> Change | None:
+        return self.hear(name, Verdict.ANSWERED, duration_s, first_byte_s=first_byte_s)
+
+    def open(self) -> str:
+        return "".join(sorted(self.names - self.cooling.closed()))
+
+
+def test_three_failures_in_a_row_cool_an_endpoint_down() -> None:
+    bench = Bench()
+
+    assert bench.fail("a", 2) is None
+    assert bench.open() == "abcd"
+
+    assert bench.fail("a", 1) is Change.COOLED
+    assert (bench.open(), bench.cooling.shut()) == ("bcd", {"a": Why.COOLING})
+    assert bench.cooling.cooled_for_s("a") == pytest.approx(2)
+
+
+def test_an_answer_ends_the_row() -> None:
+    bench = Bench()
+    for _ in range(10):
+        bench.fail("a", 2)
+        bench.answer("a")
+
+    assert bench.open() == "abcd"
+
+
+def test_a_long_answer_that_began_before_the_failures_does_not_end_the_row() -> None:
+    """Thirty open streams end well, one between each two failures of new requests."""
+    bench = Bench()
+    bench.fail("a", 1)
+    bench.answer("a", duration_s=60, first_byte_s=1)
+    bench.fail("a", 1)
+    bench.answer("a", duration_s=60, first_byte_s=1)
+
+    assert bench.fail("a", 1) is Change.COOLED
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.BROKEN, Verdict.ANSWERED, Verdict.BUSY])
+def test_nothing_but_a_failure_cools(verdict: Verdict) -> None:
+    bench = Bench()
+    for _ in range(100):
+        bench.hear("a", verdict)
+
+    assert bench.open() == "abcd"
+
+
+def test_what_cannot_be_judged_does_not_end_a_row() -> None:
+    bench = Bench()
+    bench.fail("a", 2)
+    bench.hear("a", Verdict.UNKNOWN)
+    bench.hear("a", Verdict.BROKEN)
+
+    assert bench.fail("a", 1) is Change.COOLED
+
+
+def test_after_the_time_one_request_at_a_time_until_one_succeeds() -> None:
+    bench = Bench()
+    bench.fail("a")
+    bench.wait(1.9)
+    assert bench.open() == "bcd"
+
+    bench.wait(0.2)
+    assert (bench.open(), bench.cooling.shut()) == ("abcd", {"a": Why.COOLING})
+
+    bench.cooling.picked("b")
+    assert bench.open() == "abcd"
+
+    bench.cooling.picked("a")
+    assert bench.open() == "bcd"
+
+    bench.wait(0.1)
+    assert bench.answer("a") is Change.BACK
+    assert (bench.open(), bench.cooling.shut()) == ("abcd", {})
+
+    bench.cooling.picked("a")
+    assert bench.open() == "abcd"
+
+
+def test_a_trial_that_fails_doubles_the_time_up_to_a_cap() -> None:
+    bench = Bench()
+    bench.fail("a")
+    times = []
+    for _ in range(6):
+        times.append(bench.cooling.cooled_for_s("a"))
+        bench.wait(times[-1])
+        bench.cooling.picked("a")
+        bench.wait(0.1)
+        assert bench.fail("a", 1) is Change.COOLED
+
+    assert times == pytest.approx([2, 4, 8, 16, 16, 16])
+
+
+def test_times_are_jittered_by_a_fifth() -> None:
+    times = []
+    for seed in range(200):
+        clock = Clock()
+        cooling = Cooling(Rules(), clock=clock, rng=random.Random(seed))
+        cooling.set_members(NAMES)
+        for _ in range(3):
+            cooling.observe("a", Outcome("llama", "a", Verdict.FAILED))
+        times.append(cooling.cooled_for_s("a"))
+
+    assert min(times) >= 1.6
+    assert max(times) <= 2.4
+    assert max(times) - min(times) > 0.6
+
+
+def test_requests_of_before_do_not_change_a_cooling() -> None:
+    """A hundred requests that die together are one incident, and one that succeeds late proves nothing."""
+    bench = Bench()
+    bench.fail("a", 100, duration_s=30)
+    bench.wait(1)
+    bench.fail("a", 100, duration_s=30)
+    assert bench.answer("a", duration_s=30, first_byte_s=30) is None
+    assert bench.cooling.cooled_for_s("a") == pytest.approx(1)
+
+    bench.wait(1.5)
+    bench.cooling.picked("a")
+    bench.fail("a", 1, duration_s=30)
+    assert bench.answer("a", duration_s=30, first_byte_s=30) is None
+    assert bench.cooling.cooled_for_s("a") == 0
+    assert bench.open() == "bcd"
+
+
+def test_requests_of_before_do_not_cool_an_endpoint_that_is_back() -> None:
+    bench = Bench()
+    bench.fail("a")
+    bench.wait(2)
+    bench.cooling.picked("a")
+    bench.wait(0.1)
+    bench.answer("a")
+    bench.fail("a", 50, duration_s=10)
+
+    assert bench.open() == "abcd"
+
+
+def test_a_trial_whose_client_left_makes_room_for_the_next() -> None:
+    bench = Bench()
+    bench.fail("a")
+    bench.wait(2)
+    bench.cooling.picked("a")
+    bench.wait(0.5)
+    bench.hear("a", Verdict.UNKNOWN, 0.5)
+
+    assert bench.open() == "abcd"
+
+
+def test_a_trial_that_tells_nothing_is_not_waited_for() -> None:
+    bench = Bench()
+    bench.fail("a")
+    bench.wait(2)
+    bench.cooling.picked("a")
+    bench.wait(9.9)
+    assert bench.open() == "bcd"
+
+    bench.wait(0.2)
+    assert bench.open() == "abcd"
+
+    bench.cooling.picked("a")
+    assert bench.open() == "bcd"
+
+
+def test_an_endpoint_that_fails_again_soon_cools_longer_and_a_calm_one_is_forgiven() -> None:
+    def cool_again_after(calm_s: float) -> float:
+        bench = Bench()
+        bench.fail("a")
+        for wait_s in (2, 4):
+            bench.wait(wait_s)
+            bench.cooling.picked("a")
+            bench.wait(0.1)
+            bench.fail("a", 1)
+        bench.wait(8.1)
+        bench.answer("a")
+        bench.wait(calm_s)
+        bench.fail("a")
+        return bench.cooling.cooled_for_s("a")
+
+    assert [cool_again_after(calm_s) for calm_s in (1, 61, 121, 10_000)] == pytest.approx([16, 8, 4, 2])
+
+
+def test_never_more_than_half_is_shut() -> None:
+    bench = Bench()
+    bench.fail("c")
+    bench.fail("a")
+    bench.fail("b")
+
+    assert (bench.open(), bench.cooling.shut()) == ("bd", {"c": Why.COOLING, "a": Why.COOLING})
+
+
+@pytest.mark.parametrize(("size", "shut"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (9, 4)])
+def test_half_of_an_odd_number_is_the_smaller_half(size: int, shut: int) -> None:
+    names = tuple(map(str, range(size)))
+    bench = Bench(names=names)
+    for name in names[: size - 1] or names:
+        bench.fail(name)
+
+    assert len(bench.open()) == size - shut
+
+
+def test_a_pool_that_fails_as_a_whole_is_left_as_it_is() -> None:
+    bench = Bench()
+    for name in NAMES:
+        bench.fail(name)
+
+    assert (bench.open(), bench.cooling.shut()) == ("abcd", {})
+
+
+def test_the_first_of_a_failed_pool_to_answer_makes_the_others_wait() -> None:
+    bench = Bench()
+    for name in NAMES:
+        bench.fail(name)
+    bench.wait(1.5)
+    bench.answer("d")
+
+    assert (bench.open(), set(bench.cooling.shut())) == ("cd", {"a", "b"})
+
+    bench.wait(1)
+    for name in "abc":
+        bench.cooling.picked(name)
+        bench.wait(0.1)
+        bench.answer(name)
+
+    assert (bench.open(), bench.cooling.shut()) == ("abcd", {})
+
+
+def test_a_busy_endpoint_rests_as_long_as_it_asks_and_not_longer_than_half_a_minute() -> None:
+    bench = Bench()
+    bench.hear("a", Verdict.BUSY, retry_after_s=5)
+    bench.hear("b", Verdict.BUSY, retry_after_s=86_400)
+    assert (bench.open(), bench.cooling.shut()) == ("cd", {"a": Why.BUSY, "b": Why.BUSY})
+
+    bench.wait(5)
+    assert bench.open() == "acd"
+
+    bench.cooling.picked("a")
+    assert bench.open() == "acd"  # no trial: it never failed
+
+    bench.wait(25)
+    assert bench.open() == "abcd"
+
+
+def test_a_pool_that_is_busy_as_a_whole_says_so_itself_and_rests_again_when_one_is_not() -> None:
+    bench = Bench()
+    for name in NAMES:
+        bench.hear(name, Verdict.BUSY, retry_after_s=3 if name == "d" else 20)
+    assert bench.open() == "abcd"
+
+    bench.wait(3)
+    assert bench.open() == "cd"
+
+
+def test_being_busy_on_trial_proves_that_an_endpoint_works() -> None:
+    bench = Bench()
+    bench.fail("a")
+    bench.wait(2)
+    bench.cooling.picked("a")
+    bench.wait(0.1)
+
+    assert bench.hear("a", Verdict.BUSY, retry_after_s=1) is Change.BACK
+    assert bench.cooling.shut() == {"a": Why.BUSY}
+
+
+def test_an_unhealthy_endpoint_is_left_out_until_it_is_healthy() -> None:
+    bench = Bench()
+    bench.cooling.set_health("a", is_healthy=False)
+    bench.wait(10_000)
+    assert (bench.open(), bench.cooling.shut()) == ("bcd", {"a": Why.UNHEALTHY})
+
+    bench.cooling.set_health("a", is_healthy=True)
+    bench.cooling.set_health("b", is_healthy=True)
+    assert bench.open() == "abcd"
+
+
+def test_health_never_ends_a_cooling() -> None:
+    bench = Bench()
+    bench.fail("a")
+    bench.cooling.set_health("a", is_healthy=False)
+    bench.cooling.set_health("a", is_healthy=True)
+
+    assert bench.cooling.shut() == {"a": Why.COOLING}
+
+
+def test_of_a_pool_that_nobody_finds_healthy_everyone_is_picked() -> None:
+    """The service may stand where it cannot reach what the gateway can."""
+    bench = Bench()
+    for name in NAMES:
+        bench.cooling.set_health(name, is_healthy=False)
+
+    assert bench.open() == "abcd"
+
+
+def test_an_endpoint_that_leaves_and_returns_starts_anew() -> None:
+    bench = Bench()
+    bench.fail("a")
+    bench.cooling.set_members("bcd")
+    assert bench.cooling.closed() == frozenset()
+
+    bench.cooling.set_members(NAMES)
+    assert bench.open() == "abcd"
+    assert bench.fail("a", 2) is None
+
+
+def test_what_is_told_of_strangers_is_no_news() -> None:
+    bench = Bench()
+    bench.fail("x", 10)
+    bench.cooling.set_health("x", is_healthy=False)
+    bench.cooling.picked("x")
+
+    assert (bench.open(), bench.cooling.shut(), bench.cooling.cooled_for_s("x")) == ("abcd", {}, 0)
+
+
+def test_nothing_cools_where_the_rules_say_never() -> None:
+    bench = Bench(Rules(failures=None))
+    bench.fail("a", 1_000)
+
+    assert bench.cooling.closed() == frozenset()
+    assert repr(bench.cooling) == "<Cooling nobody>"
+
+
+def test_an_answer_is_to_be_told_at_once_where_a_trial_waits_for_it() -> None:
+    bench = Bench()
+    bench.fail("a")
+    assert not bench.cooling.has_trial()
+
+    bench.wait(2)
+    assert bench.cooling.has_trial()
+
+    bench.cooling.picked("a")
+    assert not bench.cooling.has_trial()
+    assert (bench.cooling.wants_response("a"), bench.cooling.wants_response("b")) == (True, False)
+
+    bench.wait(0.1)
+    bench.answer("a")
+    assert not bench.cooling.wants_response("a")
+
+
+def test_every_answer_is_to_be_told_where_no_log_does() -> None:
+    bench = Bench()
+    for _ in range(100):
+        bench.cooling.picked("a")
+    assert not bench.cooling.wants_response("b")
+
+    bench.cooling.picked("a")
+    assert bench.cooling.wants_response("b")
+
+    bench.cooling.hear_log()
+    for _ in range(200):
+        bench.cooling.picked("a")
+    assert not bench.cooling.wants_response("b")
+
+
+names = st.sampled_from(NAMES)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Outcomes, picks, health and members in any order."""
+
+    @initialize(failures=st.integers(1, 4), seed=st.integers(0, 9))
+    def begin(self, failures: int, seed: int) -> None:
+        self.clock = Clock()
+        self.cooling = Cooling(Rules(failures=failures), clock=self.clock, rng=random.Random(seed))
+        self.members = frozenset(NAMES)
+        self.cooling.set_members(NAMES)
+
+    @rule(
+        name=names,
+        verdict=st.sampled_from(Verdict),
+        times=st.integers(1, 5),
+        duration_s=st.floats(0, 50),
+        retry_after_s=st.floats(0, 100),
+    )
+    def hear(self, name: str, verdict: Verdict, times: int, duration_s: float, retry_after_s: float) -> None:
+        for _ in range(times):
+            outcome = Outcome(
+                "llama", name, verdict, duration_s=duration_s, first_byte_s=0.1, retry_after_s=retry_after_s
+            )
+            self.cooling.observe(name, outcome)
+
+    @rule(name=names)
+    def pick(self, name: str) -> None:
+        self.cooling.picked(name)
+
+    @rule(name=names, is_healthy=st.booleans())
+    def probe(self, name: str, is_healthy: bool) -> None:
+        self.cooling.set_health(name, is_healthy=is_healthy)
+
+    @rule(seconds=st.floats(0, 60))
+    def wait(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+
+    @rule(members=st.sets(names))
+    def change(self, members: set[str]) -> None:
+        self.members = frozenset(members)
+        self.cooling.set_members(members)
+
+    @invariant()
+    def at_least_half_is_open(self) -> None:
+        closed = self.cooling.closed()
+
+        assert len(closed) <= len(self.members) // 2
+        assert closed <= self.cooling.shut().keys() <= self.members
+
+    @invariant()
+    def no_count_is_negative(self) -> None:
+        for case in self.cooling._cases.values():
+            assert min(case.row, case.level, case.until_s, case.busy_until_s) >= 0
+
+        assert self.cooling._away.keys() <= self.cooling._cases.keys() <= self.members
+
+    @invariant()
+    def everyone_comes_back(self) -> None:
+        """In a copy of this world where from now on every request succeeds and everyone is healthy."""
+        world = _copy(self.cooling, Clock())
+        world._clock.now_s = self.clock.now_s  # type: ignore[attr-defined]  # the copy's own clock
+        for name in self.members:
+            world.set_health(name, is_healthy=True)
+        for _ in range(60):
+            open_to = self.members - world.closed()
+            world._clock.now_s += 1  # type: ignore[attr-defined]
+            for name in open_to:
+                world.picked(name)
+                world.observe(name, Outcome("llama", name, Verdict.ANSWERED, 200, 0.01, 0.01))
+
+        assert (world.closed(), world.shut()) == (frozenset(), {})
+
+
+def _copy(cooling: Cooling, clock: Clock) -> Cooling:
+    copy = Cooling(cooling.rules, clock=clock, rng=random.Random(0))
+    copy._members = cooling._members
+    copy._cases = {
+        name: type(case)(*(getattr(case, slot) for slot in case.__slots__))
+        for name, case in cooling._cases.items()
+    }
+    copy._away = {name: copy._cases[name] for name in cooling._away}
+    copy._view = None
+    return copy
+
+
+TestAnyOrder = AnyOrder.TestCase
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.booleans()), max_size=40))
+def test_the_view_is_the_same_whether_it_was_looked_at_before_or_not(
+    steps: list[tuple[float, bool]],
+) -> None:
+    """What is remembered between two looks changes nothing: one bench is looked at all the time."""
+    watched, unwatched = Bench(), Bench()
+    for seconds, is_well in steps:
+        for bench in (watched, unwatched):
+            bench.wait(seconds)
+            bench.answer("a") if is_well else bench.fail("a")
+            bench.hear("b", Verdict.BUSY, retry_after_s=seconds)
+        watched.open()
+
+    assert watched.open() == unwatched.open()
+
+
+def test_coolings_grow_until_the_cap() -> None:
+    bench = Bench(Rules(jitter=0.0, base_s=1, cap_s=1_000))
+    bench.fail("a")
+    times = []
+    for _ in range(40):
+        times.append(bench.cooling.cooled_for_s("a"))
+        bench.wait(times[-1])
+        bench.cooling.picked("a")
+        bench.wait(1)
+        bench.fail("a", 1)
+
+    assert all(second == pytest.approx(min(2 * first, 1_000)) for first, second in pairwise(times))
+
+
+class Pair:
+    """Two processes that place requests to one pool; each tells the other what it heeds."""
+
+    def __init__(self) -> None:
+        self.benches = [Bench(), Bench()]
+        for one, other in zip(self.benches, reversed(self.benches), strict=True):
+            one.clock = self.benches[0].clock
+            one.cooling._clock = one.clock
+            one.cooling.on_trial = other.cooling.hear_trial
+
+    def hear(self, place: int, name: str, outcome: Outcome) -> None:
+        one, other = self.benches[place], self.benches[1 - place]
+        heeds = one.cooling.heeds(name, outcome)
+        one.cooling.observe(name, outcome)
+        if heeds:
+            other.cooling.observe(name, outcome)
+
+    @property
+    def shut(self) -> list[dict[str, Why]]:
+        return [dict(bench.cooling.shut()) for bench in self.benches]
+
+    @property
+    def closed(self) -> list[frozenset[str]]:
+        return [bench.cooling.closed() for bench in self.benches]
+
+
+def test_a_row_that_two_hear_parts_of_cools_down_for_both() -> None:
+    pair = Pair()
+    for place in (0, 1, 0):
+        pair.hear(place, "a", Outcome("llama", "a", Verdict.FAILED, duration_s=0.01))
+
+    assert [{"a": Why.COOLING}] * 2 == pair.shut
+
+
+def test_a_trial_of_one_is_the_only_one_of_both() -> None:
+    pair = Pair()
+    for _ in range(3):
+        pair.hear(0, "a", Outcome("llama", "a", Verdict.FAILED, duration_s=0.01))
+    pair.benches[0].wait(2.1)
+    assert [frozenset()] * 2 == pair.closed
+    pair.benches[1].cooling.picked("a")
+
+    assert [{"a"}, {"a"}] == pair.closed
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 1]),
+            st.sampled_from(NAMES),
+            st.sampled_from([*Verdict, "pick"]),
+            st.sampled_from([0.0, 0.5, 2.5, 20.0]),
+            st.sampled_from([0.01, 3.0]),
+        ),
+        max_size=40,
+    )
+)
+def test_two_that_tell_each_other_what_they_heed_leave_out_the_same_endpoints(
+    events: list[tuple[int, str, Verdict | str, float, float]],
+) -> None:
+    pair = Pair()
+    for place, name, event, wait_s, took_s in events:
+        pair.benches[0].wait(wait_s)
+        if isinstance(event, Verdict):
+            outcome = Outcome("llama", name, event, 500, took_s, 0.01, retry_after_s=1.0)
+            pair.hear(place, name, outcome)
+        elif name not in pair.benches[place].cooling.closed():
+            pair.benches[place].cooling.picked(name)
+
+        assert pair.shut[0] == pair.shut[1]
+        assert pair.closed[0] == pair.closed[1]
+
+
+def test_a_newcomer_takes_what_another_one_knows() -> None:
+    old, new = Bench(), Bench()
+    old.fail("a")
+    old.fail("b", 2)
+    old.hear("c", Verdict.BUSY, retry_after_s=5)
+    old.wait(1.5)
+    new.cooling.adopt(old.cooling.charges())
+
+    assert dict(old.cooling.shut()) == dict(new.cooling.shut()) == {"a": Why.COOLING, "c": Why.BUSY}
+    assert new.cooling.cooled_for_s("a") == pytest.approx(0.5)
+    assert new.fail("b", 1) is Change.COOLED

@@ -1,0 +1,277 @@
+"""Outcomes arrive at a pool: who is picked afterwards, what is counted, what is told."""
+
+import heapq
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from extproc.router.feedback.cooling import Cooling, Rules
+from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.metrics import FeedbackCollector
+from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pick, Pool
+from extproc.router.routing.strategies.balanced import LeastLoad, RandomChoice, RoundRobin
+from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.prefix_hash import PrefixHash
+
+ENDPOINTS = [
+    Endpoint(f"e{number}", f"10.0.0.{number}:80", adapters=frozenset({"sql"} if number < 3 else ()))
+    for number in range(1, 5)
+]
+BAD = ENDPOINTS[0]
+
+
+def outside() -> Outside:
+    return Outside(random.Random(1), lambda: 0.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def build(strategy: Strategy, clock: Clock) -> Desk:
+    cooling = Cooling(Rules(), clock=clock, rng=random.Random(3))
+    pool = Pool("llama", strategy, gate=cooling)
+    pool.replace(ENDPOINTS)
+    return Desk(pool, cooling)
+
+
+def pick(pool: Pool, key: int = 0, **fields: Any) -> Pick:
+    strategy = pool.strategy
+    if isinstance(strategy, PrefixHash):
+        return pool.pick(strategy.reading(key), **fields)
+    return pool.pick(strategy.read(None, {}, ""), **fields)
+
+
+STRATEGIES = [make(outside()) for make in (LeastLoad, PrefixHash, RandomChoice, RoundRobin)]
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+
+
+def said(endpoint: Endpoint, verdict: Verdict, status: int = 200, duration_s: float = 0.1) -> Outcome:
+    return Outcome("llama", endpoint.address, verdict, status, duration_s, 0.05)
+
+
+def cool(desk: Desk, endpoint: Endpoint = BAD) -> None:
+    for _ in range(3):
+        desk.observe(said(endpoint, Verdict.FAILED, 500, duration_s=0))
+
+
+@each_strategy
+def test_a_cooling_endpoint_gets_no_picks_and_is_no_fallback(strategy: Strategy) -> None:
+    desk = build(strategy, Clock())
+    cool(desk)
+    picks = [pick(desk.pool, key * 2**58) for key in range(60)]
+
+    assert {each.endpoint for each in picks} == set(ENDPOINTS[1:])
+    assert all(BAD not in each.fallbacks for each in picks)
+
+
+def test_a_request_that_only_cooling_endpoints_could_take_goes_to_one() -> None:
+    desk = build(LeastLoad(outside()), Clock())
+    cool(desk)
+
+    assert pick(desk.pool, subset=[BAD.address]).endpoint is BAD
+    assert pick(desk.pool, adapter="sql").endpoint is ENDPOINTS[1]
+
+    cool(desk, ENDPOINTS[1])
+
+    assert pick(desk.pool, adapter="sql").endpoint in ENDPOINTS[:2]
+
+
+def test_the_book_and_the_means_go_on_without_the_cooling() -> None:
+    """A limit per endpoint counts those that may be picked."""
+    desk = build(LeastLoad(outside()), Clock())
+    desk.pool.max_in_flight = 2
+    cool(desk)
+    picks = [pick(desk.pool) for _ in range(6)]
+
+    assert Counter(each.endpoint.name for each in picks) == {"e2": 2, "e3": 2, "e4": 2}
+    with pytest.raises(Exception, match="limit of 2"):
+        pick(desk.pool)
+
+
+def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "extproc")
+    clock = Clock()
+    desk = build(LeastLoad(outside()), clock)
+    cool(desk)
+    clock.now_s += 5
+    desk.observe(said(BAD, Verdict.ANSWERED, 404))
+    desk.observe(Outcome("llama", BAD.address, Verdict.FAILED))
+    desk.observe(Outcome("llama", "10.9.9.9:80", Verdict.FAILED))
+    registry = CollectorRegistry()
+    registry.register(FeedbackCollector(lambda: [desk]))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, {"pool": "llama", **labels})
+
+    assert value("extproc_answers_total", endpoint="e1", **{"class": "5xx"}) == 3
+    assert value("extproc_answers_total", endpoint="e1", **{"class": "4xx"}) == 1
+    assert value("extproc_answers_total", endpoint="e1", **{"class": "none"}) == 1
+    assert value("extproc_endpoint_coolings_total", endpoint="e1") == 1
+    failed, answered = ({"zone": "", "class": name} for name in ("5xx", "4xx"))
+    assert value("extproc_first_byte_seconds_count", **failed) == 3
+    assert value("extproc_first_byte_seconds_count", **answered) == 1
+    assert value("extproc_first_byte_seconds_bucket", le="0.05", **failed) == 3
+    assert value("extproc_first_byte_seconds_bucket", le="0.025", **failed) == 0
+    assert value("extproc_first_byte_seconds_sum", **failed) == pytest.approx(0.15)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"pool llama: e1 fails and is cooled down for {desk_time(caplog)} s",
+        "pool llama: e1 answers again",
+    ]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_the_time_to_the_first_byte_is_told_by_zone_and_class_with_the_last_trace() -> None:
+    desk = build(LeastLoad(outside()), Clock())
+    desk.pool.replace([Endpoint("e1", BAD.address, zone="a"), Endpoint("e2", ENDPOINTS[1].address, zone="b")])
+    desk.observe(said(BAD, Verdict.ANSWERED), "trace 1")
+    desk.observe(said(BAD, Verdict.ANSWERED), "trace 2")
+    desk.observe(said(BAD, Verdict.ANSWERED))
+    registry = CollectorRegistry()
+    registry.register(FeedbackCollector(lambda: [desk]))
+    (family,) = [each for each in registry.collect() if each.name == "extproc_first_byte_seconds"]
+    counts = {
+        (sample.labels["zone"], sample.labels["class"]): sample.value
+        for sample in family.samples
+        if sample.name.endswith("_count")
+    }
+    (exemplar,) = [sample.exemplar for sample in family.samples if sample.exemplar]
+
+    # A zone without an answer yet is shown, so that `increase()` sees the first one.
+    assert counts == {("a", "2xx"): 3, ("b", "2xx"): 0}
+    assert (exemplar.labels, exemplar.value) == ({"trace_id": "trace 2"}, 0.05)
+
+
+def desk_time(caplog: pytest.LogCaptureFixture) -> str:
+    time = caplog.records[0].getMessage().split()[-2]
+    assert 1.6 <= float(time) <= 2.4
+    return time
+
+
+def test_a_draining_endpoint_is_counted_and_one_that_is_gone_is_forgotten() -> None:
+    desk = build(LeastLoad(outside()), Clock())
+    draining = Endpoint(BAD.name, BAD.address, is_ready=False)
+    desk.pool.replace([draining, *ENDPOINTS[1:]])
+    desk.observe(said(BAD, Verdict.ANSWERED))
+
+    assert desk.tally.answers == {("e1", "2xx"): 1}
+
+    desk.tally.keep({"e2"})
+
+    assert desk.tally.answers == {}
+
+
+class World:
+    """Clients that each ask five times a second, four endpoints, some of which may fail at once.
+
+    In virtual time. What became of a request is told in batches, `FLUSH_S` after the last one.
+    """
+
+    FLUSH_S = 0.02
+    SERVICE_S = 0.15
+    PERIOD_S = 0.2
+
+    def __init__(self, strategy: Strategy, clients: int = 16) -> None:
+        self.clock = Clock()
+        self.desk = build(strategy, self.clock)
+        self.rng = random.Random(5)
+        self.failing: set[str] = set()
+        self.untold: list[tuple[float, Outcome]] = []
+        self.answers: list[tuple[float, str, bool]] = []
+        self._events: list[tuple[float, int, Iterator[float]]] = []
+        for number in range(clients):
+            at_s = self.clock.now_s + self.PERIOD_S * number / clients
+            heapq.heappush(self._events, (at_s, number, self._client()))
+        heapq.heappush(self._events, (self.clock.now_s, clients, self._logger()))
+
+    def run(self, seconds: float) -> list[tuple[str, bool]]:
+        """Returns who answered in this time, and whether well."""
+        start_s = self.clock.now_s
+        while self._events[0][0] <= start_s + seconds:
+            self.clock.now_s, number, routine = heapq.heappop(self._events)
+            heapq.heappush(self._events, (self.clock.now_s + next(routine), number, routine))
+        self.clock.now_s = start_s + seconds
+        return [(name, is_well) for at_s, name, is_well in self.answers if at_s > start_s]
+
+    def _client(self) -> Iterator[float]:
+        while True:
+            taken = pick(self.desk.pool, self.rng.getrandbits(64))
+            fails = taken.endpoint.name in self.failing
+            duration_s = 0.002 if fails else self.rng.expovariate(1 / self.SERVICE_S)
+            yield duration_s
+            taken.release()
+            verdict = Verdict.FAILED if fails else Verdict.ANSWERED
+            outcome = said(taken.endpoint, verdict, 500 if fails else 200, duration_s)
+            self.untold.append((self.clock.now_s, outcome))
+            self.answers.append((self.clock.now_s, taken.endpoint.name, not fails))
+            yield max(0.0, self.PERIOD_S - duration_s)
+
+    def _logger(self) -> Iterator[float]:
+        while True:
+            yield self.FLUSH_S
+            told, self.untold = self.untold, []
+            for _, outcome in told:
+                self.desk.observe(outcome)
+
+
+@pytest.mark.parametrize("make", [LeastLoad, PrefixHash], ids=["least_load", "prefix_hash"])
+def test_one_of_four_that_fails_at_once_costs_few_requests_and_gets_its_share_back(
+    make: type[LeastLoad] | type[PrefixHash],
+) -> None:
+    world = World(make(outside()))
+    before = world.run(10)
+    world.failing = {"e1"}
+    first, after = world.run(10), world.run(20)
+    world.failing = set()
+    world.run(20)
+    back = world.run(10)
+
+    def errors(answers: list[tuple[str, bool]]) -> float:
+        return sum(not is_well for _, is_well in answers) / len(answers)
+
+    def share(answers: list[tuple[str, bool]]) -> float:
+        return sum(name == "e1" for name, _ in answers) / len(answers)
+
+    assert errors(before) == 0
+    assert errors(first) < 0.02
+    assert errors(after) <= 0.005
+    assert errors(back) == 0
+    assert share(before) == pytest.approx(0.25, abs=0.08)
+    assert share(back) == pytest.approx(0.25, abs=0.08)
+
+
+@pytest.mark.parametrize("make", [LeastLoad, PrefixHash], ids=["least_load", "prefix_hash"])
+def test_without_the_feedback_it_is_a_black_hole(make: type[LeastLoad] | type[PrefixHash]) -> None:
+    world = World(make(outside()))
+    world.desk.cooling.rules = Rules(failures=None)
+    world.failing = {"e1"}
+    answers = world.run(10)
+
+    assert sum(not is_well for _, is_well in answers) > 0.25 * len(answers)
+
+
+def test_a_pool_that_fails_as_a_whole_is_left_as_it_is() -> None:
+    world = World(LeastLoad(outside()))
+    world.failing = {endpoint.name for endpoint in ENDPOINTS}
+    world.run(5)
+    meanwhile = Counter(name for name, _ in world.run(5))
+
+    assert all(count > sum(meanwhile.values()) / 8 for count in meanwhile.values())
+    assert len(meanwhile) == 4
+
+    world.failing = set()
+    world.run(20)
+
+    assert len(Counter(name for name, _ in world.run(5))) == 4
+    assert world.desk.cooling.shut() == {}

@@ -1,0 +1,88 @@
+"""What response headers say of an endpoint, with and without an access log beside them."""
+
+import random
+
+import pytest
+
+from extproc.router.feedback.cooling import Cooling, Rules, Why
+from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.headers import judge_response
+from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.balanced import RoundRobin
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.stream.events import ResponseHeaders, Served
+
+A, B = Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")
+
+
+def told(status: int, retry_after: str | None = None, *, is_upstreams: bool = False) -> Outcome:
+    response = ResponseHeaders(status=status, retry_after=retry_after, is_upstreams=is_upstreams)
+    return judge_response(Served("llama", A.address, response), 0.3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict"),
+    [
+        (told(200), Verdict.ANSWERED),
+        (told(404), Verdict.ANSWERED),
+        (told(501), Verdict.ANSWERED),
+        (told(500), Verdict.FAILED),
+        (told(503), Verdict.FAILED),
+        (told(504), Verdict.FAILED),
+        (told(429, "3"), Verdict.BUSY),
+        (told(503, "3", is_upstreams=True), Verdict.BUSY),
+        (told(503, "3"), Verdict.UNKNOWN),  # it may be the proxy's own
+    ],
+)
+def test_headers_are_judged(outcome: Outcome, verdict: Verdict) -> None:
+    assert outcome.verdict is verdict
+    assert (outcome.address, outcome.duration_s, outcome.first_byte_s) == (A.address, 0.3, 0.3)
+    assert outcome.retry_after_s == (3 if verdict is Verdict.BUSY else 0)
+
+
+class Clock:
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def build() -> tuple[Desk, Clock]:
+    clock = Clock()
+    cooling = Cooling(Rules(jitter=0.0), clock=clock, rng=random.Random(1))
+    pool = Pool("llama", RoundRobin(Outside(random.Random(1), clock)), gate=cooling)
+    pool.replace([A, B])
+    return Desk(pool, cooling), clock
+
+
+def test_headers_alone_are_enough() -> None:
+    desk, clock = build()
+    for _ in range(3):
+        desk.observe_response(told(500))
+
+    assert desk.cooling.shut() == {"a": Why.COOLING}
+    assert desk.tally.answers == {("a", "5xx"): 3}
+
+    clock.now_s += 4
+    desk.observe_response(told(200))
+
+    assert desk.cooling.shut() == {}
+
+
+def test_a_failure_that_is_told_twice_counts_once() -> None:
+    desk, clock = build()
+    logged = Outcome("llama", A.address, Verdict.FAILED, 500)
+    for _ in range(2):
+        desk.observe(logged)
+        desk.observe_response(told(500))
+
+    assert (desk.cooling.shut(), desk.tally.answers) == ({}, {("a", "5xx"): 2})
+
+    desk.observe(logged)
+    assert desk.cooling.shut() == {"a": Why.COOLING}
+
+    clock.now_s += 4
+    desk.observe_response(told(200))
+    assert (desk.cooling.shut(), desk.tally.answers) == ({}, {("a", "5xx"): 3})

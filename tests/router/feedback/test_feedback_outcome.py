@@ -1,0 +1,146 @@
+"""What an exchange says of the endpoints it reached: whose doing was it?"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.feedback.outcome import (
+    Exchange,
+    Fault,
+    Outcome,
+    Verdict,
+    class_of,
+    outcomes,
+    parse_retry_after,
+)
+
+# 21 October 2026, 07:27:40 GMT.
+NOW_S = 1_792_567_660.0
+
+A, B, C = "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"
+
+
+def answered(status: int, fault: Fault = Fault.NONE, retry_after: str | None = None) -> Exchange:
+    return Exchange("llama", A, status, 0.5, 0.1, fault, retry_after=retry_after)
+
+
+def silent(status: int, fault: Fault = Fault.NONE, retry_after: str | None = None) -> Exchange:
+    return Exchange("llama", A, status, 0.5, None, fault, retry_after=retry_after)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "verdict", "class_"),
+    [
+        (answered(200), Verdict.ANSWERED, "2xx"),
+        (answered(302), Verdict.ANSWERED, "3xx"),
+        (answered(400), Verdict.ANSWERED, "4xx"),
+        (answered(404), Verdict.ANSWERED, "4xx"),
+        (answered(499), Verdict.ANSWERED, "4xx"),
+        (answered(500), Verdict.FAILED, "5xx"),
+        (answered(502), Verdict.FAILED, "5xx"),
+        (answered(599), Verdict.FAILED, "5xx"),
+        (answered(501), Verdict.ANSWERED, "5xx"),
+        (answered(505), Verdict.ANSWERED, "5xx"),
+        (answered(429), Verdict.BUSY, "4xx"),
+        (answered(429, retry_after="7"), Verdict.BUSY, "4xx"),
+        (answered(503), Verdict.FAILED, "5xx"),
+        (answered(503, retry_after="7"), Verdict.BUSY, "5xx"),
+        (answered(200, Fault.CLIENT), Verdict.ANSWERED, "2xx"),
+        (answered(500, Fault.CLIENT), Verdict.FAILED, "5xx"),
+        (answered(200, Fault.ENDPOINT), Verdict.BROKEN, "broken"),
+        (answered(700), Verdict.FAILED, "unknown"),
+        # The status is Envoy's own here, and so is its header.
+        (silent(503, Fault.ENDPOINT), Verdict.FAILED, "none"),
+        (silent(503, Fault.ENDPOINT, retry_after="1"), Verdict.FAILED, "none"),
+        (silent(504, Fault.ENDPOINT), Verdict.FAILED, "none"),
+        (silent(0, Fault.CLIENT), Verdict.UNKNOWN, "unknown"),
+        (silent(413), Verdict.UNKNOWN, "unknown"),
+        (silent(503), Verdict.UNKNOWN, "unknown"),
+    ],
+)
+def test_an_exchange_is_judged(exchange: Exchange, verdict: Verdict, class_: str) -> None:
+    (outcome,) = outcomes(exchange, NOW_S)
+
+    assert (outcome.verdict, class_of(outcome)) == (verdict, class_)
+    assert (outcome.pool, outcome.address, outcome.duration_s) == ("llama", A, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (None, 0),
+        ("0", 0),
+        (" 12 ", 12),
+        ("9" * 400, 999_999_999),
+        ("-1", 1),
+        ("1.5", 1),
+        ("soon", 1),
+        ("", 1),
+        ("١٢", 1),  # digits, but not HTTP's
+        ("Wed, 21 Oct 2026 07:28:00 GMT", 20),
+        ("Wednesday, 21-Oct-26 07:28:00 GMT", 20),
+        ("Wed Oct 21 07:28:00 2026", 20),
+        ("Wed, 21 Oct 2026 07:27:00 GMT", 1),
+        ("Wed, 99 Oct 2026 07:27:00 GMT", 1),
+        ("Wed, 21 Oct 999999999 07:27:00 GMT", 1),
+    ],
+)
+def test_retry_after_is_read(text: str | None, seconds: float) -> None:
+    assert parse_retry_after(text, NOW_S) == seconds
+
+
+@pytest.mark.parametrize(
+    ("address", "attempts", "told", "blamed"),
+    [
+        (A, 1, [A, B, C], []),
+        (B, 2, [A, B, C], [A]),
+        (C, 3, [A, B, C], [A, B]),
+        # The proxy lacks an address, so which one was passed by and which one failed nobody knows.
+        (C, 2, [A, B, C], []),
+        (B, 3, [A, B, C], []),
+        (A, 2, [A], []),
+        # It came to its own fallback policy: the whole list was tried.
+        ("10.0.0.9:80", 4, [A, B, C], [A, B, C]),
+        (A, 4, [A, B, C], [B, C]),
+        (B, 2, [], []),
+        (B, 0, [A, B], []),
+    ],
+)
+def test_who_failed_before_the_last_try_is_blamed_where_it_is_certain(
+    address: str, attempts: int, told: list[str], blamed: list[str]
+) -> None:
+    found = list(
+        outcomes(Exchange("llama", address, 200, 0.5, 0.1, attempts=attempts, destinations=told), NOW_S)
+    )
+
+    assert [outcome.address for outcome in found if outcome.verdict is Verdict.FAILED] == blamed
+    assert (found[-1].address, found[-1].verdict) == (address, Verdict.ANSWERED)
+
+
+def test_nobody_is_judged_where_no_endpoint_was_reached() -> None:
+    assert list(outcomes(Exchange("llama", "", 503, 0.1), NOW_S)) == []
+
+
+@given(
+    st.builds(
+        Exchange,
+        st.just("llama"),
+        st.sampled_from([A, B, C, ""]),
+        st.integers(0, 999),
+        st.floats(0, 100),
+        st.none() | st.floats(0, 100),
+        st.sampled_from(Fault),
+        st.integers(0, 6),
+        st.lists(st.sampled_from([A, B, C]), unique=True),
+        st.none() | st.text(max_size=5),
+    )
+)
+def test_a_clients_doing_never_blames_the_endpoint_it_was_sent_to(exchange: Exchange) -> None:
+    last = [outcome for outcome in outcomes(exchange, NOW_S) if outcome.address == exchange.address][-1:]
+    blamed: list[Outcome] = [outcome for outcome in last if outcome.verdict is Verdict.FAILED]
+    is_answer = exchange.first_byte_s is not None
+
+    if exchange.status < 500 and is_answer:
+        assert blamed == []
+    if exchange.fault is Fault.CLIENT and not is_answer:
+        assert blamed == []

@@ -1,0 +1,175 @@
+"""Asking endpoints for their health: real requests to real ports, in the test's own time."""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import ClientSession, ClientTimeout, web
+
+from extproc.router.feedback.cooling import Cooling, Rules, Why
+from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.probes import ProbePlan, Prober, ask_health
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.balanced import RoundRobin
+from extproc.router.routing.strategies.base import Outside
+from tests.stack.ports import free_ports
+
+
+def build(count: int) -> Desk:
+    outside = Outside(random.Random(1), lambda: 0.0)
+    cooling = Cooling(Rules(), clock=outside.clock, rng=outside.rng)
+    pool = Pool("llama", RoundRobin(outside), gate=cooling)
+    desk = Desk(pool, cooling)
+    install(desk, count)
+    return desk
+
+
+def install(desk: Desk, count: int) -> None:
+    endpoints = [Endpoint(f"e{n}", f"10.0.{n // 250}.{n % 250 + 1}:80") for n in range(count)]
+    desk.pool.replace(endpoints)
+
+
+class Sleeps:
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.asked.append(seconds)
+        await asyncio.sleep(0)
+
+
+class Health:
+    """Answers by address; everybody else is well."""
+
+    def __init__(self, *sick: str) -> None:
+        self.sick = set(sick)
+        self.asked = Counter[str]()
+        self.open = self.most_open = 0
+
+    async def __call__(self, address: str) -> bool:
+        self.asked[address] += 1
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        for _ in range(40):
+            await asyncio.sleep(0)
+        self.open -= 1
+        return address not in self.sick
+
+
+def prober(desk: Desk, sleeps: Sleeps, plan: ProbePlan = ProbePlan()) -> Prober:  # noqa: B008  # frozen
+    return Prober(desk, plan, rng=random.Random(2), sleep=sleeps)
+
+
+async def test_three_failures_in_a_row_make_an_endpoint_unhealthy_and_one_answer_healthy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "extproc")
+    desk, health = build(4), Health("10.0.0.1:80")
+    rounds = prober(desk, Sleeps())
+    seen = []
+    for _ in range(5):
+        await rounds.ask_around(health)
+        seen.append(dict(desk.cooling.shut()))
+    health.sick.clear()
+    await rounds.ask_around(health)
+    seen.append(dict(desk.cooling.shut()))
+
+    assert seen == [{}, {}, *[{"e0": Why.UNHEALTHY}] * 3, {}]
+    assert set(health.asked.values()) == {6}
+    assert [record.getMessage() for record in caplog.records] == [
+        "pool llama: e0 did not say that it is healthy 3 times",
+        "pool llama: e0 is healthy again",
+    ]
+
+
+async def test_questions_are_spread_over_the_interval_with_jitter_and_bounded() -> None:
+    desk, health, sleeps = build(40), Health(), Sleeps()
+    await prober(desk, sleeps, ProbePlan(interval_s=4, parallel=3)).ask_around(health)
+
+    assert len(sleeps.asked) == 40
+    assert all(0.08 <= seconds <= 0.12 for seconds in sleeps.asked)
+    assert len(set(sleeps.asked)) > 30
+    assert health.most_open == 3
+
+
+async def test_a_thousand_endpoints_are_asked_fifty_a_second() -> None:
+    sleeps = Sleeps()
+    await prober(build(1_000), sleeps).ask_around(Health())
+
+    assert sum(sleeps.asked) == pytest.approx(20, rel=0.1)
+
+
+async def test_an_empty_pool_is_looked_at_again_after_the_interval() -> None:
+    sleeps = Sleeps()
+    await prober(build(0), sleeps).ask_around(Health())
+
+    assert sleeps.asked == [pytest.approx(5, rel=0.2)]
+
+
+async def test_an_endpoint_that_left_meanwhile_is_asked_no_more() -> None:
+    desk, health = build(4), Health("10.0.0.4:80")
+    rounds = prober(desk, Sleeps())
+    await rounds.ask_around(health)
+    await rounds.ask_around(health)
+    install(desk, 3)
+    await rounds.ask_around(health)
+    install(desk, 4)
+    await rounds.ask_around(health)
+
+    assert health.asked["10.0.0.4:80"] == 3
+    assert desk.cooling.shut() == {}
+
+
+@asynccontextmanager
+async def serving(status: int, delay_s: float = 0.0) -> AsyncIterator[str]:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        assert (request.method, request.path) == ("GET", "/health")
+        await asyncio.sleep(delay_s)
+        return web.Response(status=status, headers={"location": "/elsewhere"})
+
+    [port] = free_ports(1)
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    yield f"http://127.0.0.1:{port}/health"
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("status", "is_healthy"),
+    [(200, True), (204, True), (302, True), (401, True), (404, True), (500, False), (503, False)],
+)
+async def test_health_is_an_answer_below_500(status: int, is_healthy: bool) -> None:
+    async with serving(status) as url, ClientSession() as session:
+        assert await ask_health(session, url) is is_healthy
+
+
+async def test_silence_and_a_closed_port_are_no_health() -> None:
+    [closed] = free_ports(1)
+    timeout = ClientTimeout(total=0.2)
+    async with serving(200, delay_s=5) as slow, ClientSession(timeout=timeout) as session:
+        assert not await ask_health(session, slow)
+        assert not await ask_health(session, f"http://127.0.0.1:{closed}/health")
+
+
+async def test_a_prober_asks_until_it_is_cancelled() -> None:
+    desk = build(0)
+    async with serving(503) as sick, serving(200) as well:
+        addresses = [url.split("/")[2] for url in (sick, well)]
+        endpoints = [Endpoint(address, address) for address in addresses]
+        desk.pool.replace(endpoints)
+        plan = ProbePlan(interval_s=0.01)
+        task = asyncio.create_task(Prober(desk, plan, rng=random.Random(1)).run())
+        async with asyncio.timeout(10):
+            while not desk.cooling.shut():  # noqa: ASYNC110  # real requests
+                await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    assert desk.cooling.shut() == {addresses[0]: Why.UNHEALTHY}

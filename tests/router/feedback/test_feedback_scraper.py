@@ -1,0 +1,266 @@
+"""Asking endpoints for their metrics: real requests to real ports, in the test's own time."""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import ClientSession, ClientTimeout, web
+from prometheus_client import CollectorRegistry
+
+from extproc.router.feedback.cooling import Cooling, Rules
+from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.metrics import FeedbackCollector
+from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.feedback.scraper import MAX_PAGE_BYTES, ScrapePlan, Scraper, ask_vitals
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.prompt.parse import parse
+from extproc.router.routing.strategies.balanced import RoundRobin
+from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.prefix_cache.engines import DEFAULT_ENGINE, ENGINES
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+from extproc.router.routing.vitals import Vitals
+from tests.stack.ports import free_ports
+
+OUTSIDE = Outside(random.Random(1), lambda: 0.0)
+PAGE = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nvllm:prefix_cache_queries_total 40\n"
+LONG = parse("/v1/completions", "", b'{"prompt": "' + b"why " * 500 + b'"}')
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def build(*addresses: str, strategy: Strategy | None = None) -> Desk:
+    cooling = Cooling(Rules(), clock=OUTSIDE.clock, rng=OUTSIDE.rng)
+    pool = Pool("llama", strategy or PrefixCache(OUTSIDE), gate=cooling)
+    pool.replace([Endpoint(f"e{number}", address) for number, address in enumerate(addresses)])
+    return Desk(pool, cooling)
+
+
+class Sleeps:
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.asked.append(seconds)
+        await asyncio.sleep(0)
+
+
+def scraper(desk: Desk, sleeps: Sleeps, interval_s: float = 5.0) -> Scraper:
+    return Scraper(desk, ScrapePlan(interval_s), rng=random.Random(2), sleep=sleeps)
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[str]:
+    """An endpoint whose metrics are answered by `answer`; yields its address."""
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    [port] = free_ports(1)
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def ask(address: str, timeout_s: float = 5.0) -> Vitals | None:
+    async with ClientSession(timeout=ClientTimeout(total=timeout_s)) as session:
+        return await ask_vitals(session, f"http://{address}/metrics")
+
+
+async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
+    async def tell(_: web.Request) -> web.Response:
+        return web.Response(body=PAGE + b'vllm:cache_config_info{kv_cache_size_tokens="5000"} 1.0\n')
+
+    async with serving(tell) as address, ClientSession() as session:
+        desk = build(address)
+        await scraper(desk, Sleeps()).ask_around(lambda one: ask_vitals(session, f"http://{one}/metrics"))
+    endpoints = desk.pool.strategy.learnt()["endpoints"]
+
+    assert desk.vitals["e0"] == Vitals(3, 2, 5_000, 40)
+    assert endpoints["e0"]["cache_tokens"] == 5_000  # type: ignore[index]
+    assert endpoints["e0"]["waiting"] == 2  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        web.Response(status=404),
+        web.Response(status=500, body=PAGE),
+        web.Response(body=b"hello"),
+        web.Response(status=302, headers={"location": "/metrics?again"}),
+        web.Response(body=PAGE + b"#" * MAX_PAGE_BYTES),
+    ],
+    ids=["404", "500", "no metrics", "elsewhere", "too much"],
+)
+async def test_an_endpoint_that_tells_nothing_useful_is_not_known(page: web.Response) -> None:
+    async def tell(_: web.Request) -> web.Response:
+        return page
+
+    async with serving(tell) as address:
+        assert await ask(address) is None
+
+
+async def test_an_endpoint_that_never_ends_its_answer_is_given_up() -> None:
+    async def tell(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(PAGE)
+        await asyncio.sleep(60)
+        return response
+
+    async with serving(tell) as address:
+        assert await ask(address, timeout_s=0.2) is None
+
+
+async def test_an_endpoint_that_is_not_there_is_not_known() -> None:
+    assert await ask(f"127.0.0.1:{free_ports(1)[0]}") is None
+
+
+async def test_each_is_asked_once_a_round_in_an_order_of_chance_and_evenly() -> None:
+    desk, sleeps = build(*(f"10.0.0.{number}:80" for number in range(1, 101))), Sleeps()
+    rounds, asked = scraper(desk, sleeps), list[str]()
+
+    async def note(address: str) -> Vitals | None:
+        asked.append(address)
+        return Vitals()
+
+    for _ in range(3):
+        await rounds.ask_around(note)
+
+    assert set(Counter(asked).values()) == {3}
+    assert asked[:100] != asked[100:200]
+    assert sum(sleeps.asked) == pytest.approx(15, rel=0.1)
+    assert max(sleeps.asked) < 0.07
+
+
+async def test_a_thousand_endpoints_are_asked_no_faster_than_fifty_a_second() -> None:
+    desk = build(*(f"10.0.{number // 250}.{number % 250 + 1}:80" for number in range(1_000)))
+    sleeps = Sleeps()
+
+    async def tell(_: str) -> Vitals | None:
+        return Vitals()
+
+    await scraper(desk, sleeps).ask_around(tell)
+
+    assert sum(sleeps.asked) == pytest.approx(20, rel=0.1)
+
+
+async def test_silence_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "extproc")
+    desk = build("10.0.0.1:80")
+    rounds = scraper(desk, Sleeps())
+    for vitals in (Vitals(), None, None, Vitals(), None):
+
+        async def tell(_: str, vitals: Vitals | None = vitals) -> Vitals | None:
+            return vitals
+
+        await rounds.ask_around(tell)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "pool llama: e0 does not tell its metrics",
+        "pool llama: e0 tells its metrics again",
+        "pool llama: e0 does not tell its metrics",
+    ]
+
+
+async def test_a_pool_without_endpoints_is_asked_again_later() -> None:
+    sleeps = Sleeps()
+
+    async def tell(_: str) -> Vitals | None:
+        raise AssertionError
+
+    await scraper(build(), sleeps).ask_around(tell)
+
+    assert sum(sleeps.asked) == pytest.approx(5, rel=0.2)
+
+
+def test_an_answer_that_comes_when_its_endpoint_is_gone_is_dropped() -> None:
+    desk = build("10.0.0.1:80")
+    gone = desk.pool.snapshot.ready["e0"]
+    desk.pool.replace([Endpoint("e0", "10.0.0.9:80")])
+    desk.sense(gone, Vitals(waiting=9))
+
+    assert desk.vitals == {}
+
+
+def test_nobody_asks_any_more_and_nothing_is_known() -> None:
+    desk = build("10.0.0.1:80")
+    desk.sense(desk.pool.snapshot.ready["e0"], Vitals(waiting=9))
+    desk.forget_vitals()
+
+    assert desk.vitals == {}
+    assert desk.pool.strategy.learnt()["endpoints"]["e0"]["waiting"] is None  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("status", "is_dropped"), [(0, True), (500, False)])
+def test_what_an_endpoint_held_is_gone_with_its_process(status: int, is_dropped: bool) -> None:
+    strategy = PrefixCache(OUTSIDE)
+    desk = build("10.0.0.1:80", "10.0.0.2:80", strategy=strategy)
+    pick = desk.pool.pick(strategy.read(LONG, {}, ""))
+    pick.release()
+    for _ in range(3):
+        desk.observe(Outcome("llama", pick.endpoint.address, Verdict.FAILED, status, 0.1))
+
+    assert desk.pool.left_out() == {pick.endpoint.name: "cooling"}
+    assert (len(strategy.index) == 0) == is_dropped
+
+
+def test_operators_see_what_was_foreseen_and_what_was_found() -> None:
+    strategy = PrefixCache(OUTSIDE)
+    desk = build("10.0.0.1:80", strategy=strategy)
+    for _ in range(2):
+        desk.pool.pick(strategy.read(LONG, {}, "")).release()
+    desk.sense(desk.pool.snapshot.ready["e0"], Vitals(queried_tokens=1_000, hit_tokens=400))
+    registry = CollectorRegistry()
+    registry.register(FeedbackCollector(lambda: [desk]))
+
+    def told(family: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"extproc_{family}_tokens_total", {"pool": "llama", **labels})
+
+    assert told("foreseen", reason="cold", cached="yes") == 0
+    assert told("foreseen", reason="cold", cached="no") == 500
+    assert told("foreseen", reason="prefix", cached="yes") == pytest.approx(500, abs=64)
+    saved_s = registry.get_sample_value(
+        "extproc_saved_prefill_seconds_total", {"pool": "llama", "reason": "prefix"}
+    )
+    assert saved_s == pytest.approx(500 * ENGINES[DEFAULT_ENGINE].prefill_ms_per_token / 1000, rel=0.2)
+    assert told("measured", endpoint="e0", cached="yes") == 400
+    assert told("measured", endpoint="e0", cached="no") == 600
+
+    desk.keep([])
+
+    assert told("measured", endpoint="e0", cached="yes") is None
+
+
+def test_a_strategy_that_wants_to_know_nothing_is_told_all_the_same() -> None:
+    desk = build("10.0.0.1:80", strategy=RoundRobin(OUTSIDE))
+    desk.sense(desk.pool.snapshot.ready["e0"], Vitals())
+
+    assert desk.pool.strategy.learnt() == {}
+    assert desk.pool.strategy.foreseen() == {}
+
+
+async def test_a_connection_is_kept_from_one_time_to_the_next() -> None:
+    peers: list[object] = []
+
+    async def tell(request: web.Request) -> web.Response:
+        peers.append(request.transport and request.transport.get_extra_info("peername"))
+        return web.Response(body=PAGE)
+
+    async with serving(tell) as address:
+        reading = Scraper(build(address), ScrapePlan(0.01), rng=random.Random(2))
+        task = asyncio.create_task(reading.run())
+        async with asyncio.timeout(10):
+            while len(peers) < 3:  # noqa: ASYNC110  # the server's side tells
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    assert len(set(peers)) == 1
+    assert "every 0.01 s" in repr(reading)

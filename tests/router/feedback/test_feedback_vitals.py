@@ -1,0 +1,100 @@
+"""vLLM's metrics, as a real one tells them, and whatever else may stand there."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import ProtocolError
+from extproc.router.feedback.vitals import read_vitals
+from extproc.router.routing.vitals import Vitals
+
+PAGE = (Path(__file__).parents[2] / "simulator/data/metrics-0.32.0.txt").read_bytes()
+
+LEAST = b"vllm:num_requests_running 0\n"
+
+
+def labelled(name: str, value: object, engine: int = 0) -> bytes:
+    return f'vllm:{name}{{engine="{engine}",model_name="a"}} {value}\n'.encode()
+
+
+def test_the_page_of_a_real_vllm_is_read() -> None:
+    vitals = read_vitals(PAGE)
+
+    assert (vitals.kv_tokens, vitals.block_tokens) == (1_048_576, 32)
+    assert vitals.started_s > 1.7e9
+    assert 0 < vitals.hit_tokens < vitals.queried_tokens
+    assert vitals.prompt_tokens > 0
+    assert vitals.prefills > 0
+    assert vitals.prefill_s > 0
+
+
+def test_every_figure_is_found_in_its_place() -> None:
+    names = {
+        "num_requests_running": 1,
+        "num_requests_waiting": 2,
+        "prefix_cache_queries_total": 30,
+        "prefix_cache_hits_total": 4,
+        "prompt_tokens_total": 50,
+        "request_prefill_time_seconds_count": 6,
+        "request_prefill_time_seconds_sum": 0.7,
+    }
+    page = b"".join(
+        b"# HELP vllm:%b Text.\n" % name.encode() + labelled(name, value) for name, value in names.items()
+    )
+
+    assert read_vitals(page + b"process_start_time_seconds 8.0\n") == Vitals(1, 2, None, 30, 4, 50, 6, 0.7, 8)
+
+
+def test_names_that_begin_alike_are_others() -> None:
+    page = LEAST + labelled("num_requests_waiting_by_reason", 9) + labelled("prompt_tokens_total_more", 9)
+
+    assert read_vitals(page) == Vitals()
+
+
+def test_engines_of_one_server_are_added_up() -> None:
+    config = b'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="100"} 1.0\n'
+    page = (
+        labelled("num_requests_running", 3) + labelled("num_requests_running", 4, 1) + config % 0 + config % 1
+    )
+
+    assert read_vitals(page) == Vitals(running=7, kv_tokens=3_200, block_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("labels", "kv_tokens"),
+    [
+        (b'kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="100"', 500),
+        (b'block_size="16",kv_cache_size_tokens="None",num_gpu_blocks="100"', 1_600),
+        (b'effective_attention_block_size="8",num_gpu_blocks="100"', None),
+        (b'block_size="16",num_gpu_blocks="None"', None),
+    ],
+)
+def test_the_size_of_a_cache_is_told_in_two_ways(labels: bytes, kv_tokens: int | None) -> None:
+    assert read_vitals(LEAST + b"vllm:cache_config_info{%b} 1.0" % labels).kv_tokens == kv_tokens
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"",
+        b"<html>",
+        labelled("num_requests_waiting", 1),
+        *(labelled("num_requests_running", v) for v in ("NaN", "x", "", -1, "inf")),
+    ],
+)
+def test_a_page_that_is_not_vllms_is_refused(page: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        read_vitals(page)
+
+
+@given(st.binary(max_size=300), st.integers(0, len(PAGE)))
+def test_any_bytes_are_read_or_refused(data: bytes, at: int) -> None:
+    for page in (data, PAGE[:at] + data, LEAST + data, b"vllm:num_requests_running{" + data):
+        try:
+            vitals = read_vitals(page)
+        except ProtocolError:
+            continue
+
+        assert vitals.running >= 0

@@ -1,0 +1,335 @@
+"""Admission: who is let into a full pool, and that nothing stays of those who left."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.errors import Overloaded, OverShare, Sheddable
+from extproc.router.routing.admission import Admission, Crowd, Standing
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.pool import Pick, Pool
+from extproc.router.routing.strategies.balanced import LeastLoad
+from extproc.router.routing.strategies.base import Outside
+
+OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+PRIORITIES = {"batch": -10, "later": -1, "usual": 0, "premium": 100}
+OBJECTIVE, CLIENT = "x-gateway-inference-objective", "x-gateway-inference-fairness-id"
+
+
+def full_pool(limit: int, endpoints: int = 1, *, shares: bool = False) -> Pool:
+    built = Pool("llama", LeastLoad(OUTSIDE), max_in_flight=limit)
+    built.replace([Endpoint(f"e{number}", f"10.0.0.{number + 1}:80") for number in range(endpoints)])
+    built.admission = Admission(PRIORITIES, has_shares=shares)
+    return built
+
+
+def send(pool: Pool, objective: str = "", client: str = "", subset: Sequence[str] | None = None) -> Pick:
+    headers = {OBJECTIVE: objective, CLIENT: client}
+    ask = Ask("GET", "/v1/models", {name: value for name, value in headers.items() if value}, subset=subset)
+    return Picker([Route(pool)]).pick(ask).pick
+
+
+def is_let_in(pool: Pool, objective: str = "", client: str = "") -> bool:
+    try:
+        send(pool, objective, client).release()
+    except Overloaded:
+        return False
+    return True
+
+
+def those_let_in(pool: Pool) -> set[str]:
+    return {name for name in PRIORITIES if is_let_in(pool, name)}
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "let_in"),
+    [
+        ([], {"batch", "later", "usual", "premium"}),
+        (["batch"] * 3, {"batch", "later", "usual", "premium"}),
+        (["batch"] * 4, {"usual", "premium"}),
+        (["usual"] * 4, {"premium"}),
+        (["usual"] * 3 + ["batch"], {"usual", "premium"}),
+        (["batch"] + ["usual"] * 4, set()),
+        (["premium"] * 4, set()),
+        (["batch"] * 4 + ["usual"], set()),
+    ],
+    ids=[
+        "empty",
+        "not yet full",
+        "full of batch",
+        "full of usual",
+        "one place lent to batch",
+        "usual alone fill it, the headroom too",
+        "full of premium",
+        "at the ceiling",
+    ],
+)
+def test_a_full_pool_refuses_negative_priorities_first(in_flight: list[str], let_in: set[str]) -> None:
+    pool = full_pool(4)
+    for objective in in_flight:
+        send(pool, objective)
+
+    assert those_let_in(pool) == let_in
+
+
+@pytest.mark.parametrize("objective", ["", "no-such", "BATCH", "batch ", "usual"])
+def test_an_unknown_objective_is_priority_0(objective: str) -> None:
+    pool = full_pool(1)
+    send(pool, "batch")
+
+    assert is_let_in(pool, objective)
+    send(pool, objective)
+    assert not is_let_in(pool, objective)
+
+
+def test_the_newer_name_of_a_header_goes_first() -> None:
+    told = {"x-llm-d-inference-objective": "batch", OBJECTIVE: "premium"}
+
+    assert Admission(PRIORITIES).standing(told) == Standing(-10)
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind"), [("batch", Sheddable), ("usual", Overloaded), ("premium", Overloaded)]
+)
+def test_a_refusal_says_of_which_kind_it_is(objective: str, kind: type[Overloaded]) -> None:
+    pool = full_pool(1)
+    for _ in range(2):
+        pool.book.take("e0")
+
+    with pytest.raises(Overloaded) as caught:
+        send(pool, objective)
+
+    assert type(caught.value) is kind
+    assert (caught.value.status, caught.value.retry_after_s, caught.value.pool) == (429, 1, "llama")
+
+
+def test_a_client_over_its_share_of_a_full_pool_is_refused_first() -> None:
+    pool = full_pool(8, shares=True)
+    for _ in range(8):
+        send(pool, client="greedy")
+    send(pool, client="modest")
+
+    with pytest.raises(OverShare):
+        send(pool, client="greedy")
+    assert is_let_in(pool, client="modest")
+    assert is_let_in(pool)
+
+
+def test_a_client_alone_has_the_whole_pool_and_no_more() -> None:
+    pool = full_pool(3, shares=True)
+    for _ in range(3):
+        send(pool, client="alone")
+
+    assert not is_let_in(pool, client="alone")
+    assert is_let_in(pool, client="another")
+
+
+def test_who_names_no_client_is_one_client() -> None:
+    pool = full_pool(4, shares=True)
+    for _ in range(4):
+        send(pool)
+
+    assert not is_let_in(pool)
+    assert is_let_in(pool, client="one")
+
+
+def test_clients_count_for_nothing_unless_the_operator_says_so() -> None:
+    pool = full_pool(4)
+    for number in range(4):
+        send(pool, client=f"{number}")
+
+    assert not is_let_in(pool, client="new")
+    assert not len(pool.admission)
+
+
+def test_made_up_clients_fill_the_headroom_at_most_and_leave_nothing_behind() -> None:
+    pool = full_pool(8, shares=True)
+    open_: list[Pick] = []
+    for number in range(100_000):
+        try:
+            open_.append(send(pool, client=f"{number}" * 100))
+        except Overloaded:
+            if number % 3 == 0:
+                open_.pop(0).release()
+
+    assert len(open_) <= 10
+    assert len(pool.admission) == len(open_)
+    assert sum(len(level.by_client) for level in pool.admission._levels.values()) == len(open_)
+    for pick in open_:
+        pick.release()
+    assert pool.admission._levels == {}
+
+
+def test_a_share_is_of_what_higher_priorities_leave() -> None:
+    pool = full_pool(8, shares=True)
+    for _ in range(6):
+        send(pool, "premium", "vip")
+    send(pool, client="a")
+    send(pool, client="b")
+
+    assert [is_let_in(pool, client=client) for client in "abc"] == [False, False, False]
+    assert is_let_in(pool, "premium", "other")
+
+
+def test_a_share_of_the_pool_is_no_way_into_endpoints_full_of_higher_priorities() -> None:
+    pool = full_pool(2, endpoints=3, shares=True)
+    for _ in range(2):
+        send(pool, "premium", "a", subset=["10.0.0.1"])
+    send(pool, "usual", "b", subset=["10.0.0.2"])
+
+    for objective, client in [("premium", "a"), ("usual", "new")]:
+        with pytest.raises(Overloaded):
+            send(pool, objective, client, subset=["10.0.0.1"])
+
+
+def test_full_is_what_the_endpoints_are_that_may_take_the_request() -> None:
+    pool = full_pool(2, endpoints=2)
+    for _ in range(2):
+        send(pool, "batch", subset=["10.0.0.1"])
+
+    with pytest.raises(Sheddable):
+        send(pool, "batch", subset=["10.0.0.1"])
+    assert send(pool, "batch", subset=["10.0.0.2"]).endpoint.name == "e1"
+    assert send(pool, "usual", subset=["10.0.0.1"]).endpoint.name == "e0"
+
+
+def test_a_request_ends_with_the_priority_that_it_began_with() -> None:
+    pool = full_pool(4)
+    pick = send(pool, "batch")
+    pool.admission.priorities = {"batch": 7}
+    pool.max_in_flight = None
+    pick.release()
+
+    assert pool.admission._levels == {}
+
+
+def test_a_request_that_another_endpoint_answers_counts_there() -> None:
+    pool = full_pool(1, endpoints=2)
+    pick = send(pool, "batch", subset=["10.0.0.1"])
+    moved = pool.move(pick, "10.0.0.2:80")
+
+    assert is_let_in(pool, "batch")
+    moved.release()
+    assert pool.admission._levels == {}
+
+
+def test_what_was_not_taken_is_not_released() -> None:
+    admission = Admission(PRIORITIES)
+    admission.take(Standing(-1), "e0")
+
+    with pytest.raises(KeyError):
+        admission.release(Standing(-1), "e1")
+    with pytest.raises(KeyError):
+        admission.release(Standing(3), "e0")
+
+
+def test_repr_tells_no_client() -> None:
+    pool = full_pool(4, shares=True)
+    send(pool, "premium", "somebody")
+
+    assert repr(pool.admission) == "<Admission of 4 objectives, in flight by priority {100: 1}>"
+
+
+# Whatever comes and goes, in whatever order.
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["batch", "later", "", "premium"]),
+        st.sampled_from(["", "a", "b", "c"]),
+        st.sampled_from([None, ("10.0.0.1",), ("10.0.0.2", "10.0.0.3")]),
+        st.integers(0, 3),
+    ),
+    max_size=80,
+)
+
+
+@dataclass
+class World:
+    """A pool, what is in flight in it, and what may not happen."""
+
+    pool: Pool
+    open_: list[Pick] = field(default_factory=list)
+
+    def step(self, objective: str, client: str, subset: Sequence[str] | None, ends: int) -> None:
+        self.check_order(client, subset)
+        pick = self._try(objective, client, subset)
+        if pick is not None:
+            self.open_.append(pick)
+        for _ in range(min(ends, len(self.open_)) if pick is None else 0):
+            self.open_.pop(len(self.open_) // 2).release()
+        assert self.pool.book.total == len(self.open_)
+
+    def check_order(self, client: str, subset: Sequence[str] | None) -> None:
+        """What is refused to a priority is refused to all below it, whoever asks."""
+        asks = product(PRIORITIES, ["", client, "new"])
+        let_in = {(name, who): self._is_let_in(name, who, subset) for name, who in asks}
+        for low, high in [("batch", "usual"), ("later", "usual"), ("usual", "premium"), ("batch", "premium")]:
+            anyone = any(let_in[low, who] for who in ("", client, "new"))
+            for who in ("", client, "new"):
+                assert not anyone or let_in[high, who], (low, high, who, let_in)
+
+    def _is_let_in(self, objective: str, client: str, subset: Sequence[str] | None) -> bool:
+        pick = self._try(objective, client, subset)
+        if pick is not None:
+            pick.release()
+        return pick is not None
+
+    def _try(self, objective: str, client: str, subset: Sequence[str] | None) -> Pick | None:
+        candidates = self.pool.candidates(subset=subset)
+        crowd = Crowd("", self.pool.max_in_flight or 0, candidates.names, candidates.total, 3, 0)
+        try:
+            pick = send(self.pool, objective, client, subset)
+        except Overloaded:
+            assert crowd.total >= crowd.limit
+            return None
+        assert crowd.total < crowd.ceiling
+        return pick
+
+
+@given(steps=STEPS, limit=st.integers(1, 6), shares=st.booleans())
+@settings(deadline=None)
+def test_no_priority_is_let_in_while_a_higher_one_is_refused(
+    steps: list[tuple[str, str, Sequence[str] | None, int]], limit: int, *, shares: bool
+) -> None:
+    """Nor anybody refused while there is room, nor let in beyond the ceiling; and all counts end at zero."""
+    world = World(full_pool(limit, endpoints=3, shares=shares))
+    for step in steps:
+        world.step(*step)
+    random.Random(len(steps)).shuffle(world.open_)
+    for pick in world.open_:
+        pick.release()
+
+    assert world.pool.book.total == 0
+    assert world.pool.admission._levels == {}
+
+
+@given(clients=st.integers(2, 8), limit=st.integers(8, 40), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=25)
+def test_clients_who_always_want_more_end_with_their_shares(clients: int, limit: int, seed: int) -> None:
+    """One has the whole pool at first, then all ask again and again; what ends, ends by chance."""
+    rng, pool = random.Random(seed), full_pool(limit, shares=True)
+    open_ = [("0", send(pool, client="0")) for _ in range(limit)]
+    for _ in range(12 * limit):
+        who = str(rng.randrange(clients))
+        if is_let_in(pool, client=who):
+            open_.append((who, send(pool, client=who)))
+        else:
+            open_.pop(rng.randrange(len(open_)))[1].release()
+            _refill(pool, open_, rng, clients)
+    held = [sum(who == str(number) for who, _ in open_) for number in range(clients)]
+
+    assert limit <= len(open_) <= limit + max(1, limit // 4)
+    assert max(held) <= limit // clients + max(1, limit // 4) + 1
+    assert min(held) >= limit // clients - max(1, limit // 4) - 1
+
+
+def _refill(pool: Pool, open_: list[tuple[str, Pick]], rng: random.Random, clients: int) -> None:
+    """Everybody asks at once for the place that became free, in any order."""
+    order = map(str, rng.sample(range(clients), clients))
+    open_.extend((who, send(pool, client=who)) for who in order if is_let_in(pool, client=who))

@@ -1,0 +1,115 @@
+"""New conversations are refused where those that go on find nothing any more; and nowhere else."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import Cold
+from extproc.router.routing.strategies.prefix_cache.cliff import Cliff
+from tests.router.routing.test_routing_prefix_cache import Fleet, words
+
+# One conversation that is long as four of these fills an endpoint's cache.
+TOKENS = 4_096
+
+
+def fleet() -> Fleet:
+    return Fleet("ab", kv_tokens=TOKENS, shed_cold=True)
+
+
+def overgrow(fleet: Fleet, conversations: int = 16, rounds: int = 12) -> None:
+    """Conversations that take turns, more of them than the caches hold."""
+    said = [[words(f"Why {number}?", TOKENS // 4)] for number in range(conversations)]
+    for _ in range(rounds):
+        for texts in said:
+            try:
+                fleet.visit(*texts, after_s=0.1)
+            except Cold:
+                continue
+            texts += ["Because.", "And?"]
+
+
+def refused(fleet: Fleet, count: int = 50, system: str = "") -> int:
+    shed = 0
+    for number in range(count):
+        try:
+            fleet.visit(words(f"Something new {number}", 100), system=system, after_s=0.0)
+        except Cold:
+            shed += 1
+    return shed
+
+
+@pytest.mark.parametrize(("found", "refused"), [(1.0, 0.0), (0.9, 0.0), (0.75, 0.5), (0.6, 1.0), (0.0, 1.0)])
+def test_the_less_is_found_the_more_are_refused(found: float, refused: float) -> None:
+    cliff = Cliff()
+    cliff.found = found
+
+    assert cliff.refused == pytest.approx(refused)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6))))
+def test_a_share_is_a_share_whatever_is_heard(heard: list[tuple[int, int]]) -> None:
+    cliff = Cliff()
+    for answered, reach in heard:
+        cliff.hear(answered, reach)
+
+    assert 0 <= cliff.found <= 1
+    assert 0 <= cliff.refused <= 1
+
+
+def test_new_conversations_are_refused_over_the_cliff() -> None:
+    over = fleet()
+    overgrow(over)
+
+    assert refused(over) >= 40
+
+
+def test_those_that_go_on_are_not() -> None:
+    over = fleet()
+    overgrow(over)
+    for number in range(20):
+        over.visit(words(f"Asked before {number}", 100), "Answered", "And now?", after_s=0.0)
+
+
+def test_nor_those_of_which_most_is_cached() -> None:
+    """Instructions that others have brought along."""
+    over = fleet()
+    system = words("Be kind.", 400)
+    over.visit("The first", "who", "brings it", system=system, after_s=0.0)
+    overgrow(over, rounds=8)
+    over.visit("The first", "who", "brings it", "once", "more", system=system, after_s=0.0)
+
+    assert refused(over, 10, system) == 0
+
+
+def test_nobody_is_refused_who_did_not_ask_for_it() -> None:
+    other = Fleet("ab", kv_tokens=TOKENS)
+    overgrow(other)
+
+    assert refused(other) == 0
+
+
+def test_nobody_is_refused_where_conversations_fit() -> None:
+    roomy = fleet()
+    overgrow(roomy, conversations=4)
+
+    assert refused(roomy, 1) == 0
+
+
+def test_nobody_is_refused_by_one_that_has_just_been_started() -> None:
+    """It has seen none of the conversations that go on, and its caches are far from full."""
+    fresh = fleet()
+    for number in range(200):
+        fresh.visit(f"Old {number}", "Answer", "Next", after_s=1.0)
+
+    assert refused(fresh, 20) == 0
+
+
+def test_it_ends_when_conversations_find_theirs_again() -> None:
+    over = fleet()
+    overgrow(over)
+    said = ["One that goes on"]
+    for _ in range(200):
+        said = [said[0], "Because.", "And?"]
+        over.visit(*said, after_s=0.5)
+
+    assert refused(over, 20) == 0

@@ -1,0 +1,151 @@
+"""Homes: what is presumed where, and how many gateways conversations tell of."""
+
+import random
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+from msgspec.structs import replace
+
+from extproc.router.routing.prompt.chain import Chain
+from extproc.router.routing.strategies.base import Neighbours
+from extproc.router.routing.strategies.prefix_cache.homes import NO_HOMES, Company, Homes, find_homes
+
+ROOT, HOME = 1, 2
+
+
+def walk(key: int) -> Iterator[str]:
+    yield from {ROOT: ("r", "x"), HOME: ("h", "y")}[key]
+
+
+def nowhere(key: int) -> Iterator[str]:  # no endpoint at all
+    yield from ()
+
+
+def chain(answered: int = 0, rooted: int = 0) -> Chain:
+    return Chain([5], [900], [900], 900, HOME, answered, ROOT if rooted else 0, rooted)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reach", "presumed", "own"),
+    [
+        (chain(), 0, {}, "h"),
+        (chain(rooted=500), 0, {"r": 500}, ""),
+        (chain(rooted=500), 500, {}, "h"),
+        (chain(answered=800), 0, {"h": 800}, "h"),
+        (chain(answered=800), 799, {"h": 800}, "h"),
+        (chain(answered=800), 800, {}, ""),
+        (chain(answered=800, rooted=500), 0, {"r": 500, "h": 800}, "h"),
+        (chain(answered=800, rooted=500), 500, {"h": 800}, "h"),
+    ],
+)
+def test_what_is_presumed_where(asked: Chain, reach: int, presumed: dict[str, int], own: str) -> None:
+    homes = find_homes(asked, reach, walk)
+
+    assert (homes.presumed, homes.own) == (presumed, own)
+    assert set(homes.names) == {*presumed, *filter(None, [own])}
+    assert all(name in homes for name in homes.names)
+
+
+def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
+    assert find_homes(chain(answered=800, rooted=500), 0, nowhere) == Homes({}, "")
+    assert "" not in NO_HOMES
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 3, 4, 8, 12])
+@pytest.mark.parametrize("seed", range(20))
+def test_company_is_found_out_from_turns(gateways: int, seed: int) -> None:
+    rng, company, followed = random.Random(seed), Company(), chain(answered=800)
+    for _ in range(600):
+        company.hear(followed, 900 if rng.randrange(gateways) == 0 else 0)
+
+    assert 1 <= company.count <= 64
+    assert gateways / 3 <= company.count <= max(1, gateways * 6)
+    assert (company.count == 1) is (gateways == 1)
+
+
+def test_first_turns_tell_nothing() -> None:
+    company = Company()
+    for _ in range(1_000):
+        company.hear(chain(), 0)
+
+    assert company.count == 1
+
+
+def test_a_few_turns_that_were_lost_are_no_company() -> None:
+    company = Company()
+    for number in range(1_000):
+        company.hear(chain(answered=800), 0 if number % 5 == 0 else 900)
+
+    assert company.count == 1
+
+
+def test_what_is_told_is_believed() -> None:
+    company = Company(3)
+    company.hear(chain(answered=800), 0)
+
+    assert company.count == 3
+
+
+@pytest.mark.parametrize(
+    ("heard", "prompt", "at_least", "at_most"), [(0, 0, 3, 64), (3, 3, 3, 64), (3, 0, 4, 4)]
+)
+def test_who_is_late_is_not_counted_twice(heard: int, prompt: int, at_least: float, at_most: float) -> None:
+    """Late news make turns miss, which tells as if that gateway were not heard at all."""
+    company = Company()
+    company.meet(Neighbours(heard, prompt, 0), 0.0)
+    for number in range(400):
+        company.hear(chain(answered=800), 900 if number % 10 < 3 else 0)
+
+    assert company.count > 2
+    assert at_least <= company.times <= at_most
+
+
+ALL: Final = Neighbours(7, 7)
+
+
+def met(ago_s: float, *turns: Neighbours) -> Company:
+    """One of eight, whose turns came so soon; then it meets these neighbours, one after the other."""
+    company = Company()
+    company.meet(ALL, 0.0)
+    for _ in range(400):
+        company.hear(chain(answered=800), 900, ago_s)
+    for neighbours in turns:
+        company.meet(neighbours, 100.0)
+    return company
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "ago_s", "is_alone"),
+    [
+        (ALL, 0.5, True),
+        (replace(ALL, silent=7), 0.5, False),
+        (replace(ALL, silent=7), 5.0, True),
+        (replace(ALL, silent=2), 0.5, True),
+        (Neighbours(7, 0), 0.5, False),
+        (Neighbours(7, 0), 5.0, True),
+        (Neighbours(3, 3, 4), 0.5, False),
+        (Neighbours(6, 6, 1), 0.5, True),
+    ],
+)
+def test_the_quicker_turns_are_the_sooner_silence_counts(
+    neighbours: Neighbours, ago_s: float, is_alone: bool
+) -> None:
+    """Before any turn was missed; and where turns come slowly, only those that miss tell."""
+    company = met(ago_s, neighbours)
+
+    assert company.is_alone is is_alone
+    if not is_alone:
+        assert 1.9 < company.count < 8.1
+
+
+def test_silence_that_ends_leaves_nothing_behind() -> None:
+    assert met(0.5, replace(ALL, silent=7), ALL).is_alone
+
+
+def test_turns_that_are_seen_in_time_tell_that_late_news_come_soon_enough() -> None:
+    company = met(0.5, replace(ALL, silent=7), Neighbours(7, 0))
+    for _ in range(100):
+        company.hear(chain(answered=800), 900, 0.5)
+
+    assert company.is_alone

@@ -1,0 +1,115 @@
+"""The load book."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.routing.load import LoadBook
+
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["take", "release", "hear"]), st.sampled_from("abcd"), st.integers(0, 5)),
+        st.tuples(st.just("members"), st.text("abcd", max_size=4), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+def book_of(**counts: int) -> LoadBook:
+    book = LoadBook()
+    book.set_members(counts)
+    for name, count in counts.items():
+        for _ in range(count):
+            book.take(name)
+    return book
+
+
+def test_takes_and_releases_count() -> None:
+    book = book_of(a=2, b=1)
+    book.release("a")
+
+    assert book.counts() == {"a": 1, "b": 1}
+    assert book.total == 2
+    assert repr(book) == "<LoadBook of 2 members, 2 in flight>"
+
+
+def test_release_of_what_was_never_taken_is_refused() -> None:
+    book = book_of(a=1)
+    book.release("a")
+
+    with pytest.raises(KeyError):
+        book.release("a")
+
+
+def test_what_others_have_in_flight_counts_and_is_not_ours_to_release() -> None:
+    book = book_of(a=1, b=0)
+    book.hear("b", 3)
+    book.hear("b", 3)
+
+    assert (book.counts(), book.ours(), book.total) == ({"a": 1, "b": 3}, {"a": 1, "b": 0}, 4)
+    assert list(book.least_loaded(random.Random(0))) == ["a", "b"]
+
+    with pytest.raises(KeyError):
+        book.release("b")
+
+    book.hear("b", 0)
+    assert (book.counts(), book.total) == ({"a": 1, "b": 0}, 1)
+
+
+def test_a_departed_endpoint_keeps_its_count_but_not_its_share_of_the_total() -> None:
+    book = book_of(a=3, b=1)
+    book.set_members("b")
+
+    assert book.total == 1
+    assert book.in_flight("a") == 3
+
+    book.release("a")
+    book.set_members("ab")
+
+    assert book.total == 3
+    assert list(book.least_loaded(random.Random(0))) == ["b", "a"]
+
+
+def test_least_loaded_orders_by_load() -> None:
+    assert list(book_of(a=5, b=0, c=2).least_loaded(random.Random(0))) == ["b", "c", "a"]
+
+
+def test_ties_fall_evenly() -> None:
+    book = book_of(a=1, b=1, c=1, d=2)
+    rng = random.Random(3)
+    firsts = Counter(next(book.least_loaded(rng)) for _ in range(3_000))
+
+    assert set(firsts) == {"a", "b", "c"}
+    assert min(firsts.values()) > 900
+
+
+@given(MOVES)
+def test_the_book_agrees_with_plain_counting(moves: list[tuple[str, str, int]]) -> None:
+    book, ours, elsewhere, members = LoadBook(), Counter[str](), Counter[str](), set[str]()
+    for what, names, count in moves:
+        if what == "hear":
+            elsewhere[names] = count
+            book.hear(names, count)
+        elif what == "members":
+            members = set(names)
+            book.set_members(names)
+        elif what == "take":
+            ours[names] += 1
+            book.take(names)
+        elif ours[names]:
+            ours[names] -= 1
+            book.release(names)
+
+        counts = ours + elsewhere
+        assert book.total == sum(counts[name] for name in members)
+        assert book.total_elsewhere == sum(elsewhere[name] for name in members)
+        order = list(book.least_loaded(random.Random(0)))
+        assert sorted(order) == sorted(members)
+        assert [counts[name] for name in order] == sorted(counts[name] for name in members)
+        assert book.counts() == {name: counts[name] for name in {*members, *counts}}
+        assert book.ours() == {name: ours[name] for name in {*members, *counts}}
+        assert all(book.elsewhere_on(name) == elsewhere[name] for name in "abcd")
+        assert book.elsewhere() == {name: count for name, count in elsewhere.items() if count}

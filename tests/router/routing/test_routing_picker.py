@@ -1,0 +1,393 @@
+"""The picker: from a request to a pool, a key and an endpoint."""
+
+import random
+from collections.abc import Iterable
+
+import orjson
+import pytest
+
+from extproc.errors import NoEndpoint, Overloaded, PromptError, PromptTooComplex, UnknownModel
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.balanced import LeastLoad
+from extproc.router.routing.strategies.base import (
+    NOWHERE,
+    Candidates,
+    Choice,
+    Ending,
+    Outside,
+    Placement,
+    Reading,
+    Reason,
+    Strategy,
+)
+from extproc.router.routing.strategies.prefix_hash import PrefixHash
+from tests.hostile import HOSTILE, fill
+
+CHAT = "/v1/chat/completions"
+FIRST_USER = "first_user_message"
+OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+
+
+def pool(name: str, *endpoints: Endpoint, limit: int | None = None, strategy: Strategy | None = None) -> Pool:
+    built = Pool(name, strategy or PrefixHash(OUTSIDE), max_in_flight=limit)
+    built.replace(endpoints or [Endpoint(f"{name}-0", "10.0.0.1:80")])
+    return built
+
+
+def ask(body: object = None, *, path: str = CHAT, method: str = "POST", **fields: object) -> Ask:
+    raw = None if body is None else orjson.dumps(body)
+    return Ask(method, path, {"content-type": "application/json"}, raw, **fields)  # type: ignore[arg-type]
+
+
+def chat(model: str | None, text: str = "hello", **fields: str) -> Ask:
+    named = {} if model is None else {"model": model}
+    return ask({**named, "messages": [{"role": "user", "content": text}], **fields})
+
+
+def pool_of(picker: Picker, request: Ask) -> str:
+    return picker.pick(request).pick.pool.name
+
+
+@pytest.fixture
+def several() -> Picker:
+    return Picker(
+        [
+            Route(pool("llama"), ("llama-8b",), frozenset({"sql"})),
+            Route(pool("qwen"), ("qwen-*", "*-coder")),
+            Route(
+                pool(
+                    "learnt",
+                    Endpoint("l", "10.0.0.9:80", models=frozenset({"phi"}), adapters=frozenset({"tiny"})),
+                ),
+                ("phi-x",),
+            ),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("llama-8b", "llama"),
+        ("sql", "llama"),
+        ("qwen-7b", "qwen"),
+        ("deepseek-coder", "qwen"),
+        ("phi", "learnt"),
+        ("tiny", "learnt"),
+        ("phi-x", "learnt"),
+    ],
+)
+def test_a_model_leads_to_its_pool(several: Picker, model: str, name: str) -> None:
+    assert pool_of(several, chat(model)) == name
+
+
+@pytest.mark.parametrize("model", ["llama-8B", "qwen", "phi-y", "", "[a-z]", "a" * 10_000])
+def test_an_unknown_model_is_told_by_name(several: Picker, model: str) -> None:
+    with pytest.raises(UnknownModel) as caught:
+        several.pick(chat(model))
+
+    assert model[:200] in caught.value.message
+    assert len(caught.value.message) < 300
+    assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+def test_a_catch_all_takes_what_no_other_pool_does(several: Picker) -> None:
+    picker = Picker([*several.routes.values(), Route(pool("rest"))])
+
+    assert pool_of(picker, chat("gpt-9")) == "rest"
+    assert pool_of(picker, chat(None)) == "rest"
+    assert pool_of(picker, chat("sql")) == "llama"
+
+
+@pytest.mark.parametrize(
+    ("model", "owner"),
+    [("llama-8b", "llama"), ("sql", "llama"), ("qwen-7b", "qwen"), ("phi", "learnt"), ("new", "thief")],
+    ids=["a configured model", "a configured adapter", "a glob", "a learnt model", "nobody's"],
+)
+def test_an_adapter_that_a_client_loaded_takes_no_other_pools_traffic(
+    several: Picker, model: str, owner: str
+) -> None:
+    """The pool that learnt the name stands first, where every tie is its."""
+    loaded = Endpoint("t", "10.0.0.8:80", adapters=frozenset({model}))
+    thief = Route(pool("thief", loaded), ("other",))
+    picker = Picker([thief, *several.routes.values()])
+
+    assert pool_of(picker, chat(model)) == owner
+
+
+@pytest.mark.parametrize("models", [("llama-8b",), ()], ids=["configured", "learnt"])
+def test_an_adapter_named_like_its_pools_model_does_not_draw_its_requests_to_one_endpoint(
+    models: tuple[str, ...],
+) -> None:
+    base = frozenset({"llama-8b"})
+    endpoints = [
+        Endpoint(f"e{i}", f"10.0.0.{i}:80", models=base, adapters=base if i == 1 else frozenset())
+        for i in range(1, 9)
+    ]
+    picker = Picker([Route(pool("llama", *endpoints), models)])
+    decisions = [picker.pick(chat("llama-8b", f"text {number}")) for number in range(40)]
+
+    assert len({decision.pick.endpoint.name for decision in decisions}) > 4
+    assert {decision.adapter for decision in decisions} == {""}
+
+
+def test_an_adapter_that_a_glob_leads_to_goes_only_where_it_is_loaded() -> None:
+    endpoints = [
+        Endpoint(f"e{i}", f"10.0.0.{i}:80", adapters=frozenset({"llama-sql"} if i == 1 else ()))
+        for i in range(1, 9)
+    ]
+    picker = Picker([Route(pool("llama", *endpoints), ("llama-*",))])
+
+    assert {picker.pick(chat("llama-sql", f"{n}")).pick.endpoint.name for n in range(20)} == {"e1"}
+
+
+def test_several_pools_need_a_model(several: Picker) -> None:
+    with pytest.raises(PromptError) as caught:
+        several.pick(chat(None))
+
+    assert caught.value.status == 400
+    with pytest.raises(PromptError):
+        several.pick(Ask("POST", CHAT, {}, b"not json"))
+
+
+def test_a_sole_pool_needs_no_model() -> None:
+    picker = Picker([Route(pool("llama"), ("llama-8b",))])
+    unreadable = picker.pick(Ask("POST", CHAT, {}, b"not json"))
+
+    assert unreadable.pick.reason is Reason.NO_PREFIX
+    assert unreadable.fault is not None
+    assert pool_of(picker, ask(method="GET", path="/v1/models")) == "llama"
+    with pytest.raises(UnknownModel):
+        picker.pick(chat("gpt-9"))
+
+
+@pytest.mark.parametrize("kind", ["small objects", "members of a message", "white space everywhere"])
+def test_a_body_that_takes_too_much_is_routed_by_its_model(several: Picker, kind: str) -> None:
+    body = HOSTILE[kind](4_000_000)._replace(path=CHAT).data.replace(b'"model":"m"', b'"model":"phi"')
+    decision = several.pick(Ask("POST", CHAT, {}, body))
+
+    assert decision.pick.pool.name == pool_of(several, chat("phi"))
+    assert isinstance(decision.fault, PromptTooComplex)
+
+
+def test_a_body_that_takes_too_much_and_hides_its_model_is_refused_by_several_pools(several: Picker) -> None:
+    tools = fill(b'{"a":[{"b":0}]},', 4_000_000)
+    body = b'{"messages":[%b0],"model":"phi","tools":[%b0]}' % (tools, tools)
+
+    with pytest.raises(PromptTooComplex):
+        several.pick(Ask("POST", CHAT, {}, body))
+    sole = Picker([Route(pool("llama"))])
+    assert isinstance(sole.pick(Ask("POST", CHAT, {}, body)).fault, PromptTooComplex)
+
+
+def test_the_operators_pool_wins(several: Picker) -> None:
+    assert several.pick(Ask("POST", CHAT, {}, chat("sql").body, pool="qwen")).pick.pool.name == "qwen"
+    with pytest.raises(NoEndpoint, match="no pool 'nope'"):
+        several.pick(Ask("POST", CHAT, {}, None, pool="nope"))
+
+
+def test_all_names_are_listed_but_globs(several: Picker) -> None:
+    assert several.model_names() == ["llama-8b", "phi", "phi-x", "sql", "tiny"]
+    assert several.answers_models(ask(method="GET", path="/v1/models"))
+    assert not several.answers_models(ask(method="GET", path="/v1/models", pool="qwen"))
+    assert not several.answers_models(ask(method="GET", path="/v1/models/sql"))
+
+
+def test_an_adapter_goes_only_where_it_is_loaded() -> None:
+    endpoints = [
+        Endpoint(f"e{i}", f"10.0.0.{i}:80", adapters=frozenset({"sql"} if i < 3 else ())) for i in range(1, 9)
+    ]
+    picker = Picker([Route(pool("llama", *endpoints))])
+    decisions = [picker.pick(chat("sql", f"text {number}")) for number in range(40)]
+
+    assert {"e1", "e2"} == {decision.pick.endpoint.name for decision in decisions}
+    assert {decision.adapter for decision in decisions} == {"sql"}
+
+
+def test_salt_model_and_adapter_make_different_keys() -> None:
+    endpoint = Endpoint("e", "10.0.0.1:80", adapters=frozenset({"sql"}))
+    picker = Picker([Route(pool("llama", endpoint))])
+    keys = [
+        picker.pick(request).key
+        for request in (
+            chat("llama"),
+            chat("qwen"),
+            chat("sql"),
+            chat("llama", cache_salt="x"),
+            chat("llama", "other"),
+        )
+    ]
+
+    assert len(set(keys)) == 5
+    assert None not in keys
+
+
+def test_overload_is_refused_with_429() -> None:
+    picker = Picker([Route(pool("llama", limit=2))])
+    first = picker.pick(chat("a"))
+    picker.pick(chat("a"))
+    with pytest.raises(Overloaded) as caught:
+        picker.pick(chat("a"))
+
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
+
+    first.pick.release()
+    assert picker.pick(chat("a")).pick.pool.book.total == 2
+
+
+BODYLESS = [ask(method="GET", path="/v1/models"), ask(method="POST", path="/health")]
+
+
+@pytest.mark.parametrize("request_", BODYLESS)
+def test_a_request_without_a_prompt_needs_no_body(several: Picker, request_: Ask) -> None:
+    assert not several.needs_body(request_)
+
+
+def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picker) -> None:
+    blind, by_header = LeastLoad(OUTSIDE), PrefixHash(OUTSIDE, key=["header:x-session", FIRST_USER])
+    learnt = Endpoint("e", "10.0.0.1:80", adapters=frozenset({"sql"}))
+    plain = Ask("POST", CHAT, {})
+    with_session = Ask("POST", CHAT, {"x-session": "1"})
+    to_b = Ask("POST", CHAT, {}, pool="b")
+
+    assert several.needs_body(plain)
+    assert Picker([Route(pool("a", strategy=blind), ("model",)), Route(pool("b"))]).needs_body(plain)
+    assert not Picker([Route(pool("a")), Route(pool("b", strategy=blind))]).needs_body(to_b)
+    assert Picker([Route(pool("a"))]).needs_body(plain)
+    assert not Picker([Route(pool("a", strategy=blind))]).needs_body(plain)
+    assert Picker([Route(pool("a", strategy=blind), ("model",))]).needs_body(plain)
+    assert Picker([Route(pool("a", strategy=blind), adapters=frozenset({"sql"}))]).needs_body(plain)
+    assert Picker([Route(pool("a", learnt, strategy=blind))]).needs_body(plain)
+    assert Picker([Route(pool("a", strategy=by_header))]).needs_body(plain)
+    assert not Picker([Route(pool("a", strategy=by_header))]).needs_body(with_session)
+
+
+def test_headers_that_any_strategy_reads_are_wanted() -> None:
+    by_header = PrefixHash(OUTSIDE, key=["header:X-Session", "header:x-user", FIRST_USER])
+    routes = [Route(pool("a", strategy=by_header)), Route(pool("b", strategy=LeastLoad(OUTSIDE)), ("m",))]
+
+    assert Picker(routes).key_headers == {"x-session", "x-user"}
+    assert Picker(routes[1:]).key_headers == frozenset()
+
+
+def test_a_pick_names_its_fallbacks_in_order() -> None:
+    endpoints = [Endpoint(f"e{i}", f"10.0.0.{i}:80") for i in range(1, 6)]
+    built = pool("llama", *endpoints)
+    picker = Picker([Route(built)])
+    alone = picker.pick(chat("a")).pick
+    built.fallbacks = 2
+    decision = picker.pick(chat("a"))
+    pick = decision.pick
+    assert decision.key is not None
+    walk = list(built.snapshot.placement.walk(decision.key))
+
+    assert pick.destination == ",".join(built.snapshot.ready[name].address for name in walk[:3])
+    assert alone.destination == pick.endpoint.address
+    assert repr(built) == "<Pool llama: 5 ready, prefix_hash>"
+    assert repr(pick) == f"<Pick {pick.endpoint.name} of llama: prefix_hash, home>"
+
+
+def test_draining_endpoints_get_no_picks_and_keep_their_requests() -> None:
+    ready = [Endpoint(f"e{i}", f"10.0.0.{i}:80") for i in (1, 2)]
+    least_load = LeastLoad(OUTSIDE)
+    built = pool("llama", *ready, strategy=least_load)
+    picks = [built.pick(least_load) for _ in range(4)]
+    draining = Endpoint("e1", "10.0.0.1:80", is_ready=False)
+    built.replace([draining, ready[1]])
+
+    assert built.snapshot.draining == (draining,)
+    assert {built.pick(least_load).endpoint.name for _ in range(4)} == {"e2"}
+    assert (built.book.in_flight("e1"), built.book.total) == (2, 6)
+
+    for pick in picks:
+        pick.release()
+
+    assert (built.book.in_flight("e1"), built.book.total) == (0, 4)
+
+
+class Learner(Strategy, Reading):
+    """Takes the first endpoint, and writes down what it hears."""
+
+    name = "learner"
+    headers = ()
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, object]] = []
+
+    def needs_body(self, headers: object) -> bool:  # always
+        return True
+
+    def read(self, prompt: object, headers: object, adapter: str) -> "Learner":  # anything
+        return self
+
+    def place(self, ready: object, before: Placement) -> Placement:  # nowhere
+        return NOWHERE
+
+    def follow(self, ready: Iterable[str]) -> None:
+        self.heard.append(("follow", [*ready]))
+
+    def lose(self, endpoint: str) -> None:
+        self.heard.append(("lose", endpoint))
+
+    def sense(self, endpoint: str, vitals: object, in_flight: object) -> None:
+        self.heard.append(("sense", endpoint))
+
+    def choose(self, candidates: Candidates, count: int) -> Choice:
+        return Choice(candidates.names[:count], Reason.TURN)
+
+    def taken(self, endpoint: str) -> None:
+        self.heard.append(("taken", endpoint))
+
+    def ended(self, endpoint: str) -> None:
+        self.heard.append(("ended", endpoint))
+
+    def learn(self, endpoint: str, ending: Ending) -> None:
+        self.heard.append(("learn", (endpoint, ending.status)))
+
+
+def learning() -> tuple[Learner, Pool]:
+    learner = Learner()
+    built = pool("llama", Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80"), strategy=learner)
+    return learner, built
+
+
+def test_a_strategy_hears_of_endpoints_and_of_a_request_to_its_end() -> None:
+    learner, built = learning()
+    pick = Picker([Route(built)]).pick(chat("m")).pick
+    moved = built.move(pick, "10.0.0.2:80")
+    moved.release()
+    moved.learn(Ending(status=200))
+    built.replace([Endpoint("b", "10.0.0.2:80")])
+
+    assert learner.heard == [
+        ("follow", ["a", "b"]),
+        ("taken", "a"),
+        ("ended", "a"),
+        ("taken", "b"),
+        ("ended", "b"),
+        ("learn", ("b", 200)),
+        ("follow", ["b"]),
+    ]
+
+
+def test_a_request_ends_with_the_strategy_that_placed_it() -> None:
+    learner, built = learning()
+    pick = Picker([Route(built)]).pick(chat("m")).pick
+    built.install(built.snapshot, LeastLoad(OUTSIDE))
+    pick.release()
+
+    assert learner.heard[-1] == ("ended", "a")
+    assert built.book.total == 0
+
+
+def test_a_proposal_counts_nothing() -> None:
+    learner, built = learning()
+    proposed = Picker([Route(built)]).propose(chat("m"))
+
+    assert proposed.pick.endpoint.name == "a"
+    assert learner.heard == [("follow", ["a", "b"])]
+    assert built.book.total == 0
+    with pytest.raises(KeyError):
+        proposed.pick.release()

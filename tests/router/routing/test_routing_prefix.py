@@ -1,0 +1,179 @@
+"""Keys, prefixes and routing keys."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.routing.prompt.parse import Prompt, parse
+from extproc.router.routing.prompt.prefix import Key, KeyKind, parse_key, prefix_of, routing_key
+from extproc.router.routing.prompt.prefix import _framed as framed
+
+FIRST, HEAD, CONVERSATION = (
+    parse_key(name) for name in ("first_user_message", "prompt_head", "conversation")
+)
+SESSION, USER = parse_key("header:X-Session"), parse_key("field:user")
+CHAT = "/v1/chat/completions"
+
+
+def chat(*turns: tuple[str, str], **fields: Any) -> Prompt:
+    messages = [{"role": role, "content": content} for role, content in turns]
+    return parse(CHAT, "application/json", json.dumps({"messages": messages, **fields}).encode())
+
+
+PROMPT = chat(("system", "be"), ("user", "hello"), user="me")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("first_user_message", Key(KeyKind.FIRST_USER_MESSAGE)),
+        ("prompt_head", Key(KeyKind.PROMPT_HEAD)),
+        ("conversation", Key(KeyKind.CONVERSATION)),
+        ("header:X-Session-ID", Key(KeyKind.HEADER, "x-session-id")),
+        (" field : prompt_cache_key ", Key(KeyKind.FIELD, "prompt_cache_key")),
+        ("field:User", Key(KeyKind.FIELD, "User")),
+    ],
+)
+def test_key_is_read_from_its_text(text: str, key: Key) -> None:
+    assert key == parse_key(text)
+    assert key == parse_key(str(key))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "choose from first_user_message, prompt_head, conversation, header:<name>, field:<name>"),
+        ("first_message", "is not a key"),
+        ("Header:x", "is not a key"),
+        ("header", "needs a name: header:<name>"),
+        ("field: ", "needs a name: field:<name>"),
+        ("conversation:x", "takes no name: write conversation"),
+        ("prompt_head:", "takes no name"),
+    ],
+)
+def test_what_is_no_key_says_why(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_key(text)
+
+
+@pytest.mark.parametrize(
+    ("keys", "headers", "prefix"),
+    [
+        ([FIRST], {}, "hel"),
+        ([HEAD], {}, "\x1esy"),
+        ([USER], {}, "me"),
+        ([SESSION], {"x-session": "session-1"}, "session-1"),
+        ([SESSION, FIRST], {"x-session": "s"}, "s"),
+        ([SESSION, FIRST], {}, "hel"),
+        ([SESSION, FIRST], {"x-session": ""}, "hel"),
+        ([SESSION, parse_key("field:none"), USER, FIRST], {}, "me"),
+        ([SESSION], {}, None),
+        ([], {"x-session": "s"}, None),
+    ],
+)
+def test_first_key_present_wins(keys: list[Key], headers: dict[str, str], prefix: str | None) -> None:
+    assert prefix == prefix_of(PROMPT, keys, 3, headers)
+
+
+def test_conversation_is_a_key() -> None:
+    assert prefix_of(PROMPT, [CONVERSATION], 3, {}) == PROMPT.conversation(3)
+
+
+@pytest.mark.parametrize("keys", [[FIRST], [HEAD], [CONVERSATION], [USER], []])
+def test_without_a_prompt_there_is_no_prefix(keys: list[Key]) -> None:
+    assert prefix_of(None, keys, 100, {}) is None
+
+
+def test_without_a_prompt_a_header_still_counts() -> None:
+    assert prefix_of(None, [FIRST, SESSION], 100, {"x-session": "s"}) == "s"
+
+
+@pytest.mark.parametrize("messages", [[], [("system", "be")], [("user", "")]])
+def test_empty_prompt_has_no_prefix(messages: list[tuple[str, str]]) -> None:
+    assert prefix_of(chat(*messages), [FIRST, USER], 100, {}) is None
+
+
+def test_routing_key_is_the_same_in_every_release() -> None:
+    assert (
+        routing_key("Once upon", model="llama", adapter="sql", cache_salt="s") == 13_718_901_486_457_590_997
+    )
+
+
+fields = st.tuples(st.text(), st.text(), st.text(), st.text())
+
+
+@given(fields, fields)
+def test_different_fields_are_framed_differently(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    assert (framed(*one) == framed(*other)) == (one == other)
+
+
+@given(st.text(st.sampled_from("1,:a"), max_size=9), st.tuples(*[st.integers(0, 9)] * 3))
+def test_text_moved_between_fields_is_framed_differently(text: str, cuts: tuple[int, ...]) -> None:
+    first, second, third = sorted(cuts)
+    one = (text[:first], text[first:second], text[second:third], text[third:])
+    others = [("", "", "", text), (text, "", "", ""), ("", text, "", ""), ("", "", text, "")]
+
+    assert all((framed(*one) == framed(*other)) == (one == other) for other in others)
+
+
+@pytest.mark.parametrize("field", ["model", "adapter", "cache_salt"])
+def test_model_adapter_and_salt_are_in_the_routing_key(field: str) -> None:
+    plain = {"model": "m", "adapter": "a", "cache_salt": "s"}
+
+    assert routing_key("p", **plain) != routing_key("p", **{**plain, field: "x"})
+
+
+def test_prefix_that_utf8_cannot_spell_has_a_routing_key() -> None:
+    assert routing_key("\udcff", model="m") != routing_key("?", model="m")
+
+
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+turns = st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool", "system"]), texts), max_size=6)
+
+
+@given(texts, texts, turns, st.integers(1, 40))
+def test_conversation_keeps_its_routing_keys(
+    system: str, first: str, later: list[tuple[str, str]], chars: int
+) -> None:
+    opening = [("system", system), ("user", first)]
+    for key in (FIRST, CONVERSATION):
+        now, then = (
+            routing_key(prefix_of(prompt, [key], chars, {}) or "", model="m")
+            for prompt in (chat(*opening), chat(*opening, *later))
+        )
+        assert now == then
+
+
+@given(turns, turns, st.integers(0, 200))
+def test_head_of_a_turn_starts_the_head_of_the_next(
+    earlier: list[tuple[str, str]], later: list[tuple[str, str]], chars: int
+) -> None:
+    now, then = chat(*earlier).head(chars), chat(*earlier, *later).head(chars)
+
+    assert then.startswith(now)
+    if len(now) == chars:
+        assert then == now
+
+
+@given(texts, turns, st.integers(1, 40))
+def test_responses_and_messages_keep_their_routing_keys(
+    first: str, later: list[tuple[str, str]], chars: int
+) -> None:
+    for path, system, items in (
+        ("/v1/responses", "instructions", "input"),
+        ("/v1/messages", "system", "messages"),
+    ):
+        prompts = [
+            parse(
+                path,
+                "",
+                json.dumps({system: "be", items: [{"role": r, "content": c} for r, c in turns]}).encode(),
+            )
+            for turns in ([("user", first)], [("user", first), *later])
+        ]
+        for key in (FIRST, CONVERSATION):
+            now, then = (prefix_of(prompt, [key], chars, {}) for prompt in prompts)
+            assert now == then

@@ -1,0 +1,511 @@
+"""The index: what it says that an endpoint holds, whatever was asked of it."""
+
+import tracemalloc
+from dataclasses import dataclass
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from extproc.router.routing.prompt.chain import Chain
+from extproc.router.routing.strategies.prefix_cache.holding import ENTRY_BYTES, Holding, Taken
+from extproc.router.routing.strategies.prefix_cache.prefix_index import MOST_ENTRIES, PrefixIndex, Rate
+
+SIZE = 200
+
+
+def chain(*path: int, size: int = SIZE) -> Chain:
+    """Blocks of one size; equal beginnings of `path` are equal heads."""
+    hashes = [hash(path[: depth + 1]) for depth in range(len(path))]
+    ends = [size * (depth + 1) for depth in range(len(path))]
+    return Chain(hashes, ends, ends, size * len(path), hashes[0] if hashes else 0, 0)
+
+
+def index_of(*names: str, blocks: int = 10) -> PrefixIndex:
+    index = PrefixIndex(blocks * SIZE)
+    index.follow(dict.fromkeys(names, "10.0.0.1:80"))
+    return index
+
+
+def at(index: PrefixIndex, name: str) -> Holding:
+    holding = index.holding(name)
+    assert holding is not None
+    return holding
+
+
+def visit(index: PrefixIndex, name: str, *path: int, now: float = 0.0) -> None:
+    """A request that comes and goes."""
+    asked = chain(*path)
+    index.release(at(index, name), asked, index.take(at(index, name), asked, now))
+
+
+def depth(index: PrefixIndex, name: str, *path: int) -> int:
+    hashes = chain(*path).hashes
+    return at(index, name).depth(hashes, index.known(hashes))
+
+
+def levels(index: PrefixIndex, *path: int) -> list[list[str]]:
+    hashes = chain(*path).hashes
+    return [[holding.name for holding in level] for level in index.holders(hashes, index.known(hashes))]
+
+
+def test_what_was_taken_is_held_at_once() -> None:
+    index = index_of("a", "b")
+
+    assert index.take(at(index, "a"), chain(1, 2, 3), 0.0) == Taken(0, 3)
+    assert index.take(at(index, "a"), chain(1, 2, 4, 5), 0.0) == Taken(2, 4)
+    assert depth(index, "a", 1, 2, 3, 9) == 3
+    assert depth(index, "b", 1, 2, 3) == 0
+    assert index.known(chain(1, 2, 4, 5, 6).hashes) == 4
+
+
+def test_an_index_and_a_holding_say_how_much_they_are() -> None:
+    index = index_of("a", "b")
+    index.take(at(index, "a"), chain(1, 2, 3), 0.0)
+    visit(index, "a", 5)
+
+    assert repr(index) == "<PrefixIndex of 2 endpoints, 4 blocks>"
+    assert repr(at(index, "a")) == "<Holding of a: 200 idle bytes, 600 pinned>"
+
+
+def test_holders_come_with_those_first_who_hold_most() -> None:
+    index = index_of("a", "b", "c", "d")
+    visit(index, "a", 1, 2, 3, 4)
+    visit(index, "b", 1, 2)
+    visit(index, "c", 1, 2)
+    visit(index, "d", 1)
+
+    assert levels(index, 1, 2, 3, 4, 5) == [["a"], ["a", "b", "c"], ["a", "b", "c", "d"]]
+    assert levels(index, 1, 2) == [["a", "b", "c"], ["a", "b", "c", "d"]]
+    assert levels(index, 2) == []
+
+
+def test_the_least_recently_used_goes_first_and_of_one_prompt_its_tail() -> None:
+    index = index_of("a", blocks=6)
+    visit(index, "a", 1, 2, 3)
+    visit(index, "a", 5, 6, 7)
+    visit(index, "a", 1, 2)
+    visit(index, "a", 8)
+
+    # Of nothing used since, the tail of the oldest.
+    assert depth(index, "a", 1, 2, 3) == 2
+    assert depth(index, "a", 5, 6, 7) == 3
+
+    visit(index, "a", 9, 10)
+
+    assert depth(index, "a", 5, 6, 7) == 1
+    assert depth(index, "a", 1, 2) == 2
+
+
+def test_blocks_of_open_requests_stay_and_leave_a_tenth_to_the_others() -> None:
+    index = index_of("a", blocks=20)
+    visit(index, "a", 99, 98, 97)
+    index.take(at(index, "a"), chain(*range(25)), 0.0)
+
+    assert depth(index, "a", *range(25)) == 25
+    assert depth(index, "a", 99, 98, 97) == 2
+
+
+def test_tails_of_open_requests_beyond_the_bound_are_left_out() -> None:
+    index = index_of("a", blocks=8)
+    most = 8 * SIZE // ENTRY_BYTES
+    asked = chain(*range(20))
+    taken = index.take(at(index, "a"), asked, 0.0)
+
+    assert taken == Taken(0, most)
+    assert index.take(at(index, "a"), chain(50), 0.0) == Taken(0, 0)
+
+    index.release(at(index, "a"), asked, taken)
+
+    assert len(at(index, "a")) == 8
+
+
+def test_what_two_requests_use_stays_until_both_have_ended() -> None:
+    index = index_of("a")
+    holding = at(index, "a")
+    long, short = chain(1, 2, 3), chain(1, 2)
+    first, second = index.take(holding, long, 0.0), index.take(holding, short, 0.0)
+    index.release(holding, long, first)
+
+    assert (holding.pinned_bytes, holding.idle_bytes) == (2 * SIZE, SIZE)
+
+    index.release(holding, short, second)
+
+    assert (holding.pinned_bytes, holding.idle_bytes) == (0, 3 * SIZE)
+    assert list(holding.idle) == [*reversed(long.hashes)]
+
+
+@pytest.mark.parametrize("after", [{}, {"a": "10.0.0.9:80"}])
+def test_an_endpoint_that_goes_or_comes_back_elsewhere_holds_nothing(after: dict[str, str]) -> None:
+    index = index_of("a", "b")
+    visit(index, "b", 1, 2)
+    asked, old = chain(1, 2, 3), at(index, "a")
+    taken = index.take(old, asked, 0.0)
+    index.follow(after | {"b": "10.0.0.1:80"})
+    index.follow({"a": "10.0.0.1:80", "b": "10.0.0.1:80"})
+
+    assert depth(index, "a", 1, 2, 3) == 0
+    assert levels(index, 1, 2, 3) == [["b"]]
+    assert len(index) == 2
+
+    # Its last request ends now.
+    index.release(old, asked, taken)
+    index.withdraw(old, asked, taken)
+
+    assert len(at(index, "a")) == 0
+
+
+def test_an_endpoint_that_stays_keeps_what_it_holds() -> None:
+    index = index_of("a", "b")
+    visit(index, "a", 1, 2)
+    index.follow({"a": "10.0.0.1:80", "c": "10.0.0.3:80"})
+
+    assert depth(index, "a", 1, 2) == 2
+    assert index.holding("b") is None
+
+
+def test_prompts_fork_where_they_go_on_differently() -> None:
+    index = index_of("a", "b")
+    visit(index, "a", 1, 2, 3, 4)
+    visit(index, "a", 1, 2, 3, 4, 5)
+
+    assert index.forks(chain(1, 2, 3, 4).hashes, 4) == []
+
+    visit(index, "b", 1, 2, 8)
+    visit(index, "b", 1, 2, 3, 9)
+
+    assert index.forks(chain(1, 2, 3, 4).hashes, 4) == [2, 3]
+    assert index.forks(chain(1, 2, 8).hashes, 3) == [2]
+    assert index.copies(chain(1, 2).hashes[-1]) == 2
+    assert index.copies(chain(7).hashes[-1]) == 0
+
+
+def test_a_fork_counts_who_passes_it() -> None:
+    index = index_of("a", blocks=1_000)
+    for number in range(600):
+        visit(index, "a", 1, 1_000 + number, now=number / 2)
+    fork = chain(1).hashes[0]
+
+    assert index.uses(fork, 300.0) == pytest.approx(2, rel=0.05)
+    assert index.uses(chain(1_003).hashes[0], 300.0) == 0
+
+
+def test_a_block_lives_as_long_as_what_fits_takes_to_come() -> None:
+    index = index_of("a", "b", blocks=100)
+
+    assert index.life_s(0.0) == 60
+
+    for number in range(600):
+        visit(index, "ab"[number % 2], number, now=number / 10)
+
+    assert index.life_s(60.0) == pytest.approx(200 / 10 / 0.632, rel=0.01)  # a rate needs minutes to be right
+    assert index.life_s(1e6) == 60
+
+
+def test_a_rate_is_forgotten_in_time() -> None:
+    rate = Rate()
+    rate.add(60, 0.0)
+
+    assert rate.per_s(0.0) == 1
+    assert rate.per_s(60.0) == pytest.approx(0.368, abs=0.001)
+
+
+def test_what_was_never_read_is_taken_back() -> None:
+    index = index_of("a")
+    visit(index, "a", 1, 2)
+    holding, asked = at(index, "a"), chain(1, 2, 3, 4)
+    taken = index.take(holding, asked, 0.0)
+    index.withdraw(holding, asked, taken)
+
+    assert depth(index, "a", 1, 2, 3, 4) == 4  # its request is open yet
+
+    index.release(holding, asked, taken)
+    index.withdraw(holding, asked, taken)
+
+    assert depth(index, "a", 1, 2, 3, 4) == 2
+    assert len(index) == 2
+    assert holding.idle_bytes == 2 * SIZE
+
+    visit(index, "a", 1, 2, 7)
+
+    assert index.forks(chain(1, 2).hashes, 2) == []
+
+
+def test_what_others_asked_for_since_is_not_taken_back() -> None:
+    index = index_of("a")
+    holding, asked = at(index, "a"), chain(1, 2, 3)
+    taken = index.take(holding, asked, 0.0)
+    index.release(holding, asked, taken)
+    visit(index, "a", 1, 2, 9)
+    index.withdraw(holding, asked, taken)
+
+    assert depth(index, "a", 1, 2, 9) == 3
+    assert depth(index, "a", 1, 2, 3) == 2
+
+
+@pytest.mark.parametrize("endpoints", [8, 32])
+def test_memory_stays_below_what_is_promised(endpoints: int) -> None:
+    """A thousand endpoints of 84k tokens take 1 GB at most, eight 20 MB: 380 bytes an entry."""
+    rng, capacity = Random(1), 336_000
+    tracemalloc.start()
+    index = PrefixIndex(capacity)
+    index.follow({f"default/vllm-{number}": "10.0.0.1:80" for number in range(endpoints)})
+    for number in range(endpoints):
+        holding = at(index, f"default/vllm-{number}")
+        for _ in range(capacity // ENTRY_BYTES // 100 * 2):
+            hashes = [rng.getrandbits(64) for _ in range(100)]
+            asked = Chain(hashes, range(64, 6_401, 64), range(64, 6_401, 64), 6_400, hashes[0], 0)
+            index.release(holding, asked, index.take(holding, asked, 0.0))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert len(index) == endpoints * (capacity // ENTRY_BYTES)
+    assert used / len(index) < 380
+    assert 1_000 * (capacity // ENTRY_BYTES) * 380 < 1e9
+
+
+def test_what_an_endpoint_lost_is_not_there_and_all_else_is() -> None:
+    index = index_of("a", "b")
+    for name in "ab":
+        visit(index, name, 1, 2, 3)
+    index.lose("a")
+
+    assert [depth(index, name, 1, 2, 3) for name in "ab"] == [0, 3]
+    assert levels(index, 1, 2, 3) == [["b"]]
+
+
+def test_a_request_from_before_the_loss_may_end_any_time() -> None:
+    index = index_of("a")
+    before, asked = at(index, "a"), chain(1, 2, 3)
+    taken = index.take(before, asked, 0.0)
+    index.lose("a")
+    visit(index, "a", 1, 2)
+    index.release(before, asked, taken)
+    index.withdraw(before, asked, taken)
+
+    assert depth(index, "a", 1, 2, 3) == 2
+
+
+def test_each_endpoint_has_the_size_that_it_tells() -> None:
+    index = index_of("a", "b", blocks=10)
+    index.resize("a", 4 * SIZE)
+    index.resize("strange", 4 * SIZE)
+    for name in "ab":
+        visit(index, name, *range(20))
+
+    assert [at(index, name).idle_bytes // SIZE for name in "ab"] == [4, 10]
+    assert index.capacity == 10 * SIZE
+
+    index.resize("b", 2 * SIZE)
+
+    assert at(index, "b").idle_bytes == 2 * SIZE
+    assert index.capacity == 4 * SIZE
+
+    visit(index, "a", 7)
+    index.lose("a")
+
+    assert at(index, "a").capacity == 4 * SIZE
+
+
+def test_a_thousand_endpoints_share_what_memory_there_is_whatever_they_tell() -> None:
+    index = index_of(*(f"e{number}" for number in range(1_000)))
+    for number in range(1_000):
+        index.resize(f"e{number}", 10**9)
+
+    assert sum(at(index, f"e{number}").most_entries for number in range(1_000)) <= MOST_ENTRIES
+
+
+def test_what_another_gateway_sent_is_held_and_goes_like_what_nobody_uses() -> None:
+    index = index_of("a", blocks=4)
+    index.take(at(index, "a"), chain(1, 2), 0.0)
+    index.hear(at(index, "a"), chain(1, 2, 3), 0.0, is_new=True)
+    index.hear(at(index, "a"), chain(7), 0.0, is_new=True)
+    index.hear(at(index, "a"), chain(1, 2, 3), 0.0, is_new=False)
+    index.hear(at(index, "a"), chain(8), 0.0, is_new=True)
+
+    assert [depth(index, "a", *path) for path in ((1, 2, 3), (7,), (8,))] == [3, 0, 1]
+    assert (len(at(index, "a").pinned), len(at(index, "a").idle)) == (2, 2)
+
+
+def test_a_fork_counts_the_passes_of_other_gateways_and_not_their_ends() -> None:
+    index = index_of("a")
+    index.hear(at(index, "a"), chain(1, 2), 0.0, is_new=True)
+    index.hear(at(index, "a"), chain(1, 3), 0.0, is_new=True)
+    [fork] = chain(1).hashes
+    before = index.uses(fork, 0.0)
+    index.hear(at(index, "a"), chain(1, 3), 0.0, is_new=False)
+
+    assert index.uses(fork, 0.0) == before
+
+    index.hear(at(index, "a"), chain(1, 3), 0.0, is_new=True)
+    assert index.uses(fork, 0.0) == 2 * before
+
+
+def copy(index: PrefixIndex, other: PrefixIndex, name: str) -> None:
+    holding = at(other, name)
+    index.copy(name, other.links(name, holding.newest(100)), 0.0)
+
+
+def test_a_copy_is_evicted_in_the_order_of_what_was_copied_and_before_what_was_there() -> None:
+    index, other = index_of("a", blocks=5), index_of("a", blocks=5)
+    visit(other, "a", 1, 2)
+    visit(other, "a", 5)
+    other.take(at(other, "a"), chain(7), 0.0)
+    visit(index, "a", 9)
+    copy(index, other, "a")
+    copy(index, other, "a")
+
+    assert at(index, "a").newest(9) == [
+        *chain(9).hashes,
+        *chain(7).hashes,
+        *chain(5).hashes,
+        *chain(1, 2).hashes,
+    ]
+    assert (len(index), at(index, "a").idle_bytes) == (5, 5 * SIZE)
+
+
+def test_a_copy_makes_no_room_for_what_is_older() -> None:
+    index, other = index_of("a", blocks=3), index_of("a", blocks=3)
+    visit(other, "a", 1, 2, 3)
+    visit(index, "a", 7, 8)
+    copy(index, other, "a")
+
+    assert [depth(index, "a", *path) for path in ((7, 8), (1, 2, 3))] == [2, 1]
+
+
+def test_of_a_copy_with_a_gap_nothing_is_held_whose_parent_is_not() -> None:
+    index, other = index_of(*"ab"), index_of("a")
+    visit(other, "a", 1, 2, 3)
+    visit(other, "a", 1, 4)
+    hashes = chain(1, 2, 3).hashes
+    index.copy("a", other.links("a", [hashes[0], hashes[2], *chain(1, 4).hashes]), 0.0)
+    index.copy("c", other.links("c", hashes) or [(5, 0, 9)], 0.0)
+
+    assert [depth(index, "a", *path) for path in ((1, 2, 3), (1, 4))] == [1, 2]
+    assert index.links("a", hashes) == [(hashes[0], 0, SIZE)]
+
+
+def test_a_block_is_as_old_as_the_first_request_for_it() -> None:
+    index = index_of(*"ab")
+    index.take(at(index, "a"), chain(1), 5.0)
+    index.take(at(index, "b"), chain(1, 2), 7.0)
+
+    assert [index.since(block) for block in (*chain(1, 2).hashes, 99)] == [5.0, 7.0, inf]
+
+
+@dataclass
+class Open:
+    """A request that has not ended."""
+
+    name: str
+    holding: Holding
+    asked: Chain
+    taken: Taken
+
+
+PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+NAMES = st.sampled_from("abc")
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Whatever comes and goes in whatever order: the promises of the index hold after each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = index_of(*"abc", blocks=8)
+        self.now = 0.0
+        self.open: list[Open] = []
+        self.paths: set[tuple[int, ...]] = set()
+
+    @rule(name=NAMES, path=PATHS)
+    def take(self, name: str, path: list[int]) -> None:
+        holding = self.index.holding(name)
+        if holding is None:
+            return
+        self.now += 1
+        self.paths.add(tuple(path))
+        asked = chain(*path)
+        taken = self.index.take(holding, asked, self.now)
+
+        assert holding.depth(asked.hashes, len(asked)) >= taken.blocks
+        self.open.append(Open(name, holding, asked, taken))
+
+    @rule(name=NAMES, path=PATHS, is_new=st.booleans())
+    def hear(self, name: str, path: list[int], is_new: bool) -> None:
+        holding = self.index.holding(name)
+        if holding is not None:
+            self.now += 1
+            self.paths.add(tuple(path))
+            self.index.hear(holding, chain(*path), self.now, is_new=is_new)
+
+    @rule(name=NAMES, other=NAMES, places=st.sets(st.integers(0, 20)))
+    def copy(self, name: str, other: str, places: set[int]) -> None:
+        """What one holds is told of another, with gaps."""
+        source = self.index.holding(other)
+        if source is not None:
+            told = [block for place, block in enumerate(source.newest(100)) if place not in places]
+            self.index.copy(name, self.index.links(other, told), self.now)
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if self.open:
+            ended = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+            self.index.release(ended.holding, ended.asked, ended.taken)
+            if data.draw(st.booleans()):
+                self.index.withdraw(ended.holding, ended.asked, ended.taken)
+
+    @rule(names=st.sets(NAMES))
+    def follow(self, names: set[str]) -> None:
+        self.index.follow(dict.fromkeys(names, "10.0.0.1:80"))
+
+        assert {name for name in "abc" if self.index.holding(name) is not None} == names
+
+    @rule(name=NAMES)
+    def lose(self, name: str) -> None:
+        self.index.lose(name)
+        holding = self.index.holding(name)
+
+        assert holding is None or len(holding) == 0
+
+    @rule(name=NAMES, blocks=st.integers(1, 12))
+    def resize(self, name: str, blocks: int) -> None:
+        self.index.resize(name, blocks * SIZE)
+
+    @invariant()
+    def open_requests_hold_all_that_they_took(self) -> None:
+        for request in self.open:
+            if not request.holding.is_gone:
+                taken = request.asked.hashes[: request.taken.blocks]
+                assert all(block in request.holding.pinned for block in taken)
+
+    @invariant()
+    def the_bound_holds(self) -> None:
+        for holding in self.holdings():
+            room = max(holding.capacity - holding.pinned_bytes, holding.capacity // 10)
+
+            assert holding.idle_bytes <= room
+            assert len(holding) <= max(holding.most_entries, len(holding.pinned))
+            assert holding.idle_bytes == SIZE * len(holding.idle)
+            assert holding.pinned_bytes == SIZE * len(holding.pinned)
+
+    @invariant()
+    def whoever_holds_a_block_holds_all_that_lead_to_it(self) -> None:
+        for holding in self.holdings():
+            for path in self.paths:
+                held = [block in holding for block in chain(*path).hashes]
+
+                assert held == sorted(held, reverse=True)
+
+    @invariant()
+    def blocks_know_their_holders(self) -> None:
+        held = {block for holding in self.holdings() for block in (*holding.idle, *holding.pinned)}
+
+        assert len(self.index) == len(held)
+
+    def holdings(self) -> list[Holding]:
+        return [holding for name in "abc" if (holding := self.index.holding(name)) is not None]
+
+
+TestIndexMachine = IndexMachine.TestCase

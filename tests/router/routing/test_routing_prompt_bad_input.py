@@ -1,0 +1,237 @@
+"""What vLLM accepts is read, and what nobody can read raises `PromptError` and nothing else."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import PromptError
+from extproc.router.routing.prompt.parse import Prompt, parse
+
+CHAT = "/v1/chat/completions"
+PATHS = [
+    CHAT,
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/score",
+    "/v1/audio/translations",
+    "/x",
+    "",
+]
+CONTENT_TYPES = ["application/json", "multipart/form-data; boundary=X", "multipart/form-data", ""]
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def read(body: bytes, *, is_partial: bool = False) -> Prompt:
+    return parse(CHAT, "application/json", body, is_partial=is_partial)
+
+
+def ask_everything(prompt: Prompt, chars: int = 100) -> None:
+    texts = [prompt.first_user_message(chars), prompt.head(chars), prompt.conversation(chars)]
+
+    assert all(isinstance(text, str) for text in texts)
+    assert all(len(text) <= chars for text in texts[:2])
+    assert prompt.field("user") is None or isinstance(prompt.field("user"), str)
+    # Whatever is read may be logged, sent or hashed.
+    for text in [*texts, prompt.model or "", prompt.cache_salt]:
+        text.encode()
+
+
+USER = b'"messages":[{"role":"user","content":"hi"}]'
+NINES = b"9" * 4000
+ACCEPTED = {
+    "unknown fields": b'{"model":"m","x":{"y":[1,{}]},"messages":[{"role":"user","content":"hi","z":[]}]}',
+    "string stop": b'{"model":"m","stop":"\\n",%s}' % USER,
+    "duplicate keys": b'{"model":"x","model":"m","messages":[],%s}' % USER,
+    "NaN": b'{"model":"m","temperature":NaN,%s}' % USER,
+    "infinities": b'{"model":"m","a":[Infinity,-Infinity],%s}' % USER.replace(b"}", b',"x":NaN}'),
+    "huge numbers": b'{"model":"m","n":%s,"e":1e999,%s}' % (NINES, USER),
+    "huge numbers in a message": b'{"model":"m",%s}' % USER.replace(b"}", b',"x":-1e999,"n":%s}' % NINES),
+    "white space": b' \r\n\t{ "model" : "m" , "messages" : [ { "role" : "user" , "content" : "hi" } ] } \n',
+    "escaped keys": b'{"mod\\u0065l":"m","messages":[{"\\u0072ole":"us\\u0065r","content":"\\u0068i"}]}',
+    "byte order mark": b"\xef\xbb\xbf" + json.dumps(BODY).encode(),
+    "UTF-16": json.dumps(BODY).encode("utf-16"),
+    "UTF-32": json.dumps(BODY).encode("utf-32-be"),
+    "lone surrogate elsewhere": b'{"model":"m","x\\udc00":"\\ud800",%s}' % USER,
+    "deep unknown field": b'{"model":"m",%s,"x":%s}' % (USER, b"[" * 800 + b"]" * 800),
+    "null content": b'{"model":"m",%s}' % USER.replace(b"[", b'[{"role":"assistant","content":null},'),
+}
+
+
+@pytest.mark.parametrize("body", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_what_vllm_accepts_is_read(body: bytes) -> None:
+    prompt = read(body)
+
+    assert ("m", "hi") == (prompt.model, prompt.first_user_message(100))
+
+
+def test_lone_surrogates_in_the_prompt_are_read_as_question_marks() -> None:
+    prompt = read(b'{"model":"\\ud800m","messages":[{"role":"user","content":"a\\udfffb\\ud83d\\ude00"}]}')
+
+    assert ("?m", "a?b😀") == (prompt.model, prompt.first_user_message(100))
+
+
+def test_slow_reader_gives_the_same_prompt() -> None:
+    tool = {"name": "f", "default": 0.50, "big": 10**30, "list": [1, -2.5e-3, True, None]}
+    body = json.dumps({**BODY, "tools": [tool]}).encode()
+
+    assert read(body[:-1] + b',"x":NaN}').head(300) == read(body).head(300)
+
+
+UNREADABLE = {
+    "nothing": b"",
+    "white space": b"  \n",
+    "text": b"hello",
+    "half an object": b'{"model": "m", "messages": [',
+    "two objects": b"{}{}",
+    "trailing comma": b'{"model": "m",}',
+    "single quotes": b"{'model': 'm'}",
+    "array": b'[{"model": "m"}]',
+    "string": b'"model"',
+    "number": b"17",
+    "null": b"null",
+    "brackets": b"[" * 100_000,
+    "not UTF-8": b'{"mod\xffel": "m"}',
+    "zeros": bytes(1000),
+    "a number too long for Python": b'{"x":%s,"y":NaN}' % (b"9" * 5000),
+}
+
+
+@pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_what_is_no_json_object_raises(body: bytes) -> None:
+    with pytest.raises(PromptError):
+        read(body)
+
+
+DEEP = {
+    "braces": b'{"model":"m","x":' + b'{"a":' * 100_000,
+    "brackets": b'{"model":"m","x":' + b"[" * 100_000,
+    "balanced brackets": b'{"model":"m","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "messages": b'{"model":"m","messages":' + b'[{"role":"user","content":' * 10_000,
+}
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+@pytest.mark.parametrize("body", DEEP.values(), ids=DEEP.keys())
+def test_deep_nesting_is_left_out_or_refused(body: bytes, is_partial: bool) -> None:
+    try:
+        prompt = read(body, is_partial=is_partial)
+    except PromptError:
+        return
+    ask_everything(prompt)
+
+    assert prompt.model == "m"
+
+
+def test_error_does_not_repeat_the_body() -> None:
+    with pytest.raises(PromptError) as caught:
+        read(b'{"messages": "secret')
+
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "value", [b"[" * 900 + b"]" * 900, b'[{"role":"user","content":' * 200 + b"1" + b"}]" * 200]
+)
+def test_deep_messages_are_read_or_left_out(value: bytes) -> None:
+    ask_everything(read(b'{"model":"m","messages":%s,"tools":%s}' % (value, value)))
+
+
+def test_message_that_is_not_utf8_is_left_out() -> None:
+    prompt = read(b'{"model":"m","messages":[{"role":"user","content":"\xff"}]}')
+
+    assert ("m", "") == (prompt.model, prompt.first_user_message(100))
+
+
+def test_body_of_20_mb_is_read() -> None:
+    prompt = read(json.dumps({**BODY, "x": "some text, and more of it. " * 750_000}).encode())
+
+    assert ("m", "hi") == (prompt.model, prompt.first_user_message(100))
+
+
+@pytest.mark.parametrize("cut", range(1, len(json.dumps(BODY))))
+def test_partial_body_is_read_as_far_as_it_came(cut: int) -> None:
+    whole = json.dumps(BODY)
+    prompt = read(whole[:cut].encode(), is_partial=True)
+
+    assert prompt.model in {None, "m"}
+    assert prompt.first_user_message(100) == (
+        "hi" if '"hi' in whole[:cut] else "h" if '"h' in whole[:cut] else ""
+    )
+
+
+def test_partial_body_never_gives_half_a_name() -> None:
+    assert read(b'{"cache_salt": "abc", "model": "llama-3', is_partial=True).model is None
+    assert read(b'{"cache_salt": "abc", "model": "llama-3"', is_partial=True).cache_salt == "abc"
+    assert read(b'{"cache_salt": "ab', is_partial=True).cache_salt == ""
+
+
+def test_partial_prompt_may_end_in_the_middle_of_a_text() -> None:
+    prompt = parse(
+        "/v1/completions", "", '{"model": "m", "prompt": "Once upon a ti€'.encode()[:-1], is_partial=True
+    )
+
+    assert ("m", "Once upon a ti") == (prompt.model, prompt.first_user_message(100))
+
+
+@pytest.mark.parametrize("body", [b"", b"[1", b"nonsense", b'{"model": \xff'])
+def test_partial_body_that_is_no_object_raises(body: bytes) -> None:
+    with pytest.raises(PromptError):
+        read(body, is_partial=True)
+
+
+names = st.sampled_from(
+    [
+        "model",
+        "messages",
+        "prompt",
+        "input",
+        "system",
+        "tools",
+        "role",
+        "content",
+        "type",
+        "text",
+        "image_url",
+        "url",
+    ]
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8) | names, inner, max_size=6)
+    ),
+    max_leaves=25,
+)
+requests = st.dictionaries(names, json_values, max_size=6)
+
+
+@given(st.sampled_from(PATHS), st.sampled_from(CONTENT_TYPES), st.binary(max_size=300), st.booleans())
+def test_any_bytes_parse_or_raise_prompt_error(
+    path: str, content_type: str, body: bytes, is_partial: bool
+) -> None:
+    try:
+        prompt = parse(path, content_type, body, is_partial=is_partial)
+    except PromptError:
+        return
+    ask_everything(prompt)
+
+
+@given(st.sampled_from(PATHS), requests, st.integers(0, 400), st.integers(0, 200))
+def test_any_object_parses_whole_and_in_part(
+    path: str, request: dict[str, object], cut: int, chars: int
+) -> None:
+    body = json.dumps(request).encode()
+
+    ask_everything(parse(path, "application/json", body), chars)
+    if cut:
+        ask_everything(parse(path, "application/json", body[:cut], is_partial=True), chars)
+
+
+@given(st.text())
+def test_any_text_is_read_as_it_is(text: str) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+
+    assert read(body).first_user_message(10_000) == text.encode(errors="replace").decode()

@@ -1,0 +1,137 @@
+"""What one peer has open, as its news tell."""
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.share.ledger import Ledger
+
+A, B, C = 10, 20, 30
+
+
+class News(NamedTuple):
+    """An event of a peer, or a heartbeat: `counts` after the events up to `number`."""
+
+    number: int
+    endpoint: int = 0
+    step: int = 0
+    counts: dict[int, int] | None = None
+
+
+@st.composite
+def told(draw: st.DrawFn) -> list[News]:
+    """What a peer says: picks, ends of what is open, and heartbeats; one of these at the end."""
+    news: list[News] = []
+    is_open: list[int] = []
+    number = 0
+    for kind in draw(st.lists(st.sampled_from(["pick", "end", "beat"]), max_size=40)):
+        if kind == "beat":
+            news.append(News(number, counts=dict(Counter(is_open))))
+        elif kind == "pick":
+            number += 1
+            is_open.append(draw(st.sampled_from([A, B, C])))
+            news.append(News(number, is_open[-1], 1))
+        elif is_open:
+            number += 1
+            news.append(News(number, is_open.pop(draw(st.integers(0, len(is_open) - 1))), -1))
+    return [*news, News(number, counts=dict(Counter(is_open)))]
+
+
+def truth(news: Sequence[News]) -> dict[int, int]:
+    counts: Counter[int] = Counter()
+    for one in news:
+        counts[one.endpoint] += one.step
+    return {endpoint: count for endpoint, count in counts.items() if count}
+
+
+def tell(ledger: Ledger, news: Sequence[News]) -> None:
+    for one in news:
+        if one.counts is not None:
+            ledger.stand(one.number, one.counts)
+        else:
+            ledger.note(one.number, one.endpoint, one.step)
+        assert all(count > 0 for count in ledger.counts().values())
+
+
+@given(told(), st.integers(0, 2**32))
+def test_news_without_gaps_are_the_truth_in_any_order_and_however_often(news: list[News], seed: int) -> None:
+    rng = Random(seed)
+    ledger = Ledger()
+    said = [*news, *rng.choices(news, k=len(news))]
+    rng.shuffle(said)
+    tell(ledger, said)
+
+    assert ledger.counts() == truth(news)
+
+
+@given(told(), st.data())
+def test_a_heartbeat_heals_whatever_was_lost_late_or_told_twice(
+    news: list[News], data: st.DataObject
+) -> None:
+    ledger = Ledger()
+    *before, beat = news
+    tell(ledger, data.draw(st.lists(st.sampled_from(before), max_size=60)) if before else [])
+    tell(ledger, [beat])
+
+    assert ledger.counts() == truth(news)
+
+    # What comes late changes nothing any more.
+    tell(ledger, before)
+
+    assert ledger.counts() == truth(news)
+
+
+@given(told())
+def test_in_order_every_step_is_the_truth(news: list[News]) -> None:
+    ledger = Ledger()
+    for place, one in enumerate(news):
+        tell(ledger, [one])
+
+        assert ledger.counts() == truth(news[: place + 1])
+
+
+def test_an_end_whose_pick_was_lost_is_not_shown_below_zero() -> None:
+    ledger = Ledger()
+
+    assert ledger.note(2, A, -1) == 0
+    assert ledger.counts() == {}
+    assert ledger.note(1, A, 1) == 0
+    assert ledger.note(3, A, 1) == 1
+    assert ledger.counts() == {A: 1}
+
+
+def test_of_two_heartbeats_the_one_of_the_higher_number_counts() -> None:
+    ledger = Ledger()
+    ledger.stand(9, {A: 2})
+    ledger.stand(5, {B: 7})
+
+    assert ledger.counts() == {A: 2}
+
+
+def test_what_was_said_before_the_last_heartbeat_but_one_is_no_news() -> None:
+    ledger = Ledger()
+    ledger.stand(5, {})
+    ledger.stand(9, {})
+
+    assert ledger.note(5, A, 1) is None
+    assert ledger.note(6, A, 1) == 0
+    assert ledger.note(6, A, 1) is None
+    assert ledger.counts() == {}
+    assert repr(ledger) == "<Ledger of 0 open, 1 heard>"
+
+
+def test_a_mad_peers_news_take_no_more_memory_until_its_next_heartbeat() -> None:
+    ledger = Ledger()
+    taken = sum(ledger.note(number, A, 1) is not None for number in range(1, 70_000))
+
+    assert taken == 65_536
+
+    ledger.stand(70_000, {A: 3})
+    ledger.stand(70_001, {A: 3})
+
+    assert ledger.counts() == {A: 3}
+    assert ledger.note(70_002, A, 1) == 1

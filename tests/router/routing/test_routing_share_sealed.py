@@ -1,0 +1,188 @@
+"""Letters as bytes: whole, secret, bounded."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.msgpack import encode
+
+from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain, chain_of
+from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT
+from extproc.router.share.messages import (
+    LETTER_BLOCKS,
+    LETTER_NEWS,
+    MAX_BLOCKS,
+    MAX_ENDPOINTS,
+    Echo,
+    Ended,
+    Left,
+    Letter,
+    Picked,
+    Standing,
+    picked,
+)
+from extproc.router.share.sealed import MAX_BYTES, LetterError, Seal, read
+
+ME, OTHER = 7, 2**64 - 1
+SECRET = b"sixteen bytes it"
+NAMES = st.integers(0, 2**64 - 1)
+NUMBERS = st.integers(1, 2**62)
+NEWS = st.one_of(
+    st.builds(
+        Picked,
+        NUMBERS,
+        NAMES,
+        st.integers(0, 2**40),
+        st.lists(NAMES, max_size=20).map(tuple),
+        st.dictionaries(st.integers(0, MAX_BLOCKS - 1), st.integers(1, 400), max_size=5),
+    ),
+    st.builds(Ended, NUMBERS, NAMES, NUMBERS),
+    st.builds(Standing, st.integers(0, 2**62), st.dictionaries(NAMES, st.integers(1, 10**6), max_size=5)),
+    st.just(Left()),
+)
+LETTERS = st.builds(
+    Letter,
+    st.just(ME),
+    NAMES,
+    st.integers(0, 2**62),
+    st.lists(NEWS, max_size=5),
+    st.lists(st.builds(Echo, NAMES, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=3),
+)
+
+
+def seal(me: int = ME, cluster: str = "llama", secret: bytes = SECRET) -> Seal:
+    return Seal(cluster, secret, me)
+
+
+def fault(data: bytes, reader: Seal | None = None) -> str:
+    with pytest.raises(LetterError) as raised:
+        (reader or seal(OTHER)).open(data)
+    return str(raised.value)
+
+
+@given(LETTERS)
+def test_a_letter_comes_as_it_was_sent(letter: Letter) -> None:
+    assert seal(OTHER).open(seal().close(letter)) == letter
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_letter_or_a_letter_error(data: bytes) -> None:
+    for cut in (data, b"\x01" + data):
+        assert fault(cut) in {"version", "short", "foreign"}
+
+
+@given(st.binary(max_size=300))
+def test_anything_sealed_is_a_letter_or_a_letter_error(data: bytes) -> None:
+    with suppress(LetterError):
+        assert isinstance(read(data), Letter)
+
+
+@given(LETTERS, st.data())
+def test_a_letter_that_was_changed_anywhere_is_none(letter: Letter, data: st.DataObject) -> None:
+    sent = bytearray(seal().close(letter))
+    sent[data.draw(st.integers(0, len(sent) - 1))] ^= data.draw(st.integers(1, 255))
+
+    assert fault(bytes(sent)) in {"version", "foreign"}
+    assert fault(bytes(sent[:-1])) in {"version", "short", "foreign"}
+
+
+@pytest.mark.parametrize("reader", [seal(OTHER, cluster="qwen"), seal(OTHER, secret=SECRET[::-1])])
+def test_two_installations_never_mix(reader: Seal) -> None:
+    assert fault(seal().close(Letter(ME, 1, 1)), reader) == "foreign"
+
+
+def test_nobody_writes_in_anothers_name() -> None:
+    forger = Seal("llama", SECRET, ME)
+    letter = Letter(OTHER, 1, 1)
+
+    with pytest.raises(ValueError, match="nonce"):
+        forger.close(letter)
+
+    forger._me = OTHER  # as if it had no manners
+    sent = bytearray(forger.close(letter))
+    sent[1:9] = ME.to_bytes(8)
+
+    assert fault(bytes(sent)) == "foreign"
+
+
+def test_a_letter_in_which_somebody_else_is_named_is_garbled() -> None:
+    one = seal()
+    nonce = ME.to_bytes(8) + bytes(4)
+    sent = b"\x01" + nonce + one._cipher.encrypt(nonce, encode(Letter(OTHER, 1, 1)), b"\x01")
+
+    assert fault(sent) == "garbled"
+
+
+def test_another_version_and_what_is_too_long_are_not_looked_at() -> None:
+    assert fault(b"\x02" + seal().close(Letter(ME, 1, 1))[1:]) == "version"
+    assert fault(b"\x01" * (MAX_BYTES + 1)) == "long"
+    assert fault(b"") == "version"
+
+
+def test_a_nonce_is_used_once() -> None:
+    one = seal()
+    letter = Letter(ME, 1, 1)
+
+    assert one.close(letter) != one.close(letter)
+    assert repr(one) == "<Seal of 0000000000000007, 2 letters>"
+
+    one._sent = 1 << 32
+    with pytest.raises(ValueError, match="nonce"):
+        one.close(letter)
+
+
+def test_a_short_secret_is_refused() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        seal(secret=b"short")
+
+
+def test_nothing_of_a_prompt_can_be_seen() -> None:
+    """Neither its text nor a hash of it, by which somebody could find out what it was."""
+    chain = chain_of("My name is Ada. " * 40, 1)
+    sent = seal().close(Letter(ME, 1, 1, [picked(1, 2, 3, chain)]))
+
+    for block in chain.hashes:
+        assert block.to_bytes(8) not in sent
+        assert block.to_bytes(8, "little") not in sent
+    assert b"Ada" not in sent
+
+
+@pytest.mark.parametrize("words", [10, 51, 52, 1_000])
+def test_blocks_arrive_with_their_lengths(words: int) -> None:
+    chain = chain_of(f"{TURN_START}user{TURN_TEXT}{'Why? ' * words}", 1)
+    found = picked(1, 2, 3, chain)
+
+    assert found.hashes == tuple(chain.hashes)
+    for start in range(len(chain)):
+        for stop in range(start, len(chain) + 1):
+            assert found.bytes_between(start, stop) == chain.bytes_between(start, stop)
+
+
+def test_without_blocks_there_is_a_pick_all_the_same() -> None:
+    assert picked(1, 2, 3, None).hashes == picked(1, 2, 3, chain_of("Why?", 1)).hashes == ()
+
+
+def test_of_the_longest_prompt_the_head_is_told() -> None:
+    places = range(1, MAX_BLOCKS + 10)
+    chain = Chain([*places], [BLOCK_BYTES * place for place in places], [], 0, 0, 0)
+    found = picked(1, 2, 3, chain)
+
+    assert len(found.hashes) == MAX_BLOCKS
+    assert found.bytes_between(0, MAX_BLOCKS) == BLOCK_BYTES * MAX_BLOCKS
+
+
+def test_the_longest_letters_are_within_their_bound() -> None:
+    most = 2**62
+    picks = [
+        Picked(most, OTHER, 2**40, (OTHER,) * blocks, dict.fromkeys(range(blocks), 300))
+        for blocks in (MAX_BLOCKS, LETTER_BLOCKS - MAX_BLOCKS)
+    ]
+    many = [Ended(most, OTHER, most)] * (LETTER_NEWS - len(picks))
+    standing = Standing(most, {OTHER - place: 1_000_000 for place in range(MAX_ENDPOINTS)})
+
+    full = Letter(ME, OTHER, most, [*picks, *many], [])
+    beat = Letter(ME, OTHER, most, [standing], [Echo(OTHER, most, most)] * 256)
+
+    assert len(seal().close(full)) <= MAX_BYTES
+    assert len(seal().close(beat)) <= MAX_BYTES

@@ -1,0 +1,237 @@
+"""The strategies, on rings small enough to follow by eye."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import SettingsError
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.load import LoadBook
+from extproc.router.routing.ring import SEPARATOR, Ring
+from extproc.router.routing.strategies.balanced import LeastLoad, RandomChoice, RoundRobin
+from extproc.router.routing.strategies.base import NOWHERE, Candidates, Choice, Outside, Reason
+from extproc.router.routing.strategies.factory import build_strategy
+from extproc.router.routing.strategies.prefix_hash import PrefixHash
+
+OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+
+
+def letters(data: bytes) -> int:
+    """Member `a` stands at 10, `b` at 20, and so on."""
+    return 10 * (data.partition(SEPARATOR.encode())[0][0] - 96)
+
+
+def candidates(counts: dict[str, int], eligible: str | None = None) -> Candidates:
+    book = LoadBook()
+    book.set_members(counts)
+    for name, count in counts.items():
+        for _ in range(count):
+            book.take(name)
+    ring = Ring(counts, positions=1, hash_=letters)
+    return Candidates(ring, book, tuple(counts), None if eligible is None else frozenset(eligible))
+
+
+def kubeai(factor: float = 1.25) -> PrefixHash:
+    return PrefixHash(OUTSIDE, load_factor=factor, load_floor=0)
+
+
+def test_round_robin_takes_turns() -> None:
+    strategy, some = RoundRobin(OUTSIDE), candidates({"a": 0, "b": 9, "c": 0})
+
+    turns = []
+    for _ in range(4):
+        turns.append(strategy.choose(some, 2).names)
+        strategy.taken(turns[-1][0])
+
+    assert turns == [("a", "b"), ("b", "c"), ("c", "a"), ("a", "b")]
+
+
+def test_a_turn_that_nobody_took_comes_again() -> None:
+    strategy, some = RoundRobin(OUTSIDE), candidates({"a": 0, "b": 0})
+
+    assert [strategy.choose(some, 1).names for _ in range(2)] == [("a",), ("a",)]
+
+
+def test_random_is_even() -> None:
+    strategy, some = (
+        RandomChoice(Outside(random.Random(5), lambda: 0.0)),
+        candidates({"a": 0, "b": 9, "c": 0}),
+    )
+    firsts = Counter(strategy.choose(some, 3).names[0] for _ in range(3_000))
+
+    assert min(firsts.values()) > 900
+
+
+def test_least_load_takes_the_least_loaded_and_names_the_next() -> None:
+    choice = LeastLoad(OUTSIDE).choose(candidates({"a": 3, "b": 1, "c": 2}), 2)
+
+    assert choice == Choice(("b", "c"), Reason.LEAST_LOAD)
+
+
+def test_ties_fall_evenly_among_the_eligible() -> None:
+    strategy, some = (
+        LeastLoad(Outside(random.Random(5), lambda: 0.0)),
+        candidates(dict.fromkeys("abcd", 0), eligible="ab"),
+    )
+    firsts = Counter(strategy.choose(some, 2).names[0] for _ in range(1_000))
+
+    assert min(firsts["a"], firsts["b"]) > 400
+
+
+def test_only_eligible_endpoints_are_chosen() -> None:
+    some = candidates({"a": 0, "b": 8, "c": 3, "d": 0}, eligible="bc")
+
+    assert LeastLoad(OUTSIDE).choose(some, 3).names == ("c", "b")
+    assert RoundRobin(OUTSIDE).choose(some, 3).names == ("b", "c")
+    assert kubeai().reading(11).choose(some, 3) == Choice(("c", "b"), Reason.SPILL)
+    assert (len(some), some.total) == (2, 11)
+
+
+def test_prefix_goes_home_while_home_is_within_its_bound() -> None:
+    # Bound: (6 + 1) / 3 * 1.25 = 2.92.
+    choice = kubeai().reading(11).choose(candidates({"a": 2, "b": 2, "c": 2}), 3)
+
+    assert choice == Choice(("b", "c", "a"), Reason.HOME)
+
+
+def test_walk_skips_overloaded_endpoint() -> None:
+    # Bound: (6 + 1) / 3 * 1.25 = 2.92. The one passed over is still the last fallback.
+    choice = kubeai().reading(1).choose(candidates({"a": 4, "b": 1, "c": 1}), 3)
+
+    assert choice == Choice(("b", "c", "a"), Reason.SPILL)
+
+
+def test_bound_counts_the_request_itself_but_not_on_the_candidate() -> None:
+    # (1 + 1) / 2 * 1.25 = 1.25: one is not too many, as half of 1.25 would say.
+    assert kubeai().reading(1).choose(candidates({"a": 1, "b": 0}), 1).reason is Reason.HOME
+    # (7 + 1) / 4 * 1.25 = 2.5: three are too many, two are not, though two would become three.
+    assert kubeai().reading(1).choose(candidates({"a": 2, "b": 2, "c": 2, "d": 1}), 1).reason is Reason.HOME
+    assert kubeai().reading(1).choose(candidates({"a": 3, "b": 2, "c": 2, "d": 0}), 1).reason is Reason.SPILL
+
+
+def test_second_concurrent_request_stays_home_only_thanks_to_the_floor() -> None:
+    busy = {"a": 1, **dict.fromkeys("bcdefgh", 0)}
+
+    assert kubeai().reading(1).choose(candidates(busy), 1).names == ("b",)
+    assert PrefixHash(OUTSIDE).reading(1).choose(candidates(busy), 1).names == ("a",)
+
+
+@pytest.mark.parametrize(("in_flight", "is_home"), [(0, True), (3, True), (4, False)])
+def test_floor_accepts_fewer_than_itself(in_flight: int, is_home: bool) -> None:
+    quiet = {"a": in_flight, **dict.fromkeys("bcdefghijklmnopqrst", 0)}
+
+    assert (PrefixHash(OUTSIDE).reading(1).choose(candidates(quiet), 1).reason is Reason.HOME) is is_home
+
+
+def test_without_a_key_the_least_loaded_is_chosen() -> None:
+    choice = PrefixHash(OUTSIDE).read(None, {}, "").choose(candidates({"a": 2, "b": 0, "c": 1}), 2)
+
+    assert choice == Choice(("b", "c"), Reason.NO_PREFIX)
+
+
+def test_first_fallback_is_where_the_key_goes_when_its_home_leaves() -> None:
+    counts = {"a": 0, "b": 9, "c": 0, "d": 0}
+    _, second, *_ = kubeai().reading(1).choose(candidates(counts), 3).names
+    del counts["a"]
+
+    assert kubeai().reading(1).choose(candidates(counts), 3).names[0] == second
+
+
+def test_factor_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="below 1"):
+        PrefixHash(OUTSIDE, load_factor=0.9)
+
+
+@given(
+    st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=200),
+    st.integers(1, 9),
+    st.floats(1, 3),
+    st.integers(0, 5),
+)
+def test_no_endpoint_is_taken_over_its_bound(keys: list[int], count: int, factor: float, floor: int) -> None:
+    names = [f"pod-{index}" for index in range(count)]
+    book = LoadBook()
+    book.set_members(names)
+    some = Candidates(Ring(names, positions=8), book, tuple(names), None)
+    strategy = PrefixHash(OUTSIDE, load_factor=factor, load_floor=floor)
+    for total, key in enumerate(keys):
+        name = strategy.reading(key).choose(some, 1).names[0]
+
+        assert book.in_flight(name) <= max((total + 1) / count * factor, floor - 1)
+        book.take(name)
+
+
+def test_a_strategy_that_sees_nothing_reads_and_places_nothing() -> None:
+    strategy = LeastLoad(OUTSIDE)
+    placement = strategy.place({}, Ring("ab"))
+
+    assert strategy.read(None, {}, "sql").key is None
+    assert placement is NOWHERE
+    assert list(placement.walk(1)) == []
+
+
+def test_a_ring_grows_out_of_its_like_and_replaces_any_other() -> None:
+    ready = {name: Endpoint(name, "10.0.0.1:80") for name in "abcdefgh"}
+    strategy = PrefixHash(OUTSIDE, positions=8)
+
+    assert strategy.place(ready, NOWHERE) == Ring("abcdefgh", positions=8)
+    assert strategy.place(ready, Ring("abcdefg", positions=8)) == Ring("abcdefgh", positions=8)
+    assert strategy.place(ready, Ring("abcdefgh", positions=4)) == Ring("abcdefgh", positions=8)
+
+
+def test_an_explanation_shows_the_walk_and_who_is_within_the_bound() -> None:
+    # Bound: (6 + 1) / 3 * 1.25 = 2.92.
+    told = kubeai().reading(1).explain(candidates({"a": 4, "b": 1, "c": 1}))
+
+    assert told == {
+        "bound": 2.917,
+        "walk": [
+            {"endpoint": "a", "in_flight": 4, "is_within": False},
+            {"endpoint": "b", "in_flight": 1, "is_within": True},
+            {"endpoint": "c", "in_flight": 1, "is_within": True},
+        ],
+    }
+    assert LeastLoad(OUTSIDE).explain(candidates({"a": 0})) == {}
+
+
+def test_the_factory_names_what_there_is_not() -> None:
+    assert build_strategy("prefix_hash", {"positions": 3}, OUTSIDE).name == "prefix_hash"
+    with pytest.raises(SettingsError, match="choose from round_robin, random, least_load, prefix_hash"):
+        build_strategy("best", {}, OUTSIDE)
+    with pytest.raises(SettingsError, match=r"prefix_hash: .*'warmth'"):
+        build_strategy("prefix_hash", {"warmth": 1}, OUTSIDE)
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 3), min_size=2), st.data())
+def test_a_pool_without_its_closed_ones_is_the_pool_of_the_others(
+    counts: dict[str, int], data: st.DataObject
+) -> None:
+    names = sorted(counts)
+    closed = frozenset(data.draw(st.lists(st.sampled_from(names), max_size=len(names) // 2)))
+    others = candidates(counts, "".join(name for name in names if name not in closed))
+    book, ring = LoadBook(), Ring(counts, positions=1, hash_=letters)
+    book.set_members(counts)
+    for name, count in counts.items():
+        for _ in range(count):
+            book.take(name)
+    without = Candidates(ring, book, tuple(counts), None, closed)
+    rng = random.Random(1)
+    first, second = (list(some.least_loaded(rng)) for some in (without, others))
+
+    assert (len(without), without.total, without.names) == (len(others), others.total, others.names)
+    assert list(without.walk(15)) == list(others.walk(15))
+    assert (sorted(first), [*map(counts.get, first)]) == (sorted(second), [*map(counts.get, second)])
+
+
+@pytest.mark.parametrize("closed", ["b", "bc", "bcdefghijk"])
+def test_ties_beside_closed_ones_are_even(closed: str) -> None:
+    book, rng = LoadBook(), random.Random(5)
+    book.set_members("abcdefghijklm")
+    firsts = Counter(next(book.least_loaded(rng, frozenset(closed))) for _ in range(5_000))
+    share = 5_000 / (13 - len(closed))
+
+    assert firsts.keys() == set("abcdefghijklm") - set(closed)
+    assert all(0.8 * share < count < 1.2 * share for count in firsts.values())

@@ -1,0 +1,117 @@
+"""Which pick a number belongs to, and for how long."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.pool import Pick, Pool
+from extproc.router.routing.prompt.parse import parse
+from extproc.router.routing.strategies.balanced import LeastLoad
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+from extproc.router.routing.tickets import Tickets
+
+OUTSIDE = Outside(random.Random(0), lambda: 0.0)
+PROMPT = parse("/v1/completions", "", b'{"prompt": "Why?"}')
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def take_pick() -> Pick:
+    pool = Pool("llama", PrefixCache(OUTSIDE))
+    pool.replace([Endpoint("a", "10.0.0.1:80")])
+    return pool.pick(pool.strategy.read(PROMPT, {}, ""))
+
+
+def test_a_pick_is_found_while_its_request_is_open_and_just_after() -> None:
+    tickets, pick = Tickets(Clock(), 0), take_pick()
+    open_, ended = tickets.give(pick), tickets.give(pick)
+    tickets.end(ended)
+
+    assert [tickets.take(number) for number in (open_, ended)] == [pick, pick]
+
+
+def test_a_number_is_good_for_once_and_a_strange_one_for_nothing() -> None:
+    tickets = Tickets(Clock(), 0)
+    number = tickets.give(take_pick())
+
+    assert tickets.take(number) is not None
+    assert [tickets.take(strange) for strange in (number, number + 1, 0)] == [None, None, None]
+
+
+def test_a_request_is_found_in_its_trace_once_and_the_oldest_make_room() -> None:
+    tickets = Tickets(Clock(), 0)
+    for number in range(2_000):
+        tickets.trace(number, f"trace {number}")
+
+    assert [tickets.trace_of(number) for number in (1_999, 1_999, 1, 0)] == ["trace 1999", "", "", ""]
+
+
+def test_what_nobody_told_of_is_forgotten_after_a_while() -> None:
+    clock = Clock()
+    tickets = Tickets(clock, 0)
+    old, open_ = tickets.give(take_pick()), tickets.give(take_pick())
+    tickets.end(old)
+    clock.now = 6.0
+    late = tickets.give(take_pick())
+    tickets.end(late)
+
+    assert tickets.take(old) is None
+    assert tickets.take(late) is not None
+    assert tickets.take(open_) is not None
+
+
+def test_without_a_log_no_more_than_a_thousand_ended_requests_are_kept() -> None:
+    tickets = Tickets(Clock(), 0)
+    for _ in range(3_000):
+        tickets.end(tickets.give(take_pick()))
+
+    assert len(tickets) == 1_024
+
+
+def test_a_request_that_nobody_learns_from_has_no_number() -> None:
+    pool = Pool("llama", LeastLoad(OUTSIDE))
+    pool.replace([Endpoint("a", "10.0.0.1:80")])
+    tickets = Tickets(Clock(), 0)
+
+    assert tickets.give(pool.pick(pool.strategy.read(None, {}, ""))) == 0
+    assert len(tickets) == 0
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 20))
+def test_numbers_are_64_bits_never_0_and_never_the_same(first: int, count: int) -> None:
+    tickets, pick = Tickets(Clock(), first), take_pick()
+    numbers = [tickets.give(pick) for _ in range(count)]
+
+    assert len(set(numbers)) == count
+    assert all(0 < number < 2**64 for number in numbers)
+
+
+def test_a_log_that_comes_before_the_end_leaves_nothing_behind() -> None:
+    tickets = Tickets(Clock(), 0)
+    number = tickets.give(take_pick())
+
+    assert tickets.take(number) is not None
+
+    tickets.end(number)
+
+    assert (len(tickets), tickets.take(number)) == (0, None)
+    assert repr(tickets) == "<Tickets of 0 open requests, 0 ended>"
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 63))
+def test_workers_give_numbers_that_tell_whose_they_are(first: int, lane: int) -> None:
+    tickets, pick = Tickets(Clock(), first, lane=lane, lanes=64), take_pick()
+    numbers = [tickets.give(pick) for _ in range(3)]
+
+    assert {lane} == {number % 64 for number in numbers}
+    assert len({*numbers, 0}) == 4
+    assert all(0 < number < 2**64 for number in numbers)

@@ -1,0 +1,110 @@
+"""gRPC health: what `Check` and `Watch` answer, and when a watcher hears more (grpc.health.v1)."""
+
+import pytest
+from grpc_health.v1 import health_pb2 as pb
+
+from extproc.router.service.health import Health
+from extproc.router.stream.names import CHECK, EXT_PROC, WATCH
+from extproc.router.wire.calls import Status
+from tests.router.wire.calls import RecordedCall
+
+
+class Readiness:
+    def __init__(self) -> None:
+        self.is_ready = False
+        self.health = Health(lambda: self.is_ready)
+
+    def turn(self, *, is_ready: bool) -> None:
+        self.is_ready = is_ready
+        self.health.update()
+
+    def ask(self, path: str, name: str) -> RecordedCall:
+        call = RecordedCall()
+        handler = self.health.routes()[path](call)
+        handler.on_message(pb.HealthCheckRequest(service=name).SerializeToString())
+        handler.on_half_close()
+        return call
+
+
+def told(call: RecordedCall) -> list[str]:
+    return [
+        pb.HealthCheckResponse.ServingStatus.Name(pb.HealthCheckResponse.FromString(message).status)
+        for message in call.sent
+    ]
+
+
+@pytest.fixture
+def readiness() -> Readiness:
+    return Readiness()
+
+
+@pytest.mark.parametrize("name", ["", "readiness", "inference-extension", EXT_PROC])
+def test_a_check_tells_whether_requests_can_be_routed(readiness: Readiness, name: str) -> None:
+    before = readiness.ask(CHECK, name)
+    readiness.turn(is_ready=True)
+    after = readiness.ask(CHECK, name)
+
+    assert ["NOT_SERVING"] == told(before)
+    assert ["SERVING"] == told(after)
+    assert before.status is after.status is Status.OK
+
+
+def test_a_check_tells_what_holds_now_whenever_it_was_looked_at_last(readiness: Readiness) -> None:
+    before = readiness.ask(CHECK, EXT_PROC)
+    readiness.is_ready = True
+    after = readiness.ask(CHECK, EXT_PROC)
+
+    assert [["NOT_SERVING"], ["SERVING"]] == [told(before), told(after)]
+
+
+def test_a_process_that_answers_lives(readiness: Readiness) -> None:
+    assert ["SERVING"] == told(readiness.ask(CHECK, "liveness"))
+
+
+def test_a_check_of_an_unknown_name_finds_nothing(readiness: Readiness) -> None:
+    call = readiness.ask(CHECK, "nobody")
+
+    assert call.status is Status.NOT_FOUND
+    assert call.sent == []
+
+
+def test_a_watcher_hears_of_changes_alone(readiness: Readiness) -> None:
+    call, other = readiness.ask(WATCH, ""), readiness.ask(WATCH, "liveness")
+    for is_ready in (False, True, True, False):
+        readiness.turn(is_ready=is_ready)
+
+    assert ["NOT_SERVING", "SERVING", "NOT_SERVING"] == told(call)
+    assert ["SERVING"] == told(other)
+    assert call.status is other.status is None
+
+
+def test_a_watcher_of_an_unknown_name_is_told_so_and_stays(readiness: Readiness) -> None:
+    call = readiness.ask(WATCH, "nobody")
+    readiness.turn(is_ready=True)
+
+    assert ["SERVICE_UNKNOWN"] == told(call)
+    assert call.status is None
+
+
+def test_a_watcher_that_is_gone_hears_nothing(readiness: Readiness) -> None:
+    call = RecordedCall()
+    handler = readiness.health.routes()[WATCH](call)
+    handler.on_message(b"")
+    handler.on_close()
+    readiness.turn(is_ready=True)
+
+    assert ["NOT_SERVING"] == told(call)
+
+
+@pytest.mark.parametrize("path", [CHECK, WATCH])
+@pytest.mark.parametrize("message", [None, b"\xff"])
+def test_a_call_without_a_request_is_refused(readiness: Readiness, path: str, message: bytes | None) -> None:
+    call = RecordedCall()
+    handler = readiness.health.routes()[path](call)
+    if message is not None:
+        handler.on_message(message)
+    handler.on_half_close()
+    handler.on_close()
+
+    assert call.status is Status.INVALID_ARGUMENT
+    assert call.sent == []

@@ -1,0 +1,419 @@
+"""The page on the admin port, in a real Chromium: a whole service, looked at."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from extproc.router.feedback.outcome import Verdict
+from extproc.router.routing.vitals import Vitals
+from extproc.router.service.live.page import build_page
+from tests.router.service.browser import Browser, find
+from tests.router.service.live_service import Live, looking
+from tests.stack.client import ask
+from tests.stack.service import pool
+
+pytestmark = pytest.mark.skipif(find() is None, reason="needs chromium")
+
+# The second half turns what follows it around, where it can.
+EVIL = "<img src=x onerror=alert(1)>\u202e"
+SHOWN = EVIL.replace("\u202e", "\ufffd")
+ROWS = "#pools section:nth-of-type({}) table"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as running:
+        running.wait_ready()
+        yield running
+
+
+def spread(live: Live, name: str = "a") -> None:
+    """Some requests, and answers to them."""
+    for number in range(8):
+        decision = live.request(f"what is {number}?", name)
+        live.outcome(name, decision.pick.endpoint.address, Verdict.ANSWERED, 0.25)
+
+
+async def test_the_page_shows_what_pools_tells(tmp_path: Path, browser: Browser) -> None:
+    """Names, states and loads of every endpoint of every pool; the decisions; the configuration."""
+    pools = [
+        pool(["127.0.0.1:8001", "127.0.0.1:8002"], name="a", models=["m"], probe=False),
+        pool(["127.0.0.1:8003"], {"name": "least_load"}, name="b", probe=False),
+    ]
+    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        spread(live)
+        await visit.until("() => document.querySelectorAll('#decisions tr').length === 8")
+        said = await live.pools()
+        for number, told in enumerate(said, 1):
+            rows = await visit.table(ROWS.format(number))
+            loads = [int(row[2].partition("/")[0]) for row in rows]
+
+            assert (
+                await visit.page.locator(f"#pools section:nth-of-type({number}) h2").inner_text()
+                == told["name"]
+            )
+            assert [row[:2] for row in rows] == [[row["name"], row["state"]] for row in told["endpoints"]]
+            assert loads == [row["in_flight"] for row in told["endpoints"]]
+        rows = await visit.table(ROWS.format(1))
+        assert sum(int(row[3].removesuffix(" %")) for row in rows) in range(99, 102)
+        assert {row[4] for row in rows if row[3] != "0 %"} == {"250 ms"}
+        decided = [(row[0], row[1], row[2]) for row in await visit.table(".decisions")]
+        assert {pool_name for _, _, pool_name in decided} == {"a"}
+        assert {reason for _, reason, _ in decided} <= {"home", "spill"}
+        assert str(tmp_path) in await visit.page.locator("#config-facts").inner_text()
+        assert "home" in str(await visit.page.locator("#chart").get_attribute("aria-label"))
+
+
+async def test_the_page_follows_endpoints_that_come_and_cool_and_go(tmp_path: Path, browser: Browser) -> None:
+    endpoints = tmp_path / "endpoints.yaml"
+
+    def write(*numbers: int) -> None:
+        draft = endpoints.with_suffix(".draft")
+        draft.write_text(
+            yaml.safe_dump([{"address": "10.0.0.1", "port": n, "name": f"e{n}"} for n in numbers])
+        )
+        draft.replace(endpoints)
+
+    write(1, 2)
+    pools = [{"name": "a", "endpoints": {"file": "endpoints.yaml"}, "probe": False}]
+    names = "wanted => [...document.querySelectorAll('#pools tbody th span')]"
+    names += ".map(name => name.textContent).join() === wanted"
+    state = "wanted => document.querySelectorAll('#pools .state')[1].textContent.startsWith(wanted)"
+    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        await visit.until(names, "e1,e2")
+        write(1, 2, 3)
+        await visit.until(names, "e1,e2,e3")
+        live.fail("a", "10.0.0.1:2")
+        await visit.until(state, "cooling, ")
+        await visit.until(state, "on trial")
+        live.outcome("a", "10.0.0.1:2", Verdict.ANSWERED)
+        write(3)
+        await visit.until(names, "e3")
+
+        assert visit.complaints == []
+
+
+async def test_the_page_fetches_nothing_from_elsewhere_and_has_nothing_to_complain_of(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async with looking(tmp_path) as live, browser.visit(f"{live.url}/") as visit:
+        spread(live, "vllm")
+        await visit.until("() => document.querySelectorAll('#decisions tr').length > 0")
+        await visit.page.fill("#body", ask("hello").decode())
+        await visit.page.click("#explain button")
+        await visit.page.wait_for_selector("#told h3")
+        await visit.page.click("summary")
+        await visit.until("() => document.getElementById('config-text').textContent.includes('prefix_hash')")
+        asked = [urlsplit(url) for url in visit.requests]
+        complaints = list(visit.complaints)
+
+        # What it may not do it cannot do: the policy stops what a script or a style from elsewhere would be.
+        with pytest.raises(Exception, match=r"Content Security Policy|Failed to fetch"):
+            await visit.page.evaluate("() => fetch('http://127.0.0.1:1/')")
+        await visit.page.evaluate(
+            "() => { const s = document.createElement('script'); s.textContent = 'window.evil = 1';"
+            " document.body.append(s); }"
+        )
+        assert await visit.page.evaluate("() => window.evil") is None
+
+    assert complaints == []
+    assert {f"{url.scheme}://{url.netloc}" for url in asked if url.scheme != "data"} == {live.url}
+    assert {url.path for url in asked if url.scheme != "data"} == {"/", "/live", "/explain", "/config"}
+
+
+async def test_a_refused_configuration_is_told_at_the_top_and_by_the_status(
+    tmp_path: Path, browser: Browser
+) -> None:
+    """1. Nothing is wrong. 2. A bad file is refused, what was before stays. 3. A good one takes its place."""
+    async with looking(tmp_path) as live, live.watching(), browser.visit(f"{live.url}/") as visit:
+        refusal = visit.page.locator("#refusal")
+        assert not await refusal.is_visible()
+        live.configure((), "pools: [{name: a, endpionts: {}}]")
+        await refusal.wait_for()
+        told = await refusal.inner_text()
+        status = await visit.page.locator("#status").inner_text()
+        box, first = await refusal.bounding_box(), await visit.page.locator("#tiles").bounding_box()
+        live.configure([pool(["127.0.0.1:8001"], probe=False)])
+        await refusal.wait_for(state="hidden")
+        await visit.until("() => document.getElementById('status').textContent === 'ready'")
+
+    assert "endpionts: there is no such setting" in told
+    assert status == "ready, a change refused"
+    assert box is not None
+    assert first is not None
+    assert box["y"] < first["y"]
+
+
+async def test_a_service_that_is_not_ready_says_why(tmp_path: Path, browser: Browser) -> None:
+    """No list of endpoints has come: the page is there all the same."""
+    pools = [{"name": "a", "endpoints": {"file": "missing.yaml"}, "probe": False}]
+    async with (
+        looking(tmp_path, pools, is_ready=False) as live,
+        browser.visit(f"{live.url}/") as visit,
+        live.session.get("/readyz") as answer,
+    ):
+        told = await visit.page.locator("#trouble").inner_text()
+        status = await visit.page.locator("#status").inner_text()
+        nothing = await visit.page.locator("#pools .nothing").inner_text()
+        [reason] = (await answer.text()).strip().splitlines()
+        (tmp_path / "missing.yaml").write_text("[{address: 10.0.0.1, port: 1, name: e1}]")
+        await visit.page.wait_for_selector("#status[data-state=ready]")
+
+    assert (answer.status, status, nothing) == (503, "not ready", "No endpoint is known.")
+    assert told == f"Not ready\n{reason}"
+
+
+async def test_an_endpoints_load_is_shown_against_what_limits_it(tmp_path: Path, browser: Browser) -> None:
+    """The strategy's bound, else the pool's; where there is none, that is said."""
+    pools = [
+        pool(["127.0.0.1:1"], {"name": "prefix_hash"}, name="bound", probe=False),
+        pool(["127.0.0.1:2"], {"name": "prefix_cache"}, name="limited", probe=False) | {"max_in_flight": 7},
+        pool(["127.0.0.1:3"], {"name": "prefix_cache"}, name="free", probe=False),
+    ]
+    pools = [each | {"models": [each["name"]]} for each in pools]
+    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        for each in pools:
+            live.request(pool_name=each["name"])
+        await visit.until("() => document.querySelectorAll('#decisions tr').length === 3")
+        loads = [(await visit.table(ROWS.format(number)))[0][2] for number in (1, 2, 3)]
+        facts = await visit.page.locator("#pools .facts").all_inner_texts()
+
+    assert loads == ["1 / 4", "1 / 7", "1"]
+    assert ["no limit to what an endpoint gets" in " ".join(each.split()) for each in facts] == [
+        False,
+        False,
+        True,
+    ]
+
+
+async def test_hits_foreseen_and_found_are_shown_by_endpoint_and_by_pool(
+    tmp_path: Path, browser: Browser
+) -> None:
+    pools = [pool(["127.0.0.1:1", "127.0.0.1:2"], {"name": "prefix_cache"}, probe=False)]
+    text = "The same long question. " * 50
+    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        [desk] = live.app.pools.desks
+        warm = {live.request(text).pick.endpoint.name for _ in range(2)}
+        for endpoint in desk.pool.snapshot.ready.values():
+            found = 400.0 if endpoint.name in warm else 0.0
+            desk.sense(endpoint, Vitals(queried_tokens=1_000.0, hit_tokens=found))
+        await visit.until("() => document.querySelectorAll('#decisions tr').length === 2")
+        rows = {row[0]: row[5:7] for row in await visit.table(ROWS.format(1))}
+        facts = " ".join((await visit.page.locator("#pools .facts").inner_text()).split())
+
+    assert len(warm) == 1
+    assert rows == {name: ["50 %", "40 %"] if name in warm else ["\N{EN DASH}", "0 %"] for name in rows}
+    assert "50 % hits foreseen" in facts
+    assert "20 % found" in facts
+
+
+async def test_hostile_names_are_text(tmp_path: Path, browser: Browser) -> None:
+    """An endpoint's name is whoever's names Pods; a refusal quotes a file, an answer a body."""
+    endpoints = tmp_path / "endpoints.yaml"
+    endpoints.write_text(yaml.safe_dump([{"address": "10.0.0.1", "port": 1, "name": EVIL}]))
+    pools = [{"name": "a", "models": ["simulated"], "endpoints": {"file": "endpoints.yaml"}, "probe": False}]
+    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        async with live.watching():
+            live.configure((), f"pools: [{{name: '{EVIL}'}}]\n{EVIL}: 1")
+            await visit.page.wait_for_selector("#refusal:not([hidden])")
+        live.request()
+        await visit.page.wait_for_selector("#decisions tr")
+        await visit.page.fill("#body", ask("hello").decode())
+        await visit.page.click("#explain button")
+        await visit.page.wait_for_selector("#told h3")
+        told = await visit.page.locator("#told h3").inner_text()
+        await visit.page.fill("#body", ask("hello").replace(b"simulated", EVIL.encode()).decode())
+        await visit.page.click("#explain button")
+        await visit.page.wait_for_selector("#told .bad")
+        refused = await visit.page.locator("#told .bad").inner_text()
+        texts = await visit.page.locator("#pools tbody th, #decisions th, #refusal").all_inner_texts()
+
+        assert all(SHOWN in text for text in texts)
+        assert len(texts) == 3
+        assert SHOWN in told
+        assert SHOWN in refused
+        assert await visit.page.locator("img, iframe, object, embed").count() == 0
+        # Chromium's own line for an answer of 404: the model that there is not.
+        assert [line for line in visit.complaints if "404 (Not Found)" not in line] == []
+
+
+async def test_the_explain_box_says_which_endpoint_and_why(tmp_path: Path, browser: Browser) -> None:
+    pools = [pool(["127.0.0.1:8001", "127.0.0.1:8002"], {"name": "prefix_cache"}, probe=False)]
+    text = "The same long question. " * 50
+    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        warm = live.request(text).pick.endpoint.name
+        await visit.page.fill("#body", ask(text).decode())
+        await visit.page.focus("#explain button")
+        await visit.page.keyboard.press("Enter")
+        await visit.page.wait_for_selector("#told table")
+        title = await visit.page.locator("#told h3").inner_text()
+        candidates = await visit.table("#told .wide:last-child table")
+        heads = await visit.page.locator("#told .wide:last-child th").all_inner_texts()
+        tree = await visit.page.locator("#explain").aria_snapshot()
+
+        assert title.startswith(f"{warm} would get it")
+        assert candidates[0][0] == f"{warm} ✓"
+        assert heads[:3] == ["endpoint", "cost ms", "match tokens"]
+        assert int(candidates[0][2]) > 200
+        # What is said aloud is the verdict alone.
+        assert re.findall(r"- status:((?:\n +.*heading.*)+)\n *- term", tree) != []
+        # Asked, not sent: the decisions know of one request.
+        await visit.until("() => document.querySelectorAll('#decisions tr').length === 1")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_the_page_is_read_at_420_pixels_and_its_text_has_contrast(
+    tmp_path: Path, browser: Browser, scheme: Literal["light", "dark"]
+) -> None:
+    names = ["a-pod-with-a-very-long-name-" + "x" * 60, "b" * 120]
+    endpoints = tmp_path / "endpoints.yaml"
+    endpoints.write_text(
+        yaml.safe_dump([{"address": "10.0.0.1", "port": n, "name": name} for n, name in enumerate(names, 1)])
+    )
+    pools = [{"name": "p" * 60, "endpoints": {"file": "endpoints.yaml"}, "probe": False}]
+    async with (
+        looking(tmp_path, pools) as live,
+        browser.visit(f"{live.url}/", width=420, scheme=scheme) as visit,
+    ):
+        live.request()
+        live.fail("p" * 60, "10.0.0.1:1")
+        await visit.page.wait_for_selector(".state[data-state=cooling]")
+        await visit.page.wait_for_selector("#decisions tr")
+        await visit.page.fill("#body", ask("hello " * 99).decode())
+        await visit.page.click("#explain button")
+        await visit.page.wait_for_selector("#told h3")
+        width = await visit.page.evaluate("() => document.documentElement.scrollWidth")
+        wide = await visit.page.evaluate(WIDE)
+        poor = await visit.page.evaluate(CONTRAST)
+        background = await visit.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+
+    assert width <= 420
+    assert wide == []
+    assert poor == []
+    assert (sum(map(int, re.findall(r"\d+", background))) > 384) == (scheme == "light")
+
+
+# Whatever reaches beyond the window, but for what scrolls by itself.
+WIDE = """() => [...document.querySelectorAll("body *")]
+  .filter((node) => node.getBoundingClientRect().right > innerWidth && !node.closest(".wide, pre"))
+  .map((node) => `${node.tagName}.${node.className}`)"""
+
+# Every text with less contrast to what is behind it than WCAG's AA asks for: 4.5.
+CONTRAST = """() => {
+  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => {
+    const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const [R, G, B] = [r, g, b].map((v) => linear(v / 255));
+    return 0.2126 * R + 0.7152 * G + 0.0722 * B;
+  };
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = parts(getComputedStyle(at).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+  };
+  const poor = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    const text = walker.currentNode.textContent.trim();
+    if (!text || !node.checkVisibility() || node.closest("script, style")) continue;
+    const [a, b] = [light(parts(getComputedStyle(node).color)), light(behind(node))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push(`${node.tagName} ${node.className} ${ratio.toFixed(2)}: ${text}`);
+  }
+  return poor;
+}"""
+
+
+async def test_the_page_has_landmarks_and_headers_and_is_walked_by_keys(
+    tmp_path: Path, browser: Browser
+) -> None:
+    """What a screen reader is told, also where rows are stacked."""
+    async with looking(tmp_path) as live, browser.visit(f"{live.url}/", width=420) as visit:
+        live.request()
+        await visit.page.wait_for_selector("#decisions tr")
+        tree = await visit.page.locator("body").aria_snapshot()
+        focused = []
+        for _ in range(9):
+            await visit.page.keyboard.press("Tab")
+            script = "() => { const e = document.activeElement, s = getComputedStyle(e);"
+            script += " return [e.id || e.className || e.tagName, s.outlineStyle + s.outlineWidth]; }"
+            focused.append(await visit.page.evaluate(script))
+        await visit.page.keyboard.press("Home")
+
+    for landmark in ("banner:", "main:", "contentinfo:", 'region "All pools together"', "status: ready"):
+        assert landmark in tree
+    for header in (
+        "Endpoint",
+        "State",
+        "In flight",
+        "Share of picks",
+        "First byte",
+        "Hits foreseen",
+        "Hits found",
+    ):
+        assert f'columnheader "{header}"' in tree
+    assert 'rowheader "127.0.0.1:8001"' in tree
+    assert 'table "Endpoints of vllm"' in tree
+    assert [name for name, _ in focused[:2]] == ["skip", "pause"]
+    assert {"path", "pool", "body"} <= {name for name, _ in focused}
+    assert {outline for _, outline in focused} == {"solid3px"}
+
+
+async def test_a_pause_holds_the_page_still_and_a_hidden_page_does_not_look(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async with looking(tmp_path) as live, browser.visit(f"{live.url}/") as visit:
+        await visit.page.click("#pause")
+        await visit.until("() => document.getElementById('status').textContent === 'paused'")
+        live.request()
+        # The script has heard of the request, and shows nothing of it.
+        await visit.until("() => Object.keys(history.at(-1) || {}).length === 1")
+        assert await visit.page.locator("#decisions tr").count() == 0
+        await visit.page.click("#pause")
+        await visit.page.wait_for_selector("#decisions tr")
+        recorder = live.app.processor.observer
+        await visit.page.evaluate(
+            "() => { Object.defineProperty(document, 'hidden', { get: () => true });"
+            " document.dispatchEvent(new Event('visibilitychange')); }"
+        )
+        async with asyncio.timeout(30):
+            while live.app.processor.observer is recorder:  # noqa: ASYNC110  # a claim over what runs
+                await asyncio.sleep(0.02)
+
+        assert live.app.processor.observer is live.app.metrics
+
+
+async def test_of_a_thousand_endpoints_those_in_trouble_and_the_busiest_are_shown_first(
+    tmp_path: Path, browser: Browser
+) -> None:
+    addresses = [f"10.{n // 250}.0.{n % 250}:80" for n in range(1_000)]
+    pools = [pool(addresses, {"name": "round_robin"}, probe=False)]
+    async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
+        busy = [live.request().pick.endpoint.name for _ in range(3)]
+        live.fail("vllm", addresses[-1])
+        await visit.page.wait_for_selector(".state[data-state=cooling]")
+        await visit.until("() => document.querySelectorAll('#decisions tr').length === 3")
+        first = [row[0] for row in await visit.table("#pools")][:4]
+        await visit.page.click("#pools .more")
+
+        assert first == [addresses[-1], *busy]
+        await visit.until("() => document.querySelectorAll('#pools tbody tr').length === 1000")
+        assert visit.complaints == []
+
+
+def test_the_page_is_one_file_that_may_do_nothing_but_ask_who_served_it() -> None:
+    page = build_page()
+
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in page.headers["content-security-policy"]
+    assert re.findall(r"""\b(?:on[a-z]+|style)=["']""", page.html) == []
+    assert re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", page.html) == []
+    assert "innerHTML" not in page.html
+    assert len(page.html) < 60_000

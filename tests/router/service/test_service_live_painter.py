@@ -1,0 +1,260 @@
+"""What a picture tells, with time passed in."""
+
+import random
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.feedback.cooling import Cooling, Rules
+from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.factory import build_strategy
+from extproc.router.routing.vitals import Vitals
+from extproc.router.service.configuration import Configuration
+from extproc.router.service.live.painter import STEP, WINDOW_S, Painter
+from extproc.router.service.live.picture import EndpointRow, Picture
+from extproc.router.service.live.tape import KEPT, Tape
+from extproc.router.settings.tree import parse_settings
+from tests.router.service.live_service import finish
+from tests.stack.client import ask
+
+SETTINGS = parse_settings("pools: [{name: llama, endpoints: {static: ['10.0.0.1:80']}}]", {})
+
+
+@dataclass
+class Clock:
+    now_s: float = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Keeper:
+    """What a painter asks of a pool's keeper."""
+
+    pool: Pool
+    age_s: float | None = 3.0
+    fault: str | None = None
+
+
+@dataclass
+class Pools:
+    keepers: Sequence[Keeper]
+    desks: Sequence[Desk]
+
+    def __iter__(self) -> Iterator[Keeper]:
+        return iter(self.keepers)
+
+
+@dataclass
+class Stage:
+    """One pool, and everything that a painter looks at."""
+
+    strategy: str = "prefix_cache"
+    size: int = 3
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        outside = Outside(random.Random(1), self.clock)
+        cooling = Cooling(Rules(), clock=self.clock, rng=outside.rng)
+        self.pool = Pool("llama", build_strategy(self.strategy, {}, outside), gate=cooling)
+        self.pool.replace([Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(self.size)])
+        self.desk = Desk(self.pool, cooling)
+        self.pools = Pools([Keeper(self.pool)], [self.desk])
+        self.picker = Picker([Route(self.pool)])
+        self.configuration = Configuration(SETTINGS, "file", self.clock())
+        self.streams_open = 0
+        self.tape = Tape(self.clock)
+        self.painter = Painter(self.tape)
+        self.trouble: list[str] = []
+
+    def faults(self) -> list[str]:
+        return self.trouble
+
+    def remarks(self) -> list[str]:
+        return []
+
+    def pick(self, text: str) -> str:
+        decision = self.picker.pick(Ask("POST", "/v1/chat/completions", {}, ask(text)))
+        self.tape.note(decision)
+        return decision.pick.endpoint.name
+
+    def answer(self, number: int, first_byte_s: float) -> None:
+        self.desk.observe(Outcome("llama", f"10.0.0.{number}:80", Verdict.ANSWERED, 200, 1.0, first_byte_s))
+
+    def draw(self) -> Picture:
+        return finish(self.steps())
+
+    def steps(self) -> Generator[None, None, Picture]:
+        return self.painter.draw(self, self.clock())  # type: ignore[arg-type]  # keepers of ours
+
+    def rows(self) -> dict[str, EndpointRow]:
+        return {row.name: row for row in self.draw().pools[0].endpoints}
+
+
+def test_shares_are_of_the_picks_since_somebody_looks() -> None:
+    stage = Stage("round_robin")
+    assert [row.share for row in stage.rows().values()] == [None, None, None]
+    for number in range(6):
+        stage.pick(str(number))
+
+    picture = stage.draw()
+
+    assert [row.share for row in picture.pools[0].endpoints] == [0.3333, 0.3333, 0.3333]
+    assert [row.in_flight for row in picture.pools[0].endpoints] == [2, 2, 2]
+    assert picture.pools[0].balance == 1.0
+    assert picture.reasons == {"llama": {"turn": 6}}
+
+
+def test_reasons_are_counted_and_refusals_among_them() -> None:
+    """Since somebody looks: whoever misses a picture finds in the next what it missed."""
+    stage = Stage()
+    stage.pick("a")
+    first = stage.draw()
+    stage.tape.refuse("llama", "overloaded")
+    stage.tape.refuse("", "model_not_found")
+
+    assert first.reasons == {"llama": {"cold": 1}}
+    assert stage.draw().reasons == {"llama": {"cold": 1, "overloaded": 1}, "": {"model_not_found": 1}}
+
+
+def test_what_was_counted_before_the_window_is_left_out_once_something_is_in_it() -> None:
+    stage = Stage()
+    stage.answer(0, 9.0)
+    assert stage.rows()["e0"].first_byte_s == 9.0  # all there is
+    stage.clock.now_s += 1
+    stage.answer(0, 1.0)
+    assert stage.rows()["e0"].first_byte_s == 1.0
+    stage.clock.now_s += WINDOW_S + 1
+    stage.draw()
+
+    # Nothing in this minute: all that ever was.
+    assert stage.rows()["e0"].first_byte_s == 5.0
+    assert stage.rows()["e1"].first_byte_s is None
+
+
+def test_a_picture_is_drawn_in_steps_and_is_of_the_moment_of_the_first() -> None:
+    """What happens between the steps is in the next picture."""
+    size = 4 * STEP
+    stage, quiet = Stage("round_robin", size), Stage("round_robin", size)
+    for each in (stage, quiet):
+        each.draw()
+        for number in range(size):
+            each.pick(str(number))
+            each.answer(number % 200, 1.0)
+    told_of = stage.pool.snapshot.ready["e1"]
+    steps, pauses = stage.steps(), 0
+    try:
+        while True:
+            next(steps)
+            pauses += 1
+            stage.pick("another")
+            stage.answer(7, 9.0)
+            stage.tape.refuse("llama", "overloaded")
+            stage.desk.sense(told_of, Vitals(queried_tokens=10.0, hit_tokens=5.0))
+            stage.trouble = ["late"]
+            if pauses == 2:
+                stage.pool.replace([Endpoint("e0", "10.0.0.0:80")])
+                stage.desk.keep({"e0"})
+    except StopIteration as end:
+        told = end.value
+
+    assert pauses >= size / STEP
+    assert told == quiet.draw()
+
+
+def test_hits_foreseen_and_found_are_told_by_endpoint_and_of_the_pool() -> None:
+    stage = Stage()
+    stage.draw()
+    text = "the same prompt " * 100
+    first = stage.pick(text)
+    assert stage.pick(text) == first
+    stage.desk.sense(stage.pool.snapshot.ready[first], Vitals(queried_tokens=1_000, hit_tokens=400))
+
+    picture = stage.draw()
+    row = next(row for row in picture.pools[0].endpoints if row.name == first)
+
+    assert row.foreseen == 0.5
+    assert row.found == 0.4
+    assert (picture.pools[0].foreseen, picture.pools[0].found) == (0.5, 0.4)
+
+
+def test_an_engine_that_began_again_is_told_by_what_it_counts_since() -> None:
+    stage = Stage()
+    endpoint = stage.pool.snapshot.ready["e0"]
+    stage.desk.sense(endpoint, Vitals(queried_tokens=1_000, hit_tokens=900))
+    stage.draw()
+    stage.clock.now_s += 1
+    stage.desk.sense(endpoint, Vitals(queried_tokens=100, hit_tokens=10))
+
+    assert stage.rows()["e0"].found == 0.1
+
+
+def test_a_cooling_endpoint_tells_for_how_long_and_why_the_service_is_not_ready_is_told() -> None:
+    stage = Stage()
+    for _ in range(3):
+        stage.desk.observe(Outcome("llama", "10.0.0.1:80", Verdict.FAILED, 500, 0.1))
+    stage.trouble.append("pool llama: no list of endpoints yet")
+
+    picture = stage.draw()
+    row = picture.pools[0].endpoints[1]
+
+    assert (row.state, picture.pools[0].states) == ("cooling", {"ready": 2, "cooling": 1})
+    assert row.left_s is not None
+    assert 1.5 < row.left_s < 2.5
+    assert (picture.is_ready, picture.faults) == (False, ["pool llama: no list of endpoints yet"])
+
+
+def test_the_bound_is_the_strategys_and_none_where_it_has_none() -> None:
+    assert Stage("prefix_hash").draw().pools[0].bound == 4
+    assert Stage("prefix_cache").draw().pools[0].bound is None
+
+
+def test_a_refused_configuration_is_told_until_another_one_is_applied() -> None:
+    stage = Stage()
+    stage.configuration = stage.configuration.refused("no", stage.clock())
+    stage.clock.now_s += 5
+    told = stage.draw().configuration
+    assert told.refusal is not None
+    assert (told.number, told.refusal.age_s, told.refusal.why) == (1, 5.0, "no")
+    stage.configuration = stage.configuration.replaced(SETTINGS, stage.clock())
+
+    assert stage.draw().configuration.refusal is None
+    assert stage.draw().configuration.number == 2
+
+
+def test_the_tape_keeps_the_last_decisions_and_nothing_of_a_prompt() -> None:
+    stage = Stage("prefix_hash")
+    for number in range(KEPT + 10):
+        stage.pick(f"a secret {number}")
+
+    picture = stage.draw()
+
+    assert [row.number for row in picture.decisions] == list(range(KEPT + 10, 10, -1))
+    assert picture.decided == KEPT + 10
+    assert "secret" not in str(stage.tape.last) + str(picture)
+    assert all(row.prefix is not None and len(row.prefix) == 16 for row in picture.decisions)
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(0, 90), max_size=60))
+def test_shares_add_up_and_means_lie_between_the_extremes(picks: list[int], steps: list[int]) -> None:
+    stage = Stage("random")
+    for number, step in zip(picks, steps, strict=False):
+        stage.pick("x")
+        stage.answer(number, 1.0 + number)
+        stage.clock.now_s += step
+        picture = stage.draw()
+        shares = [row.share for row in picture.pools[0].endpoints]
+
+        assert None in shares or abs(sum(share or 0 for share in shares) - 1) < 0.001
+        assert all(row.first_byte_s in (None, 1.0 + at) for at, row in enumerate(picture.pools[0].endpoints))
+        mean_s = picture.pools[0].first_byte_s
+        assert mean_s is not None
+        assert 1.0 <= mean_s <= 3.0

@@ -1,0 +1,204 @@
+"""docs/metrics.md and the registry say the same, and nothing is counted before it is shown."""
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+
+from extproc.router.app import Application, Start
+from extproc.router.feedback.metrics import EXPECTED_CLASSES
+from extproc.router.routing.queue import End as QueueEnd
+from extproc.router.routing.strategies.base import Reason
+from extproc.router.routing.vitals import Vitals
+from extproc.router.settings.tree import parse_settings
+from extproc.router.share.courier import RESULTS as SHARE_RESULTS
+from extproc.router.share.messages import Echo, Letter
+from extproc.router.telemetry import (
+    LOG_FAULTS,
+    OUTCOMES,
+    POOL_OUTCOMES,
+    RELOADS,
+    RESTARTS,
+    SPAN_RESULTS,
+    STREAM_FAULTS,
+    _whys,
+)
+from extproc.router.workers.crew import count_restarts
+from extproc.router.workers.view.asking import FAULTS, Workers
+from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
+from tests.router.cluster.pool_objects import pool_object, running_pod
+from tests.stack.mesh import until
+
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+SETTINGS = """
+server: {xds: true}
+pools:
+- name: llama
+  models: [llama]
+  endpoints: {static: ["10.0.0.1:8000"]}
+- name: qwen
+  models: [qwen]
+  endpoints: {static: ["10.0.0.2:8000"]}
+  hold: {}
+  strategy: {name: round_robin}
+- name: mixtral
+  models: [mixtral]
+  endpoints: {static: ["10.0.0.3:8000"]}
+  strategy: {name: prefix_cache}
+- name: lost
+  models: [lost]
+  endpoints: {file: none.yaml}
+- name: gie
+  models: [gie]
+  endpoints: {inference_pool: {namespace: default, name: vllm, kubeconfig: KUBECONFIG}}
+  max_in_flight: 1
+share:
+  cluster: llm
+  secret: {file: secret}
+  mesh: {peers: {static: []}}
+"""
+
+
+@pytest.fixture
+async def families(tmp_path: Path) -> list[Metric]:
+    """What the first scrape of a service that has served nobody shows."""
+    async with serving(ApiServer()) as server:
+        server.put(pool_object())
+        server.put(running_pod("p", "10.0.0.4"))
+        (tmp_path / "token").write_text("token-1")
+        write_kubeconfig(tmp_path / "kubeconfig", server.url, tmp_path / "token")
+        text = SETTINGS.replace("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        (tmp_path / "secret").write_text("a secret of 16 bytes or more")
+        return await _first_scrape(Application(Start(parse_settings(text, {}), tmp_path / "extproc.yaml")))
+
+
+async def _first_scrape(app: Application) -> list[Metric]:
+    app.start()
+    try:
+        await until(lambda: len(app.pools.known_faults()) == 1 and len(_known(app)) == 4)
+        await until(lambda: list(app.pools.objectives.ages()))
+        # vLLM's own counters are shown when an endpoint told them: they do not begin at 0.
+        desk = next(desk for desk in app.pools.desks if desk.pool.name == "mixtral")
+        desk.sense(desk.pool.snapshot.ready["10.0.0.3:8000"], Vitals())
+        _meet(app)
+        # As in the process that watches several workers.
+        Workers(list, app.metrics.registry)
+        count_restarts(app.metrics.registry)
+        return list(app.metrics.registry.collect())
+    finally:
+        await app.pools.stop()
+
+
+def _meet(app: Application) -> None:
+    """A peer whose delay is known: it answered a letter of ours."""
+    assert app.courier is not None
+    share = app.courier.shares()["llama"]
+    ours = share.heartbeat(10.0)
+    share.hear(Letter(ours.peer + 1, ours.pool, 1, [], [Echo(ours.peer, ours.sent_us, 0)]), 10.001)
+
+
+def _known(app: Application) -> list[str]:
+    return [pool.name for pool, age_s in app.pools.ages() if age_s is not None and pool.snapshot.names]
+
+
+def told() -> dict[str, tuple[str, set[str]]]:
+    """The families of the docs with type and labels."""
+    rows = re.findall(r"^\| `(extproc_\w+)` \| (\w+) \|([^|]*)\|", DOCS.read_text(), re.MULTILINE)
+    return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+
+
+def shown(families: list[Metric]) -> Iterator[tuple[str, tuple[str, set[str]]]]:
+    for family in families:
+        name = {"counter": f"{family.name}_total", "info": f"{family.name}_info"}.get(
+            family.type, family.name
+        )
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        yield name, ("gauge" if family.type == "info" else family.type, labels)
+
+
+async def test_every_family_is_in_the_docs_with_its_labels(families: list[Metric]) -> None:
+    ours = {name: facts for name, facts in shown(families) if name.startswith("extproc")}
+
+    assert ours == told()
+
+
+async def test_every_metric_that_the_docs_name_anywhere_is_shown(families: list[Metric]) -> None:
+    names = {sample.name for family in families for sample in family.samples}
+    names |= {name for name, _ in shown(families)}
+
+    assert sorted(set(re.findall(r"extproc_\w+", DOCS.read_text())) - names) == []
+
+
+async def test_the_process_is_shown_as_the_docs_say(families: list[Metric]) -> None:
+    names = {name for name, _ in shown(families) if name.startswith("process_")}
+
+    assert names == set(re.findall(r"`(process_\w+)`", DOCS.read_text()))
+
+
+def test_every_label_value_is_in_the_docs() -> None:
+    from extproc.errors import PromptError  # noqa: PLC0415  # with every error that exists by now
+
+    text = DOCS.read_text()
+    values = {
+        *OUTCOMES,
+        *POOL_OUTCOMES,
+        *RELOADS,
+        *chain(*RESTARTS.values()),
+        *STREAM_FAULTS,
+        *LOG_FAULTS,
+        *SPAN_RESULTS,
+        *SHARE_RESULTS,
+        *FAULTS,
+        *EXPECTED_CLASSES,
+        *Reason,
+        *QueueEnd,
+        *_whys(PromptError),
+    }
+
+    assert sorted(value for value in values if f"`{value}`" not in text) == []
+
+
+async def test_what_may_be_counted_is_shown_before_the_first_time(families: list[Metric]) -> None:
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+    for name, labels in (
+        ("extproc_config_reloads_total", {"result": "refused"}),
+        ("extproc_requests_total", {"pool": "llama", "outcome": "routed"}),
+        ("extproc_requests_total", {"pool": "qwen", "outcome": "overloaded"}),
+        ("extproc_requests_total", {"pool": "", "outcome": "model_not_found"}),
+        ("extproc_picks_total", {"pool": "llama", "strategy": "prefix_cache", "reason": "spill"}),
+        ("extproc_picks_total", {"pool": "qwen", "strategy": "round_robin", "reason": "turn"}),
+        ("extproc_picks_served_elsewhere_total", {"pool": "llama"}),
+        ("extproc_objectives_watch_restarts_total", {"pool": "gie", "why": "forbidden"}),
+        ("extproc_prompt_errors_total", {"why": "budget"}),
+        ("extproc_stream_errors_total", {"why": "internal"}),
+        ("extproc_watch_restarts_total", {"pool": "llama", "why": "internal"}),
+        ("extproc_watch_restarts_total", {"pool": "lost", "why": "file_invalid"}),
+        ("extproc_xds_nacks_total", {"type": "Cluster"}),
+        ("extproc_answers_total", {"pool": "llama", "endpoint": "10.0.0.1:8000", "class": "5xx"}),
+        ("extproc_endpoint_coolings_total", {"pool": "qwen", "endpoint": "10.0.0.2:8000"}),
+        ("extproc_access_log_faults_total", {"why": "unreadable"}),
+        ("extproc_spans_total", {"result": "dropped"}),
+        ("extproc_share_letters_total", {"result": "flood"}),
+        ("extproc_share_peers", {"pool": "llama", "state": "lost"}),
+        ("extproc_first_byte_seconds_count", {"pool": "llama", "zone": "", "class": "2xx"}),
+        ("extproc_saved_prefill_seconds_total", {"pool": "mixtral", "reason": "session"}),
+    ):
+        assert samples[name, *sorted(labels.items())] == 0
+    assert (
+        "extproc_picks_total",
+        ("pool", "qwen"),
+        ("reason", "home"),
+        ("strategy", "round_robin"),
+    ) not in samples
+
+
+async def test_no_series_tells_when_another_one_began(families: list[Metric]) -> None:
+    assert [s.name for family in families for s in family.samples if s.name.endswith("_created")] == []

@@ -1,0 +1,148 @@
+"""The priorities of pools: from their settings, and from an InferencePool's objectives."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from extproc.errors import Overloaded, Sheddable
+from extproc.router.routing.picker import Ask
+from extproc.router.routing.pool import Pool
+from extproc.router.service.pools import Pools
+from extproc.router.service.wiring import OwnSources
+from extproc.router.settings.tree import parse_settings
+from extproc.router.telemetry import Metrics
+from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
+from tests.router.cluster.pool_objects import objective, pool_object, running_pod
+
+RESTARTS = "extproc_objectives_watch_restarts_total"
+LLM_D_OBJECTIVES = "llm-d.ai/v1alpha2/inferenceobjectives"
+OBJECTIVES = "inference.networking.x-k8s.io/v1alpha2/inferenceobjectives"
+
+
+def ask(name: str) -> Ask:
+    return Ask("GET", "/", {"x-gateway-inference-objective": name})
+
+
+class Cluster:
+    """An API server with an InferencePool of one pod, and the service's pools that follow it."""
+
+    def __init__(self, server: ApiServer, kubeconfig: Path, pools: Pools, metrics: Metrics) -> None:
+        self.server = server
+        self.pools = pools
+        self.metrics = metrics
+        self._kubeconfig = kubeconfig
+
+    @property
+    def pool(self) -> Pool:
+        [keeper] = self.pools
+        return keeper.pool
+
+    def configure(self, fields: str) -> None:
+        source = f"inference_pool: {{namespace: default, name: vllm, kubeconfig: {self._kubeconfig}}}"
+        text = f"pools: [{{name: a, endpoints: {{{source}}}{fields}}}]"
+        self.pools.apply(parse_settings(text, {}).pools)
+
+    async def until(self, **priorities: int) -> None:
+        async with asyncio.timeout(10):
+            while self.pool.admission.priorities != priorities:  # noqa: ASYNC110  # told by sockets
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    (tmp_path / "token").write_text("token-1")
+    metrics = Metrics()
+    pools = Pools(
+        metrics,
+        sources=OwnSources(tmp_path, random.Random(0)),
+        rng=random.Random(0),
+        clock=lambda: 0.0,
+        publish=lambda *_: None,
+        retract=lambda _: None,
+    )
+    async with serving(ApiServer()) as server:
+        server.put(pool_object())
+        server.put(running_pod("p", "10.0.0.1"))
+        server.put(objective("batch", -10))
+        server.put(objective("theirs", -10, pool="qwen"))
+        write_kubeconfig(tmp_path / "kubeconfig", server.url, tmp_path / "token")
+        yield Cluster(server, tmp_path / "kubeconfig", pools, metrics)
+        await pools.stop()
+
+
+async def test_objects_and_settings_give_a_pool_its_priorities(cluster: Cluster) -> None:
+    """1. The object's. 2. The file adds one, and has the last word. 3. The object goes, the file's stay."""
+    cluster.configure(", max_in_flight: 1")
+    await cluster.until(batch=-10)
+    cluster.server.put(objective("premium", 5))
+    await cluster.until(batch=-10, premium=5)
+    cluster.configure(", max_in_flight: 1, objectives: {premium: 7, nightly: -1}")
+    await cluster.until(batch=-10, premium=7, nightly=-1)
+    cluster.server.delete("batch", OBJECTIVES)
+
+    await cluster.until(premium=7, nightly=-1)
+
+
+async def test_a_request_of_a_negative_objective_is_refused_by_a_full_pool(cluster: Cluster) -> None:
+    cluster.configure(", max_in_flight: 1")
+    await cluster.until(batch=-10)
+    [keeper] = cluster.pools
+    await keeper.synced.wait()
+    first = cluster.pools.picker.pick(ask("batch")).pick
+
+    with pytest.raises(Sheddable):
+        cluster.pools.picker.pick(ask("batch"))
+    second = cluster.pools.picker.pick(ask("theirs")).pick
+    with pytest.raises(Overloaded):
+        cluster.pools.picker.pick(ask("theirs"))
+
+    for pick in (first, second):
+        pick.release()
+    assert len(cluster.pool.admission) == 0
+
+
+async def test_objectives_are_followed_only_where_somebody_may_be_refused(cluster: Cluster) -> None:
+    """1. No limit: nobody asks for them. 2. A limit: they are. 3. None again: they are forgotten."""
+    cluster.configure("")
+    [keeper] = cluster.pools
+    await keeper.synced.wait()
+    assert cluster.server.of(OBJECTIVES).queries == []
+
+    cluster.configure(", max_in_flight: 1")
+    await cluster.until(batch=-10)
+    assert [name for name, _ in cluster.pools.objectives.ages()] == ["a"]
+    cluster.configure("")
+
+    assert cluster.pool.admission.priorities == {}
+    assert list(cluster.pools.objectives.ages()) == []
+
+
+async def test_a_cluster_that_may_not_be_asked_for_objectives_serves_all_alike(cluster: Cluster) -> None:
+    for kind in (OBJECTIVES, LLM_D_OBJECTIVES):
+        cluster.server.of(kind).refusal = 403
+    cluster.configure(", max_in_flight: 1")
+    [keeper] = cluster.pools
+    async with asyncio.timeout(10):
+        await keeper.synced.wait()
+        while not cluster.server.of(OBJECTIVES).queries:  # noqa: ASYNC110  # told by sockets
+            await asyncio.sleep(0.01)
+
+    assert cluster.pools.picker.pick(ask("batch")).pick.standing is None
+    assert keeper.fault is None
+    labels = {"pool": "a", "why": "forbidden"}
+    async with asyncio.timeout(10):
+        while not cluster.metrics.registry.get_sample_value(RESTARTS, labels):  # noqa: ASYNC110  # told by sockets
+            await asyncio.sleep(0.01)
+    assert list(cluster.pools.objectives.ages()) == []
+
+
+async def test_a_pool_that_goes_is_followed_no_more(cluster: Cluster) -> None:
+    cluster.configure(", max_in_flight: 1")
+    await cluster.until(batch=-10)
+    cluster.pools.apply(parse_settings("pools: [{name: b, endpoints: {static: []}}]", {}).pools)
+    async with asyncio.timeout(10):
+        while cluster.server.of(OBJECTIVES).watchers:  # noqa: ASYNC110  # told by sockets
+            await asyncio.sleep(0.01)

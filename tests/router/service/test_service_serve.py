@@ -1,0 +1,367 @@
+"""`extproc serve` as a process: how it starts, changes, and ends."""
+
+import asyncio
+import signal
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from time import monotonic
+from urllib.error import HTTPError
+
+import grpc
+import grpc.aio
+import pytest
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from extproc.router.stream.names import EXT_PROC, PROCESS
+from tests.router.stream.conversations import headers
+from tests.router.stream.wire import write
+from tests.stack.fetch import answers, get, get_json
+from tests.stack.ports import free_ports
+from tests.stack.service import Service, pool
+from tests.stack.stack import eventually
+
+ADDRESSES = ["127.0.0.1:8001", "127.0.0.1:8002"]
+
+
+@pytest.fixture(params=["native", "grpcio"])
+def service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
+    port, admin_port = free_ports(2)
+    service = Service(tmp_path, port=port, admin_port=admin_port, transport=request.param)
+    service.configure([pool(ADDRESSES)])
+    with service:
+        service.wait_ready()
+        yield service
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+async def test_before_the_first_list_a_request_is_left_to_the_proxy(tmp_path: Path, transport: str) -> None:
+    """Not refused: a proxy that fails open knows endpoints. 1. No list yet. 2. It comes."""
+    port, admin_port = free_ports(2)
+    service = Service(tmp_path, port=port, admin_port=admin_port, transport=transport)
+    listed = tmp_path / "list.yaml"
+    service.configure([pool([], endpoints={"file": str(listed)})])
+    with service:
+        service.wait_until(lambda: "serving on" in service.log.read_text(), 60)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.stream_stream(PROCESS, None, None)(None)
+            await call.write(write(headers(end=True)))
+            with pytest.raises(grpc.aio.AioRpcError, match="no list of endpoints yet") as failure:
+                await call.read()
+            left = service.metric("extproc_stream_errors_total", why="unready")
+            listed.write_text("- {name: a, address: 127.0.0.1, port: 8001}\n")
+            service.wait_ready()
+            (await open_stream(service, channel)).cancel()
+
+    assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert left == 1
+
+
+async def open_stream(service: Service, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[bytes, bytes]:
+    """A request in flight: decided at its headers, its answer not yet ended."""
+    call = channel.stream_stream(PROCESS, None, None)(None)
+    await call.write(write(headers(end=True)))
+    await call.read()
+    assert service.metric("extproc_streams_open") == 1
+    return call
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+async def test_health_has_a_plain_port_of_its_own_to_the_end(tmp_path: Path, transport: str) -> None:
+    """Kubelets cannot ask over TLS.
+
+    1. The service speaks TLS, its health port does not. 2. It serves health and nothing else. 3. While the
+    service drains the port says so.
+    """
+    port, admin_port, health_port = free_ports(3)
+    service = Service(tmp_path, port=port, admin_port=admin_port, transport=transport)
+    tls = {"self_signed": True}
+    service.configure([pool(ADDRESSES)], health=f"127.0.0.1:{health_port}", tls=tls)
+    with service:
+        service.wait_until(lambda: health_at(health_port) == "SERVING")
+        assert health_at(health_port, "liveness") == "SERVING"
+        assert health_at(port) == "StatusCode.UNAVAILABLE"
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{health_port}") as channel:
+            call = channel.stream_stream(PROCESS, None, None)(None)
+            assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+        shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+        credentials = grpc.ssl_channel_credentials(shown.encode())
+        options = [("grpc.ssl_target_name_override", "extproc")]
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
+            await open_stream(service, channel)
+            service.send(signal.SIGTERM)
+            service.wait_until(lambda: health_at(health_port) == "NOT_SERVING")
+            assert health_at(health_port, "liveness") == "SERVING"
+
+
+def health_at(port: int, name: str = EXT_PROC) -> str:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2)
+        except grpc.RpcError as error:
+            return str(error.code())
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+def exit_status(service: Service) -> int:
+    assert service._child is not None
+    return service._child.wait(60)
+
+
+async def stop(service: Service, *, hold: bool, signals: int = 1) -> int:
+    """Ends the service with a request in flight, ended first unless `hold`; returns its status."""
+    async with grpc.aio.insecure_channel(service._listen) as channel:
+        call = await open_stream(service, channel)
+        for _ in range(signals):
+            service.send(signal.SIGTERM)
+            await asyncio.sleep(0.3)
+        if signals == 1:
+            assert service.health() != "SERVING"
+            assert service.is_running
+        if not hold:
+            await call.done_writing()
+        return await asyncio.to_thread(exit_status, service)
+
+
+async def test_a_drain_lets_requests_end(service: Service) -> None:
+    assert await stop(service, hold=False) == 0
+
+
+async def test_a_drain_refuses_new_streams(service: Service) -> None:
+    async with grpc.aio.insecure_channel(service._listen) as channel:
+        held = await open_stream(service, channel)
+        service.send(signal.SIGTERM)
+        await asyncio.to_thread(eventually, lambda: service.health() != "SERVING")
+        late = channel.stream_stream(PROCESS, None, None)(None)
+
+        assert await late.code() is grpc.StatusCode.UNAVAILABLE
+        assert not held.done()
+
+        await held.done_writing()
+        assert await asyncio.to_thread(exit_status, service) == 0
+
+
+async def test_a_drain_cuts_what_takes_too_long_and_says_so(service: Service) -> None:
+    service.stop()
+    service.configure([pool(ADDRESSES)], drain_s=1)
+    service.start()
+    service.wait_ready()
+
+    assert await stop(service, hold=True) == 1
+
+
+async def test_a_second_signal_forces_the_end(service: Service) -> None:
+    service.stop()
+    service.configure([pool(ADDRESSES)], drain_s=600)
+    service.start()
+    service.wait_ready()
+
+    assert await stop(service, hold=True, signals=2) == 1
+
+
+def test_idle_service_ends_at_once(service: Service) -> None:
+    service.send(signal.SIGINT)
+
+    assert exit_status(service) == 0
+
+
+async def test_a_watcher_of_health_does_not_hold_up_the_end(service: Service) -> None:
+    async with grpc.aio.insecure_channel(service._listen) as channel:
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", None, None)(b"")
+        assert await watch.read() == b"\x08\x01"
+
+        service.send(signal.SIGTERM)
+
+        assert await watch.read() == b"\x08\x02"
+        assert await watch.code() == grpc.StatusCode.UNAVAILABLE
+        assert await asyncio.to_thread(exit_status, service) == 0
+
+
+@pytest.mark.parametrize("name", ["", "liveness", "readiness", EXT_PROC])
+def test_health_answers_under_every_name(service: Service, name: str) -> None:
+    assert service.health(name) == "SERVING"
+
+
+def test_health_of_a_service_without_endpoints_yet_is_not_serving(service: Service, tmp_path: Path) -> None:
+    missing = {**pool([]), "endpoints": {"file": str(tmp_path / "missing.yaml")}}
+    service.configure([missing])
+    service.stop()
+    service.start()
+
+    assert eventually(lambda: service.health("liveness") == "SERVING")
+    assert service.health() == service.health("readiness") == "NOT_SERVING"
+
+
+def test_a_service_without_endpoints_yet_says_why(service: Service) -> None:
+    service.configure([{**pool([]), "endpoints": {"file": "missing.yaml"}}])
+    service.stop()
+    service.start()
+
+    assert eventually(lambda: "file_unreadable" in (readyz(service) or ""))
+    assert readyz(service) == (
+        f"pool vllm: no list of endpoints yet: file_unreadable: {service.config.parent}/missing.yaml: "
+        "No such file or directory\n"
+    )
+    assert service.metric("extproc_pool_fault", pool="vllm", why="file_unreadable") == 1
+    assert service.metric("extproc_watch_restarts_total", pool="vllm", why="file_unreadable") == 1
+
+
+def test_a_pool_that_is_added_without_endpoints_leaves_the_service_ready(service: Service) -> None:
+    missing = {**pool([]), "name": "second", "models": ["second"], "endpoints": {"file": "missing.yaml"}}
+    service.configure([{**pool(ADDRESSES), "models": ["first"]}, missing])
+
+    assert eventually(lambda: service.metric("extproc_pool_fault", pool="second") == 1)
+    assert service.is_ready()
+    assert get(f"{service.admin_url}/readyz").startswith("ready\npool second: no list of endpoints yet: ")
+
+
+def readyz(service: Service) -> str | None:
+    """What a service that is not ready says of it; `None` if it does not answer, or is ready."""
+    try:
+        get(f"{service.admin_url}/readyz")
+    except HTTPError as error:
+        return error.read().decode()
+    except OSError:
+        return None
+    return None
+
+
+@pytest.mark.parametrize("which", ["listen", "admin"])
+def test_an_occupied_address_is_an_error_that_names_it(service: Service, tmp_path: Path, which: str) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    port, admin_port = free_ports(2)
+    second = Service(other, port=port, admin_port=admin_port)
+    taken = service._listen if which == "listen" else service._admin
+    second.configure([pool(ADDRESSES)], **{which: taken})
+    second.start()
+
+    assert exit_status(second) == 2
+    assert f"server.{which}: cannot listen on {taken}" in second.log.read_text()
+
+
+def test_an_occupied_unix_socket_is_an_error_that_names_it(tmp_path: Path) -> None:
+    services = []
+    for name in ("first", "second"):
+        directory = tmp_path / name
+        directory.mkdir()
+        service = Service(directory, port=0, admin_port=free_ports(1)[0], listen=f"unix:{tmp_path}/socket")
+        service.configure([pool(ADDRESSES)])
+        services.append(service)
+    first, second = services
+    with first:
+        first.wait_ready()
+        second.start()
+
+        assert exit_status(second) == 2
+        assert "socket is in use by another process" in second.log.read_text()
+        assert first.is_ready()
+
+
+def strategy_of(service: Service) -> str:
+    return str(get_json(f"{service.admin_url}/pools")[0]["strategy"])
+
+
+def test_a_changed_file_is_applied_and_a_bad_one_refused(service: Service) -> None:
+    service.configure([pool(ADDRESSES, {"name": "round_robin"})])
+    assert eventually(lambda: strategy_of(service) == "round_robin")
+    assert service.metric("extproc_config_reloads_total", result="applied") == 1
+
+    service.config.write_text("pools: [")
+    assert eventually(lambda: service.metric("extproc_config_reloads_total", result="refused") == 1)
+    assert strategy_of(service) == "round_robin"
+
+    service.configure([pool(ADDRESSES)])
+    assert eventually(lambda: strategy_of(service) == "prefix_hash")
+
+
+async def test_a_change_keeps_the_requests_in_flight(service: Service) -> None:
+    def in_flight() -> dict[str, int]:
+        pools = get_json(f"{service.admin_url}/pools")
+        return {endpoint["address"]: endpoint["in_flight"] for endpoint in pools[0]["endpoints"]}
+
+    async with grpc.aio.insecure_channel(service._listen) as channel:
+        call = await open_stream(service, channel)
+        busy = next(address for address, count in in_flight().items() if count)
+        kept = [busy, "127.0.0.1:8009"]
+        service.configure([pool(kept, {"name": "least_load"})])
+        assert eventually(lambda: list(in_flight()) == kept)
+
+        assert in_flight() == {busy: 1, "127.0.0.1:8009": 0}
+
+        await call.done_writing()
+        assert eventually(lambda: in_flight() == {busy: 0, "127.0.0.1:8009": 0})
+
+
+def test_pools_come_and_go(service: Service) -> None:
+    def names() -> list[str]:
+        return [pool["name"] for pool in get_json(f"{service.admin_url}/pools")]
+
+    service.configure([{**pool(ADDRESSES), "name": "second"}, pool(ADDRESSES)])
+    assert eventually(lambda: names() == ["vllm", "second"])
+
+    service.configure([{**pool(ADDRESSES), "name": "second"}])
+    assert eventually(lambda: names() == ["second"])
+
+
+def test_an_endpoint_file_is_followed(service: Service, tmp_path: Path) -> None:
+    def names() -> list[str]:
+        return [endpoint["name"] for endpoint in get_json(f"{service.admin_url}/pools")[0]["endpoints"]]
+
+    path = tmp_path / "endpoints.yaml"
+    path.write_text(yaml.safe_dump([{"name": "a", "address": "10.0.0.1", "port": 8000}]))
+    service.configure([{**pool([]), "endpoints": {"file": "endpoints.yaml"}}])
+    assert eventually(lambda: names() == ["a"])
+
+    path.write_text(yaml.safe_dump([{"name": "b", "address": "10.0.0.1", "port": 8000}]))
+    assert eventually(lambda: names() == ["b"])
+
+
+def test_metrics_name_what_the_contract_names(service: Service) -> None:
+    text = get(f"{service.admin_url}/metrics")
+
+    for name in (
+        "requests_total",
+        "picks_total",
+        "pick_duration_seconds",
+        "endpoint_in_flight",
+        "pool_endpoints",
+        "pool_age_seconds",
+        "pool_fault",
+        "streams_open",
+        "prompt_errors_total",
+        "watch_restarts_total",
+        "config_reloads_total",
+        "info",
+    ):
+        assert f"# TYPE extproc_{name} " in text
+
+
+@pytest.mark.parametrize("which", ["admin", "grpc"])
+def test_a_flood_of_connections_leaves_health_its_descriptors_and_the_log_readable(
+    tmp_path: Path, which: str
+) -> None:
+    """1. 64 descriptors. 2. 200 connections to one port, which stay. 3. Health answers new ones."""
+    port, admin_port = free_ports(2)
+    service = Service(tmp_path, port=port, admin_port=admin_port)
+    service.configure([pool(ADDRESSES)])
+    service.command[:0] = ["prlimit", "--nofile=64:64"]
+    with service, ExitStack() as flood:
+        service.wait_ready()
+        before, start_s = len(service.log.read_text().splitlines()), monotonic()
+        for _ in range(200):
+            with suppress(OSError):
+                address = ("127.0.0.1", admin_port if which == "admin" else port)
+                flood.enter_context(socket.create_connection(address, timeout=5))
+
+        assert service.health() == service.health("liveness") == "SERVING"
+        assert which == "admin" or answers(f"{service.admin_url}/healthz")
+
+        flood.close()
+        assert eventually(service.is_ready)
+        lines = len(service.log.read_text().splitlines()) - before
+        assert 1 <= lines <= 10 + monotonic() - start_s

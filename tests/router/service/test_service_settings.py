@@ -1,0 +1,389 @@
+"""The configuration: strict, every fault with its place, every default documented once."""
+
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+
+from extproc.errors import SettingsError
+from extproc.router.routing.strategies.factory import STRATEGIES
+from extproc.router.service.wiring import build_probe
+from extproc.router.settings.endpoints import EndpointsSettings
+from extproc.router.settings.sections import Section
+from extproc.router.settings.tree import (
+    PrefixHashSettings,
+    Settings,
+    StrategySettings,
+    TlsSettings,
+    load_settings,
+    parse_settings,
+)
+
+GOOD = """
+server:
+  listen: unix:/run/extproc/ext_proc.sock
+  drain_s: 5
+pools:
+  - name: llama
+    models: [llama-3.1-8b-instruct]
+    adapters: [sql-lora]
+    endpoints:
+      static: [10.0.0.1:8000, "[fd00:0::1]:8000"]
+    strategy: {name: prefix_hash, prefix_chars: 50, load_floor: 0}
+  - name: qwen
+    endpoints: {kubernetes: {namespace: default, service: vllm, port: http}}
+    strategy: {name: round_robin}
+"""
+
+MINIMAL = "pools: [{name: a, endpoints: {static: ['10.0.0.1:8000']}}]"
+
+DNS = "endpoints: {dns: 'v:1'}"
+
+
+def faults(text: str, **environment: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text, environment, where="f.yaml")
+    return str(caught.value)
+
+
+def test_a_full_file_is_read() -> None:
+    settings = parse_settings(GOOD, {})
+    llama, qwen = settings.pools
+
+    assert llama.endpoints.static == ["10.0.0.1:8000", "[fd00::1]:8000"]
+    assert isinstance(llama.strategy, PrefixHashSettings)
+    assert (llama.strategy.prefix_chars, llama.strategy.load_floor, llama.strategy.load_factor) == (
+        50,
+        0,
+        1.25,
+    )
+    assert qwen.models is None
+    assert qwen.endpoints.kubernetes is not None
+
+
+def test_defaults_are_the_contract() -> None:
+    settings = parse_settings(MINIMAL, {})
+    strategy = settings.pools[0].strategy
+
+    assert settings.server.model_dump() == {
+        "listen": "0.0.0.0:9002",
+        "admin": "127.0.0.1:9090",
+        "workers": 1,
+        "max_body_bytes": 50_331_648,
+        "budget_bytes": None,
+        "transport": "native",
+        "drain_s": 30,
+        "clear_route_cache": False,
+        "xds": False,
+        "tls": None,
+        "health": None,
+        "pass_headers": [],
+        "unseen_s": 10,
+        "log_level": "INFO",
+    }
+    assert settings.server.budget == 3 * settings.server.max_body_bytes
+    assert settings.pools[0].fallbacks == 0
+    assert strategy.model_dump() == {
+        "name": "prefix_cache",
+        "engine": "l4-llama8b-fp8",
+        "learn": False,
+        "kv_tokens": None,
+        "gateways": None,
+        "shed_cold": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("server: {lissten: x}", "f.yaml:1: server.lissten: there is no such setting"),
+        ("server: {listen: 127.0.0.1}", "f.yaml:1: server.listen: '127.0.0.1' does not match"),
+        ("server: {workers: 65}", "server.workers: Input should be less than or equal to 64"),
+        ("server: {workers: 2, transport: grpcio}", "server: workers take connections that are handed on"),
+        ("server: {drain_s: '30'}", "server.drain_s: Input should be a valid number"),
+        ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
+        ("server: {tls: {self_signed: true, key: a}}", "server.tls: self_signed goes with no files"),
+        ("server: {health: ':65536'}", "server.health: 65536 is not a port"),
+        ("server: {pass_headers: [X-A]}", "server.pass_headers.0: 'X-A' does not match"),
+        (
+            f"pools: [{{name: a, {DNS}, fallbacks: 5}}]",
+            "pools.0.fallbacks: Input should be less than or equal",
+        ),
+        (
+            f"pools: [{{name: a, {DNS}, objectives: {{batch: -1}}}}]",
+            "pools.0: objectives and fairness need max_in_flight",
+        ),
+        (f"pools: [{{name: a, {DNS}, fairness: true}}]", "objectives and fairness need max_in_flight"),
+        (
+            f"pools: [{{name: a, {DNS}, max_in_flight: 1, objectives: {{a b: 1}}}}]",
+            "pools.0.objectives.a b",
+        ),
+        (
+            f"pools: [{{name: a, {DNS}, max_in_flight: 1, objectives: {{batch: low}}}}]",
+            "pools.0.objectives.batch: Input should be a valid integer",
+        ),
+        ("pools: []", "pools: List should have at least 1 item"),
+        ("pools:\n- name: a b\n  endpoints: {static: []}", "f.yaml:2: pools.0.name: 'a b' does not match"),
+        ("pools: [{name: a, endpoints: {static: [vllm:8000]}}]", "'vllm' is not an IP address"),
+        ("pools: [{name: a, endpoints: {static: ['1.1.1.1:1', '1.1.1.1:1']}}]", "given twice"),
+        ("pools: [{name: a, endpoints: {static: [], file: x}}]", "give exactly one of"),
+        ("pools: [{name: a, endpoints: {}}]", "give exactly one of"),
+        ("pools: [{name: a, endpoints: {dns: 'vllm'}}]", "endpoints.dns: 'vllm' does not match"),
+        (
+            "pools: [{name: a, endpoints: {dns: 'vllm:0'}}]",
+            "endpoints.dns: 'vllm:0' is not name:port",
+        ),
+        ("pools: [{name: a, endpoints: {dns: '10.0.0.1:80'}}]", "give it as static"),
+        ("pools: [{name: a, models: [], endpoints: {static: []}}]", "an empty list serves no request"),
+        ("pools: [{name: a, endpoints: {static: []}}, {name: a, endpoints: {static: []}}]", "used twice: a"),
+        (
+            f"pools: [{{name: a, models: [m], {DNS}}}, {{name: b, adapters: [m], {DNS}}}]",
+            "models that two pools serve: m",
+        ),
+        (
+            "pools: [{name: a, endpoints: {static: []}, strategy: {name: best}}]",
+            "expected tags: 'round_robin'",
+        ),
+        (
+            "pools: [{name: a, endpoints: {static: []}, strategy: {name: prefix_hash, key: [x]}}]",
+            "'x' is not a key",
+        ),
+        (
+            "pools: [{name: a, endpoints: {static: []}, strategy: {name: prefix_hash, load_factor: 0.9}}]",
+            "load_factor",
+        ),
+        (
+            "pools: [{name: a, endpoints: {static: []}, strategy: {name: round_robin, positions: 9}}]",
+            "no such setting",
+        ),
+        ("[1, 2]", "expected a mapping"),
+        ("a: [", "not YAML"),
+        ("a: 2026-13-45", "f.yaml:1: not YAML: month must be in 1..12"),
+        ("server: {listen: '0.0.0.0:99999'}", "f.yaml:1: server.listen: 99999 is not a port"),
+        ("server: {admin: ':65536'}", "server.admin: 65536 is not a port"),
+        ("[" * 100_000, "f.yaml:1: nested too deeply"),
+        ("pools:\n- name: a\x00b", "f.yaml:2: not YAML: special characters are not allowed"),
+        ("pools:\n- name: [a", "f.yaml:2: not YAML: while parsing a flow sequence, expected ',' or ']'"),
+    ],
+)
+def test_a_fault_is_told_with_its_place(change: str, expected: str) -> None:
+    assert expected in faults(change)
+
+
+def test_every_fault_is_told_at_once() -> None:
+    text = "server:\n  foo: 1\n  bar: 2\npools:\n- endpoints: {static: []}\n"
+
+    assert [line.split(": ")[0] for line in faults(text).splitlines()] == ["f.yaml:2", "f.yaml:3", "f.yaml:5"]
+
+
+def test_the_environment_overrides_the_server_section() -> None:
+    environment = {
+        "EXTPROC_SERVER__LISTEN": "127.0.0.1:1",
+        "EXTPROC_SERVER__DRAIN_S": "7",
+        "EXTPROC_SERVER__TLS__KEY": "key.pem",
+        "EXTPROC_SERVER__TLS__CERTIFICATE": "certificate.pem",
+        "PATH": "x",
+    }
+    settings = parse_settings(GOOD, environment)
+
+    assert (settings.server.listen, settings.server.drain_s) == ("127.0.0.1:1", 7)
+    assert settings.server.tls == TlsSettings(certificate="certificate.pem", key="key.pem")
+    assert parse_settings(MINIMAL, environment).server.drain_s == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("EXTPROC_SERVER__LISSTEN", "EXTPROC_SERVER__LISTEN"),
+        ("EXTPROC_SERVER_LISTEN", "EXTPROC_SERVER__LISTEN"),
+        ("EXTPROC_LOG_LEVEL", "EXTPROC_SERVER__LOG_LEVEL"),
+        ("EXTPROC_SERVER__TLS__CERT", "EXTPROC_SERVER__TLS"),
+        ("EXTPROC_SERVER__MAX_BODY", "EXTPROC_SERVER__MAX_BODY_BYTES"),
+        ("EXTPROC_POOLS__0__NAME", "EXTPROC_SERVER"),
+        ("EXTPROC_SERVER__PORT", "EXTPROC_SERVER"),
+        ("EXTPROC_", "EXTPROC_SERVER"),
+    ],
+)
+def test_a_misspelt_variable_is_told_with_the_nearest_one(name: str, nearest: str) -> None:
+    told = faults(GOOD, **{name: "1"})
+
+    assert told.startswith(f"{name}: there is no such variable; {nearest}")
+
+
+def test_what_kubernetes_tells_of_services_is_no_variable_of_ours() -> None:
+    links = dict.fromkeys(
+        [
+            "EXTPROC_SERVICE_HOST",
+            "EXTPROC_SERVICE_PORT",
+            "EXTPROC_SERVICE_PORT_GRPC",
+            "EXTPROC_PORT",
+            "EXTPROC_PORT_9002_TCP",
+            "EXTPROC_PORT_9002_TCP_ADDR",
+            "EXTPROC_ROUTER_PORT_9002_TCP_PROTO",
+        ],
+        "tcp://10.0.0.1:9002",
+    )
+
+    assert parse_settings(GOOD, links) == parse_settings(GOOD, {})
+
+
+def test_a_fault_of_a_variable_is_told_with_its_name() -> None:
+    assert faults(GOOD, EXTPROC_SERVER__LISTEN="[").startswith("EXTPROC_SERVER__LISTEN:1: not YAML")
+    assert faults(GOOD, EXTPROC_SERVER__DRAIN_S="x").startswith("EXTPROC_SERVER__DRAIN_S: server.drain_s: ")
+    assert "EXTPROC_SERVER__DRAIN_S: server is not a mapping" in faults(
+        "server: 1\npools: []", EXTPROC_SERVER__DRAIN_S="1"
+    )
+
+
+def test_a_key_may_be_a_single_word() -> None:
+    pool = {
+        "name": "a",
+        "endpoints": {"static": []},
+        "strategy": {"name": "prefix_hash", "key": "conversation"},
+    }
+    strategy = parse_settings(yaml.safe_dump({"pools": [pool]}), {}).pools[0].strategy
+
+    assert isinstance(strategy, PrefixHashSettings)
+    assert strategy.key == ["conversation"]
+
+
+def test_prefix_cache_takes_an_engine_by_name() -> None:
+    written = "pools: [{name: a, endpoints: {static: []}, strategy: {name: prefix_cache%s}}]"
+    strategy = (
+        parse_settings(written % ", engine: h100-llama8b-bf16, kv_tokens: 500000", {}).pools[0].strategy
+    )
+
+    assert strategy.options() == {
+        "engine": "h100-llama8b-bf16",
+        "learn": False,
+        "kv_tokens": 500_000,
+        "gateways": None,
+        "shed_cold": False,
+    }
+    assert "strategy.prefix_cache.engine: Input should be 'l4-llama8b-fp8'" in faults(
+        written % ", engine: tpu"
+    )
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"missing.yaml: cannot be read"):
+        load_settings(tmp_path / "missing.yaml")
+
+
+def test_the_schema_describes_every_setting() -> None:
+    schema = Settings.model_json_schema()
+    undescribed = [
+        f"{name}.{field}"
+        for name, section in schema["$defs"].items()
+        for field, value in section["properties"].items()
+        if "description" not in value and field not in {"name", "endpoints", "namespace", "service"}
+    ]
+
+    assert undescribed == []
+
+
+@pytest.mark.parametrize("section", get_args(get_args(StrategySettings)[0]))
+def test_a_strategy_has_the_settings_that_its_section_has(section: type[Section]) -> None:
+    name = get_args(section.model_fields["name"].annotation)[0]
+    fields = {field: info.get_default() for field, info in section.model_fields.items() if field != "name"}
+    keywords = {
+        parameter.name: list(parameter.default) if parameter.name == "key" else parameter.default
+        for parameter in signature(STRATEGIES[name]).parameters.values()
+        if parameter.kind is Parameter.KEYWORD_ONLY
+    }
+
+    assert fields == keywords
+
+
+def test_every_strategy_has_a_section() -> None:
+    sections = get_args(get_args(StrategySettings)[0])
+
+    assert {get_args(section.model_fields["name"].annotation)[0] for section in sections} == {*STRATEGIES}
+
+
+def pools_of(*when_down: str) -> Settings:
+    fields = {"open": ", when_down: open", "closed": ", when_down: closed", "": ""}
+    pools = [
+        f"{{name: p{number}, models: [m{number}], endpoints: {{dns: 'v:1'}}{fields[word]}}}"
+        for number, word in enumerate(when_down)
+    ]
+    return parse_settings(f"pools: [{', '.join(pools)}]", {})
+
+
+@pytest.mark.parametrize(
+    ("when_down", "opened"),
+    [
+        ([""], "p0"),
+        (["open"], "p0"),
+        (["closed"], None),
+        (["", ""], None),
+        (["", "open"], "p1"),
+        (["closed", "closed"], None),
+    ],
+)
+def test_a_pool_alone_is_open_and_one_of_several_is_not(when_down: list[str], opened: str | None) -> None:
+    assert pools_of(*when_down).open_pool == opened
+
+
+def test_one_pool_at_most_is_open() -> None:
+    with pytest.raises(SettingsError, match="one pool can be open when the service is down, not p0, p1"):
+        pools_of("open", "open")
+
+
+def endpoints(text: str) -> EndpointsSettings:
+    [pool] = parse_settings(f"pools: [{{name: vllm, endpoints: {text}}}]", {}).pools
+    return pool.endpoints
+
+
+@pytest.mark.parametrize(
+    ("port", "ports"),
+    [
+        ("http", ("http",)),
+        ("8000", (8000,)),
+        ("[8000, 8001]", (8000, 8001)),
+        ("[rank-0, 8001]", ("rank-0", 8001)),
+    ],
+)
+def test_a_services_port_may_be_several(port: str, ports: tuple[int | str, ...]) -> None:
+    kubernetes = endpoints(f"{{kubernetes: {{service: vllm, port: {port}}}}}").kubernetes
+
+    assert kubernetes is not None
+    assert kubernetes.ports == ports
+
+
+def test_an_inference_pool_is_named_and_its_namespace_may_be_the_pods_own() -> None:
+    pool = endpoints("{inference_pool: {name: vllm}}").inference_pool
+
+    assert pool is not None
+    assert (pool.name, pool.namespace) == ("vllm", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{kubernetes: {service: vllm, port: [8000, 8000]}}", "a port is given twice"),
+        ("{kubernetes: {service: vllm, port: []}}", "port"),
+        ("{inference_pool: {}}", "inference_pool.name"),
+        ("{inference_pool: {name: vllm, port: 8000}}", "inference_pool.port"),
+        ("{inference_pool: {name: vllm}, dns: 'a:1'}", "exactly one of"),
+    ],
+)
+def test_endpoints_that_say_too_much_or_too_little_are_refused(text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        endpoints(text)
+
+
+def test_who_is_found_healthy_by_the_kubelet_is_not_asked() -> None:
+    asked = {
+        text: build_probe(parse_settings(f"pools: [{{name: vllm, endpoints: {text}}}]", {}).pools[0])
+        is not None
+        for text in (
+            "{static: ['10.0.0.1:1']}",
+            "{kubernetes: {service: vllm, port: 1}}",
+            "{inference_pool: {name: vllm}}",
+        )
+    }
+
+    assert list(asked.values()) == [True, False, False]

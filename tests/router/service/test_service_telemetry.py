@@ -1,0 +1,152 @@
+"""Logs: one JSON object per line, of an exception its type alone. Metrics: counted plainly, told as ever."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from extproc.errors import NoEndpoint, NoRoomForBody
+from extproc.router.routing.picker import Ask
+from extproc.router.stream.answers import refuse
+from extproc.router.stream.events import Phase, Routed
+from extproc.router.telemetry import JsonFormatter, Metrics, RateLimit, configure_logging
+from tests.router.stream.conversations import one_pool
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, put back afterwards."""
+    root, ours = logging.getLogger(), logging.getLogger("extproc")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    root.handlers.clear()
+    yield root
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+def test_a_log_line_is_one_json_object(root: logging.Logger) -> None:
+    stream = io.StringIO()
+    configure_logging("INFO", stream)
+    logging.getLogger("extproc.x").info('two\nlines, \x1b[31m a "quote" and %s', "\ud800")
+    logging.getLogger("extproc.x").debug("not at this level")
+    logging.getLogger("other").info("nor of others")
+    logging.getLogger("other").warning("but their warnings")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+
+    assert [line["message"] for line in lines] == [
+        'two\nlines, \x1b[31m a "quote" and \ud800',
+        "but their warnings",
+    ]
+    assert set(lines[0]) == {"time", "level", "logger", "message"}
+    assert (lines[0]["level"], lines[0]["logger"]) == ("INFO", "extproc.x")
+
+
+def test_an_exception_is_logged_by_its_type_alone() -> None:
+    error = RuntimeError("the prompt says: secret")
+    record = logging.LogRecord(
+        "extproc", logging.ERROR, __file__, 1, "it failed", None, (type(error), error, None)
+    )
+    text = JsonFormatter().format(record)
+
+    assert json.loads(text)["exception"] == "RuntimeError"
+    assert "secret" not in text
+
+
+def test_requests_are_told_by_pool_and_by_how_long_their_picks_took() -> None:
+    metrics, picker = Metrics(), one_pool()
+    for elapsed_s in (1e-5, 5e-5, 3e-4, 2.0):
+        metrics.routed(picker.pick(Ask("POST", "/v1/completions", {"x-session": "s"})), elapsed_s)
+    metrics.routed(picker.pick(Ask("POST", "/v1/completions", {}, fault=NoRoomForBody("full"))), 3e-4)
+    metrics.answered("llama", "overloaded")
+    metrics.answered("", "models")
+    metrics.opened()
+    lines = generate_latest(metrics.registry).decode().splitlines()
+
+    for line in (
+        'extproc_picks_total{pool="llama",reason="home",strategy="prefix_hash"} 4.0',
+        'extproc_picks_total{pool="llama",reason="no_prefix",strategy="prefix_hash"} 1.0',
+        'extproc_requests_total{outcome="routed",pool="llama"} 5.0',
+        'extproc_requests_total{outcome="overloaded",pool="llama"} 1.0',
+        'extproc_requests_total{outcome="models",pool=""} 1.0',
+        'extproc_prompt_errors_total{why="budget"} 1.0',
+        "extproc_streams_open 1.0",
+        'extproc_pick_duration_seconds_bucket{le="5e-05"} 2.0',
+        'extproc_pick_duration_seconds_bucket{le="0.0002"} 2.0',
+        'extproc_pick_duration_seconds_bucket{le="0.0005"} 4.0',
+        'extproc_pick_duration_seconds_bucket{le="0.05"} 4.0',
+        'extproc_pick_duration_seconds_bucket{le="+Inf"} 5.0',
+        "extproc_pick_duration_seconds_count 5.0",
+    ):
+        assert line in lines
+    assert metrics.registry.get_sample_value("extproc_pick_duration_seconds_sum") == pytest.approx(2.00066)
+
+
+def test_a_traced_request_is_an_exemplar_of_what_counted_it_in_openmetrics_alone() -> None:
+    metrics, picker = Metrics(), one_pool()
+    decision = picker.pick(Ask("POST", "/v1/completions", {"x-session": "s"}))
+    metrics.routed(decision, 3e-4)
+    metrics.traced(Routed(Phase.REQUEST_HEADERS, decision), 3e-4, "a" * 32)
+    metrics.answered("llama", "no_endpoint")
+    metrics.traced(refuse(NoEndpoint("nobody", pool="llama"), ""), 1e-4, "b" * 32)
+    lines = openmetrics.generate_latest(metrics.registry).decode().splitlines()  # type: ignore[no-untyped-call]
+    routed, refused = (f'# {{trace_id="{digit * 32}"}}' for digit in "ab")
+
+    assert [line for line in lines if "# {" in line] == [
+        f'extproc_requests_total{{outcome="no_endpoint",pool="llama"}} 1.0 {refused} 1.0',
+        f'extproc_picks_total{{pool="llama",reason="home",strategy="prefix_hash"}} 1.0 {routed} 1.0',
+        f'extproc_pick_duration_seconds_bucket{{le="0.0005"}} 1.0 {routed} 0.0003',
+    ]
+    assert "trace_id" not in generate_latest(metrics.registry).decode()
+
+
+class TestFloods:
+    """A flood of one message is a few lines; other messages are said as ever."""
+
+    @pytest.fixture
+    def stream(self, root: logging.Logger) -> io.StringIO:
+        self.now_s = 0.0
+        stream = io.StringIO()
+        configure_logging("DEBUG", stream, clock=lambda: self.now_s)
+        return stream
+
+    def lines(self, stream: io.StringIO) -> list[dict[str, object]]:
+        return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+    def test_a_flood_is_ten_lines_and_then_one_a_second(self, stream: io.StringIO) -> None:
+        log = logging.getLogger("extproc.cluster.xds")
+        for number in range(60_000):
+            self.now_s = number / 1_000
+            log.warning("envoy %s refused cluster: %s", number, "x")
+        lines = self.lines(stream)
+
+        assert 60 <= len(lines) <= 70
+        assert lines[0].get("unsaid") is None
+        assert sum(int(str(line.get("unsaid", 0))) for line in lines) + len(lines) > 59_000
+
+    def test_another_message_is_said_meanwhile(self, stream: io.StringIO) -> None:
+        log = logging.getLogger("extproc")
+        for number in range(1_000):
+            log.warning("flood %d", number)
+        log.warning("another")
+        log.error("flood %d", 0)
+
+        assert [line["message"] for line in self.lines(stream)[-2:]] == ["another", "flood 0"]
+
+    def test_debug_says_everything(self, stream: io.StringIO) -> None:
+        for number in range(100):
+            logging.getLogger("extproc").debug("routed to %d", number)
+
+        assert len(self.lines(stream)) == 100
+
+    def test_texts_that_are_never_the_same_take_no_memory_for_good(self) -> None:
+        limit = RateLimit(lambda: 0.0, kinds=4)
+        for number in range(1_000):
+            record = logging.LogRecord("extproc", logging.ERROR, __file__, 1, f"text {number}", None, None)
+            assert limit.filter(record)
+
+        assert len(limit._known) == 4

@@ -1,0 +1,198 @@
+"""What may be wrong with what carries letters, between real gateways."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+from nats.aio.client import Client
+
+from tests.router.share.broker import Broker
+from tests.router.share.gateways import end, lies
+from tests.router.share.relay import Relay, mesh_frames, nats_frames
+from tests.stack.ports import free_ports
+from tests.stack.test_stack_share import LONG_S, Sharing, build, share_settings, started
+
+GATEWAYS = 4
+FAULTS = ("slow", "lossy", "halves", "flooded", "restarted", "dead")
+"""Of the slow and the dead one gateways find out only after a while."""
+SLOW_S = 1.0
+STUCK_S = 3_600.0
+LOSS = 0.1
+
+
+class Carriage:
+    """Gateways over relays."""
+
+    def __init__(self, services: Sequence[Sharing], relays: Sequence[Relay]) -> None:
+        self.services = services
+        self.relays = relays
+
+    def part(self) -> None:
+        """Cuts the gateways in two halves that do not hear each other."""
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        raise NotImplementedError
+
+    async def rave(self) -> None:
+        """Says as fast as it can what never was, until cancelled."""
+        raise NotImplementedError
+
+    async def settle(self) -> None:
+        """Waits until everybody hears everybody promptly."""
+        others = GATEWAYS - 1
+        await asyncio.to_thread(
+            self.services[0].wait_until,
+            lambda: all(service.peers() == others for service in self.services),
+            LONG_S,
+        )
+
+    def slow(self) -> None:
+        for relay in self.relays:
+            relay.delay_s = SLOW_S
+
+    def stick(self) -> None:
+        for relay in self.relays:
+            relay.delay_s = STUCK_S
+
+    def lose(self) -> None:
+        for relay in self.relays:
+            relay.loss = LOSS
+
+    def die(self) -> None:
+        for relay in self.relays:
+            relay.die()
+
+    def heal(self) -> None:
+        for relay in self.relays:
+            relay.heal()
+
+    @asynccontextmanager
+    async def having(self, fault: str) -> AsyncGenerator[None]:
+        """Has one of `FAULTS`, or is "stuck", and no more afterwards."""
+        begin: Mapping[str, Callable[[], None]] = {
+            "slow": self.slow,
+            "stuck": self.stick,
+            "lossy": self.lose,
+            "halves": self.part,
+            "restarted": self.restart,
+            "dead": self.die,
+        }
+        begin.get(fault, lambda: None)()
+        mad = asyncio.create_task(self.rave()) if fault == "flooded" else None
+        try:
+            yield
+        finally:
+            if mad is not None:
+                await end(mad)
+            self.heal()
+
+
+class OverMesh(Carriage):
+    def __init__(self, services: Sequence[Sharing]) -> None:
+        ports = iter(free_ports(GATEWAYS * (GATEWAYS - 1)))
+        self._ways = {
+            (one, other): Relay(next(ports), services[other].mesh_port, mesh_frames)
+            for one in range(GATEWAYS)
+            for other in range(GATEWAYS)
+            if one != other
+        }
+        super().__init__(services, [*self._ways.values()])
+        for one, service in enumerate(services):
+            to = [f"127.0.0.1:{relay.port}" for (sender, _), relay in self._ways.items() if sender == one]
+            listen = f"127.0.0.1:{service.mesh_port}"
+            service.share(**share_settings(mesh={"listen": listen, "peers": {"static": to}}))
+
+    def part(self) -> None:
+        for (one, other), relay in self._ways.items():
+            if one // (GATEWAYS // 2) != other // (GATEWAYS // 2):
+                relay.die()
+
+    def restart(self) -> None:
+        for relay in self.relays:
+            relay.cut()
+
+    async def rave(self) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", self.services[0].mesh_port)
+        try:
+            for letter in lies():
+                writer.write(len(letter).to_bytes(4) + letter)
+                await writer.drain()
+                await asyncio.sleep(0)
+        finally:
+            writer.transport.abort()
+
+
+class OverNats(Carriage):
+    def __init__(self, services: Sequence[Sharing], brokers: Sequence[Broker]) -> None:
+        self._brokers = brokers
+        ports = free_ports(GATEWAYS)
+        super().__init__(services, [Relay(port, brokers[0].port, nats_frames) for port in ports])
+        for service, relay in zip(services, self.relays, strict=True):
+            password = service.config.parent / "password"
+            password.write_text("password")
+            access = {"user": "gateway", "password": {"file": str(password)}}
+            service.share(**share_settings(nats={"servers": [f"nats://127.0.0.1:{relay.port}"], **access}))
+
+    def slow(self) -> None:
+        """Half of it to the server, half of it from there."""
+        for relay in self.relays:
+            relay.delay_s = SLOW_S / 2
+
+    def part(self) -> None:
+        for relay in self.relays[GATEWAYS // 2 :]:
+            relay.target = self._brokers[1].port
+            relay.cut()
+
+    def heal(self) -> None:
+        super().heal()
+        for relay in self.relays:
+            if relay.target != self._brokers[0].port:
+                relay.target = self._brokers[0].port
+                relay.cut()
+
+    def restart(self) -> None:
+        self._brokers[0].kill()
+        self._brokers[0].start()
+
+    async def rave(self) -> None:
+        client = Client()
+        await client.connect(f"nats://127.0.0.1:{self._brokers[0].port}", user="gateway", password="password")
+        try:
+            for letter in lies():
+                await client.publish("extproc.share.llm", letter)
+                await client.flush()
+        finally:
+            await client.close()
+
+
+@contextmanager
+def _mesh(services: Sequence[Sharing], _: Path) -> Iterator[Carriage]:
+    yield OverMesh(services)
+
+
+@contextmanager
+def _nats(services: Sequence[Sharing], directory: Path) -> Iterator[Carriage]:
+    ports = free_ports(2)
+    for name in ("one", "other"):
+        (directory / name).mkdir(parents=True)
+    with Broker(directory / "one", ports[0]) as one, Broker(directory / "other", ports[1]) as other:
+        yield OverNats(services, [one, other])
+
+
+CARRIERS = {"mesh": _mesh, "NATS": _nats}
+
+
+@asynccontextmanager
+async def carried(carrier: str, directory: Path) -> AsyncGenerator[Carriage]:
+    """Real gateways that hear each other promptly over a carrier of relays."""
+    services = build(directory / "gateways", GATEWAYS, is_shared=False)
+    async with AsyncExitStack() as stack:
+        carriage = stack.enter_context(CARRIERS[carrier](services, directory))
+        for relay in carriage.relays:
+            await stack.enter_async_context(relay.running())
+        ready = stack.enter_context(ExitStack())
+        await asyncio.to_thread(started, services, ready)
+        await carriage.settle()
+        yield carriage

@@ -1,0 +1,99 @@
+"""Gateways in one process that share by real sockets: each with a pool, a courier and a mesh."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic
+
+from extproc.router.cluster.source import Source
+from extproc.router.cluster.static import StaticSource
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.pool import Pick, Pool
+from extproc.router.routing.strategies.base import Neighbours, Outside
+from extproc.router.routing.strategies.factory import build_strategy
+from extproc.router.share.courier import Carrier, Courier, Tally
+from extproc.router.share.mesh import Mesh
+from extproc.router.share.messages import Echo, Ended, Letter
+from extproc.router.share.names import name_of
+from extproc.router.share.sealed import Seal
+
+SECRET = b"a secret of 16 bytes or more"
+Build = Callable[[Tally], Carrier]
+
+
+class Gateway:
+    """`build` makes what carries its letters."""
+
+    def __init__(
+        self, me: int, build: Build, *, cluster: str = "llm", secret: bytes = SECRET, endpoints: int = 4
+    ) -> None:
+        strategy = build_strategy("prefix_cache", {}, Outside(random.Random(me), monotonic))
+        self.pool = Pool("llama", strategy)
+        addresses = [f"10.0.0.{number}:8000" for number in range(1, 1 + endpoints)]
+        self.pool.replace([Endpoint(address, address) for address in addresses])
+        self.picker = Picker([Route(self.pool)])
+        self.tally = Tally()
+        self.carrier = build(self.tally)
+        self.courier = Courier(
+            self.carrier,
+            lambda me: Seal(cluster, secret, me),
+            self.tally,
+            draw=lambda: me,
+            clock=monotonic,
+        )
+        self.courier.keep(self.pool)
+
+    def pick(self, text: str = "hello") -> Pick:
+        body = b'{"model": "llama", "messages": [{"role": "user", "content": "%s"}]}' % text.encode()
+        return self.picker.pick(Ask("POST", "/v1/chat/completions", {}, body)).pick
+
+    @property
+    def neighbours(self) -> Neighbours:
+        return self.courier.shares()["llama"].peers.neighbours
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return self.tally.counts
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator["Gateway"]:
+        await self.carrier.open()
+        task = asyncio.create_task(self.courier.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancels a task of a NATS client, which may take a cancellation for its own, until it ends."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.5)
+
+
+def lies(me: int | None = None) -> Iterator[bytes]:
+    """Letters of a mad peer that has the secret: of what never was, without an end. `me`, it answers."""
+    seal, number = Seal("llm", SECRET, 666), 1
+    while True:
+        news = [Ended(number + step, step, 1) for step in range(512)]
+        now_us = int(monotonic() * 1e6)
+        echoes = [] if me is None else [Echo(me, now_us, 0)]
+        yield seal.close(Letter(666, name_of("llama"), now_us, [*news], echoes))
+        number += 512
+
+
+def at(port: int) -> str:
+    return f"127.0.0.1:{port}"
+
+
+def peers(ports: Sequence[int]) -> Source:
+    return StaticSource([Endpoint(at(port), at(port)) for port in ports])
+
+
+def meshed(port: int, ports: Sequence[int]) -> Build:
+    """A mesh that listens on `port` and dials `ports`."""
+    return lambda tally: Mesh(at(port), peers(ports), tally, rng=random.Random(port), clock=monotonic)

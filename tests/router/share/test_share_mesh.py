@@ -1,0 +1,258 @@
+"""Gateways that share over a mesh of real sockets, and what others make of these."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, ExitStack
+from time import monotonic
+
+import pytest
+import uvloop
+
+from extproc.errors import SettingsError
+from extproc.router.routing.strategies.base import Neighbours
+from extproc.router.share.messages import Letter, Picked
+from extproc.router.share.names import name_of
+from extproc.router.share.sealed import MAX_BYTES, Seal
+from tests.router.share.gateways import SECRET, Gateway, lies, meshed
+from tests.stack.mesh import until
+from tests.stack.ports import free_ports
+
+LONG_S = 40.0
+
+
+def town(count: int) -> list[Gateway]:
+    ports = free_ports(count)
+    return [Gateway(1 + place, meshed(port, ports)) for place, port in enumerate(ports)]
+
+
+@pytest.fixture
+async def lone() -> AsyncGenerator[Gateway]:
+    [gateway] = town(1)
+    async with gateway.running():
+        yield gateway
+
+
+@pytest.fixture
+async def pair() -> AsyncGenerator[list[Gateway]]:
+    """Two that hear each other promptly."""
+    gateways = town(2)
+    async with AsyncExitStack() as stack:
+        for gateway in gateways:
+            await stack.enter_async_context(gateway.running())
+        await until(lambda: all(gateway.neighbours.prompt == 1 for gateway in gateways), LONG_S)
+        yield gateways
+
+
+async def test_a_pick_counts_everywhere_until_its_end() -> None:
+    gateways = town(4)
+    async with AsyncExitStack() as stack:
+        for gateway in gateways:
+            await stack.enter_async_context(gateway.running())
+        await until(lambda: all(gateway.neighbours.prompt == 3 for gateway in gateways), LONG_S)
+        picks = [gateway.pick(str(place)) for place, gateway in enumerate(gateways)]
+        await until(lambda: all(gateway.pool.book.total == 4 for gateway in gateways), LONG_S)
+        assert 1 == len({tuple(sorted(gateway.pool.book.counts().items())) for gateway in gateways})
+        for pick in picks:
+            pick.release()
+        await until(lambda: not any(gateway.pool.book.total for gateway in gateways), LONG_S)
+
+
+async def test_nobody_tells_itself(pair: list[Gateway]) -> None:
+    """It is in its own list of peers, too: what comes from itself is closed, and not dialled again."""
+    one, other = pair
+    heard = other.counts["heard"]
+    sent = one.counts["sent"]
+    await until(lambda: other.counts["heard"] > heard + 3, LONG_S)
+
+    assert one.neighbours.heard == 1
+    assert one.counts["sent"] - sent <= other.counts["heard"] - heard + 1
+
+
+async def test_who_says_farewell_is_not_missed(pair: list[Gateway]) -> None:
+    one, other = pair
+    one.pick()
+    await until(lambda: other.pool.book.total == 1, LONG_S)
+    one.courier.forget("llama")
+
+    await until(lambda: other.neighbours == Neighbours(0, 0, 0), LONG_S)
+    assert other.pool.book.total == 0
+
+
+async def test_the_counts_of_one_whose_line_breaks_are_gone(pair: list[Gateway]) -> None:
+    one, other = pair
+    one.pick()
+    await until(lambda: other.pool.book.total == 1, LONG_S)
+    began_s = monotonic()
+    one.carrier.send = lambda data: None  # type: ignore[method-assign]  # dead, and says no farewell
+    await one.carrier.close()
+
+    await until(lambda: other.neighbours.lost == 1, LONG_S)
+    assert other.pool.book.total == 0
+    # Not by the silence, which is found out with the heartbeat after three seconds: twice that is generous.
+    assert monotonic() - began_s < 8
+
+
+@pytest.mark.parametrize(
+    ("cluster", "secret"), [("other", SECRET), ("llm", b"another secret, as long")], ids=["cluster", "secret"]
+)
+async def test_another_installation_is_not_heard(pair: list[Gateway], cluster: str, secret: bytes) -> None:
+    one, _ = pair
+    ports = free_ports(1)
+    stranger = Gateway(9, meshed(ports[0], [_port(one)]), cluster=cluster, secret=secret)
+    async with stranger.running():
+        stranger.pick()
+        await until(lambda: one.counts["foreign"] >= 2, LONG_S)
+
+        assert (0, 1) == (one.pool.book.total, one.neighbours.heard)
+        assert stranger.neighbours.heard == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nhost: extproc\r\n\r\n",
+        (1 + MAX_BYTES).to_bytes(4),
+        bytes(4),
+        (13).to_bytes(4) + bytes(13),
+        b"\xff" * 100_000,
+    ],
+    ids=["http", "long", "empty", "version", "noise"],
+)
+async def test_what_is_no_letter_ends_its_line(lone: Gateway, data: bytes) -> None:
+    reader, writer = await _dial(lone)
+    writer.write(data)
+
+    async with asyncio.timeout(LONG_S):
+        assert await _read(reader) == b""
+    assert lone.neighbours.heard == 0
+    writer.close()
+
+
+async def test_a_recorded_letter_is_heard_once(lone: Gateway) -> None:
+    letter = Seal("llm", SECRET, 7).close(Letter(7, name_of("llama"), 1, [Picked(1, 2)], []))
+    for result in ("heard", "repeated"):
+        before = lone.counts[result]
+        _, writer = await _dial(lone)
+        writer.write(len(letter).to_bytes(4) + letter)
+        if result == "heard":
+            await until(lambda before=before: lone.counts["heard"] == before + 1, LONG_S)  # type: ignore[misc]
+        else:
+            await until(lambda before=before: lone.counts["repeated"] == before + 1, LONG_S)  # type: ignore[misc]
+        writer.close()
+
+
+async def test_a_mad_peer_takes_no_more_than_its_time(pair: list[Gateway]) -> None:
+    """It has the secret, and tells as fast as it can of what never was. The other is heard all the same."""
+    one, other = pair
+    task = asyncio.create_task(_rave(one))
+    try:
+        await until(lambda: one.counts["flood"] > 100, LONG_S)
+        for _ in range(5):
+            pick = other.pick()
+            await until(lambda: one.pool.book.total == 1, LONG_S)
+            pick.release()
+            await until(lambda: one.pool.book.total == 0, LONG_S)
+        assert one.counts["flood"] > one.counts["heard"]
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_a_peer_that_does_not_read_keeps_nobody_waiting(pair: list[Gateway]) -> None:
+    """A tenth of a gigabyte for one that takes nothing: what does not go out at once is dropped."""
+    one, other = pair
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = deaf.getsockname()[1]
+        sender = Gateway(5, meshed(free_ports(1)[0], [port, _port(one)]))
+        async with sender.running():
+            await until(lambda: len(sender.carrier._lines) == 2, LONG_S)  # type: ignore[attr-defined]
+            for _ in range(1_000):
+                sender.carrier.send(bytes(100_000))
+            unsent = sender.counts["unsent"]
+            assert unsent > 900
+            before_s = other.counts["heard"]
+            await until(lambda: other.counts["heard"] > before_s, LONG_S)
+
+
+async def test_silent_connections_keep_no_newcomer_out(
+    lone: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than there may be lines, which do not go for their silence. Who comes after them is heard."""
+    monkeypatch.setattr("extproc.router.share.mesh._IDLE_S", 600.0)
+    letter = Seal("llm", SECRET, 7).close(Letter(7, name_of("llama"), 1, [], []))
+    with ExitStack() as stack:
+        for _ in range(600):
+            stack.enter_context(socket.create_connection(("127.0.0.1", _port(lone))))
+            await asyncio.sleep(0)
+        _, writer = await _dial(lone)
+        writer.write(len(letter).to_bytes(4) + letter)
+        await until(lambda: lone.counts["heard"] == 1, LONG_S)
+        writer.close()
+
+
+def test_connections_that_are_gone_before_they_are_seen_are_nothing() -> None:
+    """On the loop that serves, which knows nothing of who is gone."""
+    faults: list[object] = []
+
+    async def flood() -> None:
+        [gateway] = town(1)
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        async with gateway.running():
+            await until(lambda: gateway.carrier._receiver is not None, LONG_S)  # type: ignore[attr-defined]
+            for _ in range(50):
+                with socket.create_connection(("127.0.0.1", _port(gateway))) as gone:
+                    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            _, writer = await _dial(gateway)
+            await until(lambda: len(gateway.carrier._incoming) > 0, LONG_S)  # type: ignore[attr-defined]
+            writer.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(flood())
+
+    assert faults == []
+
+
+async def test_a_port_that_is_taken_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gateway = Gateway(1, meshed(taken.getsockname()[1], []))
+        with pytest.raises(SettingsError, match=r"share\.mesh\.listen: cannot listen on"):
+            await gateway.carrier.open()
+
+
+async def test_who_has_used_up_its_seal_goes_on_under_another_name(pair: list[Gateway]) -> None:
+    one, other = pair
+    names = iter([77])
+    one.courier._draw = lambda: next(names)
+    one.courier._seal._sent = (1 << 32) - 1_000
+    await until(lambda: other.courier.shares()["llama"].peers.delays().keys() == {77}, LONG_S)
+    one.pick()
+
+    await until(lambda: other.pool.book.total == 1, LONG_S)
+
+
+def _port(gateway: Gateway) -> int:
+    return int(gateway.carrier._listen.rpartition(":")[2])  # type: ignore[attr-defined]
+
+
+async def _dial(gateway: Gateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", _port(gateway))
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+
+
+async def _rave(gateway: Gateway) -> None:
+    _, writer = await _dial(gateway)
+    try:
+        for letter in lies(gateway.courier._me):
+            writer.write(len(letter).to_bytes(4) + letter)
+            await writer.drain()
+            await asyncio.sleep(0)
+    finally:
+        writer.transport.abort()

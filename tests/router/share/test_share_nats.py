@@ -1,0 +1,198 @@
+"""Gateways that share over a real NATS server; and over one that is not there."""
+
+import asyncio
+import signal
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import trustme
+from nats.aio.client import Client
+
+from extproc.router.share.courier import Tally
+from extproc.router.share.nats import Nats, NatsAccess
+from tests.router.share.broker import PASSWORD, Broker
+from tests.router.share.gateways import Build, Gateway, end, lies
+from tests.router.share.nats_accounts import Operator
+from tests.stack.mesh import until
+from tests.stack.ports import free_ports
+
+LONG_S = 40.0
+
+
+def over(broker: Broker, *, password: str = "password") -> Build:
+    access = NatsAccess([f"nats://127.0.0.1:{broker.port}"], user="gateway", password=password)
+
+    def build(tally: Tally) -> Nats:
+        return Nats(access, "llm", tally)
+
+    return build
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    return Broker(tmp_path, free_ports(1)[0])
+
+
+@pytest.fixture
+async def three(broker: Broker) -> AsyncGenerator[list[Gateway]]:
+    gateways = [Gateway(me, over(broker)) for me in (1, 2, 3)]
+    async with AsyncExitStack() as stack:
+        for gateway in gateways:
+            await stack.enter_async_context(gateway.running())
+        yield gateways
+
+
+async def test_picks_count_everywhere_whenever_the_server_comes_and_goes(
+    broker: Broker, three: list[Gateway]
+) -> None:
+    """Nobody waits for the server.
+
+    1. It is not there: picks are picks. 2. It comes: a pick counts everywhere. 3. It dies: picks go on, and
+    the others' counts are gone. 4. It is back: all is as before.
+    """
+    one, two, _ = three
+    one.pick("before").release()
+    with broker:
+        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three), LONG_S)
+        pick = one.pick()
+        await until(lambda: all(gateway.pool.book.total == 1 for gateway in three), LONG_S)
+        broker.kill()
+        await until(lambda: two.pool.book.total == 0 and two.neighbours.lost == 2, LONG_S)
+        two.pick("meanwhile").release()
+        broker.start()
+        await until(lambda: all(gateway.pool.book.total == 1 for gateway in three), LONG_S)
+        pick.release()
+        await until(lambda: not any(gateway.pool.book.total for gateway in three), LONG_S)
+
+
+async def test_a_server_that_refuses_us_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    """1. They share. 2. The server wants another password. 3. It wants the first one again: they share."""
+    rules = tmp_path / "server.conf"
+    users = 'authorization {users: [{user: "gateway", password: "%s"}]}'
+    rules.write_text(users % "password")
+    broker = Broker(tmp_path, free_ports(1)[0], ("-c", str(rules)))
+    one, other = (Gateway(me, over(broker)) for me in (1, 2))
+    with broker:
+        async with one.running(), other.running():
+            await until(lambda: one.neighbours.heard == other.neighbours.heard == 1, LONG_S)
+            rules.write_text(users % "another")
+            broker.send(signal.SIGHUP)
+            await until(lambda: one.neighbours.heard == other.neighbours.heard == 0, LONG_S)
+            rules.write_text(users % "password")
+            broker.send(signal.SIGHUP)
+            await until(lambda: one.neighbours.heard == other.neighbours.heard == 1, LONG_S)
+
+
+async def test_a_server_that_hangs_keeps_nobody_from_ending(broker: Broker) -> None:
+    with broker:
+        gateway = Gateway(1, over(broker))
+        async with asyncio.timeout(LONG_S), gateway.running():
+            await until(lambda: gateway.counts["sent"] > 0, LONG_S)
+            broker.send(signal.SIGSTOP)
+            while len(gateway.carrier._queue) < 64:  # type: ignore[attr-defined]
+                gateway.carrier.send(bytes(100_000))
+                await asyncio.sleep(0)
+
+
+def test_nobody_reads_a_password_in_what_is_printed() -> None:
+    assert "swordfish" not in repr(NatsAccess(["nats://nats:4222"], user="gateway", password="swordfish"))
+
+
+async def test_a_wrong_password_and_another_cluster_are_not_heard(
+    broker: Broker, three: list[Gateway]
+) -> None:
+    async with AsyncExitStack() as stack:
+        stack.enter_context(broker)
+        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three), LONG_S)
+        shut = Gateway(4, over(broker, password="wrong"))
+        other = Gateway(5, over(broker), cluster="another")
+        await stack.enter_async_context(shut.running())
+        await stack.enter_async_context(other.running())
+        await until(lambda: shut.counts["unsent"] > 1 and three[0].counts["foreign"] > 1, LONG_S)
+
+        assert shut.counts["sent"] == 0
+        assert {2} == {gateway.neighbours.heard for gateway in three}
+        assert other.neighbours.heard == 0
+
+
+async def share_by(*accesses: NatsAccess) -> list[tuple[int, int]]:
+    """What gateways with these accesses hear and have sent, when the first two hear each other."""
+
+    def build(access: NatsAccess) -> Build:
+        return lambda tally: Nats(access, "llm", tally)
+
+    gateways = [Gateway(me, build(access)) for me, access in enumerate(accesses, 1)]
+    async with AsyncExitStack() as stack:
+        for gateway in gateways:
+            await stack.enter_async_context(gateway.running())
+        await until(lambda: gateways[0].neighbours.heard == gateways[1].neighbours.heard == 1, LONG_S)
+        await until(lambda: all(gateway.counts["unsent"] for gateway in gateways[2:]), LONG_S)
+        return [(gateway.neighbours.heard, gateway.counts["sent"]) for gateway in gateways[2:]]
+
+
+async def test_with_credentials_of_an_account_gateways_come_in_and_others_do_not(tmp_path: Path) -> None:
+    operator, stranger = Operator(), Operator()
+    operator.write_server(tmp_path / "server.conf")
+    operator.write_user(tmp_path / "user.creds")
+    stranger.write_user(tmp_path / "other.creds")
+    [port] = free_ports(1)
+    servers = [f"nats://127.0.0.1:{port}"]
+    ours = NatsAccess(servers, credentials=str(tmp_path / "user.creds"))
+    others = NatsAccess(servers, credentials=str(tmp_path / "other.creds"))
+    missing = NatsAccess(servers, credentials=str(tmp_path / "no.creds"))
+    with Broker(tmp_path, port, ("-c", str(tmp_path / "server.conf"))):
+        assert await share_by(ours, ours, others, missing, NatsAccess(servers)) == [(0, 0)] * 3
+
+
+async def test_over_tls_a_server_has_to_show_that_it_is_ours(tmp_path: Path) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    tls = ("--tls", "--tlscert", str(tmp_path / "both.pem"), "--tlskey", str(tmp_path / "both.pem"))
+    [port] = free_ports(1)
+
+    def access(authority: trustme.CA) -> NatsAccess:
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        return NatsAccess([f"tls://127.0.0.1:{port}"], user="gateway", password="password", tls=context)
+
+    with Broker(tmp_path, port, (*PASSWORD, *tls)):
+        assert await share_by(access(authority), access(authority), access(stranger)) == [(0, 0)]
+
+
+async def test_a_flood_over_the_server_ends_with_its_sender(broker: Broker, three: list[Gateway]) -> None:
+    """It has the secret, and is believed. It crowds out others' letters, but keeps nobody from picking."""
+    one, other, _ = three
+    with broker:
+        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three), LONG_S)
+        task = asyncio.create_task(_rave(broker, one))
+        await until(lambda: one.counts["flood"] > 100, LONG_S)
+        pick = one.pick()
+        await end(task)
+        await until(lambda: other.pool.book.total == 1, LONG_S)
+        pick.release()
+        await until(lambda: other.pool.book.total == 0, LONG_S)
+
+
+async def _rave(broker: Broker, gateway: Gateway) -> None:
+    client = Client()
+    await client.connect(f"nats://127.0.0.1:{broker.port}", user="gateway", password="password")
+    try:
+        for letter in lies(gateway.courier._me):
+            await client.publish("extproc.share.llm", letter)
+            await asyncio.sleep(0)
+    finally:
+        await client.close()
+
+
+async def test_who_ends_says_farewell(broker: Broker, three: list[Gateway]) -> None:
+    with broker:
+        fourth = Gateway(4, over(broker))
+        async with fourth.running():
+            await until(lambda: all(gateway.neighbours.heard == 3 for gateway in three), LONG_S)
+        await until(lambda: all(gateway.neighbours.heard == 2 for gateway in three), LONG_S)
+
+        assert [0, 0, 0] == [gateway.neighbours.lost for gateway in three]

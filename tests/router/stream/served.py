@@ -1,0 +1,96 @@
+"""The ext_proc service on a real socket, and a channel to it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+
+from extproc.router.budget import Budget
+from extproc.router.routing.picker import Picker
+from extproc.router.service.transport import Transport, build_transport
+from extproc.router.settings.tree import ServerSettings
+from extproc.router.stream.names import PROCESS
+from extproc.router.stream.server import ExternalProcessor
+from extproc.router.telemetry import Metrics
+from tests.router.stream.conversations import MAX_BODY_BYTES
+
+Call = grpc.aio.StreamStreamCall[bytes, bytes]
+
+UNSEEN_S = 7.0
+
+
+class Served:
+    """A running service and a channel to it."""
+
+    def __init__(
+        self,
+        picker: Picker,
+        processor: ExternalProcessor,
+        metrics: Metrics,
+        server: Transport,
+        target: str,
+    ) -> None:
+        self.server = server
+        self.unseen: list[tuple[float, Callable[[], None]]] = []
+        self.target = target
+        self.picker = picker
+        self.processor = processor
+        self.metrics = metrics
+        self.channel = grpc.aio.insecure_channel(target)
+        self._open = self.channel.stream_stream(PROCESS, None, None)
+
+    def open(self, pool: str | None = None) -> Call:
+        return self._open(None, metadata=grpc.aio.Metadata(("x-extproc-pool", pool)) if pool else None)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(route.pool.book.total for route in self.picker.routes.values())
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+
+# Which transport `serving` uses: each test runs on both.
+chosen = {"transport": "native"}
+# Who reads long bodies; and then each is one.
+reader: dict[str, Executor | None] = {"reader": None}
+
+
+@asynccontextmanager
+async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator[Served]:
+    metrics = Metrics()
+    unseen: list[tuple[float, Callable[[], None]]] = []
+    processor = ExternalProcessor(
+        lambda: picker,
+        metrics,
+        max_body_bytes=MAX_BODY_BYTES,
+        clear_route_cache=True,
+        budget=budget,
+        unseen_s=UNSEEN_S,
+        later=lambda delay_s, action: unseen.append((delay_s, action)),
+        reader=reader["reader"],
+    )
+    settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", **chosen})
+    server = build_transport(settings, processor.routes(), Budget(1 << 26))
+    port = await server.bind()
+    await server.start()
+    served = Served(picker, processor, metrics, server, f"127.0.0.1:{port}")
+    served.unseen = unseen
+    async with served.channel:
+        yield served
+    await server.stop()
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_true():  # noqa: ASYNC110  # the other side of a socket has no event to wait for
+            await asyncio.sleep(0.005)
+
+
+async def receive(call: Call) -> bytes:
+    message = await call.read()
+    assert isinstance(message, bytes), "the stream ended"
+    return message

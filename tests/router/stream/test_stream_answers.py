@@ -1,0 +1,61 @@
+"""What we answer ourselves, in the words of the API that was asked."""
+
+import orjson
+import pytest
+
+from extproc.errors import (
+    BodyTooLarge,
+    NoEndpoint,
+    Overloaded,
+    OverShare,
+    PromptError,
+    RequestError,
+    Sheddable,
+    UnknownModel,
+)
+from extproc.router.stream.answers import refuse
+
+ANTHROPIC = {
+    PromptError: (400, "invalid_request_error"),
+    UnknownModel: (404, "not_found_error"),
+    BodyTooLarge: (413, "request_too_large"),
+    Overloaded: (429, "rate_limit_error"),
+    Sheddable: (429, "rate_limit_error"),
+    OverShare: (429, "rate_limit_error"),
+    NoEndpoint: (503, "overloaded_error"),
+}
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/messages", "/v1/messages?beta=true", "/llama/v1/messages/count_tokens"]
+)
+@pytest.mark.parametrize("kind", ANTHROPIC)
+def test_anthropics_clients_are_refused_in_anthropics_words(kind: type[RequestError], path: str) -> None:
+    status, named = ANTHROPIC[kind]
+
+    answer = refuse(kind("so it is"), path)
+
+    assert (answer.status, orjson.loads(answer.body)) == (
+        status,
+        {"type": "error", "error": {"type": named, "message": "so it is"}},
+    )
+    assert ("retry-after" in answer.headers) is (status in {429, 503})
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions?x=/v1/messages", ""])
+def test_others_are_refused_in_openais(path: str) -> None:
+    answer = refuse(UnknownModel("none", param="model"), path)
+
+    assert orjson.loads(answer.body) == {
+        "error": {
+            "message": "none",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/completions"])
+def test_what_utf8_cannot_say_is_replaced(path: str) -> None:
+    assert "a?" in refuse(UnknownModel("a\ud800"), path).body.decode()

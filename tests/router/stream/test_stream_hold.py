@@ -1,0 +1,395 @@
+"""Requests that are held: answered as if they had just come, whatever the proxy's mode; else forgotten."""
+
+import asyncio
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace as dataclass_replace
+from datetime import timedelta
+from itertools import pairwise
+
+import grpc
+import pytest
+from envoy_data_plane.envoy.service.ext_proc.v3 import ProcessingResponse
+from msgspec.structs import replace
+
+from extproc.router.budget import Budget
+from extproc.router.routing.order import Later
+from extproc.router.routing.picker import Picker
+from extproc.router.routing.queue import End, Limits, Queue
+from extproc.router.stream.events import (
+    Answer,
+    BodyMode,
+    Event,
+    Held,
+    Phase,
+    Piece,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    Room,
+    Routed,
+)
+from extproc.router.stream.server import ExternalProcessor
+from extproc.router.stream.session import Session
+from extproc.router.telemetry import Metrics
+from tests.router.stream.conversations import (
+    BODY,
+    CONVERSATIONS,
+    DUPLEX,
+    MAX_BODY_BYTES,
+    Conversation,
+    Expected,
+    Said,
+    Went,
+    agrees,
+    headers,
+    one_pool,
+    overload,
+    summarize,
+)
+from tests.router.stream.gateways import GATEWAYS
+from tests.router.stream.served import Served, chosen, receive, serving, until
+from tests.router.stream.wire import read, write
+from tests.router.wire.calls import RecordedCall
+
+WAIT_S = 30.0
+WHOLE_BYTES = 10_000_000
+# What there is no room to keep does not wait either.
+ROOMY = [one for one in (*CONVERSATIONS, *GATEWAYS) if one.budget_bytes == WHOLE_BYTES]
+
+
+def never(_delay_s: float, _action: object) -> None:
+    """The test says when the queue's turn is."""
+
+
+@contextmanager
+def full(picker: Picker, requests: int = 10, later: Later = never) -> Iterator[list[Queue]]:
+    """Holds in all pools: they are full until `make_room`, and afterwards as they were."""
+    pools = [route.pool for route in picker.routes.values()]
+    limits = [pool.max_in_flight for pool in pools]
+    queues = []
+    for pool in pools:
+        queue = Queue(Limits(WAIT_S, requests), Budget(1 << 24), clock=lambda: 0.0, later=later)
+        pool.hold(queue)
+        pool.max_in_flight = 0
+        queues.append(queue)
+    try:
+        yield queues
+    finally:
+        for pool, limit in zip(pools, limits, strict=True):
+            pool.hold(None)
+            pool.max_in_flight = limit
+
+
+def make_room(picker: Picker, limit: int | None = None) -> None:
+    for route in picker.routes.values():
+        route.pool.max_in_flight = limit
+
+
+def open_session(picker: Picker, budget: Budget, pool: str | None = None) -> Session:
+    return Session(
+        picker, new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES, budget=budget, pool=pool
+    )
+
+
+def joined(told: Iterable[Expected]) -> list[Expected]:
+    """Replies with a body's pieces put together: where it was cut is nobody's business."""
+    whole: list[Expected] = []
+    for one in [part for reply in told for part in parted(reply)]:
+        last = whole[-1] if whole else None
+        if isinstance(one, Piece) and isinstance(last, Piece) and one.phase is last.phase:
+            whole[-1] = replace(one, data=bytes(last.data) + bytes(one.data))
+        else:
+            whole.append(one)
+    return whole
+
+
+def parted(reply: Expected) -> list[Expected]:
+    if isinstance(reply, Went) and reply.piece is not None:
+        return [dataclass_replace(reply, piece=None), *parted(reply.piece)]
+    return [replace(reply, data=bytes(reply.data))] if isinstance(reply, Piece) else [reply]
+
+
+@pytest.mark.parametrize("conversation", ROOMY, ids=str)
+def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Conversation) -> None:
+    """Every conversation that is recorded, in a full pool that has room a moment later."""
+    conversation = overload(conversation)
+    picker, budget = conversation.picker, Budget(conversation.budget_bytes)
+    limits = [route.pool.max_in_flight for route in picker.routes.values()]
+    in_flight = [route.pool.book.total for route in picker.routes.values()]
+    session, told = open_session(picker, budget, conversation.pool), list[Expected]()
+    with full(picker) as queues:
+        for event, _ in conversation.turns:
+            replies = session.on(event)
+            if replies and isinstance(replies[0], Held):
+                assert [session.is_waiting, session.on(Room()), sum(map(len, queues))] == [True, [], 1]
+                for route, limit in zip(picker.routes.values(), limits, strict=True):
+                    route.pool.max_in_flight = limit
+                replies = session.on(Room(is_last=True))
+            told += map(summarize, replies)
+        session.close()
+        assert sum(map(len, queues)) == 0
+    expected = joined(reply for _, replies in conversation.turns for reply in replies)
+
+    assert len(expected) == len(joined(told)), told
+    assert all(map(agrees, expected, joined(told))), told
+    assert [route.pool.book.total for route in picker.routes.values()] == in_flight
+    assert budget.used == 0
+
+
+def test_one_that_is_closed_while_it_waits_leaves_nothing() -> None:
+    picker, budget = one_pool(), Budget(1_000_000)
+    with full(picker) as [queue]:
+        session = open_session(picker, budget)
+        session.on(headers(DUPLEX))
+        [held] = session.on(RequestBody(BODY))
+        before = len(queue), budget.used
+        session.close()
+
+        assert isinstance(held, Held)
+        assert before == (1, len(BODY))
+        assert (len(queue), budget.used) == (0, 0)
+        assert session.on(Room(is_last=True)) == []
+        assert sum(queue.stays[End.ABORTED].counts) == 1
+
+
+def test_a_buffered_body_is_not_kept_while_its_request_waits() -> None:
+    """The proxy has it; of the two budgets that of what proxies hold counts on."""
+    picker, budget, announced = one_pool(), Budget(1_000_000), Budget(1_000_000)
+    with full(picker):
+        session = Session(picker, new_request_id=str, budget=budget, announced=announced)
+        session.on(headers(content_length=str(len(BODY))))
+        session.on(RequestBody(BODY))
+
+        assert (budget.used, announced.used) == (0, len(BODY))
+        session.close()
+        assert announced.used == 0
+
+
+@pytest.mark.parametrize(
+    ("opening", "is_told"),
+    [
+        ([headers(), RequestBody(BODY)], True),
+        ([headers(end=True)], True),
+        ([headers(DUPLEX), RequestBody(BODY)], True),
+        ([RequestHeaders({":path": "/v1/completions"}), RequestBody(BODY)], False),
+    ],
+    ids=["buffered", "headers only", "full duplex", "modes not told"],
+)
+def test_only_a_proxy_that_tells_its_modes_is_told_how_long(opening: list[Event], is_told: bool) -> None:
+    picker = one_pool()
+    with full(picker):
+        session = open_session(picker, Budget(1_000_000))
+        replies = [reply for event in opening for reply in session.on(event) if isinstance(reply, Held)]
+
+    assert [(reply.wait_s, reply.is_told) for reply in replies] == [(WAIT_S, is_told)]
+
+
+def test_a_request_that_a_full_queue_does_not_take_is_refused_at_once() -> None:
+    picker = one_pool()
+    with full(picker, requests=1):
+        first, second = (open_session(picker, Budget(1_000_000)) for _ in range(2))
+        [held] = first.on(headers(end=True))
+        [refused] = second.on(headers(end=True))
+
+    assert isinstance(held, Held)
+    assert isinstance(refused, Answer)
+    assert refused.status == 429
+
+
+def test_a_request_comes_behind_those_that_wait() -> None:
+    """There is a place, and who waits for it has not been asked yet."""
+    picker = one_pool()
+    with full(picker) as [queue]:
+        first, second = (open_session(picker, Budget(1_000_000)) for _ in range(2))
+        [held] = first.on(headers(end=True))
+        assert isinstance(held, Held)
+        held.waiter.ask = lambda is_last: answers.extend(first.on(Room(is_last)))
+        answers: list[object] = []
+        picker.routes["llama"].pool.admission.priorities = {}
+        make_room(picker, 1)
+        for number in range(2):  # of three places two are taken
+            picker.routes["llama"].pool.book.take(f"llama-10.0.0.{number + 1}:8000")
+        queue.stir()
+        [later] = second.on(headers(end=True))
+
+        assert isinstance(answers[0], Routed)
+        assert isinstance(later, Held)
+        first.close()
+        second.close()
+
+
+# Over a socket.
+
+
+@pytest.fixture(params=["native", "grpcio"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(chosen, "transport", request.param)
+
+
+@asynccontextmanager
+async def serving_full(requests: int = 10) -> AsyncIterator[tuple[Served, Queue]]:
+    picker = one_pool()
+    loop = asyncio.get_running_loop()
+    with full(picker, requests, loop.call_later) as [queue]:
+        async with serving(picker) as served:
+            yield served, queue
+
+
+OPENINGS: list[tuple[str, Sequence[Event], int, bool, Sequence[Expected]]] = [
+    ("buffered", [headers(), RequestBody(BODY)], 1, True, [Went(Phase.REQUEST_BODY)]),
+    ("headers only", [headers(end=True)], 0, True, [Went(Phase.REQUEST_HEADERS)]),
+    (
+        "full duplex",
+        [headers(DUPLEX), RequestBody(BODY[:9], end_of_stream=False), RequestBody(BODY[9:])],
+        0,
+        True,
+        [Went(Phase.REQUEST_HEADERS), Piece(Phase.REQUEST_BODY, BODY, end_of_stream=True)],
+    ),
+    (
+        "nginx, which ends its side at once",
+        [RequestHeaders({"content-type": "application/json"}), RequestBody(BODY)],
+        0,
+        False,
+        [Went(Phase.REQUEST_HEADERS), Piece(Phase.REQUEST_BODY, BODY, end_of_stream=True)],
+    ),
+]
+
+
+@pytest.mark.usefixtures("transport")
+@pytest.mark.parametrize(
+    ("opening", "answered", "is_told", "expected"),
+    [case[1:] for case in OPENINGS],
+    ids=[c[0] for c in OPENINGS],
+)
+async def test_a_held_request_is_answered_when_there_is_room(
+    opening: Sequence[Event], answered: int, is_told: bool, expected: Sequence[Expected]
+) -> None:
+    async with serving_full() as (served, queue):
+        call = served.open()
+        for event in opening:
+            await call.write(write(event))
+        for _ in range(answered):
+            await receive(call)
+        if is_told:
+            told = ProcessingResponse.parse(await receive(call))
+            assert told == ProcessingResponse(override_message_timeout=timedelta(seconds=WAIT_S + 2))
+        else:
+            await call.done_writing()
+        await until(lambda: len(queue) == 1)
+        make_room(served.picker)
+        queue.stir()
+
+        assert all(map(agrees, expected, [read(await receive(call)) for _ in expected]))
+        assert served.in_flight == 1
+        if is_told:
+            await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+        for _, release in served.unseen:
+            release()
+        assert (served.in_flight, len(queue)) == (0, 0)
+
+
+@pytest.mark.usefixtures("transport")
+async def test_what_comes_while_a_request_waits_is_answered_behind_it() -> None:
+    async with serving_full() as (served, queue):
+        call = served.open()
+        for event in (headers(), RequestBody(BODY, end_of_stream=False), RequestTrailers()):
+            await call.write(write(event))
+        await receive(call)
+        await receive(call)
+        await until(lambda: len(queue) == 1)
+        make_room(served.picker)
+        queue.stir()
+        replies = [read(await receive(call)) for _ in range(2)]
+        await call.done_writing()
+
+    assert isinstance(replies[0], Went)
+    assert getattr(replies[1], "phase", None) is Phase.REQUEST_TRAILERS
+
+
+@pytest.mark.usefixtures("transport")
+async def test_an_abort_while_a_request_waits_takes_it_out_of_the_queue() -> None:
+    async with serving_full() as (served, queue):
+        calls = [served.open() for _ in range(3)]
+        for call in calls:
+            await call.write(write(headers(end=True)))
+        await until(lambda: len(queue) == 3)
+        calls[1].cancel()
+        await until(lambda: len(queue) == 2)
+
+        assert sum(queue.stays[End.ABORTED].counts) == 1
+        make_room(served.picker)
+        queue.stir()
+        await until(lambda: served.in_flight == 2)
+        for call in calls:
+            call.cancel()
+        await until(lambda: served.in_flight == 0)
+
+
+@pytest.mark.usefixtures("transport")
+async def test_the_last_word_of_a_queue_is_the_refusal() -> None:
+    async with serving_full() as (served, queue):
+        call = served.open()
+        await call.write(write(headers(end=True)))
+        await receive(call)
+        await until(lambda: len(queue) == 1)
+        queue.shut()
+        answer = read(await receive(call))
+        await call.done_writing()
+        counted = served.sample("extproc_requests_total", pool="llama", outcome="overloaded")
+
+    assert isinstance(answer, Said)
+    assert (answer.status, answer.code, answer.retry_after, counted) == (429, "overloaded", "1", 1)
+
+
+def test_ten_thousand_held_at_once_stay_bounded() -> None:
+    """What comes beyond is refused; what waits is small; each leaves once, a few in each turn of the loop."""
+    picker, count, more = one_pool(), 10_000, 500
+    processor = ExternalProcessor(
+        lambda: picker, Metrics(), max_body_bytes=MAX_BODY_BYTES, clear_route_cache=False, later=never
+    )
+    message, turns = write(headers(end=True)), list[Callable[[], None]]()
+    calls = [RecordedCall() for _ in range(count + more)]
+    with full(picker, count, lambda _, action: turns.append(action)) as [queue]:
+        handlers = [processor.open(call) for call in calls]
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        for handler in handlers[:1_000]:
+            handler.on_message(message)
+        bytes_each = (tracemalloc.get_traced_memory()[0] - before) / 1_000
+        tracemalloc.stop()
+        for handler in handlers[1_000:]:
+            handler.on_message(message)
+        held = len(queue)
+        make_room(picker)
+        turns.clear()
+        queue.stir()
+        left = []
+        while turns:
+            turns.pop(0)()
+            left.append(held - len(queue))
+        told = [len(call.sent) for call in calls]
+        for handler in handlers:
+            handler.on_close()
+
+    assert held == count
+    assert told == [2] * count + [1] * more  # how long it takes, and where to; or no
+    assert max(after - before for before, after in pairwise([0, *left])) <= 100
+    assert bytes_each < 5_000
+    assert picker.routes["llama"].pool.book.total == 0
+
+
+@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, DUPLEX])
+def test_a_held_request_without_room_in_time_gets_todays_refusal(mode: BodyMode) -> None:
+    picker = one_pool(())
+    with full(picker):
+        session = open_session(picker, Budget(1_000_000))
+        session.on(headers(mode))
+        [held] = session.on(RequestBody(BODY))
+        [answer] = session.on(Room(is_last=True))
+
+    assert isinstance(held, Held)
+    assert isinstance(answer, Answer)
+    assert (answer.status, answer.outcome, answer.headers["retry-after"]) == (503, "no_endpoint", "1")

@@ -1,0 +1,127 @@
+"""A long body is cut out of its message where it stands; protobuf says what must come of it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.errors import ProtocolError
+from extproc.router.stream import ext_proc_pb2 as pb
+from extproc.router.stream.codec import decode
+from extproc.router.stream.events import Event, Observed, RequestBody, ResponseBody, StreamConfig
+from extproc.router.stream.long_body import find_body, varint
+
+LONG = bytes(range(256)) * 400
+
+
+def request(**parts: object) -> pb.ProcessingRequest:
+    message = pb.ProcessingRequest(**parts)  # type: ignore[arg-type]
+    message.metadata_context.filter_metadata["envoy.lb.subset_hint"].fields[
+        "x-gateway-destination-endpoint-subset"
+    ].string_value = "10.0.0.1:1,10.0.0.2:2"
+    message.protocol_config.request_body_mode = pb.BUFFERED
+    return message
+
+
+def both_ways(message: bytes) -> list[Event | None]:
+    """What comes of the same bytes as `bytes` and as a `bytearray`."""
+    events: list[Event | None] = []
+    for form in (bytes(message), bytearray(message)):
+        try:
+            events.append(decode(form, ()))
+        except ProtocolError:
+            events.append(None)
+    return events
+
+
+@pytest.mark.parametrize("is_end", [False, True])
+def test_long_body_is_what_protobuf_reads(is_end: bool) -> None:
+    message = request(request_body=pb.HttpBody(body=LONG, end_of_stream=is_end))
+    [plain, in_place] = both_ways(message.SerializeToString())
+
+    assert isinstance(plain, RequestBody)
+    assert (LONG, is_end, ("10.0.0.1:1", "10.0.0.2:2")) == (plain.data, plain.end_of_stream, plain.subset)
+    assert plain == in_place
+
+
+def test_long_body_of_a_response_is_read_likewise() -> None:
+    message = request(response_body=pb.HttpBody(body=LONG, end_of_stream=True))
+
+    assert [ResponseBody(LONG, True, decode_config(message))] * 2 == both_ways(message.SerializeToString())
+
+
+def decode_config(message: pb.ProcessingRequest) -> StreamConfig | None:
+    event = decode(request(request_body=pb.HttpBody()).SerializeToString(), ())
+    assert isinstance(event, RequestBody)
+    return event.config
+
+
+def test_whatever_comes_behind_a_body_is_kept() -> None:
+    """A field that only a later protocol knows, of any length."""
+    for size in (100, 300, 20_000):
+        more = b"\x7a" + varint(size) + bytes(size)
+        part = pb.HttpBody.FromString(pb.HttpBody(body=LONG, end_of_stream=True).SerializeToString() + more)
+        [plain, in_place] = both_ways(request(request_body=part).SerializeToString())
+
+        assert isinstance(plain, RequestBody)
+        assert (LONG, True) == (plain.data, plain.end_of_stream)
+        assert plain == in_place
+
+
+def test_long_body_is_not_copied() -> None:
+    message = bytearray(request(request_body=pb.HttpBody(body=LONG)).SerializeToString())
+    event = decode(message, ())
+
+    assert isinstance(event, RequestBody)
+    assert event.data is message
+
+
+def test_long_message_that_a_proxy_only_shows_is_observed() -> None:
+    message = request(request_body=pb.HttpBody(body=LONG), observability_mode=True)
+
+    assert [Observed()] * 2 == both_ways(message.SerializeToString())
+
+
+def test_part_that_is_told_twice_counts_as_protobuf_has_it() -> None:
+    long, short = (pb.ProcessingRequest(request_body=pb.HttpBody(body=body)) for body in (LONG, b"short"))
+    headers = pb.ProcessingRequest(request_headers=pb.HttpHeaders(end_of_stream=True))
+    twice = long.SerializeToString() + short.SerializeToString()
+    other = long.SerializeToString() + headers.SerializeToString()
+
+    assert [RequestBody(b"short", end_of_stream=False)] * 2 == both_ways(twice)
+    assert [decode(headers.SerializeToString(), ())] * 2 == both_ways(other)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\x22",
+        b"\x22\x05\x0a",
+        b"\x22\x02\x10\x01",
+        b"\x22\x05\x0a\x09abc",
+        b"\x22\xff\x0a\x02abc",
+        b"\x09abcdefgh\x22\x02\x0a\x00",
+        b"\xff" * 11,
+        b"\x50\x01" * 64 + b"\x22\x02\x0a\x00",
+    ],
+)
+def test_place_that_cannot_be_told_is_none(message: bytes) -> None:
+    assert find_body(message) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=400), st.integers(0, 100_000), st.booleans())
+def test_spoilt_message_is_read_as_protobuf_reads_it(noise: bytes, place: int, is_behind: bool) -> None:
+    message = request(request_body=pb.HttpBody(body=LONG, end_of_stream=True)).SerializeToString()
+    spoilt = message[: None if is_behind else place] + noise + message[len(message) if is_behind else place :]
+    try:
+        told = pb.ProcessingRequest.FromString(spoilt)
+    except Exception:  # noqa: BLE001  # whatever protobuf raises, we refuse
+        told = None
+    for event in both_ways(spoilt):
+        if event is not None and told is not None and isinstance(event, RequestBody):
+            assert (told.request_body.body, told.request_body.end_of_stream) == (
+                event.data,
+                event.end_of_stream,
+            )
+        assert (event is None) <= (told is None or told.WhichOneof("request") is None)

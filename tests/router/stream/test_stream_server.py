@@ -1,0 +1,440 @@
+"""The gRPC service over a real socket: the conversations again, and every way a stream can end."""
+
+import asyncio
+import logging
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import grpc
+import grpc.aio
+import pytest
+
+from extproc.router.budget import Budget
+from extproc.router.routing.picker import Picker
+from extproc.router.stream.events import (
+    BodyMode,
+    Continue,
+    Phase,
+    Piece,
+    RequestBody,
+    RequestHeaders,
+    ResponseBody,
+    ResponseHeaders,
+)
+from extproc.router.stream.kept import PIECE_BYTES
+from extproc.router.stream.names import PROCESS
+from extproc.router.stream.server import ExternalProcessor
+from extproc.router.telemetry import Metrics
+from extproc.router.wire.calls import Handler, Status
+from tests.router.stream.conversations import (
+    ADDRESSES,
+    BODY,
+    CONVERSATIONS,
+    MAX_BODY_BYTES,
+    Conversation,
+    Went,
+    agrees,
+    headers,
+    one_pool,
+    overload,
+)
+from tests.router.stream.gateways import GATEWAYS
+from tests.router.stream.served import UNSEEN_S, chosen, reader, receive, serving, until
+from tests.router.stream.wire import read, write
+from tests.router.wire.calls import RecordedCall
+
+
+@pytest.fixture(autouse=True, params=["native", "grpcio", "native, apart", "grpcio, apart"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    name, _, apart = request.param.partition(", ")
+    monkeypatch.setitem(chosen, "transport", name)
+    with ThreadPoolExecutor(1) as executor:
+        if apart:
+            monkeypatch.setattr("extproc.router.routing.picker.is_large", lambda _: True)
+            monkeypatch.setitem(reader, "reader", executor)
+        yield
+
+
+@pytest.mark.parametrize("conversation", [*CONVERSATIONS, *GATEWAYS], ids=str)
+async def test_conversation_goes_as_recorded_over_a_socket(conversation: Conversation) -> None:
+    conversation = overload(conversation)
+    async with serving(conversation.picker, Budget(conversation.budget_bytes)) as served:
+        before = served.in_flight
+        call = served.open(conversation.pool)
+        for event, expected in conversation.turns:
+            await call.write(write(event))
+            for reply in expected:
+                actual = read(await receive(call))
+                assert agrees(reply, actual), actual
+        await call.done_writing()
+
+        assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
+        assert await call.code() is grpc.StatusCode.OK
+        assert served.in_flight == before + conversation.goes_unseen
+        for delay_s, release in served.unseen:
+            assert delay_s == UNSEEN_S
+            release()
+        assert served.in_flight == before
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 62_000, 190_000])
+async def test_nginx_hears_every_answer_after_its_last_word(size_bytes: int) -> None:
+    """It sends both messages, ends its side, and only then reads, to the end."""
+    body = b"x" * size_bytes
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(RequestHeaders({"content-type": "application/json"})))
+        await call.write(write(RequestBody(body)))
+        await call.done_writing()
+        first, *pieces = [read(message) async for message in call]
+
+        assert isinstance(first, Went)
+        assert first.phase is Phase.REQUEST_HEADERS
+        assert b"".join(piece.data for piece in pieces if isinstance(piece, Piece)) == body
+        assert await call.code() is grpc.StatusCode.OK
+        assert len(served.unseen) == served.in_flight == 1
+
+
+async def test_agentgateway_has_its_body_back_whatever_its_pieces() -> None:
+    """It streams as it reads, and ends with an empty message; so does the answer."""
+    body, piece_bytes = b"y" * 190_000, 8_192
+    chunks = [body[start : start + piece_bytes] for start in range(0, len(body), piece_bytes)]
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(RequestHeaders({":method": "POST", ":path": "/v1/completions"})))
+        for chunk in chunks:
+            await call.write(write(RequestBody(chunk, end_of_stream=False)))
+        await call.write(write(RequestBody(b"")))
+        came = [read(await receive(call)) for _ in range(1 + -(-len(body) // 62_000))]
+        pieces = [piece for piece in came if isinstance(piece, Piece)]
+
+        assert isinstance(came[0], Went)
+        assert b"".join(piece.data for piece in pieces) == body
+        assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+        await call.write(write(ResponseHeaders()))
+        await receive(call)
+        for number in range(20):
+            await call.write(write(ResponseBody(b"data: %d" % number)))
+            assert read(await receive(call)) == Piece(Phase.RESPONSE_BODY, b"data: %d" % number, False)
+        assert served.in_flight == 1
+        await call.write(write(ResponseBody(b"", end_of_stream=True)))
+        await receive(call)
+        assert served.in_flight == 0
+        await call.done_writing()
+
+
+async def test_an_abort_releases_the_request() -> None:
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(headers(end=True)))
+        await call.read()
+
+        assert served.in_flight == served.processor.streams_open == 1
+
+        call.cancel()
+        await until(lambda: served.processor.streams_open == 0)
+
+        assert served.in_flight == 0
+
+
+async def test_two_hundred_aborts_at_any_point_leave_nothing() -> None:
+    async with serving(one_pool()) as served:
+        for number in range(200):
+            call = served.open()
+            await call.write(write(headers(end=number % 2 == 0)))
+            if number % 3:
+                await call.read()
+            call.cancel()
+        await until(lambda: served.processor.streams_open == 0)
+
+        assert served.in_flight == 0
+
+
+@pytest.mark.parametrize("message", [b"\xff\xff\xff", b"", b"\x5a\x00"])
+async def test_what_is_no_message_ends_the_stream_with_a_clear_status(message: bytes) -> None:
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(message)
+
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "ProcessingRequest" in (await call.details() or "")
+        assert served.sample("extproc_stream_errors_total", why="protocol") == 1
+
+
+async def test_the_log_tells_each_request_by_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "extproc.router.stream")
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(headers(x_request_id="id-1")))
+        await call.read()
+        await call.write(write(RequestBody(BODY)))
+        await call.read()
+
+        [line] = [
+            record.getMessage()
+            for record in caplog.records
+            if record.name.startswith("extproc.router.stream")
+        ]
+        assert line.startswith("routed id-1 to <Pick ")
+
+
+async def test_an_unforeseen_failure_tells_nothing_of_the_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the prompt says: secret")
+
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(headers()))
+        await call.read()
+        monkeypatch.setattr(served.picker, "pick", fail)
+        await call.write(write(RequestBody(BODY)))
+
+        assert await call.code() is grpc.StatusCode.INTERNAL
+        assert await call.details() == "internal error"
+        assert "secret" not in caplog.text
+        assert served.sample("extproc_stream_errors_total", why="internal") == 1
+        await until(lambda: served.processor.streams_open == 0)
+
+
+async def test_a_failure_after_the_pick_releases_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> bytes:
+        raise RuntimeError("cannot be written")
+
+    async with serving(one_pool()) as served:
+        monkeypatch.setattr("extproc.router.stream.server.encode", fail)
+        call = served.open()
+        await call.write(write(headers(end=True)))
+
+        assert await call.code() is grpc.StatusCode.INTERNAL
+        await until(lambda: served.processor.streams_open == 0)
+        assert served.in_flight == 0
+
+
+async def test_a_stop_of_the_server_releases_the_request() -> None:
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(headers(end=True)))
+        await call.read()
+        assert served.in_flight == 1
+
+        await served.server.stop()
+        await until(lambda: served.processor.streams_open == 0)
+
+        assert served.in_flight == 0
+
+
+# A proxy that opens a stream, hears the pick, says so, and never ends.
+PROXY = """
+import sys, time, grpc
+
+def messages():
+    yield bytes.fromhex(sys.argv[3])
+    time.sleep(60)
+
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    call = channel.stream_stream(sys.argv[2])(messages())
+    next(call)
+    print("picked", flush=True)
+    time.sleep(60)
+"""
+
+
+async def test_a_killed_proxy_releases_its_requests() -> None:
+    async with serving(one_pool()) as served:
+        arguments = (served.target, PROCESS, write(headers(end=True)).hex())
+        proxy = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", PROXY, *arguments, stdout=asyncio.subprocess.PIPE
+        )
+        assert proxy.stdout is not None
+        assert await proxy.stdout.readline() == b"picked\n"
+        assert served.in_flight == 1
+
+        proxy.kill()
+        await proxy.wait()
+        await until(lambda: served.processor.streams_open == 0)
+
+        assert served.in_flight == 0
+
+
+async def test_a_sole_pool_serves_whatever_pool_a_stream_names() -> None:
+    async with serving(one_pool()) as served:
+        call = served.open(pool="other")
+        await call.write(write(headers(end=True)))
+
+        assert isinstance(read(await receive(call)), Went)
+        call.cancel()
+
+
+async def test_picks_served_elsewhere_are_counted() -> None:
+    async with serving(one_pool()) as served:
+        for address in (*ADDRESSES, None):
+            call = served.open()
+            await call.write(write(headers(end=True, subset=["10.0.0.1:8000"])))
+            await call.read()
+            await call.write(write(ResponseHeaders(served=address)))
+            await call.read()
+            await call.done_writing()
+        await until(lambda: served.processor.streams_open == 0)
+
+        assert served.sample("extproc_picks_served_elsewhere_total", pool="llama") == 2
+        assert served.in_flight == 0
+
+
+async def test_decisions_are_counted() -> None:
+    async with serving(one_pool()) as served:
+        call = served.open()
+        await call.write(write(headers()))
+        await call.read()
+        await call.write(write(RequestBody(BODY)))
+        await call.read()
+
+        labels = {"pool": "llama", "strategy": "prefix_hash", "reason": "home"}
+        assert served.sample("extproc_picks_total", **labels) == 1
+        assert served.sample("extproc_requests_total", pool="llama", outcome="routed") == 1
+        assert served.sample("extproc_pick_duration_seconds_count") == 1
+        assert served.sample("extproc_streams_open") == 1
+        call.cancel()
+
+
+async def test_unreadable_bodies_and_refusals_are_counted() -> None:
+    async with serving(one_pool()) as served:
+        for body in (b"not JSON", b"x" * (MAX_BODY_BYTES + 1)):
+            call = served.open()
+            await call.write(write(headers()))
+            await call.read()
+            await call.write(write(RequestBody(body)))
+            await call.read()
+            call.cancel()
+
+        assert served.sample("extproc_prompt_errors_total", why="PromptError") == 1
+        assert served.sample("extproc_requests_total", pool="llama", outcome="routed") == 1
+        assert served.sample("extproc_requests_total", pool="", outcome="body_too_large") == 1
+
+
+# Pieces of a body that is given back: 2 MB.
+MOST_AT_ONCE = 32
+
+
+def open_recorded(picker: Picker, metrics: Metrics) -> tuple[RecordedCall, Handler, ExternalProcessor]:
+    processor = ExternalProcessor(
+        lambda: picker, metrics, max_body_bytes=MAX_BODY_BYTES, clear_route_cache=False
+    )
+    call = RecordedCall()
+    return call, processor.open(call), processor
+
+
+def test_a_skipped_body_is_routed_without_and_counted() -> None:
+    metrics = Metrics()
+    call, handler, processor = open_recorded(one_pool(), metrics)
+    handler.on_message(write(headers()))
+    handler.on_skipped(10_000_000)
+
+    acknowledged, went = map(read, call.sent)
+
+    assert acknowledged == Continue(Phase.REQUEST_HEADERS)
+    assert agrees(Went(Phase.REQUEST_BODY), went)
+    assert metrics.registry.get_sample_value("extproc_prompt_errors_total", {"why": "budget"}) == 1
+
+    handler.on_half_close()
+    handler.on_close()
+
+    assert call.status is Status.OK
+    assert processor.streams_open == 0
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_long_body_is_given_back_a_few_pieces_a_turn(is_cut: bool) -> None:
+    """No turn of the loop has more than 2 MB of it; what comes meanwhile is heard after it."""
+    call = RecordedCall()
+    processor = ExternalProcessor(one_pool, Metrics(), max_body_bytes=1 << 24, clear_route_cache=False)
+    handler, body = processor.open(call), bytes(range(256)) * 40_000
+    handler.on_message(write(headers(BodyMode.FULL_DUPLEX_STREAMED)))
+    handler.on_message(write(RequestBody(body)))
+    handler.on_message(write(ResponseHeaders()))
+    turns: list[int] = []
+    while len(turns) < 20:
+        turns.append(len(call.sent))
+        if is_cut and len(turns) == 3:
+            handler.on_close()
+        await asyncio.sleep(0)
+    replies = [read(message) for message in call.sent]
+
+    assert max(after - before for before, after in pairwise([0, *turns])) <= MOST_AT_ONCE
+    if is_cut:
+        assert turns[2] == turns[-1] < len(body) // PIECE_BYTES
+        return
+    pieces = [reply for reply in replies if isinstance(reply, Piece)]
+    assert body == b"".join(piece.data for piece in pieces)
+    assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert isinstance(replies[0], Went)
+    assert replies[-1] == Continue(Phase.RESPONSE_HEADERS)
+
+
+async def test_a_request_that_goes_unseen_counts_for_its_time_and_no_longer() -> None:
+    picker = one_pool()
+    processor = ExternalProcessor(
+        lambda: picker, Metrics(), max_body_bytes=MAX_BODY_BYTES, clear_route_cache=False, unseen_s=0.01
+    )
+    handler = processor.open(RecordedCall())
+    handler.on_message(write(RequestHeaders({}, end_of_stream=True)))
+    handler.on_half_close()
+    handler.on_close()
+
+    assert picker.routes["llama"].pool.book.total == 1
+
+    await until(lambda: picker.routes["llama"].pool.book.total == 0)
+
+
+def test_an_open_stream_is_small() -> None:
+    """The session and its handler; the transport's share is its own."""
+    picker, metrics, count = one_pool(), Metrics(), 500
+    _, first, processor = open_recorded(picker, metrics)
+    messages = write(headers()), write(RequestBody(BODY))
+    for message in messages:  # what all streams share is made once
+        first.on_message(message)
+    call, handlers = RecordedCall(), []
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for _ in range(count):
+        handlers.append(processor.open(call))
+        for message in messages:
+            handlers[-1].on_message(message)
+        call.sent.clear()
+    held_bytes = (tracemalloc.get_traced_memory()[0] - before) / count
+    tracemalloc.stop()
+
+    assert held_bytes < 700
+
+
+@pytest.mark.parametrize(
+    ("picker", "outcome"), [(one_pool(()), "no_endpoint"), (one_pool(limit=0), "overloaded")]
+)
+async def test_a_refusal_is_counted_under_the_pool_that_refused(picker: Picker, outcome: str) -> None:
+    async with serving(picker) as served:
+        call = served.open()
+        await call.write(write(headers(end=True)))
+        await call.read()
+
+        assert served.sample("extproc_requests_total", pool="llama", outcome=outcome) == 1
+        call.cancel()
+
+
+async def test_drained_waits_for_the_last_stream() -> None:
+    async with serving(one_pool()) as served:
+        await served.processor.drained()
+        call = served.open()
+        await call.write(write(headers(end=True)))
+        await call.read()
+        waiting = asyncio.create_task(served.processor.drained())
+        await asyncio.sleep(0)
+
+        assert not waiting.done()
+
+        await call.done_writing()
+        await waiting

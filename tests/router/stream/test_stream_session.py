@@ -1,0 +1,726 @@
+"""The session, by recorded conversations and by invariants."""
+
+import random
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import NoRoomForBody, RequestError
+from extproc.router.budget import Budget
+from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.picker import Found, Picker, Route
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.queue import Limits, Queue
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+from extproc.router.routing.tickets import Tickets
+from extproc.router.stream.events import (
+    UNTOLD,
+    Answer,
+    BodyMode,
+    BodyRead,
+    BodySkipped,
+    Continue,
+    ContinueAndTell,
+    Event,
+    Observed,
+    Phase,
+    Piece,
+    Reading,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Room,
+    Routed,
+    Served,
+    StreamConfig,
+)
+from extproc.router.stream.session import Session
+from tests.router.stream.conversations import (
+    ADDRESSES,
+    BODY,
+    CONVERSATIONS,
+    MAX_BODY_BYTES,
+    SKIPPED,
+    Conversation,
+    agrees,
+    headers,
+    one_pool,
+    overload,
+    plain_pool,
+    summarize,
+    two_pools,
+)
+from tests.router.stream.gateways import GATEWAYS
+
+
+def open_session(
+    picker: Picker, pool: str | None = None, budget: Budget | None = None, *, reads_apart: bool = False
+) -> Session:
+    return Session(
+        picker,
+        new_request_id=lambda: "made",
+        max_body_bytes=MAX_BODY_BYTES,
+        pool=pool,
+        budget=budget,
+        reads_apart=reads_apart,
+    )
+
+
+BUFFERING = [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL]
+ROOM = 2 * MAX_BODY_BYTES
+# What is counted for a body that does not tell its length.
+UNTOLD_BYTES = MAX_BODY_BYTES // 2
+
+
+def announce(
+    announced: Budget, length: str | None, mode: BodyMode = BodyMode.BUFFERED
+) -> tuple[Session, Reply]:
+    session = Session(
+        one_pool(), new_request_id=lambda: "made", max_body_bytes=MAX_BODY_BYTES, announced=announced
+    )
+    [reply] = session.on(headers(mode, content_length=length or ""))
+    return session, reply
+
+
+def is_unread(reply: Reply) -> bool:
+    return isinstance(reply, Routed) and reply.is_unread and reply.skip_body
+
+
+@pytest.mark.parametrize("mode", BUFFERING)
+@pytest.mark.parametrize(
+    ("length", "bytes_each"),
+    [
+        (str(MAX_BODY_BYTES), MAX_BODY_BYTES),
+        (str(MAX_BODY_BYTES // 2 + 40_000), MAX_BODY_BYTES // 2 + 40_000),
+        (None, UNTOLD_BYTES),
+        ("-5", UNTOLD_BYTES),
+        ("9" * 40, UNTOLD_BYTES),
+    ],
+)
+def test_bodies_beyond_what_proxies_may_buffer_are_routed_unread(
+    mode: BodyMode, length: str | None, bytes_each: int
+) -> None:
+    announced = Budget(ROOM)
+    taken = [announce(announced, length, mode) for _ in range(ROOM // bytes_each)]
+    session, reply = announce(announced, length, mode)
+
+    # Small ones have room beyond the limit: half as much again.
+    has_more_room = bytes_each <= 131_072
+    assert [is_unread(reply) for _, reply in taken] == [False] * len(taken)
+    assert is_unread(reply) is not has_more_room
+
+    session.close()
+    for each, _ in taken:
+        each.close()
+    assert announced.used == 0
+
+
+def test_an_unread_body_is_counted_as_one_without_room() -> None:
+    _, reply = announce(Budget(0), str(MAX_BODY_BYTES))
+
+    assert isinstance(reply, Routed)
+    assert isinstance(reply.decision.fault, NoRoomForBody)
+    assert reply.decision.key is None
+
+
+def test_a_small_body_is_read_while_large_ones_are_not() -> None:
+    announced = Budget(ROOM)
+    for _ in range(2):
+        announce(announced, str(MAX_BODY_BYTES))
+
+    assert is_unread(announce(announced, str(MAX_BODY_BYTES))[1])
+    assert not is_unread(announce(announced, str(len(BODY)))[1])
+
+
+def test_what_was_announced_is_given_back_when_it_is_there() -> None:
+    announced = Budget(ROOM)
+    session, reply = announce(announced, str(len(BODY)))
+
+    assert (reply, announced.used) == (Continue(Phase.REQUEST_HEADERS), len(BODY))
+
+    session.on(RequestBody(BODY))
+
+    assert announced.used == 0
+    session.close()
+    assert announced.used == 0
+
+
+def test_a_body_announced_as_too_long_counts_as_the_longest_that_a_proxy_holds() -> None:
+    announced = Budget(ROOM)
+    _, reply = announce(announced, str(MAX_BODY_BYTES + 1))
+
+    assert reply == Continue(Phase.REQUEST_HEADERS)
+    assert announced.used == MAX_BODY_BYTES
+
+
+def test_a_body_that_is_not_to_be_buffered_is_not_counted() -> None:
+    announced = Budget(0)
+    session = Session(two_pools(), new_request_id=lambda: "made", announced=announced)
+
+    assert session.on(headers(BodyMode.FULL_DUPLEX_STREAMED, content_length="50")) == []
+    assert announced.used == 0
+
+
+def hear(session: Session, event: Event) -> list[Reply]:
+    """Tells the session an event, and reads for it what it wants read."""
+    match session.on(event):
+        case [Reading() as reading]:
+            found: Found | RequestError
+            try:
+                found = reading.picker.find(reading.ask)
+            except RequestError as error:
+                found = error
+            return session.on(BodyRead(found))
+        case replies:
+            return replies
+
+
+@contextmanager
+def every_body_is_long() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("extproc.router.routing.picker.is_large", lambda _: True)
+        yield
+
+
+def in_flight(picker: Picker) -> int:
+    return sum(route.pool.book.total for route in picker.routes.values())
+
+
+@pytest.mark.parametrize("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
+def test_conversation_goes_as_recorded_where_bodies_are_read_apart(conversation: Conversation) -> None:
+    with every_body_is_long():
+        converse(conversation, reads_apart=True)
+
+
+@pytest.mark.parametrize("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
+def test_conversation_goes_as_recorded(conversation: Conversation) -> None:
+    converse(conversation, reads_apart=False)
+
+
+def converse(conversation: Conversation, *, reads_apart: bool) -> None:
+    conversation = overload(conversation)
+    before = in_flight(conversation.picker)
+    budget = Budget(conversation.budget_bytes)
+    session = open_session(conversation.picker, conversation.pool, budget, reads_apart=reads_apart)
+    for event, expected in conversation.turns:
+        replies = [summarize(reply) for reply in hear(session, event)]
+
+        assert len(expected) == len(replies), replies
+        assert all(map(agrees, expected, replies)), replies
+    unseen = session.leave()
+    session.close()
+
+    assert (unseen is not None) is conversation.goes_unseen
+    if unseen is not None:
+        assert before + 1 == in_flight(conversation.picker)
+        unseen.release()
+    assert before == in_flight(conversation.picker)
+    assert budget.used == 0
+
+
+def test_a_routed_request_counts_until_it_is_closed() -> None:
+    picker = one_pool()
+    session = open_session(picker)
+    session.on(headers(end=True))
+
+    assert in_flight(picker) == 1
+    assert repr(session) == "<Session routed>"
+
+    session.close()
+    session.close()
+
+    assert in_flight(picker) == 0
+    assert session.on(RequestBody(BODY)) == []
+
+
+def test_a_request_served_elsewhere_counts_there() -> None:
+    picker = one_pool()
+    pool = picker.routes["llama"].pool
+    session = open_session(picker)
+    [routed] = session.on(headers(end=True))
+    assert isinstance(routed, Routed)
+    picked = routed.decision.pick.endpoint
+    other = next(address for address in ADDRESSES if address != picked.address)
+
+    answered = ResponseHeaders(served=other)
+
+    assert session.on(answered) == [Served("llama", other, answered, is_elsewhere=True)]
+    assert {f"llama-{other}": 1} == {name: count for name, count in pool.book.counts().items() if count}
+
+    session.close()
+
+    assert in_flight(picker) == 0
+
+
+@pytest.mark.parametrize("served", [None, "picked"])
+def test_what_a_gateway_tells_of_the_answer_is_told_once(served: str | None) -> None:
+    session = open_session(one_pool(ADDRESSES[:1]))
+    session.on(headers(end=True))
+    event = ResponseHeaders(ADDRESSES[0] if served else None, status=503, retry_after="7")
+
+    assert session.on(event) == [Served("llama", ADDRESSES[0], event)]
+    assert session.on(event) == [Continue(Phase.RESPONSE_HEADERS)]
+
+
+def test_a_gateways_answer_to_what_nobody_routed_is_no_endpoints() -> None:
+    session = open_session(one_pool())
+
+    assert session.on(ResponseHeaders(status=500)) == [Continue(Phase.RESPONSE_HEADERS)]
+
+
+class Trial:
+    """A gate with an endpoint on trial."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def set_members(self, names: Iterable[str]) -> None: ...
+
+    def closed(self) -> frozenset[str]:
+        return frozenset()
+
+    def picked(self, name: str) -> None: ...
+
+    def shut(self) -> dict[str, str]:
+        return {self.name: "cooling"}
+
+    def has_trial(self) -> bool:
+        return True
+
+    def wants_response(self, name: str) -> bool:
+        return name == self.name
+
+
+def on_trial(picker: Picker, address: str = ADDRESSES[0]) -> Picker:
+    picker.routes["llama"].pool.gate = Trial(f"llama-{address}")
+    return picker
+
+
+@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL])
+def test_while_an_endpoint_is_on_trial_response_headers_are_asked_for(mode: BodyMode) -> None:
+    session = open_session(on_trial(two_pools()))
+
+    assert session.on(headers(mode)) == [ContinueAndTell(mode)]
+
+
+def test_they_are_not_where_nobody_is_or_the_mode_is_not_told() -> None:
+    assert open_session(one_pool()).on(headers(BodyMode.BUFFERED)) == [Continue(Phase.REQUEST_HEADERS)]
+    assert open_session(on_trial(one_pool())).on(headers(None)) == [Continue(Phase.REQUEST_HEADERS)]
+
+
+@pytest.mark.parametrize("is_trial", [True, False])
+def test_a_reply_that_needs_no_body_says_whether_the_response_is_to_be_told(is_trial: bool) -> None:
+    picker = on_trial(plain_pool())
+    picker.routes["llama"].pool.replace([Endpoint("llama-x", "10.0.0.9:80")])
+    picker = on_trial(picker, "x" if is_trial else "y")
+    [routed] = open_session(picker).on(headers(BodyMode.BUFFERED))
+
+    assert isinstance(routed, Routed)
+    assert (routed.skip_body, routed.tell_response) == (True, is_trial)
+
+
+@pytest.mark.parametrize("served", [None, "picked", "9.9.9.9:1"])
+def test_a_request_stays_counted_where_nobody_knows_better(served: str | None) -> None:
+    picker = one_pool(ADDRESSES[:1])
+    session = open_session(picker)
+    session.on(headers(end=True))
+    event = ResponseHeaders(served=ADDRESSES[0] if served == "picked" else served)
+
+    elsewhere = [Served("llama", "9.9.9.9:1", event, is_elsewhere=True)]
+
+    assert (elsewhere == session.on(event)) is (served == "9.9.9.9:1")
+    assert session.on(event) == [Continue(Phase.RESPONSE_HEADERS)], "told a second time"
+    assert in_flight(picker) == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ResponseHeaders(end_of_stream=True),
+        ResponseHeaders(ADDRESSES[0], end_of_stream=True),
+        ResponseBody(b"", end_of_stream=True),
+        ResponseTrailers(),
+    ],
+    ids=repr,
+)
+def test_a_request_counts_until_its_response_has_ended(end: Event) -> None:
+    picker = one_pool()
+    session = open_session(picker)
+    session.on(headers(end=True))
+    session.on(ResponseHeaders())
+    session.on(ResponseBody(b"data"))
+
+    assert in_flight(picker) == 1
+
+    session.on(end)
+
+    assert in_flight(picker) == 0
+
+    session.on(end)
+    session.close()
+
+    assert in_flight(picker) == 0
+
+
+@pytest.mark.parametrize("event", [RequestBody(BODY), BodySkipped()], ids=["budget", "skipped"])
+def test_a_request_routed_without_its_body_says_why(event: Event) -> None:
+    is_skipped = isinstance(event, BodySkipped)
+    session = open_session(one_pool(), budget=Budget(1))
+    session.on(headers(BodyMode.BUFFERED if is_skipped else BodyMode.FULL_DUPLEX_STREAMED))
+    routed = session.on(event)[0]
+    assert isinstance(routed, Routed)
+
+    assert routed.decision.fault is not None
+    assert routed.decision.fault.why == "budget"
+    assert routed.decision.pick.reason == "no_prefix"
+
+
+def test_a_request_whose_end_was_told_does_not_go_unseen() -> None:
+    picker = one_pool()
+    session = open_session(picker)
+    session.on(RequestHeaders({}, end_of_stream=True))
+    session.on(ResponseHeaders())
+
+    assert session.leave() is None
+
+    session.close()
+
+    assert in_flight(picker) == 0
+
+
+def test_an_order_that_the_operator_names_goes_on() -> None:
+    orders = {"x-gateway-inference-objective": "premium", "x-llm-d-slo-ttft-ms": "200"}
+    session = Session(
+        one_pool(), new_request_id=lambda: "made", pass_headers={"x-gateway-inference-objective"}
+    )
+    [routed] = session.on(RequestHeaders(orders, end_of_stream=True))
+    assert isinstance(routed, Routed)
+
+    assert routed.remove_headers == ["x-llm-d-slo-ttft-ms"]
+
+
+def ticketed() -> tuple[Session, Tickets, Pool]:
+    outside = Outside(random.Random(0), lambda: 0.0)
+    pool = Pool("llama", PrefixCache(outside))
+    pool.replace([Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")])
+    tickets = Tickets(outside.clock, 0)
+    return Session(Picker([Route(pool)]), new_request_id=lambda: "made", tickets=tickets), tickets, pool
+
+
+CHAT_HEADERS = RequestHeaders(
+    {":method": "POST", ":path": "/v1/completions"}, config=StreamConfig(BodyMode.BUFFERED)
+)
+
+
+def route(session: Session) -> Routed:
+    session.on(CHAT_HEADERS)
+    [routed] = session.on(RequestBody(b'{"prompt": "Why?"}'))
+    assert isinstance(routed, Routed)
+    return routed
+
+
+def test_a_pick_is_found_by_its_number_until_its_log_has_come() -> None:
+    session, tickets, _ = ticketed()
+    routed = route(session)
+    session.close()
+    session.close()
+
+    assert tickets.take(routed.ticket) is routed.decision.pick
+    assert len(tickets) == 0
+
+
+def test_a_response_tells_the_number_of_its_pick() -> None:
+    session, _, pool = ticketed()
+    routed = route(session)
+    [served] = session.on(ResponseHeaders("10.0.0.2:80", status=200))
+    assert isinstance(served, Served)
+
+    assert served.ticket == routed.ticket != 0
+    assert pool.book.total == 1
+
+
+def test_a_request_whose_proxy_says_no_more_keeps_its_number_for_a_while() -> None:
+    session, tickets, _ = ticketed()
+    session.on(RequestHeaders({":method": "POST", ":path": "/v1/completions"}))
+    [routed, *_] = session.on(RequestBody(b'{"prompt": "Why?"}'))
+    assert isinstance(routed, Routed)
+    pick = session.leave()
+    session.close()
+
+    assert pick is not None
+    assert tickets.take(routed.ticket) is pick
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "hello"}]},
+        {"prompt": "hello"},
+        {"input": "hello"},
+        {"system": "be kind", "messages": [{"role": "user", "content": "hello"}]},
+    ],
+)
+def test_a_request_without_a_path_has_its_prefix_all_the_same(body: dict[str, object]) -> None:
+    session = open_session(one_pool())
+    session.on(RequestHeaders({}))
+    routed = session.on(RequestBody(orjson.dumps(body)))[0]
+    assert isinstance(routed, Routed)
+
+    assert routed.decision.pick.reason == "home"
+
+
+def test_a_sheddable_request_is_refused_and_its_objective_goes_no_further() -> None:
+    picker = ranked_pool()
+    orders = {"x-gateway-inference-objective": "batch", "x-llm-d-inference-fairness-id": "a"}
+    asked = RequestHeaders({":method": "POST", ":path": "/v1/messages"} | orders, end_of_stream=True)
+    sessions = [open_session(picker) for _ in range(4)]
+    *routed, refused = [reply for session in sessions for reply in session.on(asked)]
+
+    assert all(isinstance(reply, Routed) and {*reply.remove_headers} == {*orders} for reply in routed)
+    assert isinstance(refused, Answer)
+    assert (429, "sheddable", {"retry-after": "1"}) == (refused.status, refused.outcome, refused.headers)
+    assert orjson.loads(refused.body)["error"]["type"] == "rate_limit_error"
+
+    for session in sessions:
+        session.close()
+
+    assert len(picker.routes["llama"].pool.admission) == 0
+
+
+def test_a_routed_session_holds_nothing_of_its_request() -> None:
+    picker, count = one_pool(), 500
+    sessions = []
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(count):
+        session = open_session(picker)
+        session.on(headers(x_user=f"{number}" * 1_000))
+        session.on(RequestBody(orjson.dumps({"model": "llama", "prompt": f"{number}" * 1_000})))
+        sessions.append(session)
+    held = (tracemalloc.get_traced_memory()[0] - before) / count
+    tracemalloc.stop()
+
+    assert held < 600, f"{held} bytes each"
+
+
+def test_turns_of_a_conversation_go_to_one_endpoint() -> None:
+    picker = one_pool()
+    messages: list[dict[str, str]] = []
+    went = Counter[str]()
+    for turn in range(5):
+        messages += [{"role": "user", "content": f"turn {turn}"}, {"role": "assistant", "content": "yes"}]
+        session = open_session(picker)
+        session.on(headers())
+        [routed] = session.on(RequestBody(orjson.dumps({"model": "llama", "messages": messages})))
+        assert isinstance(routed, Routed)
+        went[routed.decision.pick.endpoint.address] += 1
+        session.close()
+
+    assert [5] == list(went.values())
+
+
+def test_the_models_of_all_pools_are_listed_without_globs() -> None:
+    [answer] = open_session(two_pools()).on(headers(method="GET", path="/v1/models", end=True))
+    assert isinstance(answer, Answer)
+    listed = orjson.loads(answer.body)
+
+    assert ["llama", "sql-lora"] == [model["id"] for model in listed["data"]]
+
+
+EVENTS = st.one_of(
+    st.builds(
+        RequestHeaders,
+        st.dictionaries(
+            st.sampled_from([":method", ":path", "content-type", "upgrade", "x-session", "x-extproc-pool"]),
+            st.sampled_from(
+                ["POST", "GET", "/v1/chat/completions", "/v1/models", "", "multipart/form-data", "é"]
+            ),
+        )
+        | st.fixed_dictionaries(
+            {OBJECTIVE[0]: st.sampled_from(["batch", "premium", "é"]), FAIRNESS_ID[1]: st.text(max_size=3)}
+        ),
+        st.booleans(),
+        st.none() | st.lists(st.sampled_from([*ADDRESSES, "10.0.0.1", "", "x"]), max_size=3),
+        st.builds(
+            StreamConfig,
+            st.none() | st.sampled_from(BodyMode),
+            st.none() | st.sampled_from(BodyMode),
+            st.booleans(),
+        )
+        | st.none(),
+    ),
+    st.builds(
+        RequestBody,
+        st.sampled_from([b"", BODY, BODY[:9], b"x" * 150_000, b"[" * 999]),
+        st.booleans(),
+        st.none(),
+        st.sampled_from([None, StreamConfig(BodyMode.BUFFERED), UNTOLD]),
+    ),
+    st.builds(BodySkipped),
+    st.builds(Observed),
+    st.builds(RequestTrailers),
+    st.builds(
+        ResponseHeaders,
+        st.none() | st.sampled_from([*ADDRESSES, "x"]),
+        st.booleans(),
+        st.sampled_from([0, 200, 500]),
+    ),
+    st.builds(ResponseBody, st.binary(max_size=4), st.booleans()),
+    st.builds(ResponseTrailers),
+    st.builds(Room, st.booleans()),
+)
+
+
+def ranked_pool() -> Picker:
+    """One where a request may have a priority and a client, and that refuses some."""
+    picker = one_pool(limit=1)
+    picker.routes["llama"].pool.admission = Admission({"batch": -1, "premium": 1}, has_shares=True)
+    return picker
+
+
+def holding_pool() -> Picker:
+    """An empty one, and who comes is held; it is tried again when `Room` comes."""
+    picker = one_pool(())
+    pool = picker.routes["llama"].pool
+    pool.hold(Queue(Limits(), Budget(1 << 20), clock=lambda: 0.0, later=lambda *_: None))
+    return picker
+
+
+def opening_pool() -> Picker:
+    """One that is full of nothing, holds who comes, and is open when it is asked again."""
+    picker = holding_pool()
+    pool = picker.routes["llama"].pool
+    pool.book.on_less = None
+
+    def later(_: float, action: Callable[[], None]) -> None:
+        pool.replace([Endpoint("a", ADDRESSES[0])])
+
+    pool.hold(Queue(Limits(), Budget(1 << 20), clock=lambda: 0.0, later=later))
+    return picker
+
+
+BUILDERS: list[Callable[[], Picker]] = [one_pool, two_pools, ranked_pool, holding_pool, opening_pool]
+
+
+def ends_response(event: Event) -> bool:
+    return isinstance(event, ResponseTrailers) or (
+        isinstance(event, ResponseHeaders | ResponseBody) and event.end_of_stream
+    )
+
+
+@given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS), st.integers(0, 400_000))
+def test_any_order_of_events_is_answered_once_and_released_once(
+    events: list[Event], build: Callable[[], Picker], limit_bytes: int
+) -> None:
+    tell_all(events, build(), limit_bytes, hear, reads_apart=False)
+
+
+@given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS), st.integers(0, 400_000))
+def test_so_it_is_where_bodies_are_read_apart(
+    events: list[Event], build: Callable[[], Picker], limit_bytes: int
+) -> None:
+    with every_body_is_long():
+        tell_all(events, build(), limit_bytes, hear, reads_apart=True)
+
+
+@given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS))
+def test_so_it_is_where_a_body_is_never_read(events: list[Event], build: Callable[[], Picker]) -> None:
+    def hear_on(session: Session, event: Event) -> list[Reply]:
+        return [reply for reply in session.on(event) if not isinstance(reply, Reading)]
+
+    with every_body_is_long():
+        tell_all(events, build(), 400_000, hear_on, reads_apart=True)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_what_was_read_for_nobody_is_ignored(has_begun: bool) -> None:
+    session = open_session(one_pool(), reads_apart=True)
+    if has_begun:
+        session.on(headers())
+
+    assert session.on(BodyRead(RequestError("nobody asked"))) == []
+
+
+def test_a_refusal_that_reading_brings_is_the_answer() -> None:
+    with every_body_is_long():
+        session = open_session(one_pool(), reads_apart=True)
+        session.on(headers())
+        [reading] = session.on(RequestBody(BODY))
+        [answer] = session.on(BodyRead(RequestError("no")))
+
+    assert isinstance(reading, Reading)
+    assert isinstance(answer, Answer)
+    assert answer.status == 400
+
+
+def tell_all(
+    events: list[Event],
+    picker: Picker,
+    limit_bytes: int,
+    hear: Callable[[Session, Event], list[Reply]],
+    *,
+    reads_apart: bool,
+) -> None:
+    budget = Budget(limit_bytes)
+    session = open_session(picker, budget=budget, reads_apart=reads_apart)
+    replies: list[Reply] = []
+    counted = 0
+    for event in events:
+        new = hear(session, event)
+        replies += new
+        if any(isinstance(reply, Routed) for reply in new):
+            counted = 1
+        if ends_response(event) or any(isinstance(reply, Answer) for reply in new):
+            counted = 0
+
+        assert in_flight(picker) == counted
+        assert 0 <= budget.used <= limit_bytes
+    decisions = [reply for reply in replies if isinstance(reply, Routed | Answer)]
+    routed = [reply for reply in decisions if isinstance(reply, Routed)]
+
+    assert sum(isinstance(reply, Answer) for reply in replies) <= 1
+    assert len(routed) <= 1
+    if any(isinstance(reply, Answer) for reply in replies):
+        assert isinstance(replies[-1], Answer)
+
+    session.close()
+    session.close()
+
+    assert in_flight(picker) == 0
+    assert [len(route.pool.admission) for route in picker.routes.values()] == [0] * len(picker.routes)
+    assert not any(len(route.pool.queue or ()) for route in picker.routes.values())
+    assert budget.used == 0
+
+
+@given(st.lists(st.binary(max_size=90_000), max_size=3), st.sampled_from(BodyMode), st.integers(0, 200_000))
+def test_a_body_given_back_is_the_body_that_came(
+    chunks: list[bytes], mode: BodyMode, limit_bytes: int
+) -> None:
+    session = open_session(one_pool(), budget=Budget(limit_bytes))
+    replies = list(session.on(headers(mode)))
+    sent = [*((chunk, False) for chunk in chunks), (b"", True)]
+    if sum(map(len, chunks)) > MAX_BODY_BYTES:
+        return
+    for data, is_last in sent:
+        replies += session.on(RequestBody(data, is_last))
+    pieces = [reply for reply in replies if isinstance(reply, Piece)]
+
+    if mode is BodyMode.FULL_DUPLEX_STREAMED:
+        assert b"".join(chunks) == b"".join(piece.data for piece in pieces)
+        assert [False] * (len(pieces) - 1) + [True] == [piece.end_of_stream for piece in pieces]
+        assert all(len(piece.data) <= 62_000 for piece in pieces)
+    else:
+        assert pieces == []
+        assert all(isinstance(reply, Continue | Routed) for reply in replies)

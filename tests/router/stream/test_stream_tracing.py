@@ -1,0 +1,196 @@
+"""Which requests become spans, and what a span says: no SDK here."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.picker import Ask, Decision, Picker, Route
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+from extproc.router.stream.events import Answer, Phase, RequestBody, Routed
+from extproc.router.stream.server import ExternalProcessor
+from extproc.router.stream.tracing import MODEL_CHARS, Origin, Sampling, clean, describe
+from extproc.router.telemetry import Metrics
+from tests.router.stream.conversations import BODY, MAX_BODY_BYTES, headers, one_pool
+from tests.router.stream.wire import write
+from tests.router.wire.calls import RecordedCall
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+SAMPLED, UNSAMPLED = f"00-{TRACE}-b7ad6b7169203331-01", f"00-{TRACE}-b7ad6b7169203331-00"
+PROXYS, PROXYS_UNSAMPLED = f"00-{TRACE}-00f067aa0ba902b7-01", f"00-{TRACE}-00f067aa0ba902b7-00"
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "header", "parent"),
+    [
+        ("", "", None),
+        ("", SAMPLED, SAMPLED),
+        ("", UNSAMPLED, None),
+        # The proxy's span stands between the client's and ours, and its word counts.
+        (PROXYS, SAMPLED, PROXYS),
+        (PROXYS, UNSAMPLED, PROXYS),
+        (PROXYS_UNSAMPLED, SAMPLED, None),
+        # Other flags than the lowest mean nothing here; versions to come may say more behind them.
+        ("", SAMPLED[:-2] + "03", SAMPLED[:-2] + "03"),
+        ("", SAMPLED[:-2] + "02", None),
+        ("", SAMPLED + "-more", SAMPLED + "-more"),
+        ("", "01", None),
+        ("", SAMPLED[:-1], None),
+    ],
+)
+def test_only_a_sampled_caller_is_followed(metadata: str, header: str, parent: str | None) -> None:
+    sampling = Sampling()
+    told, asked = ({"traceparent": text} if text else {} for text in (metadata, header))
+    origin = sampling.origin(told, {":path": CHAT, **asked})
+
+    assert (origin and origin.traceparent) == parent
+    if sampling.rules_out(told):
+        assert parent is None
+
+
+def test_a_sampler_of_its_own_is_asked_about_the_others() -> None:
+    unsampled = {"traceparent": UNSAMPLED, ":path": CHAT}
+
+    assert Sampling(roots=True).origin({}, {":path": CHAT}) == Origin(path=CHAT)
+    assert Sampling(roots=True).origin({}, unsampled) is None
+    assert Sampling(unsampled=True).origin({}, unsampled) == Origin(UNSAMPLED, "", CHAT)
+    assert not Sampling(unsampled=True).rules_out(unsampled)
+
+
+def test_a_state_that_is_too_long_is_left_out() -> None:
+    told = {"traceparent": SAMPLED, "tracestate": "a=" + "b" * 600}
+
+    assert Sampling().origin({}, told) == Origin(SAMPLED)
+
+
+@given(st.text(), st.text())
+def test_any_header_gives_an_origin_or_none(parent: str, state: str) -> None:
+    told = {"traceparent": parent, "tracestate": state}
+    for sampling in (Sampling(), Sampling(unsampled=True, roots=True)):
+        sampling.origin({}, told)
+        sampling.rules_out(told)
+
+
+@given(st.text(st.characters(), max_size=3 * MODEL_CHARS) | st.text(st.characters(categories=["Cs"])))
+def test_clean_text_is_short_and_utf8_can_write_it(text: str) -> None:
+    cleaned = clean(text)
+    cleaned.encode()
+
+    assert len(cleaned) == min(len(text), MODEL_CHARS)
+
+
+def decide(*texts: str) -> Decision:
+    """The last of several requests, each with its answer forgotten, to a pool of three."""
+    pool = Pool("llama", PrefixCache(Outside(random.Random(0), lambda: 0.0)), fallbacks=1)
+    pool.replace([Endpoint(name, f"10.0.0.{place}:80") for place, name in enumerate("abc", 1)])
+    picker = Picker([Route(pool)])
+    for text in texts:
+        body = orjson.dumps({"model": "llama", "messages": [{"role": "user", "content": text}]})
+        decision = picker.pick(Ask("POST", CHAT, {}, body))
+    return decision
+
+
+def test_a_span_says_what_spoke_for_the_choice_before_it_was_made() -> None:
+    text = "lorem ipsum " * 200
+    decision = decide(text, text)
+    told: Mapping[str, Any] = describe(Routed(Phase.REQUEST_BODY, decision), CHAT)
+    first, *others = told["extproc.candidates"]
+
+    assert told["gen_ai.operation.name"] == "chat"
+    assert told["gen_ai.request.model"] == "llama"
+    assert (told["extproc.pool"], told["extproc.strategy"]) == ("llama", "prefix_cache")
+    assert (told["extproc.outcome"], told["extproc.reason"]) == ("routed", "prefix")
+    assert told["extproc.prefix"] == f"{decision.key:016x}"
+    assert told["extproc.endpoint"] == first == decision.pick.endpoint.name
+    assert told["extproc.destination"].count(",") == 1
+    assert others
+    assert told["extproc.match_tokens"] == told["extproc.candidates.match_tokens"][0] > 500
+    assert told["extproc.prompt_tokens"] - told["extproc.match_tokens"] < 20
+    assert told["extproc.candidates.match_tokens"][1:] == [0] * len(others)
+    assert told["extproc.candidates.cost_ms"] == sorted(told["extproc.candidates.cost_ms"])
+    lengths = {len(value) for name, value in told.items() if name.startswith("extproc.candidates")}
+    assert lengths == {1 + len(others)}
+    assert "lorem" not in str(told)
+
+
+def test_an_open_request_keeps_none_of_what_was_weighed() -> None:
+    decision = decide("Why?")
+
+    assert len(decision.offers) > 1
+    assert decision.pick.reading.offers == ()
+
+
+class Noted:
+    """A tracer that notes what it is asked to record."""
+
+    def __init__(self) -> None:
+        self.sampling = Sampling()
+        self.notes: list[tuple[Origin, Routed | Answer]] = []
+        self.sent_before: list[int] = []
+        self.call = RecordedCall()
+
+    def record(self, origin: Origin, told: Routed | Answer, elapsed_s: float) -> str:
+        assert elapsed_s > 0
+        self.notes.append((origin, told))
+        self.sent_before.append(len(self.call.sent))
+        return TRACE
+
+
+async def converse(tracer: Noted, traceparent: str, *, body: bytes = BODY) -> None:
+    picker = one_pool()
+    service = ExternalProcessor(
+        lambda: picker, Metrics(), max_body_bytes=MAX_BODY_BYTES, clear_route_cache=False, tracer=tracer
+    )
+    stream = service.open(tracer.call)
+    first = headers(traceparent=traceparent)
+    stream.on_message(write(first))
+    stream.on_message(write(RequestBody(body)))
+    stream.on_close()
+    await asyncio.sleep(0)
+
+
+async def test_a_span_is_made_behind_the_answer_and_once() -> None:
+    tracer = Noted()
+    await converse(tracer, SAMPLED)
+    ((origin, told),) = tracer.notes
+
+    assert origin == Origin(SAMPLED, "", CHAT)
+    assert isinstance(told, Routed)
+    assert tracer.sent_before == [2]
+
+
+async def test_a_refusal_is_told_to_the_tracer_too() -> None:
+    tracer = Noted()
+    await converse(tracer, SAMPLED, body=b"x" * (MAX_BODY_BYTES + 1))
+    ((_, told),) = tracer.notes
+
+    assert isinstance(told, Answer)
+    assert told.outcome == "body_too_large"
+
+
+async def test_the_tracer_hears_nothing_of_who_is_not_sampled() -> None:
+    tracer = Noted()
+    await converse(tracer, UNSAMPLED)
+
+    assert tracer.notes == []
+    assert len(tracer.call.sent) == 2
+
+
+@pytest.mark.parametrize(
+    ("metadata", "kind"), [({}, "_TracedStream"), ({"traceparent": UNSAMPLED}, "_Stream")]
+)
+def test_a_stream_that_the_proxy_does_not_sample_is_like_any(metadata: dict[str, str], kind: str) -> None:
+    tracer = Noted()
+    tracer.call.metadata = metadata
+    service = ExternalProcessor(one_pool, Metrics(), max_body_bytes=1, clear_route_cache=False, tracer=tracer)
+
+    assert type(service.open(tracer.call)).__name__ == kind

@@ -1,0 +1,218 @@
+"""The proxy's side of the wire, by envoy-data-plane: a codec that is not ours."""
+
+from collections.abc import Mapping, Sequence
+
+import orjson
+from envoy_data_plane.envoy.config.core.v3 import HeaderMap, HeaderValue, HeaderValueOption, Metadata
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import ProcessingModeBodySendMode
+from envoy_data_plane.envoy.service.ext_proc.v3 import (
+    BodyResponse,
+    CommonResponse,
+    HeadersResponse,
+    HttpBody,
+    HttpHeaders,
+    HttpTrailers,
+    ImmediateResponse,
+    ProcessingRequest,
+    ProcessingResponse,
+    ProtocolConfiguration,
+)
+from envoy_data_plane.google.protobuf import ListValue, Struct, Value
+
+from extproc.router.stream.events import (
+    BodyMode,
+    BodyRead,
+    BodySkipped,
+    Continue,
+    ContinueAndTell,
+    Event,
+    Observed,
+    Phase,
+    Piece,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Room,
+    StreamConfig,
+)
+from tests.router.stream.conversations import Expected, Said, Went
+
+DESTINATION = "x-gateway-destination-endpoint"
+
+
+def write(event: Event) -> bytes:
+    """The `ProcessingRequest` that a proxy sends for `event`."""
+    return bytes(_request(event))
+
+
+def asks_for_time(message: bytes) -> bool:
+    """Whether a `ProcessingResponse` says no more than that its answer takes longer."""
+    return ProcessingResponse.parse(message).override_message_timeout is not None
+
+
+def read(message: bytes) -> Expected:
+    """What a `ProcessingResponse` says, as conversations expect it."""
+    response = ProcessingResponse.parse(message)
+    if response.immediate_response is not None:
+        return _said(response.immediate_response)
+    for phase in Phase:
+        answer = getattr(response, phase.name.lower())
+        if answer is not None:
+            return _answer(phase, response, answer)
+    raise AssertionError(f"an empty response: {response}")
+
+
+def _request(event: Event) -> ProcessingRequest:
+    match event:
+        case BodySkipped() | BodyRead() | Room():
+            raise ValueError("it is what a transport says of a message, not a message")
+        case Observed():
+            return ProcessingRequest(request_headers=HttpHeaders(), observability_mode=True)
+        case RequestHeaders() | RequestBody() | RequestTrailers():
+            return _of_request(event)
+    return _of_response(event)
+
+
+def _of_request(event: RequestHeaders | RequestBody | RequestTrailers) -> ProcessingRequest:
+    match event:
+        case RequestHeaders():
+            headers = HttpHeaders(headers=_header_map(event.headers), end_of_stream=event.end_of_stream)
+            config = _config(event.config)
+            return ProcessingRequest(
+                request_headers=headers, protocol_config=config, metadata_context=_hint(event.subset)
+            )
+        case RequestBody():
+            body = HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream)
+            return ProcessingRequest(
+                request_body=body,
+                protocol_config=_config(event.config),
+                metadata_context=_hint(event.subset),
+            )
+        case RequestTrailers():
+            return ProcessingRequest(request_trailers=HttpTrailers())
+
+
+def _of_response(event: ResponseHeaders | ResponseBody | ResponseTrailers) -> ProcessingRequest:
+    match event:
+        case ResponseHeaders():
+            told = _header_map(_response_headers(event))
+            answered = HttpHeaders(headers=told, end_of_stream=event.end_of_stream)
+            return ProcessingRequest(
+                response_headers=answered,
+                protocol_config=_config(event.config),
+                metadata_context=_served(event.served),
+            )
+        case ResponseBody():
+            return ProcessingRequest(
+                response_body=HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream),
+                protocol_config=_config(event.config),
+            )
+        case ResponseTrailers():
+            return ProcessingRequest(response_trailers=HttpTrailers())
+
+
+def _response_headers(event: ResponseHeaders) -> dict[str, str]:
+    """What a proxy sends of them, and one that nobody asks for."""
+    told = {"content-type": "text/event-stream"}
+    if event.status:
+        told[":status"] = str(event.status)
+    if event.retry_after is not None:
+        told["retry-after"] = event.retry_after
+    if event.is_upstreams:
+        told["x-envoy-upstream-service-time"] = "7"
+    return told
+
+
+def _header_map(headers: Mapping[str, str]) -> HeaderMap:
+    return HeaderMap(
+        headers=[HeaderValue(key=key, raw_value=value.encode()) for key, value in headers.items()]
+    )
+
+
+def _config(config: StreamConfig | None) -> ProtocolConfiguration | None:
+    if config is None:
+        return None
+    return ProtocolConfiguration(
+        request_body_mode=_mode(config.request_body),
+        response_body_mode=_mode(config.response_body),
+        send_body_without_waiting_for_header_response=config.sends_body_without_waiting,
+    )
+
+
+def _mode(mode: BodyMode | None) -> ProcessingModeBodySendMode:
+    return ProcessingModeBodySendMode(99 if mode is None else int(mode))
+
+
+def _hint(subset: Sequence[str] | None) -> Metadata | None:
+    if subset is None:
+        return None
+    values = ListValue(values=[Value(string_value=text) for text in subset])
+    return _metadata("envoy.lb.subset_hint", f"{DESTINATION}-subset", Value(list_value=values))
+
+
+def _served(address: str | None) -> Metadata | None:
+    if address is None:
+        return None
+    return _metadata("envoy.lb", f"{DESTINATION}-served", Value(string_value=address))
+
+
+def _metadata(namespace: str, key: str, value: Value) -> Metadata:
+    return Metadata(filter_metadata={namespace: Struct(fields={key: value})})
+
+
+def _answer(phase: Phase, response: ProcessingResponse, answer: object) -> Expected:
+    if not isinstance(answer, HeadersResponse | BodyResponse) or answer.response is None:
+        override = response.mode_override
+        if override is not None:
+            assert (phase, override.response_body_mode) == (Phase.REQUEST_HEADERS, 0)
+            return ContinueAndTell(BodyMode(int(override.request_body_mode)))
+        return Continue(phase)
+    common = answer.response
+    if common.body_mutation is not None and common.header_mutation is None:
+        given_back = _piece(phase, common)
+        assert given_back is not None
+        return given_back
+    assert common.header_mutation is not None
+    set_headers = _set(common.header_mutation.set_headers)
+    assert response.dynamic_metadata is not None
+    told = response.dynamic_metadata.fields
+    assert told["envoy.lb"].struct_value is not None
+    assert told["envoy.lb"].struct_value.fields[DESTINATION].string_value == set_headers[DESTINATION]
+    override = response.mode_override
+    return Went(
+        phase,
+        set_headers["x-extproc-pool"],
+        set_headers[DESTINATION].split(",")[0],
+        override is not None and override.request_body_mode == ProcessingModeBodySendMode.NONE,
+        tuple(common.header_mutation.remove_headers),
+        "made" if "x-request-id" in set_headers else None,
+        _piece(phase, common),
+    )
+
+
+def _piece(phase: Phase, common: CommonResponse) -> Piece | None:
+    if common.body_mutation is None:
+        return None
+    piece = common.body_mutation.streamed_response
+    assert piece is not None
+    return Piece(phase, piece.body, piece.end_of_stream)
+
+
+def _said(answer: ImmediateResponse) -> Said:
+    assert answer.status is not None
+    set_headers = _set(answer.headers.set_headers) if answer.headers is not None else {}
+    assert set_headers["content-type"] == "application/json"
+    error = orjson.loads(answer.body).get("error", {})
+    return Said(
+        int(answer.status.code), error.get("code"), error.get("message", ""), set_headers.get("retry-after")
+    )
+
+
+def _set(options: Sequence[HeaderValueOption]) -> dict[str, str]:
+    assert all(option.append_action == 2 for option in options), "a client's own value would survive"
+    return {
+        option.header.key: option.header.raw_value.decode() for option in options if option.header is not None
+    }

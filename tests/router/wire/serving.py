@@ -1,0 +1,100 @@
+"""A listener with small services on it, for tests over real sockets."""
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+
+from extproc.router.budget import Budget
+from extproc.router.wire.accepting import bind
+from extproc.router.wire.calls import Call
+from extproc.router.wire.limits import Limits
+from extproc.router.wire.listener import Listener
+
+ECHO = "/test.Service/Echo"
+FAIL = "/test.Service/Fail"
+FEED = "/test.Service/Feed"
+
+
+class Echo:
+    """Gives each message back; says how large a skipped one was."""
+
+    def __init__(self, call: Call, ends: list[str]) -> None:
+        self._call = call
+        self._ends = ends
+
+    def on_message(self, message: bytes | bytearray) -> None:
+        self._call.send(bytes(message))
+
+    def on_skipped(self, size: int) -> None:
+        self._call.send(b"skipped %d" % size)
+
+    def on_half_close(self) -> None:
+        self._call.finish()
+
+    def on_close(self) -> None:
+        self._ends.append("echo")
+
+
+class Fail(Echo):
+    """Raises at the first message."""
+
+    def on_message(self, message: bytes | bytearray) -> None:
+        raise ValueError(message.decode())
+
+
+class Served:
+    """What a test sees of the listener: its port, its calls, how many of them have ended."""
+
+    def __init__(self, limits: Limits, budget: Budget) -> None:
+        self.ends: list[str] = []
+        self.feeds: list[Call] = []
+        self.listener = Listener(
+            {ECHO: self._echo, FAIL: lambda call: Fail(call, self.ends), FEED: self._feed},
+            limits=limits,
+            budget=budget,
+        )
+        self.opened = 0
+        self.port = 0
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def _echo(self, call: Call) -> Echo:
+        self.opened += 1
+        return Echo(call, self.ends)
+
+    def _feed(self, call: Call) -> Echo:
+        self.feeds.append(call)
+        return Echo(call, self.ends)
+
+
+@asynccontextmanager
+async def serving(
+    limits: Limits | None = None,
+    *,
+    budget: Budget | None = None,
+    tls: ssl.SSLContext | None = None,
+    listen: str = "127.0.0.1:0",
+) -> AsyncIterator[Served]:
+    served = Served(limits or Limits(), budget or Budget(1 << 26))
+    served.port = served.listener.listen(await bind(listen), tls)
+    await served.listener.start()
+    try:
+        yield served
+    finally:
+        await served.listener.stop()
+
+
+async def echo(channel: grpc.aio.Channel, *messages: bytes) -> list[bytes]:
+    """One whole call; returns what came back."""
+    call = channel.stream_stream(ECHO, None, None)(None)
+    for message in messages:
+        await call.write(message)
+    await call.done_writing()
+    answers = [answer async for answer in call]
+    assert await call.code() is grpc.StatusCode.OK
+    return answers

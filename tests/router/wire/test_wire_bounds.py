@@ -1,0 +1,364 @@
+"""What a peer may cost us: floods, and what time alone brings. Time is passed in."""
+
+from collections.abc import Callable
+
+import pytest
+
+from extproc.router.wire import frames
+from extproc.router.wire.frames import Code, frame
+from extproc.router.wire.limits import Limits
+from tests.router.wire.peer import END, Peer, Told, code_of, cut, data, framed, ping, sent_reset
+
+# Frames that cost us and not the peer (CVE-2019-9512 to 9518).
+NOTHING = {
+    "PING": ping(),
+    "an answer to no PING": ping(flags=frames.ACK),
+    "PRIORITY": frame(frames.PRIORITY, 0, 1, bytes(5)),
+    "SETTINGS": frames.settings({}),
+    "acknowledgements": frames.SETTINGS_ACK,
+    "WINDOW_UPDATE of the connection": frames.window_update(0, 1),
+    "WINDOW_UPDATE of a stream": frames.window_update(1, 1),
+    "RST_STREAM of a stream that is gone": frames.rst_stream(3, Code.CANCEL),
+    "unknown frames": frame(0x20, 0, 0, b"x" * 100),
+    "GOAWAY": frames.goaway(0, Code.NO_ERROR),
+    "DATA without bytes": data(1, b""),
+    "DATA of padding": data(1, b"\x02\x00\x00", frames.PADDED),
+    "late DATA": data(3, b"x"),
+    "late HEADERS": frame(frames.HEADERS, frames.END_HEADERS, 3, b""),
+    "DATA on a closed stream": data(5, b"x"),
+}
+
+
+@pytest.mark.parametrize("flood", NOTHING.values(), ids=NOTHING)
+def test_frames_that_carry_nothing_are_bounded_per_second(flood: bytes) -> None:
+    peer = Peer(Limits(control_frames_per_s=50))
+    peer.open(1, 3)
+    peer.reset(3)
+    peer.say(peer.request(5, END))
+    peer.finish(5)
+    peer.told()
+    peer.now_s += 1
+
+    assert peer.say(*[flood] * 50) == []
+    peer.now_s += 1
+    assert peer.say(*[flood] * 50) == []
+    assert peer.say(flood) == [("closed", 1), ("failed", Code.ENHANCE_YOUR_CALM)]
+
+
+def test_settings_weigh_more_with_many_streams() -> None:
+    peer = Peer(Limits(control_frames_per_s=50))
+    peer.open(*range(1, 321, 2))
+    peer.now_s += 1
+
+    # 160 streams: ten more for each.
+    assert peer.say(*[frames.settings({})] * 4) == []
+    assert ("failed", Code.ENHANCE_YOUR_CALM) in peer.say(frames.settings({}))
+
+
+def test_messages_and_their_answers_are_no_flood() -> None:
+    peer = Peer(Limits(control_frames_per_s=5, early_resets_per_s=5))
+    for stream_id in range(1, 101, 2):
+        told = peer.say(peer.request(stream_id), data(stream_id, framed(b"x"), END))
+        peer.send(stream_id, b"y")
+        peer.finish(stream_id)
+        assert told == [("opened", stream_id), ("message", stream_id, b"x"), ("half-closed", stream_id)]
+        assert peer.told() == [("closed", stream_id)]
+
+
+# Streams that end before their answer, each way that a peer can make them.
+EARLY: dict[str, Callable[[int], bytes]] = {
+    "reset": lambda stream_id: frames.rst_stream(stream_id, Code.CANCEL),
+    # CVE-2025-8671: it makes us reset them.
+    "a window of nothing": lambda stream_id: frames.window_update(stream_id, 0),
+    "a window too far": lambda stream_id: frames.window_update(stream_id, frames.MAX_WINDOW),
+    "trailers without an end": lambda stream_id: frame(frames.HEADERS, frames.END_HEADERS, stream_id, b""),
+    "DATA beyond its window": lambda stream_id: data(stream_id, bytes(101)),
+    "DATA after its end": lambda stream_id: data(stream_id, b"", END) + data(stream_id, b""),
+    "HEADERS after its end": lambda stream_id: (
+        data(stream_id, b"", END) + frame(frames.HEADERS, frames.END_HEADERS, stream_id, b"")
+    ),
+}
+
+
+@pytest.mark.parametrize("end", EARLY.values(), ids=EARLY)
+def test_streams_reset_before_their_answer_are_bounded_per_second(end: Callable[[int], bytes]) -> None:
+    peer = Peer(Limits(early_resets_per_s=10, stream_window_bytes=100))
+    ids = iter(range(1, 1_000, 2))
+
+    def churn(count: int) -> list[Told]:
+        told: list[Told] = []
+        for stream_id in [next(ids) for _ in range(count)]:
+            told += peer.say(peer.request(stream_id), end(stream_id))
+        return [event for event in told if event[0] == "failed"]
+
+    assert churn(10) == []
+    peer.now_s += 1
+    assert churn(10) == []
+    assert churn(1) == [("failed", Code.ENHANCE_YOUR_CALM)]
+
+
+def test_malformed_requests_count_likewise() -> None:
+    peer = Peer(Limits(early_resets_per_s=2))
+    bad = [("a", "b")]
+
+    assert peer.say(peer.request(1, fields=bad), peer.request(3, fields=bad)) == []
+    assert peer.say(peer.request(5, fields=bad)) == [("failed", Code.ENHANCE_YOUR_CALM)]
+
+
+@pytest.mark.parametrize("way", ["reset", "a window of nothing"])
+def test_streams_reset_after_their_answer_began_are_no_flood(way: str) -> None:
+    peer = Peer(Limits(early_resets_per_s=1))
+    for stream_id in (1, 3, 5):
+        peer.open(stream_id)
+        peer.send(stream_id, b"x")
+        assert peer.say(EARLY[way](stream_id)) == [("closed", stream_id)]
+
+
+def test_20_000_rapid_resets_leave_nothing_behind() -> None:
+    peer = Peer(Limits(early_resets_per_s=30_000, control_frames_per_s=30_000))
+    peer.say(peer.request(1), frames.rst_stream(1, Code.CANCEL))
+    block = peer.block()
+    for stream_id in range(3, 40_003, 2):
+        head = frame(frames.HEADERS, frames.END_HEADERS, stream_id, block)
+        peer.connection.receive(head + frames.rst_stream(stream_id, Code.CANCEL), 0.0)
+
+    assert len(peer.told()) == 40_000
+    assert peer.connection.streams == peer.connection._late == {}
+    assert peer.heard() == []
+
+
+# Time.
+
+
+@pytest.mark.parametrize("said", [b"", frames.PREFACE[:10], frames.PREFACE])
+def test_a_preface_must_come_in_time(said: bytes) -> None:
+    peer = Peer(greets=False)
+    peer.say(said)
+
+    assert peer.wait(10) == []
+    assert peer.wait(0.1) == [("failed", Code.SETTINGS_TIMEOUT)]
+    assert peer.wait(100) == []
+    # A GOAWAY only to one that speaks HTTP/2.
+    sent = peer.heard()
+    assert [code_of(sent[-1])] == [Code.SETTINGS_TIMEOUT] if said == frames.PREFACE else sent == []
+
+
+def test_a_greeted_peer_may_stay() -> None:
+    peer = Peer()
+
+    assert peer.wait(10.1) == []
+    assert not peer.connection.is_over
+
+
+def test_silence_is_asked_and_answered() -> None:
+    peer = Peer()
+    peer.wait(20)
+    assert peer.heard() == []
+
+    peer.wait(0.1)
+    (asked,) = peer.heard()
+    assert asked[:3] == (frames.PING, 0, 0)
+    peer.wait(9)
+    assert peer.heard() == []
+
+    assert peer.say(ping(asked[3], frames.ACK)) == []
+    assert peer.wait(20) == []
+    assert peer.heard() == []
+    peer.wait(0.1)
+    assert peer.heard() == [asked]
+
+
+def test_any_frame_is_a_sign_of_life() -> None:
+    peer = Peer()
+    peer.wait(20.1)
+    peer.say(frames.window_update(0, 1))
+
+    assert peer.wait(15) == []
+    assert not peer.connection.is_over
+
+
+def test_a_peer_that_is_gone_releases_its_calls() -> None:
+    peer = Peer()
+    peer.open(1, 3)
+    peer.say(data(1, framed(b"x")), data(3, framed(b"x")))
+    peer.wait(20.1)
+    peer.heard()
+
+    assert peer.wait(10) == []
+    assert peer.wait(0.1) == [("closed", 1), ("closed", 3), ("failed", Code.NO_ERROR)]
+    assert code_of(peer.heard()[-1]) is Code.NO_ERROR
+
+
+# What a call may owe: what came, and whether it is cancelled for going on so.
+OWING = {
+    "no first message": (b"", True),
+    "half a message": (data(1, framed(b"abc")[:6]), True),
+    "half a prefix": (data(1, b"\x00"), True),
+    "half a second message": (data(1, framed(b"a") + framed(b"abc")[:6]), True),
+    "nothing more": (data(1, framed(b"abc")), False),
+    "an answer": (data(1, b"", END), False),
+}
+
+
+@pytest.mark.parametrize(("said", "is_cancelled"), OWING.values(), ids=OWING)
+def test_a_call_that_owes_a_message_for_too_long_is_cancelled(said: bytes, is_cancelled: bool) -> None:
+    peer = Peer()
+    peer.open(1)
+    peer.say(said)
+    peer.told()
+    for _ in range(3):
+        assert peer.wait(10) == []
+        peer.say(ping())
+    peer.heard()
+
+    assert peer.wait(10) == ([("closed", 1)] if is_cancelled else [])
+    assert peer.heard() == ([sent_reset(1, Code.CANCEL)] if is_cancelled else [])
+
+
+def test_a_call_that_goes_on_owes_nothing() -> None:
+    peer = Peer()
+    peer.open(1)
+    for byte in framed(bytes(20)):
+        assert not any(event[0] == "closed" for event in peer.say(data(1, bytes((byte,)))))
+        assert peer.wait(15) == []
+
+
+def test_a_call_that_is_given_no_window_for_too_long_is_cancelled() -> None:
+    """Or whoever never opens a window keeps our memory and its request in flight (CVE-2019-9517)."""
+    peer = Peer()
+    peer.say(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}))
+    peer.say(peer.request(1, END), peer.request(3, END))
+    for stream_id in (1, 3):
+        peer.send(stream_id, b"x")
+        peer.finish(stream_id)
+    for _ in range(3):
+        assert peer.wait(10) == []
+        peer.say(frames.window_update(3, 1))
+
+    assert peer.wait(10) == [("closed", 1)]
+    assert peer.budget.used == 2
+    for _ in range(2):
+        peer.wait(10)
+        peer.say(ping())
+    assert peer.wait(20) == [("closed", 3)]
+    assert peer.budget.used == 0
+
+
+# Leaving (§6.8).
+
+
+def first_goaway(sent: list[tuple[int, int, int, bytes]]) -> bytes:
+    """Checks that it is one that still allows every stream, and a PING; returns that one's payload."""
+    goaway, asked = sent
+    assert goaway == cut(frames.goaway(frames.MAX_WINDOW, Code.NO_ERROR))[0]
+    assert asked[:3] == (frames.PING, 0, 0)
+    return asked[3]
+
+
+def test_drain_serves_what_comes_until_the_peer_knows() -> None:
+    peer = Peer()
+    peer.open(1)
+    peer.connection.drain()
+    peer.connection.drain()
+    payload = first_goaway(peer.heard())
+
+    assert peer.say(peer.request(3)) == [("opened", 3)]
+    peer.say(ping(payload, frames.ACK))
+    assert peer.heard() == cut(frames.goaway(3, Code.NO_ERROR))
+    assert peer.say(ping(payload, frames.ACK), peer.request(5)) == []
+    assert peer.heard() == [sent_reset(5, Code.REFUSED_STREAM)]
+
+    peer.finish(1)
+    assert not peer.connection.is_over
+    peer.finish(3)
+    assert peer.connection.is_over
+
+
+def test_drain_without_calls_ends_with_the_answer() -> None:
+    peer = Peer()
+    peer.connection.drain()
+    payload = first_goaway(peer.heard())
+    was_over = peer.connection.is_over
+
+    peer.say(ping(payload, frames.ACK))
+
+    assert (was_over, peer.connection.is_over) == (False, True)
+    assert peer.heard() == cut(frames.goaway(0, Code.NO_ERROR))
+
+
+def test_only_the_answer_to_that_ping_counts() -> None:
+    peer = Peer()
+    peer.say(ping(b"extproc!", frames.ACK))
+    peer.connection.drain()
+    payload = first_goaway(peer.heard())
+
+    peer.say(ping(b"other...", frames.ACK), ping(payload))
+
+    assert peer.heard() == cut(ping(payload, frames.ACK))
+    assert not peer.connection.is_over
+
+
+def test_drain_before_the_preface_waits_for_it() -> None:
+    """SETTINGS come first, whatever else is to be said (§3.4)."""
+    peer = Peer(greets=False)
+    peer.connection.drain()
+    assert peer.heard() == []
+
+    peer.say(frames.PREFACE + frames.settings({}))
+    settings, update, *leaving, acknowledgement = peer.heard()
+
+    assert (settings[0], update[0]) == (frames.SETTINGS, frames.WINDOW_UPDATE)
+    first_goaway(leaving)
+    assert [acknowledgement] == cut(frames.SETTINGS_ACK)
+
+
+def test_a_peer_that_does_not_answer_the_drain_is_given_up() -> None:
+    peer = Peer()
+    peer.open(1)
+    peer.say(data(1, framed(b"x")))
+    peer.connection.drain()
+
+    assert peer.wait(10) == []
+    assert peer.wait(0.1) == [("closed", 1), ("failed", Code.NO_ERROR)]
+
+
+def test_a_later_goaway_never_allows_more_than_the_one_before() -> None:
+    peer = Peer()
+    peer.open(1)
+    peer.connection.drain()
+    payload = first_goaway(peer.heard())
+    peer.say(ping(payload, frames.ACK), peer.request(3))
+    peer.heard()
+
+    peer.say(data(0, b""))
+    (goaway,) = peer.heard()
+
+    assert int.from_bytes(goaway[3][:4], "big") == 1
+    assert code_of(goaway) is Code.PROTOCOL_ERROR
+
+
+def test_drain_of_what_is_over_says_nothing() -> None:
+    peer = Peer()
+    peer.connection.abort()
+
+    peer.connection.drain()
+
+    assert peer.heard() == []
+
+
+@pytest.mark.parametrize("way", ["finish", "cancel", "reset"])
+def test_the_last_calls_end_ends_the_connection_that_leaves(way: str) -> None:
+    peer = Peer()
+    peer.open(1)
+    peer.connection.drain()
+    peer.say(ping(first_goaway(peer.heard()), frames.ACK))
+    assert not peer.connection.is_over
+
+    if way == "finish":
+        peer.finish(1)
+    elif way == "reset":
+        peer.reset(1)
+    else:
+        peer.say(frames.rst_stream(1, Code.CANCEL))
+
+    assert peer.connection.is_over

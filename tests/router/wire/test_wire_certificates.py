@@ -1,0 +1,106 @@
+"""Certificates of our own: what they say, and when another one takes over."""
+
+import asyncio
+import ssl
+from datetime import UTC, datetime, timedelta
+
+import grpc
+import pytest
+from cryptography import x509
+
+from extproc.errors import SettingsError
+from extproc.router.wire.certificates import Certificates, Pems, SelfSigned
+from tests.router.wire.serving import echo, serving
+
+START = datetime(2026, 11, 22, tzinfo=UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def test_a_certificate_of_our_own_is_valid_now_and_for_a_month() -> None:
+    certificate = x509.load_pem_x509_certificate(SelfSigned(Clock())().certificate)
+
+    assert certificate.not_valid_before_utc == START - timedelta(hours=1)
+    assert certificate.not_valid_after_utc == START + timedelta(days=30)
+
+
+def test_another_one_takes_over_when_half_its_life_is_over() -> None:
+    clock = Clock()
+    certificates = Certificates(SelfSigned(clock))
+    first = certificates.read()
+    clock.now += timedelta(days=15)
+    at_half = certificates.read_if_changed()
+    clock.now += timedelta(seconds=1)
+    second = certificates.read_if_changed()
+
+    assert at_half is None
+    assert second is not None
+    assert second.certificate != first.certificate
+    assert second.key != first.key
+    assert certificates.read_if_changed() is None
+
+
+def test_two_processes_have_different_keys() -> None:
+    assert SelfSigned(Clock())().key != SelfSigned(Clock())().key
+
+
+async def test_each_handshake_sees_the_newest_and_open_connections_stay() -> None:
+    clock = Clock()
+    async with serving(tls=Certificates(SelfSigned(clock)).context()) as served:
+        address = ("127.0.0.1", served.port)
+        first = await asyncio.to_thread(ssl.get_server_certificate, address)
+        credentials = grpc.ssl_channel_credentials(first.encode())
+        options = [("grpc.ssl_target_name_override", "extproc")]
+        async with grpc.aio.secure_channel(served.target, credentials, options) as channel:
+            assert await echo(channel, b"before") == [b"before"]
+            clock.now += timedelta(days=16)
+            second = await asyncio.to_thread(ssl.get_server_certificate, address)
+            assert await echo(channel, b"after") == [b"after"]
+
+    assert first != second
+
+
+async def test_a_client_that_names_no_protocol_is_served() -> None:
+    """Envoy AI Gateway offers no ALPN; it speaks HTTP/2 all the same."""
+    async with serving(tls=Certificates(SelfSigned(Clock())).context()) as served:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=context)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        head = await asyncio.wait_for(reader.readexactly(9), 5)
+        writer.close()
+
+    assert head[3] == 4, "SETTINGS comes first"
+
+
+@pytest.mark.parametrize("part", ["certificate", "key", "client_ca"])
+def test_what_is_no_certificate_is_an_error(part: str) -> None:
+    pems = SelfSigned(Clock())()._replace(**{part: b"-----BEGIN NOTHING-----\n"})
+
+    with pytest.raises(SettingsError, match=r"server\.tls: the certificate or its key cannot be used"):
+        Certificates(lambda: pems).context()
+
+
+def test_a_key_of_another_generation_leaves_the_last_good_certificate() -> None:
+    good, other = SelfSigned(Clock())(), SelfSigned(Clock())()
+    told = [good]
+    certificates = Certificates(lambda: told[-1])
+    listening = certificates.context()
+    told.append(Pems(good.certificate, other.key))
+    handshake = _Handshake()
+    assert listening.sni_callback is not None
+    listening.sni_callback(handshake, None, listening)  # type: ignore[arg-type]  # what the callback sets of it
+
+    assert handshake.context is certificates._context
+    assert certificates._context is not None
+
+
+class _Handshake:
+    context: ssl.SSLContext | None = None

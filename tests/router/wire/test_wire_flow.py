@@ -1,0 +1,436 @@
+"""Flow control both ways (RFC 9113 §5.2, §6.9), and the settings that move it (§6.5)."""
+
+from itertools import zip_longest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.wire import frames
+from extproc.router.wire.calls import Status
+from extproc.router.wire.frames import Code
+from extproc.router.wire.limits import Limits
+from tests.router.wire.peer import END, Frame, Peer, cut, data, framed, sent_reset
+
+WINDOW = frames.INITIAL_WINDOW_SIZE
+
+
+def calling(window: int = frames.DEFAULT_WINDOW, *stream_ids: int) -> Peer:
+    """A peer that grants a window, with calls open whose headers are answered."""
+    peer = Peer()
+    peer.say(frames.settings({WINDOW: window}))
+    peer.open(*(stream_ids or (1,)))
+    return peer
+
+
+def sent_data(peer: Peer) -> list[tuple[int, bytes]]:
+    return [(stream_id, payload) for kind, _, stream_id, payload in peer.heard() if kind == frames.DATA]
+
+
+def last(sent: list[Frame]) -> tuple[int, int]:
+    return sent[-1][0], sent[-1][1]
+
+
+# What we send.
+
+
+def test_a_window_of_one_byte_lets_one_byte_through_at_a_time() -> None:
+    peer = calling(1)
+    peer.send(1, b"abc")
+    peer.finish(1)
+    got = sent_data(peer)
+    while peer.connection.streams:
+        assert peer.told() == []
+        peer.connection.receive(frames.window_update(1, 1), 0.0)
+        sent = peer.heard()
+        got += [(frame[2], frame[3]) for frame in sent if frame[0] == frames.DATA]
+
+    assert [len(part) for _, part in got] == [1] * 8
+    assert b"".join(part for _, part in got) == framed(b"abc")
+    # The end comes with the last byte, not a window later.
+    assert last(sent[:-1]) == (frames.HEADERS, frames.END_HEADERS | END)
+    assert peer.budget.used == 0
+
+
+def test_without_a_window_headers_go_and_data_waits() -> None:
+    peer = calling(0)
+    peer.send(1, b"abc")
+
+    assert [frame[0] for frame in peer.heard() if frame[2] == 1] == [frames.HEADERS]
+    assert peer.budget.used == len(framed(b"abc"))
+
+    assert peer.say(frames.rst_stream(1, Code.CANCEL)) == [("closed", 1)]
+    assert peer.budget.used == 0
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+def test_a_message_fits_the_window_or_is_cut(spare: int) -> None:
+    peer = calling(8 + spare)
+    peer.send(1, b"abc")
+
+    assert sent_data(peer) == [(1, framed(b"abc")[: 8 + spare])]
+
+
+def test_messages_keep_their_order_behind_one_that_waits() -> None:
+    peer = calling(3)
+    for message in (b"one", b"two", b""):
+        peer.send(1, message)
+    peer.say(frames.window_update(1, 1_000))
+
+    assert b"".join(part for _, part in sent_data(peer)) == framed(b"one") + framed(b"two") + framed(b"")
+
+
+def test_long_messages_go_in_frames_that_every_peer_accepts() -> None:
+    peer = calling(100_000)
+    peer.say(frames.settings({frames.MAX_FRAME_SIZE: 100_000}), frames.window_update(0, 100_000))
+    peer.send(1, bytes(40_000))
+
+    assert [len(part) for _, part in sent_data(peer)] == [16_384, 16_384, 7_237]
+
+
+def test_a_message_of_exactly_one_frame_is_not_cut() -> None:
+    peer = calling(100_000)
+    peer.send(1, bytes(frames.MAX_FRAME_BYTES - 5))
+
+    assert [len(part) for _, part in sent_data(peer)] == [frames.MAX_FRAME_BYTES]
+
+
+def test_a_window_may_fall_below_zero_and_must_be_paid_back() -> None:
+    peer = calling(10)
+    peer.send(1, b"abcde")
+    peer.say(frames.settings({WINDOW: 2}))
+    assert peer.stream(1).send_window == -8
+    peer.send(1, b"x")
+    peer.heard()
+
+    peer.say(frames.window_update(1, 8))
+    assert sent_data(peer) == []
+    peer.say(frames.window_update(1, 1))
+    assert sent_data(peer) == [(1, framed(b"x")[:1])]
+
+
+def test_a_setting_opens_the_windows_of_all_calls() -> None:
+    peer = calling(0, 1, 3, 5)
+    for stream_id in (1, 3, 5):
+        peer.send(stream_id, b"x")
+        peer.finish(stream_id)
+    peer.heard()
+
+    told = peer.say(frames.settings({WINDOW: 100}))
+    sent = peer.heard()
+
+    assert told == [("closed", 1), ("closed", 3), ("closed", 5)]
+    # The acknowledgement comes first: the peer counts by the new windows only from there on (§6.5.3).
+    assert sent[:1] == cut(frames.SETTINGS_ACK)
+    assert [(frame[2], frame[3]) for frame in sent if frame[0] == frames.DATA] == [
+        (stream_id, framed(b"x")) for stream_id in (1, 3, 5)
+    ]
+
+
+def test_calls_that_wait_for_the_connection_go_on_in_turn() -> None:
+    peer = calling(frames.MAX_WINDOW, 1, 3)
+    peer.send(1, bytes(frames.DEFAULT_WINDOW - 5))
+    for stream_id in (3, 1):
+        peer.send(stream_id, b"abc")
+    peer.heard()
+
+    peer.say(frames.window_update(0, 10))
+    assert sent_data(peer) == [(3, framed(b"abc")), (1, framed(b"abc")[:2])]
+    peer.say(frames.window_update(0, 100))
+    assert sent_data(peer) == [(1, framed(b"abc")[2:])]
+    assert peer.connection._blocked == {}
+
+
+def test_a_call_that_waits_for_both_windows_needs_both() -> None:
+    peer = calling(frames.DEFAULT_WINDOW, 1, 3)
+    peer.send(1, bytes(frames.DEFAULT_WINDOW))
+    peer.send(3, b"abc")
+    peer.say(frames.settings({WINDOW: 0}))
+    peer.heard()
+
+    peer.say(frames.window_update(0, 100))
+    assert sent_data(peer) == []
+    peer.say(frames.window_update(3, 4))
+    assert sent_data(peer) == [(3, framed(b"abc")[:4])]
+
+
+def test_a_closed_call_waits_for_nothing() -> None:
+    peer = calling(frames.MAX_WINDOW, 1, 3)
+    peer.send(1, bytes(frames.DEFAULT_WINDOW))
+    peer.send(3, b"x")
+    assert list(peer.connection._blocked) == [1, 3]
+
+    peer.say(frames.rst_stream(1, Code.CANCEL), frames.rst_stream(3, Code.CANCEL))
+
+    assert peer.connection._blocked == {}
+    assert peer.budget.used == 0
+
+
+def test_trailers_need_no_window() -> None:
+    peer = calling(0)
+    peer.finish(1, Status.OK)
+
+    assert peer.told() == [("closed", 1)]
+
+
+@given(
+    messages=st.lists(st.binary(max_size=60), max_size=6),
+    initial=st.integers(0, 40),
+    updates=st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from([0, 1]), st.integers(1, 50)),
+            st.tuples(st.just(-1), st.integers(0, 60)),
+        ),
+        max_size=30,
+    ),
+)
+def test_whatever_the_windows_do_the_bytes_are_the_same_and_within_them(
+    messages: list[bytes], initial: int, updates: list[tuple[int, int]]
+) -> None:
+    peer = calling(initial)
+    windows = {1: initial, 0: frames.DEFAULT_WINDOW}
+    got = b""
+
+    def account() -> None:
+        nonlocal got
+        new = b"".join(part for _, part in sent_data(peer))
+        got += new
+        for where in windows:
+            windows[where] -= len(new)
+        assert not new or min(windows.values()) >= 0
+
+    for message, update in zip_longest(messages, updates):
+        if message is not None:
+            peer.send(1, message)
+            account()
+        if update is not None:
+            where, size = update
+            if where < 0:
+                peer.say(frames.settings({WINDOW: size}))
+                windows[1] += size - initial
+                initial = size
+            else:
+                peer.say(frames.window_update(where, size))
+                windows[where] += size
+            account()
+    expected = b"".join(map(framed, messages))
+
+    assert expected.startswith(got)
+    assert peer.budget.used == len(expected) - len(got)
+    assert windows[1] <= 0 or got == expected
+
+    peer.finish(1)
+    peer.say(frames.window_update(1, 10_000))
+    assert got + b"".join(part for _, part in sent_data(peer)) == expected
+    assert peer.budget.used == 0
+
+
+# WINDOW_UPDATE (§6.9, §6.9.1).
+
+TO_THE_BRIM = frames.MAX_WINDOW - frames.DEFAULT_WINDOW
+
+
+@pytest.mark.parametrize(
+    ("increments", "code"),
+    [([0], Code.PROTOCOL_ERROR), ([TO_THE_BRIM + 1], Code.FLOW_CONTROL_ERROR), ([TO_THE_BRIM], None)],
+)
+def test_the_connections_window_is_opened_by_something_and_not_too_far(
+    increments: list[int], code: Code | None
+) -> None:
+    peer = Peer()
+
+    told = [event for increment in increments for event in peer.say(frames.window_update(0, increment))]
+
+    assert told == ([("failed", code)] if code else [])
+
+
+@pytest.mark.parametrize(
+    ("increment", "code"),
+    [(0, Code.PROTOCOL_ERROR), (TO_THE_BRIM + 1, Code.FLOW_CONTROL_ERROR), (TO_THE_BRIM, None)],
+)
+def test_a_streams_window_likewise_but_only_the_stream_ends(increment: int, code: Code | None) -> None:
+    peer = calling()
+    peer.heard()
+
+    assert peer.say(frames.window_update(1, increment)) == ([("closed", 1)] if code else [])
+    assert peer.heard() == ([sent_reset(1, code)] if code else [])
+    assert not peer.connection.is_over
+
+
+def test_the_reserved_bit_of_an_increment_is_ignored() -> None:
+    peer = calling(0)
+    peer.send(1, b"x")
+    peer.heard()
+
+    peer.say(frames.window_update(1, 0x8000_0001))
+
+    assert sent_data(peer) == [(1, framed(b"x")[:1])]
+
+
+# Settings (§6.5.2).
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        (frames.ENABLE_PUSH, 0, None),
+        (frames.ENABLE_PUSH, 1, None),
+        (frames.ENABLE_PUSH, 2, Code.PROTOCOL_ERROR),
+        (frames.INITIAL_WINDOW_SIZE, frames.MAX_WINDOW, None),
+        (frames.INITIAL_WINDOW_SIZE, frames.MAX_WINDOW + 1, Code.FLOW_CONTROL_ERROR),
+        (frames.MAX_FRAME_SIZE, 16_383, Code.PROTOCOL_ERROR),
+        (frames.MAX_FRAME_SIZE, 16_384, None),
+        (frames.MAX_FRAME_SIZE, 2**24 - 1, None),
+        (frames.MAX_FRAME_SIZE, 2**24, Code.PROTOCOL_ERROR),
+        (frames.MAX_CONCURRENT_STREAMS, 0, None),
+        (frames.MAX_HEADER_LIST_SIZE, 0, None),
+        (frames.HEADER_TABLE_SIZE, 2**32 - 1, None),
+        (8, 7, None),
+        (0xFFFF, 2**32 - 1, None),
+    ],
+)
+def test_settings_have_their_ranges(name: int, value: int, code: Code | None) -> None:
+    peer = Peer()
+
+    assert peer.say(frames.settings({name: value})) == ([("failed", code)] if code else [])
+    assert (peer.heard() == cut(frames.SETTINGS_ACK)) is (code is None)
+
+
+def test_a_setting_must_not_open_a_streams_window_too_far() -> None:
+    peer = calling(10)
+    peer.say(frames.window_update(1, frames.MAX_WINDOW - 20))
+
+    assert peer.say(frames.settings({WINDOW: 20})) == []
+    assert peer.say(frames.settings({WINDOW: 21})) == [("closed", 1), ("failed", Code.FLOW_CONTROL_ERROR)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "updates"),
+    [
+        ([0], 1),
+        ([100], 1),
+        ([4_095], 1),
+        ([4_096], 0),
+        ([65_536], 0),
+        ([0, 65_536], 1),
+        ([65_536, 0, 4_096], 1),
+    ],
+)
+def test_the_block_after_a_smaller_table_says_that_ours_is(sizes: list[int], updates: int) -> None:
+    """RFC 7541 §4.2. A larger one may be left alone: nothing that we write is ever indexed."""
+    peer = Peer()
+    peer.open(1, 3)
+    for size in sizes:
+        peer.say(frames.settings({frames.HEADER_TABLE_SIZE: size}))
+    peer.heard()
+    peer.decoder.max_allowed_table_size = sizes[-1]
+    if updates:
+        peer.decoder.header_table_size = min(sizes)
+
+    for stream_id in (1, 3):
+        peer.send(stream_id, b"x")
+        peer.finish(stream_id)
+    blocks = [payload for kind, _, _, payload in peer.heard() if kind == frames.HEADERS]
+
+    assert [block[0] >> 5 == 1 for block in blocks] == [bool(updates), False, False, False]
+    for block in blocks:
+        peer.decoder.decode(block)
+
+
+@pytest.mark.parametrize("way", ["trailers alone", "refused"])
+def test_whatever_block_comes_first_says_it(way: str) -> None:
+    peer = Peer()
+    peer.say(frames.settings({frames.HEADER_TABLE_SIZE: 0}))
+    peer.heard()
+    if way == "refused":
+        peer.say(peer.request(1, fields=[(":method", "GET"), (":scheme", "http"), (":path", "/")]))
+    else:
+        peer.open(1)
+        peer.finish(1)
+
+    assert peer.heard()[0][3].startswith(b"\x20")
+
+
+# What we let the peer send.
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 10, 100])
+def test_a_stream_of_ours_opens_its_window_before_it_is_used_up(window: int) -> None:
+    peer = Peer(Limits(stream_window_bytes=window))
+    peer.open(1)
+    granted, message = window, framed(bytes(300))
+    told = []
+    while message:
+        part, message = message[:granted], message[granted:]
+        granted -= len(part)
+        told += peer.say(data(1, part))
+        for kind, _, stream_id, payload in peer.heard():
+            assert (kind, stream_id) == (frames.WINDOW_UPDATE, 1)
+            granted += int.from_bytes(payload, "big")
+        assert 0 < granted <= window
+
+    assert told == [("message", 1, bytes(300))]
+
+
+def test_padding_counts() -> None:
+    peer = Peer(Limits(stream_window_bytes=1_000))
+    peer.open(1)
+
+    peer.say(data(1, bytes((250,)) + framed(b"") + bytes(250), frames.PADDED))
+
+    assert peer.stream(1).receive_window == 1_000 - 256
+
+
+def test_data_beyond_a_streams_window_is_a_stream_error() -> None:
+    peer = Peer(Limits(stream_window_bytes=100))
+    peer.open(1)
+
+    assert peer.say(data(1, bytes(101))) == [("closed", 1)]
+    assert peer.heard() == [sent_reset(1, Code.FLOW_CONTROL_ERROR)]
+
+
+def test_a_stream_whose_answers_wait_is_granted_no_more() -> None:
+    """What a peer sends and does not take back in is bounded by one window."""
+    peer = Peer(Limits(stream_window_bytes=100))
+    peer.say(frames.settings({WINDOW: 5}))
+    peer.open(1)
+    peer.send(1, b"waits")
+    peer.heard()
+
+    peer.say(data(1, framed(bytes(90))))
+    assert peer.heard() == []
+
+    peer.say(frames.window_update(1, 100))
+    assert cut(frames.window_update(1, 95))[0] in peer.heard()
+
+
+def test_a_stream_that_has_ended_its_side_is_granted_no_more() -> None:
+    peer = Peer(Limits(stream_window_bytes=10))
+    peer.open(1)
+
+    peer.say(data(1, framed(b"abcde"), END))
+
+    assert peer.heard() == []
+
+
+def test_the_connections_window_is_opened_for_all_data_even_of_closed_streams() -> None:
+    limits = Limits(connection_window_bytes=frames.DEFAULT_WINDOW + 1)
+    peer = Peer(limits)
+    peer.open(1)
+    peer.reset(1)
+    peer.heard()
+
+    peer.say(*[data(1, bytes(16_384))] * 2)
+    assert peer.heard() == []
+    peer.say(data(1, b"x"))
+
+    assert peer.heard() == cut(frames.window_update(0, 32_769))
+
+
+def test_data_beyond_the_connections_window_is_a_connection_error() -> None:
+    """Only a peer that ignores windows altogether gets there: ours is opened at the half."""
+    peer = Peer()
+    peer.open(1)
+    peer.connection._receive_window = 10
+
+    assert peer.say(data(1, bytes(11))) == [("closed", 1), ("failed", Code.FLOW_CONTROL_ERROR)]

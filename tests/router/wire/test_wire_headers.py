@@ -1,0 +1,526 @@
+"""Header blocks: HPACK and its cache (RFC 7541), what a call's headers say, and the blocks that we write."""
+
+from urllib.parse import unquote
+
+import pytest
+from hpack import Decoder, Encoder, HPACKError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.wire.calls import Status
+from extproc.router.wire.headers import (
+    Head,
+    HeadReader,
+    MalformedRequest,
+    TooManySizes,
+    read_head,
+    refusal_block,
+    response_block,
+    trailers_block,
+)
+from tests.router.wire.peer import PATH, REQUEST, Field
+from tests.slow.fuzz.blocks import compare, literal, plainly_read, size_update, string, within
+
+LIMIT_BYTES = 16_384
+
+
+def fields_of(block: bytes) -> dict[str, str]:
+    return {str(name): str(value) for name, value in Decoder().decode(block)}
+
+
+# What a request says.
+
+
+def test_reads_path_and_metadata() -> None:
+    head = read_head([*REQUEST, ("x-request-id", "1"), ("grpc-encoding", "gzip")])
+
+    assert head.path == PATH
+    assert head.metadata == {
+        "content-type": "application/grpc",
+        "te": "trailers",
+        "x-request-id": "1",
+        "grpc-encoding": "gzip",
+    }
+    assert (head.refusal, head.timeout_s, head.encoding) == (0, None, "gzip")
+
+
+def test_fields_of_one_name_are_joined() -> None:
+    head = read_head([*REQUEST, ("x", "1"), ("x", "2"), ("x", "")])
+
+    assert head.metadata["x"] == "1,2,"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5S", 5.0),
+        ("2M", 120.0),
+        ("1H", 3_600.0),
+        ("250m", 0.25),
+        ("1u", 1e-6),
+        ("1n", 1e-9),
+        ("0S", 0.0),
+        ("99999999S", 99_999_999.0),
+        ("100000000S", None),
+        ("", None),
+        ("S", None),
+        ("5", None),
+        ("5s", None),
+        ("-5S", None),
+        ("5.0S", None),
+        ("\xb25S", None),
+    ],
+)
+def test_reads_the_clients_timeout(text: str, seconds: float | None) -> None:
+    assert read_head([*REQUEST, ("grpc-timeout", text)]).timeout_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("method", "content_type", "refusal"),
+    [
+        ("POST", "application/grpc", 0),
+        ("POST", "application/grpc+proto", 0),
+        ("POST", "application/grpc;charset=utf-8", 0),
+        ("POST", "application/grpc-web", 415),
+        ("POST", "application/json", 415),
+        ("POST", None, 415),
+        ("GET", "application/grpc", 405),
+        ("post", "application/grpc", 405),
+    ],
+)
+def test_knows_a_grpc_call(method: str, content_type: str | None, refusal: int) -> None:
+    fields = [(":method", method), *REQUEST[1:4]]
+    if content_type is not None:
+        fields.append(("content-type", content_type))
+
+    assert read_head(fields).refusal == refusal
+
+
+def without(name: str) -> list[Field]:
+    return [field for field in REQUEST if field[0] != name]
+
+
+# RFC 9113 §8.1.1 to 8.3.1.
+MALFORMED: dict[str, list[Field]] = {
+    "nothing": [],
+    "no method": without(":method"),
+    "no scheme": without(":scheme"),
+    "no path": without(":path"),
+    "an empty path": [*without(":path")[:2], (":path", ""), *REQUEST[3:]],
+    "a pseudo-header twice": [(":path", "/"), *REQUEST],
+    "a pseudo-header after a field": [*REQUEST, (":authority", "x")],
+    "a response's pseudo-header": [(":status", "200"), *REQUEST],
+    "an unknown pseudo-header": [(":protocol", "websocket"), *REQUEST],
+    "a pseudo-header without a name": [(":", ""), *REQUEST],
+    "a field without a name": [*REQUEST, ("", "x")],
+    "capitals": [*REQUEST, ("X-a", "x")],
+    "a space in a name": [*REQUEST, ("x a", "x")],
+    "a colon in a name": [*REQUEST, ("x:a", "x")],
+    "a control character in a name": [*REQUEST, ("x\x7f", "x")],
+    "a name that is not ASCII": [*REQUEST, ("\xe9", "x")],
+    "NUL in a value": [*REQUEST, ("x", "a\x00b")],
+    "a line end in a value": [*REQUEST, ("x", "a\nb")],
+    "a carriage return in a value": [*REQUEST, ("x", "a\r")],
+    "a value that begins with a space": [*REQUEST, ("x", " a")],
+    "a value that ends with a tab": [*REQUEST, ("x", "a\t")],
+    "a value of one space": [*REQUEST, ("x", " ")],
+    "connection": [*REQUEST, ("connection", "close")],
+    "proxy-connection": [*REQUEST, ("proxy-connection", "close")],
+    "keep-alive": [*REQUEST, ("keep-alive", "1")],
+    "transfer-encoding": [*REQUEST, ("transfer-encoding", "chunked")],
+    "upgrade": [*REQUEST, ("upgrade", "h2c")],
+    "te of something else": [*REQUEST, ("te", "gzip")],
+}
+
+
+@pytest.mark.parametrize("fields", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_request_is_told_from_others(fields: list[Field]) -> None:
+    with pytest.raises(MalformedRequest):
+        read_head(fields)
+
+
+@pytest.mark.parametrize(
+    "field", [("x", ""), ("x", "a b\tc"), ("x", "\x01\xff"), ("te", "Trailers"), ("!#$%&'*+-.^_`|~", "x")]
+)
+def test_a_strange_field_is_none_of_our_business(field: Field) -> None:
+    assert read_head([*REQUEST, field]).path == PATH
+
+
+# The cache. Heads are kept by their bytes, so the same bytes must mean the same.
+
+
+PLAIN = b"\x83\x86" + literal(b":path", b"/p") + literal(b"content-type", b"application/grpc")
+# Pieces of blocks, such that one may mean different things from one time to the next.
+PIECES = st.sampled_from(
+    [
+        b"\xbe",
+        b"\xbf",
+        b"\xc0",
+        literal(b"a", b"1", 0x40),
+        literal(b"a", b"2", 0x40),
+        literal(b"b", b"1", 0x40),
+        literal(b"long", b"l" * 100, 0x40),
+        literal(b"never", b"n", 0x10),
+        literal(b"none", b"n"),
+        b"\x7e\x013",
+    ]
+)
+UPDATES = st.sampled_from(
+    [b"", b"", b"", size_update(0), size_update(70), size_update(4_096), b"\x20\x3f\xe1\x1f"]
+)
+BLOCKS = st.builds(
+    lambda update, pieces: update + PLAIN + b"".join(pieces), UPDATES, st.lists(PIECES, max_size=3)
+)
+
+
+@given(st.lists(BLOCKS, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=25))
+def test_blocks_mean_the_same_with_the_cache_and_without(blocks: list[bytes], order: list[int]) -> None:
+    sequence = [*blocks, *(blocks[place % len(blocks)] for place in order)]
+
+    compare(sequence)
+
+
+NAMES = st.sampled_from(["a", "b", "c", "x-long-name", "grpc-timeout"])
+VALUES = st.sampled_from(["", "1", "2", "three", "v" * 80])
+CALLS = st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=4), min_size=1, max_size=20)
+
+
+@given(CALLS, st.lists(st.sampled_from([None, None, 0, 64, 200, 4_096]), max_size=20), st.booleans())
+def test_a_real_encoders_blocks_are_read_as_they_were_meant(
+    calls: list[list[Field]], sizes: list[int | None], is_huffman: bool
+) -> None:
+    encoder, reader = Encoder(), HeadReader(LIMIT_BYTES)
+    for place, extra in enumerate(calls):
+        size = sizes[place] if place < len(sizes) else None
+        if size is not None:
+            encoder.header_table_size = size
+        fields = [*REQUEST, *extra]
+        block = encoder.encode(fields, huffman=is_huffman)
+        # Twice, as if two calls had it: the second time, it may come from the cache.
+        expected = read_head(fields)
+        assert expected == reader.read(block)
+        again = encoder.encode(fields, huffman=is_huffman)
+        assert expected == reader.read(again)
+
+
+def test_the_second_block_of_the_same_bytes_is_the_same_head() -> None:
+    reader = HeadReader(LIMIT_BYTES)
+
+    assert reader.read(PLAIN) is reader.read(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        PLAIN + literal(b"a", b"1", 0x40),
+        size_update(0) + PLAIN,
+        size_update(100) + PLAIN,
+        size_update(0) + size_update(4_096) + PLAIN,
+        PLAIN + literal(b"l" * 120, b"l" * 100, 0x40) * 20,
+    ],
+    ids=["an entry", "no table", "a smaller table", "emptied", "evictions"],
+)
+def test_a_change_of_the_table_empties_the_cache(change: bytes) -> None:
+    reader = HeadReader(LIMIT_BYTES)
+    reader.read(PLAIN + literal(b"old", b"1", 0x40))
+    kept = reader.read(PLAIN + b"\xbe")
+
+    assert kept in reader._kept.values()
+
+    reader.read(change)
+
+    assert reader._kept == {}
+
+
+def test_an_entry_that_pushes_out_its_equal_is_a_change() -> None:
+    """As many entries as before, with an equal one in front: told by identity."""
+    reader = HeadReader(LIMIT_BYTES)
+    # Room for two entries of 34 bytes.
+    reader.read(size_update(70) + PLAIN + literal(b"a", b"1", 0x40) + literal(b"b", b"1", 0x40))
+    assert reader.read(PLAIN + b"\xbf").metadata["a"] == "1"
+
+    reader.read(PLAIN + literal(b"b", b"1", 0x40))
+
+    assert reader.read(PLAIN + b"\xbf").metadata == {"content-type": "application/grpc", "b": "1"}
+
+
+def test_trailers_and_late_blocks_change_the_table_too() -> None:
+    reader = HeadReader(LIMIT_BYTES)
+    reader.read(PLAIN + literal(b"a", b"1", 0x40))
+    first = reader.read(PLAIN + b"\xbe")
+
+    assert reader.read_trailers(literal(b"b", b"2", 0x40))
+    second = reader.read(PLAIN + b"\xbe")
+    reader.pass_over(literal(b"c", b"3", 0x40))
+    third = reader.read(PLAIN + b"\xbe")
+
+    assert [list(head.metadata)[-1] for head in (first, second, third)] == ["a", "b", "c"]
+
+
+def test_the_cache_is_bounded_and_goes_on() -> None:
+    reader = HeadReader(LIMIT_BYTES)
+    for number in range(100):
+        reader.read(PLAIN + literal(b"n", b"%d" % number))
+    long = PLAIN + literal(b"n", b"x" * 126) * 10
+    reader.read(long)
+
+    assert 0 < len(reader._kept) <= 32
+    assert long not in reader._kept
+    assert reader.read(PLAIN) is reader.read(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"\x80",
+        b"\xbe",
+        b"\xff" * 100,
+        b"\x3f\xff\xff\xff\x7f",
+        size_update(4_097),
+        size_update(0) * 3 + PLAIN,
+        size_update(4_096) * 3,
+        PLAIN + size_update(0),
+        b"\x00\x05ab",
+        b"\x00\x81\x00\x01a",
+        literal(b"n" * 100, b"v" * 100) * 100,
+    ],
+    ids=[
+        "index 0",
+        "an index of nothing",
+        "a number without an end",
+        "a huge size",
+        "a size beyond what we allow",
+        "three sizes",
+        "three sizes of several bytes and no field",
+        "a size after a field",
+        "cut",
+        "Huffman code that is none",
+        "a list longer than allowed",
+    ],
+)
+def test_a_block_that_loses_the_table_is_an_error(block: bytes) -> None:
+    with pytest.raises(HPACKError):
+        HeadReader(LIMIT_BYTES).read(block)
+
+
+def test_two_sizes_before_the_fields_are_allowed() -> None:
+    assert HeadReader(LIMIT_BYTES).read(size_update(0) + size_update(4_096) + PLAIN).path == "/p"
+
+
+def test_many_sizes_are_not_worked_off() -> None:
+    """16,384 of them took hpack 35 ms."""
+    reader = HeadReader(LIMIT_BYTES)
+    with pytest.raises(TooManySizes):
+        reader.read(size_update(0) * LIMIT_BYTES)
+
+    assert reader._decoder.header_table.maxsize == 4_096
+
+
+@given(st.lists(st.binary(max_size=60), max_size=8))
+def test_any_bytes_are_a_head_or_one_of_two_errors(blocks: list[bytes]) -> None:
+    compare(blocks)
+
+
+# What a proxy says of a trace is another with each call.
+
+PARENT = b"00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+OTHER = b"00-fedcba9876543210fedcba9876543210-fedcba9876543210-00"
+PARENT_NAME, STATE_NAME = (b"\x00" + string(name) for name in (b"traceparent", b"tracestate"))
+BACK = literal(b"x-envoy-internal", b"true")
+# The block of an Envoy 1.40 that traces, up to its traceparent's value and from there on.
+ENVOYS = (
+    bytes.fromhex(
+        "8304a560b5773fa5d05b3b98855cbe5315761c8bf7657c1e525b2a1d1aec390a841ec635d872150801852f94d761c98600"
+        "027465864d833505b11f0f108b1d75d0620d263d4c4d656400884d83216b1d85a93f"
+    ),
+    bytes.fromhex(
+        "00874d83215091a4bf00008cf2b16aee7f4b1aa496ca8747834d9697008bf2b4a7b3c0ec90b22d29ec870be25c0b89717f"
+    ),
+)
+
+
+def traced(parent: bytes, state: bytes | None = None, back: bytes = BACK) -> bytes:
+    more = b"" if state is None else STATE_NAME + string(state)
+    return PLAIN + PARENT_NAME + string(parent) + more + back
+
+
+# A client's header that a proxy passes on could look like this: `x: 02ccQaceparentZo00-0123…`.
+SEEMING = within(b"x", PARENT_NAME + string(PARENT))
+
+
+def reader_of(block: bytes, limit_bytes: int = LIMIT_BYTES) -> HeadReader:
+    """One that has no table and knows a block of this form."""
+    reader = HeadReader(limit_bytes)
+    reader.read(size_update(0) + PLAIN)
+    reader.read(block)
+    reader.decoded_bytes = 0
+    return reader
+
+
+def test_of_envoys_blocks_only_the_id_is_decoded() -> None:
+    first, second = (string(parent).join(ENVOYS) for parent in (PARENT, OTHER))
+    reader = reader_of(first)
+    head = reader.read(second)
+
+    assert head == plainly_read(Decoder(), second)
+    assert head.metadata["traceparent"] == OTHER.decode()
+    assert [*head.metadata][2:] == ["traceparent", "tracestate", "x-envoy-internal", "x-forwarded-for"]
+    # Its state, which is empty, is a byte.
+    assert reader.decoded_bytes == len(string(OTHER)) + 1
+
+
+@pytest.mark.parametrize("state", [b"", b"vendor=1", b"dd=s:1;p:0123456789abcdef", b"v" * 126])
+def test_states_may_differ_too(state: bytes) -> None:
+    reader = reader_of(traced(PARENT, b"first=1"))
+    head = reader.read(traced(OTHER, state))
+
+    assert reader.decoded_bytes == len(string(OTHER) + string(state))
+    assert (head.metadata["traceparent"], head.metadata["tracestate"]) == (OTHER.decode(), state.decode())
+
+
+def test_values_need_not_be_huffman_coded() -> None:
+    reader = reader_of(traced(PARENT))
+    head = reader.read(PLAIN + PARENT_NAME + string(OTHER, is_huffman=False) + BACK)
+
+    assert head.metadata["traceparent"] == OTHER.decode()
+    assert reader.decoded_bytes == 1 + len(OTHER)
+
+
+def test_a_form_with_a_state_is_not_one_without() -> None:
+    reader = reader_of(traced(PARENT, b"a=1"))
+
+    assert "tracestate" not in reader.read(traced(OTHER)).metadata
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        traced(PARENT, back=PARENT_NAME + string(OTHER)),
+        traced(PARENT, b"a=1", STATE_NAME + string(b"b=2")),
+        PLAIN + SEEMING,
+        PLAIN + SEEMING + literal(b"traceparent", PARENT),
+        traced(b"v" * 200),
+        traced(PARENT, back=BACK * 60),
+    ],
+    ids=["an id twice", "a state twice", "in a value", "in a value, beside one", "a long id", "a long block"],
+)
+def test_what_only_looks_like_a_form_is_none(block: bytes) -> None:
+    reader = HeadReader(LIMIT_BYTES)
+    reader.read(size_update(0) + PLAIN)
+    head = reader.read(block)
+
+    assert head == plainly_read(Decoder(), block)
+    assert not reader._forms
+
+
+def test_a_value_that_looks_like_a_trace_spoils_no_other_head() -> None:
+    """What is kept of the first must not be told of the second."""
+    seeming = [within(b"x", PARENT_NAME + string(parent)) for parent in (PARENT, OTHER)]
+    calls = [PLAIN + field + literal(b"traceparent", PARENT) for field in seeming]
+    heads, filled = compare([size_update(0) + PLAIN, *calls])
+
+    told = [head.metadata["x"][-55:] for head in heads if isinstance(head, Head) and "x" in head.metadata]
+    assert (told, filled) == ([PARENT.decode(), OTHER.decode()], 0)
+
+
+def test_where_there_is_a_table_nothing_is_cut() -> None:
+    reader = HeadReader(LIMIT_BYTES)
+    reader.read(traced(PARENT))
+
+    assert not reader._forms
+    assert reader.read(traced(PARENT)) is reader.read(traced(PARENT))
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (b"\x88" + b"\xff" * 8, HPACKError),
+        (b"\x81\x00", HPACKError),
+        (b"\x05ab", HPACKError),
+        (b"\x7f", HPACKError),
+        (b"\xff\xff\xff", HPACKError),
+        (b"", HPACKError),
+        (string(b"a\x00b"), MalformedRequest),
+        (string(b"a\nb"), MalformedRequest),
+        (string(b" a"), MalformedRequest),
+    ],
+    ids=["EOS", "padding", "cut", "a length cut", "a length too long", "nothing", "NUL", "a line", "a space"],
+)
+def test_a_wrong_value_in_a_known_form_is_what_it_is_elsewhere(value: bytes, error: type[Exception]) -> None:
+    reader = reader_of(traced(PARENT, back=b""))
+    with pytest.raises(error):
+        reader.read(PLAIN + PARENT_NAME + value)
+
+
+@given(st.integers(0, 126), st.integers(0, 126), st.integers(-3, 3))
+def test_a_form_is_as_long_as_a_list_may_be(parent: int, state: int, more: int) -> None:
+    longest = sum(32 + len(field[0] + field[1]) for field in Decoder().decode(traced(b"", b"")))
+    sequence = [size_update(0) + PLAIN, traced(b"", b""), traced(b"p" * parent, b"s" * state)]
+
+    compare(sequence, longest + parent + state + more if more else longest)
+
+
+@pytest.mark.parametrize("change", [PLAIN + literal(b"a", b"1", 0x40), size_update(100) + PLAIN])
+def test_forms_are_right_as_long_as_there_is_no_table(change: bytes) -> None:
+    reader = reader_of(traced(PARENT))
+    reader.read(size_update(100) + change.removeprefix(size_update(100)))
+
+    assert not reader._forms
+
+
+def test_forms_are_bounded() -> None:
+    reader = reader_of(traced(PARENT))
+    for number in range(100):
+        reader.read(traced(PARENT, back=literal(b"n", b"%d" % number)))
+
+    assert 0 < len(reader._forms) <= 32
+
+
+# What we write.
+
+
+def test_our_headers_are_a_grpc_answers() -> None:
+    assert fields_of(response_block()) == {":status": "200", "content-type": "application/grpc"}
+
+
+@pytest.mark.parametrize("status", Status)
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_trailers_name_the_status(status: Status, is_alone: bool) -> None:
+    fields = fields_of(trailers_block(status, "details", is_alone=is_alone))
+    front = {":status": "200", "content-type": "application/grpc"} if is_alone else {}
+
+    assert fields == front | {"grpc-status": str(int(status)), "grpc-message": "details"}
+
+
+def test_without_details_there_is_no_message() -> None:
+    assert fields_of(trailers_block(Status.OK)) == {"grpc-status": "0"}
+
+
+@given(st.text(max_size=10))
+def test_details_are_percent_encoded(details: str) -> None:
+    message = fields_of(trailers_block(Status.INTERNAL, details)).get("grpc-message", "")
+
+    assert all(0x20 <= ord(char) < 0x7F for char in message)
+    assert details == unquote(message) or len(message) == 126
+
+
+def test_plain_details_stay_as_they_are_but_for_the_percent_sign() -> None:
+    fields = fields_of(trailers_block(Status.INTERNAL, "100% of ~!/\"'"))
+
+    assert fields["grpc-message"] == "100%25 of ~!/\"'"
+
+
+def test_long_details_are_cut() -> None:
+    assert fields_of(trailers_block(Status.INTERNAL, "x" * 300))["grpc-message"] == "x" * 126
+
+
+def test_a_refusal_is_a_status_alone() -> None:
+    assert fields_of(refusal_block(415)) == {":status": "415"}
+
+
+def test_nothing_that_we_write_changes_the_peers_table() -> None:
+    decoder = Decoder()
+    for block in (response_block(), trailers_block(Status.OK, "x", is_alone=True), refusal_block(405)):
+        decoder.decode(block)
+
+    assert not decoder.header_table.dynamic_entries

@@ -1,0 +1,377 @@
+"""The listener over real sockets: what services see of calls, and what peers see of services."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from extproc.router.budget import Budget
+from extproc.router.wire import frames
+from extproc.router.wire.certificates import Certificates, SelfSigned
+from extproc.router.wire.frames import Code, frame
+from extproc.router.wire.limits import Limits
+from tests.router.wire.serving import ECHO, FAIL, FEED, echo, serving
+
+SIZES = b"a header block of more than two table sizes"
+
+
+async def until_ended(ends: list[str], count: int) -> None:
+    async with asyncio.timeout(10):
+        while len(ends) < count:  # noqa: ASYNC110  # a claim over the service
+            await asyncio.sleep(0.005)
+
+
+async def test_messages_come_back_in_their_order() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+        messages = [b"", b"a", b"b" * 70_000, b"c"]
+
+        assert messages == await echo(channel, *messages)
+        await until_ended(served.ends, 1)
+
+
+async def test_a_message_larger_than_every_window_comes_back() -> None:
+    options = [("grpc.max_receive_message_length", -1)]
+    async with serving() as served, grpc.aio.insecure_channel(served.target, options) as channel:
+        message = bytes(20_000_000)
+
+        assert [message] == await echo(channel, message)
+        assert served.listener.budget.used == 0
+
+
+async def test_many_calls_at_once_are_kept_apart() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+        sent = [b"%d" % number for number in range(500)]
+        answers = await asyncio.gather(*(echo(channel, message) for message in sent))
+
+        assert [[message] for message in sent] == answers
+        await until_ended(served.ends, 500)
+
+
+async def test_a_service_may_speak_whenever_it_likes() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+        call = channel.stream_stream(FEED, None, None)(None)
+        await call.write(b"hello")
+        assert await call.read() == b"hello"
+        for news in (b"one", b"two"):
+            served.feeds[0].send(news)
+            assert await call.read() == news
+        served.feeds[0].finish()
+
+        assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
+        await until_ended(served.ends, 1)
+
+
+async def test_an_unknown_method_is_unimplemented() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+        call = channel.stream_stream("/test.Service/Nothing", None, None)(None)
+
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_clients_own_limit_ends_a_call() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+        call = channel.stream_stream(ECHO, None, None)(None, timeout=0.2)
+
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until_ended(served.ends, 1)
+
+
+async def test_a_service_that_raises_tells_nobody_what(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+        call = channel.stream_stream(FAIL, None, None)(None)
+        await call.write(b"a secret prompt")
+
+        assert await call.code() is grpc.StatusCode.INTERNAL
+        assert "secret" not in (await call.details() or "")
+        assert "secret" not in caplog.text
+        assert "ValueError" in caplog.text
+        # The connection and its other calls go on.
+        assert [b"x"] == await echo(channel, b"x")
+
+
+async def test_a_client_that_is_gone_has_ended_its_calls() -> None:
+    async with serving() as served:
+        channel = grpc.aio.insecure_channel(served.target)
+        calls = [channel.stream_stream(ECHO, None, None)(None) for _ in range(20)]
+        for call in calls:
+            await call.write(b"x")
+            await call.read()
+        await channel.close(None)
+
+        await until_ended(served.ends, 20)
+
+
+async def test_compressed_messages_are_refused_as_unimplemented() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+        method = channel.stream_stream(ECHO, None, None)
+        call = method(None, compression=grpc.Compression.Gzip)
+        await call.write(b"x" * 10_000)
+
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_message_longer_than_allowed_is_refused_by_its_length() -> None:
+    limits = Limits(message_bytes=100_000)
+    async with serving(limits) as served, grpc.aio.insecure_channel(served.target) as channel:
+        call = channel.stream_stream(ECHO, None, None)(None)
+        await call.write(bytes(100_001))
+
+        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert [bytes(100_000)] == await echo(channel, bytes(100_000))
+
+
+async def test_a_message_beyond_the_budget_is_skipped_and_the_next_one_read() -> None:
+    async with serving(budget=Budget(100_000)) as served:
+        async with grpc.aio.insecure_channel(served.target) as channel:
+            assert [b"skipped 200000", b"small"] == await echo(channel, bytes(200_000), b"small")
+        assert served.listener.budget.used == 0
+
+
+async def test_a_unix_socket_serves_alike(tmp_path: Path) -> None:
+    listen = f"unix:{tmp_path}/socket"
+    async with serving(listen=listen), grpc.aio.insecure_channel(listen) as channel:
+        assert [b"x"] == await echo(channel, b"x")
+
+
+async def say(port: int, data: bytes) -> bytes:
+    """Sends `data` and returns all that comes until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    try:
+        answer = await asyncio.wait_for(reader.read(), 10)
+    except ConnectionResetError:
+        answer = b""  # closed with bytes of ours still unread
+    writer.close()
+    return answer
+
+
+async def test_a_header_block_of_many_table_sizes_ends_its_connection_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """RFC 7541 §4.2 allows two; 16,384 of them would take 35 ms of everybody's time."""
+    block = frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x20" * frames.MAX_FRAME_BYTES)
+    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+        answer = await say(served.port, frames.PREFACE + frames.settings({}) + block)
+
+        assert int.from_bytes(answer[-4 - len(SIZES) :][:4], "big") == Code.COMPRESSION_ERROR
+        assert answer.endswith(SIZES)
+        assert [b"x"] == await echo(channel, b"x")
+
+    assert SIZES.decode() in caplog.text
+
+
+STRANGERS = {
+    b"GET / HTTP/1.1\r\nhost: x\r\n\r\n": "HTTP/1.1, where gRPC is served",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03": "TLS, where plain text is served",
+    b"\x00\x01nonsense": "no HTTP/2 preface",
+}
+
+
+@pytest.mark.parametrize("data", STRANGERS)
+async def test_what_is_no_http2_is_closed_with_one_clear_line(
+    data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as served:
+        assert await say(served.port, data) == b""
+
+    [record] = caplog.records
+    assert record.getMessage().endswith(STRANGERS[data])
+
+
+async def test_a_flood_of_strangers_is_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as served:
+        for _ in range(100):
+            await say(served.port, b"nonsense")
+
+    # However slow the machine, it is far from a line each.
+    assert 1 <= len(caplog.records) <= 50
+
+
+async def test_a_silent_stranger_is_closed_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(Limits(preface_s=0.1, tick_s=0.05)) as served:
+        assert await say(served.port, b"PRI * HTTP/2.0") == b""
+
+    assert "no HTTP/2 preface in time" in caplog.text
+
+
+async def test_connections_beyond_the_limit_are_closed() -> None:
+    async with serving(Limits(connections=2)) as served:
+        kept = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
+        for _, writer in kept:
+            writer.write(open_call(ECHO))
+        while served.opened < 2:  # noqa: ASYNC110  # a claim over the service
+            await asyncio.sleep(0.005)
+        with pytest.raises((ConnectionError, AssertionError)):
+            assert await say(served.port, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9)) != b""
+        for _, writer in kept:
+            writer.close()
+
+
+async def test_who_never_asked_makes_room_for_who_comes(caplog: pytest.LogCaptureFixture) -> None:
+    """A flood of silent connections shuts out neither a proxy nor a health check."""
+    async with serving(Limits(connections=3)) as served:
+        _, asked = await asyncio.open_connection("127.0.0.1", served.port)
+        asked.write(open_call(ECHO))
+        silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(10)]
+        _, late = await asyncio.open_connection("127.0.0.1", served.port)
+        late.write(open_call(ECHO))
+        while served.opened < 2:  # noqa: ASYNC110  # a claim over the service
+            await asyncio.sleep(0.005)
+
+        assert len(served.listener.links) == 3
+        for writer in (asked, late, *(writer for _, writer in silent)):
+            writer.close()
+
+    assert "it asked for nothing yet" in caplog.text
+
+
+async def test_a_silent_handshake_ends_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    tls = Certificates(SelfSigned()).context()
+    async with serving(Limits(preface_s=0.1, tick_s=0.05), tls=tls) as served:
+        assert await say(served.port, b"") == b""
+        assert not served.listener.links
+
+    assert "no TLS handshake in time" in caplog.text
+
+
+async def test_the_oldest_handshake_makes_room_for_who_comes() -> None:
+    """1. Three connections are allowed, five begin a handshake. 2. The first two are closed, and no other."""
+    tls = Certificates(SelfSigned()).context()
+    async with serving(Limits(connections=3), tls=tls) as served:
+        silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(5)]
+        for reader, _ in silent[:2]:
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+
+        assert len(served.listener.links) == 3
+        assert not any(reader.at_eof() for reader, _ in silent[2:])
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_who_drains_waits_for_no_handshake() -> None:
+    tls = Certificates(SelfSigned()).context()
+    async with serving(tls=tls) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        while not served.listener.links:  # noqa: ASYNC110  # a claim over the service
+            await asyncio.sleep(0.005)
+        served.listener.drain()
+
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+
+
+async def test_a_peer_that_vanished_is_found_out_and_its_calls_are_ended() -> None:
+    """A node that lost its network sends no FIN: a socket that says nothing and reads nothing."""
+    limits = Limits(idle_s=0.2, answer_s=0.2, tick_s=0.05)
+    async with serving(limits) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(open_call(ECHO))
+        while not served.opened:  # noqa: ASYNC110  # a claim over the service
+            await asyncio.sleep(0.005)
+        # Nobody answers the PING.
+        await asyncio.wait_for(reader.read(), 10)
+
+        await until_ended(served.ends, 1)
+        writer.close()
+
+
+async def test_a_peer_that_reads_nothing_is_paused_then_closed(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(Limits(answer_s=0.2, tick_s=0.05)) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1_000)
+        writer.write(open_call(FEED) + WIDE_WINDOWS)
+        while not served.feeds:  # noqa: ASYNC110  # a claim over the service
+            await asyncio.sleep(0.005)
+        for _ in range(40):
+            served.feeds[0].send(bytes(1_000_000))
+
+        await until_ended(served.ends, 1)
+        writer.close()
+        del reader
+    assert "it does not read what it asked for" in caplog.text
+    assert served.listener.budget.used == 0
+
+
+async def test_twenty_thousand_rapid_resets_leave_others_alone(caplog: pytest.LogCaptureFixture) -> None:
+    # A tenth of the shipped limit: even a machine that takes seconds over the attack passes it.
+    limits = Limits(early_resets_per_s=500)
+    async with serving(limits) as served, grpc.aio.insecure_channel(served.target) as channel:
+        assert [b"before"] == await echo(channel, b"before")
+        attack = b"".join(headers_frame(number, ECHO) + rst_frame(number) for number in range(3, 40_003, 2))
+        _, *others = await asyncio.gather(
+            say(served.port, open_call(ECHO) + attack), *(echo(channel, b"%d" % n) for n in range(50))
+        )
+
+        assert [[b"%d" % n] for n in range(50)] == others
+        assert "a flood of streams that are reset at once" in caplog.text
+        assert served.opened < 10_000
+
+
+async def test_a_drain_lets_calls_end_and_takes_no_new_ones() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+        open_one = channel.stream_stream(ECHO, None, None)(None)
+        await open_one.write(b"before")
+        assert await open_one.read() == b"before"
+
+        served.listener.drain()
+        await asyncio.sleep(0.1)
+        late = channel.stream_stream(ECHO, None, None)(None)
+        assert await late.code() is grpc.StatusCode.UNAVAILABLE
+
+        await open_one.write(b"after")
+        assert await open_one.read() == b"after"
+        await open_one.done_writing()
+        assert await open_one.code() is grpc.StatusCode.OK
+        # The connection ends with its last call.
+        async with asyncio.timeout(10):
+            while served.listener.links:  # noqa: ASYNC110  # a claim over the service
+                await asyncio.sleep(0.005)
+
+
+async def test_stopping_cuts_what_is_open() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+        call = channel.stream_stream(ECHO, None, None)(None)
+        await call.write(b"x")
+        await call.read()
+        await served.listener.stop()
+
+        assert await call.code() is not grpc.StatusCode.OK
+        assert served.ends == ["echo"]
+
+
+def test_nothing_is_logged_of_ordinary_calls(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk() -> None:
+        async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
+            await echo(channel, b"x")
+
+    with caplog.at_level(logging.INFO, "extproc"):
+        asyncio.run(talk())
+
+    assert caplog.records == []
+
+
+def open_call(path: str) -> bytes:
+    """A client's preface, its SETTINGS, and the first call."""
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)) + headers_frame(1, path)
+
+
+# A client that allows us to send whatever we like: INITIAL_WINDOW_SIZE and the connection's window.
+WIDE_WINDOWS = (
+    (6).to_bytes(3, "big") + b"\x04\x00" + bytes(4) + b"\x00\x04\x7f\xff\xff\xff"
+    + (4).to_bytes(3, "big") + b"\x08\x00" + bytes(4) + b"\x7f\x00\x00\x00"
+)  # fmt: skip
+
+
+def headers_frame(stream_id: int, path: str) -> bytes:
+    literals = {":method": "POST", ":scheme": "http", ":path": path, "content-type": "application/grpc"}
+    block = b"".join(
+        bytes((0, len(name))) + name.encode() + bytes((len(value),)) + value.encode()
+        for name, value in literals.items()
+    )
+    return len(block).to_bytes(3, "big") + b"\x01\x04" + stream_id.to_bytes(4, "big") + block
+
+
+def rst_frame(stream_id: int) -> bytes:
+    return (4).to_bytes(3, "big") + b"\x03\x00" + stream_id.to_bytes(4, "big") + (8).to_bytes(4, "big")

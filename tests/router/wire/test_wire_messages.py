@@ -1,0 +1,247 @@
+"""gRPC's messages out of a stream's bytes, however they were cut, and the budget that they count against."""
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.budget import Budget
+from extproc.router.wire import frames
+from extproc.router.wire.messages import MessageReader, Refused, Skipped
+from extproc.router.wire.streams import Stream
+from tests.router.wire.peer import END, Peer, data, framed
+
+MESSAGES = st.lists(st.binary(max_size=40), max_size=8)
+PLACES = st.lists(st.integers(0, 300), max_size=20)
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    ends = sorted({0, len(data), *(place for place in places if place < len(data))})
+    return [data[start:end] for start, end in pairwise(ends)]
+
+
+def read(reader: MessageReader, pieces: list[bytes]) -> list[bytes | bytearray | Skipped]:
+    return [told for piece in pieces for told in reader.feed(piece)]
+
+
+@given(MESSAGES, PLACES)
+def test_messages_cut_anywhere_come_out_whole(messages: list[bytes], places: list[int]) -> None:
+    budget = Budget(10_000)
+    reader = MessageReader(budget, 40)
+
+    assert messages == read(reader, cut(b"".join(map(framed, messages)), places))
+    assert reader.is_between
+    assert budget.used == 0
+
+
+@given(MESSAGES, st.binary(min_size=1, max_size=40), PLACES, st.integers(0, 60))
+def test_the_budget_holds_what_came_of_an_unfinished_message(
+    messages: list[bytes], last: bytes, places: list[int], missing: int
+) -> None:
+    budget = Budget(10_000)
+    reader = MessageReader(budget, 40)
+    begun = framed(last)[: max(0, len(last) + 5 - max(1, missing))]
+    whole = b"".join(map(framed, messages)) + begun
+
+    assert messages == read(reader, cut(whole, places))
+    assert budget.used == max(0, len(begun) - 5)
+    assert reader.is_between is (not begun)
+
+    reader.close()
+    reader.close()
+    assert budget.used == 0
+
+
+@given(st.lists(st.binary(min_size=10, max_size=40), max_size=8), PLACES, st.integers(0, 30))
+def test_a_message_without_room_is_skipped_and_the_next_one_read(
+    messages: list[bytes], places: list[int], room: int
+) -> None:
+    budget = Budget(room)
+    reader = MessageReader(budget, 40)
+
+    told = read(reader, cut(b"".join(map(framed, messages)), places))
+    # Small messages find half as much room again.
+    most = room + room // 2
+
+    assert told == [message if len(message) <= most else Skipped(len(message)) for message in messages]
+    assert budget.used == 0
+
+
+def test_a_large_message_finds_no_more_room_than_there_is() -> None:
+    large = bytes(131_073)
+
+    assert read(MessageReader(Budget(131_072), 200_000), [framed(large)]) == [Skipped(131_073)]
+    assert read(MessageReader(Budget(131_071), 200_000), [framed(large[1:])]) == [large[1:]]
+
+
+def test_room_that_comes_back_does_not_mend_a_message_that_was_skipped() -> None:
+    budget = Budget(10)
+    budget.hold(13)
+    reader = MessageReader(budget, 100)
+    message = framed(b"abcdef")
+
+    assert read(reader, [message[:8]]) == []
+    budget.give(13)
+    assert read(reader, [message[8:], framed(b"next")]) == [Skipped(6), b"next"]
+    assert budget.used == 0
+
+
+def test_a_skipped_message_holds_nothing_while_it_comes() -> None:
+    budget = Budget(10)
+    reader = MessageReader(budget, 1_000)
+    message = framed(bytes(500))
+
+    assert read(reader, [message[:13]]) == []
+    assert budget.used == 8
+    assert read(reader, [message[13:100]]) == []
+    assert budget.used == 0
+    assert read(reader, [message[100:]]) == [Skipped(500)]
+    assert budget.used == 0
+
+
+def test_the_word_for_a_length_reserves_nothing() -> None:
+    budget = Budget(1_000)
+    reader = MessageReader(budget, 2**32)
+
+    assert read(reader, [b"\x00\xff\xff\xff\xff", b"abc"]) == []
+    assert budget.used == 3
+
+
+@given(MESSAGES, PLACES, st.booleans(), st.binary(max_size=10))
+def test_a_message_is_refused_by_its_prefix(
+    messages: list[bytes], places: list[int], is_compressed: bool, rest: bytes
+) -> None:
+    budget = Budget(10_000)
+    reader = MessageReader(budget, 40)
+    prefix = b"\x01\x00\x00\x00\x01" if is_compressed else b"\x00\x00\x00\x00\x29"
+    told: list[bytes | bytearray | Skipped] = []
+
+    def read_all() -> None:
+        for piece in cut(b"".join(map(framed, messages)) + prefix + rest, places):
+            told.extend(reader.feed(piece))
+
+    with pytest.raises(Refused) as refused:
+        read_all()
+
+    assert refused.value.is_compressed is is_compressed
+    assert messages == told
+    assert budget.used == 0
+    with pytest.raises(Refused):
+        list(reader.feed(b"more"))
+
+
+@given(MESSAGES, PLACES, st.lists(st.integers(0, 20), max_size=20), st.booleans())
+def test_a_connection_tells_the_same_whatever_the_frames_and_their_padding(
+    messages: list[bytes], places: list[int], paddings: list[int], is_ended: bool
+) -> None:
+    peer = Peer()
+    peer.open(1)
+    pieces = cut(b"".join(map(framed, messages)), places)
+    if is_ended:
+        pieces = pieces or [b""]
+    said = []
+    for place, piece in enumerate(pieces):
+        padding = paddings[place] if place < len(paddings) else 0
+        flags = END if is_ended and place == len(pieces) - 1 else 0
+        if padding:
+            said.append(data(1, bytes((padding,)) + piece + bytes(padding), flags | frames.PADDED))
+        else:
+            said.append(data(1, piece, flags))
+
+    expected = [("message", 1, message) for message in messages]
+    assert peer.say(*said) == expected + ([("half-closed", 1)] if is_ended else [])
+    assert peer.budget.used == 0
+
+
+STREAMS = (1, 3, 5)
+# What may happen to three calls: bytes come, answers wait for a window, an end of any kind.
+HAPPENINGS = st.lists(
+    st.tuples(
+        st.sampled_from(["data", "send", "finish", "reset", "cancel", "half-close", "window"]),
+        st.sampled_from(STREAMS),
+        st.integers(0, 50),
+    ),
+    max_size=40,
+)
+
+
+def held_by(stream: Stream) -> int:
+    """What waits to be sent, and what has come of a message, but not its prefix."""
+    begun = len(stream.reader._kept) if stream.reader and stream.reader._size >= 0 else 0
+    return sum(map(len, stream.queue or ())) + begun
+
+
+def happen(peer: Peer, verb: str, stream_id: int, size: int) -> None:
+    """Leaves the events to be asked for."""
+    receive = partial(peer.connection.receive, now_s=0.0)
+    match verb:
+        case "data":
+            receive(data(stream_id, framed(bytes(size))[: size // 2]))
+        case "send":
+            peer.send(stream_id, bytes(size))
+        case "finish":
+            peer.finish(stream_id)
+        case "reset":
+            peer.reset(stream_id)
+        case "cancel":
+            receive(frames.rst_stream(stream_id, frames.Code.CANCEL))
+        case "half-close":
+            receive(data(stream_id, b"", END))
+        case "window":
+            receive(frames.window_update(stream_id, size + 1))
+
+
+@given(HAPPENINGS, st.integers(0, 200), st.sampled_from(["abort", "fault", "silence"]))
+def test_the_budget_is_given_back_however_it_ends(
+    happenings: list[tuple[str, int, int]], budget_bytes: int, end: str
+) -> None:
+    peer = Peer(budget_bytes=budget_bytes)
+    peer.say(frames.settings({frames.INITIAL_WINDOW_SIZE: 10}))
+    peer.open(*STREAMS)
+    told = []
+    for happening in happenings:
+        happen(peer, *happening)
+        told += peer.told()
+        assert peer.budget.used == sum(map(held_by, peer.connection.streams.values()))
+    match end:
+        case "abort":
+            peer.connection.abort()
+        case "fault":
+            told += peer.say(frames.rst_stream(99, frames.Code.CANCEL))
+        case "silence":
+            told += peer.wait(25) + peer.wait(25)
+    told += peer.told()
+
+    assert peer.budget.used == 0
+    assert sorted(event[1] for event in told if event[0] == "closed") == list(STREAMS)
+
+
+def test_bytes_that_wait_to_be_sent_leave_less_room_for_messages() -> None:
+    peer = Peer(budget_bytes=40)
+    peer.say(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+    peer.open(1)
+    peer.send(1, bytes(45))
+    message = framed(bytes(20))
+
+    assert peer.say(data(1, message[:10]), data(1, message[10:])) == [("skipped", 1, 20)]
+
+    peer.say(frames.window_update(1, 100))
+    assert peer.say(data(1, message[:10]), data(1, message[10:])) == [("message", 1, bytes(20))]
+
+
+def test_a_whole_message_in_one_frame_needs_no_room() -> None:
+    peer = Peer(budget_bytes=0)
+    peer.open(1)
+
+    assert peer.say(data(1, framed(b"abc"))) == [("message", 1, b"abc")]
+
+
+def test_a_budget_names_what_is_used() -> None:
+    budget = Budget(10)
+    assert budget.take(4)
+
+    assert repr(budget) == "<Budget 4 of 10 bytes>"
+    assert not budget.take(7)
+    assert budget.take(6)

@@ -1,0 +1,125 @@
+"""Other implementations of gRPC and other proxies in front of us, the real ones.
+
+nginx and HAProxy as proxies (one connection a call; h2c upstream), etcdctl for grpc-go, temporalio's client
+for tonic and hyper. Each frames, pings and opens windows in its own way.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
+from temporalio.client import Client
+from temporalio.service import GrpcCompression
+
+from extproc.router.wire.calls import Call
+from tests.router.wire.serving import ECHO, Echo, serving
+from tests.router.wire.test_wire_clients import GRPC, run
+from tests.stack.ports import free_ports
+from tests.stack.process import Process
+
+KV_RANGE = "/etcdserverpb.KV/Range"
+SYSTEM_INFO = "/temporal.api.workflowservice.v1.WorkflowService/GetSystemInfo"
+
+NGINX = """
+daemon off; pid {folder}/pid; error_log stderr warn; worker_processes 1;
+events {{ worker_connections 512; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  server {{ listen 127.0.0.1:{port} http2; location / {{ grpc_pass grpc://127.0.0.1:{upstream}; }} }}
+}}
+"""
+HAPROXY = """
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 30s
+  timeout server 30s
+frontend in
+  bind 127.0.0.1:{port} proto h2
+  default_backend out
+backend out
+  server us 127.0.0.1:{upstream} proto h2
+"""
+PROXIES = {
+    "nginx": (NGINX, ("/usr/sbin/nginx", "-c")),
+    "haproxy": (HAPROXY, ("/usr/sbin/haproxy", "-f")),
+}
+
+
+@asynccontextmanager
+async def in_front(name: str, folder: Path, upstream: int) -> AsyncIterator[int]:
+    """Runs a proxy before the listener; yields its port."""
+    [port] = free_ports(1)
+    text, command = PROXIES[name]
+    config = folder / f"{name}.conf"
+    config.write_text(text.format(folder=folder, port=port, upstream=upstream))
+    with Process(name, [*command, str(config)], folder) as process:
+        await wait_for(port, process)
+        yield port
+
+
+async def wait_for(port: int, process: Process) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            assert process.is_running, process.tail()
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                return
+
+
+@pytest.mark.parametrize("name", PROXIES)
+async def test_calls_through_a_proxy_are_answered(name: str, tmp_path: Path) -> None:
+    message = tmp_path / "message"
+    message.write_bytes(b"\0" + (100_000).to_bytes(4, "big") + bytes(100_000))
+    async with serving() as served, in_front(name, tmp_path, served.port) as port:
+        output = await run(
+            *("h2load", "-n", "200", "-c", "4", "-m", "8", "-d", str(message)),
+            *GRPC,
+            f"http://127.0.0.1:{port}{ECHO}",
+        )
+
+        assert "200 succeeded, 0 failed, 0 errored" in output
+        assert served.opened == 200
+
+
+@asynccontextmanager
+async def answering(path: str) -> AsyncIterator[tuple[str, list[Call]]]:
+    """Serves an empty answer at `path`; yields where, and the calls that were answered."""
+    answered: list[Call] = []
+
+    class Empty(Echo):
+        def on_message(self, message: bytes | bytearray) -> None:
+            answered.append(self._call)
+            self._call.send(b"")
+
+    async with serving() as served:
+        served.listener.routes = {path: lambda call: Empty(call, served.ends)}
+        yield served.target, answered
+
+
+async def test_grpc_go_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ETCDCTL_API", "3")
+    async with answering(KV_RANGE) as (target, answered):
+        output = await run("etcdctl", f"--endpoints={target}", "--command-timeout=10s", "get", "key")
+
+    assert (output, len(answered)) == ("", 1)
+    assert answered[0].metadata["user-agent"].startswith("grpc-go/")
+
+
+async def test_tonic_is_served() -> None:
+    async with answering(SYSTEM_INFO) as (target, answered):
+        client = await Client.connect(target, grpc_compression=GrpcCompression.NONE)
+        for _ in range(20):
+            await client.workflow_service.get_system_info(GetSystemInfoRequest())
+
+    assert len(answered) == 21
+    assert "tonic" in answered[0].metadata["user-agent"]

@@ -1,0 +1,141 @@
+"""Connections take turns: what one peer sends, however much of it, lets the others in between."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from itertools import chain
+
+import uvloop
+from hpack import Encoder
+
+from extproc.router.budget import Budget
+from extproc.router.wire import frames
+from extproc.router.wire.accepting import bind
+from extproc.router.wire.calls import Call
+from extproc.router.wire.frames import frame
+from extproc.router.wire.limits import Limits
+from extproc.router.wire.listener import Listener
+from tests.router.wire.peer import REQUEST, Peer
+
+GREETING = frames.PREFACE + frames.settings({})
+PATH = dict(REQUEST)[":path"]
+MESSAGE_BYTES = 8_000
+READ_BYTES = 65_536
+BLOCK_BYTES = 16_000
+
+
+class Heard:
+    """A service that notes from whom a message came: the size tells."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, call: Call) -> "Heard":
+        del call
+        return self
+
+    def on_message(self, message: bytes | bytearray) -> None:
+        self.sizes.append(len(message))
+
+    def on_skipped(self, size: int) -> None: ...
+
+    def on_half_close(self) -> None: ...
+
+    def on_close(self) -> None: ...
+
+
+def opening(stream_id: int, block: bytes) -> bytes:
+    return frame(frames.HEADERS, frames.END_HEADERS, stream_id, block)
+
+
+def long_block(number: int) -> bytes:
+    """A request of Huffman codes all through, and unlike any other: it has to be decoded."""
+    fields = [*REQUEST, ("x-long", f"{number:04d}" + "a" * (BLOCK_BYTES * 8 // 5 // 2))]
+    return Encoder().encode([(name, value, True) for name, value in fields])  # sensitive: never in a table
+
+
+def flood(kind: str) -> bytes:
+    if kind == "messages":
+        block = Encoder().encode(REQUEST)
+        return GREETING + opening(1, block) + frames.message_frame(1, bytes(MESSAGE_BYTES)) * 30
+    return GREETING + b"".join(opening(1 + 2 * number, long_block(number)) for number in range(8))
+
+
+async def count_before(kind: str) -> tuple[int, int]:
+    """How many messages, or blocks, of a flood are worked off before another peer's request; of how many."""
+    heard = Heard()
+    opened: list[int] = []
+
+    def open_call(call: Call) -> Heard:
+        opened.append(len(call.metadata.get("x-long", "")))
+        return heard(call)
+
+    listener = Listener({PATH: open_call}, limits=Limits(), budget=Budget(1 << 26))
+    port = listener.listen(await bind("127.0.0.1:0"))
+    await listener.start()
+    with socket.socket() as flooder, socket.socket() as other:
+        for each in (flooder, other):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            each.connect(("127.0.0.1", port))
+        await until(lambda: len(listener.links) == 2)
+        # The loop sees both at once: nothing is awaited in between.
+        flooder.setblocking(False)
+        data = flood(kind)
+        sent = flooder.send(data)
+        assert sent == len(data)
+        other.sendall(GREETING + opening(1, Encoder().encode(REQUEST)) + frames.message_frame(1, b"x"))
+        await until(lambda: 1 in heard.sizes)
+        before = heard.sizes.index(1) if kind == "messages" else opened.index(0)
+        await until(lambda: len(heard.sizes) == 31 or len(opened) == 9)
+    await listener.stop()
+    return before, len(heard.sizes if kind == "messages" else opened) - 1
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110  # a claim over the loop's turns
+            await asyncio.sleep(0)
+
+
+def run(waiting: Coroutine[None, None, tuple[int, int]]) -> tuple[int, int]:
+    """On the loop that serves: it reads on while there is more, where asyncio's own reads once."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(waiting)
+
+
+def test_who_sends_much_is_read_once_a_turn() -> None:
+    before, of_all = run(count_before("messages"))
+
+    assert of_all == 30
+    assert before <= 2 * READ_BYTES // MESSAGE_BYTES
+
+
+def test_who_sends_long_headers_has_a_block_or_two_decoded_a_turn() -> None:
+    before, of_all = run(count_before("blocks"))
+
+    assert of_all == 8
+    assert before <= 4
+
+
+def test_a_turn_ends_behind_8_kb_of_header_blocks_and_the_next_one_goes_on() -> None:
+    peer = Peer()
+    blocks = b"".join(opening(1 + 2 * number, long_block(number)) for number in range(6))
+    turns = [peer.say(blocks)]
+    while peer.connection.has_more:
+        turns.append(peer.say(b""))
+
+    assert [("opened", 1 + 2 * number) for number in range(6)] == [*chain(*turns)]
+    assert {len(told) for told in turns} == {len(turns[0])}
+    assert len(turns) == 3
+
+
+def test_what_waited_for_its_turn_is_gone_with_the_connection() -> None:
+    peer = Peer()
+    blocks = b"".join(opening(1 + 2 * number, long_block(number)) for number in range(6))
+    peer.say(blocks + frame(frames.PING, 0, 0, b"short"))
+    while peer.connection.has_more:
+        told = peer.say(b"")
+
+    assert told[-1][0] == "failed"
+    assert peer.connection.is_over
+    assert not peer.connection.has_more

@@ -1,0 +1,203 @@
+"""The discovery service over real gRPC, read with envoy-data-plane's messages."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryRequest, DiscoveryResponse
+from envoy_data_plane.google.rpc import Status
+
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.stream.names import DISCOVER
+from extproc.router.wire.grpcio import add_routes
+from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS
+from extproc.router.xds.service import Xds
+
+
+class Proxy:
+    """An Envoy as far as the discovery service can tell."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call = channel.stream_stream(DISCOVER)()  # type: ignore[call-arg]  # optional at run time
+
+    async def ask(self, type_url: str, *names: str) -> None:
+        await self.call.write(bytes(DiscoveryRequest(type_url=type_url, resource_names=list(names))))
+
+    async def hear(self, timeout_s: float = 5.0) -> DiscoveryResponse:
+        data = await asyncio.wait_for(self.call.read(), timeout_s)
+        assert isinstance(data, bytes), "the stream has ended"
+        return DiscoveryResponse.parse(data)
+
+    async def answer(self, response: DiscoveryResponse, *names: str, fault: str = "") -> None:
+        detail = Status(code=3, message=fault) if fault else None
+        request = DiscoveryRequest(
+            type_url=response.type_url,
+            resource_names=list(names),
+            version_info="" if fault else response.version_info,
+            response_nonce=response.nonce,
+            error_detail=detail,
+        )
+        await self.call.write(bytes(request))
+
+
+@asynccontextmanager
+async def serving(xds: Xds) -> AsyncGenerator[str]:
+    server = grpc.aio.server()
+    add_routes(server, xds.routes())
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def until(claim: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not claim():  # noqa: ASYNC110 - a claim is any expression over the service
+            await asyncio.sleep(0.005)
+
+
+def endpoint(number: int, *, is_ready: bool = True) -> Endpoint:
+    return Endpoint(f"n{number}", f"10.0.{number // 250}.{number % 250 + 1}:8000", is_ready=is_ready)
+
+
+@pytest.fixture
+def rejections() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def xds(rejections: list[str]) -> Xds:
+    xds = Xds(["llama"], on_rejection=rejections.append)
+    xds.publish("llama", [endpoint(1)])
+    return xds
+
+
+async def test_a_change_reaches_every_connected_envoy(xds: Xds) -> None:
+    async with serving(xds) as target, grpc.aio.insecure_channel(target) as channel:
+        proxies = [Proxy(channel) for _ in range(5)]
+        for proxy in proxies:
+            await proxy.ask(CLUSTERS)
+            await proxy.answer(await proxy.hear())
+            await proxy.ask(ASSIGNMENTS, "llama")
+            await proxy.answer(await proxy.hear(), "llama")
+        assert xds.streams_open == 5
+
+        xds.publish("llama", [endpoint(1), endpoint(2)])
+        heard = [await proxy.hear() for proxy in proxies]
+
+    assert {response.version_info for response in heard} == {heard[0].version_info}
+    assert b"10.0.0.3" in heard[0].resources[0].value
+
+
+async def test_an_envoy_that_comes_back_gets_the_version_it_has(xds: Xds) -> None:
+    async with serving(xds) as target:
+        versions = []
+        for _ in range(2):
+            async with grpc.aio.insecure_channel(target) as channel:
+                proxy = Proxy(channel)
+                await proxy.ask(CLUSTERS)
+                versions.append((await proxy.hear()).version_info)
+
+    assert versions[0] == versions[1]
+
+
+async def test_a_refusal_is_counted_and_logged_without_line_breaks(
+    xds: Xds, rejections: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(xds) as target, grpc.aio.insecure_channel(target) as channel:
+        proxy = Proxy(channel)
+        await proxy.ask(CLUSTERS)
+        await proxy.answer(await proxy.hear(), fault="bad cluster\nlevel=ERROR forged" + "x" * 5_000)
+        await until(lambda: bool(rejections))
+
+    assert rejections == ["Cluster"]
+    [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "bad cluster\\nlevel=ERROR forged" in line
+    assert len(line) < 700
+
+
+async def test_ten_thousand_refusals_are_one_line_a_second(
+    rejections: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 0.0
+    xds = Xds(["llama"], on_rejection=rejections.append, clock=lambda: now_s)
+    async with serving(xds) as target, grpc.aio.insecure_channel(target) as channel:
+        proxy = Proxy(channel)
+        await proxy.ask(CLUSTERS)
+        first = await proxy.hear()
+        for _ in range(10_000):
+            await proxy.answer(first, fault="no")
+        await until(lambda: len(rejections) == 10_000, 60)
+        now_s = 1.0
+        await proxy.answer(first, fault="still no")
+        await until(lambda: len(rejections) == 10_001)
+
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert [line.partition(" refused ")[2] for line in lines] == [
+        "a Cluster: 'no'",
+        "a Cluster: 'still no'; 9999 more since the last such line",
+    ]
+
+
+async def test_an_envoy_that_does_not_read_gets_the_newest_in_the_end(xds: Xds) -> None:
+    """Hundreds of changes while one Envoy reads nothing: it finds one old message and the last one."""
+    pool = [endpoint(number) for number in range(100)]
+    async with serving(xds) as target, grpc.aio.insecure_channel(target) as channel:
+        slow = Proxy(channel)
+        await slow.ask(ASSIGNMENTS, "llama")
+        for number in range(300):
+            pool[number % 100] = endpoint(number % 100, is_ready=number >= 100)
+            xds.publish("llama", pool[: number + 2])
+            await asyncio.sleep(0)
+        first = await slow.hear()
+        await slow.answer(first, "llama")
+        last = await slow.hear()
+        await slow.answer(last, "llama")
+        with pytest.raises(TimeoutError):
+            await slow.hear(timeout_s=0.2)
+
+    assert len(last.resources[0].value) > 2_000
+
+
+async def test_a_stream_of_nonsense_is_ended_and_the_others_go_on(
+    xds: Xds, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(xds) as target, grpc.aio.insecure_channel(target) as channel:
+        good, bad = Proxy(channel), Proxy(channel)
+        await good.ask(CLUSTERS)
+        await good.answer(await good.hear())
+        await bad.call.write(b"\xff" * 40)
+        assert await bad.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+        xds.publish("qwen", [endpoint(3)])
+
+        assert len((await good.hear()).resources) == 2
+    assert "not a DiscoveryRequest" in caplog.text
+
+
+async def test_a_stream_that_is_gone_is_forgotten(xds: Xds) -> None:
+    async with serving(xds) as target:
+        async with grpc.aio.insecure_channel(target) as channel:
+            proxy = Proxy(channel)
+            await proxy.ask(CLUSTERS)
+            await proxy.hear()
+            assert repr(xds).startswith("<Xds streams=1 ")
+        await until(lambda: xds.streams_open == 0)
+
+
+async def test_a_client_that_says_goodbye_ends_its_stream(xds: Xds) -> None:
+    async with serving(xds) as target, grpc.aio.insecure_channel(target) as channel:
+        proxy = Proxy(channel)
+        await proxy.ask(CLUSTERS)
+        await proxy.hear()
+
+        await proxy.call.done_writing()
+
+        assert await proxy.call.read() is grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
+        assert await proxy.call.code() is grpc.StatusCode.OK

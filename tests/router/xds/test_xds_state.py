@@ -1,0 +1,314 @@
+"""The discovery protocol as tables: requests in, responses out. No server, no Envoy."""
+
+from collections.abc import Sequence
+
+from envoy_data_plane.google.protobuf import Any
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.xds.messages import Request, WireResponse
+from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog
+from extproc.router.xds.state import Rejection, Subscriber
+
+A = Endpoint("default/a", "10.0.0.1:8000")
+B = Endpoint("default/b", "10.0.0.2:8000")
+
+
+def names(response: WireResponse | None) -> list[str]:
+    """What a response is about: the names of its clusters, or of the clusters whose endpoints it has."""
+    assert response is not None
+    messages = [Any.parse(resource).unpack() for resource in response.resources]
+    return [getattr(message, "name", "") or getattr(message, "cluster_name", "") for message in messages]
+
+
+def accept(subscriber: Subscriber, response: WireResponse | None, wanted: Sequence[str] = ()) -> None:
+    assert response is not None
+    assert subscriber.on(Request(response.type_url, tuple(wanted), response.nonce)) is None
+
+
+def subscribed(catalog: Catalog, *pools: str) -> Subscriber:
+    """A subscriber that has accepted all there is."""
+    subscriber = Subscriber(catalog)
+    subscriber.on(Request(CLUSTERS))
+    accept(subscriber, subscriber.next())
+    subscriber.on(Request(ASSIGNMENTS, pools))
+    accept(subscriber, subscriber.next(), pools)
+    assert subscriber.next() is None
+    return subscriber
+
+
+def test_silence_is_the_answer_to_silence() -> None:
+    assert Subscriber(Catalog(["llama"])).next() is None
+
+
+def test_clusters_are_told_before_any_endpoints_are_known() -> None:
+    subscriber = Subscriber(Catalog(["llama", "qwen"]))
+
+    subscriber.on(Request(CLUSTERS))
+
+    assert names(subscriber.next()) == ["llama", "qwen"]
+
+
+def test_clusters_go_before_endpoints_whatever_was_asked_first() -> None:
+    catalog = Catalog(["llama"])
+    catalog.replace("llama", [A])
+    subscriber = Subscriber(catalog)
+    subscriber.on(Request(ASSIGNMENTS, ("llama",)))
+    subscriber.on(Request(CLUSTERS))
+
+    first, second = subscriber.next(), subscriber.next()
+
+    assert [response.type_url for response in (first, second) if response] == [CLUSTERS, ASSIGNMENTS]
+
+
+def test_endpoints_that_are_not_known_yet_are_owed() -> None:
+    catalog = Catalog(["llama"])
+    subscriber = Subscriber(catalog)
+    subscriber.on(Request(ASSIGNMENTS, ("llama",)))
+    assert subscriber.next() is None
+
+    catalog.replace("llama", [A])
+
+    assert names(subscriber.next()) == ["llama"]
+
+
+def test_an_accepted_version_is_not_sent_again() -> None:
+    catalog = Catalog(["llama"])
+    catalog.replace("llama", [A, B])
+    subscriber = subscribed(catalog, "llama")
+
+    catalog.replace("llama", [B, A])
+
+    assert subscriber.next() is None
+
+
+def test_a_change_tells_only_the_pool_that_changed() -> None:
+    catalog = Catalog(["llama", "qwen"])
+    catalog.replace("llama", [A])
+    catalog.replace("qwen", [B])
+    subscriber = subscribed(catalog, "llama", "qwen")
+
+    catalog.replace("qwen", [])
+
+    assert names(subscriber.next()) == ["qwen"]
+    assert subscriber.next() is None
+
+
+def test_an_unanswered_response_holds_the_next_until_the_client_has_read_it() -> None:
+    catalog = Catalog(["llama"])
+    subscriber = subscribed_to_nothing_yet(catalog)
+    catalog.replace("llama", [A])
+    first = subscriber.next()
+    for number in range(100):
+        catalog.replace("llama", [Endpoint(f"n{number}", f"10.0.1.{number}:8000")])
+        assert subscriber.next() is None
+
+    accept(subscriber, first, ["llama"])
+    second = subscriber.next()
+
+    assert second is not None
+    assert b"10.0.1.99" in second.resources[0]
+    assert b"10.0.1.98" not in second.resources[0]
+
+
+def subscribed_to_nothing_yet(catalog: Catalog) -> Subscriber:
+    subscriber = Subscriber(catalog)
+    subscriber.on(Request(ASSIGNMENTS, ("llama",)))
+    return subscriber
+
+
+def test_a_refused_version_is_reported_and_not_sent_again_until_it_changes() -> None:
+    catalog = Catalog(["llama"])
+    catalog.replace("llama", [A])
+    subscriber = subscribed_to_nothing_yet(catalog)
+    response = subscriber.next()
+    assert response is not None
+
+    rejection = subscriber.on(Request(ASSIGNMENTS, ("llama",), response.nonce, fault="malformed address"))
+
+    assert rejection == Rejection(ASSIGNMENTS, "malformed address")
+    assert subscriber.next() is None
+    catalog.replace("llama", [B])
+    assert names(subscriber.next()) == ["llama"]
+
+
+def test_a_request_about_an_older_response_changes_nothing() -> None:
+    catalog = Catalog(["llama"])
+    catalog.replace("llama", [A])
+    subscriber = subscribed_to_nothing_yet(catalog)
+    first = subscriber.next()
+    accept(subscriber, first, ["llama"])
+    catalog.replace("llama", [B])
+    second = subscriber.next()
+    catalog.replace("llama", [A, B])
+    assert first is not None
+
+    assert subscriber.on(Request(ASSIGNMENTS, (), first.nonce, fault="late")) is None
+
+    assert subscriber.next() is None
+    accept(subscriber, second, ["llama"])
+    assert names(subscriber.next()) == ["llama"]
+
+
+def test_an_unsubscribed_pool_is_told_no_more_and_again_when_asked_for_again() -> None:
+    catalog = Catalog(["llama", "qwen"])
+    catalog.replace("llama", [A])
+    catalog.replace("qwen", [B])
+    subscriber = subscribed(catalog, "llama", "qwen")
+    catalog.replace("qwen", [A])
+    response = subscriber.next()
+
+    accept(subscriber, response, ["llama"])
+    catalog.replace("qwen", [A, B])
+    assert subscriber.next() is None
+
+    accept(subscriber, response, ["llama", "qwen"])
+    assert names(subscriber.next()) == ["qwen"]
+
+
+def test_a_new_pool_is_a_new_cluster_and_endpoints_are_told_again() -> None:
+    catalog = Catalog(["llama"])
+    catalog.replace("llama", [A])
+    subscriber = subscribed(catalog, "llama")
+
+    catalog.replace("qwen", [B])
+    clusters = subscriber.next()
+    endpoints = subscriber.next()
+
+    assert names(clusters) == ["llama", "qwen"]
+    assert names(endpoints) == ["llama"]
+    accept(subscriber, clusters)
+    accept(subscriber, endpoints, ["llama", "qwen"])
+    assert names(subscriber.next()) == ["qwen"]
+
+
+def test_a_removed_pool_is_left_out_of_the_clusters() -> None:
+    catalog = Catalog(["llama", "qwen"])
+    subscriber = Subscriber(catalog)
+    subscriber.on(Request(CLUSTERS))
+    accept(subscriber, subscriber.next())
+
+    catalog.remove("llama")
+
+    response = subscriber.next()
+    assert response is not None
+    assert names(response) == ["qwen"]
+    assert b"llama" not in b"".join(response.resources)
+
+
+def test_no_pool_at_all_is_never_told() -> None:
+    catalog = Catalog(["llama"])
+    subscriber = Subscriber(catalog)
+    subscriber.on(Request(CLUSTERS))
+    accept(subscriber, subscriber.next())
+
+    catalog.remove("llama")
+
+    assert subscriber.next() is None
+
+
+def test_a_pool_removed_and_added_between_two_looks_gets_its_endpoints_again() -> None:
+    catalog = Catalog(["llama", "qwen"])
+    catalog.replace("qwen", [A])
+    subscriber = subscribed(catalog, "llama", "qwen")
+    catalog.remove("qwen")
+    clusters = subscriber.next()
+    catalog.replace("qwen", [A])
+    accept(subscriber, clusters)
+
+    assert names(subscriber.next()) == ["llama", "qwen"]
+    assert names(subscriber.next()) == ["qwen"]
+
+
+def test_clusters_can_be_asked_for_by_name() -> None:
+    subscriber = Subscriber(Catalog(["llama", "qwen"]))
+
+    subscriber.on(Request(CLUSTERS, ("qwen", "nobody")))
+
+    assert names(subscriber.next()) == ["qwen"]
+
+
+def test_the_wildcard_by_name_is_all_clusters() -> None:
+    subscriber = Subscriber(Catalog(["llama"]))
+
+    subscriber.on(Request(CLUSTERS, ("*",)))
+
+    assert names(subscriber.next()) == ["llama"]
+
+
+def test_a_type_that_is_not_served_gets_no_answer() -> None:
+    subscriber = Subscriber(Catalog(["llama"]))
+
+    assert subscriber.on(Request("type.googleapis.com/envoy.config.listener.v3.Listener")) is None
+
+    assert subscriber.next() is None
+
+
+def test_the_same_endpoints_have_the_same_version_in_another_process_and_order() -> None:
+    versions = []
+    for endpoints in ([A, B], [B, A]):
+        catalog = Catalog(["llama"])
+        catalog.replace("llama", endpoints)
+        response = subscribed_to_nothing_yet(catalog).next()
+        assert response is not None
+        versions.append(response.version_info)
+
+    assert versions[0] == versions[1]
+
+
+STEPS = st.tuples(
+    st.sampled_from(["publish", "remove", "read"]), st.sampled_from("qr"), st.frozensets(st.integers(1, 4))
+)
+
+
+@given(st.lists(STEPS, max_size=12))
+def test_a_client_that_answers_ends_with_what_is_published(
+    steps: list[tuple[str, str, frozenset[int]]],
+) -> None:
+    """Whatever the pace of the client: in the end it has the catalog's clusters and their endpoints."""
+    catalog = Catalog(["p"])
+    client = Client(catalog)
+    for step, pool, numbers in steps:
+        if step == "publish":
+            catalog.replace(pool, [Endpoint(f"n{n}", f"10.0.0.{n}:8000") for n in numbers])
+        elif step == "remove":
+            catalog.remove(pool)
+        else:
+            client.read()
+
+    while client.read():
+        pass
+
+    assert client.clusters == {name: resource.body for name, resource in catalog[CLUSTERS].items()}
+    assert client.endpoints == {name: resource.body for name, resource in catalog[ASSIGNMENTS].items()}
+
+
+class Client:
+    """What Envoy does: replaces all clusters, asks for the endpoints of those it has."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.clusters: dict[str, bytes] = {}
+        self.endpoints: dict[str, bytes] = {}
+        self._subscriber = Subscriber(catalog)
+        self._subscriber.on(Request(CLUSTERS))
+        self._nonce = ""
+
+    def read(self) -> bool:
+        response = self._subscriber.next()
+        if response is None:
+            return False
+        found = dict(zip(names(response), response.resources, strict=True))
+        if response.type_url == CLUSTERS:
+            # A cluster that is new starts without endpoints, one that is gone takes its own along.
+            self.endpoints = {
+                n: body for n, body in self.endpoints.items() if n in self.clusters and n in found
+            }
+            self.clusters = found
+            accept(self._subscriber, response)
+        else:
+            self.endpoints |= {name: body for name, body in found.items() if name in self.clusters}
+            self._nonce = response.nonce
+        wanted = tuple(sorted(self.clusters.keys() - {"_default"}))
+        self._subscriber.on(Request(ASSIGNMENTS, wanted, self._nonce))
+        return True

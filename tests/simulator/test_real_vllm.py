@@ -1,0 +1,241 @@
+"""The simulator beside a real vLLM 0.32.0: `make test-vllm` sets one up and names its directory."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import msgspec
+import orjson
+import pytest
+import zmq
+import zmq.asyncio
+
+from extproc.simulator.http.endpoint import Options
+from extproc.simulator.http.publisher import Publisher
+from extproc.simulator.http.tokens import FileTokenizer
+from tests.simulator.face import NOON, QUICK, events, post, serving
+from tests.simulator.real.process import run_vllm
+from tests.simulator.recorder import Recorder
+from tests.simulator.wording import (
+    CHAT,
+    COMPLETIONS,
+    ERRORS,
+    HELLO,
+    STREAMS,
+    WHOLE,
+    as_stream,
+    list_kinds,
+    mask,
+)
+from tests.stack.ports import free_ports
+
+DIRECTORY = os.environ.get("REAL_VLLM")
+pytestmark = [
+    pytest.mark.real_vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not DIRECTORY, reason="REAL_VLLM names no vLLM: run `make test-vllm`"),
+]
+WORDS = ("import", "return", "class", "value", "yield", "except", "module", "string", "number", "object")
+
+
+@pytest.fixture(scope="module")
+def events_port() -> int:
+    """Where the real server publishes KV events."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory, events_port: int) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("vllm") / "vllm.log"
+    events_config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{events_port}",
+        "topic": "kv@real",
+    }
+    options = ("--kv-events-config", orjson.dumps(events_config).decode())
+    with run_vllm(Path(DIRECTORY or ""), free_ports(1)[0], log, *options) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def options() -> Options:
+    """The simulator's settings that equal the real server's."""
+    profile = replace(QUICK, block_size=32, kv_tokens=1_048_576, max_model_len=4096)
+    tokenizer = FileTokenizer(Path(DIRECTORY or "") / "model/tokenizer.json")
+    return Options(profile=profile, tokenizer=tokenizer, models=("tiny",))
+
+
+def write_conversations(random: Random) -> list[dict[str, Any]]:
+    """Returns 200 requests: shared system prompts, growing conversations, repeats, and cache salts."""
+
+    def text(words: int) -> str:
+        return " ".join(random.choice(WORDS) for _ in range(words))
+
+    systems = [text(random.randint(20, 400)) for _ in range(6)]
+    conversations: list[list[dict[str, str]]] = []
+    requests: list[dict[str, Any]] = []
+    while len(requests) < 200:
+        kind = random.random()
+        if kind < 0.3 or not conversations:
+            opening = {"role": "system", "content": random.choice(systems)}
+            conversations.append([opening, {"role": "user", "content": text(random.randint(5, 120))}])
+            messages = conversations[-1]
+        elif kind < 0.75:
+            messages = random.choice(conversations)
+            messages.append({"role": "assistant", "content": text(random.randint(5, 60))})
+            messages.append({"role": "user", "content": text(random.randint(5, 80))})
+        else:
+            messages = random.choice(conversations)
+        salt = {"cache_salt": "pepper"} if random.random() < 0.1 else {}
+        requests.append({"messages": list(messages), "max_tokens": 3, "temperature": 0, **salt})
+    return requests
+
+
+async def read_counters(client: aiohttp.ClientSession) -> dict[str, float]:
+    async with client.get("/metrics") as answer:
+        text = await answer.text()
+    names = ("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "generation_tokens")
+    return {
+        name: float(match[1])
+        for name in names
+        if (match := re.search(rf"^vllm:{name}_total{{[^}}]*}} (\S+)$", text, re.MULTILINE))
+    }
+
+
+async def test_cached_tokens_equal_vllms_request_by_request(real: str, options: Options) -> None:
+    requests = write_conversations(Random(2026))
+    async with aiohttp.ClientSession(real) as client, serving(options, speed=50) as face:
+        await post(client, "/reset_prefix_cache", b"")
+        before = await read_counters(client)
+        pairs = []
+        for request in requests:
+            _, expected = await post(client, CHAT, request)
+            _, actual = await face.post(CHAT, request)
+            pairs.append(
+                [
+                    (answer["usage"]["prompt_tokens"], answer["usage"]["prompt_tokens_details"])
+                    for answer in (expected, actual)
+                ]
+            )
+        after = await read_counters(client)
+        simulated = await read_counters(face.client)
+    cached = [expected[1]["cached_tokens"] for expected, _ in pairs]
+    equal = sum(expected == actual for expected, actual in pairs)
+    grown = {name: after[name] - before[name] for name in after}
+    print(f"\n{equal} of {len(pairs)} equal; {sum(map(bool, cached))} with hits, {sum(cached)} tokens")  # noqa: T201
+    print(f"vLLM: {grown}\nsimulator: {simulated}")  # noqa: T201
+
+    assert [expected for expected, _ in pairs] == [actual for _, actual in pairs]
+    assert sum(map(bool, cached)) > 100
+    assert grown == simulated
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+async def test_streams_have_vllms_events(
+    real: str, options: Options, path: str, body: dict[str, Any]
+) -> None:
+    body = as_stream(body)
+    async with aiohttp.ClientSession(real) as client, serving(options) as face:
+        await post(client, "/reset_prefix_cache", b"")
+        expected = await events(client, path, body)
+        actual = await face.events(path, body)
+
+    assert list_kinds(expected) == list_kinds(actual)
+
+
+@pytest.mark.parametrize(("path", "body"), WHOLE)
+async def test_whole_answers_have_vllms_fields(
+    real: str, options: Options, path: str, body: dict[str, Any]
+) -> None:
+    async with aiohttp.ClientSession(real) as client, serving(options) as face:
+        await post(client, "/reset_prefix_cache", b"")
+        (expected_status, expected), (actual_status, actual) = [
+            await post(one, path, body) for one in (client, face.client)
+        ]
+
+    assert expected_status == actual_status
+    assert mask(orjson.dumps(expected).decode()) == mask(orjson.dumps(actual).decode())
+
+
+@pytest.mark.parametrize(("path", "body"), ERRORS)
+async def test_errors_are_vllms(real: str, options: Options, path: str, body: object) -> None:
+    async with aiohttp.ClientSession(real) as client, serving(options) as face:
+        expected = await post(client, path, body)
+        actual = await face.post(path, body)
+
+    assert expected == actual
+
+
+async def test_metrics_have_vllms_names_and_labels(real: str, options: Options) -> None:
+    async with aiohttp.ClientSession(real) as client, serving(options) as face:
+        expected, actual = [await read_families(one) for one in (client, face.client)]
+
+    assert expected == actual
+
+
+async def test_cache_events_are_vllms(real: str, options: Options, events_port: int) -> None:
+    asked: list[dict[str, Any]] = [
+        {"prompt": [9] * 100},
+        {"prompt": [9] * 100},
+        {"prompt": [9] * 64 + [8] * 64},
+        {"prompt": [9] * 100, "cache_salt": "pepper"},
+        {"prompt": [7] * 10},
+    ]
+    recorder = Recorder()
+    publisher = Publisher(recorder, "tcp://*:0", "kv@simulated", lambda: NOON)
+    with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.subscribe("kv@real")
+        subscriber.connect(f"tcp://127.0.0.1:{events_port}")
+        async with aiohttp.ClientSession(real) as client, serving(options, publisher=publisher) as face:
+            # Until the subscription has arrived, nothing of what happens is heard.
+            while not await subscriber.poll(200):
+                await post(client, COMPLETIONS, {"prompt": [5] * 40, "max_tokens": 1})
+                await post(client, "/reset_prefix_cache", b"")
+            for body in asked:
+                for one in (client, face.client):
+                    await post(one, COMPLETIONS, body | {"max_tokens": 1})
+            for one in (client, face.client):
+                await post(one, "/reset_prefix_cache", b"")
+                # vLLM tells of a reset with its next step.
+                await post(one, COMPLETIONS, {"prompt": [6] * 40, "max_tokens": 1})
+        received: list[dict[str, Any]] = []
+        while await subscriber.poll(1000):
+            topic, _, payload = await subscriber.recv_multipart()
+            received += msgspec.msgpack.decode(payload)[1]
+
+    assert topic == b"kv@real"
+    expected = number_hashes(received[-len(recorder.events) :])
+    print(f"\n{len(expected)} events: {[event['type'] for event in expected]}")  # noqa: T201
+    assert expected == number_hashes(recorder.events)
+
+
+def number_hashes(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns events with every block's hash replaced by its place in the order of appearance."""
+    numbers: dict[int | None, int | None] = {None: None}
+    for event in found:
+        for block in event.get("block_hashes", ()):
+            numbers.setdefault(block, len(numbers))
+    return [
+        event
+        | {"block_hashes": [numbers[block] for block in event.get("block_hashes", ())]}
+        | ({"parent_block_hash": numbers[event["parent_block_hash"]]} if "parent_block_hash" in event else {})
+        for event in found
+    ]
+
+
+async def read_families(client: aiohttp.ClientSession) -> dict[str, set[tuple[str, ...]]]:
+    """Returns the label names of every sample of vLLM's own metrics, after one request."""
+    await post(client, CHAT, {"messages": HELLO, "max_tokens": 2})
+    async with client.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    families: dict[str, set[tuple[str, ...]]] = {}
+    for line in lines:
+        if match := re.match(r"(vllm:\w+)(?:\{(.*)\})? \S+$", line):
+            families.setdefault(match[1], set()).add(tuple(re.findall(r'(\w+)="', match[2] or "")))
+    return families

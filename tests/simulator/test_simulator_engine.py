@@ -1,0 +1,389 @@
+"""The scheduler against cases worked by hand. Blocks have 4 tokens; a step of nothing takes 10 ms."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from extproc.simulator.engine.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from extproc.simulator.engine.engine import Engine, PromptTooLong
+from extproc.simulator.engine.profiles import Profile
+from extproc.simulator.engine.step import Admission, StepResult
+
+PROFILE = Profile(
+    name="small",
+    base_ms=10,
+    kv_us_per_ctx_token=1000,
+    prefill_ms_per_token=100,
+    kv_tokens=64,
+    block_size=4,
+    max_num_batched_tokens=16,
+    max_num_seqs=4,
+    max_model_len=32,
+)
+
+
+def run(engine: Engine[Sequence[int]], steps: int = 1_000) -> list[StepResult]:
+    """Steps until idle, `steps` at most."""
+    results: list[StepResult] = []
+    now = 0.0
+    while not engine.is_idle and len(results) < steps:
+        results.append(engine.step(now))
+        now = results[-1].ends_at
+    return results
+
+
+def text(name: int, blocks: int) -> range:
+    return range(name * 100, name * 100 + blocks)
+
+
+def test_one_request_takes_one_prefill_and_a_step_per_further_token() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(6), 3, now=0)
+
+    results = run(engine)
+
+    assert [result.emitted for result in results] == [("a",)] * 3
+    assert [result.prefilled for result in results] == [("a",), (), ()]
+    assert [result.finished for result in results] == [(), (), ("a",)]
+    assert [result.prefill_tokens for result in results] == [6, 0, 0]
+    assert [result.context_tokens for result in results] == [6, 7, 8]
+
+
+def test_step_time_is_the_profiles_formula() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(6), 2, now=1.5)
+
+    first = engine.step(2.0)
+    second = engine.step(first.ends_at)
+
+    assert first.duration_s == pytest.approx(0.010 + 6 * 0.001 + 6 * 0.100)
+    assert first.ends_at == pytest.approx(2.0 + first.duration_s)
+    assert second.duration_s == pytest.approx(0.010 + 7 * 0.001)
+    assert first.admitted == (Admission("a", 0, 0.5, is_first=True),)
+
+
+def test_long_prompt_is_computed_in_chunks_that_leave_room_for_decodes() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(4), 5, now=0)
+    engine.step(0)
+    engine.add("b", range(100, 120), 1, now=0)
+
+    results = run(engine, 2)
+
+    assert [result.prefill_tokens for result in results] == [15, 5]
+    assert [result.emitted for result in results] == [("a",), ("a", "b")]
+
+
+def test_prompt_that_was_answered_before_is_cached_but_for_its_last_token() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(8), 1, now=0)
+    run(engine)
+    engine.add("b", range(8), 1, now=0)
+
+    (result,) = run(engine)
+
+    assert result.admitted == (Admission("b", 4, 0.0, is_first=True),)
+    assert result.prefill_tokens == 4
+
+
+def test_blocks_are_found_by_a_request_of_the_same_step() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(8), 1, now=0)
+    engine.add("b", [*range(8), 9], 1, now=0)
+
+    (result,) = run(engine)
+
+    assert [admission.cached_tokens for admission in result.admitted] == [0, 8]
+    assert result.prefill_tokens == 9
+
+
+def test_generated_blocks_are_found_by_the_next_turn() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(6), 7, output=range(10, 17), now=0)
+    run(engine)
+    # The last token was emitted and never computed: 12 of 13 tokens are in the cache.
+    engine.add("b", [*range(6), *range(10, 17), 1], 1, now=0)
+
+    assert run(engine)[0].admitted[0].cached_tokens == 12
+
+
+def test_block_that_is_not_full_is_not_found() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(6), 6, output=range(10, 16), now=0)
+    run(engine)
+    engine.add("b", [*range(6), *range(10, 16), 1], 1, now=0)
+
+    assert run(engine)[0].admitted[0].cached_tokens == 8
+
+
+def test_unknown_output_is_never_found() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(6), 7, now=0)
+    run(engine)
+    engine.add("b", range(14), 1, now=0)
+
+    assert run(engine)[0].admitted[0].cached_tokens == 4
+
+
+def test_extra_key_separates_prefixes() -> None:
+    engine = Engine(PROFILE)
+    for name, key in (("a", ""), ("b", "lora"), ("c", "lora")):
+        engine.add(name, range(9), 1, extra_key=key, now=0)
+        run(engine)
+
+    assert engine.counters.prefix_hits_total == 8
+
+
+def test_queue_waits_while_all_seats_are_taken() -> None:
+    engine = Engine(PROFILE)
+    for name in "abcde":
+        engine.add(name, [ord(name)], 2, now=0)
+
+    first, second, third, _ = run(engine)
+
+    assert [admission.request_id for admission in first.admitted] == ["a", "b", "c", "d"]
+    assert second.admitted == ()
+    assert [admission.request_id for admission in third.admitted] == ["e"]
+
+
+def test_prompt_is_admitted_only_when_all_of_it_fits() -> None:
+    engine = Engine(replace(PROFILE, kv_tokens=32))
+    engine.add("a", range(20), 2, now=0)
+    engine.add("b", range(100, 116), 1, now=0)
+
+    results = run(engine)
+
+    # 5 of 8 blocks are taken by a (6 while it decodes); b needs 4.
+    assert [admission.request_id for result in results for admission in result.admitted] == ["a", "b"]
+    assert results[-1].finished == ("b",)
+    assert results[-2].finished == ("a",)
+
+
+def test_last_admitted_is_preempted_when_blocks_run_out() -> None:
+    engine = Engine(replace(PROFILE, kv_tokens=32))
+    engine.add_hashed("a", 14, text(1, 6), 8, now=0)
+    engine.step(0)
+    engine.add_hashed("b", 12, text(2, 4), 4, now=0)
+
+    results = run(engine)
+
+    preempting = next(result for result in results if result.preempted)
+    again = next(result for result in results if any(not admission.is_first for admission in result.admitted))
+    assert preempting.preempted == ("b",)
+    assert preempting.emitted == ("a",)
+    assert preempting.admitted == ()
+    # b's three prompt blocks lay idle, a took one of them; the block with its first token was never full.
+    assert again.admitted[0].request_id == "b"
+    assert results[-1].finished == ("b",)
+    assert sum(result.emitted.count("b") for result in results) == 4
+    assert sum(result.emitted.count("a") for result in results) == 7
+    assert engine.counters.preemptions_total == 1
+
+
+def test_preempted_request_goes_to_the_head_of_the_queue() -> None:
+    engine = Engine(replace(PROFILE, kv_tokens=32, max_num_seqs=2))
+    engine.add_hashed("a", 14, text(1, 6), 8, now=0)
+    engine.step(0)
+    engine.add_hashed("b", 12, text(2, 4), 4, now=0)
+    engine.add_hashed("c", 4, text(3, 1), 1, now=0)
+
+    admitted = [admission.request_id for result in run(engine) for admission in result.admitted]
+
+    assert admitted == ["b", "b", "c"]
+
+
+def test_last_admitted_gives_way_even_if_it_is_the_one_that_needs_a_block() -> None:
+    engine = Engine(replace(PROFILE, kv_tokens=32))
+    engine.add_hashed("a", 14, text(1, 5), 5, now=0)
+    engine.step(0)
+    engine.add_hashed("b", 16, text(2, 5), 5, now=0)
+
+    results = run(engine)
+
+    assert [name for result in results for name in result.preempted] == ["b"]
+    assert sum(result.emitted.count("b") for result in results) == 5
+
+
+def test_request_that_is_still_prefilling_can_be_preempted() -> None:
+    engine = Engine(replace(PROFILE, kv_tokens=40))
+    engine.add_hashed("a", 15, text(1, 8), 12, now=0)
+    engine.step(0)
+    engine.add_hashed("b", 22, text(2, 6), 2, now=0)
+
+    results = run(engine)
+
+    assert results[0].prefill_tokens == 15
+    assert results[1].preempted == ("b",)
+    assert results[1].prefill_tokens == 0
+    assert sum(result.emitted.count("b") for result in results) == 2
+    assert engine.counters.prompt_tokens_total == 37
+
+
+def test_output_ends_where_the_models_context_does() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(30), 10, now=0)
+
+    assert sum(len(result.emitted) for result in run(engine)) == 2
+
+
+def test_prompt_without_room_for_a_token_is_refused() -> None:
+    with pytest.raises(PromptTooLong, match="maximum context length is 32 tokens"):
+        Engine(PROFILE).add("a", range(32), 1, now=0)
+
+    assert PromptTooLong.status == 400
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(0, 1), (1, 0)])
+def test_empty_request_is_refused(prompt: int, max_tokens: int) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        Engine(PROFILE).add("a", range(prompt), max_tokens, now=0)
+
+
+def test_id_that_waits_or_runs_is_refused() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(4), 2, now=0)
+    with pytest.raises(ValueError, match="already"):
+        engine.add("a", range(4), 2, now=0)
+    engine.step(0)
+    with pytest.raises(ValueError, match="already"):
+        engine.add("a", range(4), 2, now=0)
+
+
+def test_idle_engine_has_no_step() -> None:
+    with pytest.raises(ValueError, match="idle"):
+        Engine(PROFILE).step(0)
+
+
+def test_abort_frees_a_running_request_and_keeps_what_it_computed() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(9), 9, now=0)
+    engine.step(0)
+
+    engine.abort("a")
+
+    assert engine.is_idle
+    assert engine.counters.kv_usage == 0
+    engine.add("b", range(9), 1, now=0)
+    assert run(engine)[0].admitted[0].cached_tokens == 8
+
+
+def test_aborted_request_ends_no_other_of_its_name() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(4), 3, now=0)
+    engine.step(0)
+    engine.abort("a")
+    engine.add("a", range(4), 6, now=0)
+
+    assert sum(len(result.emitted) for result in run(engine)) == 6
+
+
+def test_abort_of_a_chunked_prefill_frees_it() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(20), 1, now=0)
+    engine.step(0)
+
+    engine.abort("a")
+
+    assert engine.counters.kv_usage == 0
+    assert engine.is_idle
+
+
+def test_abort_forgets_a_waiting_request_and_ignores_an_unknown_one() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(4), 1, now=0)
+
+    engine.abort("a")
+    engine.abort("nobody")
+
+    assert engine.is_idle
+
+
+def test_abort_lets_the_queue_move() -> None:
+    engine = Engine(PROFILE)
+    for name in "abcde":
+        engine.add(name, [ord(name)], 9, now=0)
+    engine.step(0)
+    assert engine.quiet_steps() > 0
+
+    engine.abort("b")
+
+    assert engine.quiet_steps() == 0
+    assert engine.step(0).admitted[0].request_id == "e"
+
+
+def test_counters_count_tokens_and_requests() -> None:
+    engine = Engine(PROFILE)
+    for name in "abcde":
+        engine.add(name, range(5), 2, now=0)
+    engine.step(0)
+
+    counters = engine.counters
+    assert (counters.running, counters.waiting) == (4, 1)
+    assert counters.kv_usage == pytest.approx(5 / 16)
+    assert (counters.prefix_queries_total, counters.prefix_hits_total) == (20, 12)
+    assert (counters.prompt_tokens_total, counters.generation_tokens_total) == (20, 4)
+    assert repr(engine) == "<Engine small: 4 running, 1 waiting>"
+
+
+def test_preempted_request_is_counted_as_one_query() -> None:
+    engine = Engine(replace(PROFILE, kv_tokens=32))
+    engine.add_hashed("a", 14, text(1, 6), 8, now=0)
+    engine.step(0)
+    engine.add_hashed("b", 12, text(2, 4), 4, now=0)
+    run(engine)
+
+    assert engine.counters.prefix_queries_total == 26
+
+
+def test_reset_empties_the_cache_unless_a_request_runs() -> None:
+    events: list[KvEvent] = []
+    engine = Engine(PROFILE, sink=events.append)
+    engine.add("a", range(9), 2, now=0)
+    engine.step(0)
+    assert not engine.reset_prefix_cache()
+    run(engine)
+
+    assert engine.reset_prefix_cache()
+    assert events[-1] == AllBlocksCleared()
+    engine.add("b", range(9), 1, now=0)
+    assert run(engine)[0].admitted[0].cached_tokens == 0
+
+
+def test_reset_needs_no_listener() -> None:
+    assert Engine(PROFILE).reset_prefix_cache()
+
+
+def test_listener_hears_of_stored_blocks_with_parents_and_tokens() -> None:
+    events: list[KvEvent] = []
+    engine = Engine(PROFILE, sink=events.append)
+    engine.add("a", range(8), 5, output=[8, 9, 10, 11, 12], extra_key="lora", now=0)
+    run(engine)
+
+    first, second = events
+    assert isinstance(first, BlockStored)
+    assert isinstance(second, BlockStored)
+    assert (first.parent_hash, [*first.token_ids]) == (None, [*range(8)])
+    assert (second.parent_hash, [*second.token_ids]) == (first.block_hashes[1], [8, 9, 10, 11])
+    assert (first.block_size, first.extra_key) == (4, "lora")
+
+
+def test_listener_hears_of_evictions() -> None:
+    events: list[KvEvent] = []
+    engine = Engine(replace(PROFILE, kv_tokens=32), sink=events.append)
+    engine.add_hashed("a", 16, text(1, 4), 1, now=0)
+    run(engine)
+    engine.add_hashed("b", 20, text(2, 5), 1, now=0)
+    run(engine)
+
+    assert [event for event in events if isinstance(event, BlockRemoved)] == [BlockRemoved((103,))]
+
+
+def test_slower_profile_lengthens_the_next_step() -> None:
+    engine = Engine(PROFILE)
+    engine.add("a", range(4), 3, now=0)
+    engine.step(0)
+
+    engine.profile = replace(PROFILE, base_ms=1000)
+
+    assert engine.step(0).duration_s == pytest.approx(1.0 + 5 * 0.001)

@@ -1,0 +1,453 @@
+"""The fleet as a whole: its own picker in front of its engines, in virtual time."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from click.testing import CliRunner
+
+from extproc.errors import SettingsError
+from extproc.simulator.commands import simulate as command
+from extproc.simulator.engine.engine import Engine
+from extproc.simulator.engine.profiles import find_profile
+from extproc.simulator.fleet.cell import Cell
+from extproc.simulator.fleet.change import Change, Kind
+from extproc.simulator.fleet.client import Traffic
+from extproc.simulator.fleet.fleet import Run, Setup, simulate
+from extproc.simulator.fleet.flight import Flight
+from extproc.simulator.fleet.gateway import EndpointNames, Routing, Spread
+from extproc.simulator.fleet.report import render
+from extproc.simulator.fleet.seed_preset import PublishedCell, list_rows, read_published, render_cells
+from extproc.simulator.fleet.session import PlannedSession, PlannedTurn
+from extproc.simulator.fleet.summary import summarize
+from extproc.simulator.fleet.workloads import Demand, draw_sessions
+
+PROFILE = find_profile("l4-llama8b-fp8")
+LOST = Change(5, Kind.CRASH, 1)
+
+
+def play(
+    workload: str = "sessions",
+    *,
+    requests: int = 600,
+    endpoints: int = 4,
+    routing: Routing | None = None,
+    traffic: Traffic | None = None,
+    changes: tuple[Change, ...] = (),
+    seed: int = 0,
+) -> Run:
+    setup = Setup(
+        [PROFILE], endpoints, routing or Routing(), traffic or Traffic(rate=30), changes=changes, seed=seed
+    )
+    return simulate(setup, draw_sessions(workload, Demand(requests, 1.0), seed))
+
+
+def picture(run: Run) -> list[tuple[int, str, float, float, int]]:
+    return [(f.number, f.endpoint, f.first_at, f.ended_at, f.cached_tokens) for f in run.flights]
+
+
+def named(number: int, seed: int = 0) -> str:
+    return EndpointNames(Random(f"names {seed}"))[number].name
+
+
+def hit_rate(run: Run) -> float:
+    return summarize(run, is_whole=True).hit_rate
+
+
+def test_fleet_of_one_serves_a_request_as_its_engine_does() -> None:
+    setup = Setup([PROFILE], 1, Routing(), Traffic())
+    (flight,) = simulate(setup, [PlannedSession(1, (PlannedTurn(832, 76),))]).flights
+    engine, times = Engine(PROFILE), [0.0]
+    engine.add_hashed("a", 832, range(56), 76, now=0)
+    while not engine.is_idle:
+        times.append(engine.step(times[-1]).ends_at)
+
+    assert flight.first_at == times[1]
+    assert flight.ended_at == pytest.approx(times[-1])
+
+
+def test_arrival_amid_a_quiet_stretch_waits_for_the_step_that_runs() -> None:
+    sessions = [
+        PlannedSession(1, (PlannedTurn(100, 200),)),
+        PlannedSession(2, (PlannedTurn(100, 5), PlannedTurn(200, 5, think_s=1.0))),
+    ]
+    run = simulate(Setup([PROFILE], 1, Routing(), Traffic()), sessions)
+    stepwise, sent = Engine(PROFILE), run.flights[2].sent_at
+    stepwise.add_hashed("0", 100, range(18), 200, now=0)
+    stepwise.add_hashed("1", 100, range(100, 106), 5, now=0)
+    now = 0.0
+    while now < sent:
+        now = stepwise.step(now).ends_at
+
+    assert run.flights[2].admitted_at == pytest.approx(now)
+
+
+def test_same_seed_gives_the_same_run() -> None:
+    assert picture(play()) == picture(play())
+
+
+def test_other_seed_gives_another_run() -> None:
+    assert picture(play()) != picture(play(seed=1))
+
+
+def test_strategies_see_the_same_arrivals() -> None:
+    one, other = (
+        play("unique", routing=Routing(strategy)).flights for strategy in ("round_robin", "prefix_hash")
+    )
+
+    assert [flight.due_at for flight in one] == [flight.due_at for flight in other]
+
+
+def test_prefix_hash_finds_more_cached_than_any_other() -> None:
+    rates = {name: hit_rate(play(routing=Routing(name))) for name in ("random", "round_robin", "least_load")}
+    best = summarize(play(routing=Routing("prefix_hash")), is_whole=True)
+
+    assert 1 - best.hit_rate < 0.5 * (1 - max(rates.values()))
+    assert best.hit_rate <= best.shared_hit_rate <= best.ideal_hit_rate + 1e-9
+
+
+def test_prefix_hash_loses_nothing_where_nothing_is_reused() -> None:
+    ours, least = (
+        summarize(play("unique", requests=800, routing=Routing(name)))
+        for name in ("prefix_hash", "least_load")
+    )
+
+    assert ours.hit_rate == least.hit_rate == 0
+    assert ours.ttft.mean_ms < 1.2 * least.ttft.mean_ms
+
+
+def test_reasons_and_requests_add_up() -> None:
+    run = play("hot-prefix", requests=300)
+    summary = summarize(run, is_whole=True)
+
+    assert sum(summary.reasons.values()) == summary.requests == 300
+    assert sum(node.requests for node in run.nodes) == 300
+    assert summary.reasons["spill"] > 0
+    assert summary.failed == 0
+
+
+def test_gateways_pick_apart_and_the_prefixes_stay_together() -> None:
+    together, apart = (hit_rate(play(routing=Routing(gateways=count))) for count in (1, 4))
+
+    assert apart == pytest.approx(together, abs=0.1)
+
+
+@pytest.mark.parametrize(("delay_s", "used"), [(0.0, 1), (60.0, 2)])
+def test_gateway_with_late_signals_counts_what_has_ended(delay_s: float, used: int) -> None:
+    busy = PlannedSession(1, (PlannedTurn(64, 2000),))
+    brief = PlannedSession(2, tuple(PlannedTurn(64, 2, think_s=1.0) for _ in range(8)))
+    run = simulate(
+        Setup([PROFILE], 2, Routing("least_load", signal_delay_s=delay_s), Traffic()), [busy, brief]
+    )
+
+    # While the long request runs, a short one goes to the other endpoint, if the gateway knows it is idle.
+    assert len({flight.endpoint for flight in run.flights if flight.session is brief}) == used
+
+
+def test_crash_loses_what_runs_and_spares_the_rest() -> None:
+    run = play(changes=(LOST,))
+    lost = [flight for flight in run.flights if flight.is_failed]
+
+    assert lost
+    assert {flight.endpoint for flight in lost} == {named(1)}
+    assert all(flight.sent_at <= 5 for flight in run.flights if flight.endpoint == named(1))
+    assert summarize(run, is_whole=True).failed == len(lost)
+
+
+def test_crash_that_nobody_heard_of_is_retried_elsewhere() -> None:
+    run = play(changes=(LOST,), routing=Routing("least_load", discovery_delay_s=1e6))
+
+    assert all(flight.sent_at <= 5 for flight in run.flights if flight.is_failed)
+    assert not any(f.sent_at > 5 for f in run.flights if f.endpoint == named(1))
+
+
+def test_fleet_without_endpoints_fails_every_request() -> None:
+    run = play(endpoints=1, changes=(Change(0, Kind.CRASH, 0),), requests=20, traffic=Traffic(users=2))
+
+    assert all(flight.is_failed for flight in run.flights)
+    summary = summarize(run, is_whole=True)
+    assert (summary.failed, summary.hit_rate, summary.served_rps) == (summary.requests, 0, 0)
+
+
+def test_fleet_whose_every_endpoint_refuses_fails_too() -> None:
+    changes = tuple(Change(0, Kind.CRASH, number) for number in range(2))
+    run = play(endpoints=2, changes=changes, requests=20, routing=Routing(discovery_delay_s=1e6))
+
+    assert all(flight.is_failed for flight in run.flights)
+
+
+def test_drained_endpoint_finishes_what_it_has() -> None:
+    run = play(changes=(Change(5, Kind.DRAIN, 1),))
+
+    assert not any(flight.is_failed for flight in run.flights)
+    assert max(flight.sent_at for flight in run.flights if flight.endpoint == named(1)) <= 5
+
+
+def test_endpoint_that_comes_back_starts_cold_and_serves() -> None:
+    run = play(requests=1200, changes=(LOST, Change(10, Kind.JOIN, 1)))
+    back = [f for f in run.flights if f.endpoint == named(1) and f.sent_at > 10]
+
+    assert back
+    assert not any(flight.is_failed for flight in back)
+
+
+def test_new_endpoint_joins_and_slow_one_is_slow() -> None:
+    run = play(
+        "unique",
+        routing=Routing("round_robin"),
+        traffic=Traffic(rate=5),
+        changes=(Change(5, Kind.JOIN, 4), Change(0, Kind.SLOW, 0, 3.0), Change(8, Kind.SLOW, 0, 1.0)),
+    )
+    tpot = {
+        name: [f.tpot_s for f in run.flights if f.endpoint == name and f.sent_at < 2]
+        for name in (named(0), named(1))
+    }
+
+    assert len(run.nodes) == 5
+    assert run.nodes[4].requests > 0
+    assert min(tpot[named(0)]) > 1.5 * max(tpot[named(1)])
+
+
+def test_inter_token_latencies_count_every_token_after_the_first() -> None:
+    run = play("unique", requests=200, endpoints=1, traffic=Traffic())
+    outputs = sum(flight.asked.output_tokens - 1 for flight in run.flights)
+
+    assert sum(node.preemptions for node in run.nodes) > 0
+    assert sum(run.gaps.counts) == outputs
+
+
+def test_gaps_of_a_request_add_up_to_its_decoding() -> None:
+    gaps = simulate(
+        Setup([PROFILE], 1, Routing(), Traffic()), [PlannedSession(1, (PlannedTurn(832, 76),))]
+    ).gaps
+    total_s = sum(gap * count for gap, count in zip(gaps.seconds, gaps.counts, strict=True))
+
+    assert total_s == pytest.approx(75 * PROFILE.step_s(832 + 38, 0), rel=0.001)
+
+
+def test_client_with_a_ceiling_sees_answers_late_and_is_asked_no_more() -> None:
+    free, busy = (
+        summarize(play("unique", requests=100, traffic=Traffic(users=20, ceiling=c)), is_whole=True)
+        for c in (None, 1.5)
+    )
+
+    assert free.served_rps > 2
+    assert 1 < busy.served_rps < 1.52
+    assert busy.ttft.mean_ms > free.ttft.mean_ms
+
+
+def test_figures_leave_out_the_warm_up_and_the_tail() -> None:
+    traffic = Traffic(rate=6, until_s=60)
+    setup = Setup([PROFILE], 4, Routing(), traffic, warmup_s=20)
+    run = simulate(setup, draw_sessions("unique", Demand(600), 0))
+    measured, whole = summarize(run), summarize(run, is_whole=True)
+
+    assert (measured.start_s, measured.end_s) == (20, 60)
+    assert measured.offered_rps == pytest.approx(6, rel=0.1)
+    assert measured.requests == sum(20 <= flight.due_at <= 60 for flight in run.flights)
+    assert whole.requests == len(run.flights) > measured.requests
+    assert max(flight.ended_at for flight in run.flights) > 60
+    assert all(flight.is_answered for flight in run.flights if flight.due_at <= 60)
+    assert sum(run.gaps.counts) < sum(f.asked.output_tokens for f in run.flights)
+
+
+def test_unknown_strategy_is_refused() -> None:
+    with pytest.raises(SettingsError, match="choose from round_robin"):
+        play(routing=Routing("best"))
+
+
+def test_command_prints_every_strategy_and_writes_all_figures(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.json"
+    arguments = ["fleet", "--requests", "200", "--rate", "20", "--change", "3:slow:0:2", "--json", str(path)]
+
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+
+    told = json.loads(path.read_text())
+    assert sum(line.startswith("prefix_hash ") for line in result.output.splitlines()) == 4
+    assert [run["figures"]["strategy"] for run in told["runs"]] == [
+        "round_robin",
+        "least_load",
+        "prefix_hash",
+    ]
+    assert told["runs"][0]["cell"]["changes"] == ["3:slow:0:2"]
+
+
+def test_command_names_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    arguments = ["fleet", "--requests", "20", "--json", str(tmp_path / "none" / "fleet.json")]
+
+    with pytest.raises(SettingsError, match="none"):
+        CliRunner().invoke(command, arguments, catch_exceptions=False)
+
+
+def test_published_table_has_twelve_cells() -> None:
+    cells = read_published()
+
+    assert len(cells) == 12
+    assert (cells[0].strategy, cells[0].ttft_mean_ms) == ("round_robin", 1319.77)
+
+
+def test_window_in_which_nothing_is_due_is_said_to_be_empty() -> None:
+    summary = summarize(play("unique", requests=20, traffic=Traffic(rate=5, until_s=0.0)))
+
+    assert (summary.offered_rps, summary.served_rps, summary.hit_rate) == (0, 0, 0)
+    assert summary.warnings == ["nothing was due in the window: it has no load to measure"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_published_benchmark_is_reproduced_within_its_aims(tmp_path: Path) -> None:
+    path = tmp_path / "cells.json"
+    result = CliRunner().invoke(
+        command, ["fleet", "--preset", "seed-000", "--json", str(path)], catch_exceptions=False
+    )
+    cells = [cell for cell in json.loads(path.read_text()) if cell["has_ceiling"]]
+
+    assert result.output.count("prefix_hash") == 8
+    assert len(cells) == 12
+    for cell in cells:
+        published, simulated = cell["published"], cell["simulated"]
+        ttft = simulated["ttft"]["mean_ms"] / published["ttft_mean_ms"]
+        assert simulated["total_tok_per_s"] == pytest.approx(published["total_tok_per_s"], rel=0.15)
+        if published["strategy"] == "prefix_hash":
+            assert 1 / 1.5 < ttft < 1.5
+        elif published["cap"] >= 1600:
+            assert ttft == pytest.approx(1, abs=0.35)
+
+
+def test_cell_compares_with_what_was_published() -> None:
+    published = read_published()[0]
+    simulated = summarize(play(requests=50))
+    cell = PublishedCell(replace(published, total_tok_per_s=simulated.total_tok_per_s / 2), True, simulated)
+
+    assert cell.total_ratio == pytest.approx(2)
+    assert "800, 800, round_robin" in render_cells([cell])
+
+
+def test_cells_of_several_seeds_are_one_line_of_their_medians() -> None:
+    published = read_published()[0]
+    run = summarize(play(requests=50))
+    cells = [
+        PublishedCell(published, True, replace(run, seed=seed, total_tok_per_s=1000.0 * seed))
+        for seed in (1, 2, 9)
+    ]
+    table = render_cells([*cells, PublishedCell(published, False, run)]).splitlines()
+
+    assert len(table) == 4
+    assert table[2].split()[3:5] == ["yes", "2000"]
+
+
+def test_cells_have_a_row_per_seed_in_the_published_columns() -> None:
+    run = summarize(play(requests=50), is_whole=True)
+    (row,) = list_rows([PublishedCell(read_published()[0], False, replace(run, seed=7))])
+
+    assert (row["max_concurrency"], row["request_rate"], row["strategy"]) == (800, 800, "round_robin")
+    assert (row["repeat"], row["dataset"], row["verdict"]) == (7, "client on time", "valid")
+    assert row["requests"] == 50
+    assert row["output_tokens"] == pytest.approx(run.output_tok_per_s * (run.end_s - run.start_s), abs=1)
+    assert row["ttft_mean_ms"] == run.ttft.mean_ms
+
+
+def test_report_warns_where_offered_loads_differ() -> None:
+    slow, fast = (
+        summarize(play(requests=1200, traffic=Traffic(users=40), routing=Routing(name)))
+        for name in ("round_robin", "prefix_hash")
+    )
+    same = summarize(play("unique", requests=50))
+
+    assert fast.offered_rps > 1.03 * slow.offered_rps
+    assert "latencies do not compare" in render([slow, fast])
+    assert "latencies do not compare" not in render([same, same])
+
+
+def test_endpoint_that_was_drained_comes_back_without_its_cache() -> None:
+    turns = tuple(PlannedTurn(640 + 80 * turn, 16, think_s=10.0) for turn in range(3))
+    changes = (Change(12, Kind.DRAIN, 0), Change(13, Kind.JOIN, 0))
+    setup = Setup([PROFILE], 1, Routing(), Traffic(), changes)
+    cached = [flight.cached_tokens for flight in simulate(setup, [PlannedSession(1, turns)]).flights]
+
+    assert cached[0] == cached[1] == 0
+    assert cached[2] > 600
+
+
+def test_drained_endpoint_that_comes_back_finishes_what_it_had() -> None:
+    changes = (Change(1, Kind.DRAIN, 0), Change(2, Kind.JOIN, 0))
+    setup = Setup([PROFILE], 1, Routing(), Traffic(), changes)
+    (flight,) = simulate(setup, [PlannedSession(1, (PlannedTurn(100, 200),))]).flights
+
+    assert flight.is_answered
+    assert flight.ended_at > 5
+
+
+def test_flushed_endpoint_has_forgotten_and_goes_on() -> None:
+    turns = tuple(PlannedTurn(640 + 80 * turn, 16, think_s=10.0) for turn in range(3))
+    setup = Setup([PROFILE], 1, Routing(), Traffic(), (Change(12, Kind.FLUSH, 0),))
+    cached = [flight.cached_tokens for flight in simulate(setup, [PlannedSession(1, turns)]).flights]
+
+    assert cached[1] == 0
+    assert cached[2] > 600
+
+
+def test_profiles_are_given_out_in_turns() -> None:
+    slow = replace(PROFILE.slowed(3.0), name="slow")
+    setup = Setup([PROFILE, slow], 2, Routing("round_robin"), Traffic())
+    fast_one, slow_one = simulate(
+        setup, [PlannedSession(i, (PlannedTurn(100, 50),)) for i in range(2)]
+    ).flights
+
+    assert slow_one.ended_at == pytest.approx(3 * fast_one.ended_at)
+
+
+def test_long_prompts_cost_attention() -> None:
+    attentive = replace(PROFILE, attention_ns=8.74)
+    plain_s, attentive_s = (profile.step_s(0, 6000, 6000 * 3000) for profile in (PROFILE, attentive))
+
+    # Of an L4 14 % more at 6,000 tokens.
+    assert (attentive_s - plain_s) / (6000 * PROFILE.prefill_ms_per_token / 1000) == pytest.approx(
+        0.14, abs=0.01
+    )
+
+
+def test_prompt_longer_than_the_profile_allows_is_served() -> None:
+    (flight,) = simulate(
+        Setup([PROFILE], 1, Routing(), Traffic()), [PlannedSession(1, (PlannedTurn(30_000, 5),))]
+    ).flights
+
+    assert flight.is_answered
+
+
+def test_gateways_of_one_connection_each_share_the_load() -> None:
+    run = play(routing=Routing("least_load", gateways=4, spread=Spread.RANDOM))
+
+    assert {flight.gateway for flight in run.flights} == {0, 1, 2, 3}
+
+
+def hit_rates_by_endpoint(kv_tokens: int, seed: int) -> list[float]:
+    """KubeAI's k6 benchmark: what each endpoint found cached, the least first."""
+    cell = Cell(
+        arm="kubeai",
+        workload="K",
+        load=None,
+        users=320,
+        requests=5000,
+        seed=seed,
+        profiles=("h100-llama70b-fp8",),
+    )
+    plan = cell.plan()
+    plan = replace(plan, profiles=[replace(profile, kv_tokens=kv_tokens) for profile in plan.profiles])
+    by_name: dict[str, list[Flight]] = {}
+    for flight in simulate(plan, cell.draw()).flights:
+        by_name.setdefault(flight.endpoint, []).append(flight)
+    return sorted(
+        sum(f.cached_tokens for f in flights) / sum(f.asked.prompt_tokens for f in flights)
+        for flights in by_name.values()
+    )
+
+
+def test_k6_benchmark_is_at_an_edge_where_an_endpoint_keeps_its_threads_or_loses_them() -> None:
+    edge, roomy = hit_rates_by_endpoint(26_000, 0), hit_rates_by_endpoint(52_000, 0)
+
+    assert edge[-1] > 0.6
+    assert edge[0] < 0.4
+    assert roomy[0] > 0.65

@@ -1,0 +1,392 @@
+"""The autoscaler: what it decides, by the HPA's documented rule, and what a fleet with it does."""
+
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import ceil, isnan
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import SettingsError
+from extproc.pages.elasticity import Response, Rise, add_up_over, respond
+from extproc.simulator.commands import simulate as command
+from extproc.simulator.fleet.autoscaler import (
+    TOLERANCE,
+    Autoscaler,
+    Metric,
+    Scaling,
+    parse_scaling,
+    recommend,
+)
+from extproc.simulator.fleet.cell import Cell
+from extproc.simulator.fleet.client import Traffic
+from extproc.simulator.fleet.fleet import Run
+from extproc.simulator.fleet.flight import Flight
+from extproc.simulator.fleet.rows import row_of
+from extproc.simulator.fleet.spike import Spike, parse_spike
+
+# The rule without its memory.
+
+
+@pytest.mark.parametrize(
+    ("values", "current", "target", "expected"),
+    [
+        ([200], 1, 100, 2),  # the documentation's first examples
+        ([50, 50], 2, 100, 1),
+        ([109, 109], 2, 100, 2),  # within a tenth
+        ([91, 91], 2, 100, 2),
+        ([111, 111], 2, 100, 3),
+        ([0, 0, 0], 3, 4, 0),
+        ([], 3, 4, 3),  # nobody says anything
+        ([10], 2, 4, 3),  # the silent one counts as 0: 10 / 2 over 4 is 1.25, times 2
+        ([6], 2, 4, 2),  # … which turns more into fewer: nothing
+        ([0], 2, 4, 1),  # the silent one counts as 4
+        ([0.9, 0.3], 2, 0.6, 2),
+        ([0.9, 0.6], 2, 0.6, 3),
+    ],
+)
+def test_rule_asks_for_as_many_as_have_the_target_each(
+    values: list[float], current: int, target: float, expected: int
+) -> None:
+    assert recommend(values, current, target) == expected
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.integers(0, 10), st.floats(0.1, 1e3))
+def test_silent_endpoints_never_make_it_bolder(values: list[float], silent: int, target: float) -> None:
+    """The careful number lies between the present one and what the rule says of those that spoke."""
+    current = len(values) + silent
+    ratio = sum(values) / len(values) / target
+    bold = ceil(ratio * current)
+    low, high = sorted((current, bold))
+
+    assert low <= recommend(values, current, target) <= high
+
+
+# Its memory.
+
+
+def decisions(scaling: Scaling, current: int, loads: list[float], every_s: float = 15.0) -> list[int]:
+    """Feeds what the whole fleet has to do, shared evenly; everybody is there at once."""
+    scaler, found = Autoscaler(scaling, current, 0.0), []
+    for place, load in enumerate(loads, 1):
+        current = scaler.decide([load / current] * current, current, place * every_s)
+        found.append(current)
+    return found
+
+
+def test_fewer_wait_until_nothing_in_the_window_asked_for_more() -> None:
+    scaling = Scaling(Metric.QUEUE, 10, window_s=60)
+
+    assert decisions(scaling, 4, [40, 40, 10, 10, 10, 10, 10]) == [4, 4, 4, 4, 4, 1, 1]
+
+
+def test_one_high_value_holds_all_for_a_window() -> None:
+    scaling = Scaling(Metric.QUEUE, 10, window_s=45)
+
+    assert decisions(scaling, 2, [10, 60, 10, 10, 10, 10]) == [2, 6, 6, 6, 1, 1]
+
+
+def test_more_come_at_once_but_at_most_twice_or_four_more_in_15_s() -> None:
+    scaling = Scaling(Metric.QUEUE, 1, max=100)
+
+    assert decisions(scaling, 1, [100] * 6) == [5, 10, 20, 40, 80, 100]
+    assert decisions(scaling, 1, [100] * 6, every_s=5.0) == [5, 5, 5, 10, 10, 10]
+
+
+def test_what_was_wanted_beyond_the_bounds_is_no_reason_for_more_later() -> None:
+    scaling = Scaling(Metric.QUEUE, 1, max=4, window_s=300)
+
+    assert decisions(scaling, 4, [50, 2, 2]) == [4, 4, 4]
+    assert decisions(Scaling(Metric.QUEUE, 1, max=8), 1, [50, 3, 3]) == [5, 5, 5]
+
+
+LOADS = st.lists(st.floats(0, 1000), max_size=40)
+SCALINGS = st.builds(
+    lambda low, more, window_s, target: Scaling(
+        Metric.IN_FLIGHT, target, min=low, max=low + more, window_s=window_s
+    ),
+    st.integers(1, 9),
+    st.integers(0, 30),
+    st.sampled_from([0.0, 15.0, 60.0, 300.0]),
+    st.floats(0.5, 100),
+)
+
+
+@given(SCALINGS, LOADS)
+def test_there_are_never_fewer_than_min_or_more_than_max(scaling: Scaling, loads: list[float]) -> None:
+    assert all(scaling.min <= count <= scaling.max for count in decisions(scaling, scaling.min, loads))
+
+
+@given(SCALINGS, st.floats(0, 1000), st.integers(1, 9))
+def test_under_a_constant_load_it_comes_to_rest(scaling: Scaling, load: float, more: int) -> None:
+    """After the growth and two windows nothing moves, and what is there is as many as the tolerance lets be.
+
+    Two, since rounding may leave one too many: the ceiling of 10 * (2.1 / 21) is 2.
+    """
+    start = min(scaling.max, scaling.min + more)
+    *_, before, last = (counts := decisions(scaling, start, [load] * 90))
+
+    assert len(set(counts[60:])) == 1
+    assert before == last
+    if scaling.min < last < scaling.max:
+        assert load / last <= scaling.target * (1 + TOLERANCE) * (1 + 1e-9)
+
+
+@given(SCALINGS, LOADS)
+def test_no_step_up_is_more_than_the_pace(scaling: Scaling, loads: list[float]) -> None:
+    counts = [scaling.min, *decisions(scaling, scaling.min, loads)]
+
+    assert all(after <= max(2 * before, before + 4) for before, after in pairwise(counts))
+
+
+# As it is written.
+
+
+def test_autoscaler_is_written_as_arms_are() -> None:
+    found = parse_scaling("kv_usage:target=0.6,min=2,max=12,start_s=90,window_s=60,every_s=10,lag_s=0")
+
+    assert found == Scaling(Metric.KV_USAGE, 0.6, 2, 12, 10, 0, 90, 60)
+    assert parse_scaling("queue:target=4") == Scaling(Metric.QUEUE, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("cpu:target=1", "no metric: choose from queue, running, kv_usage, in_flight"),
+        ("queue", "lacks a target"),
+        ("queue:target", "no autoscaler|no number"),
+        ("queue:target=x", "target is no number"),
+        ("queue:target=true", "target is no number"),
+        ("queue:target=.nan", "target is no number"),
+        ("queue:target=0", "more than 0"),
+        ("queue:target=-1", "more than 0"),
+        ("queue:target=1,min=0", "at least 1"),
+        ("queue:target=1,min=1.5", "min is no whole number"),
+        ("queue:target=1,min=5,max=4", "max 4 is less than min 5"),
+        ("queue:target=1,start_s=-1", "start_s -1 must not be negative"),
+        ("queue:target=1,every_s=0", "every_s 0 must be more than 0"),
+        ("queue:target=1,goal=2", "'goal' is no option: choose from target"),
+        ("kv_usage:target=60", "at most 1"),
+        ("queue:[", "no autoscaler"),
+    ],
+)
+def test_autoscaler_that_cannot_be_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(SettingsError, match=fault):
+        parse_scaling(text)
+
+
+# The spike.
+
+
+def test_spike_starts_so_many_times_the_sessions() -> None:
+    """One a second; from 10 s to 14 s three."""
+    times = [*accumulate(Spike(10, 4, 3).squeeze([1.0] * 24))]
+
+    assert times[:10] == pytest.approx(range(1, 11))
+    assert times[10:22] == pytest.approx([10 + step / 3 for step in range(1, 13)])
+    assert times[22:] == pytest.approx([15, 16])
+
+
+SPIKES = st.builds(Spike, st.floats(0, 100), st.floats(0.1, 100), st.floats(1.01, 20))
+
+
+@given(SPIKES, st.floats(0, 1000))
+def test_time_of_a_load_is_when_it_is_there(spike: Spike, at_s: float) -> None:
+    assert spike.time_of(spike.load_until(at_s)) == pytest.approx(at_s)
+
+
+@pytest.mark.parametrize("text", ["", "1:2", "1:0:3", "1:2:1", "1:2:0.5", "-1:2:3", "1:2:nan"])
+def test_spike_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"spike"):
+        parse_spike(text)
+
+
+def test_load_of_a_spike_is_what_is_asked_for() -> None:
+    traffic = Traffic(rate=10, spike=Spike(10, 10, 3))
+
+    assert traffic.asked_rps(0, 40) == 15
+    assert traffic.asked_rps(10, 20) == 30
+    assert isnan(Traffic(users=3).asked_rps(0, 40))
+
+
+# How a load was taken.
+
+
+def test_count_times_seconds_is_that_of_the_time_asked_for() -> None:
+    steps = [(0, 2), (10, 5), (20, 3)]
+
+    assert add_up_over(steps, 0, 30) == 20 + 50 + 30
+    assert add_up_over(steps, 5, 15) == 10 + 25
+    assert add_up_over(steps, 25, 30) == 15
+
+
+def test_endpoints_that_went_before_they_came_are_no_reaction() -> None:
+    ready = [(0, 4), (12, 3), (20, 4), (30, 5)]
+
+    assert respond(Rise("spike", 10, 100), ready, [12, 13]) == Response("spike", 20, 4)
+    assert respond(Rise("spike", 10, 14), ready, [12, 13]) == Response("spike", None, None)
+
+
+# In a fleet.
+
+SPIKED = Cell(
+    arm="least_load",
+    workload="unique",
+    load=0.5,
+    endpoints=2,
+    warmup_s=60,
+    measured_s=360,
+    spike="120:90:4",
+    autoscale="in_flight:target=16,min=2,max=6,start_s=40,window_s=60",
+)
+
+
+@pytest.fixture(scope="module")
+def spiked() -> Run:
+    return SPIKED.simulate()
+
+
+def test_no_endpoint_is_ready_before_its_start_took_its_time(spiked: Run) -> None:
+    """Each that joined was asked for 40 s before; who was held then were those, starting."""
+    counts = spiked.headcounts
+    joined = [later.at_s for earlier, later in pairwise(counts) if later.ready > earlier.ready]
+    ordered = [
+        later.at_s
+        for earlier, later in pairwise(counts)
+        if later.held > earlier.held and later.ready == earlier.ready
+    ]
+
+    assert len(joined) > 2
+    assert joined == pytest.approx([at_s + 40 for at_s in ordered[: len(joined)]])
+
+
+def test_endpoints_come_with_the_spike_and_go_after_it(spiked: Run) -> None:
+    counts = [count.ready for count in spiked.headcounts]
+
+    assert counts[0] == 2
+    assert max(counts) > 3
+    assert counts[-1] == 2
+    assert all(2 <= count <= 6 for count in counts)
+    assert all(count.held >= count.ready for count in spiked.headcounts)
+
+
+def test_endpoints_that_go_finish_what_they_have(spiked: Run) -> None:
+    assert not any(flight.is_failed for flight in spiked.flights)
+    assert len({flight.endpoint for flight in spiked.flights}) == len(spiked.nodes) > 3
+
+
+def test_whoever_comes_has_an_empty_cache() -> None:
+    """A session's next turn finds nothing at an endpoint that was not there when it had the one before."""
+    run = replace(SPIKED, workload="sessions", load=0.7, arm="random").simulate()
+    first_by_endpoint: dict[str, Flight] = {}
+    for flight in run.flights:
+        first_by_endpoint.setdefault(flight.endpoint, flight)
+
+    assert len(first_by_endpoint) > 2
+    assert all(flight.cached_tokens == 0 for flight in first_by_endpoint.values())
+
+
+def test_autoscaled_fleet_takes_a_spike_better_than_the_one_it_was_and_costs_less_than_its_most() -> None:
+    scaled, fixed = SPIKED.run(with_ideals=False), replace(SPIKED, autoscale="").run(with_ideals=False)
+
+    assert scaled.elastic
+    assert fixed.elastic
+    assert scaled.elastic.slo_seconds_missed < fixed.elastic.slo_seconds_missed
+    assert scaled.ttft_due.mean_ms < fixed.ttft_due.mean_ms
+    assert fixed.elastic.reaction_s is None
+    assert 40 < (scaled.elastic.reaction_s or 0) < 120
+    assert fixed.elastic.ready_seconds == fixed.elastic.held_seconds == 2 * 360
+    assert 2 * 360 < scaled.elastic.ready_seconds < scaled.elastic.held_seconds < 6 * 360
+
+
+def test_autoscaled_run_repeats_itself() -> None:
+    assert SPIKED.simulate().headcounts == SPIKED.simulate().headcounts
+
+
+@pytest.mark.parametrize("metric", ["queue:target=2", "running:target=8", "kv_usage:target=0.2"])
+def test_every_metric_brings_endpoints_when_the_load_rises(metric: str) -> None:
+    cell = replace(SPIKED, autoscale=f"{metric},min=2,max=6,start_s=40,window_s=60")
+    found = cell.run(with_ideals=False).elastic
+
+    assert found
+    assert found.most > 2
+    assert found.reaction_s is not None
+
+
+def test_constant_load_near_its_target_moves_nothing() -> None:
+    """Chance moves what an endpoint has to do; a wide target takes that."""
+    cell = replace(SPIKED, spike="", autoscale="in_flight:target=60,min=2,max=6")
+
+    assert [count.ready for count in cell.simulate().headcounts] == [2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"spike": "30:90:4"}, "measured is from 60 to 420 s"),
+        ({"spike": "400:90:4"}, "measured is from 60 to 420 s"),
+        ({"users": 3}, "set their own pace"),
+        ({"endpoints": 7}, "not within 2 to 6"),
+        ({"requests": 100, "spike": ""}, "needs a measured time"),
+        ({"changes": ("100:crash:1",)}, "crash: where an autoscaler decides"),
+        ({"scenario": "restart"}, "where an autoscaler decides"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changed: dict[str, Any], fault: str) -> None:
+    with pytest.raises(SettingsError, match=fault):
+        replace(SPIKED, **changed).simulate()
+
+
+def test_slow_endpoint_may_be_scaled_away() -> None:
+    assert replace(SPIKED, changes=("70:slow:1:2", "80:flush:0")).simulate().flights
+
+
+def test_cells_of_before_keep_their_names_and_others_have_names_of_their_own() -> None:
+    plain = Cell(arm="least_load")
+
+    assert plain.digest == Cell(arm="least_load", slo_ttft_s=2.0).digest
+    assert len({plain.digest, SPIKED.digest, replace(SPIKED, autoscale="").digest}) == 3
+    assert row_of(SPIKED, SPIKED.run(with_ideals=False), "1")["arm"] == f"least_load {SPIKED.autoscale}"
+
+
+ASKED = (
+    "fleet --workload unique --load 0.4 --endpoints 2 --warmup-s 30 --measured-s 120 --spike 60:30:4 "
+    "--arm least_load --no-ideals"
+)
+
+
+def test_metrics_and_thresholds_are_compared_in_one_table() -> None:
+    options = (
+        "--autoscale none --autoscale queue:target=2,start_s=20 --autoscale in_flight:target=6,start_s=20"
+    )
+    done = CliRunner().invoke(command, [*ASKED.split(), *options.split()])
+    table = done.output[done.output.index("endpoint-s ready") :]
+
+    assert done.exit_code == 0, done.output
+    assert [line.split()[:2] for line in table.splitlines()[2:5]] == [
+        ["least_load", "0"],
+        ["least_load", "queue:target=2,start_s=20"],
+        ["least_load", "in_flight:target=6,start_s=20"],
+    ]
+
+
+def test_command_says_what_is_wrong_with_an_autoscaler() -> None:
+    done = CliRunner().invoke(command, [*ASKED.split(), "--autoscale", "cpu:target=1"])
+
+    assert done.exit_code == 2
+    assert "no metric: choose from" in done.output
+
+
+def test_sessions_of_a_spike_are_drawn_like_those_without() -> None:
+    """The spike moves starts; what is asked stays the same, for every autoscaler."""
+    due = [
+        [flight.due_at for flight in replace(SPIKED, autoscale=scaling).simulate().flights if not flight.turn]
+        for scaling in ("", "queue:target=2,min=2,max=6")
+    ]
+    shortest = min(map(len, due))
+
+    assert due[0][:shortest] == due[1][:shortest]
+    assert sum(120 <= at_s < 210 for at_s in due[0]) == pytest.approx(4 * 90 * SPIKED.rps, rel=0.1)

@@ -1,0 +1,147 @@
+"""Simulated gateways that share their picks: late, with losses, and not at all."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from extproc.simulator.commands import simulate as command
+from extproc.simulator.engine.profiles import find_profile
+from extproc.simulator.fleet.bus import Fault, Sharing
+from extproc.simulator.fleet.cell import Cell
+from extproc.simulator.fleet.client import Traffic
+from extproc.simulator.fleet.fleet import Run, Setup, simulate
+from extproc.simulator.fleet.gateway import Routing
+from extproc.simulator.fleet.session import PlannedSession, PlannedTurn
+from tests.simulator.test_simulator_fleet import hit_rate, picture, play
+
+
+def shared(sharing: Sharing | None, gateways: int = 4) -> Run:
+    return play(requests=800, routing=Routing("prefix_cache", gateways=gateways, sharing=sharing))
+
+
+@pytest.fixture(scope="module")
+def alone() -> float:
+    return hit_rate(shared(None, gateways=1))
+
+
+@pytest.fixture(scope="module")
+def unshared() -> float:
+    return hit_rate(shared(None))
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [Sharing(), Sharing(0.01), Sharing(1.0), Sharing(0.01, loss=0.1), Sharing(0.01, 0.0, Fault.SLOWS, 15.0)],
+    ids=lambda sharing: f"{sharing.delay_s:g}-{sharing.loss:g}-{sharing.fault}",
+)
+def test_gateways_that_share_find_as_much_as_one(alone: float, sharing: Sharing) -> None:
+    assert hit_rate(shared(sharing)) == pytest.approx(alone, abs=0.02)
+
+
+def test_gateways_that_share_nothing_find_less(alone: float, unshared: float) -> None:
+    """Or the tests around this one would show nothing."""
+    assert unshared < alone - 0.02
+
+
+def test_a_dead_bus_changes_nothing() -> None:
+    routing = Routing("prefix_cache", gateways=4)
+    dead = replace(routing, sharing=Sharing(fault=Fault.DEAD))
+
+    assert picture(play(requests=300, routing=dead)) == picture(play(requests=300, routing=routing))
+
+
+def test_a_gateway_that_is_started_again_finds_as_much_by_what_the_others_tell(alone: float) -> None:
+    told, untold = (
+        hit_rate(shared(Sharing(0.01, fault=fault, middle_s=15.0), gateways=2))
+        for fault in (Fault.RESTART, Fault.BLANK)
+    )
+
+    assert told == pytest.approx(alone, abs=0.005)
+    assert untold < told - 0.005
+
+
+@pytest.mark.parametrize("fault", [Fault.DIES, Fault.AWAY, Fault.HALVES])
+def test_a_bus_that_fails_later_costs_little_against_none(unshared: float, fault: Fault) -> None:
+    """All of these are in the minute after the loss, and users think for a second: the worst time of all."""
+    assert hit_rate(shared(Sharing(0.01, fault=fault, middle_s=15.0))) > unshared - 0.05
+
+
+BEGINS_S, SECONDS = 12.0, 4.0
+
+
+def quick(sharing: Sharing | None) -> float:
+    """Of the later turns in the first seconds of a fault, the share that went where the last one went.
+
+    Ten conversations a second begin, their turns half a second apart.
+    """
+    rng = random.Random(1)
+    turns = tuple(PlannedTurn(100 + 110 * turn, 10, 0.3 if turn else 0.0) for turn in range(5))
+    starts = sorted(rng.uniform(0, BEGINS_S + SECONDS) for _ in range(160))
+    setup = Setup(
+        [find_profile("h100-llama8b-bf16")],
+        4,
+        Routing("prefix_cache", {"engine": "h100-llama8b-bf16"}, 4, sharing=sharing),
+        Traffic(starts=starts, until_s=BEGINS_S + SECONDS),
+    )
+    places: dict[int, str] = {}
+    hits = []
+    for flight in simulate(setup, [PlannedSession(owner, turns) for owner in range(len(starts))]).flights:
+        before, places[flight.session.owner] = places.get(flight.session.owner), flight.endpoint
+        if before is not None and flight.due_at >= BEGINS_S:
+            hits.append(before == flight.endpoint)
+    return sum(hits) / len(hits)
+
+
+@pytest.fixture(scope="module")
+def quick_unshared() -> float:
+    return quick(None)
+
+
+@pytest.mark.parametrize("fault", [Fault.SLOWS, Fault.DIES, Fault.HALVES])
+def test_the_first_seconds_of_a_fault_cost_quick_turns_little(quick_unshared: float, fault: Fault) -> None:
+    """Turns that miss tell too late: where only these do, seven of ten hit in that time."""
+    assert quick(Sharing(0.01, 0.0, fault, BEGINS_S)) >= 0.95 * quick_unshared
+
+
+def test_a_shared_run_is_the_same_each_time() -> None:
+    routing = Routing("prefix_cache", gateways=4, sharing=Sharing(0.01, loss=0.1))
+    one, other = (picture(play(requests=200, routing=routing)) for _ in range(2))
+
+    assert one == other
+
+
+def test_cells_that_share_nothing_keep_their_names() -> None:
+    plain = Cell(arm="prefix_cache", workload="T", seed=11)
+    names = {plain.digest, Cell(arm="prefix_cache", workload="T", seed=11, share_delay_ms=0.0).digest}
+
+    assert plain.digest == "b0c7432a2663aee3"
+    assert len(names) == 2
+
+
+def test_the_command_shares() -> None:
+    options = ["--arm", "prefix_cache", "--requests", "40", "--gateways", "2", "--no-ideals", "--seed", "1"]
+    fine = CliRunner().invoke(command, ["fleet", *options, "--share-delay", "10", "--share-loss", "0.1"])
+    wrong = CliRunner().invoke(command, ["fleet", *options, "--share-delay", "10", "--share-loss", "1.5"])
+
+    assert (fine.exit_code, wrong.exit_code) == (0, 2)
+
+
+def test_a_matrix_has_every_way_of_sharing(tmp_path: Path) -> None:
+    options = ["--arm", "prefix_cache", "--workload", "T", "--load", "0.4", "--seeds", "1", "--workers", "1"]
+    sharing = ["--share-delay", "10", "--share-delay", "100", "--share-fault", "dies", "--gateways", "2"]
+    short = ["--warmup-s", "1", "--measured-s", "2"]
+    done = CliRunner().invoke(command, ["matrix", str(tmp_path), *options, *sharing, *short])
+
+    assert done.exit_code == 0, done.output
+    assert "share_delay_ms 100.0, share_loss 0.0, share_fault dies" in done.output
+    assert "share_delay_ms 10.0, share_loss 0.0, share_fault dies" in done.output
+
+
+@pytest.mark.parametrize(("option", "value"), [("--spread", "session"), ("--share-fault", "halves")])
+def test_choices_are_written_as_the_documentation_writes_them(option: str, value: str) -> None:
+    options = ["--arm", "random", "--requests", "5", "--no-ideals", "--gateways", "2", option, value]
+
+    assert CliRunner().invoke(command, ["fleet", *options]).exit_code == 0

@@ -1,0 +1,102 @@
+"""What was simulated, asked of real servers: the same prompts, times and pauses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from extproc.bench.datasets.conversation import Conversation
+from extproc.bench.datasets.prepared import read_prepared
+from extproc.bench.spec.traffic import Dataset
+from extproc.simulator.fleet.cell import Cell
+from extproc.simulator.fleet.export import export_run
+from extproc.simulator.fleet.fleet import Run
+from extproc.simulator.fleet.flight import Flight
+from extproc.simulator.fleet_commands import fleet
+from extproc.simulator.http.apis.fields import Message
+from extproc.simulator.http.prompts import render
+from extproc.simulator.http.tokens import FourByteTokenizer
+
+CELL = Cell(arm="least_load", workload="C", endpoints=2, load=0.5, warmup_s=5, measured_s=20)
+# A question of one token in its frame; a later one has the end of the answer before it.
+SHORTEST_FIRST, SHORTEST = 15, 18
+
+
+def read(content: bytes, folder: Path) -> list[Conversation]:
+    path = folder / "sessions.jsonl"
+    path.write_bytes(content)
+    return read_prepared(Dataset(name="prepared", path=path), 0, np.random.default_rng(0))
+
+
+def first_turns(run: Run) -> list[Flight]:
+    return sorted((flight for flight in run.flights if not flight.turn), key=lambda flight: flight.due_at)
+
+
+def count_prompts(conversation: Conversation) -> list[int]:
+    """The tokens that a simulated endpoint counts for each turn, its own answers in the history."""
+    said, counts = list[Message](), list[int]()
+    for turn in conversation.turns:
+        said += [Message(role=message.role, content=message.content) for message in turn.messages]
+        counts.append(len(FourByteTokenizer().encode(render(said))))
+        said.append(Message(role="assistant", content=" bab" * turn.output_tokens))
+    return counts
+
+
+def test_bench_reads_the_sessions_with_their_times_lengths_and_pauses(tmp_path: Path) -> None:
+    run = CELL.simulate()
+    conversations = read(export_run(run), tmp_path)
+
+    assert [one.arrival_s for one in conversations] == [flight.due_at for flight in first_turns(run)]
+    for conversation, flight in zip(conversations, first_turns(run), strict=True):
+        told = [(turn.output_tokens, turn.think_s) for turn in conversation.turns]
+        assert told == [(turn.output_tokens, turn.think_s) for turn in flight.session.turns]
+
+
+@pytest.mark.parametrize("workload", ["T", "Tu", "H", "U", "A"])
+def test_endpoint_counts_the_planned_tokens_of_a_prompt(workload: str, tmp_path: Path) -> None:
+    cell = Cell(arm="least_load", workload=workload, endpoints=1, requests=60, load=0.5)
+    run = cell.simulate()
+    conversations = read(export_run(run), tmp_path)
+
+    counts = [count_prompts(conversation) for conversation in conversations]
+    planned = [[turn.prompt_tokens for turn in flight.session.turns] for flight in first_turns(run)]
+    if workload == "A":
+        # Histories of very short messages are shorter than what frames them.
+        assert sum(map(sum, counts)) == pytest.approx(sum(map(sum, planned)), rel=0.02)
+    else:
+        assert counts == planned
+
+
+def test_question_that_is_shorter_than_its_frame_is_made_up_for_by_the_next(tmp_path: Path) -> None:
+    run = CELL.simulate()
+    conversations = read(export_run(run), tmp_path)
+
+    for conversation, flight in zip(conversations, first_turns(run), strict=True):
+        least = SHORTEST_FIRST
+        for count, turn in zip(count_prompts(conversation), flight.session.turns, strict=True):
+            assert count == max(turn.prompt_tokens, least)
+            least = count + turn.output_tokens + SHORTEST
+
+
+def test_tenants_share_their_instructions_and_no_more(tmp_path: Path) -> None:
+    run = Cell(arm="least_load", workload="T", endpoints=1, requests=60, load=0.5).simulate()
+    by_tenant: dict[int, set[str]] = {}
+    questions = []
+    for conversation, flight in zip(read(export_run(run), tmp_path), first_turns(run), strict=True):
+        system, question = conversation.turns[0].messages
+        by_tenant.setdefault(flight.session.heads[0].text, set()).add(system.content)
+        questions.append(question.content)
+
+    assert all(len(texts) == 1 for texts in by_tenant.values())
+    assert len(set.union(*by_tenant.values())) == len(by_tenant) > 1
+    assert len(set(questions)) == len(questions)
+
+
+def test_command_writes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.jsonl"
+    asked = ["--workload", "C", "--endpoints", "2", "--load", "0.5", "--warmup-s", "5", "--measured-s", "20"]
+    result = CliRunner().invoke(fleet, [*asked, "--arm", "least_load", "--no-ideals", "--export", str(path)])
+
+    assert result.exit_code == 0, result.output
+    assert path.read_bytes() == export_run(CELL.simulate())

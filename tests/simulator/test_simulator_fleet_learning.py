@@ -1,0 +1,62 @@
+"""What a fleet teaches the strategy that routes to it: the time to the first token of each request."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+from extproc.simulator.engine.profiles import Profile, find_profile
+from extproc.simulator.fleet.change import Change, Kind
+from extproc.simulator.fleet.client import Traffic
+from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.gateway import Gateways, Routing
+from extproc.simulator.fleet.workloads import Demand, draw_sessions
+from extproc.simulator.peers.signals import Scrape
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_engines_of_another_speed_are_learnt_from_first_tokens(factor: float) -> None:
+    """All endpoints alike: the constants of the pool are theirs, within 15 %."""
+    learnt = learn_in_fleet([find_profile("l4-llama8b-fp8").slowed(factor)], ())
+
+    assert learnt["prefill_ms_per_token"] == pytest.approx(0.19 * factor, rel=0.15)
+    assert learnt["source"] == "access_log"
+    assert slower(learnt) == []
+
+
+def test_one_endpoint_of_half_the_speed_is_found_among_others() -> None:
+    learnt = learn_in_fleet([find_profile("l4-llama8b-fp8")], (Change(0.0, Kind.SLOW, 0, 2.0),))
+
+    assert learnt["prefill_ms_per_token"] == pytest.approx(0.19, rel=0.15)
+    [factor] = slower(learnt)
+    assert 1.4 < factor < 2.6
+
+
+def slower(learnt: Mapping[str, Any]) -> list[float]:
+    return [one["slower_by"] for one in learnt["endpoints"].values() if one["slower_by"] != 1]
+
+
+def learn_in_fleet(profiles: Sequence[Profile], changes: Sequence[Change]) -> Mapping[str, Any]:
+    """What four endpoints taught after 2,500 requests that share nothing, one gateway."""
+    kept: list[PrefixCache] = []
+
+    @dataclass(frozen=True, slots=True)
+    class Kept(Routing):
+        def build_gateways(
+            self, endpoints: Sequence[Endpoint], outsides: Sequence[Outside], scrapes: Sequence[Scrape]
+        ) -> Gateways:  # nobody is scraped
+            def build() -> PrefixCache:
+                kept.append(PrefixCache(outsides[0], learn=True))
+                return kept[-1]
+
+            gateways = Gateways([build])
+            gateways.replace(endpoints)
+            return gateways
+
+    sessions = draw_sessions("unique", Demand(2_500, 0.0, 4), 1)
+    simulate(Setup(profiles, 4, Kept(), Traffic(rate=6.0), changes), sessions)
+    return kept[0].learnt()

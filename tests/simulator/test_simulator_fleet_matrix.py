@@ -1,0 +1,230 @@
+"""Cells, arms, scenarios and the matrix: what is asked for by name, run on all cores, and gone on with."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from extproc.errors import SettingsError
+from extproc.simulator.commands import simulate as command
+from extproc.simulator.fleet.arms import parse_arm
+from extproc.simulator.fleet.cell import Cell
+from extproc.simulator.fleet.change import Change, Kind
+from extproc.simulator.fleet.matrix import CELLS, Matrix, read_rows, render_rows, run_matrix
+from extproc.simulator.fleet.report import write_csv
+from extproc.simulator.fleet.rows import Row
+from extproc.simulator.fleet.scenarios import SCENARIOS
+from extproc.simulator.fleet.workloads import WORKLOADS
+
+SMALL = Cell(arm="least_load", workload="U", load=0.3, endpoints=2, warmup_s=5, measured_s=20)
+AXES = Matrix(
+    arms=["least_load", "prefix_hash:load_factor=1.5"],
+    workloads=["U"],
+    loads=[0.3],
+    endpoints=[2],
+    profiles=["l4-llama8b-fp8"],
+    seeds=[1, 2],
+    warmup_s=5,
+    measured_s=20,
+)
+
+
+def fleet(*arguments: str) -> str:
+    small = ["--endpoints", "2", "--warmup-s", "0", "--measured-s", "10"]
+    return CliRunner().invoke(command, ["fleet", *small, *arguments], catch_exceptions=False).output
+
+
+def nothing(_share: float, _row: Row) -> None:
+    pass
+
+
+def test_arm_is_a_strategy_with_its_options() -> None:
+    arm = parse_arm("prefix_hash:key=[prompt_head, first_user_message],prefix_chars=4096,load_factor=1.5")
+
+    assert arm.strategy == "prefix_hash"
+    assert arm.options == {
+        "key": ["prompt_head", "first_user_message"],
+        "prefix_chars": 4096,
+        "load_factor": 1.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("best", "no strategy"),
+        ("prefix_hash:[", "is no arm"),
+        ("prefix_hash:foo=1", "foo"),
+        ("prefix_hash:load_factor=.nan", "no number"),
+        ("prefix_hash:load_factor=0.5", "below 1"),
+    ],
+)
+def test_arm_that_cannot_be_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(SettingsError, match=fault):
+        parse_arm(text)
+
+
+def test_cell_asks_for_a_share_of_the_capacity_of_all_endpoints() -> None:
+    cell = Cell(arm="random", workload="C", load=0.5, endpoints=4)
+
+    assert cell.rps == pytest.approx(0.5 * WORKLOADS["sessions"].capacity_rps * 4)
+    assert replace(cell, rate=7.0).rps == 7
+    assert cell.plan().traffic.until_s == 800
+    assert cell.plan().warmup_s == 300
+
+
+def test_cells_that_differ_in_anything_have_different_digests() -> None:
+    others = [replace(SMALL, seed=1), replace(SMALL, arm="random"), replace(SMALL, scenario="flush")]
+
+    assert len({cell.digest for cell in (SMALL, *others)}) == 4
+    assert SMALL.digest == replace(SMALL).digest
+
+
+def test_arms_of_a_cell_are_asked_the_same_by_different_names_of_endpoints_for_each_seed() -> None:
+    plans = [replace(SMALL, arm=arm, seed=seed) for arm in ("random", "least_load") for seed in (1, 2)]
+    sessions = [cell.draw() for cell in plans]
+
+    assert sessions[0] == sessions[2] != sessions[1]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario_keeps_to_the_measured_window_and_to_its_endpoints(name: str) -> None:
+    changes = SCENARIOS[name](8, 100.0, 500.0)
+
+    assert all(change.at_s == 0 or 100 <= change.at_s < 500 for change in changes)
+    assert all(change.endpoint < 8 or change.kind is Kind.JOIN for change in changes)
+    assert name == "plain" or changes
+
+
+def test_rolling_restart_spares_every_request_and_empties_every_cache() -> None:
+    tenants = replace(SMALL, workload="T", measured_s=120)
+    plain, restarted = (replace(tenants, scenario=name).run() for name in ("plain", "restart"))
+
+    assert restarted.failed == 0
+    assert restarted.requests == plain.requests
+    assert restarted.hit_rate < plain.hit_rate
+
+
+def test_endpoint_comes_back_one_restart_after_the_other() -> None:
+    assert SCENARIOS["restart"](2, 0, 100) == [
+        Change(0, Kind.RESTART, 0, 30),
+        Change(50, Kind.RESTART, 1, 30),
+    ]
+
+
+def test_matrix_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    cells = [*AXES.cells()]
+    first = run_matrix(cells[:2], tmp_path, 1, nothing, "1")
+    with (tmp_path / CELLS).open("a") as file:
+        file.write('{"digest": "cut o')
+    told: list[tuple[float, Row]] = []
+    rows = run_matrix(cells, tmp_path, 2, lambda share, row: told.append((share, row)), "2")
+
+    assert len(cells) == 4
+    assert rows[:2] == first
+    assert [row["digest"] for row in rows] == [cell.digest for cell in cells]
+    assert {row["version"] for _, row in told} == {"2"}
+    assert [share for share, _ in told] == [0.5, 1.0]
+    assert len(read_rows(tmp_path)) == 4
+
+
+def test_row_has_all_that_is_needed_to_repeat_it(tmp_path: Path) -> None:
+    (row, *_) = run_matrix([SMALL], tmp_path, 1, nothing, "1")
+    asked = {name: row[name] for name in Cell.__dataclass_fields__}
+    again = Cell(**{**asked, "profiles": tuple(asked["profiles"]), "changes": ()})  # type: ignore[arg-type]
+
+    assert again == SMALL
+    assert again.run().ttft.mean_ms == row["ttft_mean_ms"]
+
+
+def test_table_has_a_line_for_each_arm_and_the_median_of_its_seeds() -> None:
+    rows = [
+        {**vars_of(SMALL), "ttft_mean_ms": ttft, "ttft_p99_ms": None, "hit_rate": 0.5}
+        | {"shared_hit_rate": 0.6, "total_tok_per_s": 10.0, "faults": ["slow"] if ttft > 2 else []}
+        for ttft in (1.0, 2.0, 9.0)
+    ]
+    *_, line = render_rows(rows).splitlines()
+
+    assert line.split() == ["least_load", "3", "2.0", "1.0-9.0", "-", "0.500", "0.600", "10", "1"]
+
+
+def vars_of(cell: Cell) -> dict[str, object]:
+    return {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
+
+
+def test_csv_has_the_columns_of_all_rows() -> None:
+    assert write_csv([{"a": 1}, {"a": 2, "b": 3}]) == "a,b\n1,\n2,3\n"
+
+
+def test_matrix_command_prints_a_table_and_writes_csv(tmp_path: Path) -> None:
+    arguments = ["matrix", str(tmp_path / "m"), "--workload", "U", "--load", "0.3", "--endpoints", "2"]
+    times = ["--warmup-s", "0", "--measured-s", "10", "--seeds", "3", "--workers", "1"]
+    csv_path = tmp_path / "m.csv"
+    result = CliRunner().invoke(
+        command, [*arguments, *times, "--csv", str(csv_path), "--arm", "random"], catch_exceptions=False
+    )
+
+    assert "workload U, load 0.3" in result.output
+    assert csv_path.read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--rate", "nan"],
+        ["--warmup-s", "nan"],
+        ["--load", "inf"],
+        ["--users", "3", "--rate", "4"],
+        ["--arm", "prefix_hash:load_factor=.nan"],
+        ["--workload", "nope"],
+        ["--seed", "a-b"],
+        ["--spike", "10:20"],
+        ["--slo-ttft-s", "0"],
+        ["--preset", "seed-000", "--html", "page.html"],
+        ["--preset", "seed-000", "--autoscale", "queue:target=4"],
+    ],
+)
+def test_command_refuses_what_it_cannot_do_in_one_line(arguments: list[str]) -> None:
+    result = CliRunner().invoke(command, ["fleet", *arguments], catch_exceptions=False)
+
+    assert result.exit_code == 2
+    assert "Error: " in result.output
+
+
+@pytest.mark.parametrize("change", ["1:slow:0:0", "1:slow:99:2", "1:crash:2", "1:flush:7"])
+def test_command_refuses_a_change_of_what_is_not_there(change: str) -> None:
+    with pytest.raises(SettingsError, match=r"there is no endpoint|no time"):
+        fleet("--change", change)
+
+
+def test_k6_threads_whose_first_question_is_too_long_are_left_out() -> None:
+    sessions = Cell(arm="random", workload="k6-chat", requests=4260, rate=40, seed=369).draw()
+
+    assert all(session.turns for session in sessions)
+
+
+def test_load_that_is_not_served_is_shouted() -> None:
+    text = fleet("--workload", "U", "--load", "3", "--arm", "least_load", "--measured-s", "30")
+
+    assert "\nWARNING  least_load, seed 0: offered" in text
+
+
+def test_load_that_is_served_is_no_reason_to_shout() -> None:
+    assert "WARNING" not in fleet(
+        "--workload", "U", "--load", "0.3", "--arm", "least_load", "--warmup-s", "20"
+    )
+
+
+def test_ideals_may_be_left_out_and_every_seed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.json"
+    fleet("--workload", "U", "--load", "0.2", "--seed", "4-5", "--no-ideals", "--json", str(path))
+    told = json.loads(path.read_text())
+    runs = told["runs"]
+
+    assert told["profiles"]["l4-llama8b-fp8"]["prefill_ms_per_token"] == 0.19
+
+    assert [run["cell"]["seed"] for run in runs] == [4, 4, 4, 5, 5, 5]
+    assert all(run["figures"]["ideal_hit_rate"] is None for run in runs)
+    assert all(len(run["figures"]["moments"]) == 60 for run in runs)

@@ -1,0 +1,290 @@
+"""The parts of the fleet: sessions, chats, the client, changes, latencies, oracles."""
+
+from collections import Counter
+from functools import partial
+from random import Random
+
+import pytest
+
+from extproc.errors import SettingsError
+from extproc.simulator.fleet.change import Change, Kind, parse_change
+from extproc.simulator.fleet.client import Client, Traffic
+from extproc.simulator.fleet.flight import Flight
+from extproc.simulator.fleet.oracle import ideal_hit_rate
+from extproc.simulator.fleet.report import lay_out
+from extproc.simulator.fleet.session import CommonText, PlannedSession, PlannedTurn
+from extproc.simulator.fleet.summary import Latency, Skew
+from extproc.simulator.fleet.timeline import Timeline
+from extproc.simulator.fleet.workloads import SHAREGPT, WORKLOADS, Demand, draw_sessions
+
+ASK = (PlannedTurn(64, 32),)
+
+
+def fly(number: int, session: PlannedSession, admitted_at: float, ended_at: float) -> Flight:
+    return Flight(number, session, 0, due_at=0, admitted_at=admitted_at, ended_at=ended_at)
+
+
+def requests(sessions: list[PlannedSession]) -> list[PlannedTurn]:
+    return [turn for session in sessions for turn in session.turns]
+
+
+def test_timeline_runs_in_order_of_time_then_of_planning() -> None:
+    timeline, seen = Timeline(), list[str]()
+    for time, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
+        timeline.at(time, partial(seen.append, name))
+    timeline.run()
+
+    assert seen == ["a", "b", "c"]
+
+
+def test_timeline_never_runs_backwards() -> None:
+    timeline, times = Timeline(), list[float]()
+    timeline.at(2.0, lambda: timeline.at(1.0, lambda: times.append(timeline.now)))
+    timeline.run()
+
+    assert times == [2.0]
+
+
+def test_next_turn_contains_the_answer_of_the_one_before() -> None:
+    session = PlannedSession(7, (PlannedTurn(64, 32), PlannedTurn(112, 16)))
+
+    assert session.path(0, 16, 0).runs == ((21, 6),)
+    assert session.path(1, 16, 1).runs == ((21, 8),)
+
+
+def test_replayed_prompt_does_not_contain_what_was_generated_before() -> None:
+    recorded = PlannedSession(7, (PlannedTurn(112, 32),), is_replayed=True)
+    before = PlannedSession(7, ASK, is_replayed=True).path(0, 16, 1).runs
+    again = recorded.path(0, 16, 2).runs, recorded.path(0, 16, 3).runs
+
+    assert before == ((21, 4), (5, 6))
+    assert again == (((21, 7), (8, 9)), ((21, 7), (11, 9)))
+
+
+def test_head_is_common_and_own_text_is_not() -> None:
+    one, other = (
+        PlannedSession(owner, ASK, (CommonText(3, 40),)).path(0, 16, owner).runs for owner in (1, 2)
+    )
+
+    assert one == ((10, 2), (3, 6))
+    assert other == ((10, 2), (6, 6))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chats_have_the_published_means(seed: int) -> None:
+    turns = requests(draw_sessions("sessions", Demand(8000), seed))
+
+    assert sum(turn.prompt_tokens for turn in turns) / 8000 == pytest.approx(832.0, rel=0.003)
+    assert sum(turn.output_tokens for turn in turns) / 8000 == pytest.approx(76.06, rel=0.003)
+
+
+def test_chats_have_at_least_eight_turns_and_three_more_on_average() -> None:
+    chats = SHAREGPT.draw(20_000, Random(1))
+
+    assert min(map(len, chats[:-1])) == 8
+    # Of Exp(3.5) cut to whole turns the mean is 1 / (e^(1/3.5) - 1) = 3.02.
+    assert sum(map(len, chats)) / len(chats) == pytest.approx(11.02, abs=0.3)
+
+
+def test_replay_goes_through_a_tenth_ten_times_in_one_random_order() -> None:
+    sessions = draw_sessions("replay", Demand(8000), 0)
+
+    assert sessions[:800] == sessions[800:1600] == sessions[7200:]
+    assert len({(session.owner, session.turns) for session in sessions}) == 800
+    assert 70 <= len({session.owner for session in sessions}) <= 76
+    assert sessions[:800] != sorted(sessions[:800], key=lambda session: session.owner)
+
+
+def test_k6_threads_are_those_of_the_published_benchmark() -> None:
+    sessions = draw_sessions("k6-chat", Demand(7340), 0)
+    turns = requests(sessions)
+
+    assert len(sessions) == pytest.approx(1000, rel=0.05)
+    assert sum(turn.prompt_tokens for turn in turns) / len(turns) == pytest.approx(680, rel=0.005)
+    assert sum(turn.output_tokens for turn in turns) / len(turns) == pytest.approx(9.24, rel=0.01)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workload_has_exactly_the_requests_and_repeats_for_a_seed(name: str) -> None:
+    sessions = draw_sessions(name, Demand(505, 2.0), 1)
+
+    assert len(requests(sessions)) == 505
+    assert sessions == draw_sessions(name, Demand(505, 2.0), 1)
+    assert max(turn.prompt_tokens + turn.output_tokens for turn in requests(sessions)) < 32_768
+
+
+def test_lengths_of_unique_prompts_differ_by_orders_of_magnitude() -> None:
+    lengths = [turn.prompt_tokens for turn in requests(draw_sessions("unique", Demand(4000), 0))]
+
+    assert sum(lengths) / 4000 == pytest.approx(800, rel=0.05)
+    assert min(lengths) < 80
+    assert max(lengths) > 4000
+
+
+def test_a_quarter_of_the_requests_have_the_hot_prefix() -> None:
+    sessions = draw_sessions("hot-prefix", Demand(4000), 0)
+
+    assert sum(bool(session.heads) for session in sessions) / 4000 == pytest.approx(0.25, abs=0.02)
+
+
+def test_unknown_workload_lists_the_known_ones() -> None:
+    with pytest.raises(SettingsError, match=r"replay \(A\), distinct \(B\), sessions \(C\)"):
+        draw_sessions("nope", Demand(1), 0)
+
+
+class Answerer:
+    """Answers every request of a client after one second."""
+
+    def __init__(self, traffic: Traffic, sessions: list[PlannedSession]) -> None:
+        self.timeline = Timeline()
+        self.sent: list[Flight] = []
+        self.most = 0
+        self.client = Client(sessions, traffic, self.timeline, Random(1), self.send)
+
+    def send(self, flight: Flight) -> None:
+        self.sent.append(flight)
+        self.most = max(self.most, self.client.in_flight)
+        self.timeline.at(self.timeline.now + 1.0, partial(self.client.ended, flight))
+
+    def run(self) -> list[float]:
+        self.client.start()
+        self.timeline.run()
+        return [flight.sent_at for flight in self.sent]
+
+
+def test_without_a_rate_all_sessions_start_at_once() -> None:
+    assert Answerer(Traffic(), [PlannedSession(i, ASK) for i in range(3)]).run() == [0, 0, 0]
+
+
+def test_turn_follows_its_answer_and_the_pause() -> None:
+    session = PlannedSession(1, (PlannedTurn(64, 32), PlannedTurn(112, 32, think_s=2.5)))
+
+    assert Answerer(Traffic(), [session]).run() == [0, 3.5]
+
+
+def test_failed_turn_ends_its_session() -> None:
+    answerer = Answerer(Traffic(), [PlannedSession(1, (PlannedTurn(64, 32), PlannedTurn(112, 32)))])
+    answerer.timeline.at(0.5, lambda: setattr(answerer.sent[0], "is_failed", True))
+
+    assert len(answerer.run()) == 1
+
+
+def test_open_loop_sends_at_its_rate() -> None:
+    times = Answerer(Traffic(rate=50), [PlannedSession(i, ASK) for i in range(2000)]).run()
+
+    assert times[-1] == pytest.approx(2000 / 50, rel=0.06)
+
+
+def test_closed_loop_keeps_its_users_busy() -> None:
+    answerer = Answerer(Traffic(users=3), [PlannedSession(i, ASK) for i in range(7)])
+
+    assert answerer.run() == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_cap_holds_requests_back_and_they_are_due_all_the_same() -> None:
+    answerer = Answerer(Traffic(cap=2), [PlannedSession(i, ASK) for i in range(5)])
+
+    assert answerer.run() == [0, 0, 1, 1, 2]
+    assert answerer.most == 2
+    assert {flight.due_at for flight in answerer.sent} == {0}
+
+
+class Reader(Answerer):
+    """Gets seven chunks of an answer as soon as a request is sent."""
+
+    def send(self, flight: Flight) -> None:
+        super().send(flight)
+        self.seen = self.client.read(7)
+
+
+def test_busy_client_sends_late_and_sees_late() -> None:
+    reader = Reader(
+        Traffic(rate=1e9, ceiling=10), [PlannedSession(i, (PlannedTurn(64, 7),)) for i in range(2)]
+    )
+
+    # Sending costs 30 ms, seven chunks cost 70: the client sees them in the middle, and sends after that.
+    assert reader.run() == pytest.approx([0, 0.1], abs=1e-6)
+    assert reader.seen == pytest.approx(0.1 + 0.03 + 0.07 / 2, abs=1e-6)
+
+
+def test_minutes_of_an_open_loop_have_the_same_number_of_sessions() -> None:
+    sessions = [PlannedSession(i, ASK) for i in range(1000)]
+    minutes = Counter(int(time // 60) for time in Answerer(Traffic(rate=3), sessions).run())
+
+    assert [minutes[minute] for minute in range(5)] == [180] * 5
+
+
+@pytest.mark.parametrize("until_s", [10.0, 200.0])
+def test_client_stops_when_all_that_was_due_is_answered(until_s: float) -> None:
+    answerer = Answerer(Traffic(rate=5, until_s=until_s), [PlannedSession(i, ASK) for i in range(200)])
+    times = answerer.run()
+
+    assert max(times) < until_s + 1
+    assert sum(time <= until_s for time in times) == pytest.approx(min(5 * until_s, 200), rel=0.2)
+
+
+def test_change_is_read_from_its_text() -> None:
+    assert parse_change("12.5:crash:3") == Change(12.5, Kind.CRASH, 3)
+    assert parse_change("1:slow:0:2.5") == Change(1, Kind.SLOW, 0, 2.5)
+    assert parse_change("2:restart:1:30") == Change(2, Kind.RESTART, 1, 30)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1:crash", "1:slow:0", "1:crash:0:2", "x:join:1", "1:explode:1", "-1:join:1", "1:restart:0"]
+)
+def test_change_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="is no change"):
+        parse_change(text)
+
+
+def test_latencies_are_exact_and_interpolated() -> None:
+    latency = Latency.of([0.004, 0.001, 0.002, 0.003])
+
+    assert (latency.mean_ms, latency.median_ms) == pytest.approx((2.5, 2.5))
+    assert (latency.p90_ms, latency.p99_ms) == pytest.approx((3.7, 3.97))
+
+
+def test_counted_latencies_are_those_of_the_values_written_out() -> None:
+    written_out = [0.001] * 5 + [0.002] * 2 + [0.009]
+
+    assert Latency.of_counted([(0.009, 1), (0.001, 5), (0.002, 2)]) == Latency.of(written_out)
+
+
+def test_nothing_measured_is_not_a_number() -> None:
+    assert str(Latency.of([])) == "Latency(mean_ms=nan, median_ms=nan, p90_ms=nan, p95_ms=nan, p99_ms=nan)"
+
+
+def test_skew_of_equals_is_one_and_zero() -> None:
+    assert Skew.of([5, 5, 5]) == Skew(1.0, 0.0)
+    assert Skew.of([0, 0]) == Skew(1.0, 0.0)
+    assert Skew.of([2, 4]) == Skew(4 / 3, 1 / 3)
+
+
+def test_oracle_knows_what_any_endpoint_computed() -> None:
+    flights = [fly(0, PlannedSession(1, ASK), 0, 5), fly(1, PlannedSession(1, ASK), 1, 6)]
+
+    # 48 of the second prompt's 64 tokens: the last block is computed again.
+    assert ideal_hit_rate(flights, 16, None) == 48 / 128
+
+
+def test_oracle_of_a_small_cache_forgets_the_oldest() -> None:
+    one, other = PlannedSession(1, ASK), PlannedSession(2, ASK)
+    flights = [fly(0, one, 0, 1), fly(1, other, 2, 3), fly(2, one, 4, 5)]
+
+    assert ideal_hit_rate(flights, 16, None) == 48 / 192
+    assert ideal_hit_rate(flights, 16, 6) == 0
+
+
+def test_oracle_pins_what_runs() -> None:
+    one, other = PlannedSession(1, ASK), PlannedSession(2, ASK)
+    flights = [fly(0, one, 0, 9), fly(1, other, 2, 3), fly(2, one, 4, 9)]
+
+    assert ideal_hit_rate(flights, 16, 6) == 48 / 192
+
+
+def test_oracle_of_nothing_hits_nothing() -> None:
+    assert ideal_hit_rate([], 16, None) == 0
+
+
+def test_columns_are_aligned() -> None:
+    assert lay_out([("name", "n"), ("a", "10")]) == "name   n\n--------\na     10\n"

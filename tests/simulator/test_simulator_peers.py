@@ -1,0 +1,270 @@
+"""Peers' rules as baselines: each decides as its source says, and the fleet gives it what it reads."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from extproc.errors import SettingsError
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.pool import Pick, Pool, Snapshot
+from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.factory import STRATEGIES
+from extproc.simulator.engine.profiles import find_profile
+from extproc.simulator.fleet.arms import parse_arm
+from extproc.simulator.fleet.cell import Cell
+from extproc.simulator.fleet.flight import Flight
+from extproc.simulator.fleet.node import Gaps, Node
+from extproc.simulator.fleet.scraper import Scraper
+from extproc.simulator.fleet.session import PlannedSession, PlannedTurn
+from extproc.simulator.fleet.timeline import Timeline
+from extproc.simulator.peers.gie import Sent
+from extproc.simulator.peers.registry import PEERS, build_peer
+from extproc.simulator.peers.sglang import Tree
+from extproc.simulator.peers.signals import Signal, scrape_nothing
+
+NAMES = ("a", "b", "c")
+SMALL = Cell(arm="gie", workload="C", load=0.3, endpoints=2, warmup_s=5, measured_s=30)
+
+
+class Told:
+    """Signals as they are set."""
+
+    def __init__(self, **said: Signal) -> None:
+        self.said: Mapping[str, Signal] = said
+
+    def read(self, name: str) -> Signal:
+        return self.said.get(name, Signal())
+
+
+def outside(seed: int = 0) -> Outside:
+    return Outside(Random(seed), float)
+
+
+def peer(name: str, signals: Told | None = None, **options: object) -> Strategy:
+    return build_peer(name, options, outside(), lambda _every_s: signals or Told())
+
+
+class Fleet:
+    """A pool of three endpoints with a strategy, asked with bodies."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.pool = Pool("fleet", strategy, fallbacks=2)
+        self.set(*NAMES)
+        self._picker = Picker([Route(self.pool)])
+
+    def set(self, *names: str) -> None:
+        endpoints = [Endpoint(name, f"10.0.0.{ord(name)}:8000") for name in names]
+        self.pool.install(Snapshot.build(endpoints, self.pool.strategy))
+
+    def pick(self, text: str) -> Pick:
+        body = b'{"messages":[{"role":"user","content":"%b"}]}' % text.encode()
+        return self._picker.pick(Ask("POST", "/v1/chat/completions", {}, body)).pick
+
+    def ask(self, text: str, *, stays: bool = False) -> str:
+        """Where a request goes; it has ended then, or it stays."""
+        pick = self.pick(text)
+        if not stays:
+            pick.release()
+        return pick.endpoint.name
+
+
+def essay(name: str, chars: int = 1000) -> str:
+    return (name * chars)[:chars]
+
+
+def test_peers_are_no_strategies_of_the_service() -> None:
+    assert not PEERS.keys() & STRATEGIES.keys()
+    assert all(peer.after and peer.deviates for peer in PEERS.values())
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_peer_keeps_a_prompt_where_it_was_and_names_every_fallback_once(name: str) -> None:
+    fleet = Fleet(peer(name))
+    first = fleet.ask(essay("x"))
+    again = fleet.pick(essay("x"))
+
+    assert again.endpoint.name == first
+    assert sorted([first, *(endpoint.name for endpoint in again.fallbacks)]) == [*NAMES]
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_peer_goes_on_when_its_favourite_is_gone(name: str) -> None:
+    fleet = Fleet(peer(name))
+    first = fleet.ask(essay("x"))
+    rest = [other for other in NAMES if other != first]
+    fleet.set(*rest)
+
+    assert fleet.ask(essay("x")) in rest
+
+
+@pytest.mark.parametrize(
+    ("arm", "fault"),
+    [("gie:foo=1", "foo"), ("gie:scrape_s=0", None), ("sglang_cache_aware:unmatched=any", "neither")],
+)
+def test_option_that_a_peer_has_not_is_refused(arm: str, fault: str | None) -> None:
+    if fault is None:
+        with pytest.raises(SettingsError, match="no time to wait"):
+            replace(SMALL, arm=arm).run()
+        return
+    with pytest.raises(SettingsError, match=fault):
+        parse_arm(arm)
+
+
+def test_gie_weighs_a_match_by_three_and_the_rest_by_two() -> None:
+    signals = Told()
+    fleet = Fleet(peer("gie", signals))
+    first = fleet.ask(essay("x"))
+    others = {name: Signal() for name in NAMES if name != first}
+
+    # A match of all blocks is worth 3; a full cache costs 2, the longest queue 2.
+    signals.said = {**others, first: Signal(kv_usage=1.0)}
+    assert fleet.ask(essay("x")) == first
+    signals.said = {**others, first: Signal(waiting=9)}
+    assert fleet.ask(essay("x")) == first
+    signals.said = {**others, first: Signal(waiting=9, kv_usage=1.0)}
+    assert fleet.ask(essay("x")) != first
+
+
+def test_gie_counts_matches_behind_a_gap_up_to_where_nobody_has_any() -> None:
+    sent = Sent(10)
+    sent.add([1, 2, 3], "a")
+    sent.add([2], "b")
+    sent.add([4, 5], "b")
+
+    assert sent.matches([1, 2, 3, 9, 4]) == {"a": 3, "b": 1}
+    assert sent.matches([9, 1]) == {}
+
+
+def test_gie_forgets_the_head_of_a_long_prompt_first() -> None:
+    sent = Sent(2)
+    sent.add([1, 2, 3], "a")
+
+    assert sent.matches([1, 2, 3]) == {}
+    assert sent.matches([2, 3]) == {"a": 2}
+
+
+def test_sglang_leaves_a_match_only_where_loads_are_far_apart() -> None:
+    fleet = Fleet(peer("sglang_cache_aware", balance_abs=2))
+    first = fleet.ask(essay("x"), stays=True)
+    stayed = [fleet.ask(essay("x"), stays=True) for _ in range(2)]
+
+    assert stayed == [first, first]
+    assert fleet.ask(essay("x")) != first
+
+
+def test_sglang_gives_what_is_new_to_the_smallest_tree() -> None:
+    fleet = Fleet(peer("sglang_cache_aware"))
+    sizes = {fleet.ask(essay(name, size)): size for name, size in (("x", 900), ("y", 500), ("z", 700))}
+
+    assert sorted(sizes) == [*NAMES]
+    assert sizes[fleet.ask(essay("w"))] == 500
+
+
+def test_sglang_takes_a_short_match_for_none() -> None:
+    fleet = Fleet(peer("sglang_cache_aware"))
+    first = fleet.ask(essay("x", 100))
+
+    assert fleet.ask(essay("x", 100) + essay("z", 50)) == first
+    assert fleet.ask(essay("x", 100) + essay("y", 500)) != first
+
+
+def test_tree_knows_the_longest_common_stretch_and_who_was_sent_it() -> None:
+    tree = Tree()
+    tree.add("abcdef", "a")
+    tree.add("abcxyz", "b")
+
+    assert tree.match("abcdxx") == (4, frozenset("a"))
+    assert tree.match("abcx") == (4, frozenset("b"))
+    assert tree.match("abc") == (3, frozenset("ab"))
+    assert tree.match("q") == (0, frozenset())
+    assert tree.sizes == {"a": 6, "b": 6}
+
+
+def test_production_stack_knows_no_load() -> None:
+    fleet = Fleet(peer("production_stack_prefix"))
+    first = fleet.ask(essay("x"), stays=True)
+
+    assert {fleet.ask(essay("x"), stays=True) for _ in range(50)} == {first}
+
+
+def test_session_hash_knows_no_load_either_and_no_later_turn_leaves() -> None:
+    fleet = Fleet(peer("session_hash"))
+
+    assert len({fleet.ask(essay("x"), stays=True) for _ in range(50)}) == 1
+
+
+def test_kubeai_leaves_a_home_at_the_second_request() -> None:
+    fleet = Fleet(peer("kubeai"))
+    homes = [fleet.ask(essay("x"), stays=True) for _ in range(2)]
+
+    assert homes[0] != homes[1]
+
+
+def test_scraper_reads_each_endpoint_at_moments_of_its_own_and_is_old_in_between() -> None:
+    times: list[tuple[str, float]] = []
+    now = 10.0
+
+    def read_at(name: str, at_s: float) -> Signal:
+        times.append((name, at_s))
+        return Signal(waiting=len(times))
+
+    scraper = Scraper(1.0, Random(1), lambda: now, read_at)
+    first = scraper.read("a"), scraper.read("a"), scraper.read("b")
+    now = 13.5
+    later = scraper.read("a")
+
+    assert first[0] == first[1] == Signal(waiting=1)
+    assert later.waiting == 3
+    assert [name for name, _ in times] == ["a", "b", "a"]
+    assert all(0 <= then - at_s <= 1.1 for (_, at_s), then in zip(times, (10, 10, 13.5), strict=True))
+
+
+def test_metrics_say_how_things_stood_at_the_end_of_the_last_step() -> None:
+    """Two requests for an endpoint that runs one at a time; the second comes amid the first's prefill."""
+    timeline, said = Timeline(), dict[float, Signal]()
+    profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=1)
+    node = Node("n", profile, timeline, lambda _flight: None, gaps=Gaps())
+    node.keep_signals(100.0)
+    first, second = (Flight(n, PlannedSession(n, (PlannedTurn(640, 320),)), 0, due_at=0) for n in (1, 2))
+    prefill_s, moments = profile.step_s(640, 640), (0.02, 0.17, 0.25, 5.0, 9.0)
+
+    def look(at_s: float) -> None:
+        said[at_s] = node.signal_at(at_s)
+
+    timeline.at(0.0, node.add, first)
+    timeline.at(0.01, node.add, second)
+    for moment in moments:
+        timeline.at(moment, look, moment)
+    timeline.run()
+
+    assert 0.02 < prefill_s < 0.17 < prefill_s + profile.step_s(641, 0) < 0.25
+    # Nobody had told of the first one in its first step, nor of the second one in the step that it came in.
+    assert said[0.02] == Signal()
+    assert (said[0.17].running, said[0.17].waiting) == (1, 0)
+    assert (said[0.25].running, said[0.25].waiting) == (1, 1)
+    # Amid a long stretch in which nothing happens but decoding.
+    assert said[0.25].kv_usage < said[5.0].kv_usage < said[9.0].kv_usage
+    assert said[9.0].kv_usage == pytest.approx((640 + 9 / 0.0395) / 84_000, rel=0.03)
+    assert node.signal_at(timeline.now).kv_usage == 0
+
+
+def test_nothing_scraped_is_idle() -> None:
+    assert scrape_nothing(1.0).read("a") == Signal()
+
+
+def test_fleet_tells_gie_of_queues_and_of_older_ones_it_knows_less() -> None:
+    busy = replace(SMALL, workload="U", load=0.95, measured_s=60)
+    fresh, old = (replace(busy, arm=f"gie:scrape_s={age}").run(with_ideals=False) for age in (0.05, 10))
+
+    assert fresh.failed == old.failed == 0
+    assert fresh.ttft.mean_ms < old.ttft.mean_ms
+
+
+def test_gateways_scrape_on_their_own() -> None:
+    summary = replace(SMALL, gateways=3, scenario="crash").run(with_ideals=False)
+
+    assert summary.requests > 0
+    assert summary == replace(SMALL, gateways=3, scenario="crash").run(with_ideals=False)

@@ -1,0 +1,135 @@
+"""The driver on a clock of the test's own: the engine's schedule, and nothing of this machine's."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from extproc.simulator.engine.engine import Engine
+from extproc.simulator.engine.profiles import Profile, find_profile
+from extproc.simulator.fleet.client import Traffic
+from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.gateway import Routing
+from extproc.simulator.fleet.workloads import Demand, draw_sessions
+from extproc.simulator.http.clock import Clock
+from extproc.simulator.http.distributions import Distributions
+from extproc.simulator.http.driver import Driver, Generation, Job
+from tests.benchmarks.trace import write_prompt
+from tests.simulator.face import QUICK
+
+
+class VirtualClock(Clock):
+    """A clock that jumps to the next moment somebody waits for, once nobody has anything to do."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0, lambda: 0.0)
+        self._now = 0.0
+        self._order = count()
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        return self._now
+
+    async def sleep_until(self, at: float) -> None:
+        woken = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (at, next(self._order), woken))
+        await woken
+
+    async def run(self) -> None:
+        while True:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            if self._waiting:
+                self._now, _, woken = heappop(self._waiting)
+                woken.set_result(None)
+
+
+def build_driver(profile: Profile, clock: Clock) -> tuple[Driver, CollectorRegistry]:
+    registry = CollectorRegistry()
+    return Driver(Engine(profile), clock, Distributions(registry, "tiny", profile)), registry
+
+
+async def finish(generation: Generation) -> Generation:
+    while not generation.is_finished:
+        await generation.wake.wait()
+        generation.wake.clear()
+    return generation
+
+
+async def test_a_trace_gets_the_same_times_as_in_the_virtual_fleet() -> None:
+    profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=16)
+    sessions = draw_sessions("distinct", Demand(120), seed=7)
+    flights = simulate(Setup([profile], 1, Routing("round_robin"), Traffic(rate=6)), sessions).flights
+    clock = VirtualClock()
+    driver, _ = build_driver(profile, clock)
+
+    async def send(number: int) -> Generation:
+        flight = flights[number]
+        await clock.sleep_until(flight.sent_at)
+        prompt = write_prompt(flight.session, flight.turn, profile.block_size)
+        output = range(number << 40, (number << 40) + flight.asked.output_tokens)
+        return await finish(driver.submit(Job(str(number), prompt, output), asyncio.Event()))
+
+    tasks = [asyncio.create_task(driver.run()), asyncio.create_task(clock.run())]
+    generations = await asyncio.gather(*map(send, range(len(flights))))
+    for task in tasks:
+        task.cancel()
+
+    assert [one.first_token_at for one in generations] == pytest.approx([one.first_at for one in flights])
+    assert [one.last_token_at for one in generations] == pytest.approx([one.ended_at for one in flights])
+    assert [one.cached_tokens for one in generations] == [one.cached_tokens for one in flights]
+
+
+async def test_a_preempted_request_is_counted_and_finishes() -> None:
+    profile = replace(QUICK, kv_tokens=128, max_model_len=128)
+    clock = VirtualClock()
+    driver, registry = build_driver(profile, clock)
+    tasks = [asyncio.create_task(driver.run()), asyncio.create_task(clock.run())]
+    jobs = [Job(str(number), [number] * 40, range(number << 20, (number << 20) + 60)) for number in (1, 2)]
+    generations = [driver.submit(job, asyncio.Event()) for job in jobs]
+    await asyncio.gather(*map(finish, generations))
+    for task in tasks:
+        task.cancel()
+    labels = {"engine": "0", "model_name": "tiny"}
+
+    assert [one.emitted for one in generations] == [60, 60]
+    assert sum(one.preemptions for one in generations) == driver.engine.counters.preemptions_total > 0
+    assert registry.get_sample_value("vllm:request_num_preemptions_count", labels) == 2
+
+
+async def test_what_is_aborted_before_its_first_token_is_not_measured() -> None:
+    clock = VirtualClock()
+    driver, registry = build_driver(QUICK, clock)
+    tasks = [asyncio.create_task(driver.run()), asyncio.create_task(clock.run())]
+    gone, stays = [
+        driver.submit(Job(name, [7] * 40, range(10)), asyncio.Event()) for name in ("gone", "stays")
+    ]
+    await asyncio.sleep(0)
+    driver.abort(gone)
+    driver.abort(gone)
+    await finish(stays)
+    for task in tasks:
+        task.cancel()
+    labels = {"engine": "0", "model_name": "tiny"}
+
+    assert (gone.emitted, stays.emitted) == (0, 10)
+    assert registry.get_sample_value("vllm:e2e_request_latency_seconds_count", labels) == 1
+    assert driver.running == driver.waiting == 0
+
+
+async def test_a_machine_that_is_too_slow_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    # A minute passes between any two looks at the clock.
+    ticks = count(step=60)
+    driver, _ = build_driver(QUICK, Clock(1.0, lambda: float(next(ticks))))
+    task = asyncio.create_task(driver.run())
+    with caplog.at_level(logging.WARNING, "extproc.simulator"):
+        await finish(driver.submit(Job("1", [7] * 40, range(5)), asyncio.Event()))
+    task.cancel()
+
+    assert [record.message.partition(" s late")[2] for record in caplog.records] == [
+        ": this machine is too slow for its load"
+    ]

@@ -1,0 +1,240 @@
+"""What clients see of generation: text, lengths, usage, the cache, and going away."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from xxhash import xxh3_64_hexdigest
+
+from tests.simulator.face import NOON, QUICK, Face, serving, until
+
+CHAT = "/v1/chat/completions"
+LONG = "word " * 200
+
+
+def text_of(answer: Any) -> str:
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def cached(answer: Any) -> int:
+    tokens: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return tokens
+
+
+async def stream_text(face: Face, **fields: Any) -> str:
+    body = {"messages": [{"role": "user", "content": "hello"}], "stream": True, **fields}
+    chunks = [orjson.loads(event.removeprefix("data: ")) for event in (await face.events(CHAT, body))[:-1]]
+    return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
+
+
+async def test_the_same_prompt_gets_the_same_text_streamed_or_not() -> None:
+    async with serving() as face:
+        texts = {text_of(await face.chat("hello", max_tokens=8)), await stream_text(face, max_tokens=8)}
+
+        assert len(texts) == 1
+        assert len(texts.pop().split()) == 8
+
+
+async def test_prompts_seeds_and_choices_vary_the_text() -> None:
+    async with serving() as face:
+        answers = [
+            await face.chat("hello", max_tokens=8, n=2),
+            await face.chat("hello", max_tokens=8, seed=7),
+            await face.chat("goodbye", max_tokens=8),
+        ]
+        texts = [choice["message"]["content"] for answer in answers for choice in answer["choices"]]
+
+        assert len(set(texts)) == 4
+
+
+async def test_an_answer_sent_back_in_a_conversation_is_found_in_the_cache() -> None:
+    async with serving() as face:
+        first = await face.chat("hello", max_tokens=100)
+        conversation = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": text_of(first)},
+            {"role": "user", "content": "go on"},
+        ]
+        _, second = await face.post(CHAT, {"messages": conversation, "max_tokens": 1})
+
+        # All full blocks of prompt and answer; the last token's keys and values were never computed.
+        known_tokens = first["usage"]["total_tokens"] - 1
+        assert cached(second) == known_tokens // 16 * 16
+
+
+async def test_cache_salts_and_adapters_share_no_prefixes() -> None:
+    async with serving(adapters=("sql",)) as face:
+        await face.chat(LONG, max_tokens=1)
+        hits = [
+            cached(await face.chat(LONG, max_tokens=1)),
+            cached(await face.chat(LONG, max_tokens=1, cache_salt="pepper")),
+            cached(await face.chat(LONG, max_tokens=1, cache_salt="pepper")),
+            cached(await face.chat(LONG, max_tokens=1, model="sql")),
+        ]
+
+        assert [bool(hit) for hit in hits] == [True, False, True, False]
+
+
+async def test_a_prefix_hit_shortens_the_time_to_the_first_token() -> None:
+    profile = replace(QUICK, prefill_ms_per_token=0.5)
+    async with serving(profile=profile) as face:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        first = await face.chat(LONG, max_tokens=1)
+        middle = clock()
+        await face.chat(LONG, max_tokens=1)
+        ended = clock()
+
+        # 250 tokens of prompt at half a millisecond each, once.
+        assert middle - began > 0.0005 * first["usage"]["prompt_tokens"]
+        assert ended - middle < (middle - began) / 2
+
+
+async def test_max_tokens_bounds_an_answer_and_the_context_bounds_max_tokens() -> None:
+    async with serving() as face:
+        answer = await face.chat("hello", max_tokens=7)
+        _, cut = await face.post("/v1/completions", {"prompt": [9] * 4090, "max_tokens": 10})
+
+        assert answer["usage"]["completion_tokens"] == 7
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert cut["usage"]["completion_tokens"] == 6
+
+
+async def test_without_max_tokens_an_answer_has_a_natural_end() -> None:
+    async with serving(speed=50) as face:
+        answer = await face.chat("hello")
+
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] == 256
+
+
+async def test_natural_lengths_end_answers_unless_eos_is_ignored() -> None:
+    async with serving(speed=50, answer_tokens=5) as face:
+        natural = await face.chat("hello", max_tokens=60)
+        ignoring = await face.chat("hello", max_tokens=60, ignore_eos=True)
+        at_least = await face.chat("hello", max_tokens=60, min_tokens=40)
+
+        assert natural["choices"][0]["finish_reason"] == "stop"
+        assert natural["usage"]["completion_tokens"] < 40
+        assert ignoring["usage"]["completion_tokens"] == 60
+        assert ignoring["choices"][0]["finish_reason"] == "length"
+        assert at_least["usage"]["completion_tokens"] == 40
+
+
+async def test_usage_can_be_forced_and_its_details_withheld() -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1, "stream": True}
+    async with serving(forces_usage=True, shows_cached=False) as face:
+        *_, last, done = await face.events(CHAT, body)
+        whole = await face.chat("hello", max_tokens=1)
+
+        assert done == "data: [DONE]"
+        assert "prompt_tokens_details" not in last
+        assert '"usage":{"prompt_tokens":' in last
+        assert whole["usage"]["prompt_tokens_details"] is None
+
+
+async def test_the_first_token_comes_long_before_the_last() -> None:
+    async with serving(profile=replace(QUICK, base_ms=20)) as face:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 15, "stream": True}
+        async with face.client.post(CHAT, json=body) as answer:
+            arrivals = [clock() - began async for line in answer.content if line.startswith(b"data: {")]
+
+        assert len(arrivals) == 16
+        assert arrivals[1] < arrivals[-1] / 3
+
+
+async def test_a_client_that_goes_away_frees_the_engine() -> None:
+    async with serving() as face:
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4000, "stream": True}
+        for _ in range(20):
+            async with face.client.post(CHAT, json=body) as answer:
+                await answer.content.readline()
+                answer.close()
+        await until(lambda: not face.endpoint.load and face.endpoint.driver.engine.is_idle)
+        aborted = 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"}'
+
+        assert await face.metric(aborted) == 20
+        assert face.endpoint.driver.running == 0
+
+
+async def test_an_answer_names_its_endpoint_and_the_body_that_it_read() -> None:
+    async with serving() as face:
+        for body in (b'{"messages": [ {"role":"user","content":"hi"}],  "max_tokens":1}', b"no json"):
+            async with face.client.post(
+                CHAT, data=body, headers={"content-type": "application/json"}
+            ) as answer:
+                assert answer.headers["x-simulated-body-xxh3"] == xxh3_64_hexdigest(body)
+                assert answer.headers["x-simulated-endpoint"] == "vllm"
+
+
+async def test_a_body_of_20_megabytes_is_read_and_refused_for_its_length() -> None:
+    async with serving() as face:
+        content = "x" * 20_000_000
+        status, answer = await face.post(CHAT, {"messages": [{"role": "user", "content": content}]})
+
+        assert status == 400
+        assert "maximum context length is 4096 tokens" in answer["error"]["message"]
+
+
+async def test_parts_and_tools_become_prompts() -> None:
+    async with serving() as face:
+        plain = await face.chat("hello", max_tokens=1)
+        parts = await face.chat("", max_tokens=1, messages=[
+            {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+        ])  # fmt: skip
+        tools = await face.chat(
+            "hello", max_tokens=1, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
+
+        assert plain["usage"]["prompt_tokens"] == parts["usage"]["prompt_tokens"]
+        assert tools["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+
+
+async def test_instructions_and_turns_of_a_response_are_one_conversation() -> None:
+    turns = [{"role": "user", "content": "hello"}]
+    async with serving() as face:
+        _, chat = await face.post(
+            CHAT, {"messages": [{"role": "system", "content": "be brief"}, *turns], "max_tokens": 3}
+        )
+        body = {"input": turns, "instructions": "be brief", "max_output_tokens": 3, "temperature": 0.5}
+        _, response = await face.post("/v1/responses", body)
+
+        assert response["output"][0]["content"][0]["text"] == text_of(chat)
+        assert response["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+        assert response["temperature"] == 0.5
+
+
+async def test_only_the_first_ten_faults_of_a_body_are_told() -> None:
+    async with serving() as face:
+        status, answer = await face.post(CHAT, {"messages": [{}] * 12})
+        lines = answer["error"]["message"].splitlines()
+
+        assert (status, len(lines)) == (400, 12)
+        assert lines[0] == "12 validation errors:"
+        assert lines[-1] == "  ...and 2 more errors"
+
+
+async def test_echo_repeats_the_prompt_before_the_answer() -> None:
+    body = {"prompt": "say it again", "max_tokens": 2, "echo": True}
+    async with serving() as face:
+        _, whole = await face.post("/v1/completions", body)
+        first, *_ = await face.events("/v1/completions", body | {"stream": True})
+
+        assert whole["choices"][0]["text"].startswith("say it again ")
+        assert orjson.loads(first.removeprefix("data: "))["choices"][0]["text"].startswith("say it again ")
+
+
+async def test_many_requests_at_once_share_the_steps() -> None:
+    async with serving(profile=replace(QUICK, base_ms=5)) as face:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        answers = await asyncio.gather(*(face.chat(f"hello {number}", max_tokens=20) for number in range(30)))
+
+        assert [answer["usage"]["completion_tokens"] for answer in answers] == [20] * 30
+        # One after the other they would take three seconds.
+        assert clock() - began < 1.5
+        assert answers[0]["created"] == int(NOON)

@@ -1,0 +1,157 @@
+"""The routes beside generation."""
+
+from tests.simulator.face import serving, until
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+async def test_models_lists_names_and_adapters() -> None:
+    async with (
+        serving(models=("tiny", "small"), adapters=("sql",)) as face,
+        face.client.get("/v1/models") as answer,
+    ):
+        cards = (await answer.json())["data"]
+
+        assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
+            ("tiny", "tiny", None),
+            ("small", "tiny", None),
+            ("sql", "sql", "tiny"),
+        ]
+        assert cards[0]["max_model_len"] == 4096
+
+
+async def test_adapters_are_loaded_served_and_unloaded() -> None:
+    async with serving(max_loras=1) as face:
+        asked = {"messages": MESSAGES, "max_tokens": 1, "model": "sql"}
+        before, _ = await face.post("/v1/chat/completions", asked)
+        async with face.client.post(
+            "/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "s3://sql"}
+        ) as answer:
+            assert await answer.text() == "Success: LoRA adapter 'sql' added successfully."
+        loaded, body = await face.post("/v1/chat/completions", asked)
+        again, refusal = await face.post(
+            "/v1/load_lora_adapter", {"lora_name": "sql", "lora_path": "s3://sql"}
+        )
+        base, conflict = await face.post("/v1/load_lora_adapter", {"lora_name": "tiny", "lora_path": "p"})
+        async with face.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"}) as answer:
+            assert await answer.text() == "Success: LoRA adapter 'sql' removed successfully."
+        after, _ = await face.post("/v1/chat/completions", asked)
+        gone, missing = await face.post("/v1/unload_lora_adapter", {"lora_name": "sql"})
+
+    assert (before, loaded, after) == (404, 200, 404)
+    assert body["model"] == "sql"
+    assert (again, refusal["error"]["type"]) == (400, "InvalidUserInput")
+    assert (base, conflict["error"]["message"]) == (
+        400,
+        "The lora adapter 'tiny' conflicts with a served base model.",
+    )
+    assert (gone, missing["error"]["message"]) == (404, "The lora adapter 'sql' cannot be found.")
+
+
+async def test_adapters_can_be_loaded_again_in_place_and_need_a_name() -> None:
+    async with serving(adapters=("sql",), max_loras=1) as face:
+        adapters = face.endpoint.adapters
+        adapters.load("sql", "s3://other", in_place=True)
+        unnamed = [
+            await face.post("/v1/load_lora_adapter", {"lora_name": "", "lora_path": "p"}),
+            await face.post("/v1/unload_lora_adapter", {"lora_name": ""}),
+        ]
+
+        assert adapters.paths == {"sql": "s3://other"}
+        assert [(status, answer["error"]["type"]) for status, answer in unnamed] == [
+            (400, "InvalidUserInput"),
+            (400, "InvalidUserInput"),
+        ]
+
+
+async def test_without_lora_its_routes_do_not_exist() -> None:
+    async with serving(max_loras=0) as face:
+        assert await face.post("/v1/load_lora_adapter", {}) == (404, {"detail": "Not Found"})
+
+
+async def test_the_prefix_cache_is_reset_but_not_under_running_requests() -> None:
+    prompt = {"prompt": [5] * 100, "max_tokens": 1}
+    async with serving() as face:
+        await face.post("/v1/completions", prompt)
+        reset = await face.post("/reset_prefix_cache", b"")
+        _, after = await face.post("/v1/completions", prompt)
+        async with face.client.post(
+            "/v1/completions", json=prompt | {"max_tokens": 3000, "stream": True}
+        ) as answer:
+            await answer.content.readline()
+            refused = await face.post("/reset_prefix_cache", b"")
+
+    assert reset == (200, {"success": True})
+    assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert refused == (200, {"success": False})
+
+
+async def test_load_counts_requests_that_are_being_served() -> None:
+    async with serving() as face:
+        body = {"messages": MESSAGES, "max_tokens": 3000, "stream": True}
+        async with face.client.post("/v1/chat/completions", json=body) as answer:
+            await answer.content.readline()
+            async with face.client.get("/load") as load:
+                assert await load.json() == {"server_load": 1}
+        await until(lambda: not face.endpoint.load)
+
+
+async def test_health_ping_and_version_answer() -> None:
+    async with serving() as face:
+        for path in ("/health", "/ping"):
+            async with face.client.get(path) as answer:
+                assert (answer.status, await answer.read()) == (200, b"")
+        async with face.client.get("/version") as answer:
+            assert await answer.json() == {"version": "0.32.0"}
+
+
+async def test_unknown_methods_are_refused_as_vllm_does() -> None:
+    async with serving() as face, face.client.get("/v1/chat/completions") as answer:
+        assert (answer.status, answer.headers["allow"]) == (405, "POST")
+        assert await answer.json() == {"detail": "Method Not Allowed"}
+
+
+async def test_bodies_that_are_not_declared_as_json_are_refused() -> None:
+    async with serving() as face:
+        async with face.client.post("/v1/chat/completions", data=b"{}") as answer:
+            body = await answer.json()
+
+        assert (answer.status, body["error"]["message"]) == (
+            400,
+            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
+        )
+
+
+async def test_tokens_come_back_as_the_text_they_were() -> None:
+    async with serving() as face:
+        _, encoded = await face.post("/tokenize", {"prompt": "hello there", "return_token_strs": True})
+        _, decoded = await face.post("/detokenize", {"tokens": encoded["tokens"]})
+
+        assert encoded["token_strs"] == ["hell", "o th", "ere"]
+        assert decoded == {"prompt": "hello there"}
+
+
+async def test_counted_tokens_are_those_of_the_request_itself() -> None:
+    body = {"model": "tiny", "messages": MESSAGES, "system": "be brief"}
+    async with serving() as face:
+        _, counted = await face.post("/v1/messages/count_tokens", body)
+        _, answer = await face.post("/v1/messages", body | {"max_tokens": 1})
+        usage = answer["usage"]
+
+        counts = (
+            usage["input_tokens"] + usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"]
+        )
+        assert counted["input_tokens"] == counts
+
+
+async def test_embeddings_depend_on_the_input_alone() -> None:
+    async with serving() as face:
+        _, one = await face.post("/v1/embeddings", {"model": "tiny", "input": ["hello", "goodbye"]})
+        _, two = await face.post("/v1/embeddings", {"input": "hello"})
+        empty, _ = await face.post("/v1/embeddings", {"input": []})
+        vectors = [item["embedding"] for item in one["data"]]
+
+        assert vectors[0] == two["data"][0]["embedding"] != vectors[1]
+        assert abs(sum(value * value for value in vectors[0]) - 1) < 1e-9
+        assert one["usage"]["prompt_tokens"] == 4
+        assert empty == 400

@@ -1,0 +1,134 @@
+"""Tokenizers and pseudo-text."""
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import orjson
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import SettingsError
+from extproc.simulator.http.answers import Author
+from extproc.simulator.http.order import Order
+from extproc.simulator.http.tokens import FileTokenizer, FourByteTokenizer, Tokenizer
+
+TEXT = "the quick brown fox jumps over the lazy dog and the dog sleeps while the fox runs over the hill"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny byte-level BPE tokenizer."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=320, initial_alphabet=alphabet, special_tokens=["<|im_end|>"], show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT] * 20, trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(params=["four bytes", "file"])
+def tokenizer(request: pytest.FixtureRequest, trained: Path) -> Tokenizer:
+    return FourByteTokenizer() if request.param == "four bytes" else FileTokenizer(trained)
+
+
+def test_four_bytes_are_a_token() -> None:
+    tokenizer = FourByteTokenizer()
+
+    assert len(tokenizer.encode(["x" * 400])) == 100
+    assert len(tokenizer.encode(["x" * 401])) == 101
+    assert len(tokenizer.encode(["ab", "cd"])) == 2
+
+
+TEXTS = st.text(st.characters(codec="utf-8"))
+
+
+@given(TEXTS)
+def test_a_text_survives_four_byte_tokens(text: str) -> None:
+    tokenizer = FourByteTokenizer()
+
+    assert text.replace("\0", "") == tokenizer.decode(tokenizer.encode([text]))
+
+
+@given(TEXTS, TEXTS)
+def test_equal_heads_give_equal_tokens(head: str, tail: str) -> None:
+    tokenizer = FourByteTokenizer()
+    whole, part = tokenizer.encode([head + tail]), tokenizer.encode([head])
+    full = len(head.encode()) // 4
+
+    assert part[:full] == whole[:full]
+
+
+def test_words_read_back_as_themselves(tokenizer: Tokenizer) -> None:
+    words = list(tokenizer.words)[:50]
+
+    assert words == tokenizer.encode([tokenizer.decode(words)])
+
+
+def test_a_tokenizer_file_counts_as_the_model_does(trained: Path) -> None:
+    tokenizer = FileTokenizer(trained)
+    tokens = tokenizer.encode(["the quick", " brown fox"])
+
+    assert tokens == tokenizers.Tokenizer.from_file(str(trained)).encode("the quick brown fox").ids
+    assert tokenizer.decode(tokens) == "the quick brown fox"
+    assert tokenizer.spell(tokenizer.words[0]).startswith("Ġ")
+    assert tokenizer.spell(10**6) == ""
+
+
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+
+    with pytest.raises(SettingsError, match=r"tokenizer\.json"):
+        FileTokenizer(path)
+
+
+def test_a_vocabulary_without_words_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(path))
+
+    with pytest.raises(SettingsError, match="no token reads as an English word"):
+        FileTokenizer(path)
+
+
+def test_answers_are_those_of_their_texts(tokenizer: Tokenizer) -> None:
+    answer = Author(tokenizer).write(Order([[1, 2, 3]], max_tokens=30), [1, 2, 3], room=100, variant=0)
+
+    assert list(answer.tokens) == tokenizer.encode([answer.text])
+    assert orjson.loads(b'["%b"]' % b'","'.join(answer.texts)) == [
+        tokenizer.decode([token]) for token in answer.tokens
+    ]
+
+
+def test_natural_lengths_have_their_mean_and_end_by_themselves() -> None:
+    author, order = Author(FourByteTokenizer(), mean_tokens=80), Order([])
+    answers = [author.write(order, [number], room=10_000, variant=0) for number in range(2_000)]
+
+    assert 75 < mean(len(answer.tokens) for answer in answers) < 85
+    assert {answer.reason for answer in answers} == {"stop"}
+    assert len({len(answer.tokens) for answer in answers}) > 100
+
+
+def test_an_answer_never_outgrows_its_room() -> None:
+    author = Author(FourByteTokenizer(), mean_tokens=80)
+    orders = [Order([]), Order([], max_tokens=500, ignore_eos=True), Order([], min_tokens=500)]
+    answers = [author.write(order, [1], room=3, variant=0) for order in orders]
+
+    assert [(len(answer.tokens), answer.reason) for answer in answers] == [(3, "length")] * 3
+
+
+def test_an_answer_depends_on_the_end_of_its_prompt() -> None:
+    author, order = Author(FourByteTokenizer()), Order([], max_tokens=10)
+    prompts = [[7] * 1000 + [number] for number in range(100)]
+    texts = {author.write(order, prompt, room=100, variant=0).text for prompt in prompts}
+    varied = {author.write(replace(order, seed=seed), [1], room=100, variant=0).text for seed in range(100)}
+
+    assert len(texts) == 100
+    assert len(varied) == 100

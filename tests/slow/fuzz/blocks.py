@@ -1,0 +1,181 @@
+"""Our reader of header blocks against `hpack` without a cache: the same heads, the same end, the same table.
+
+Blocks as proxies write them while they trace, and everything that looks like it: names and values cut, put
+into strings, said twice, in other representations, behind changes of the table's size.
+"""
+
+from functools import cache
+from typing import Final
+
+from hpack import Decoder, HPACKError
+from hpack.hpack import decode_integer, encode_integer
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+
+from extproc.router.wire.headers import Head, HeadReader, MalformedRequest, read_head
+from tests.slow.fuzz.choices import Choices
+
+LIMITS: Final = (16_384, 16_384, 600)
+VALUES: Final = (
+    b"00-0123456789abcdef0123456789abcdef-0123456789abcdef-01",
+    b"00-fedcba9876543210fedcba9876543210-fedcba9876543210-00",
+    b"",
+    b"vendor=1",
+    b"dd=s:1;p:0123456789abcdef",
+    b"a" * 120,
+    b" a",
+    b"a\n",
+    b"\x00\xff",
+    b"\x00" * 8,
+)
+NAMES: Final = (b"traceparent", b"tracestate", b"x", b"x-request-id")
+
+
+@cache
+def huffman(text: bytes) -> bytes:
+    return HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode(text)
+
+
+def string(text: bytes, *, is_huffman: bool = True) -> bytes:
+    coded = huffman(text) if is_huffman else text
+    size = encode_integer(len(coded), 7)
+    size[0] |= 0x80 if is_huffman else 0
+    return bytes(size) + coded
+
+
+def literal(name: bytes, value: bytes, prefix: int = 0x00, *, is_huffman: bool = False) -> bytes:
+    """A literal with a new name: 0x00 without indexing, 0x10 never indexed, 0x40 to be indexed."""
+    return bytes((prefix,)) + string(name, is_huffman=is_huffman) + string(value, is_huffman=is_huffman)
+
+
+def within(name: bytes, coded: bytes) -> bytes:
+    """A field whose value looks so when it is Huffman-coded. What looks like a trace is `02ccQaceparent…`."""
+    size = encode_integer(len(coded), 7)
+    size[0] |= 0x80
+    return b"\x00" + string(name, is_huffman=False) + bytes(size) + coded
+
+
+def size_update(size: int) -> bytes:
+    encoded = encode_integer(size, 5)
+    encoded[0] |= 0x20
+    return bytes(encoded)
+
+
+FRONT: Final = b"\x83\x86" + literal(b":path", b"/p") + literal(b"content-type", b"application/grpc")
+PARENT: Final = b"\x00" + string(b"traceparent")
+STATE: Final = b"\x00" + string(b"tracestate")
+# Strings that end where they should not, or are none.
+ODD_STRINGS: Final = (
+    *(b"\x00", b"\x80", b"\x81\x00", b"\x88" + b"\xff" * 8),
+    *(b"\x7f\x00", b"\xff\x00", b"\x7e", b""),
+)
+UPDATES: Final = (*(b"",) * 8, size_update(0), size_update(70), size_update(4_096), b"\x20\x20\x20")
+
+
+def starts_with_sizes(block: bytes, count: int) -> bool:
+    """Whether so many changes of the table's size stand before anything else (RFC 7541 §4.2, §6.3)."""
+    for _ in range(count):
+        if not block or block[0] & 0xE0 != 0x20:
+            return False
+        try:
+            block = block[decode_integer(block, 5)[1] :]
+        except HPACKError:
+            return False
+    return True
+
+
+def plainly_read(decoder: Decoder, block: bytes) -> Head | str:
+    """What a decoder without a cache makes of a block."""
+    if starts_with_sizes(block, 3):
+        return "lost"
+    try:
+        fields = decoder.decode(block, raw=True)
+        return read_head([(bytes(n).decode("latin-1"), bytes(v).decode("latin-1")) for n, v in fields])
+    except MalformedRequest:
+        return "malformed"
+    except HPACKError:
+        return "lost"
+
+
+def read(reader: HeadReader, block: bytes) -> Head | str:
+    try:
+        return reader.read(block)
+    except MalformedRequest:
+        return "malformed"
+    except HPACKError:
+        return "lost"
+
+
+def compare(sequence: list[bytes], limit_bytes: int = LIMITS[0]) -> tuple[list[Head | str], int]:
+    """Has both read the blocks up to the first that is lost; returns the heads, and how many were filled."""
+    decoder, reader = Decoder(limit_bytes), HeadReader(limit_bytes)
+    told: list[Head | str] = []
+    filled = 0
+    for block in sequence:
+        reader.decoded_bytes = 0
+        told.append(read(reader, block))
+        filled += 0 < reader.decoded_bytes < len(block)
+        assert told[-1] == plainly_read(decoder, block)
+        if told[-1] == "lost":
+            break
+        ours, theirs = reader._decoder.header_table, decoder.header_table
+        assert (ours.dynamic_entries, ours.maxsize) == (theirs.dynamic_entries, theirs.maxsize)
+        if isinstance(told[-1], Head) and isinstance(head := read(reader, block), Head):
+            told[-1] = head  # the same bytes at once again: they may change the table, so both read them
+            assert head == plainly_read(decoder, block)
+    return told, filled
+
+
+def blocks(data: bytes) -> str:
+    """Any blocks mean what `hpack` says they mean."""
+    choices = Choices(data)
+    limit_bytes = choices.one_of(LIMITS)
+    traced = FRONT + PARENT + string(VALUES[0])
+    sequence = [size_update(0) + FRONT, traced, traced + STATE + b"\x00"] if choices.byte() % 8 else []
+    while choices and len(sequence) < 30:
+        sequence.append(_block(choices, sequence))
+    told, filled = compare(sequence, limit_bytes)
+    return f"{min(filled, 5)} filled in, {'lost' if 'lost' in told else 'whole'}"
+
+
+def _block(choices: Choices, sequence: list[bytes]) -> bytes:
+    way = choices.byte()
+    if way > 250:
+        return choices.piece()
+    if way > 60 and sequence:
+        return _changed(choices, choices.one_of(sequence), choices.one_of(sequence))
+    pieces = [_piece(choices) for _ in range(choices.byte() % 4)]
+    return choices.one_of(UPDATES) + FRONT + b"".join(pieces)
+
+
+def _piece(choices: Choices) -> bytes:
+    name, value = choices.one_of(NAMES), choices.one_of(VALUES)
+    way, is_huffman = choices.byte() % 16, choices.flag()
+    if way < 5:
+        return PARENT + string(value, is_huffman=is_huffman)
+    if way < 8:
+        return PARENT + string(VALUES[0]) + STATE + string(value, is_huffman=is_huffman)
+    if way < 11:
+        return literal(name, value, choices.one_of((0x00, 0x10, 0x40)), is_huffman=is_huffman)
+    if way < 13:
+        return within(name, PARENT + string(value) + (STATE + b"\x00" if is_huffman else b""))
+    odd = (PARENT + choices.one_of(ODD_STRINGS), STATE + choices.one_of(ODD_STRINGS), choices.piece())
+    return choices.one_of((*odd, b"\xbe", b"\xbf", b"\x7e\x013", b"\x90"))
+
+
+def _changed(choices: Choices, block: bytes, other: bytes) -> bytes:
+    """A block that came before, with another value where a trace seems to stand; or a part of another one."""
+    mark = choices.one_of((PARENT, PARENT, PARENT, STATE))
+    place = block.find(mark) + len(mark)
+    if place < len(mark) or place >= len(block):
+        return block
+    end = place + 1 + (block[place] & 0x7F)
+    match choices.byte() % 16:
+        case 0:
+            return block[:place] + other[other.find(mark) + len(mark) :]
+        case 1:
+            return block[:place] + choices.one_of(ODD_STRINGS) + block[end:]
+        case 2:
+            return block[:end] + STATE + string(choices.one_of(VALUES)) + block[end:]
+        case _:
+            return block[:place] + string(choices.one_of(VALUES), is_huffman=choices.flag()) + block[end:]

@@ -1,0 +1,437 @@
+"""Our HTTP/2 against `h2`: a conversation of a client's frames and a server's replies, seen by both.
+
+After every frame both must have the same calls, messages, half-closes and resets, and end the connection at
+the same frame or not at all. Where they are meant to differ stands in `RULES`, with the reason. Then the
+same bytes are cut elsewhere, and our side must do the same again. In the end nothing is left: no call
+without its end, no byte of the budget.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from h2.exceptions import FlowControlError, InvalidBodyLengthError, ProtocolError
+
+from extproc.router.budget import Budget
+from extproc.router.wire import frames
+from extproc.router.wire.calls import Status
+from extproc.router.wire.connection import Connection
+from extproc.router.wire.frames import Code
+from extproc.router.wire.limits import Limits
+from extproc.router.wire.streams import Closed, Event, Failed, HalfClosed, Message, MessageSkipped, Opened
+from tests.slow.fuzz.choices import Choices
+from tests.slow.fuzz.http2_client import Client
+from tests.slow.fuzz.http2_reference import Call, Fact, Reference, frames_of, head_of
+
+# Small enough for short conversations to reach them.
+TIGHT: Final = Limits(
+    streams=3,
+    message_bytes=40,
+    header_bytes=400,
+    continuations=2,
+    stream_window_bytes=60,
+    connection_window_bytes=frames.DEFAULT_WINDOW + 1,
+)
+ROOMY: Final = 1_000_000
+WORLDS: Final = ((TIGHT, ROOMY), (TIGHT, ROOMY), (TIGHT, 15), (Limits(), ROOMY))
+PASSING_S: Final = (1.0, 8.0, 11.0, 21.0, 40.0)
+STATUSES: Final = (Status.OK, Status.OK, Status.INTERNAL, Status.NOT_FOUND)
+
+# What the server's side does: a verb, a stream, and with what.
+Act = tuple[str, int, float]
+
+
+class Step(NamedTuple):
+    """One frame on which only one of the two ended the connection."""
+
+    kind: int
+    flags: int
+    stream_id: int
+    payload: bytes
+    error: ProtocolError | None
+    fault: Failed | None
+    resets: dict[int, Code]
+    is_used: bool
+
+    @property
+    def words(self) -> str:
+        """What `h2` says."""
+        return str(self.error or "")
+
+    def is_reset(self, code: Code) -> bool:
+        return self.resets == {self.stream_id: code}
+
+
+class Rule(NamedTuple):
+    """A difference that is meant: what it is about, what makes us right, and where exactly it applies."""
+
+    name: str
+    source: str
+    applies: Callable[[Step], bool]
+
+
+RULES: Final = (
+    # `h2` ends the connection, we do not.
+    Rule(
+        "trailers without END_STREAM end their stream only",
+        "RFC 9113 §8.1, §8.1.1",
+        lambda step: "Trailers must have END_STREAM" in step.words and step.is_reset(Code.PROTOCOL_ERROR),
+    ),
+    Rule(
+        "headers with a response's :status are malformed, a stream error",
+        "RFC 9113 §8.1.1, §8.3",
+        lambda step: (
+            "informational" in step.words.lower()
+            and (
+                step.is_reset(Code.PROTOCOL_ERROR)
+                or step.is_reset(Code.STREAM_CLOSED)
+                or (step.is_used and not step.resets)
+            )
+        ),
+    ),
+    Rule(
+        "content-length is nobody's business here: messages say how long they are",
+        "RFC 9113 §8.1.1; gRPC over HTTP/2, Length-Prefixed-Message",
+        lambda step: isinstance(step.error, InvalidBodyLengthError) or "content-length" in step.words,
+    ),
+    Rule(
+        "a stream's WINDOW_UPDATE of 0 ends the stream only",
+        "RFC 9113 §6.9",
+        lambda step: (
+            step.kind == frames.WINDOW_UPDATE
+            and bool(step.stream_id)
+            and int.from_bytes(step.payload, "big") & frames.MAX_WINDOW == 0
+            and (step.is_reset(Code.PROTOCOL_ERROR) or not step.resets)
+        ),
+    ),
+    Rule(
+        "the reserved bit of a WINDOW_UPDATE is ignored",
+        "RFC 9113 §6.9",
+        lambda step: (
+            step.kind == frames.WINDOW_UPDATE and step.payload[0] & 0x80 != 0 and step.error is not None
+        ),
+    ),
+    Rule(
+        "DATA beyond a stream's window ends the stream only",
+        "RFC 9113 §6.9",
+        lambda step: (
+            isinstance(step.error, FlowControlError)
+            and step.kind == frames.DATA
+            and step.is_reset(Code.FLOW_CONTROL_ERROR)
+        ),
+    ),
+    Rule(
+        "priorities are ignored, a stream's dependence on itself too",
+        "RFC 9113 §5.3.2",
+        lambda step: "may not depend on itself" in step.words,
+    ),
+    Rule(
+        "HEADERS may be all padding",
+        "RFC 9113 §6.2",
+        lambda step: "invalid padding" in step.words and step.payload[0] == len(step.payload) - 1,
+    ),
+    Rule(
+        "a setting that means nothing to a server is ignored, whatever its value",
+        "RFC 9113 §6.5.2; RFC 8441 §3",
+        lambda step: step.words.startswith("Setting 8 has invalid value"),
+    ),
+    Rule(
+        "ALTSVC is a frame of an unknown type",
+        "RFC 9113 §5.5; RFC 7838 §4",
+        lambda step: step.kind == 10 and step.error is not None,
+    ),
+    # We end the connection, `h2` does not.
+    Rule(
+        "RST_STREAM of an idle stream is a connection error",
+        "RFC 9113 §5.1, §6.4",
+        lambda step: step.kind == frames.RST_STREAM and not step.is_used and step.fault is not None,
+    ),
+    Rule(
+        "the preface is not over before SETTINGS",
+        "RFC 9113 §3.4",
+        lambda step: step.fault is not None and step.fault.reason == "no SETTINGS after the preface",
+    ),
+    Rule(
+        "header blocks are bounded in bytes and frames",
+        "RFC 9113 §10.5; CVE-2024-27316",
+        lambda step: (
+            step.kind == frames.CONTINUATION
+            and step.fault is not None
+            and step.fault.code is Code.ENHANCE_YOUR_CALM
+        ),
+    ),
+    Rule(
+        "a header block starts with two changes of the table's size at most",
+        "RFC 7541 §4.2",
+        lambda step: (
+            step.kind in (frames.HEADERS, frames.CONTINUATION)
+            and step.fault is not None
+            and step.fault.reason == "a header block of more than two table sizes"
+        ),
+    ),
+    Rule(
+        "a frame that is too long is refused at its header",
+        "RFC 9113 §4.2",
+        lambda step: step.fault is not None and step.fault.reason == "a frame longer than allowed",
+    ),
+    Rule(
+        "HEADERS never open a stream that was used, even one that was reset",
+        "RFC 9113 §5.1 (closed), §5.1.1",
+        lambda step: (
+            step.kind in (frames.HEADERS, frames.CONTINUATION)
+            and step.is_used
+            and step.fault is not None
+            and step.fault.reason == "HEADERS of an even or a used stream"
+        ),
+    ),
+    Rule(
+        "CONTINUATION of nothing is a connection error on any stream",
+        "RFC 9113 §6.10",
+        lambda step: (
+            step.kind == frames.CONTINUATION
+            and step.is_used
+            and step.fault is not None
+            and step.fault.reason == "CONTINUATION of nothing"
+        ),
+    ),
+    Rule(
+        "PUSH_PROMISE from a client is an error from its first frame on",
+        "RFC 9113 §8.4",
+        lambda step: step.kind == frames.PUSH_PROMISE and step.fault is not None,
+    ),
+    Rule(
+        "padding may not reach into the priority of HEADERS",
+        "RFC 9113 §6.2",
+        lambda step: step.fault is not None and step.fault.reason == "HEADERS too short for its priority",
+    ),
+)
+
+
+class Match:
+    """One conversation, held by our connection and by the reference."""
+
+    def __init__(self, limits: Limits, budget_bytes: int) -> None:
+        self.limits = limits
+        self.budget_bytes = budget_bytes
+        self.ours = Connection(limits, Budget(budget_bytes), 0.0)
+        self.reference = Reference(limits)
+        self.now_s = self.heard_s = 0.0
+        self.script: list[bytes | Act] = []
+        self.waiting = b""  # part of a frame
+        self.facts: list[Fact] = []
+        self.output = b""
+        self.rule: Rule | None = None
+        self.is_over = False
+
+    def receive(self, data: bytes) -> None:
+        """Gives the bytes to both, frame by frame; a part of a frame waits for the rest."""
+        self.waiting += data
+        while self.waiting and not self.is_over:
+            size = len(frames.PREFACE)
+            if self.script:
+                size = frames.HEADER_BYTES + int.from_bytes(self.waiting[:3], "big")
+            is_too_long = size > frames.HEADER_BYTES + frames.MAX_FRAME_BYTES
+            if len(self.waiting) < (frames.HEADER_BYTES if is_too_long else size):
+                break
+            frame, self.waiting = self.waiting[:size], self.waiting[size:]
+            self._receive(frame)
+        if self.is_over:
+            self.waiting = b""
+
+    def _receive(self, frame: bytes) -> None:
+        self.script.append(frame)
+        self.heard_s = self.now_s
+        stream_id = head_of(frame)[2]
+        is_used = stream_id & 1 == 1 and stream_id <= self.reference.last_id
+        self.ours.receive(frame, self.now_s)
+        error = self.reference.take(frame)
+        self._compare(frame, error, is_used=is_used)
+
+    def act(self, act: Act) -> None:
+        """The service or the clock does something; both know."""
+        self.script.append(act)
+        verb, stream_id, what = act
+        reference = self.reference
+        reference.begin()
+        perform(self.ours, act, self.now_s)
+        match verb:
+            case "send":
+                reference.told_to_send(stream_id, bytes(int(what)))
+            case "finish":
+                reference.told_to_finish(stream_id, Status(int(what)))
+            case "reset":
+                reference.told_to_reset(stream_id)
+            case "drain":
+                reference.is_draining = True
+            case "tick":
+                self.now_s = reference.now_s = what
+                self._expect_of_time()
+        self._compare(b"", None, is_used=False)
+
+    def end(self) -> None:
+        """Ends it, and looks whether anything is left."""
+        self.ours.abort()
+        self.facts += map(_fact, self.ours.events)
+        opened = [fact[1] for fact in self.facts if fact[0] == "opened"]
+        closed = [fact[1] for fact in self.facts if fact[0] == "closed"]
+        assert sorted(opened) == sorted(closed), "calls are told once as opened, once as closed"
+        assert not self.ours.streams
+        assert self.ours._budget.used == 0, "bytes were not given back"
+
+    def replay(self, cut_bytes: int) -> None:
+        """The same bytes, cut elsewhere, make the same events and the same output."""
+        ours = Connection(self.limits, Budget(self.budget_bytes), 0.0)
+        now_s, waiting = 0.0, b""
+        if sum(len(item) for item in self.script) > 4_000:
+            cut_bytes = max(cut_bytes, 100)  # or a run takes a hundred times as long
+        for item in [*self.script, self.waiting, ("", 0, 0.0)]:
+            if isinstance(item, bytes):
+                waiting += item
+                continue
+            for place in range(0, len(waiting), cut_bytes):
+                ours.receive(waiting[place : place + cut_bytes], now_s)
+            waiting = b""
+            now_s = item[2] if item[0] == "tick" else now_s
+            perform(ours, item, now_s)
+        ours.abort()
+        assert [_fact(event) for event in ours.events if not isinstance(event, Failed)] == [
+            fact for fact in self.facts if fact[0] != "failed"
+        ]
+        assert ours.take_output() == self.output + self.ours.take_output()
+
+    def _compare(self, frame: bytes, error: ProtocolError | None, *, is_used: bool) -> None:
+        output = self.ours.take_output()
+        self.output += output
+        events, fault = [], None
+        for event in self.ours.events:
+            if isinstance(event, Failed):
+                fault = event
+            else:
+                events.append(_fact(event))
+        self.ours.events.clear()
+        self.facts += events
+        if fault is not None or error is not None:
+            self._end_of_comparison(frame, error, fault, output, is_used=is_used)
+            return
+        self.reference.sent(output)
+        assert _sizes(events, self.budget_bytes) == _sizes(self.reference.facts, self.budget_bytes)
+        self.is_over = self.ours.is_over
+
+    def _end_of_comparison(
+        self, frame: bytes, error: ProtocolError | None, fault: Failed | None, output: bytes, *, is_used: bool
+    ) -> None:
+        self.is_over = True
+        if fault is not None:
+            self._check_last_words(output, fault)
+        if (error is None) == (fault is None) or not frame:
+            return
+        resets = {
+            stream_id: Code(int.from_bytes(payload, "big"))
+            for kind, _, stream_id, payload in frames_of(output)
+            if kind == frames.RST_STREAM
+        }
+        step = Step(*head_of(frame), error, fault, resets, is_used)
+        self.rule = next((rule for rule in RULES if rule.applies(step)), None)
+        assert self.rule is not None, f"a difference that no rule knows: {step}"
+
+    def _check_last_words(self, output: bytes, fault: Failed) -> None:
+        """A connection ends with GOAWAY, if it got so far as to have a preface; with nothing after it."""
+        sent = list(frames_of(output))
+        assert not self.ours.streams
+        if self.output:
+            kind, _, _, payload = sent[-1]
+            assert (kind, int.from_bytes(payload[4:8], "big")) == (frames.GOAWAY, fault.code)
+            self.reference._sent_goaway(payload)
+
+    def _expect_of_time(self) -> None:
+        """Lets time reset what owes something for long, and end what is silent for long."""
+        limits, reference = self.limits, self.reference
+        if any(isinstance(event, Failed) for event in self.ours.events):
+            assert self.now_s - self.heard_s > limits.answer_s
+            return
+        for stream_id, call in reference.calls.items():
+            if stream_id not in self.ours.streams:
+                assert _is_stalled(call, self.now_s, limits.stalled_s)
+                reference.resets[stream_id] = Code.CANCEL
+
+
+def http2(data: bytes) -> str | None:
+    """Any conversation is understood as `h2` does, but for `RULES`; returns the one that ended it, if any."""
+    choices = Choices(data)
+    match = Match(*choices.one_of(WORLDS))
+    cut_bytes = choices.one_of((1, 3, 7, 20, 100, 1_000_000, 1_000_000, 1_000_000))
+    client = Client(choices)
+    match.receive(client.start())
+    while choices and not match.is_over:
+        if choices.byte() % 4 == 3:
+            match.act(_choose(choices, match))
+        else:
+            match.receive(client.frames())
+    match.end()
+    match.replay(cut_bytes)
+    return match.rule.name if match.rule else None
+
+
+def perform(ours: Connection, act: Act, now_s: float) -> None:
+    """Does what the server's side is told."""
+    verb, stream_id, what = act
+    stream = ours.streams.get(stream_id)
+    match verb:
+        case "send" if stream:
+            ours.send(stream, bytes(int(what)))
+        case "finish" if stream:
+            ours.finish(stream, Status(int(what)), "what a pity" if what else "")
+        case "reset" if stream:
+            ours.reset(stream, Code.CANCEL)
+        case "drain":
+            ours.drain()
+        case "tick":
+            ours.tick(what)
+
+
+def _choose(choices: Choices, match: Match) -> Act:
+    way = choices.byte()
+    if way > 245:
+        return ("drain", 0, 0.0)
+    if way > 230:
+        return ("tick", 0, match.now_s + choices.one_of(PASSING_S))
+    stream_id = choices.one_of(list(match.reference.calls) or [1])
+    if way > 220:
+        return ("reset", stream_id, 0.0)
+    if way > 150:
+        return ("finish", stream_id, float(choices.one_of(STATUSES)))
+    return ("send", stream_id, float(40_000 if way > 140 else way % 40))
+
+
+def _fact(event: Event) -> Fact:
+    match event:
+        case Opened():
+            head = event.stream.head
+            return ("opened", event.stream.id, {":path": head.path} | dict(head.metadata))
+        case Message():
+            return ("message", event.stream.id, event.data)
+        case MessageSkipped():
+            return ("skipped", event.stream.id, event.size)
+        case HalfClosed():
+            return ("half-closed", event.stream.id, None)
+        case Closed():
+            return ("closed", event.stream.id, None)
+        case Failed():
+            return ("failed", 0, None)
+
+
+def _sizes(facts: list[Fact], budget_bytes: int) -> list[Fact]:
+    """Where the budget is small a message may be skipped: only sizes count then."""
+    if budget_bytes == ROOMY:
+        return facts
+    return [
+        ("message", fact[1], len(fact[2]) if isinstance(fact[2], bytes) else fact[2])
+        if fact[0] in ("message", "skipped")
+        else fact
+        for fact in facts
+    ]
+
+
+def _is_stalled(call: Call, now_s: float, stalled_s: float) -> bool:
+    return (call.is_owing and now_s - call.heard_s > stalled_s) or (
+        bool(call.to_send) and now_s - call.sent_s > stalled_s
+    )

@@ -1,0 +1,314 @@
+"""What must hold for any input. A target returns, or the input is a finding.
+
+Run by the fuzzer for as long as one likes, and by the tests on every input that ever was a finding.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+import orjson
+from msgspec.msgpack import encode as encode_letter
+
+from extproc.errors import PromptError, ProtocolError
+from extproc.router.budget import Budget
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.picker import Picker, Route
+from extproc.router.routing.pool import Pool, Snapshot
+from extproc.router.routing.prompt.chain import chain_of
+from extproc.router.routing.prompt.json_effort import LIMITS
+from extproc.router.routing.prompt.parse import Prompt, parse
+from extproc.router.routing.prompt.prefix import parse_key, prefix_of, routing_key
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.prefix_hash import PrefixHash
+from extproc.router.share.names import name_of
+from extproc.router.share.sealed import LetterError, Seal, read
+from extproc.router.share.share import Share
+from extproc.router.stream.codec import decode, encode
+from extproc.router.stream.events import (
+    Answer,
+    BodyMode,
+    BodySkipped,
+    Event,
+    Phase,
+    Piece,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Routed,
+    StreamConfig,
+)
+from extproc.router.stream.kept import PIECE_BYTES
+from extproc.router.stream.names import READ_HEADERS
+from extproc.router.stream.session import Session
+from tests.slow.fuzz.blocks import blocks
+from tests.slow.fuzz.choices import Choices
+from tests.slow.fuzz.honest import honest
+from tests.slow.fuzz.http2 import http2
+from tests.slow.fuzz.scrape import scrape
+
+PATHS: Final = (
+    *(
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/v2/embed",
+    ),
+    *("/score", "/rerank", "/pooling", "/invocations", "/v1/systemone", "/inference/v1/generate"),
+    *("/v1/chat/completions/batch", "/v1/audio/transcriptions", "/tokenize", "/v1/models", "/unknown", ""),
+)
+# So that a few bytes are a large body, with long values and many windows.
+TINY: Final = replace(LIMITS, whole_bytes=0, near_bytes=8, text_bytes=16, window_bytes=16)
+NO_SKIP: Final = replace(TINY, skip_bytes=0)
+CONTENT_TYPES: Final = ("application/json", "multipart/form-data; boundary=X", "multipart/form-data", "")
+KEY_NAMES: Final = ("header:x-session", "field:user", "conversation", "first_user_message", "prompt_head")
+KEYS: Final = tuple(map(parse_key, KEY_NAMES))
+ENDPOINTS: Final = tuple(
+    Endpoint(f"vllm-{n}", f"10.0.0.{n}:8000", adapters=frozenset({"sql"})) for n in (1, 2, 3)
+)
+STRATEGY: Final = PrefixHash(Outside(random.Random(1), lambda: 0.0), key=KEY_NAMES, positions=4)
+SNAPSHOTS: Final = tuple(Snapshot.build(ENDPOINTS[:count], STRATEGY) for count in range(4))
+ADDRESSES: Final = (None, "10.0.0.1:8000", "10.0.0.2:8000", "10.9.9.9:1", "", "nonsense")
+
+
+def prompt(data: bytes) -> None:
+    """Any bytes are a prompt or a `PromptError`; a prompt answers every question, within bounds."""
+    choices = Choices(data)
+    path, content_type = choices.one_of(PATHS), choices.one_of(CONTENT_TYPES)
+    is_partial, chars = choices.flag(), choices.byte()
+    body = choices.rest()
+    is_form = content_type.startswith("multipart")
+    texts: list[list[str]] = []
+    # Read as it comes, and in another way; all of them would halve the number of inputs.
+    other = ((memoryview(body), LIMITS), (body, TINY), (body, NO_SKIP))[len(body) % 3]
+    for given, limits in ((body, LIMITS), other):
+        try:
+            read = parse(path, content_type, given, is_partial=is_partial, limits=limits)
+        except PromptError:
+            assert is_form or is_partial or not _is_vllms(body), "an object that vLLM reads was refused"
+            continue
+        texts.append(_check_prompt(read, chars))
+    if not is_form and not is_partial and _is_plain(body):
+        assert texts == texts[:1] * 2, "a large body is read otherwise than a small one"
+
+
+def session(data: bytes) -> None:
+    """Any events in any order: nothing raises, at most one decision, one release."""
+    choices = Choices(data)
+    pools = [_build_pool(name) for name in ("a", "b")[: 1 + choices.flag()]]
+    picker = _build_picker(pools)
+    _converse(picker, pools, _events(choices, pools), choices)
+
+
+def wire(data: bytes) -> None:
+    """The same from protobuf: any bytes are an event or a `ProtocolError`, and every reply can be written."""
+    choices = Choices(data)
+    pools = [_build_pool("a")]
+    picker = _build_picker(pools)
+    _converse(picker, pools, _decoded(choices, READ_HEADERS | picker.key_headers), choices)
+
+
+def letter(data: bytes) -> None:
+    """What a gateway that has the secret, and is mad, may say of us is a letter that we take, or none."""
+    with suppress(LetterError):
+        Seal("a", bytes(16), 1).open(data)
+    choices = Choices(data)
+    pool = _build_pool("a")
+    pool.install(SNAPSHOTS[3])
+    share = Share(pool, 1)
+    names = [name_of(name) for name in pool.snapshot.names]
+    now = 0.0
+    while choices:
+        now += choices.byte() / 50
+        share.heartbeat(now)
+        head = [choices.byte() % 3, name_of("a"), int(now * 1e6)]
+        try:
+            told = read(encode_letter([*head, _some_news(choices, names), [[1, int(now * 1e6), 0]]]))
+        except LetterError:
+            told = read(encode_letter([*head, []]))
+        share.hear(told, now)
+        assert min(pool.book.counts().values()) >= 0
+        assert not any(pool.book.ours().values())
+    share.peers.check(now + 4, 0)
+    assert not any(pool.book.counts().values())
+
+
+def _some_news(choices: Choices, names: list[int]) -> list[object]:
+    """News whose numbers and counts may be anything; now and then bytes that are not news."""
+    news: list[object] = []
+    for _ in range(choices.byte() % 8):
+        endpoint, number = choices.one_of([*names, 5]), choices.byte()
+        match choices.byte() % 5:
+            case 0:
+                news.append([1, number, endpoint, choices.byte(), [*choices.piece()]])
+            case 1:
+                news.append([2, number, endpoint, choices.byte()])
+            case 2:
+                news.append([3, number, {endpoint: choices.byte()}])
+            case 3:
+                news.append([4])
+            case _:
+                news.append([choices.byte(), choices.piece()])
+    return news
+
+
+TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
+    {
+        "prompt": prompt,
+        "session": session,
+        "wire": wire,
+        "http2": http2,
+        "honest": honest,
+        "blocks": blocks,
+        "letter": letter,
+        "scrape": scrape,
+    }
+)
+
+
+def _is_vllms(body: bytes) -> bool:
+    """Whether Python's own reader, which is vLLM's, takes the body for an object; of moderate depth."""
+    try:
+        return isinstance(json.loads(body), dict) and body.count(b"[") + body.count(b"{") < 500
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_plain(body: bytes) -> bool:
+    """Whether the strictest reader takes the body for an object; of little depth."""
+    try:
+        return isinstance(orjson.loads(body), dict) and body.count(b"[") + body.count(b"{") < 12
+    except ValueError:
+        return False
+
+
+def _check_prompt(read: Prompt, chars: int) -> list[str]:
+    texts = [read.first_user_message(chars), read.head(chars)]
+    assert all(len(text) <= chars for text in texts)
+    longer = [read.first_user_message(2 * chars)[:chars], read.head(2 * chars)[:chars]]
+    assert read.fault or texts == longer
+    texts += [read.conversation(chars), read.model or "", read.cache_salt, read.field("user") or ""]
+    for text in texts:
+        text.encode()
+    chain = chain_of(read.head(16 * chars), seed=1)
+    assert [*chain.ends] == sorted(set(chain.ends)), "a block without text"
+    assert all(end <= reach <= chain.size for end, reach in zip(chain.ends, chain.reaches, strict=True))
+    prefix = prefix_of(read, KEYS, chars, {})
+    assert prefix != "", "an empty prefix is none"
+    assert 0 <= routing_key(prefix or "", model=read.model or "", cache_salt=read.cache_salt) < 1 << 64
+    assert read.effort <= LIMITS.effort + LIMITS.reserve, "more effort than there is"
+    return texts
+
+
+def _converse(picker: Picker, pools: list[Pool], events: Iterable[Event], choices: Choices) -> None:
+    pool = choices.one_of((None, None, "a", "x"))
+    budget = Budget(200)
+    stream = Session(picker, new_request_id=lambda: "id", max_body_bytes=300, pool=pool, budget=budget)
+    replies: list[Reply] = []
+    sent = b""
+    for event in events:
+        sent += event.data if isinstance(event, RequestBody) else b""
+        new = stream.on(event)
+        assert not (new and any(isinstance(reply, Answer) for reply in replies)), "a reply after the answer"
+        assert all(encode(reply) for reply in new)
+        replies += new
+        _check_response(event, new)
+    assert sum(isinstance(reply, Routed | Answer) for reply in replies) <= 1, "more than one decision"
+    _check_request_pieces(sent, replies)
+    assert sum(pool.book.total for pool in pools) <= 1, "more than one pick"
+    for _ in range(2):
+        stream.close()
+    assert budget.used == 0, "bytes not given back"
+    assert not any(count for pool in pools for count in pool.book.counts().values()), "not released"
+
+
+def _check_request_pieces(sent: bytes, replies: list[Reply]) -> None:
+    """What is given back is what came, in order, up to one end."""
+    told = [reply.piece if isinstance(reply, Routed) else reply for reply in replies]
+    pieces = [piece for piece in told if isinstance(piece, Piece) and piece.phase is Phase.REQUEST_BODY]
+    assert sent.startswith(b"".join(piece.data for piece in pieces))
+    assert all(len(piece.data) <= PIECE_BYTES for piece in pieces)
+    assert not any(piece.end_of_stream for piece in pieces[:-1])
+
+
+def _check_response(event: Event, replies: list[Reply]) -> None:
+    pieces = [reply for reply in replies if isinstance(reply, Piece)]
+    if isinstance(event, ResponseBody) and pieces:
+        assert b"".join(piece.data for piece in pieces) == event.data
+        assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [
+            event.end_of_stream
+        ]
+
+
+def _build_pool(name: str) -> Pool:
+    pool = Pool(name, STRATEGY)
+    pool.install(SNAPSHOTS[-1])
+    return pool
+
+
+def _build_picker(pools: list[Pool]) -> Picker:
+    names = (("m", "llama-*"), ("other",))
+    return Picker(
+        Route(pool, models=models if len(pools) > 1 else ())
+        for pool, models in zip(pools, names, strict=False)
+    )
+
+
+def _decoded(choices: Choices, wanted: frozenset[str]) -> Iterator[Event]:
+    while choices:
+        try:
+            yield decode(choices.piece(), wanted)
+        except ProtocolError:
+            return
+
+
+def _events(choices: Choices, pools: list[Pool]) -> Iterator[Event]:
+    while choices:
+        kind = choices.byte()
+        if kind >= 248:
+            yield BodySkipped()
+            continue
+        match kind % 8:
+            case 0 | 1:
+                yield _request_headers(choices)
+            case 2:
+                yield RequestBody(choices.piece(), choices.flag(), _subset(choices))
+            case 3:
+                yield RequestTrailers()
+            case 4:
+                yield ResponseHeaders(choices.one_of(ADDRESSES), choices.flag())
+            case 5:
+                yield ResponseBody(choices.piece(), choices.flag())
+            case 6:
+                yield ResponseTrailers()
+            case 7:
+                # The endpoints change while the stream is open.
+                choices.one_of(pools).install(choices.one_of(SNAPSHOTS))
+
+
+def _request_headers(choices: Choices) -> RequestHeaders:
+    headers = {":method": choices.one_of(("POST", "GET", "CONNECT", "")), ":path": choices.one_of(PATHS)}
+    if choices.flag():
+        headers["content-type"] = choices.one_of(CONTENT_TYPES)
+    for name in ("x-session", "upgrade", "x-request-id", "x-gateway-destination-endpoint", "x-extproc-pool"):
+        if choices.byte() % 4 == 3:
+            headers[name] = choices.piece().decode("utf-8", "replace")
+    modes = (None, *BodyMode)
+    config = StreamConfig(choices.one_of(modes), choices.one_of(modes), choices.flag())
+    is_told = choices.byte() % 4 > 0
+    return RequestHeaders(headers, choices.flag(), _subset(choices), config if is_told else None)
+
+
+def _subset(choices: Choices) -> tuple[str, ...] | None:
+    count = choices.byte() % 5
+    return None if count > 3 else tuple(choices.one_of(ADDRESSES) or "10.0.0.3" for _ in range(count))

@@ -1,0 +1,136 @@
+"""Reads what the parts wrote: the books' entries, and lines that nobody expects."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from tests.slow.soak.books import Line, Picked, Served
+
+_ROUTED: Final = re.compile(r"routed (\S+) to <Pick (\S+) of ")
+_ANSWERED: Final = re.compile(r"answered (\S+): ")
+# What parts say of the faults that they are exposed to, by part and level.
+ALLOWED: Final[Mapping[str, Sequence[str]]] = {
+    "service": (
+        r"pool vllm: \S+ fails and is cooled down",
+        r"pool vllm: \S+ is healthy again",
+        r"pool vllm: \S+ did not say that it is healthy",
+        r"the changed configuration is refused, the old one stays",
+        r"pool vllm: \S+ (does not tell its metrics|tells its metrics again)",
+        r"no connection to NATS",
+        r"worker \d+ ended \(signal 9\), its next begins in 0\.[05] s",
+        r"NATS: ",
+    ),
+    "envoy": (
+        r"\[warning\]\[ext_proc\] .*Received gRPC error on stream: 1[34]",  # the service is away
+        r"caught ENVOY_SIGTERM",
+    ),
+    "vllm": (r"Endpoint|the simulation is",),
+    "nats": (r"\[INF\]", r"Plaintext passwords detected"),
+}
+_LEVELS: Final = ("WARNING", "ERROR", "CRITICAL")
+
+
+def read_objects(path: Path, start: int = 0, end: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the lines that are JSON objects, between two bytes; a line that a kill tore is none."""
+    with path.open("rb") as file:
+        file.seek(start)
+        lines = file if end is None else file.read(end - start).splitlines()
+        for line in lines:
+            if line.startswith(b"{"):
+                try:
+                    yield orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    continue
+
+
+def read_lines(path: Path, gateway: int, start: int = 0) -> list[Line]:
+    """Reads an Envoy's access log."""
+    return [_line(told, gateway) for told in read_objects(path, start)]
+
+
+def _line(told: dict[str, Any], gateway: int) -> Line:
+    began_s = _seconds(told["time"])
+    return Line(
+        told["request_id"],
+        gateway,
+        began_s,
+        began_s + told["duration_ms"] / 1_000,
+        told["status"],
+        told["details"] or "",
+        told["flags"] or "",
+        told["endpoint"] or "",
+        told["served_by"] or "",
+    )
+
+
+def read_picked(path: Path, gateway: int, start: int = 0, end: int | None = None) -> list[Picked]:
+    """Reads the decisions in a service's log."""
+    return [*_picked(path, gateway, start, end)]
+
+
+def _picked(path: Path, gateway: int, start: int, end: int | None) -> Iterator[Picked]:
+    for told in read_objects(path, start, end):
+        lane = told.get("worker", 0)
+        if found := _ROUTED.match(told["message"]):
+            yield Picked(found[1], gateway, _seconds(told["time"]), found[2], lane)
+        elif found := _ANSWERED.match(told["message"]):
+            yield Picked(found[1], gateway, _seconds(told["time"]), "", lane)
+
+
+def read_served(path: Path, endpoint: str, start: int = 0) -> list[Served]:
+    """Reads an endpoint's log of its requests."""
+    ends: dict[str, dict[str, Any]] = {}
+    begins: list[tuple[str, float]] = []
+    for told in read_objects(path, start):
+        if "begin" in told:
+            begins.append((told["begin"], told["at"]))
+        else:
+            ends[told["end"]] = told
+    return [
+        Served(name, endpoint, began_s, ends[name]["at"], ends[name]["status"])
+        if name in ends
+        else Served(name, endpoint, began_s, None, None)
+        for name, began_s in begins
+    ]
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def unexpected(kind: str, path: Path) -> Iterator[str]:
+    """Yields the lines of a part's log that should not be there; `kind` is one of `ALLOWED`."""
+    is_allowed = re.compile("|".join(ALLOWED[kind]) or r"(?!)").search
+    for line in path.read_text(errors="replace").splitlines():
+        said = _READERS[kind](line)
+        if said and not is_allowed(said):
+            yield f"{path.name}: {line[:300]}"
+
+
+def _said_by_service(line: str) -> str:
+    """What a line of a service says that an operator has to look at."""
+    try:
+        told = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return line
+    return f"{told['message']}" if told["level"] in _LEVELS else ""
+
+
+def _said_by_envoy(line: str) -> str:
+    return "" if line.startswith("{") else line
+
+
+def _said(line: str) -> str:
+    return line
+
+
+_READERS: Final[Mapping[str, Callable[[str], str]]] = {
+    "service": _said_by_service,
+    "envoy": _said_by_envoy,
+    "vllm": _said,
+    "nats": _said,
+}

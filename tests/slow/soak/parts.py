@@ -1,0 +1,133 @@
+"""What runs, part by part: endpoints, and how services are asked, ended and found to be back."""
+
+import json
+import os
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from tests.slow.soak.watch import core_s
+from tests.stack.fetch import answers, get
+from tests.stack.process import Process
+from tests.stack.service import Service
+
+# What else the machine does is nobody's fault.
+LONG_S: Final = 300.0
+_ASKED: Final = 30
+_Told = TypeVar("_Told")
+
+
+class Endpoint(Process):
+    """One simulated endpoint in a process of its own, with a log of its requests."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        self.served = directory / f"served-{port}.jsonl"
+        command = [sys.executable, "-m", "tests.slow.soak.endpoint", str(port), str(self.served)]
+        super().__init__(f"vllm-{port}", command, directory)
+        self.port = port
+        self.address = f"127.0.0.1:{port}"
+
+    def is_ready(self) -> bool:
+        return answers(f"http://{self.address}/health")
+
+    def fail(self, **faults: float) -> None:
+        """Answers with faults from now on; without any, with none."""
+        request = urllib.request.Request(f"http://{self.address}/simulate/fail", json.dumps(faults).encode())
+        request.add_header("content-type", "application/json")
+        with urllib.request.urlopen(request, timeout=LONG_S):
+            pass
+
+    def metric(self, name: str, label: str = "") -> float:
+        lines = get(f"http://{self.address}/metrics").splitlines()
+        named = [line for line in lines if line.startswith(f"{name}{{") and label in line]
+        return sum(float(line.rpartition(" ")[2]) for line in named)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What a killed worker may have counted and nobody read: what it logged from byte to byte."""
+
+    part: str
+    lane: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """How long a service took to be ready after its start, and its Envoy to see it after that.
+
+    And how long its first process had a core, and waited for one, until it was ready.
+    """
+
+    ready_s: float
+    seen_s: float
+    ran_s: float
+    waited_s: float
+
+
+class Ready:
+    """Notes when a service is ready after its start."""
+
+    def __init__(self, part: Service) -> None:
+        self._part = part
+        self._started_s: float | None = None
+        self._ready_s: float | None = None
+        self._core_s = (0.0, 0.0)
+
+    def is_so(self) -> bool:
+        """To be asked from its start on."""
+        if self._started_s is None:
+            self._started_s = time.monotonic()
+        if self._ready_s is None and self._part.is_ready():
+            self._ready_s = time.monotonic()
+            self._core_s = core_s(self._part.pid)
+        return self._ready_s is not None
+
+    def told(self) -> Back:
+        """When its Envoy sees it, too."""
+        assert self._started_s is not None
+        assert self._ready_s is not None
+        return Back(self._ready_s - self._started_s, time.monotonic() - self._ready_s, *self._core_s)
+
+
+def send(number: signal.Signals, pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def read_requests(part: Service) -> float:
+    """What a service has counted; raises `OSError` where not all of its workers could be asked."""
+
+    def faults() -> float:
+        return part.metric("extproc_worker_faults_total")
+
+    before = faults()
+    counted = part.metric("extproc_requests_total")
+    if faults() > before:
+        raise TimeoutError
+    return counted
+
+
+def ask_patiently(ask: Callable[[], _Told]) -> _Told:
+    """Asks again where nobody answers; raises `OSError` at last."""
+    for _ in range(_ASKED):
+        with suppress(OSError):
+            return ask()
+        time.sleep(1.0)
+    return ask()
+
+
+def holds(claim: Callable[[], bool]) -> bool:
+    """Whether it holds; not, where nobody answers."""
+    try:
+        return claim()
+    except OSError:
+        return False

@@ -1,0 +1,306 @@
+"""Everything that runs: a broker, endpoints, gateways that share their picks; and what may be done to it."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.router.share.broker import Broker
+from tests.slow.soak.books import Outage, Tally, envoy, service, worker
+from tests.slow.soak.endpoint import KV_TOKENS
+from tests.slow.soak.parts import (
+    LONG_S,
+    Back,
+    Endpoint,
+    Lost,
+    Ready,
+    ask_patiently,
+    holds,
+    read_requests,
+    send,
+)
+from tests.slow.soak.plan import OF_SERVICE, Kind, Step
+from tests.slow.soak.watch import PASSED_BY_S, family
+from tests.stack.fetch import get_json
+from tests.stack.fronts import Front, build_front, over_mesh, over_nats, share
+from tests.stack.ports import free_ports
+from tests.stack.process import Process
+from tests.stack.service import pool
+from tests.stack.stack import eventually
+from tests.stack.workers import Workers, is_alive
+
+GATEWAYS: Final = 2
+ENDPOINTS: Final = 4
+# `server.workers` of each service.
+WORKERS: Final = 2
+# After so long an Envoy has heard that a worker's connections are closed, and has others.
+_CLOSED_S: Final = 1.0
+PREFIX_CACHE: Final = {"name": "prefix_cache", "kv_tokens": KV_TOKENS}
+_OTHERS: Final = ({"name": "prefix_hash"}, {"name": "least_load"}, {**PREFIX_CACHE, "learn": True})
+
+
+class Town:
+    """Outages and faults are noted as they happen; what was counted at a part's end, as `tallies`."""
+
+    def __init__(self, directory: Path, carrier: str) -> None:
+        self.outages: list[Outage] = []
+        self.faults: list[str] = []
+        self.tallies: list[Tally] = []
+        self.lost: list[Lost] = []
+        self.backs: list[Back] = []
+        self.replaced_s: list[float] = []
+        ports = free_ports(ENDPOINTS)
+        self.endpoints = [Endpoint(directory, port) for port in ports]
+        self._list = directory / "list" / "endpoints.yaml"
+        self._list.parent.mkdir()
+        self.broker = Broker(directory, *free_ports(1)) if carrier == "nats" else None
+        # In a mesh each worker has a port of its own, from its gateway's on.
+        lines = free_ports(GATEWAYS * WORKERS)[::WORKERS]
+        carry = over_mesh(lines) if self.broker is None else over_nats(self.broker)
+        self._shares = [share(carry(port)) for port in lines]
+        self.fronts = [build_front(directory / f"gateway-{place}", ports) for place in range(GATEWAYS)]
+        # Where the log of each part's present life begins.
+        self._starts: dict[str, int] = {}
+
+    def processes(self) -> dict[str, Process]:
+        """By the names that outages have."""
+        fronts = enumerate(self.fronts)
+        gateways = {
+            name: part
+            for place, front in fronts
+            for name, part in ((envoy(place), front.gateway), (service(place), front.services[0]))
+        }
+        endpoints = {endpoint.address: endpoint for endpoint in self.endpoints}
+        broker = {} if self.broker is None else {"broker": self.broker}
+        return {**gateways, **endpoints, **broker}
+
+    @contextmanager
+    def running(self) -> Iterator["Town"]:
+        self.write_list(self.endpoints)
+        with ExitStack() as stack:
+            if self.broker is not None:
+                stack.enter_context(self.broker).wait_ready()
+            for endpoint in self.endpoints:
+                stack.enter_context(endpoint)
+            for front in self.fronts:
+                self.configure(front)
+                stack.enter_context(front.services[0])
+            for part in (*self.endpoints, *(front.services[0] for front in self.fronts)):
+                part.wait_until(part.is_ready, LONG_S)
+            for front in self.fronts:
+                stack.enter_context(front.gateway).wait_ready()
+                self._until(front.sees_services, "an Envoy does not see its service")
+            self._hear_each_other()
+            yield self
+
+    def write_list(self, endpoints: Sequence[Endpoint]) -> None:
+        rows = [{"name": one.name, "address": "127.0.0.1", "port": one.port} for one in endpoints]
+        draft = self._list.with_suffix(".draft")
+        draft.write_text(yaml.safe_dump(rows))
+        draft.replace(self._list)
+
+    def configure(self, front: Front, strategy: dict[str, Any] = PREFIX_CACHE) -> None:
+        front.services[0].configure(
+            [pool([], strategy, endpoints={"file": str(self._list)}, signals={"scrape_s": 5})],
+            share=self._shares[self.fronts.index(front)],
+            log_level="DEBUG",
+            workers=WORKERS,
+        )
+
+    def do(self, step: Step) -> None:
+        """Does what the step says, waits, and makes all well again. Takes seconds."""
+        front, endpoint = self.fronts[step.gateway], self.endpoints[step.endpoint]
+        match step.kind:
+            case Kind.ENDPOINT_KILLED:
+                self._restart(endpoint.address, endpoint, endpoint.kill, step.lasts_s, endpoint.is_ready)
+            case Kind.ENDPOINT_LEAVES:
+                self.write_list([one for one in self.endpoints if one is not endpoint])
+                time.sleep(step.lasts_s)
+                self.write_list(self.endpoints)
+            case Kind.ENDPOINT_FAILS:
+                endpoint.fail(error_rate=0.5)
+                time.sleep(step.lasts_s)
+                endpoint.fail()
+            case Kind.STRATEGY:
+                self.configure(front, _OTHERS[int(step.at_s) % len(_OTHERS)])
+                time.sleep(step.lasts_s)
+                self.configure(front)
+            case Kind.BAD_FILE:
+                self._refuse(front, step)
+            case kind if kind in OF_SERVICE:
+                self._hurt_service(front, step)
+            case Kind.ENVOY_KILLED:
+                gateway = front.gateway
+                self._restart(envoy(step.gateway), gateway, gateway.kill, step.lasts_s, gateway.is_ready)
+                self._until(front.sees_services, "an Envoy does not see its service")
+            case Kind.BROKER_KILLED | Kind.BROKER_STOPPED:
+                assert self.broker is not None
+                self._hurt_broker(self.broker, step)
+
+    def _refuse(self, front: Front, step: Step) -> None:
+        def refused() -> float:
+            return front.services[0].metric("extproc_config_reloads_total", result="refused")
+
+        before = refused()
+        front.services[0].write("pools: [")
+        self._until(lambda: refused() > before, f"{step}: was not refused")
+        self.configure(front)
+
+    def _hurt_service(self, front: Front, step: Step) -> None:
+        match step.kind:
+            case Kind.WORKER_KILLED:
+                self._kill_worker(front, step)
+            case Kind.SERVICE_STOPPED:
+                self._stop_service(front, step)
+            case _:
+                self._end_service(front, step)
+
+    def _kill_worker(self, front: Front, step: Step) -> None:
+        name, part = service(step.gateway), front.services[0]
+        lane, scraped = step.endpoint % WORKERS, part.log.stat().st_size
+        ask_patiently(part.metrics)
+        pid, killed_s = Workers(part, self._starts.get(name, 0)).told()[lane], time.monotonic()
+        with self._away(worker(step.gateway, lane)):
+            os.kill(pid, signal.SIGKILL)
+            self._until(lambda: not is_alive(pid), f"{name}: a killed worker does not end")
+            self.lost.append(Lost(name, lane, scraped, part.log.stat().st_size))
+            self._until(lambda: lane in Workers(part, scraped).told(), f"{name}: a worker is not back")
+            self.replaced_s.append(time.monotonic() - killed_s)
+            time.sleep(max(0.0, killed_s + _CLOSED_S - time.monotonic()))
+        self._until(front.sees_services, "an Envoy does not see its service")
+        self._hear_each_other()
+
+    def _stop_service(self, front: Front, step: Step) -> None:
+        part = front.services[0]
+        with self._away(service(step.gateway)):
+            send(signal.SIGSTOP, pids := [*family(part.pid)])
+            time.sleep(step.lasts_s)
+            send(signal.SIGCONT, pids)
+            time.sleep(PASSED_BY_S)  # the Envoy may be about to find that it hung
+            self._until(front.sees_services, "an Envoy does not see its service")
+
+    def _end_service(self, front: Front, step: Step) -> None:
+        """Who loses their parent have to end by themselves."""
+        name, part = service(step.gateway), front.services[0]
+
+        def end() -> None:
+            self._count(name, ask_patiently(partial(read_requests, part)), is_last=False)
+            pids = [*family(part.pid)]
+            if step.kind is Kind.SERVICE_ENDED and (status := part.stop()):
+                self.faults.append(f"{name} ended with status {status}")
+            part.kill()
+            if step.kind is Kind.SERVICE_KILLED:
+                send(signal.SIGKILL, pids[1:])
+            self._until(lambda: not any(map(is_alive, pids)), f"{name}: its workers do not end")
+
+        ready = Ready(part)
+        self._restart(name, part, end, step.lasts_s, lambda: ready.is_so() and front.sees_services())
+        self.backs.append(ready.told())
+        self._hear_each_other()
+
+    def _hurt_broker(self, broker: Broker, step: Step) -> None:
+        """No outage of anything that answers requests: nobody waits for it."""
+        if step.kind is Kind.BROKER_KILLED:
+            broker.kill()
+            time.sleep(step.lasts_s)
+            broker.start()
+            broker.wait_ready()
+        else:
+            broker.send(signal.SIGSTOP)
+            time.sleep(step.lasts_s)
+            broker.send(signal.SIGCONT)
+        self._hear_each_other()
+
+    def _restart(
+        self,
+        name: str,
+        part: Process,
+        end: Callable[[], object],
+        away_s: float,
+        is_back: Callable[[], bool],
+    ) -> None:
+        with self._away(name):
+            end()
+            time.sleep(away_s)
+            self._starts[name] = part.log.stat().st_size
+            if isinstance(part, Endpoint):
+                self._starts[name] = part.served.stat().st_size
+            part.start()
+            part.wait_until(lambda: holds(is_back), LONG_S)
+
+    @contextmanager
+    def _away(self, part: str) -> Iterator[None]:
+        from_s = time.time()
+        try:
+            yield
+        finally:
+            self.outages.append(Outage(part, from_s, time.time()))
+
+    def _until(self, claim: Callable[[], bool], fault: str) -> None:
+        if not eventually(lambda: holds(claim), LONG_S):
+            self.faults.append(fault)
+
+    def _hear_each_other(self) -> None:
+        self._until(self._all_heard, "gateways do not hear each other")
+
+    def _all_heard(self) -> bool:
+        services = [front.services[0] for front in self.fronts]
+        heard = [
+            sum(part.metric("extproc_share_peers", state=state) for state in ("prompt", "late"))
+            for part in services
+        ]
+        return heard == [len(services) * WORKERS - 1] * len(services)
+
+    def in_flight(self) -> dict[str, float]:
+        """What each part says is open, by its word for it; all of it is 0 when nobody asks."""
+        return ask_patiently(self._in_flight)
+
+    def _in_flight(self) -> dict[str, float]:
+        told: dict[str, float] = {}
+        for place, front in enumerate(self.fronts):
+            counters = front.gateway.counters()
+            for name in ("cluster.vllm.upstream_rq_active", "http.clients.downstream_rq_active"):
+                told[f"{envoy(place)} {name}"] = counters[name]
+            part = front.services[0]
+            for name in ("extproc_streams_open", "extproc_endpoint_in_flight"):
+                told[f"{service(place)} {name}"] = part.metric(name)
+            told[f"{service(place)} /pools"] = sum(shown["in_flight"] for shown in part.pools())
+        for endpoint in self.endpoints:
+            told[f"{endpoint.name} /load"] = get_json(f"http://{endpoint.address}/load")["server_load"]
+            for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+                told[f"{endpoint.name} {name}"] = endpoint.metric(name)
+        return told
+
+    def unwell(self) -> list[str]:
+        """Tells what has not come back when all faults are over."""
+        return ask_patiently(lambda: [*self._unwell()])
+
+    def _unwell(self) -> Iterator[str]:
+        for place, front in enumerate(self.fronts):
+            part = front.services[0]
+            # One that failed shortly before the end is on trial, and nobody asks it any more.
+            ready = sum(part.metric("extproc_pool_endpoints", state=state) for state in ("ready", "cooling"))
+            if ready != ENDPOINTS:
+                yield f"{service(place)} has {ready:g} endpoints ready"
+            for name, labels in (("extproc_config_refused", {}), ("extproc_share_peers", {"state": "lost"})):
+                if left := part.metric(name, **labels):
+                    yield f"{service(place)} says {name} {left:g} {labels or ''}"
+
+    def count_all(self) -> None:
+        """Notes what every part has counted in its present life, when nobody asks any more."""
+        for place, front in enumerate(self.fronts):
+            counters = ask_patiently(partial(front.gateway.counters, "http.clients."))
+            self._count(envoy(place), counters["http.clients.downstream_rq_total"])
+            self._count(service(place), ask_patiently(partial(read_requests, front.services[0])))
+        for endpoint in self.endpoints:
+            counted = ask_patiently(partial(endpoint.metric, "http_requests_total", "/v1/chat/completions"))
+            self._count(endpoint.address, counted)
+
+    def _count(self, name: str, counted: float, *, is_last: bool = True) -> None:
+        self.tallies.append(Tally(name, self._starts.get(name, 0), int(counted), is_last))

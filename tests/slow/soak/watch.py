@@ -1,0 +1,114 @@
+"""How much memory and how many descriptors each process has, and when the machine starved it."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from tests.slow.soak.books import Outage
+from tests.stack.process import Process
+from tests.stack.service import Service
+from tests.stack.workers import Workers
+
+# Between two looks. An Envoy passes a service by whose health two seconds cannot tell.
+STARVED_S: Final = 1.0
+# So long it does so, once it does.
+PASSED_BY_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    at_s: float
+    memory_mb: float
+    descriptors: int
+    waited_s: float = 0.0
+    """How long it was ready to run and had no core, since its start."""
+
+
+@dataclass(slots=True)
+class Life:
+    """One process from its start to its end."""
+
+    name: str
+    pid: int
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def memory(self) -> list[tuple[float, float]]:
+        return [(sample.at_s, sample.memory_mb) for sample in self.samples]
+
+    def starved(self) -> Iterator[Outage]:
+        """Yields when it could not run for want of a core: that is the machine's doing, as good as a stop."""
+        for before, after in pairwise(self.samples):
+            if after.waited_s - before.waited_s >= STARVED_S:
+                yield Outage(self.name, before.at_s, after.at_s + PASSED_BY_S)
+
+
+class Watch:
+    """Notes all processes' figures whenever it is told to."""
+
+    def __init__(self) -> None:
+        self._lives: dict[tuple[str, int], Life] = {}
+        self._names: dict[int, str] = {}
+
+    def look(self, processes: Mapping[str, Process]) -> None:
+        for name, process in processes.items():
+            if not process.is_running:
+                continue
+            for pid, each in self._named(name, process):
+                if (sample := measure(pid)) is not None:
+                    self._lives.setdefault((each, pid), Life(each, pid)).samples.append(sample)
+
+    def _named(self, name: str, process: Process) -> Iterator[tuple[int, str]]:
+        """A service's processes one by one: the parent, the fork server, the workers that serve."""
+        yield process.pid, name
+        if not isinstance(process, Service):
+            return
+        forks, workers = (below := [*family(process.pid)])[1:2], below[2:]
+        yield from ((pid, f"{name} forks") for pid in forks)
+        if any(pid not in self._names for pid in workers):
+            told = Workers(process).told()
+            self._names.update({pid: f"{name} worker {lane}" for lane, pid in told.items()})
+        yield from ((pid, self._names[pid]) for pid in workers if pid in self._names)
+
+    def lives(self) -> list[Life]:
+        """In the order of their beginnings."""
+        return [*self._lives.values()]
+
+    def latest(self) -> dict[str, Sample]:
+        return {life.name: life.samples[-1] for life in self._lives.values()}
+
+
+def measure(pid: int) -> Sample | None:
+    """Measures one process; `None` if it has just ended."""
+    try:
+        memory_mb = _resident_mb(pid)
+        descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+        _, waited_s = core_s(pid)
+    except OSError:
+        return None
+    return Sample(time.time(), memory_mb, descriptors, waited_s)
+
+
+def core_s(pid: int) -> tuple[float, float]:
+    """How long a process has had a core since its start, and how long it has waited for one."""
+    ran_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return int(ran_ns) / 1e9, int(waited_ns) / 1e9
+
+
+def family(pid: int) -> Iterator[int]:
+    """A process and those below it that have not ended; parents before their children."""
+    yield pid
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from family(int(child))
+
+
+def _resident_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    _, _, rest = status.partition("VmRSS:")
+    return int(rest.split()[0]) / 1_024 if rest else 0.0

@@ -1,0 +1,108 @@
+"""The ext_proc service under test: `extproc serve` with a configuration file of its own."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.stack.fetch import answers, get, get_json
+from tests.stack.process import Process
+
+PROCESSOR = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+Pool = dict[str, Any]
+
+
+def prefix_hash(**fields: Any) -> dict[str, Any]:
+    return {"name": "prefix_hash", **fields}
+
+
+def pool(addresses: Sequence[str], strategy: dict[str, Any] | None = None, **fields: Any) -> Pool:
+    """Returns a pool of static endpoints for the configuration file."""
+    return {
+        "name": "vllm",
+        "endpoints": {"static": list(addresses)},
+        "strategy": strategy or prefix_hash(),
+        "fallbacks": 2,
+        **fields,
+    }
+
+
+class Service(Process):
+    """`extproc serve`, listening for Envoy on `port` and for its operator on `admin_port`.
+
+    `transport` is how it serves gRPC, `package` the folder of another release of the package.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int,
+        admin_port: int,
+        listen: str | None = None,
+        transport: str = "native",
+        package: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.config = directory / "extproc.yaml"
+        self._transport = {} if transport == "native" else {"transport": transport}
+        # `-P`: or else the working folder would come before PYTHONPATH.
+        options = ["-P"] if package else []
+        command = [sys.executable, *options, "-m", "extproc", "serve", "--config", str(self.config)]
+        path = {"PYTHONPATH": str(package)} if package else {}
+        super().__init__("extproc", command, directory, {**path, **(environment or {})})
+        self.admin_url = f"http://127.0.0.1:{admin_port}"
+        self.port = port
+        self._listen = listen or f"127.0.0.1:{port}"
+        self._admin = f"127.0.0.1:{admin_port}"
+        self._health = self._listen
+
+    def configure(self, pools: Sequence[Pool], *, share: Any = None, **server: Any) -> None:
+        """Writes the configuration file, in one step as an editor or a ConfigMap would."""
+        fields = {"listen": self._listen, "admin": self._admin, "drain_s": 5, **self._transport, **server}
+        self._health = fields.get("health", self._listen)
+        shared = {} if share is None else {"share": share}
+        self.write(yaml.safe_dump({"server": fields, "pools": list(pools), **shared}))
+
+    def write(self, text: str) -> None:
+        """Replaces the configuration file by any text."""
+        draft = self.config.with_suffix(".draft")
+        draft.write_text(text)
+        draft.replace(self.config)
+
+    def is_ready(self) -> bool:
+        """Whether an operator and a proxy are told so: Envoy passes by a service that says no."""
+        return answers(f"{self.admin_url}/readyz") and self.health() == "SERVING"
+
+    def health(self, name: str = PROCESSOR) -> str:
+        """Returns the status that gRPC health tells, or why it tells none."""
+        with grpc.insecure_channel(self._health) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2)
+            except grpc.RpcError as error:
+                return str(error.code())
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the samples by name and labels, as Prometheus writes them."""
+        lines = get(f"{self.admin_url}/metrics").splitlines()
+        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Returns the sum of a metric's samples that carry `labels`."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            value
+            for sample, value in self.metrics().items()
+            if sample.partition("{")[0] == name and all(label in sample for label in wanted)
+        )
+
+    def pools(self) -> Any:
+        return get_json(f"{self.admin_url}/pools")

@@ -1,0 +1,115 @@
+"""The shipped Envoy configurations, read by a real Envoy."""
+
+import subprocess
+
+import pytest
+
+from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE
+from tests.stack.gateway import (
+    SHIPPED,
+    Tree,
+    cluster,
+    ext_proc_filter,
+    find,
+    find_envoy,
+    load,
+    tell_addresses,
+)
+
+pytestmark = pytest.mark.envoy
+
+BOOTSTRAPS = sorted(path.name for path in SHIPPED.glob("*.yaml") if "static_resources" in path.read_text())
+STATIC = ["standalone.yaml", "sidecar.yaml"]
+LIMIT_BYTES = 50_331_648  # the service's default of server.max_body_bytes
+
+
+@pytest.mark.parametrize("name", BOOTSTRAPS)
+def test_envoy_accepts_configuration(name: str) -> None:
+    command = [find_envoy(), "--mode", "validate", "--log-level", "warning", "-c", str(SHIPPED / name)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (result.returncode, result.stdout.strip().splitlines()[-1:]) == (
+        0,
+        [f"configuration '{SHIPPED / name}' OK"],
+    ), result.stderr
+    assert "deprecated" not in result.stderr.lower()
+
+
+@pytest.mark.parametrize("name", STATIC)
+class TestStaticConfiguration:
+    def test_removes_what_a_client_says_about_endpoint_and_pool(self, name: str) -> None:
+        (extensions,) = find(load(name), "early_header_mutation_extensions")
+        mutations = extensions[0]["typed_config"]["mutations"]
+        prefixes = {each["remove_on_match"]["key_matcher"]["prefix"] for each in mutations[:-1]}
+
+        assert prefixes == {"x-gateway-destination-", "x-gateway-model-", "x-extproc-", "x-envoy-"}
+        assert mutations[-1] == {"remove": "x-served-by"}
+
+    def test_keeps_priorities_and_clients_from_the_endpoints(self, name: str) -> None:
+        """What the service reads must get as far, and no further, whether it is up or down."""
+        [removed] = find(load(name), "request_headers_to_remove")
+
+        assert {*removed} == {*OBJECTIVE, *FAIRNESS_ID}
+
+    def test_agrees_with_the_service_on_the_largest_body(self, name: str) -> None:
+        listener = load(name)["static_resources"]["listeners"][0]
+
+        assert listener["per_connection_buffer_limit_bytes"] == LIMIT_BYTES
+        assert list(find(listener, "initial_stream_window_size")) == [LIMIT_BYTES]
+
+    def test_keeps_the_stream_open_at_the_cost_of_no_message(self, name: str) -> None:
+        config = ext_proc_filter(load(name))
+
+        assert config["processing_mode"] == {
+            "request_header_mode": "SEND",
+            "request_body_mode": "BUFFERED",
+            "response_header_mode": "SKIP",
+            "response_body_mode": "NONE",
+            "response_trailer_mode": "SEND",
+        }
+        assert config["metadata_options"] == {"receiving_namespaces": {"untyped": ["envoy.lb", "extproc"]}}
+        assert config["failure_mode_allow"] is True
+
+    @pytest.mark.parametrize("which", ["extproc", "vllm"])
+    def test_raises_the_breakers(self, name: str, which: str) -> None:
+        (limits,) = cluster(load(name), which)["circuit_breakers"]["thresholds"]
+
+        assert (
+            min(limits[f"max_{what}"] for what in ("connections", "pending_requests", "requests")) == 100_000
+        )
+
+
+def test_sidecar_differs_from_standalone_only_in_addresses() -> None:
+    standalone, sidecar = (_without_addresses(load(name)) for name in STATIC)
+
+    assert sidecar == standalone
+
+
+def _without_addresses(tree: Tree) -> Tree:
+    tell_addresses(tree)
+    del tree["admin"]
+    resources = tree["static_resources"]
+    resources["listeners"] = [one for one in resources["listeners"] if one["name"] == "clients"]
+    for listener in resources["listeners"]:
+        del listener["address"]
+    resources["clusters"] = [one for one in resources["clusters"] if one["name"] in {"extproc", "vllm"}]
+    for one in resources["clusters"]:
+        for field in ("type", "cluster_type", "load_assignment"):
+            one.pop(field, None)
+    return tree
+
+
+@pytest.mark.parametrize("name", BOOTSTRAPS)
+def test_what_became_of_requests_is_told_to_the_service(name: str) -> None:
+    """On the listener for clients, at once, with the one header that the verdict needs."""
+    listener = load(name)["static_resources"]["listeners"][0]
+    (logs,) = find(listener, "access_log")
+    [told] = [log["typed_config"] for log in logs if log["name"] == "envoy.access_loggers.http_grpc"]
+
+    assert told["common_config"] == {
+        "log_name": "extproc",
+        "transport_api_version": "V3",
+        "grpc_service": {"envoy_grpc": {"cluster_name": "extproc"}},
+        "buffer_flush_interval": "0.02s",
+    }
+    assert told["additional_response_headers_to_log"] == ["retry-after"]

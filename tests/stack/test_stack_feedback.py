@@ -1,0 +1,258 @@
+"""An endpoint that fails at once gets no more requests; one that works again gets its share.
+
+Requests are sent at a pace, each `PAUSE_S` after the one before was sent, so a slow machine sends fewer at
+a time and never a burst; what is asked is how many of them failed.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.stack.client import CHAT, Answer, ask, connect, send, statuses
+from tests.stack.gateway import Edit, Tree, ext_proc_filter, find
+from tests.stack.service import Pool, pool, prefix_hash
+from tests.stack.stack import Stack, eventually, run_stack
+
+pytestmark = [pytest.mark.envoy, pytest.mark.slow]
+
+PAUSE_S = 0.015
+# What ten seconds hold at that pace.
+TEN_SECONDS = 600
+# Long enough for a dozen in flight, so that the one that fails at once is always the least loaded.
+TOKENS = 120
+
+LEAST_LOAD = {"name": "least_load"}
+STRATEGIES = [LEAST_LOAD, prefix_hash()]
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=["least_load", "prefix_hash"])
+
+
+def running(
+    directory: Path, strategy: dict[str, Any], *, edits: Sequence[Edit] = (), **fields: Any
+) -> AbstractContextManager[Stack]:
+    def pools(addresses: list[str]) -> list[Pool]:
+        return [pool(addresses, strategy, **fields)]
+
+    return run_stack(directory, pools=pools, edits=edits, simulate=("--speed", "10"))
+
+
+async def load(session: aiohttp.ClientSession, count: int, text: str) -> list[Answer]:
+    """Sends that many different requests at the pace, and waits for their answers."""
+    sent = []
+    for number in range(count):
+        body = ask(f"{text} {number}", max_tokens=TOKENS, ignore_eos=True)
+        sent.append(asyncio.create_task(send(session, body)))
+        await asyncio.sleep(PAUSE_S)
+    return list(await asyncio.gather(*sent))
+
+
+async def fault(address: str, **faults: object) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://{address}/simulate/fail", json=faults) as answer,
+    ):
+        assert answer.status == 200
+
+
+@asynccontextmanager
+async def resetting(address: str) -> AsyncGenerator[None]:
+    """Takes connections at an address, and resets each when a request begins to come."""
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.transport.abort()
+
+    host, _, port = address.rpartition(":")
+    async with await asyncio.start_server(reset, host, int(port), reuse_address=True):
+        yield
+
+
+def errors(answers: Sequence[Answer]) -> int:
+    return sum(answer.status >= 500 for answer in answers)
+
+
+def servers(answers: Sequence[Answer]) -> Counter[str]:
+    return Counter(answer.served_by for answer in answers)
+
+
+def states(stack: Stack) -> dict[str, str]:
+    (known,) = stack.service.pools()
+    return {endpoint["address"]: endpoint["state"] for endpoint in known["endpoints"]}
+
+
+async def until_back(stack: Stack, session: aiohttp.ClientSession, timeout_s: float = 30.0) -> None:
+    """Goes on sending until every endpoint is ready."""
+    async with asyncio.timeout(timeout_s):
+        while set((await asyncio.to_thread(states, stack)).values()) != {"ready"}:
+            await load(session, 20, "meanwhile")
+
+
+@each_strategy
+async def test_one_that_answers_500_at_once_costs_few_requests_and_gets_its_share_back(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    """1. All well. 2. One fails: ten seconds, ten more. 3. It works again: within 30 s it has its share."""
+    with running(tmp_path, strategy) as stack:
+        bad = stack.addresses[3]
+        async with connect(stack.url) as session:
+            well = await load(session, 100, "well")
+            await fault(bad, error_rate=1)
+            first = await load(session, TEN_SECONDS, "first")
+            while_failing = await asyncio.to_thread(states, stack)
+            after = await load(session, TEN_SECONDS, "after")
+            await fault(bad)
+            await until_back(stack, session)
+            back = await load(session, 200, "back")
+        coolings = stack.service.metric("extproc_endpoint_coolings_total", pool="vllm", endpoint=bad)
+        told = stack.service.metric("extproc_answers_total", endpoint=bad, **{"class": "5xx"})
+        timed = stack.service.metric("extproc_first_byte_seconds_count", pool="vllm")
+        unusable = stack.service.metric("extproc_access_log_faults_total")
+
+    assert statuses(well) == {200: 100}
+    assert errors(first) < 0.02 * len(first)
+    assert errors(after) <= 0.005 * len(after)
+    assert while_failing[bad] == "cooling"
+    assert list(while_failing.values()).count("ready") == 3
+    assert statuses(back) == {200: 200}
+    assert 0.12 * len(back) < servers(back)[bad] < 0.4 * len(back)
+    assert coolings >= 2
+    assert told >= errors([*first, *after])
+    assert timed >= len([*well, *first, *after, *back])
+    assert unusable == 0
+
+
+async def test_without_cooling_it_is_a_black_hole(tmp_path: Path) -> None:
+    """What the tests above would measure if nothing were done."""
+    with running(tmp_path, LEAST_LOAD, cool_after=None) as stack:
+        async with connect(stack.url) as session:
+            await fault(stack.addresses[3], error_rate=1)
+            answers = await load(session, 200, "lost")
+
+    assert errors(answers) > 0.5 * len(answers)
+
+
+async def test_one_that_resets_connections_costs_few_requests(tmp_path: Path) -> None:
+    with running(tmp_path, LEAST_LOAD) as stack:
+        bad = stack.addresses[3]
+        await asyncio.to_thread(stack.simulators[1].kill)
+        async with connect(stack.url) as session, resetting(bad):
+            first = await load(session, TEN_SECONDS, "first")
+            state = (await asyncio.to_thread(states, stack))[bad]
+        answers = stack.service.metric("extproc_answers_total", endpoint=bad, **{"class": "none"})
+
+    assert errors(first) < 0.02 * len(first)
+    assert state == "cooling"
+    assert answers == errors(first)
+
+
+async def test_one_that_refuses_connections_is_soon_not_tried_any_more(tmp_path: Path) -> None:
+    """Envoy's retries hide it from clients; they end, too, when the first of those answers have ended."""
+    with running(tmp_path, prefix_hash(), probe=False) as stack:
+        bad = stack.addresses[3]
+        async with connect(stack.url) as session:
+            await asyncio.to_thread(stack.simulators[1].kill)
+            first = await load(session, TEN_SECONDS, "first")
+            state = (await asyncio.to_thread(states, stack))[bad]
+            retries = stack.gateway.counters("cluster.vllm.upstream_rq_retry")[
+                "cluster.vllm.upstream_rq_retry"
+            ]
+            await asyncio.to_thread(stack.simulators[1].start)
+            await asyncio.to_thread(stack.simulators[1].wait_ready)
+            await until_back(stack, session)
+            back = await load(session, 200, "back")
+
+    assert statuses(first) == {200: len(first)}
+    assert 3 <= retries < 0.1 * len(first)
+    assert state == "cooling"
+    assert 0.12 * len(back) < servers(back)[bad] < 0.4 * len(back)
+
+
+@each_strategy
+async def test_a_trial_is_over_when_its_answer_begins(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    """Answers of half a minute: the log tells of the first one long after the endpoint is back."""
+    with running(tmp_path, strategy) as stack:
+        bad = stack.addresses[3]
+        async with connect(stack.url) as session:
+            await fault(bad, error_rate=1)
+            await load(session, 40, "first")
+            assert (await asyncio.to_thread(states, stack))[bad] == "cooling"
+            await fault(bad)
+            ends = asyncio.Event()
+            streams: list[asyncio.Task[None]] = []
+            async with asyncio.timeout(20):
+                while (await asyncio.to_thread(states, stack))[bad] != "ready":
+                    streams.append(asyncio.create_task(_open(session, f"long {len(streams)}", ends)))
+                    await asyncio.sleep(0.2)
+            is_over = [stream.done() for stream in streams]
+            ends.set()
+            await asyncio.gather(*streams)
+
+    assert not any(is_over)
+
+
+async def _open(session: aiohttp.ClientSession, text: str, ends: asyncio.Event) -> None:
+    """Opens a stream that outlasts the test, and closes it when that ends."""
+    body = ask(text, stream=True, max_tokens=6_000, ignore_eos=True)
+    async with session.post(CHAT, data=body, headers={"content-type": "application/json"}) as answer:
+        assert answer.status == 200
+        await ends.wait()
+
+
+def _headers_instead_of_the_log(tree: Tree) -> None:
+    """A gateway that sends response headers and keeps no log for us."""
+    (logs,) = find(tree["static_resources"]["listeners"][0], "access_log")
+    del logs[1]
+    ext_proc_filter(tree)["processing_mode"]["response_header_mode"] = "SEND"
+
+
+async def test_response_headers_are_enough(tmp_path: Path) -> None:
+    with running(tmp_path, prefix_hash(), edits=[_headers_instead_of_the_log]) as stack:
+        bad = stack.addresses[3]
+        async with connect(stack.url) as session:
+            await fault(bad, error_rate=1)
+            first = await load(session, TEN_SECONDS, "first")
+            state = (await asyncio.to_thread(states, stack))[bad]
+        told = stack.service.metric("extproc_answers_total", endpoint=bad, **{"class": "5xx"})
+
+    assert errors(first) < 0.02 * len(first)
+    assert state == "cooling"
+    assert told == errors(first)
+
+
+async def test_a_pool_that_fails_as_a_whole_is_left_as_it_is(tmp_path: Path) -> None:
+    with running(tmp_path, LEAST_LOAD) as stack:
+        async with connect(stack.url) as session:
+            for address in stack.addresses:
+                await fault(address, error_rate=1)
+            await load(session, 100, "first")
+            failing = await load(session, 400, "failing")
+            state = await asyncio.to_thread(states, stack)
+            for address in stack.addresses:
+                await fault(address)
+            await until_back(stack, session)
+            back = await load(session, 200, "back")
+
+    assert statuses(failing) == {500: 400}
+    assert min(servers(failing)[address] for address in stack.addresses) > 0.12 * len(failing)
+    assert set(state.values()) == {"ready"}
+    assert statuses(back) == {200: 200}
+
+
+async def test_an_endpoint_that_is_not_healthy_is_known_without_a_request(tmp_path: Path) -> None:
+    probe = {"interval_s": 0.2, "timeout_s": 2}
+    with running(tmp_path, LEAST_LOAD, probe=probe) as stack:
+        sick = stack.addresses[3]
+        await fault(sick, is_sick=True)
+        assert await asyncio.to_thread(eventually, lambda: states(stack)[sick] == "unhealthy")
+        async with connect(stack.url) as session:
+            answers = await load(session, 60, "well")
+        await fault(sick)
+        assert await asyncio.to_thread(eventually, lambda: states(stack)[sick] == "ready")
+
+    assert statuses(answers) == {200: 60}
+    assert sick not in servers(answers)

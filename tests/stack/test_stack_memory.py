@@ -1,0 +1,61 @@
+"""The service's memory has a bound, whatever bodies come: the one that the README states."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.neighbours import SIZE_BYTES, Proxy
+from tests.hostile import HONEST, HOSTILE, Body, chat
+from tests.stack.ports import free_ports
+from tests.stack.service import Service, pool
+
+AT_ONCE = 12
+# The container of the manifests has 512 MiB.
+BOUND_BYTES = 400_000_000
+NORMAL = chat(b'{"role":"user","content":"one of the others"}')
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    port, admin_port = free_ports(2)
+    service = Service(tmp_path, port=port, admin_port=admin_port)
+    service.configure([pool(["127.0.0.1:1", "127.0.0.1:2"], probe=False)])
+    with service:
+        service.wait_ready()
+        yield service
+
+
+def peak_bytes(service: Service) -> int:
+    status = Path(f"/proc/{service.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1_024
+
+
+async def send(service: Service, *bodies: Body) -> None:
+    """All of them at once, on one connection as a proxy has it; each is routed."""
+    loop = asyncio.get_running_loop()
+    transport, proxy = await loop.create_connection(Proxy, "127.0.0.1", service.port)
+    async with asyncio.timeout(50):
+        await asyncio.gather(*(proxy.ask(body) for body in (*bodies, NORMAL)))
+    transport.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["text", "an image", "a chat of 2,000 messages"])
+async def test_twelve_honest_bodies_at_once_are_served_or_routed_without(service: Service, kind: str) -> None:
+    await send(service, *[HONEST[kind](SIZE_BYTES)] * AT_ONCE)
+
+    assert peak_bytes(service) <= BOUND_BYTES
+    assert service.metric("extproc_requests_total", outcome="routed") == AT_ONCE + 1
+    # Four and a half fit: the others are not refused for that, and counted.
+    assert 1 <= service.metric("extproc_prompt_errors_total", why="budget") < AT_ONCE
+
+
+@pytest.mark.timeout(300)
+async def test_no_hostile_body_takes_more_memory_than_is_stated(service: Service) -> None:
+    for build in HOSTILE.values():
+        await send(service, *[build(SIZE_BYTES)] * 3)
+
+    assert peak_bytes(service) <= BOUND_BYTES
+    assert service.metric("extproc_requests_total", outcome="routed") == 4 * len(HOSTILE)

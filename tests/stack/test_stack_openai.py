@@ -1,0 +1,148 @@
+"""The `openai` client through Envoy: it works, and our errors are the exceptions its users catch."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.stack.client import ask, connect, send
+from tests.stack.service import pool
+from tests.stack.stack import Stack, run_stack
+from tests.stack.upstream import serve
+
+pytestmark = pytest.mark.envoy
+
+MODEL = "simulated"
+NEVER_RETRY = 0
+
+
+@pytest.fixture(scope="module")
+def two_pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Model names are needed here; only the first pool has endpoints that answer to theirs."""
+    with run_stack(
+        tmp_path_factory.mktemp("openai"),
+        pools=lambda addresses: [
+            pool(addresses[:2], name="simulated", models=[MODEL]),
+            pool(addresses[2:], name="other", models=["other"]),
+        ],
+    ) as stack:
+        yield stack
+
+
+@pytest.fixture
+async def client(two_pools: Stack) -> AsyncGenerator[openai.AsyncOpenAI]:
+    async with _connect(two_pools) as client:
+        yield client
+
+
+def _connect(stack: Stack) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="unused", max_retries=NEVER_RETRY)
+
+
+async def test_chat(client: openai.AsyncOpenAI) -> None:
+    cached = []
+    for _ in range(2):
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "Hello " * 50}], max_tokens=5
+        )
+        assert answer.choices[0].message.content
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 5
+        assert answer.usage.prompt_tokens_details is not None
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
+
+    # The second one met the first one's prefix.
+    assert cached[0] == 0
+    assert cached[1] > 0
+
+
+async def test_streaming_chat(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hello"}],
+        max_tokens=5,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 5
+
+
+async def test_completions(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=5)
+
+    assert answer.choices[0].text
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 5
+
+
+async def test_embeddings(client: openai.AsyncOpenAI) -> None:
+    answer = await client.embeddings.create(model=MODEL, input=["one", "two"], encoding_format="float")
+
+    assert [one.index for one in answer.data] == [0, 1]
+    assert answer.data[0].embedding
+
+
+async def test_models(client: openai.AsyncOpenAI) -> None:
+    assert {model.id async for model in client.models.list()} >= {MODEL, "other"}
+
+
+async def test_unknown_model_raises_not_found(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="no-such-model") as caught:
+        await client.completions.create(model="no-such-model", prompt="x")
+
+    assert (caught.value.code, caught.value.type) == ("model_not_found", "invalid_request_error")
+
+
+async def test_unreadable_model_raises_bad_request(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError):
+        await client.completions.create(model=7, prompt="x")  # type: ignore[call-overload]
+
+
+async def test_error_of_the_endpoint_passes_through(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError):
+        await client.completions.create(model=MODEL, prompt="x", max_tokens=-1)
+
+
+async def test_body_over_the_limit_raises_the_status(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        await client.completions.create(model=MODEL, prompt="x" * 52_000_000)
+
+    assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
+
+
+async def test_no_endpoint_raises_internal_server_error(tmp_path: Path) -> None:
+    with run_stack(tmp_path, simulate=None) as stack:
+        async with _connect(stack) as client:
+            with pytest.raises(openai.InternalServerError) as caught:
+                await client.completions.create(model=MODEL, prompt="x")
+
+    assert (caught.value.status_code, caught.value.type) == (503, "service_unavailable")
+
+
+async def test_overload_raises_rate_limit_error(tmp_path: Path) -> None:
+    """One request per endpoint in flight is all this pool takes; the fifth is told to come again."""
+    release, arrived = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def hold(_: bytes) -> bytes:
+        arrived.release()
+        await release.wait()
+        return b"{}"
+
+    with run_stack(tmp_path, simulate=None, pools=lambda a: [pool(a, max_in_flight=1)]) as stack:
+        async with serve(stack.ports, hold), connect(stack.url) as session, _connect(stack) as client:
+            held = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(4)]
+            for _ in held:
+                await arrived.acquire()
+            with pytest.raises(openai.RateLimitError) as caught:
+                await client.completions.create(model=MODEL, prompt="x")
+            release.set()
+            await asyncio.gather(*held)
+
+    assert caught.value.code == "overloaded"
+    assert int(caught.value.response.headers["retry-after"]) >= 1

@@ -1,0 +1,114 @@
+"""Traces through a real Envoy: client, Envoy and decision are one trace, with the right parents."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from tests.stack.client import MODEL, ask, connect, send
+from tests.stack.gateway import Tree, find, load
+from tests.stack.otlp import Receiver, Span, receiving, until_spans
+from tests.stack.service import pool
+from tests.stack.stack import Stack, run_stack
+
+pytestmark = pytest.mark.envoy
+
+TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CLIENT_ID = "11111111-2222-4333-8444-555555555555"
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Stack]:
+    """The shipped configuration with exactly its block for traces uncommented."""
+    with run_stack(
+        tmp_path_factory.mktemp("traces"),
+        pools=lambda addresses: [pool(addresses, {"name": "prefix_cache"})],
+        otlp_port=receiver.port,
+    ) as stack:
+        yield stack
+
+
+def parents(spans: list[Span], span: Span) -> list[Span]:
+    """The chain above a span, as far as it is known."""
+    by_id = {each.id: each for each in spans}
+    above = []
+    while span.parent in by_id:
+        span = by_id[span.parent]
+        above.append(span)
+    return above
+
+
+async def test_client_envoy_and_decision_are_one_trace(traced: Stack, receiver: Receiver) -> None:
+    headers = {"traceparent": f"00-{TRACE}-{CLIENT}-01", "tracestate": "vendor=1", "x-request-id": CLIENT_ID}
+    async with connect(traced.url) as session:
+        answer = await send(session, ask("What is a trace?"), headers=headers)
+    spans = until_spans(receiver, 4, TRACE)
+    (decision,) = [span for span in spans if span.service == "extproc"]
+    stream, request = parents(spans, decision)
+
+    assert (answer.status, answer.headers["x-request-id"]) == (200, CLIENT_ID)
+    # The request's span is the client's child; of it the ext_proc stream's, and the decision's of that.
+    assert (request.service, stream.service) == ("envoy", "envoy")
+    assert request.parent == CLIENT
+    assert request.kind == decision.kind == OtlpSpan.SPAN_KIND_SERVER
+    assert request.start_ns <= decision.start_ns <= decision.end_ns
+    assert decision.attributes["extproc.pool"] == "vllm"
+    assert decision.attributes["extproc.endpoint"] == answer.served_by
+    assert decision.attributes["extproc.candidates"][0] == answer.served_by
+    assert decision.attributes["gen_ai.request.model"] == MODEL
+    assert decision.attributes["gen_ai.operation.name"] == "chat"
+    assert decision.attributes["extproc.match_tokens"] == 0
+
+
+async def test_who_is_not_sampled_makes_no_span(traced: Stack, receiver: Receiver) -> None:
+    unsampled, sampled = "1" * 32, "2" * 32
+    async with connect(traced.url) as session:
+        for _ in range(20):
+            await send(session, ask("no"), headers={"traceparent": f"00-{unsampled}-{CLIENT}-00"})
+        await send(session, ask("yes"), headers={"traceparent": f"00-{sampled}-{CLIENT}-01"})
+    until_spans(receiver, 4, sampled)
+
+    assert receiver.of(unsampled) == []
+
+
+async def test_a_slow_first_byte_leads_to_its_trace(traced: Stack) -> None:
+    """The access log's entry, the pick and the trace are brought together by the pick's number."""
+    trace = "3" * 32
+    async with connect(traced.url) as session:
+        await send(session, ask("slow"), headers={"traceparent": f"00-{trace}-{CLIENT}-01"})
+
+        async def exemplars(name: str) -> set[str]:
+            accept = {"accept": "application/openmetrics-text"}
+            async with session.get(f"{traced.service.admin_url}/metrics", headers=accept) as answer:
+                families = text_string_to_metric_families(await answer.text())  # type: ignore[no-untyped-call]
+                samples = [sample for family in families for sample in family.samples]
+            return {s.exemplar.labels["trace_id"] for s in samples if s.name == name and s.exemplar}
+
+        assert trace in await exemplars("extproc_pick_duration_seconds_bucket")
+        assert trace in await exemplars("extproc_picks_total")
+        async with asyncio.timeout(30):
+            while trace not in await exemplars("extproc_first_byte_seconds_bucket"):  # noqa: ASYNC110  # a process
+                await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("shipped", ["standalone.yaml", "sidecar.yaml", "xds.yaml"])
+def test_the_block_is_one_comment_in_every_shipped_file(shipped: str) -> None:
+    plain, traced = load(shipped), load(shipped, marks="otlp")
+
+    def manager(tree: Tree) -> set[str]:
+        (found,) = [c for c in find(tree, "typed_config") if "http_filters" in c and "access_log" in c][:1]
+        return set(found)
+
+    def clusters(tree: Tree) -> set[str]:
+        return {cluster["name"] for cluster in tree["static_resources"]["clusters"]}
+
+    assert manager(traced) - manager(plain) == {"tracing", "request_id_extension"}
+    assert clusters(traced) - clusters(plain) == {"otlp"}
