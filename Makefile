@@ -29,10 +29,22 @@ demo: $(READY)  ## The same with a small load, and keys: another strategy, an en
 	@exec $(BIN)/python envoy/demo.py
 
 .PHONY: test
-test: check unit  ## All checks and all tests
+test: $(READY)  ## The gate: lint, types, layers, generated files and all quick tests, in about six minutes
+	@$(BIN)/python -m tests.gate
+
+.PHONY: test-slow
+test-slow: $(READY)  ## The rest: other Envoys' modes, foreign clients, browsers, NATS, Prometheus, faults, many examples
+	@HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m "slow or hypothesis" $(PYTEST_ARGS)
+
+.PHONY: unit
+unit: $(READY)  ## One room's tests: make unit PYTEST_ARGS=tests/router/wire
+	@$(BIN)/python -m pytest $(or $(PYTEST_ARGS),--numprocesses 2 --dist loadgroup -m "not slow" --ignore tests/slow)
 
 .PHONY: check
-check: lint types layers protos-check monitoring-check crd-check  ## Lint, types, layers, generated code
+check: lint types layers generated-check  ## Lint, types, layers, generated files
+
+.PHONY: generated-check
+generated-check: protos-check monitoring-check crd-check
 
 .PHONY: lint
 lint: $(READY)
@@ -46,10 +58,6 @@ types: $(READY)
 .PHONY: layers
 layers: $(READY)
 	@for contracts in extproc/contracts.toml extproc/*/contracts.toml; do $(BIN)/lint-imports --config $$contracts || exit 1; done
-
-.PHONY: unit
-unit: $(READY)
-	$(BIN)/python -m pytest $(or $(PYTEST_ARGS),--numprocesses 2 --dist loadfile)
 
 PROTOC = $(BIN)/python -m grpc_tools.protoc -Iprotos
 

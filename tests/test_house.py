@@ -1,0 +1,123 @@
+"""What keeps the project simple: budgets, names, what tests may import. It reads sources as text."""
+
+import ast
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "extproc"
+
+# A feature that goes over a budget brings its own saving.
+LINES = {"router": 20_000, "bench": 10_500, "simulator": 8_000, "operator": 2_500, "pages": 450}
+TEST_LINES = 52_000
+FILES = 300
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sources(folder: Path) -> list[Path]:
+    """Every Python file below `folder` that a person wrote."""
+    return sorted(path for path in folder.rglob("*.py") if not path.name.endswith("_pb2.py"))
+
+
+def count_lines(folder: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in sources(folder))
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def public_names(path: Path) -> Iterator[str]:
+    for node in parse(path).body:
+        if isinstance(node, (ast.ClassDef, Function)) and not node.name.startswith("_"):
+            yield node.name
+
+
+@pytest.mark.parametrize("house", LINES)
+def test_house_stays_within_its_lines(house: str) -> None:
+    assert count_lines(PACKAGE / house) <= LINES[house]
+
+
+def test_tests_stay_within_their_lines() -> None:
+    assert count_lines(ROOT / "tests") <= TEST_LINES
+
+
+def test_package_has_few_files() -> None:
+    assert len(sources(PACKAGE)) <= FILES
+
+
+def test_public_name_is_defined_in_one_file() -> None:
+    places = defaultdict(set)
+    for path in sources(PACKAGE):
+        for name in public_names(path):
+            places[name].add(str(path.relative_to(PACKAGE)))
+
+    assert {name: sorted(found) for name, found in places.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("house", LINES)
+def test_module_name_is_used_once_in_a_house(house: str) -> None:
+    names = Counter(path.stem for path in sources(PACKAGE / house) if path.stem != "__init__")
+
+    assert {name for name, count in names.items() if count > 1} == set()
+
+
+def test_functions_are_neither_crumbs_nor_walls() -> None:
+    lengths = [
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for path in sources(PACKAGE)
+        for node in ast.walk(parse(path))
+        if isinstance(node, Function)
+    ]
+
+    assert statistics.median(lengths) >= 5
+    assert max(lengths) <= 60
+
+
+def imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Every (module, name) that a file imports, wherever it does so."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+
+
+def test_no_test_file_imports_another() -> None:
+    guilty = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sources(ROOT / "tests")
+        for module, name in imports(path)
+        if module.startswith("tests.")
+        and (module.rpartition(".")[2].startswith("test_") or name.startswith("test_"))
+    ]
+
+    assert guilty == []
+
+
+def test_tests_import_no_private_names() -> None:
+    guilty = [
+        f"{path.relative_to(ROOT)} imports {module}.{name}"
+        for path in sources(ROOT / "tests")
+        for module, name in imports(path)
+        if module.startswith("extproc") and name.startswith("_") and not name.startswith("__")
+    ]
+
+    assert guilty == []
+
+
+def test_property_tests_leave_their_effort_to_the_profile() -> None:
+    guilty = [
+        str(path.relative_to(ROOT))
+        for path in sources(ROOT / "tests")
+        if path.name not in {"conftest.py", "test_house.py"} and "max_examples=" in path.read_text()
+    ]
+
+    assert guilty == []
