@@ -123,12 +123,12 @@ bench-gateways: $(READY)  ## One gateway, two that share their picks, two that d
 
 .PHONY: test-vllm
 test-vllm: $(READY)  ## Compare the simulated vLLM, and what prefix_cache foresees and our bench serve, with a real one; sets that up in .vllm/ (about 4 GB)
-	$(BIN)/python tests/simulator/real/install.py .vllm
-	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/simulator/test_real_vllm.py tests/simulator/test_real_answers.py tests/simulator/test_real_prefix_cache.py tests/bench/test_bench_real_vllm.py
+	$(BIN)/python tests/slow/real/install.py .vllm
+	REAL_VLLM=.vllm $(BIN)/python -m pytest -s tests/slow/real
 
 .PHONY: test-envoys
 test-envoys: $(READY)  ## Run on every supported Envoy what versions might do differently
-	$(BIN)/python tests/stack/envoys.py $(ENVOYS)
+	$(BIN)/python tests/slow/stack/envoys.py $(ENVOYS)
 
 .PHONY: test-compose
 test-compose: $(READY)  ## Build the image, run the composed stack once; needs Docker (COMPOSE_ARGS=--stand-ins without a registry)

@@ -28,9 +28,9 @@ import uvloop
 from extproc.router.share.nats import Nats, NatsAccess
 from extproc.router.share.share import Share
 from tests.benchmarks.report import Row, report
-from tests.router.share.broker import Broker
 from tests.router.share.gateways import Build, Gateway, meshed
-from tests.stack.mesh import until
+from tests.slow.share.broker import Broker
+from tests.slow.stack.mesh import until
 from tests.stack.ports import free_ports
 
 GATEWAYS: Final = 8

@@ -24,8 +24,8 @@ import orjson
 from extproc.bench.report.markdown import markdown_table
 from extproc.simulator.fleet.cell import Cell
 from extproc.simulator.fleet.export import export_run
+from tests.slow.share.fronts import LONG_S, run_fronts
 from tests.stack.client import CHAT, chat_body, connect
-from tests.stack.fronts import LONG_S, run_fronts
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
 from tests.stack.simulators import Simulators

@@ -22,7 +22,7 @@ from extproc.router.telemetry import Metrics
 from tests.benchmarks.bench_pick import picks
 from tests.benchmarks.report import Row, report, time_us
 from tests.router.service.live_service import Live, finish, looking
-from tests.stack.mesh import until
+from tests.slow.stack.mesh import until
 from tests.stack.service import pool
 
 ENDPOINTS = 1_000

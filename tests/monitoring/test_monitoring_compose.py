@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from monitoring.generate import COMPONENT, ROOT
-from tests.monitoring.prometheus import needs_prometheus, promtool
+from tests.slow.monitoring.prometheus import needs_prometheus, promtool
 
 COMPOSE = ROOT / "tests" / "compose"
 CONFIG = ROOT / "monitoring" / "prometheus.yaml"

@@ -21,7 +21,7 @@ import yaml
 from monitoring.dashboards import BOARDS, Board, Query
 from monitoring.generate import RULES
 from monitoring.grafana import render
-from tests.monitoring.prometheus import Prometheus, needs_prometheus
+from tests.slow.monitoring.prometheus import Prometheus, needs_prometheus
 from tests.stack.gateway import SHIPPED
 from tests.stack.ports import free_ports
 from tests.stack.process import Process

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from monitoring.generate import ROOT, RULES, stale
-from tests.monitoring.prometheus import needs_prometheus, promtool
 from tests.monitoring.rules import alerts, hasten
+from tests.slow.monitoring.prometheus import needs_prometheus, promtool
 
 CASES = RULES.with_suffix(".test.yaml")
 RUNBOOK = ROOT / "docs" / "runbook.md"

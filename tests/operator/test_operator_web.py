@@ -26,7 +26,7 @@ from tests.operator.statuses import (
     scrape,
     served,
 )
-from tests.router.service.browser import Browser, find
+from tests.slow.browsers.browser import Browser, find
 
 needs_chromium = pytest.mark.skipif(find() is None, reason="needs chromium")
 

@@ -1,4 +1,4 @@
-"""The simulator's answers beside those recorded from vLLM 0.32.0 (tests/simulator/real/record.py)."""
+"""The simulator's answers beside those recorded from vLLM 0.32.0 (tests/slow/real/record.py)."""
 
 from pathlib import Path
 from typing import Any

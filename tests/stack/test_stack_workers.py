@@ -9,10 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.slow.stack.test_stack_feedback import errors, fault, load
 from tests.stack.client import CHAT, Answer, ask, connect, send, statuses
 from tests.stack.service import pool
 from tests.stack.stack import Stack, eventually, run_stack
-from tests.stack.test_stack_feedback import errors, fault, load
 from tests.stack.workers import Workers
 
 pytestmark = [pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -21,17 +21,17 @@ from envoy_data_plane.envoy.service.ext_proc.v3 import ProcessingResponse
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.router.feedback.test_feedback_access_log import STREAM, entry, message
-from tests.router.share.broker import Broker
 from tests.router.stream.conversations import Went
 from tests.router.stream.wire import read
+from tests.slow.share.broker import Broker
+from tests.slow.share.test_stack_share import ENDPOINTS, SECRET, Proxy, hit_rate
+from tests.slow.stack.live import run_cluster, servers, sweep
 from tests.stack.client import connect
 from tests.stack.fetch import answers
-from tests.stack.live import run_cluster, servers, sweep
 from tests.stack.ports import free_ports
 from tests.stack.process import descriptors
 from tests.stack.service import PROCESSOR, Service, pool
 from tests.stack.stack import eventually
-from tests.stack.test_stack_share import ENDPOINTS, SECRET, Proxy, hit_rate
 from tests.stack.workers import Workers, is_alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow.share.test_stack_share import ENDPOINTS, Proxy
 from tests.stack.service import pool
 from tests.stack.stack import eventually
-from tests.stack.test_stack_share import ENDPOINTS, Proxy
 from tests.stack.test_stack_workers_alone import LANES, LONG_S, PREFIX_CACHE, Crew
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -16,7 +16,7 @@ from tests.router.cluster.dns_server import DnsServer, serving_dns
 from tests.router.cluster.harness import BuildSource
 from tests.router.cluster.objects import pod, slice_object
 from tests.router.share.gateways import Gateway
-from tests.stack.mesh import until
+from tests.slow.stack.mesh import until
 from tests.stack.ports import free_ports
 
 LONG_S = 60.0

@@ -13,7 +13,7 @@ from extproc.router.service import admin
 from extproc.router.service.door import Door
 from extproc.router.service.live.audience import Audience
 from tests.router.service.live_service import events, looking, next_picture
-from tests.stack.mesh import until
+from tests.slow.stack.mesh import until
 from tests.stack.service import pool
 
 PATIENCE = aiohttp.ClientTimeout(total=60)

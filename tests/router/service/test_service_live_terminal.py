@@ -20,7 +20,7 @@ from extproc.errors import ExtprocError
 from extproc.router.feedback.outcome import Verdict
 from extproc.router.service.live.terminal import _rate, follow, top
 from tests.router.service.live_service import Live, looking
-from tests.stack.mesh import until
+from tests.slow.stack.mesh import until
 from tests.stack.service import pool
 
 HERE = "127.0.0.1:800"

@@ -16,7 +16,7 @@ from extproc.router.share.messages import Letter, Picked
 from extproc.router.share.names import name_of
 from extproc.router.share.sealed import MAX_BYTES, Seal
 from tests.router.share.gateways import SECRET, Gateway, lies, meshed
-from tests.stack.mesh import until
+from tests.slow.stack.mesh import until
 from tests.stack.ports import free_ports
 
 LONG_S = 40.0

@@ -10,7 +10,7 @@ from extproc.router.app import Start
 from extproc.router.settings.tree import PoolSettings, parse_settings
 from extproc.router.workers.forkserver import ForkServer
 from extproc.router.workers.parent import Parent
-from tests.stack.mesh import until
+from tests.slow.stack.mesh import until
 
 SETTINGS = "pools: [{{name: llama, endpoints: {{static: ['10.0.0.{}:8000']}}}}]"
 LONG_S = 60.0

@@ -15,8 +15,8 @@ from extproc.router.service.live.terminal import follow, top
 from tests.router.service.live_service import events, next_picture
 from tests.router.workers.crew import ENDPOINTS, LONG_S, OPEN_METRICS, Crew, working
 from tests.router.workers.families import total
+from tests.slow.stack.mesh import until
 from tests.stack.client import ask
-from tests.stack.mesh import until
 from tests.stack.service import pool
 
 IN_FLIGHT = "extproc_endpoint_in_flight"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.router.service.browser import Browser, find
 from tests.router.workers.crew import working
+from tests.slow.browsers.browser import Browser, find
 from tests.stack.client import ask
 
 pytestmark = pytest.mark.skipif(find() is None, reason="needs chromium")

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import yaml
 
-from tests.router.share.broker import Broker
+from tests.slow.share.broker import Broker
+from tests.slow.share.fronts import Front, build_front, over_mesh, over_nats, share
 from tests.slow.soak.books import Outage, Tally, envoy, service, worker
 from tests.slow.soak.endpoint import KV_TOKENS
 from tests.slow.soak.parts import (
@@ -28,7 +29,6 @@ from tests.slow.soak.parts import (
 from tests.slow.soak.plan import OF_SERVICE, Kind, Step
 from tests.slow.soak.watch import PASSED_BY_S, family
 from tests.stack.fetch import get_json
-from tests.stack.fronts import Front, build_front, over_mesh, over_nats, share
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
 from tests.stack.service import pool

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 VERSIONS = ("1.36.4", "1.37.0", "1.38.3", "1.39.3", "1.40.0")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAMES = ("configuration", "doors", "overload", "in_flight", "failover", "modes", "sidecar", "hold")
-TESTS = [f"tests/stack/test_stack_{name}.py" for name in NAMES]
+TESTS = [str(next(ROOT.glob(f"tests/**/stack/test_stack_{name}.py"))) for name in NAMES]
 
 
 def install(version: str) -> Path:

@@ -19,7 +19,6 @@ from extproc.simulator.http.endpoint import Options
 from extproc.simulator.http.publisher import Publisher
 from extproc.simulator.http.tokens import FileTokenizer
 from tests.simulator.face import NOON, QUICK, events, post, serving
-from tests.simulator.real.process import run_vllm
 from tests.simulator.recorder import Recorder
 from tests.simulator.wording import (
     CHAT,
@@ -32,6 +31,7 @@ from tests.simulator.wording import (
     list_kinds,
     mask,
 )
+from tests.slow.real.process import run_vllm
 from tests.stack.ports import free_ports
 
 DIRECTORY = os.environ.get("REAL_VLLM")

@@ -13,10 +13,10 @@ from nats.aio.client import Client
 
 from extproc.router.share.courier import Tally
 from extproc.router.share.nats import Nats, NatsAccess
-from tests.router.share.broker import PASSWORD, Broker
 from tests.router.share.gateways import Build, Gateway, end, lies
-from tests.router.share.nats_accounts import Operator
-from tests.stack.mesh import until
+from tests.slow.share.broker import PASSWORD, Broker
+from tests.slow.share.nats_accounts import Operator
+from tests.slow.stack.mesh import until
 from tests.stack.ports import free_ports
 
 LONG_S = 40.0

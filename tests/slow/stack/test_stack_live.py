@@ -10,9 +10,9 @@ from time import perf_counter
 import aiohttp
 import pytest
 
+from tests.slow.stack.live import Cluster, run_cluster, servers, sweep
+from tests.slow.stack.mesh import until, until_hosts
 from tests.stack.client import Answer, ask, connect, send
-from tests.stack.live import Cluster, run_cluster, servers, sweep
-from tests.stack.mesh import until, until_hosts
 from tests.stack.stack import eventually
 
 pytestmark = pytest.mark.envoy

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from nats.aio.client import Client
 
-from tests.router.share.broker import Broker
 from tests.router.share.gateways import end, lies
-from tests.router.share.relay import Relay, mesh_frames, nats_frames
+from tests.slow.share.broker import Broker
+from tests.slow.share.relay import Relay, mesh_frames, nats_frames
+from tests.slow.share.test_stack_share import LONG_S, Sharing, build, share_settings, started
 from tests.stack.ports import free_ports
-from tests.stack.test_stack_share import LONG_S, Sharing, build, share_settings, started
 
 GATEWAYS = 4
 FAULTS = ("slow", "lossy", "halves", "flooded", "restarted", "dead")

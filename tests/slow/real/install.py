@@ -1,6 +1,6 @@
 """Sets up a real vLLM (CPU build, random weights) in `.vllm/`, without a GPU and without any weights.
 
-Run as `python tests/simulator/real/install.py [DIRECTORY]`. Steps that are done are skipped.
+Run as `python tests/slow/real/install.py [DIRECTORY]`. Steps that are done are skipped.
 """
 
 import re

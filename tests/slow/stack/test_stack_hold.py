@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 import yaml
 
+from tests.slow.stack.live import run_cluster
+from tests.slow.stack.mesh import until
+from tests.slow.stack.pickers import FULL_DUPLEX
 from tests.stack.client import Answer, ask, connect, send
 from tests.stack.gateway import Edit, Tree, ext_proc_filter
-from tests.stack.live import run_cluster
-from tests.stack.mesh import until
-from tests.stack.pickers import FULL_DUPLEX
 from tests.stack.service import Pool, pool
 from tests.stack.stack import Stack, run_stack
 from tests.stack.upstream import serve

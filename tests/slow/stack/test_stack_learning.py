@@ -15,7 +15,7 @@ from tests.stack.stack import Stack, eventually, run_stack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.slow]
 
-DOCS = Path(__file__).parents[2] / "docs/envoy.md"
+DOCS = Path(__file__).parents[3] / "docs/envoy.md"
 
 
 def tell_first_tokens(tree: Tree) -> None:

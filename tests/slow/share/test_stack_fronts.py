@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow.share.fronts import LONG_S, Front, run_fronts
 from tests.stack.client import Answer, Conversation, connect, statuses
 from tests.stack.fetch import get
-from tests.stack.fronts import LONG_S, Front, run_fronts
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
 from tests.stack.simulators import Simulators

@@ -22,7 +22,7 @@ from extproc.bench.report.serve import serve_json
 from extproc.bench.spec.serve import translate
 from extproc.bench.spec.serve_arguments import parse_arguments
 from extproc.bench.spec.tree import Slo
-from tests.simulator.real.process import ENVIRONMENT, run_vllm
+from tests.slow.real.process import ENVIRONMENT, run_vllm
 from tests.stack.ports import free_ports
 
 DIRECTORY = os.environ.get("REAL_VLLM")

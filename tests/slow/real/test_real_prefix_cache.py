@@ -21,8 +21,8 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.simulator.face import post
-from tests.simulator.real.process import run_vllm
 from tests.simulator.wording import CHAT
+from tests.slow.real.process import run_vllm
 from tests.stack.ports import free_ports
 
 DIRECTORY = os.environ.get("REAL_VLLM")

@@ -17,8 +17,8 @@ import pytest
 from extproc.simulator.http.endpoint import Options
 from extproc.simulator.http.tokens import FileTokenizer
 from tests.simulator.face import QUICK, events, post, serving
-from tests.simulator.real.process import run_vllm
 from tests.simulator.wording import CHAT, COMPLETIONS, HELLO, MESSAGES, RESPONSES, as_stream
+from tests.slow.real.process import run_vllm
 from tests.stack.ports import free_ports
 
 DIRECTORY = os.environ.get("REAL_VLLM")

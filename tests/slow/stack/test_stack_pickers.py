@@ -11,12 +11,12 @@ import orjson
 import pytest
 import xxhash
 
+from tests.slow.stack.pickers import GATEWAYS, Picked, answers_in_duplex
+from tests.slow.stack.test_stack_modes import SIZES, body_of
 from tests.stack.client import CHAT, MODEL, ask, connect, send
-from tests.stack.pickers import GATEWAYS, Picked, answers_in_duplex
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
 from tests.stack.stack import Stack, run_stack
-from tests.stack.test_stack_modes import SIZES, body_of
 
 pytestmark = pytest.mark.envoy
 

@@ -17,9 +17,9 @@ import pytest
 from extproc.router.feedback.access_log import METHOD as LOG
 from extproc.router.stream.events import Continue, Phase, RequestBody
 from extproc.router.stream.names import PROCESS
-from tests.router.share.broker import Broker
 from tests.router.stream.conversations import Went, headers
 from tests.router.stream.wire import asks_for_time, read, write
+from tests.slow.share.broker import Broker
 from tests.stack.ports import free_ports
 from tests.stack.service import Service, pool
 from tests.stack.stack import eventually

@@ -1,4 +1,4 @@
-"""Records how a real vLLM words its answers: `python -m tests.simulator.real.record URL FILE`."""
+"""Records how a real vLLM words its answers: `python -m tests.slow.real.record URL FILE`."""
 
 import asyncio
 import sys

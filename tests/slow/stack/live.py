@@ -12,9 +12,9 @@ import aiohttp
 
 from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.router.cluster.objects import Object, draining_pod, pod, slice_object
+from tests.slow.stack.mesh import Pods, run_pods, until_hosts
 from tests.stack.client import MODEL, Answer, ask, send, statuses
 from tests.stack.gateway import Edit, Gateway, edited, load
-from tests.stack.mesh import Pods, run_pods, until_hosts
 from tests.stack.ports import free_ports
 from tests.stack.service import Service
 

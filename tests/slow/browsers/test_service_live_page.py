@@ -13,8 +13,8 @@ import yaml
 from extproc.router.feedback.outcome import Verdict
 from extproc.router.routing.vitals import Vitals
 from extproc.router.service.live.page import build_page
-from tests.router.service.browser import Browser, find
 from tests.router.service.live_service import Live, looking
+from tests.slow.browsers.browser import Browser, find
 from tests.stack.client import ask
 from tests.stack.service import pool
 

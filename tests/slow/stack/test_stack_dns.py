@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.router.cluster.dns_server import DnsServer, serving_dns
+from tests.slow.stack.live import IPS, Cluster, run_cluster, servers, sweep
+from tests.slow.stack.mesh import hosts, until
 from tests.stack.client import ask, connect, send
 from tests.stack.gateway import Edit, Tree, cluster, find
-from tests.stack.live import IPS, Cluster, run_cluster, servers, sweep
-from tests.stack.mesh import hosts, until
 
 pytestmark = pytest.mark.envoy
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.router.share.broker import Broker
+from tests.slow.share.broker import Broker
 from tests.stack.gateway import Edit, Gateway, edited, load, set_addresses
 from tests.stack.ports import free_ports
 from tests.stack.service import Pool, Service
