@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # Times depend on the machine and its other work: no example fails for having been slow. The gate tries few
@@ -9,3 +10,10 @@ from hypothesis import settings
 settings.register_profile("gate", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("slow", deadline=None, max_examples=300, derandomize="CI" in os.environ)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests run in one process, so that its fixtures are made once, unless they name another group."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
