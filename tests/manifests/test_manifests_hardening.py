@@ -273,32 +273,13 @@ class TestNetwork:
             wanted = policy["spec"]["podSelector"]["matchLabels"]
             chosen = [name for name, labels in pod_labels(overlay).items() if selects(wanted, labels)]
             ports = set().union(*map(_allowed, policy["spec"]["ingress"]))
-            if policy["metadata"]["name"] == "vllm" and not chosen:
-                chosen, pods_ = ["vllm"], pods("overlays/example-vllm")
-            else:
-                pods_ = pods(overlay)
             [name] = chosen
-            assert ports == _ports(pods_[name])
-
-    @pytest.mark.parametrize("overlay", SERVING)
-    def test_vllm_is_for_the_gateway_and_the_service(self, overlay: str) -> None:
-        policy = named(overlay, "NetworkPolicy", "vllm")
-        gateway, monitoring = policy["spec"]["ingress"]
-        inside = [peer for peer in gateway["from"] if overlay not in OUTSIDE or "podSelector" in peer]
-        labels = [peer["podSelector"]["matchLabels"] for peer in inside]
-
-        assert "Ingress" in policy["spec"]["policyTypes"]
-        assert all(labels)
-        assert any(selects(each, pod_labels(overlay)["extproc"]) for each in labels)
-        assert monitoring["from"] == MONITORING
-        assert _allowed(gateway) == _allowed(monitoring) == {8000}
-        for example in ("overlays/example-vllm", "overlays/simulated"):
-            assert selects(policy["spec"]["podSelector"]["matchLabels"], pod_labels(example)["vllm"])
+            assert ports == _ports(pods(overlay)[name])
 
     @pytest.mark.parametrize("overlay", SERVING)
     def test_nobody_goes_out_but_to_what_he_needs(self, overlay: str) -> None:
         names, api_server = {53}, {443, 6443}
-        out = {"extproc": names | api_server | {8000}, "envoy": names | {9002, 8000}, "vllm": names | {443}}
+        out = {"extproc": names | api_server | {8000}, "envoy": names | {9002, 8000}}
         for policy in of_kind(overlay, "NetworkPolicy"):
             assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
             allowed = set().union(*map(_allowed, policy["spec"]["egress"]))

@@ -60,7 +60,11 @@ def test_sharing_of_picks_is_a_component(tmp_path: Path) -> None:
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     rendered = render_folder(tmp_path)
     [peers] = [item for item in rendered if item["metadata"]["name"] == "extproc-peers"]
-    [policy] = [item for item in rendered if item["metadata"]["name"] == "extproc-share"]
+    [policy] = [
+        item
+        for item in rendered
+        if (item["kind"], item["metadata"]["name"]) == ("NetworkPolicy", "extproc-share")
+    ]
     [template] = [
         item["spec"]["template"]
         for item in rendered

@@ -80,7 +80,10 @@ def own_overlay(folder: Path, overlay: str, pods_: Object) -> list[Object]:
     [edit] = yaml.safe_load((folder / "vllm/vllm.yaml").read_text())
     (folder / "vllm/vllm.yaml").write_text(yaml.safe_dump([edit | {"value": pods_}]))
     ours = os.path.relpath(MANIFESTS / overlay, folder.resolve())
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump({"resources": [ours], "components": ["vllm"]}))
+    locked = os.path.relpath(MANIFESTS / "components/vllm-network", folder.resolve())
+    (folder / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": [ours], "components": [locked, "vllm"]})
+    )
     return render_folder(folder)
 
 
@@ -97,7 +100,8 @@ def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Pa
     [outward] = [rule for rule in rendered["NetworkPolicy", "extproc"]["spec"]["egress"] if "to" in rule]
     assert (pool["selector"]["matchLabels"], pool["targetPorts"]) == (labels, pods_["targetPorts"])
     assert inward["podSelector"]["matchLabels"] == labels
-    assert [rule["ports"] for rule in inward["ingress"]] == [ports, ports]
+    assert [rule.get("ports") for rule in inward["ingress"]] == [ports, ports, None]
+    assert inward["ingress"][2]["from"] == [{"podSelector": {"matchLabels": labels}}]
     assert outward == {"to": [{"podSelector": {"matchLabels": labels}}], "ports": ports}
     assert "8000" not in yaml.safe_dump(list(rendered.values()))
     if ("HealthCheckPolicy", "vllm") in rendered:

@@ -1,0 +1,193 @@
+"""Whatever an object names is there: each overlay in another namespace, with the components it may take."""
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.manifests.rendering import MANIFESTS, PICKERS, SERVING, Object, containers, render_folder, selects
+
+NAMESPACE = "llm"
+# Made by hand or by the cluster, as the files say.
+GIVEN = {
+    ("Secret", "extproc-share"),
+    ("Secret", "extproc-tls"),
+    ("Secret", "hf-token"),
+    ("ConfigMap", "kube-root-ca.crt"),
+}
+CLUSTER_WIDE = {"GatewayClass", "PriorityClass"}
+# Its EnvoyFilter matches the Service by its whole name: docs/kubernetes.md says how to change it.
+WHOLE_NAMES = {"overlays/istio"}
+VLLM = {"app.kubernetes.io/name": "vllm"}
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Renders an overlay and vLLM's example in the namespace `llm`, with optional components; each once."""
+
+    @cache
+    def moved(overlay: str) -> list[Object]:
+        folder = tmp_path_factory.mktemp("overlay")
+        ours = os.path.relpath(MANIFESTS, folder.resolve())
+        components = ["share", "vllm-network"]
+        resources = [overlay] if overlay == "overlays/simulated" else [overlay, "overlays/example-vllm"]
+        kustomization = {
+            "namespace": NAMESPACE,
+            "resources": [f"{ours}/{each}" for each in resources],
+            "components": [f"{ours}/components/{each}" for each in components],
+        }
+        Path(folder, "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        return render_folder(folder)
+
+    return moved
+
+
+def strings(tree: Any) -> Iterator[str]:
+    if isinstance(tree, dict):
+        for value in tree.values():
+            yield from strings(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from strings(value)
+    elif isinstance(tree, str):
+        yield tree
+
+
+def references(tree: Any, key: str = "") -> Iterator[tuple[str, Object]]:
+    """Yields (key, object) of everything below that names another object."""
+    if isinstance(tree, list):
+        for value in tree:
+            yield from references(value, key)
+    elif isinstance(tree, dict):
+        if "name" in tree and (key.endswith(("Ref", "Refs")) or key == "subjects"):
+            yield key, tree
+        for below, value in tree.items():
+            yield from references(value, below)
+
+
+# What a reference without a kind means, by the key that it stands under.
+KINDS = {
+    "backendRefs": "Service",
+    "endpointPickerRef": "Service",
+    "parentRefs": "Gateway",
+    "configMapRef": "ConfigMap",
+    "secretKeyRef": "Secret",
+    "configMapKeyRef": "ConfigMap",
+}
+
+
+@pytest.mark.parametrize("overlay", SERVING)
+def test_everything_moves_into_the_namespace(moved: Any, overlay: str) -> None:
+    objects = moved(overlay)
+
+    spaces = {item["metadata"].get("namespace") for item in objects if item["kind"] not in CLUSTER_WIDE}
+    assert spaces == {NAMESPACE}
+    left = [text for text in strings(objects) if text == "default" or ".default.svc" in text]
+    assert left == (["vllm.default.svc.cluster.local"] if overlay in WHOLE_NAMES else [])
+
+
+@pytest.mark.parametrize("overlay", SERVING)
+def test_every_reference_names_an_object_that_is_there(moved: Any, overlay: str) -> None:
+    objects = moved(overlay)
+    there = {(item["kind"], item["metadata"]["name"]) for item in objects} | GIVEN
+    services = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Service"}
+
+    found = 0
+    for item in objects:
+        for key, reference in references({name: item[name] for name in item if name != "metadata"}):
+            kind = reference.get("kind") or KINDS.get(key)
+            assert kind, (item["kind"], key, reference)
+            assert (kind, reference["name"]) in there, (item["kind"], item["metadata"]["name"], reference)
+            assert reference.get("namespace", NAMESPACE) == NAMESPACE
+            if kind == "Service" and "port" in reference:
+                port = reference["port"]
+                number = port["number"] if isinstance(port, dict) else port
+                assert number in {each["port"] for each in services[reference["name"]]["ports"]}
+            found += 1
+    assert found >= 3
+
+
+@pytest.mark.parametrize("overlay", SERVING)
+def test_every_selector_finds_pods_with_the_ports_it_needs(moved: Any, overlay: str) -> None:
+    objects = moved(overlay)
+    templates = [item["spec"]["template"] for item in objects if item["kind"] == "Deployment"]
+
+    def ports_of(labels: Object) -> set[int]:
+        chosen = [each for each in templates if selects(labels, each["metadata"]["labels"])]
+        assert chosen, labels
+        return {
+            port["containerPort"]
+            for template in chosen
+            for container in containers(template["spec"])
+            for port in container.get("ports", [])
+        }
+
+    for item in objects:
+        spec = item.get("spec", {})
+        if item["kind"] == "Service":
+            assert {port["targetPort"] for port in spec["ports"]} <= ports_of(spec["selector"])
+        elif item["kind"] == "PodDisruptionBudget":
+            assert ports_of(spec["selector"]["matchLabels"])
+        elif item["kind"] == "InferencePool":
+            numbers = {port["number"] for port in spec["targetPorts"]}
+            assert numbers <= ports_of(spec["selector"]["matchLabels"])
+        elif item["kind"] == "NetworkPolicy":
+            wanted = {port["port"] for rule in spec.get("ingress", []) for port in rule.get("ports", [])}
+            assert wanted <= ports_of(spec["podSelector"]["matchLabels"]), item["metadata"]["name"]
+
+
+@pytest.mark.parametrize("overlay", SERVING)
+def test_what_is_watched_is_what_is_routed_to(moved: Any, overlay: str) -> None:
+    """The pool's Service is there, and where a route names a Service, it is the same one."""
+    objects = moved(overlay)
+    services = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Service"}
+    [config] = [
+        item["data"]["extproc.yaml"]
+        for item in objects
+        if item["kind"] == "ConfigMap" and item["metadata"]["name"] == "extproc"
+    ]
+    [pool] = yaml.safe_load(config)["pools"]
+    if overlay in PICKERS:
+        pools = {item["metadata"]["name"] for item in objects if item["kind"] == "InferencePool"}
+        assert pool["endpoints"]["inference_pool"]["name"] in pools
+        return
+
+    watched = pool["endpoints"]["kubernetes"]
+
+    assert selects(services[watched["service"]]["selector"], VLLM)
+    assert watched["port"] in {port["name"] for port in services[watched["service"]]["ports"]}
+    routed = {
+        reference["name"]
+        for item in objects
+        if item["kind"] == "HTTPRoute"
+        for _, reference in references(item["spec"])
+        if reference.get("kind") in {None, "Service"} and reference["name"] in services
+    }
+    assert routed <= {watched["service"]}
+
+
+def test_no_overlay_restricts_vllm_unasked() -> None:
+    """Applying a gateway cuts off no other client of these Pods: the policy is a component."""
+    for overlay in SERVING:
+        folder = MANIFESTS / overlay
+        for item in render_folder(folder):
+            if item["kind"] == "NetworkPolicy":
+                assert not selects(item["spec"]["podSelector"].get("matchLabels", {}), VLLM), overlay
+
+
+def test_who_shares_may_read_peers_whatever_the_pool_is_found_by(moved: Any) -> None:
+    rules = [
+        rule
+        for item in moved("overlays/istio/inference-pool")
+        if item["kind"] == "Role"
+        for rule in item["rules"]
+        if "endpointslices" in rule["resources"]
+    ]
+
+    assert rules == [
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+    ]
