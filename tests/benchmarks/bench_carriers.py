@@ -30,8 +30,8 @@ from extproc.router.share.share import Share
 from tests.benchmarks.report import Row, report
 from tests.router.share.gateways import Build, Gateway, meshed
 from tests.slow.share.broker import Broker
-from tests.slow.stack.mesh import until
 from tests.stack.ports import free_ports
+from tests.waiting import until
 
 GATEWAYS: Final = 8
 PER_S: Final = 1_000

@@ -22,8 +22,8 @@ from extproc.router.telemetry import Metrics
 from tests.benchmarks.bench_pick import picks
 from tests.benchmarks.report import Row, report, time_us
 from tests.router.service.live_service import Live, finish, looking
-from tests.slow.stack.mesh import until
 from tests.stack.service import pool
+from tests.waiting import until
 
 ENDPOINTS = 1_000
 ROUNDS = 9
@@ -82,7 +82,7 @@ async def viewers(live: Live, count: int) -> AsyncGenerator[None]:
         for process in running:
             process.terminate()
             await process.wait()
-        await until(lambda: live.app.processor.observer is live.app.metrics, 30)
+        await until(lambda: live.app.processor.observer is live.app.metrics)
 
 
 async def looked_at() -> Sequence[Row]:

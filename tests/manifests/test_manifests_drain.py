@@ -11,11 +11,12 @@ from time import perf_counter
 import pytest
 
 from tests.manifests.rendering import MANIFESTS
-from tests.slow.stack.mesh import HELD, Pods, run_pods, until
+from tests.slow.stack.mesh import HELD, Pods, run_pods
 from tests.stack.client import connect, send
 from tests.stack.fetch import answers
 from tests.stack.gateway import Gateway, Tree, cluster, edited, load
 from tests.stack.ports import free_ports
+from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 

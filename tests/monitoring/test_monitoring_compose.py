@@ -8,7 +8,7 @@ import yaml
 from monitoring.generate import COMPONENT, ROOT
 from tests.slow.monitoring.prometheus import needs_prometheus, promtool
 
-COMPOSE = ROOT / "tests" / "compose"
+COMPOSE = ROOT / "tests" / "slow" / "compose"
 CONFIG = ROOT / "monitoring" / "prometheus.yaml"
 
 

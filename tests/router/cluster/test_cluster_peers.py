@@ -16,8 +16,8 @@ from tests.router.cluster.dns_server import DnsServer, serving_dns
 from tests.router.cluster.harness import BuildSource
 from tests.router.cluster.objects import pod, slice_object
 from tests.router.share.gateways import Gateway
-from tests.slow.stack.mesh import until
 from tests.stack.ports import free_ports
+from tests.waiting import until
 
 LONG_S = 60.0
 IPS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -38,20 +38,20 @@ async def check(port: int, build: Callable[[], Source], find: Find) -> None:
     async with AsyncExitStack() as stack:
         find(IPS[:2])
         two = [await stack.enter_async_context(gateway(me, ip).running()) for me, ip in enumerate(IPS[:2])]
-        await until(lambda: [1, 1] == [one.neighbours.prompt for one in two], LONG_S)
+        await until(lambda: [1, 1] == [one.neighbours.prompt for one in two])
         pick = two[0].pick()
-        await until(lambda: two[1].pool.book.total == 1, LONG_S)
+        await until(lambda: two[1].pool.book.total == 1)
         pick.release()
         find(IPS)
         third = await stack.enter_async_context(gateway(2, IPS[2]).running())
         three = [*two, third]
-        await until(lambda: [2, 2, 2] == [one.neighbours.prompt for one in three], LONG_S)
+        await until(lambda: [2, 2, 2] == [one.neighbours.prompt for one in three])
         for one, ip in zip(three, IPS, strict=True):
             lines = one.carrier._lines.keys()  # type: ignore[attr-defined]
             assert lines == {f"{other}:{port}" for other in IPS if other != ip}
 
         find(IPS[:2])
-        await until(lambda: third.neighbours.heard == 0, LONG_S)
+        await until(lambda: third.neighbours.heard == 0)
 
 
 async def test_gateways_find_each_other_by_the_endpoint_slices_of_their_service(

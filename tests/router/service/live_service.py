@@ -16,10 +16,10 @@ from extproc.router.feedback.outcome import Outcome, Verdict
 from extproc.router.routing.picker import Ask, Decision
 from extproc.router.service.door import Door
 from extproc.router.service.live.picture import Picture
-from tests.slow.stack.mesh import until
 from tests.stack.client import ask
 from tests.stack.ports import free_ports
 from tests.stack.service import Pool, pool
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 

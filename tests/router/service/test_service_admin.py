@@ -20,9 +20,9 @@ from extproc.router.app import Application, Start, _admin
 from extproc.router.routing.picker import Ask, Found, Picker
 from extproc.router.service.descriptors import Shares, raise_limit, share
 from extproc.router.service.door import Door
-from tests.slow.stack.mesh import until
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
+from tests.waiting import until
 
 PLAIN = {"accept-encoding": "identity"}
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

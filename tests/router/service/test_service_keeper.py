@@ -15,7 +15,7 @@ from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.outages import Outages
 from extproc.router.telemetry import Metrics
-from tests.slow.stack.mesh import until
+from tests.waiting import until
 
 
 class Quiet:

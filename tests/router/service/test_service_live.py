@@ -13,8 +13,8 @@ from extproc.router.service import admin
 from extproc.router.service.door import Door
 from extproc.router.service.live.audience import Audience
 from tests.router.service.live_service import events, looking, next_picture
-from tests.slow.stack.mesh import until
 from tests.stack.service import pool
+from tests.waiting import until
 
 PATIENCE = aiohttp.ClientTimeout(total=60)
 
@@ -34,8 +34,8 @@ async def test_nobody_looks_and_nothing_is_drawn_or_recorded(tmp_path: Path) -> 
             await next_picture(events(answer))
             assert "live" in tasks()
             assert live.app.processor.observer is not observer
-        await until(lambda: live.app.processor.observer is observer, 30)
-        await until(lambda: "live" not in tasks(), 30)
+        await until(lambda: live.app.processor.observer is observer)
+        await until(lambda: "live" not in tasks())
 
 
 async def test_what_is_told_is_what_pools_tells(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ async def test_a_viewer_that_does_not_read_is_shown_out_and_the_others_see_on(
         host, _, port = live.url.removeprefix("http://").partition(":")
         await asyncio.get_running_loop().sock_connect(deaf, (host, int(port)))
         await asyncio.get_running_loop().sock_sendall(deaf, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
-        await until(lambda: len(live.door.guests) == 1, 30)
+        await until(lambda: len(live.door.guests) == 1)
         [transport] = live.door.guests
         async with live.session.get("/live") as answer:
             told = events(answer)

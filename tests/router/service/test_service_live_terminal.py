@@ -20,8 +20,8 @@ from extproc.errors import ExtprocError
 from extproc.router.feedback.outcome import Verdict
 from extproc.router.service.live.terminal import _rate, follow, top
 from tests.router.service.live_service import Live, looking
-from tests.slow.stack.mesh import until
 from tests.stack.service import pool
+from tests.waiting import until
 
 HERE = "127.0.0.1:800"
 
@@ -36,7 +36,7 @@ def shown(console: Console) -> str:
 
 
 async def until_watched(live: Live) -> None:
-    await until(lambda: live.app.processor.observer is not live.app.metrics, 30)
+    await until(lambda: live.app.processor.observer is not live.app.metrics)
 
 
 async def test_top_shows_what_the_page_shows(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ async def test_watching_follows_every_decision_and_says_how_many_it_left_out(tmp
         following = asyncio.create_task(follow(live.url, console, count=55))
         await until_watched(live)
         first = [live.request(f"a secret {n}").pick.endpoint.name for n in range(5)]
-        await until(lambda: shown(console).count("\n") == 5, 30)
+        await until(lambda: shown(console).count("\n") == 5)
         for number in range(100):
             live.request(str(number))
         await following

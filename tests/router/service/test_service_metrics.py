@@ -30,7 +30,7 @@ from extproc.router.workers.crew import count_restarts
 from extproc.router.workers.view.asking import FAULTS, Workers
 from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.router.cluster.pool_objects import pool_object, running_pod
-from tests.slow.stack.mesh import until
+from tests.waiting import until
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 SETTINGS = """

@@ -12,7 +12,7 @@ import pytest
 from extproc.router import app as app_module
 from extproc.router.app import Application, Start
 from extproc.router.settings.tree import Settings, parse_settings
-from tests.slow.stack.mesh import until
+from tests.waiting import until
 
 ONE = "pools: [{name: a, endpoints: {static: ['10.0.0.1:80']}}]"
 TWO = "pools: [{name: b, endpoints: {static: ['10.0.0.1:80']}}]"

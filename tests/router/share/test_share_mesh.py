@@ -16,8 +16,8 @@ from extproc.router.share.messages import Letter, Picked
 from extproc.router.share.names import name_of
 from extproc.router.share.sealed import MAX_BYTES, Seal
 from tests.router.share.gateways import SECRET, Gateway, lies, meshed
-from tests.slow.stack.mesh import until
 from tests.stack.ports import free_ports
+from tests.waiting import until
 
 LONG_S = 40.0
 
@@ -41,7 +41,7 @@ async def pair() -> AsyncGenerator[list[Gateway]]:
     async with AsyncExitStack() as stack:
         for gateway in gateways:
             await stack.enter_async_context(gateway.running())
-        await until(lambda: all(gateway.neighbours.prompt == 1 for gateway in gateways), LONG_S)
+        await until(lambda: all(gateway.neighbours.prompt == 1 for gateway in gateways))
         yield gateways
 
 
@@ -50,13 +50,13 @@ async def test_a_pick_counts_everywhere_until_its_end() -> None:
     async with AsyncExitStack() as stack:
         for gateway in gateways:
             await stack.enter_async_context(gateway.running())
-        await until(lambda: all(gateway.neighbours.prompt == 3 for gateway in gateways), LONG_S)
+        await until(lambda: all(gateway.neighbours.prompt == 3 for gateway in gateways))
         picks = [gateway.pick(str(place)) for place, gateway in enumerate(gateways)]
-        await until(lambda: all(gateway.pool.book.total == 4 for gateway in gateways), LONG_S)
+        await until(lambda: all(gateway.pool.book.total == 4 for gateway in gateways))
         assert 1 == len({tuple(sorted(gateway.pool.book.counts().items())) for gateway in gateways})
         for pick in picks:
             pick.release()
-        await until(lambda: not any(gateway.pool.book.total for gateway in gateways), LONG_S)
+        await until(lambda: not any(gateway.pool.book.total for gateway in gateways))
 
 
 async def test_nobody_tells_itself(pair: list[Gateway]) -> None:
@@ -64,7 +64,7 @@ async def test_nobody_tells_itself(pair: list[Gateway]) -> None:
     one, other = pair
     heard = other.counts["heard"]
     sent = one.counts["sent"]
-    await until(lambda: other.counts["heard"] > heard + 3, LONG_S)
+    await until(lambda: other.counts["heard"] > heard + 3)
 
     assert one.neighbours.heard == 1
     assert one.counts["sent"] - sent <= other.counts["heard"] - heard + 1
@@ -73,22 +73,22 @@ async def test_nobody_tells_itself(pair: list[Gateway]) -> None:
 async def test_who_says_farewell_is_not_missed(pair: list[Gateway]) -> None:
     one, other = pair
     one.pick()
-    await until(lambda: other.pool.book.total == 1, LONG_S)
+    await until(lambda: other.pool.book.total == 1)
     one.courier.forget("llama")
 
-    await until(lambda: other.neighbours == Neighbours(0, 0, 0), LONG_S)
+    await until(lambda: other.neighbours == Neighbours(0, 0, 0))
     assert other.pool.book.total == 0
 
 
 async def test_the_counts_of_one_whose_line_breaks_are_gone(pair: list[Gateway]) -> None:
     one, other = pair
     one.pick()
-    await until(lambda: other.pool.book.total == 1, LONG_S)
+    await until(lambda: other.pool.book.total == 1)
     began_s = monotonic()
     one.carrier.send = lambda data: None  # type: ignore[method-assign]  # dead, and says no farewell
     await one.carrier.close()
 
-    await until(lambda: other.neighbours.lost == 1, LONG_S)
+    await until(lambda: other.neighbours.lost == 1)
     assert other.pool.book.total == 0
     # Not by the silence, which is found out with the heartbeat after three seconds: twice that is generous.
     assert monotonic() - began_s < 8
@@ -103,7 +103,7 @@ async def test_another_installation_is_not_heard(pair: list[Gateway], cluster: s
     stranger = Gateway(9, meshed(ports[0], [_port(one)]), cluster=cluster, secret=secret)
     async with stranger.running():
         stranger.pick()
-        await until(lambda: one.counts["foreign"] >= 2, LONG_S)
+        await until(lambda: one.counts["foreign"] >= 2)
 
         assert (0, 1) == (one.pool.book.total, one.neighbours.heard)
         assert stranger.neighbours.heard == 0
@@ -148,12 +148,12 @@ async def test_a_mad_peer_takes_no_more_than_its_time(pair: list[Gateway]) -> No
     one, other = pair
     task = asyncio.create_task(_rave(one))
     try:
-        await until(lambda: one.counts["flood"] > 100, LONG_S)
+        await until(lambda: one.counts["flood"] > 100)
         for _ in range(5):
             pick = other.pick()
-            await until(lambda: one.pool.book.total == 1, LONG_S)
+            await until(lambda: one.pool.book.total == 1)
             pick.release()
-            await until(lambda: one.pool.book.total == 0, LONG_S)
+            await until(lambda: one.pool.book.total == 0)
         assert one.counts["flood"] > one.counts["heard"]
     finally:
         task.cancel()
@@ -173,7 +173,7 @@ async def test_a_peer_that_does_not_read_keeps_nobody_waiting(pair: list[Gateway
             unsent = sender.counts["unsent"]
             assert unsent > 900
             before_s = other.counts["heard"]
-            await until(lambda: other.counts["heard"] > before_s, LONG_S)
+            await until(lambda: other.counts["heard"] > before_s)
 
 
 async def test_silent_connections_keep_no_newcomer_out(
@@ -188,7 +188,7 @@ async def test_silent_connections_keep_no_newcomer_out(
             await asyncio.sleep(0)
         _, writer = await _dial(lone)
         writer.write(len(letter).to_bytes(4) + letter)
-        await until(lambda: lone.counts["heard"] == 1, LONG_S)
+        await until(lambda: lone.counts["heard"] == 1)
         writer.close()
 
 
@@ -226,10 +226,10 @@ async def test_who_has_used_up_its_seal_goes_on_under_another_name(pair: list[Ga
     names = iter([77])
     one.courier._draw = lambda: next(names)
     one.courier._seal._sent = (1 << 32) - 1_000
-    await until(lambda: other.courier.shares()["llama"].peers.delays().keys() == {77}, LONG_S)
+    await until(lambda: other.courier.shares()["llama"].peers.delays().keys() == {77})
     one.pick()
 
-    await until(lambda: other.pool.book.total == 1, LONG_S)
+    await until(lambda: other.pool.book.total == 1)
 
 
 def _port(gateway: Gateway) -> int:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from extproc.router.wire.accepting import Acceptor, bind
-from tests.slow.stack.mesh import until
+from tests.waiting import until
 
 
 async def test_who_has_ended_while_no_descriptor_was_free_accepts_no_more(

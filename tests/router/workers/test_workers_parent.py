@@ -10,7 +10,7 @@ from extproc.router.app import Start
 from extproc.router.settings.tree import PoolSettings, parse_settings
 from extproc.router.workers.forkserver import ForkServer
 from extproc.router.workers.parent import Parent
-from tests.slow.stack.mesh import until
+from tests.waiting import until
 
 SETTINGS = "pools: [{{name: llama, endpoints: {{static: ['10.0.0.{}:8000']}}}}]"
 LONG_S = 60.0
@@ -34,9 +34,9 @@ async def test_a_change_that_meets_a_bug_is_told_of_and_the_next_one_is_applied(
     monkeypatch.setattr(parent._feeds, "apply", apply)
     watching = asyncio.create_task(parent._watch_settings())
     path.write_text(SETTINGS.format(2))
-    await until(lambda: "the changed configuration cannot be applied: KeyError" in caplog.text, LONG_S)
+    await until(lambda: "the changed configuration cannot be applied: KeyError" in caplog.text)
     path.write_text(SETTINGS.format(3))
-    await until(lambda: len(applied) == 2, LONG_S)
+    await until(lambda: len(applied) == 2)
     watching.cancel()
 
     assert applied == ["10.0.0.2:8000", "10.0.0.3:8000"]

@@ -15,9 +15,9 @@ from extproc.router.service.live.terminal import follow, top
 from tests.router.service.live_service import events, next_picture
 from tests.router.workers.crew import ENDPOINTS, LONG_S, OPEN_METRICS, Crew, working
 from tests.router.workers.families import total
-from tests.slow.stack.mesh import until
 from tests.stack.client import ask
 from tests.stack.service import pool
+from tests.waiting import until
 
 IN_FLIGHT = "extproc_endpoint_in_flight"
 REQUESTS = "extproc_requests_total"
@@ -226,7 +226,7 @@ async def test_pictures_of_all_workers_are_one_while_somebody_looks(tmp_path: Pa
             await until_picture(told, lambda picture: not picture.remarks)
             await crew.request(1)
             back = await until_picture(told, lambda picture: (picture.decided, picture.streams) == (6, 3))
-        await until(lambda: streams() == set(), LONG_S)
+        await until(lambda: streams() == set())
 
     assert (first.is_ready, first.decided, len(first.pools)) == (True, 0, 1)
     assert [row.number for row in picture.decisions] == [5, 4, 3, 2, 1]

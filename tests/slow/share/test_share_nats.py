@@ -16,8 +16,8 @@ from extproc.router.share.nats import Nats, NatsAccess
 from tests.router.share.gateways import Build, Gateway, end, lies
 from tests.slow.share.broker import PASSWORD, Broker
 from tests.slow.share.nats_accounts import Operator
-from tests.slow.stack.mesh import until
 from tests.stack.ports import free_ports
+from tests.waiting import until
 
 LONG_S = 40.0
 
@@ -56,16 +56,16 @@ async def test_picks_count_everywhere_whenever_the_server_comes_and_goes(
     one, two, _ = three
     one.pick("before").release()
     with broker:
-        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three), LONG_S)
+        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three))
         pick = one.pick()
-        await until(lambda: all(gateway.pool.book.total == 1 for gateway in three), LONG_S)
+        await until(lambda: all(gateway.pool.book.total == 1 for gateway in three))
         broker.kill()
-        await until(lambda: two.pool.book.total == 0 and two.neighbours.lost == 2, LONG_S)
+        await until(lambda: two.pool.book.total == 0 and two.neighbours.lost == 2)
         two.pick("meanwhile").release()
         broker.start()
-        await until(lambda: all(gateway.pool.book.total == 1 for gateway in three), LONG_S)
+        await until(lambda: all(gateway.pool.book.total == 1 for gateway in three))
         pick.release()
-        await until(lambda: not any(gateway.pool.book.total for gateway in three), LONG_S)
+        await until(lambda: not any(gateway.pool.book.total for gateway in three))
 
 
 async def test_a_server_that_refuses_us_for_a_moment_is_asked_again(tmp_path: Path) -> None:
@@ -77,20 +77,20 @@ async def test_a_server_that_refuses_us_for_a_moment_is_asked_again(tmp_path: Pa
     one, other = (Gateway(me, over(broker)) for me in (1, 2))
     with broker:
         async with one.running(), other.running():
-            await until(lambda: one.neighbours.heard == other.neighbours.heard == 1, LONG_S)
+            await until(lambda: one.neighbours.heard == other.neighbours.heard == 1)
             rules.write_text(users % "another")
             broker.send(signal.SIGHUP)
-            await until(lambda: one.neighbours.heard == other.neighbours.heard == 0, LONG_S)
+            await until(lambda: one.neighbours.heard == other.neighbours.heard == 0)
             rules.write_text(users % "password")
             broker.send(signal.SIGHUP)
-            await until(lambda: one.neighbours.heard == other.neighbours.heard == 1, LONG_S)
+            await until(lambda: one.neighbours.heard == other.neighbours.heard == 1)
 
 
 async def test_a_server_that_hangs_keeps_nobody_from_ending(broker: Broker) -> None:
     with broker:
         gateway = Gateway(1, over(broker))
         async with asyncio.timeout(LONG_S), gateway.running():
-            await until(lambda: gateway.counts["sent"] > 0, LONG_S)
+            await until(lambda: gateway.counts["sent"] > 0)
             broker.send(signal.SIGSTOP)
             while len(gateway.carrier._queue) < 64:  # type: ignore[attr-defined]
                 gateway.carrier.send(bytes(100_000))
@@ -106,12 +106,12 @@ async def test_a_wrong_password_and_another_cluster_are_not_heard(
 ) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(broker)
-        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three), LONG_S)
+        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three))
         shut = Gateway(4, over(broker, password="wrong"))
         other = Gateway(5, over(broker), cluster="another")
         await stack.enter_async_context(shut.running())
         await stack.enter_async_context(other.running())
-        await until(lambda: shut.counts["unsent"] > 1 and three[0].counts["foreign"] > 1, LONG_S)
+        await until(lambda: shut.counts["unsent"] > 1 and three[0].counts["foreign"] > 1)
 
         assert shut.counts["sent"] == 0
         assert {2} == {gateway.neighbours.heard for gateway in three}
@@ -128,8 +128,8 @@ async def share_by(*accesses: NatsAccess) -> list[tuple[int, int]]:
     async with AsyncExitStack() as stack:
         for gateway in gateways:
             await stack.enter_async_context(gateway.running())
-        await until(lambda: gateways[0].neighbours.heard == gateways[1].neighbours.heard == 1, LONG_S)
-        await until(lambda: all(gateway.counts["unsent"] for gateway in gateways[2:]), LONG_S)
+        await until(lambda: gateways[0].neighbours.heard == gateways[1].neighbours.heard == 1)
+        await until(lambda: all(gateway.counts["unsent"] for gateway in gateways[2:]))
         return [(gateway.neighbours.heard, gateway.counts["sent"]) for gateway in gateways[2:]]
 
 
@@ -167,14 +167,14 @@ async def test_a_flood_over_the_server_ends_with_its_sender(broker: Broker, thre
     """It has the secret, and is believed. It crowds out others' letters, but keeps nobody from picking."""
     one, other, _ = three
     with broker:
-        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three), LONG_S)
+        await until(lambda: all(gateway.neighbours.prompt == 2 for gateway in three))
         task = asyncio.create_task(_rave(broker, one))
-        await until(lambda: one.counts["flood"] > 100, LONG_S)
+        await until(lambda: one.counts["flood"] > 100)
         pick = one.pick()
         await end(task)
-        await until(lambda: other.pool.book.total == 1, LONG_S)
+        await until(lambda: other.pool.book.total == 1)
         pick.release()
-        await until(lambda: other.pool.book.total == 0, LONG_S)
+        await until(lambda: other.pool.book.total == 0)
 
 
 async def _rave(broker: Broker, gateway: Gateway) -> None:
@@ -192,7 +192,7 @@ async def test_who_ends_says_farewell(broker: Broker, three: list[Gateway]) -> N
     with broker:
         fourth = Gateway(4, over(broker))
         async with fourth.running():
-            await until(lambda: all(gateway.neighbours.heard == 3 for gateway in three), LONG_S)
-        await until(lambda: all(gateway.neighbours.heard == 2 for gateway in three), LONG_S)
+            await until(lambda: all(gateway.neighbours.heard == 3 for gateway in three))
+        await until(lambda: all(gateway.neighbours.heard == 2 for gateway in three))
 
         assert [0, 0, 0] == [gateway.neighbours.lost for gateway in three]

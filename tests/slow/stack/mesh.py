@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
 
@@ -67,13 +67,6 @@ def hosts(gateway: Gateway, cluster: str) -> dict[str, str]:
                 health = host.get("health_status", {}).get("eds_health_status", "UNKNOWN")
                 found[f"{address['address']}:{address['port_value']}"] = health
     return found
-
-
-async def until(claim: Callable[[], object], timeout_s: float = 10.0) -> None:
-    """Waits until `claim` holds; raises `TimeoutError` if it does not in time."""
-    async with asyncio.timeout(timeout_s):
-        while not claim():  # noqa: ASYNC110 - a claim is any expression over what runs
-            await asyncio.sleep(0.005)
 
 
 async def until_hosts(

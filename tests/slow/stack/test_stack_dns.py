@@ -10,9 +10,10 @@ import pytest
 
 from tests.router.cluster.dns_server import DnsServer, serving_dns
 from tests.slow.stack.live import IPS, Cluster, run_cluster, servers, sweep
-from tests.slow.stack.mesh import hosts, until
+from tests.slow.stack.mesh import hosts
 from tests.stack.client import ask, connect, send
 from tests.stack.gateway import Edit, Tree, cluster, find
+from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from tests.slow.stack.live import run_cluster
-from tests.slow.stack.mesh import until
 from tests.slow.stack.pickers import FULL_DUPLEX
 from tests.stack.client import Answer, ask, connect, send
 from tests.stack.gateway import Edit, Tree, ext_proc_filter
 from tests.stack.service import Pool, pool
 from tests.stack.stack import Stack, run_stack
 from tests.stack.upstream import serve
+from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 
@@ -91,7 +91,7 @@ def ends(stack: Stack) -> dict[str, float]:
 
 
 async def until_held(stack: Stack, count: int) -> None:
-    await until(lambda: held(stack) == count, 30)
+    await until(lambda: held(stack) == count)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ async def test_a_request_waits_for_room_longer_than_envoy_waits_for_answers(
 ) -> None:
     async with running(tmp_path, edit, full_pool(wait_s=60), transport) as (stack, endpoints, session):
         requests = await open_requests(session, 4)
-        await until(lambda: endpoints.arrived >= 4, 30)
+        await until(lambda: endpoints.arrived >= 4)
         requests += await open_requests(session, 3)
         await until_held(stack, 3)
         await asyncio.sleep(LONG_S)
         still = [held(stack), float(sum(request.done() for request in requests))]
         endpoints.release(1)
         await until_held(stack, 2)
-        await until(lambda: endpoints.arrived >= 5, 30)
+        await until(lambda: endpoints.arrived >= 5)
         endpoints.release(6)
         answers = await asyncio.gather(*requests)
         told = ends(stack), stack.gateway.ext_proc()["message_timeouts"]
@@ -145,14 +145,14 @@ async def test_a_request_that_came_before_any_endpoint_is_served_by_the_first(tm
 async def test_a_client_that_leaves_is_held_no_more(tmp_path: Path, edit: Edit) -> None:
     async with running(tmp_path, edit, full_pool(wait_s=60)) as (stack, endpoints, session):
         requests = await open_requests(session, 4)
-        await until(lambda: endpoints.arrived == 4, 30)
+        await until(lambda: endpoints.arrived == 4)
         gone, stays = await open_requests(session, 2)
         await until_held(stack, 2)
         gone.cancel()
         await until_held(stack, 1)
         endpoints.release(5)
         answers = await asyncio.gather(*requests, stays)
-        await until(lambda: stack.service.metric("extproc_endpoint_in_flight") == 0, 30)
+        await until(lambda: stack.service.metric("extproc_endpoint_in_flight") == 0)
         told = ends(stack)
 
     assert [answer.status for answer in answers] == [200] * 5
@@ -173,7 +173,7 @@ async def test_who_waited_in_vain_is_told_what_others_are_told_at_once(  # a tab
 
     async with running(tmp_path, edit, pools) as (stack, endpoints, session):
         requests = await open_requests(session, 0 if is_empty else 4)
-        await until(lambda: endpoints.arrived == len(requests), 30)
+        await until(lambda: endpoints.arrived == len(requests))
         began_s = monotonic()
         refused = await send(session, ask("in vain"))
         waited_s = monotonic() - began_s
@@ -195,11 +195,11 @@ async def test_an_envoy_that_may_not_wait_longer_gives_up(tmp_path: Path) -> Non
 
     async with running(tmp_path, stubborn, full_pool(wait_s=60)) as (stack, endpoints, session):
         requests = await open_requests(session, 4)
-        await until(lambda: endpoints.arrived == 4, 30)
+        await until(lambda: endpoints.arrived == 4)
         given_up = await send(session, ask("too long"))  # by Envoy itself
         endpoints.release(4)
         await asyncio.gather(*requests)
-        await until(lambda: held(stack) == 0, 30)
+        await until(lambda: held(stack) == 0)
 
     assert given_up.status >= 500
 
@@ -212,10 +212,10 @@ async def test_over_xds_the_first_endpoint_answers_what_waited_for_it(tmp_path: 
         service = cluster.service
         written = yaml.safe_load(service.config.read_text())
         service.configure([{**written["pools"][0], "hold": {}}], xds=True)
-        await until(lambda: service.metric("extproc_config_reloads_total", result="applied") == 1, 30)
+        await until(lambda: service.metric("extproc_config_reloads_total", result="applied") == 1)
         async with connect(cluster.gateway.url) as session:
             requests = await open_requests(session, 5)
-            await until(lambda: service.metric("extproc_held_requests", pool="llama") == len(requests), 30)
+            await until(lambda: service.metric("extproc_held_requests", pool="llama") == len(requests))
             cluster.apply(1)
             answers = await asyncio.gather(*requests)
 

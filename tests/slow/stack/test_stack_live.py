@@ -11,9 +11,10 @@ import aiohttp
 import pytest
 
 from tests.slow.stack.live import Cluster, run_cluster, servers, sweep
-from tests.slow.stack.mesh import until, until_hosts
+from tests.slow.stack.mesh import until_hosts
 from tests.stack.client import Answer, ask, connect, send
 from tests.stack.stack import eventually
+from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 

@@ -19,10 +19,11 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.stream.names import DESTINATION
 from extproc.router.wire.grpcio import add_routes
 from extproc.router.xds.service import Xds
-from tests.slow.stack.mesh import HELD, Pods, run_pods, until, until_hosts
+from tests.slow.stack.mesh import HELD, Pods, run_pods, until_hosts
 from tests.stack.client import Answer, connect, send, statuses
 from tests.stack.gateway import Gateway, Tree, cluster, edited, find, load
 from tests.stack.ports import free_ports
+from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 
