@@ -3,7 +3,7 @@
 #   eval "$(tests/slow/compose/stand-ins.sh)"
 # Needs root and debootstrap. The base gets this machine's certificates and pip settings, Envoy comes from PyPI.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
