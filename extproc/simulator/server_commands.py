@@ -13,11 +13,11 @@ import uvloop
 
 from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE, Profile, find_profile
-from extproc.simulator.http.clock import Clock
-from extproc.simulator.http.endpoint import Options, SimulatedEndpoint
+from extproc.simulator.http.driver import Clock
+from extproc.simulator.http.endpoint import ServerOptions, SimulatedEndpoint
 from extproc.simulator.http.faults import Faults
 from extproc.simulator.http.publisher import Publisher, open_socket
-from extproc.simulator.http.server import serve
+from extproc.simulator.http.server import serve_endpoints
 from extproc.simulator.http.tokens import FileTokenizer, FourByteTokenizer
 
 SPEED = click.FloatRange(0, min_open=True)
@@ -67,9 +67,6 @@ def read_ports(text: str) -> list[int]:
 )
 @click.option("--force-include-usage", is_flag=True, help="Streams end with usage, asked for or not.")
 @click.option("--prompt-tokens-details/--no-prompt-tokens-details", default=True, help="Tell cached tokens.")
-@click.option(
-    "--allowed-origin", "origins", multiple=True, help="Of a web page that may read answers; * for all."
-)
 @click.option("--kv-events", metavar="ENDPOINT", help="Publish KV events there, as in tcp://*:5557.")
 @click.option("--kv-topic", default="kv@{name}@{model}", show_default=True, help="The topic of KV events.")
 @click.option(
@@ -91,7 +88,6 @@ def vllm(  # noqa: PLR0917, click passes every option by name
     answer_tokens: int,
     force_include_usage: bool,
     prompt_tokens_details: bool,
-    origins: tuple[str, ...],
     kv_events: str | None,
     kv_topic: str,
     faults: tuple[str, ...],
@@ -100,7 +96,7 @@ def vllm(  # noqa: PLR0917, click passes every option by name
     if (port is None) == (ports is None):
         raise click.UsageError("give either --port or --ports")
     numbers = [port] if port is not None else read_ports(ports or "")
-    options = Options(
+    options = ServerOptions(
         profile=_adapt(find_profile(profile), block_size, max_model_len),
         tokenizer=FileTokenizer(tokenizer) if tokenizer else FourByteTokenizer(),
         models=models,
@@ -110,7 +106,6 @@ def vllm(  # noqa: PLR0917, click passes every option by name
         forces_usage=force_include_usage,
         shows_cached=prompt_tokens_details,
         faults=Faults.parse(faults),
-        allowed_origins=origins,
     )
     names = [name] if len(numbers) == 1 else [f"{name}-{index}" for index in range(len(numbers))]
     publishers = _open_publishers(names, kv_events, kv_topic.replace("{model}", models[0]))
@@ -128,7 +123,7 @@ async def _serve_until_told(endpoints: Sequence[SimulatedEndpoint], host: str, p
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await serve(endpoints, host, ports, stop, click.echo)
+    await serve_endpoints(endpoints, host, ports, stop, click.echo)
 
 
 def _adapt(profile: Profile, block_size: int | None, max_model_len: int | None) -> Profile:

@@ -1,7 +1,6 @@
 """A simulated endpoint behind HTTP, in the test's own process."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -11,8 +10,8 @@ import aiohttp
 import orjson
 
 from extproc.simulator.engine.profiles import Profile
-from extproc.simulator.http.clock import Clock
-from extproc.simulator.http.endpoint import Options, SimulatedEndpoint
+from extproc.simulator.http.driver import Clock
+from extproc.simulator.http.endpoint import ServerOptions, SimulatedEndpoint
 from extproc.simulator.http.publisher import Publisher
 from extproc.simulator.http.server import serve_endpoint
 from extproc.simulator.http.tokens import FourByteTokenizer
@@ -30,7 +29,7 @@ QUICK = Profile(
     max_num_seqs=256,
     max_model_len=4096,
 )
-QUICK_OPTIONS = Options(profile=QUICK, tokenizer=FourByteTokenizer(), models=("tiny",))
+QUICK_OPTIONS = ServerOptions(profile=QUICK, tokenizer=FourByteTokenizer(), models=("tiny",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Face:
 
 @asynccontextmanager
 async def serving(
-    options: Options = QUICK_OPTIONS,
+    options: ServerOptions = QUICK_OPTIONS,
     *,
     speed: float = 1.0,
     publisher: Publisher | None = None,
@@ -75,13 +74,6 @@ async def serving(
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
     ):
         yield Face(client, endpoint)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Returns when something has become true; raises `TimeoutError` after five seconds."""
-    async with asyncio.timeout(5):
-        while not is_so():  # noqa: ASYNC110, what is waited for tells nobody
-            await asyncio.sleep(0.01)
 
 
 async def post(client: aiohttp.ClientSession, path: str, body: object) -> tuple[int, Any]:

@@ -14,8 +14,7 @@ from extproc.simulator.fleet.export import export_run
 from extproc.simulator.fleet.fleet import Run
 from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet_commands import fleet
-from extproc.simulator.http.apis.fields import Message
-from extproc.simulator.http.prompts import render
+from extproc.simulator.http.apis.fields import ChatMessage, render
 from extproc.simulator.http.tokens import FourByteTokenizer
 
 CELL = Cell(arm="least_load", workload="C", endpoints=2, load=0.5, warmup_s=5, measured_s=20)
@@ -35,11 +34,11 @@ def first_turns(run: Run) -> list[Flight]:
 
 def count_prompts(conversation: Conversation) -> list[int]:
     """The tokens that a simulated endpoint counts for each turn, its own answers in the history."""
-    said, counts = list[Message](), list[int]()
+    said, counts = list[ChatMessage](), list[int]()
     for turn in conversation.turns:
-        said += [Message(role=message.role, content=message.content) for message in turn.messages]
+        said += [ChatMessage(role=message.role, content=message.content) for message in turn.messages]
         counts.append(len(FourByteTokenizer().encode(render(said))))
-        said.append(Message(role="assistant", content=" bab" * turn.output_tokens))
+        said.append(ChatMessage(role="assistant", content=" bab" * turn.output_tokens))
     return counts
 
 

@@ -15,9 +15,8 @@ from extproc.simulator.fleet.client import Traffic
 from extproc.simulator.fleet.fleet import Setup, simulate
 from extproc.simulator.fleet.gateway import Routing
 from extproc.simulator.fleet.workloads import Demand, draw_sessions
-from extproc.simulator.http.clock import Clock
-from extproc.simulator.http.distributions import Distributions
-from extproc.simulator.http.driver import Driver, Generation, Job
+from extproc.simulator.http.driver import Clock, Driver, Generation, Job
+from extproc.simulator.http.exposition import Distributions
 from tests.benchmarks.trace import write_prompt
 from tests.simulator.face import QUICK
 
@@ -121,15 +120,43 @@ async def test_what_is_aborted_before_its_first_token_is_not_measured() -> None:
     assert driver.running == driver.waiting == 0
 
 
-async def test_a_machine_that_is_too_slow_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    # A minute passes between any two looks at the clock.
-    ticks = count(step=60)
-    driver, _ = build_driver(QUICK, Clock(1.0, lambda: float(next(ticks))))
-    task = asyncio.create_task(driver.run())
-    with caplog.at_level(logging.WARNING, "extproc.simulator"):
-        await finish(driver.submit(Job("1", [7] * 40, range(5)), asyncio.Event()))
-    task.cancel()
+class LateClock(VirtualClock):
+    """A clock on a machine that wakes up `late_s` after it should."""
 
+    def __init__(self, late_s: float) -> None:
+        super().__init__()
+        self._late_s = late_s
+
+    async def sleep_until(self, at: float) -> None:
+        await super().sleep_until(max(at + self._late_s, self.now()))
+
+
+@pytest.mark.parametrize(("late_s", "lines"), [(60.0, 1), (0.2, 0)])
+async def test_an_engine_that_is_late_says_so_once_and_reports_no_negative_time(
+    caplog: pytest.LogCaptureFixture, late_s: float, lines: int
+) -> None:
+    clock = LateClock(late_s)
+    driver, registry = build_driver(QUICK, clock)
+    tasks = [asyncio.create_task(driver.run()), asyncio.create_task(clock.run())]
+    with caplog.at_level(logging.WARNING, "extproc.simulator"):
+        first = driver.submit(Job("1", [7] * 40, range(20)), asyncio.Event())
+        await first.wake.wait()
+        # It comes by a clock that is far ahead of the engine's schedule.
+        second = driver.submit(Job("2", [8] * 40, range(5)), asyncio.Event())
+        await asyncio.gather(finish(first), finish(second))
+    for task in tasks:
+        task.cancel()
+
+    assert second.first_token_at < second.arrived_at
+    measured = {
+        sample.name.removeprefix("vllm:"): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name.endswith(("_sum", "_count"))
+    }
+    assert {name: value for name, value in measured.items() if value < 0} == {}
+    assert measured["time_to_first_token_seconds_count"] < 2
+    assert measured["request_generation_tokens_sum"] == 25
     assert [record.message.partition(" s late")[2] for record in caplog.records] == [
-        ": this machine is too slow for its load"
-    ]
+        ": this machine is too slow for its load. Latencies of late requests are left out of /metrics"
+    ] * lines

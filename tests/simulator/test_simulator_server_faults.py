@@ -8,7 +8,8 @@ import pytest
 
 from extproc.errors import SettingsError
 from extproc.simulator.http.faults import Faults
-from tests.simulator.face import Face, serving, until
+from tests.simulator.face import Face, serving
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}

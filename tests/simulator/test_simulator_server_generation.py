@@ -7,10 +7,13 @@ from typing import Any
 import orjson
 from xxhash import xxh3_64_hexdigest
 
-from tests.simulator.face import NOON, QUICK, Face, serving, until
+from tests.simulator.face import NOON, QUICK, Face, serving
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 LONG = "word " * 200
+LABELS = '{engine="0",model_name="tiny"}'
+FIRST_TOKEN = f"vllm:time_to_first_token_seconds_sum{LABELS}"
 
 
 def text_of(answer: Any) -> str:
@@ -80,16 +83,14 @@ async def test_cache_salts_and_adapters_share_no_prefixes() -> None:
 async def test_a_prefix_hit_shortens_the_time_to_the_first_token() -> None:
     profile = replace(QUICK, prefill_ms_per_token=0.5)
     async with serving(profile=profile) as face:
-        clock = asyncio.get_running_loop().time
-        began = clock()
         first = await face.chat(LONG, max_tokens=1)
-        middle = clock()
+        miss_s = await face.metric(FIRST_TOKEN)
         await face.chat(LONG, max_tokens=1)
-        ended = clock()
+        hit_s = await face.metric(FIRST_TOKEN) - miss_s
 
         # 250 tokens of prompt at half a millisecond each, once.
-        assert middle - began > 0.0005 * first["usage"]["prompt_tokens"]
-        assert ended - middle < (middle - began) / 2
+        assert miss_s > 0.0005 * first["usage"]["prompt_tokens"]
+        assert hit_s < miss_s / 2
 
 
 async def test_max_tokens_bounds_an_answer_and_the_context_bounds_max_tokens() -> None:
@@ -135,16 +136,13 @@ async def test_usage_can_be_forced_and_its_details_withheld() -> None:
         assert whole["usage"]["prompt_tokens_details"] is None
 
 
-async def test_the_first_token_comes_long_before_the_last() -> None:
+async def test_each_step_is_an_event_of_its_own() -> None:
     async with serving(profile=replace(QUICK, base_ms=20)) as face:
-        clock = asyncio.get_running_loop().time
-        began = clock()
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 15, "stream": True}
-        async with face.client.post(CHAT, json=body) as answer:
-            arrivals = [clock() - began async for line in answer.content if line.startswith(b"data: {")]
+        await face.events(CHAT, body)
 
-        assert len(arrivals) == 16
-        assert arrivals[1] < arrivals[-1] / 3
+        assert await face.metric(FIRST_TOKEN) < 0.03
+        assert 0.27 < await face.metric(f"vllm:inter_token_latency_seconds_sum{LABELS}") < 0.29
 
 
 async def test_a_client_that_goes_away_frees_the_engine() -> None:
@@ -229,12 +227,11 @@ async def test_echo_repeats_the_prompt_before_the_answer() -> None:
 
 
 async def test_many_requests_at_once_share_the_steps() -> None:
-    async with serving(profile=replace(QUICK, base_ms=5)) as face:
-        clock = asyncio.get_running_loop().time
-        began = clock()
+    async with serving(profile=replace(QUICK, base_ms=50)) as face:
         answers = await asyncio.gather(*(face.chat(f"hello {number}", max_tokens=20) for number in range(30)))
+        steps = await face.metric(f"vllm:iteration_tokens_total_count{LABELS}")
 
         assert [answer["usage"]["completion_tokens"] for answer in answers] == [20] * 30
-        # One after the other they would take three seconds.
-        assert clock() - began < 1.5
+        # One after the other they would take 600.
+        assert steps < 300
         assert answers[0]["created"] == int(NOON)

@@ -1,6 +1,6 @@
 """Whatever a client sends is answered: with tokens or with an error, and nothing stays behind."""
 
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -13,9 +13,9 @@ from extproc.simulator.http.apis.completions import Completions
 from extproc.simulator.http.apis.messages import Messages
 from extproc.simulator.http.apis.responses import Responses
 from extproc.simulator.http.bodies import decode_body
-from extproc.simulator.http.clock import Clock
+from extproc.simulator.http.driver import Clock
 from extproc.simulator.http.endpoint import SimulatedEndpoint
-from extproc.simulator.http.refusals import Refusal
+from extproc.simulator.http.refusals import ApiRefusal, refuse_unsupported
 from tests.simulator.face import NOON, QUICK_OPTIONS
 
 JSON = st.recursive(
@@ -44,6 +44,11 @@ BODY = st.fixed_dictionaries(
         "stream": st.booleans() | JSON,
         "stream_options": JSON,
         "cache_salt": st.text(max_size=5) | JSON,
+        "tool_choice": JSON,
+        "response_format": JSON,
+        "text": JSON,
+        "include": JSON,
+        "logprobs": JSON,
     },
 )
 Body = st.one_of(BODY, JSON)
@@ -55,8 +60,9 @@ def test_any_body_is_answered_or_refused(api: Api, body: object) -> None:
     endpoint = SimulatedEndpoint("vllm", QUICK_OPTIONS, Clock(), lambda: NOON)
     try:
         ask = api.read(body, endpoint.options.tokenizer)
+        refuse_unsupported(cast("dict[str, Any]", body))
         reply = endpoint.begin(ask, endpoint.head(ask, api.id_prefix))
-    except Refusal as refusal:
+    except ApiRefusal as refusal:
         answer: Any = orjson.loads(orjson.dumps(api.describe(refusal)))
 
         assert isinstance(answer["error"]["message"], str)
@@ -71,7 +77,7 @@ def test_any_body_is_answered_or_refused(api: Api, body: object) -> None:
 def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
     try:
         outcome = decode_body(data, "application/json; charset=utf-8")
-    except Refusal as refusal:
+    except ApiRefusal as refusal:
         outcome = refusal.status
 
     assert outcome is not None

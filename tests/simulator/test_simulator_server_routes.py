@@ -1,6 +1,7 @@
 """The routes beside generation."""
 
-from tests.simulator.face import serving, until
+from tests.simulator.face import serving
+from tests.waiting import until
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from extproc.errors import SettingsError
 from extproc.simulator.http.answers import Author
-from extproc.simulator.http.order import Order
+from extproc.simulator.http.api_request import ApiRequest
 from extproc.simulator.http.tokens import FileTokenizer, FourByteTokenizer, Tokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog and the dog sleeps while the fox runs over the hill"
@@ -99,7 +99,7 @@ def test_a_vocabulary_without_words_is_refused(tmp_path: Path) -> None:
 
 
 def test_answers_are_those_of_their_texts(tokenizer: Tokenizer) -> None:
-    answer = Author(tokenizer).write(Order([[1, 2, 3]], max_tokens=30), [1, 2, 3], room=100, variant=0)
+    answer = Author(tokenizer).write(ApiRequest([[1, 2, 3]], max_tokens=30), [1, 2, 3], room=100, variant=0)
 
     assert list(answer.tokens) == tokenizer.encode([answer.text])
     assert orjson.loads(b'["%b"]' % b'","'.join(answer.texts)) == [
@@ -108,7 +108,7 @@ def test_answers_are_those_of_their_texts(tokenizer: Tokenizer) -> None:
 
 
 def test_natural_lengths_have_their_mean_and_end_by_themselves() -> None:
-    author, order = Author(FourByteTokenizer(), mean_tokens=80), Order([])
+    author, order = Author(FourByteTokenizer(), mean_tokens=80), ApiRequest([])
     answers = [author.write(order, [number], room=10_000, variant=0) for number in range(2_000)]
 
     assert 75 < mean(len(answer.tokens) for answer in answers) < 85
@@ -118,14 +118,14 @@ def test_natural_lengths_have_their_mean_and_end_by_themselves() -> None:
 
 def test_an_answer_never_outgrows_its_room() -> None:
     author = Author(FourByteTokenizer(), mean_tokens=80)
-    orders = [Order([]), Order([], max_tokens=500, ignore_eos=True), Order([], min_tokens=500)]
+    orders = [ApiRequest([]), ApiRequest([], max_tokens=500, ignore_eos=True), ApiRequest([], min_tokens=500)]
     answers = [author.write(order, [1], room=3, variant=0) for order in orders]
 
     assert [(len(answer.tokens), answer.reason) for answer in answers] == [(3, "length")] * 3
 
 
 def test_an_answer_depends_on_the_end_of_its_prompt() -> None:
-    author, order = Author(FourByteTokenizer()), Order([], max_tokens=10)
+    author, order = Author(FourByteTokenizer()), ApiRequest([], max_tokens=10)
     prompts = [[7] * 1000 + [number] for number in range(100)]
     texts = {author.write(order, prompt, room=100, variant=0).text for prompt in prompts}
     varied = {author.write(replace(order, seed=seed), [1], room=100, variant=0).text for seed in range(100)}

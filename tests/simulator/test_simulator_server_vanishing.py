@@ -8,7 +8,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from tests.simulator.face import Face, serving, until
+from tests.simulator.face import Face, serving
+from tests.waiting import until
 
 CLIENTS = 129
 

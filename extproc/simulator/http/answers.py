@@ -1,18 +1,18 @@
-"""Pseudo-text: the same answer to the same prompt, every time, in words that tokenise as themselves."""
+"""Answers: pseudo-text that repeats for the same prompt, and the bytes of it that are ready to send."""
 
+import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import exp
-from random import Random
 from statistics import NormalDist
 
 import orjson
 import xxhash
 
-from extproc.simulator.http.forms import Call, CallDelta, DraftPiece, Form, Role, name_call
-from extproc.simulator.http.order import Order
+from extproc.simulator.http.api_request import ApiRequest, FinishedAnswer, NewText, TokenUsage
+from extproc.simulator.http.apis.api import Frames
+from extproc.simulator.http.driver import Driver, Generation
 from extproc.simulator.http.tokens import Tokenizer
 
 # An answer's length when neither the client nor the operator says anything.
@@ -21,29 +21,15 @@ USUAL_TOKENS = 256
 LENGTH_SIGMA = 0.8
 # How much of a prompt's end decides the answer.
 DECISIVE_TOKENS = 256
-# Answers of a form that differ; of more than this many to one prompt, later ones repeat earlier ones.
-DRAFTS = 8
-ENDING = DraftPiece("", Role.ENDING)
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A whole answer before it is given: tokens, each one's text escaped for JSON, and why it ends.
-
-    Of an answer that calls tools, `deltas` has what each token tells of a call, or None, and `calls` the
-    calls that are whole. `ending` is the reason that a client is told.
-    """
+    """A whole answer before it is given: tokens, each one's text escaped for JSON, and why it ends."""
 
     tokens: Sequence[int]
     texts: Sequence[bytes]
     reason: str
-    ending: str = ""
-    deltas: Sequence[CallDelta | None] = ()
-    calls: Sequence[Call] = ()
-
-    @property
-    def told_reason(self) -> str:
-        return self.ending or self.reason
 
     @property
     def text(self) -> str:
@@ -52,68 +38,31 @@ class Script:
 
 
 class Author:
-    """Writes answers. `mean_tokens` is the mean of their natural lengths; 0: they have none.
+    """Writes answers in words that tokenise as themselves: the same answer to the same prompt, every time.
 
-    An answer without a natural length goes on to the client's `max_tokens`, as random weights do, or
-    to 256 tokens. One with a natural length stops there, unless the client sets `ignore_eos`.
+    `mean_tokens` is the mean of their natural lengths; 0: they have none. An answer without a natural
+    length goes on to the client's `max_tokens`, as random weights do, or to 256 tokens. One with a natural
+    length stops there, unless the client sets `ignore_eos`.
     """
 
     def __init__(self, tokenizer: Tokenizer, mean_tokens: int = 0) -> None:
-        self._tokenizer = tokenizer
         self._words = tokenizer.words
-        self._texts = {word: escape(tokenizer.decode([word])) for word in self._words}
+        self._texts = {word: escape_json(tokenizer.decode([word])) for word in self._words}
         self._mean_tokens = mean_tokens
 
-    def write(self, order: Order, prompt: Sequence[int], room: int, variant: int) -> Script:
-        """Returns answer number `variant` to one of the order's prompts; `room` is all that fits."""
+    def write(self, request: ApiRequest, prompt: Sequence[int], room: int, variant: int) -> Script:
+        """Returns answer number `variant` to one of the request's prompts; `room` is all that fits."""
         tail = array("Q", prompt[-DECISIVE_TOKENS:]).tobytes()
-        variant = variant if order.form is None else variant % DRAFTS
-        number = xxhash.xxh3_64_intdigest(tail, (order.seed * 31 + variant) & 0xFFFF_FFFF_FFFF_FFFF)
-        limit = room if order.max_tokens is None else min(order.max_tokens, room)
-        if order.form is not None:
-            return self._fill(order.form, number, limit)
-        length = max(self._natural_length(order, number), order.min_tokens)
+        number = xxhash.xxh3_64_intdigest(tail, (request.seed * 31 + variant) & 0xFFFF_FFFF_FFFF_FFFF)
+        limit = room if request.max_tokens is None else min(request.max_tokens, room)
+        length = max(self._natural_length(request, number), request.min_tokens)
         tokens = self._compose(number, min(length, limit))
         texts = [self._texts[token] for token in tokens]
         return Script(tokens, texts, "stop" if length <= limit else "length")
 
-    def _fill(self, form: Form, number: int, limit: int) -> Script:
-        # The last piece is the token that ends an answer: it counts, and tells nothing.
-        pieces = [*form.draft(Random(number)), ENDING]  # noqa: S311, answers need no secrets
-        cut = [self._cut(piece.text) for piece in pieces]
-        tokens = [token for found, _ in cut for token in found][:limit]
-        texts = [escape(text) for _, found in cut for text in found][:limit]
-        is_whole = sum(len(found) for found, _ in cut) <= limit
-        deltas = [
-            delta
-            for piece, (_, found) in zip(pieces, cut, strict=True)
-            for delta in _tell(piece, found, name_call(number, piece.call))
-        ]
-        is_text = all(delta is None for delta in deltas)
-        return Script(
-            tokens,
-            texts,
-            "stop" if is_whole else "length",
-            form.ending if is_whole else "length",
-            [] if is_text else deltas[:limit],
-            [] if is_text else _list_calls(pieces, cut, number, limit),
-        )
-
-    def _cut(self, text: str) -> tuple[Sequence[int], Sequence[str]]:
-        """Returns a text's tokens, and as many slices of the text."""
-        if not text:
-            return self._words[:1], [""]
-        tokens = self._tokenizer.encode([text])
-        texts = [self._tokenizer.decode([token]) for token in tokens]
-        if "".join(texts) != text:
-            # Tokens may end within a character; what counts is that the text comes whole.
-            ends = [len(text) * place // len(tokens) for place in range(len(tokens) + 1)]
-            texts = [text[start:end] for start, end in pairwise(ends)]
-        return tokens, texts
-
-    def _natural_length(self, order: Order, number: int) -> int:
-        if order.max_tokens is not None and (order.ignore_eos or not self._mean_tokens):
-            return order.max_tokens + 1
+    def _natural_length(self, request: ApiRequest, number: int) -> int:
+        if request.max_tokens is not None and (request.ignore_eos or not self._mean_tokens):
+            return request.max_tokens + 1
         if not self._mean_tokens:
             return USUAL_TOKENS
         share = (number % 65_521 + 0.5) / 65_521
@@ -127,35 +76,101 @@ class Author:
         return [words[(number + stride * index) % size] for index in range(count)]
 
 
-def _tell(piece: DraftPiece, texts: Sequence[str], call_id: str) -> list[CallDelta | None]:
-    """Returns what each token of a piece tells of a call."""
-    if piece.role is Role.ARGUMENTS:
-        return [CallDelta(piece.call, "", "", text) for text in texts]
-    silent: list[CallDelta | None] = [None] * len(texts)
-    if piece.role is Role.HEAD:
-        silent[-1] = CallDelta(piece.call, call_id, piece.name, "")
-    return silent
+@dataclass(slots=True, eq=False)
+class Strand:
+    """One of the answers that a request gets. `echo` is the prompt's text, if that goes before it."""
+
+    script: Script
+    generation: Generation
+    echo: str = ""
+    sent: int = 0
+
+    def take(self) -> NewText:
+        """Returns what has come since the last call; slow clients get several tokens at once."""
+        start, end = self.sent, self.generation.emitted
+        self.sent = end
+        usage = TokenUsage(len(self.generation.job.prompt), end, None)
+        text = b"".join(self.script.texts[start:end])
+        if start or not self.echo:
+            return NewText(text, usage)
+        return NewText(text, usage, escape_json(self.echo), self.generation.job.prompt)
 
 
-def _list_calls(
-    pieces: Sequence[DraftPiece],
-    cut: Sequence[tuple[Sequence[int], Sequence[str]]],
-    number: int,
-    limit: int,
-) -> list[Call]:
-    """Returns the calls that end within the limit."""
-    calls: list[Call] = []
-    used = 0
-    name = arguments = ""
-    for piece, (tokens, _) in zip(pieces, cut, strict=True):
-        used += len(tokens)
-        name = piece.name or name
-        arguments = piece.text if piece.role is Role.ARGUMENTS else arguments
-        if piece.role is Role.END and used <= limit:
-            calls.append(Call(name_call(number, piece.call), name, arguments))
-    return calls
+class Answering:
+    """Waits for a request's generations. Leave it by `close`, however it ends."""
+
+    def __init__(
+        self,
+        request: ApiRequest,
+        strands: Sequence[Strand],
+        wake: asyncio.Event,
+        driver: Driver,
+        *,
+        shows_cached: bool,
+    ) -> None:
+        self._request = request
+        self._strands = strands
+        self._wake = wake
+        self._driver = driver
+        self._shows_cached = shows_cached
+
+    def close(self) -> None:
+        """Aborts what has not finished."""
+        for strand in self._strands:
+            self._driver.abort(strand.generation)
+
+    @property
+    def is_finished(self) -> bool:
+        return all(strand.generation.is_finished for strand in self._strands)
+
+    async def collect(self) -> list[FinishedAnswer]:
+        """Returns all answers when the last one is complete."""
+        while not self.is_finished:
+            await self._next()
+        return [FinishedAnswer(one.script.text, one.script.reason, one.echo) for one in self._strands]
+
+    async def stream(self, frames: Frames) -> AsyncIterator[bytes]:
+        """Yields what is ready to send after each step that brought this request something."""
+        opening = frames.opening()
+        while True:
+            await self._next()
+            ready = opening + b"".join(self._frame(frames))
+            opening = b""
+            if self.is_finished:
+                yield ready + frames.closing(self.usage)
+                return
+            if ready:
+                yield ready
+
+    def _frame(self, frames: Frames) -> Iterator[bytes]:
+        for index, strand in enumerate(self._strands):
+            generation = strand.generation
+            if strand.sent == generation.emitted:
+                continue
+            new = strand.take()
+            if generation.is_finished:
+                yield frames.last_piece(index, new, strand.script.reason)
+            else:
+                yield frames.piece(index, new)
+
+    async def _next(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Tokens so far. Of several prompts vLLM reports the last one's cached tokens."""
+        last = self._strands[-1].generation
+        block_size = self._driver.engine.profile.block_size
+        full_tokens = len(last.job.prompt) // block_size * block_size
+        return TokenUsage(
+            prompt_tokens=self._request.prompt_tokens,
+            completion_tokens=sum(strand.generation.emitted for strand in self._strands),
+            cached_tokens=last.cached_tokens if self._shows_cached else None,
+            created_tokens=max(0, full_tokens - last.cached_tokens),
+        )
 
 
-def escape(text: str) -> bytes:
+def escape_json(text: str) -> bytes:
     """Returns a text as it stands between the quotes of a JSON string."""
     return orjson.dumps(text)[1:-1]

@@ -1,14 +1,14 @@
-"""An engine in real time: steps it, waits as long as the step takes, tells the requests it served."""
+"""An engine in real time: steps it, waits as long as the step takes, wakes the requests it served."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import getLogger
+from time import monotonic
 from typing import Protocol
 
 from extproc.simulator.engine.engine import Engine
 from extproc.simulator.engine.step import StepResult
-from extproc.simulator.http.clock import Clock
 
 # Real seconds behind the engine's schedule after which its timings no longer mean much.
 TOLERATED_LAG_S = 0.5
@@ -16,6 +16,22 @@ TOLERATED_LAG_S = 0.5
 KEY_SEPARATOR = "\0"
 
 log = getLogger("extproc.simulator")
+
+
+class Clock:
+    """Engine seconds since it was made, `speed` of them in each real second."""
+
+    def __init__(self, speed: float = 1.0, monotonic_s: Callable[[], float] = monotonic) -> None:
+        self.speed = speed
+        self._monotonic_s = monotonic_s
+        self._origin_s = monotonic_s()
+
+    def now(self) -> float:
+        return (self._monotonic_s() - self._origin_s) * self.speed
+
+    async def sleep_until(self, at: float) -> None:
+        """Returns at `at`, or at once if that has passed; others get a turn in any case."""
+        await asyncio.sleep(max(0.0, (at - self.now()) / self.speed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +60,8 @@ class Job:
 class Generation:
     """What the engine has made of a job so far; `wake` is set whenever that changes.
 
-    Times are the engine's seconds. `cached_tokens` counts from the first admission, as vLLM does.
+    Times are the engine's seconds. `cached_tokens` counts from the first admission, as vLLM does. Where
+    `is_late` the engine fell behind its schedule, so that these times mean nothing.
     """
 
     job: Job
@@ -58,10 +75,11 @@ class Generation:
     preemptions: int = 0
     is_admitted: bool = False
     is_finished: bool = False
+    is_late: bool = False
 
 
-class Observer(Protocol):
-    """Who hears of everything an engine does; calls come once per step, token, or request."""
+class EngineObserver(Protocol):
+    """Gets called once per step, per token that is on time, and per finished request."""
 
     def stepped(self, result: StepResult) -> None: ...
 
@@ -81,7 +99,7 @@ class Driver:
         self,
         engine: Engine[Sequence[int]],
         clock: Clock,
-        observer: Observer,
+        observer: EngineObserver,
         after_step: Callable[[], None] | None = None,
     ) -> None:
         self.engine = engine
@@ -131,19 +149,24 @@ class Driver:
 
     async def _work_off(self) -> None:
         starts_at = self._clock.now()
-        is_on_time = True
+        has_warned = False
         while not self.engine.is_idle:
             # Steps follow each other on the engine's clock, so timers that wake late do not add up.
             result = self.engine.step(starts_at)
             await self._clock.sleep_until(result.ends_at)
-            self._deliver(result)
+            lag_s = (self._clock.now() - result.ends_at) / self._clock.speed
+            is_late = lag_s > TOLERATED_LAG_S
+            self._deliver(result, is_late=is_late)
             starts_at = result.ends_at
-            lag_s = (self._clock.now() - starts_at) / self._clock.speed
-            if is_on_time and lag_s > TOLERATED_LAG_S:
-                log.warning("the simulation is %.1f s late: this machine is too slow for its load", lag_s)
-                is_on_time = False
+            if is_late and not has_warned:
+                log.warning(
+                    "the simulation is %.1f s late: this machine is too slow for its load. "
+                    "Latencies of late requests are left out of /metrics",
+                    lag_s,
+                )
+                has_warned = True
 
-    def _deliver(self, result: StepResult) -> None:
+    def _deliver(self, result: StepResult, *, is_late: bool) -> None:
         for admission in result.admitted:
             generation = self._open.get(admission.request_id)
             if generation is not None and admission.is_first:
@@ -155,7 +178,7 @@ class Driver:
                 self._open[request_id].preemptions += 1
         for request_id in result.emitted:
             if request_id in self._open:
-                self._emit(self._open[request_id], result.ends_at)
+                self._emit(self._open[request_id], result.ends_at, is_late=is_late)
         for request_id in result.finished:
             if request_id in self._open:
                 self._finish(self._open.pop(request_id))
@@ -163,11 +186,14 @@ class Driver:
         if self._after_step:
             self._after_step()
 
-    def _emit(self, generation: Generation, at: float) -> None:
+    def _emit(self, generation: Generation, at: float, *, is_late: bool) -> None:
         generation.emitted += 1
         is_first = generation.emitted == 1
         since = generation.arrived_at if is_first else generation.last_token_at
-        self._observer.emitted(at - since, is_first=is_first)
+        # A schedule that lags behind the clock may end a step before its request came.
+        generation.is_late |= is_late or at < since
+        if not generation.is_late:
+            self._observer.emitted(at - since, is_first=is_first)
         if is_first:
             generation.first_token_at = at
             self.cached_tokens_total += generation.cached_tokens

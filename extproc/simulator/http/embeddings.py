@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import xxhash
 
+from extproc.simulator.http.api_request import AnswerHead, ApiRequest
 from extproc.simulator.http.apis.completions import read_prompts
 from extproc.simulator.http.apis.fields import Fields, Token
-from extproc.simulator.http.order import AnswerHead, Order
-from extproc.simulator.http.refusals import Refusal
+from extproc.simulator.http.refusals import ApiRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
 DIMENSIONS = 64
@@ -29,10 +29,10 @@ class EmbeddingRequest(Fields):
     cache_salt: str | None = None
 
 
-def read_embedding(body: object, tokenizer: Tokenizer) -> Order:
+def read_embedding(body: object, tokenizer: Tokenizer) -> ApiRequest:
     """Returns what the body asks of the engine: each input's prompt, and one token that is thrown away."""
     request = EmbeddingRequest.read(body)
-    return Order(
+    return ApiRequest(
         prompts=read_prompts(request.input, tokenizer),
         model=request.model,
         max_tokens=1,
@@ -41,15 +41,15 @@ def read_embedding(body: object, tokenizer: Tokenizer) -> Order:
     )
 
 
-def describe_embeddings(order: Order, head: AnswerHead) -> dict[str, Any]:
-    dimensions, form = order.repeated["dimensions"], order.repeated["encoding_format"]
+def describe_embeddings(request: ApiRequest, head: AnswerHead) -> dict[str, Any]:
+    dimensions, form = request.repeated["dimensions"], request.repeated["encoding_format"]
     data = [
         {"index": index, "object": "embedding", "embedding": _encode(embed(prompt, dimensions), form)}
-        for index, prompt in enumerate(order.prompts)
+        for index, prompt in enumerate(request.prompts)
     ]
     usage = {
-        "prompt_tokens": order.prompt_tokens,
-        "total_tokens": order.prompt_tokens,
+        "prompt_tokens": request.prompt_tokens,
+        "total_tokens": request.prompt_tokens,
         "completion_tokens": 0,
         "prompt_tokens_details": None,
         "completion_tokens_details": None,
@@ -85,7 +85,7 @@ def _encode(vector: Sequence[float], form: str) -> list[float] | str:
 def _check_dimensions(request: EmbeddingRequest) -> int:
     asked = DIMENSIONS if request.dimensions is None else request.dimensions
     if not 1 <= asked <= MOST_DIMENSIONS:
-        raise Refusal(
+        raise ApiRefusal(
             f"Model {request.model or 'simulated'!r} only supports dimensions in range "
             f"[1, {MOST_DIMENSIONS}], got {asked}."
         )

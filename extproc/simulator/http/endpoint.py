@@ -1,42 +1,35 @@
 """One simulated vLLM endpoint, without its HTTP: models, adapters, an engine, and its faults."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 from random import Random
 
-import orjson
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from xxhash import xxh3_64_hexdigest
 
 from extproc.simulator.engine.engine import Engine
 from extproc.simulator.engine.profiles import Profile
-from extproc.simulator.http.adapters import Adapters
-from extproc.simulator.http.answering import Answering, Strand
-from extproc.simulator.http.answers import Author, Script
-from extproc.simulator.http.clock import Clock
-from extproc.simulator.http.counts import EndpointCollector, EndpointReading
-from extproc.simulator.http.distributions import Distributions
-from extproc.simulator.http.driver import Driver, Job
+from extproc.simulator.http.answers import Answering, Author, Strand
+from extproc.simulator.http.api_request import AnswerHead, ApiRequest
+from extproc.simulator.http.driver import Clock, Driver, Job
+from extproc.simulator.http.exposition import Distributions, EndpointCollector, EndpointReading
 from extproc.simulator.http.faults import Faults
-from extproc.simulator.http.order import AnswerHead, Order
 from extproc.simulator.http.publisher import Publisher
-from extproc.simulator.http.refusals import Refusal, UnknownName, refuse_length, refuse_value
-from extproc.simulator.http.scores import Score, check_count, score, score_prompt
+from extproc.simulator.http.refusals import ApiRefusal, UnknownName, refuse_length, refuse_value
 from extproc.simulator.http.tokens import Tokenizer
 
 log = getLogger("extproc.simulator")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ServerOptions:
     """What all endpoints of a process share.
 
     `models` are names of the one base model, the first one its own; `max_loras` of 0 means no LoRA
     adapters; `answer_tokens` is the mean natural length of answers, 0 for none. `forces_usage` and
-    `shows_cached` are vLLM's `--enable-force-include-usage` and `--enable-prompt-tokens-details`;
-    `allowed_origins` are those of web pages that may read answers, `*` for all; like vLLM's, by default none.
+    `shows_cached` are vLLM's `--enable-force-include-usage` and `--enable-prompt-tokens-details`.
     """
 
     profile: Profile
@@ -48,7 +41,48 @@ class Options:
     forces_usage: bool = False
     shows_cached: bool = True
     faults: Faults = field(default_factory=Faults)
-    allowed_origins: tuple[str, ...] = ()
+
+
+class Adapters:
+    """Names and paths of the adapters that are loaded. `models` are names that no adapter may take."""
+
+    def __init__(self, models: Iterable[str], names: Iterable[str] = ()) -> None:
+        self._models = frozenset(models)
+        self._paths = {name: name for name in names}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._paths
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        return self._paths
+
+    def load(self, name: str, path: str, *, in_place: bool = False) -> str:
+        """Loads an adapter; returns vLLM's message or raises `ApiRefusal`."""
+        if not name or not path:
+            raise ApiRefusal("Both 'lora_name' and 'lora_path' must be provided.", kind="InvalidUserInput")
+        if name in self._models:
+            message = f"The lora adapter '{name}' conflicts with a served base model."
+            raise ApiRefusal(message, kind="InvalidUserInput")
+        if name in self._paths and not in_place:
+            message = (
+                f"The lora adapter '{name}' has already been loaded. "
+                "If you want to load the adapter in place, set 'load_inplace' to True."
+            )
+            raise ApiRefusal(message, kind="InvalidUserInput")
+        self._paths[name] = path
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    def unload(self, name: str) -> str:
+        """Unloads an adapter; returns vLLM's message or raises `ApiRefusal`. Its requests go on."""
+        if not name:
+            message = "'lora_name' needs to be provided to unload a LoRA adapter."
+            raise ApiRefusal(message, kind="InvalidUserInput")
+        if name not in self._paths:
+            message = f"The lora adapter '{name}' cannot be found."
+            raise ApiRefusal(message, status=404, kind="NotFoundError")
+        del self._paths[name]
+        return f"Success: LoRA adapter '{name}' removed successfully."
 
 
 class SimulatedEndpoint:
@@ -62,7 +96,7 @@ class SimulatedEndpoint:
     def __init__(
         self,
         name: str,
-        options: Options,
+        options: ServerOptions,
         clock: Clock,
         epoch_s: Callable[[], float],
         publisher: Publisher | None = None,
@@ -109,24 +143,22 @@ class SimulatedEndpoint:
             return name
         raise UnknownName(name, [*self.options.models, *self.adapters.paths])
 
-    def complete(self, order: Order) -> Order:
-        """Returns the order with what the endpoint's own options add to it."""
-        return replace(order, wants_usage=True) if self.options.forces_usage else order
+    def complete(self, request: ApiRequest) -> ApiRequest:
+        """Returns the request with what the endpoint's own options add to it."""
+        return replace(request, wants_usage=True) if self.options.forces_usage else request
 
-    def head(self, order: Order, prefix: str) -> AnswerHead:
+    def head(self, request: ApiRequest, prefix: str) -> AnswerHead:
         """Returns how an answer begins; raises `UnknownName`."""
-        return AnswerHead(self.name_request(prefix), self.find_model(order.model), int(self.epoch_s()))
+        return AnswerHead(self.name_request(prefix), self.find_model(request.model), int(self.epoch_s()))
 
-    def begin(self, order: Order, head: AnswerHead) -> Answering:
-        """Queues a request's prompts; raises `Refusal`, as vLLM does, before any of them is queued."""
+    def begin(self, request: ApiRequest, head: AnswerHead) -> Answering:
+        """Queues a request's prompts; raises `ApiRefusal`, as vLLM does, before any of them is queued."""
         if not self.is_alive:
-            raise Refusal("The engine has died.", status=500, kind="InternalServerError")
-        check_count(order.scores, "sample", self.options.tokenizer)
-        check_count(order.prompt_scores, "prompt", self.options.tokenizer)
-        rooms = [self._find_room(order, prompt) for prompt in order.prompts]
+            raise ApiRefusal("The engine has died.", status=500, kind="InternalServerError")
+        rooms = [self._find_room(request, prompt) for prompt in request.prompts]
         wake = asyncio.Event()
-        strands = list(self._start(order, rooms, head, wake))
-        return Answering(order, strands, wake, self.driver, shows_cached=self.options.shows_cached)
+        strands = list(self._start(request, rooms, head, wake))
+        return Answering(request, strands, wake, self.driver, shows_cached=self.options.shows_cached)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached blocks; returns whether it could: not while requests run."""
@@ -135,68 +167,50 @@ class SimulatedEndpoint:
             self.publisher.flush()
         return is_reset
 
-    def _find_room(self, order: Order, prompt: Sequence[int]) -> int:
+    def _find_room(self, request: ApiRequest, prompt: Sequence[int]) -> int:
         # In vLLM's order: what is asked for, the prompt, what the prompt leaves.
         tokens, limit = len(prompt), self.options.profile.max_model_len
-        if order.max_tokens is not None and order.max_tokens > limit:
-            message = (
-                f"{order.max_tokens_name}={order.max_tokens} cannot be greater than max_model_len={limit}. "
-                "Please request fewer output tokens."
-            )
-            raise refuse_value(message, order.max_tokens_name, order.max_tokens)
+        if request.max_tokens is not None and request.max_tokens > limit:
+            name, value = request.max_tokens_name, request.max_tokens
+            wish = "Please request fewer output tokens."
+            message = f"{name}={value} cannot be greater than max_model_len={limit}. {wish}"
+            raise refuse_value(message, name, value)
         if tokens > limit:
-            raise refuse_length(limit, tokens, is_text=order.is_text)
+            raise refuse_length(limit, tokens, is_text=request.is_text)
         if not tokens:
-            raise Refusal("The decoder prompt cannot be empty")
+            raise ApiRefusal("The decoder prompt cannot be empty")
         if (largest := max(prompt)) >= self.options.tokenizer.size:
-            raise Refusal(f"Token id {largest} is out of vocabulary")
+            raise ApiRefusal(f"Token id {largest} is out of vocabulary")
         room = limit - tokens
-        allowed = room if order.max_tokens is None else min(order.max_tokens, room)
+        allowed = room if request.max_tokens is None else min(request.max_tokens, room)
         if allowed < 1:
             raise refuse_value(f"max_tokens must be at least 1, got {allowed}.", "max_tokens", allowed)
-        if order.min_tokens > allowed:
+        if request.min_tokens > allowed:
             message = (
-                f"min_tokens must be less than or equal to max_tokens={allowed}, got {order.min_tokens}."
+                f"min_tokens must be less than or equal to max_tokens={allowed}, got {request.min_tokens}."
             )
-            raise Refusal(message)
+            raise ApiRefusal(message)
         return room
 
     def _start(
-        self, order: Order, rooms: Sequence[int], head: AnswerHead, wake: asyncio.Event
+        self, request: ApiRequest, rooms: Sequence[int], head: AnswerHead, wake: asyncio.Event
     ) -> Iterator[Strand]:
         adapter = head.model if head.model in self.adapters else ""
-        asked = [
-            (prompt, room, variant)
-            for prompt, room in zip(order.prompts, rooms, strict=True)
-            for variant in range(order.n)
-        ]
-        # All are written before one is queued: writing may refuse.
-        answers = [self._author.write(order, prompt, room, variant) for prompt, room, variant in asked]
-        for number, (answer, (prompt, _, _)) in enumerate(zip(answers, asked, strict=True)):
+        prompts = zip(request.prompts, rooms, strict=True)
+        variants = [(prompt, room, variant) for prompt, room in prompts for variant in range(request.n)]
+        for number, (prompt, room, variant) in enumerate(variants):
+            answer = self._author.write(request, prompt, room, variant)
             job = Job(
                 f"{head.id}-{number}",
                 prompt,
                 answer.tokens,
                 answer.reason,
                 adapter,
-                order.cache_salt,
-                order.n,
+                request.cache_salt,
+                request.n,
             )
-            echo = self.options.tokenizer.decode(prompt) if order.echoes else ""
-            scores, prompt_scores = self._score(order, prompt, answer)
-            yield Strand(answer, self.driver.submit(job, wake), echo, scores, prompt_scores)
-
-    def _score(
-        self, order: Order, prompt: Sequence[int], answer: Script
-    ) -> tuple[Sequence[Score] | None, Sequence[Score] | None]:
-        tokenizer = self.options.tokenizer
-        scores = prompt_scores = None
-        if order.scores is not None:
-            texts = [orjson.loads(b'"%b"' % text) for text in answer.texts]
-            scores = list(score(answer.tokens, texts, order.scores, tokenizer))
-        if order.prompt_scores is not None:
-            prompt_scores = score_prompt(prompt, order.prompt_scores, tokenizer)
-        return scores, prompt_scores
+            echo = self.options.tokenizer.decode(prompt) if request.echoes else ""
+            yield Strand(answer, self.driver.submit(job, wake), echo)
 
     def _register(self) -> None:
         GCCollector(self.registry)

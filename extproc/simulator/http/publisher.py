@@ -62,7 +62,7 @@ class Publisher:
         self._number = 0
 
     def collect(self, event: KvEvent) -> None:
-        self._events.append(translate(event))
+        self._events.append(encode_event(event))
 
     def flush(self) -> None:
         if not self._events:
@@ -102,18 +102,18 @@ def open_socket(endpoint: str) -> Any:
     return socket
 
 
-def translate(event: KvEvent) -> StoredMessage | RemovedMessage | ClearedMessage:
+def encode_event(event: KvEvent) -> StoredMessage | RemovedMessage | ClearedMessage:
     """Returns an event in vLLM's words."""
     match event:
         case BlockStored():
-            return _translate_stored(event)
+            return _encode_stored(event)
         case BlockRemoved():
             return RemovedMessage(list(event.block_hashes), "GPU", 0)
         case AllBlocksCleared():
             return ClearedMessage()
 
 
-def _translate_stored(event: BlockStored) -> StoredMessage:
+def _encode_stored(event: BlockStored) -> StoredMessage:
     adapter, _, salt = event.extra_key.partition(KEY_SEPARATOR)
     # Every block's key holds the adapter; only a prompt's first block holds the cache salt.
     first, others = _name_keys(adapter, salt), _name_keys(adapter, "")

@@ -1,7 +1,7 @@
 """What a vLLM server refuses, in vLLM's words; the measured answers of vLLM 0.32.0 are the source."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
@@ -14,7 +14,7 @@ REPORTED_ERRORS = 10
 ECHOED_CHARACTERS = 200
 
 
-class Refusal(ExtprocError):
+class ApiRefusal(ExtprocError):
     """The simulated server answers a request with an error object instead of tokens."""
 
     def __init__(
@@ -33,14 +33,14 @@ class Refusal(ExtprocError):
         }
 
 
-class UnreadableBody(Refusal):
+class UnreadableBody(ApiRefusal):
     """The body is not JSON in a way that vLLM leaves to its web framework."""
 
     def describe(self) -> dict[str, Any]:
         return {"detail": self.message}
 
 
-class UnknownName(Refusal):
+class UnknownName(ApiRefusal):
     """The request names a model or an adapter that this endpoint does not serve."""
 
     def __init__(self, name: str, served: Sequence[str]) -> None:
@@ -48,12 +48,12 @@ class UnknownName(Refusal):
         super().__init__(message, status=404, kind="NotFoundError", param="model")
 
 
-def refuse_value(message: str, param: str, value: object) -> Refusal:
+def refuse_value(message: str, param: str, value: object) -> ApiRefusal:
     """Builds vLLM's complaint about one parameter's value."""
-    return Refusal(f"{message} (parameter={param}, value={value})", param=param)
+    return ApiRefusal(f"{message} (parameter={param}, value={value})", param=param)
 
 
-def refuse_length(limit: int, tokens: int, *, is_text: bool) -> Refusal:
+def refuse_length(limit: int, tokens: int, *, is_text: bool) -> ApiRefusal:
     """Builds the answer to a prompt that is longer than the model's context, `limit`.
 
     vLLM stops reading a text one token after the limit, and says so.
@@ -69,14 +69,14 @@ def refuse_length(limit: int, tokens: int, *, is_text: bool) -> Refusal:
     )
 
 
-def refuse_shape(errors: Sequence[ErrorDetails]) -> Refusal:
+def refuse_shape(errors: Sequence[ErrorDetails]) -> ApiRefusal:
     """Builds the answer to a body that has not the API's shape, from pydantic's errors."""
     count = len(errors)
     lines = [f"{count} validation {'error' if count == 1 else 'errors'}:"]
     lines += [f"  {_describe(error)}" for error in errors[:REPORTED_ERRORS]]
     if count > REPORTED_ERRORS:
         lines.append(f"  ...and {count - REPORTED_ERRORS} more errors")
-    return Refusal("\n".join(lines), kind=INVALID, param=_locate(errors[0]))
+    return ApiRefusal("\n".join(lines), kind=INVALID, param=_locate(errors[0]))
 
 
 def _describe(error: ErrorDetails) -> dict[str, Any]:
@@ -100,3 +100,58 @@ def _summarize(value: object) -> str:
         return f"<{type(value).__name__} of {len(value)} items>"
     text = str(value)
     return text if len(text) <= ECHOED_CHARACTERS else f"{text[:ECHOED_CHARACTERS]}...[truncated]"
+
+
+def _is_set(value: object) -> bool:
+    return value is not None and value is not False and value != []
+
+
+def _is_form(value: object) -> bool:
+    return isinstance(value, dict) and value.get("type", "json_schema") != "text"
+
+
+def _has_form(value: object) -> bool:
+    return isinstance(value, dict) and _is_form(value.get("format"))
+
+
+def _is_demand(choice: object) -> bool:
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    return kind is not None and kind not in ("auto", "none")
+
+
+_NO_SCORES: Final = "Requested {kind} logprobs of {value}, which is greater than max allowed: 0"
+_NO_FORMS: Final = "Grammar error: the simulator writes plain text only"
+_NO_STORE: Final = (
+    "This vLLM engine does not support `store=True` and therefore does not support the background mode. To "
+    "enable these features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching "
+    "the vLLM server."
+)
+# What the simulator does not do: the field that asks for it, when it does, and the answer.
+UNSUPPORTED: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
+    "logprobs": (_is_set, _NO_SCORES.replace("{kind}", "sample")),
+    "top_logprobs": (bool, _NO_SCORES.replace("{kind}", "sample")),
+    "prompt_logprobs": (_is_set, _NO_SCORES.replace("{kind}", "prompt")),
+    "include": (lambda value: "message.output_text.logprobs" in str(value), "logprobs are not supported"),
+    "response_format": (_is_form, _NO_FORMS),
+    "structured_outputs": (bool, _NO_FORMS),
+    "text": (_has_form, _NO_FORMS),
+    "output_config": (_has_form, _NO_FORMS),
+    "tool_choice": (_is_demand, '`tool_choice` must be "auto" or "none": the simulator answers with text'),
+    "background": (bool, _NO_STORE),
+}
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Raises `ApiRefusal` for a request that asks for what the simulator does not do."""
+    for name, (is_asked, message) in UNSUPPORTED.items():
+        value = body.get(name)
+        if is_asked(value):
+            raise refuse_value(message.replace("{value}", str(value)), name, value)
+    if body.get("previous_response_id") is not None:
+        raise refuse_response_id(body["previous_response_id"])
+
+
+def refuse_response_id(name: str) -> ApiRefusal:
+    """Builds the answer of a server that stores no responses."""
+    message = f"Response with id '{name}' not found."
+    return ApiRefusal(message, status=404, kind="invalid_request_error", param="response_id")

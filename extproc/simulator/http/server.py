@@ -8,9 +8,8 @@ from aiohttp import web
 
 from extproc.errors import SettingsError
 from extproc.simulator.http.bodies import send_json
-from extproc.simulator.http.cors import allow, answer_preflight
 from extproc.simulator.http.endpoint import SimulatedEndpoint
-from extproc.simulator.http.refusals import Refusal
+from extproc.simulator.http.refusals import ApiRefusal
 from extproc.simulator.http.request_metrics import HttpMetrics
 from extproc.simulator.http.serving import add_serving_routes
 from extproc.simulator.http.side_routes import SideRoutes
@@ -30,15 +29,8 @@ def build_app(endpoint: SimulatedEndpoint) -> web.Application:
     async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await http_metrics.measure(request, handler)
 
-    origins = frozenset(endpoint.options.allowed_origins)
-
-    @web.middleware
-    async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-        return answer_preflight(request, origins) or await handler(request)
-
-    async def sign(request: web.Request, response: web.StreamResponse) -> None:
+    async def sign(_request: web.Request, response: web.StreamResponse) -> None:
         response.headers[ENDPOINT_HEADER] = endpoint.name
-        allow(request, response, origins)
 
     async def work(_app: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(endpoint.run())
@@ -46,7 +38,7 @@ def build_app(endpoint: SimulatedEndpoint) -> web.Application:
         task.cancel()
         await asyncio.wait([task])
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[preflight, measure, refuse])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[measure, word_refusals])
     app.on_response_prepare.append(sign)
     app.cleanup_ctx.append(work)
     add_serving_routes(app, endpoint)
@@ -55,11 +47,11 @@ def build_app(endpoint: SimulatedEndpoint) -> web.Application:
 
 
 @web.middleware
-async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def word_refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Words refusals, and aiohttp's own errors, as vLLM's server does."""
     try:
         return await handler(request)
-    except Refusal as refusal:
+    except ApiRefusal as refusal:
         return send_json(refusal.describe(), refusal.status)
     except web.HTTPMethodNotAllowed as fault:
         response = send_json({"detail": "Method Not Allowed"}, fault.status)
@@ -91,7 +83,7 @@ async def serve_endpoint(endpoint: SimulatedEndpoint, host: str, port: int) -> A
         await runner.cleanup()
 
 
-async def serve(
+async def serve_endpoints(
     endpoints: Sequence[SimulatedEndpoint],
     host: str,
     ports: Sequence[int],

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from aiohttp import web
 from xxhash import xxh3_64_hexdigest
 
-from extproc.simulator.http.answering import Answering
+from extproc.simulator.http.answers import Answering
+from extproc.simulator.http.api_request import AnswerHead, ApiRequest
 from extproc.simulator.http.apis.api import Api
 from extproc.simulator.http.apis.chat import Chat
 from extproc.simulator.http.apis.completions import Completions
@@ -15,9 +16,7 @@ from extproc.simulator.http.apis.messages import Messages
 from extproc.simulator.http.apis.responses import Responses
 from extproc.simulator.http.bodies import read_json, send_json
 from extproc.simulator.http.endpoint import SimulatedEndpoint
-from extproc.simulator.http.order import AnswerHead, Order
-from extproc.simulator.http.refusals import Refusal
-from extproc.simulator.http.store import ResponseStore
+from extproc.simulator.http.refusals import ApiRefusal, refuse_response_id, refuse_unsupported
 
 # The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was sent.
 BODY_HEADER = "x-simulated-body-xxh3"
@@ -25,39 +24,24 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 def add_serving_routes(app: web.Application, endpoint: SimulatedEndpoint) -> None:
-    store = ResponseStore()
     apis: dict[str, Api] = {
         "/v1/chat/completions": Chat(),
         "/v1/completions": Completions(),
-        "/v1/responses": Responses(store),
+        "/v1/responses": Responses(),
         "/v1/messages": Messages(),
     }
     for path, api in apis.items():
-        app.router.add_post(path, Serving(endpoint, api).answer)
-    StoredResponses(store).add_to(app)
+        app.router.add_post(path, ServingRoute(endpoint, api).answer)
+    app.router.add_get("/v1/responses/{id}", find_response)
+    app.router.add_post("/v1/responses/{id}/cancel", find_response)
 
 
-class StoredResponses:
-    """What a client may do with a response that it has. Like vLLM, the simulator deletes none on request."""
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
-
-    def add_to(self, app: web.Application) -> None:
-        app.router.add_get("/v1/responses/{id}", self.retrieve)
-        app.router.add_post("/v1/responses/{id}/cancel", self.cancel)
-
-    async def retrieve(self, request: web.Request) -> web.Response:
-        return send_json(dict(self._store.find(request.match_info["id"]).body))
-
-    async def cancel(self, request: web.Request) -> web.Response:
-        self._store.find(request.match_info["id"])
-        raise Refusal(
-            "Cannot cancel a synchronous response.", kind="invalid_request_error", param="response_id"
-        )
+async def find_response(request: web.Request) -> web.Response:
+    """Finds none: no response is stored."""
+    raise refuse_response_id(request.match_info["id"])
 
 
-class Serving:
+class ServingRoute:
     """Answers the requests of one serving API for one endpoint."""
 
     def __init__(self, endpoint: SimulatedEndpoint, api: Api) -> None:
@@ -81,12 +65,13 @@ class Serving:
         try:
             body = await read_json(request)
             closes = await self._suffer()
-            order = self._endpoint.complete(self._api.read(body, self._endpoint.options.tokenizer))
-            head = self._endpoint.head(order, self._api.id_prefix)
-            reply = self._endpoint.begin(order, head)
-        except Refusal as refusal:
+            call = self._endpoint.complete(self._api.read(body, self._endpoint.options.tokenizer))
+            refuse_unsupported(body)
+            head = self._endpoint.head(call, self._api.id_prefix)
+            reply = self._endpoint.begin(call, head)
+        except ApiRefusal as refusal:
             return send_json(self._api.describe(refusal), refusal.status, headers)
-        exchange = Exchange(request, self._api, order, head, reply, headers)
+        exchange = HttpExchange(request, self._api, call, head, reply, headers)
         try:
             if closes:
                 return await exchange.break_off(self._endpoint.faults.close_after)
@@ -103,25 +88,25 @@ class Serving:
         if fate.hangs:
             await asyncio.Event().wait()
         if fate.fails:
-            raise Refusal("A fault on purpose.", status=faults.error_status, kind="InternalServerError")
+            raise ApiRefusal("A fault on purpose.", status=faults.error_status, kind="InternalServerError")
         return fate.closes
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class HttpExchange:
     """One request that is being answered, whole or as a stream."""
 
     request: web.Request
     api: Api
-    order: Order
+    call: ApiRequest
     head: AnswerHead
     reply: Answering
     headers: Mapping[str, str]
 
     async def complete(self) -> web.StreamResponse:
-        if not self.order.is_stream:
+        if not self.call.is_stream:
             choices = await self.reply.collect()
-            answer = self.api.whole(self.head, self.order, choices, self.reply.usage)
+            answer = self.api.whole(self.head, self.call, choices, self.reply.usage)
             return send_json(answer, headers=self.headers)
         response = await self._open_stream()
         async for piece in self._pieces():
@@ -130,7 +115,7 @@ class Exchange:
 
     async def break_off(self, pieces: int) -> web.StreamResponse:
         """Closes the connection after some pieces of a stream; before any byte of a whole answer."""
-        if self.order.is_stream:
+        if self.call.is_stream:
             response = await self._open_stream()
             source = self._pieces()
             for _ in range(pieces):
@@ -147,4 +132,4 @@ class Exchange:
         return response
 
     def _pieces(self) -> AsyncIterator[bytes]:
-        return self.reply.stream(self.api.frames(self.head, self.order))
+        return self.reply.stream(self.api.frames(self.head, self.call))

@@ -7,13 +7,12 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 
-from extproc.simulator.http.apis.fields import Fields, Message, Token
+from extproc.simulator.http.apis.fields import ChatMessage, Fields, Token, render
 from extproc.simulator.http.apis.messages import count_tokens
 from extproc.simulator.http.bodies import read_json, send_json
 from extproc.simulator.http.embeddings import describe_embeddings, read_embedding
 from extproc.simulator.http.endpoint import SimulatedEndpoint
 from extproc.simulator.http.faults import Faults
-from extproc.simulator.http.prompts import render
 from extproc.simulator.http.refusals import refuse_shape
 
 VERSION = "0.32.0"
@@ -40,7 +39,7 @@ class TokenizeRequest(Fields):
 
 class TokenizeChatRequest(Fields):
     model: str | None = None
-    messages: list[Message]
+    messages: list[ChatMessage]
     tools: list[dict[str, Any]] | None = None
     return_token_strs: bool = False
 
@@ -137,14 +136,14 @@ class SideRoutes:
         return send_json({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
 
     async def embeddings(self, request: web.Request) -> web.Response:
-        order = read_embedding(await read_json(request), self._options.tokenizer)
-        head = self._endpoint.head(order, "embd-")
-        reply = self._endpoint.begin(order, head)
+        call = read_embedding(await read_json(request), self._options.tokenizer)
+        head = self._endpoint.head(call, "embd-")
+        reply = self._endpoint.begin(call, head)
         try:
             await reply.collect()
         finally:
             reply.close()
-        return send_json(describe_embeddings(order, head))
+        return send_json(describe_embeddings(call, head))
 
     async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
         return send_json({"success": self._endpoint.reset_prefix_cache()})

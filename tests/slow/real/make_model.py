@@ -16,7 +16,7 @@ from tokenizers.trainers import BpeTrainer
 
 VOCABULARY = 2000
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
-# What `extproc/simulator/http/prompts.py` renders, so that both servers read the same tokens.
+# What `extproc/simulator/http/apis/fields.py` renders, so that both servers read the same tokens.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

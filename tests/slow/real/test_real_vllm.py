@@ -15,7 +15,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from extproc.simulator.http.endpoint import Options
+from extproc.simulator.http.endpoint import ServerOptions
 from extproc.simulator.http.publisher import Publisher
 from extproc.simulator.http.tokens import FileTokenizer
 from tests.simulator.face import NOON, QUICK, events, post, serving
@@ -64,11 +64,11 @@ def real(tmp_path_factory: pytest.TempPathFactory, events_port: int) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def options() -> Options:
+def options() -> ServerOptions:
     """The simulator's settings that equal the real server's."""
     profile = replace(QUICK, block_size=32, kv_tokens=1_048_576, max_model_len=4096)
     tokenizer = FileTokenizer(Path(DIRECTORY or "") / "model/tokenizer.json")
-    return Options(profile=profile, tokenizer=tokenizer, models=("tiny",))
+    return ServerOptions(profile=profile, tokenizer=tokenizer, models=("tiny",))
 
 
 def write_conversations(random: Random) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ async def read_counters(client: aiohttp.ClientSession) -> dict[str, float]:
     }
 
 
-async def test_cached_tokens_equal_vllms_request_by_request(real: str, options: Options) -> None:
+async def test_cached_tokens_equal_vllms_request_by_request(real: str, options: ServerOptions) -> None:
     requests = write_conversations(Random(2026))
     async with aiohttp.ClientSession(real) as client, serving(options, speed=50) as face:
         await post(client, "/reset_prefix_cache", b"")
@@ -138,7 +138,7 @@ async def test_cached_tokens_equal_vllms_request_by_request(real: str, options: 
 
 @pytest.mark.parametrize(("path", "body"), STREAMS)
 async def test_streams_have_vllms_events(
-    real: str, options: Options, path: str, body: dict[str, Any]
+    real: str, options: ServerOptions, path: str, body: dict[str, Any]
 ) -> None:
     body = as_stream(body)
     async with aiohttp.ClientSession(real) as client, serving(options) as face:
@@ -151,7 +151,7 @@ async def test_streams_have_vllms_events(
 
 @pytest.mark.parametrize(("path", "body"), WHOLE)
 async def test_whole_answers_have_vllms_fields(
-    real: str, options: Options, path: str, body: dict[str, Any]
+    real: str, options: ServerOptions, path: str, body: dict[str, Any]
 ) -> None:
     async with aiohttp.ClientSession(real) as client, serving(options) as face:
         await post(client, "/reset_prefix_cache", b"")
@@ -164,7 +164,7 @@ async def test_whole_answers_have_vllms_fields(
 
 
 @pytest.mark.parametrize(("path", "body"), ERRORS)
-async def test_errors_are_vllms(real: str, options: Options, path: str, body: object) -> None:
+async def test_errors_are_vllms(real: str, options: ServerOptions, path: str, body: object) -> None:
     async with aiohttp.ClientSession(real) as client, serving(options) as face:
         expected = await post(client, path, body)
         actual = await face.post(path, body)
@@ -172,14 +172,14 @@ async def test_errors_are_vllms(real: str, options: Options, path: str, body: ob
     assert expected == actual
 
 
-async def test_metrics_have_vllms_names_and_labels(real: str, options: Options) -> None:
+async def test_metrics_have_vllms_names_and_labels(real: str, options: ServerOptions) -> None:
     async with aiohttp.ClientSession(real) as client, serving(options) as face:
         expected, actual = [await read_families(one) for one in (client, face.client)]
 
     assert expected == actual
 
 
-async def test_cache_events_are_vllms(real: str, options: Options, events_port: int) -> None:
+async def test_cache_events_are_vllms(real: str, options: ServerOptions, events_port: int) -> None:
     asked: list[dict[str, Any]] = [
         {"prompt": [9] * 100},
         {"prompt": [9] * 100},

@@ -18,8 +18,8 @@ import uvloop
 from aiohttp import web
 
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE, find_profile
-from extproc.simulator.http.clock import Clock
-from extproc.simulator.http.endpoint import Options, SimulatedEndpoint
+from extproc.simulator.http.driver import Clock
+from extproc.simulator.http.endpoint import ServerOptions, SimulatedEndpoint
 from extproc.simulator.http.server import build_app
 from extproc.simulator.http.tokens import FourByteTokenizer
 from tests.stack.client import CHAT, MODEL
@@ -54,7 +54,7 @@ def keep_log(app: web.Application, log: int) -> None:
 
 async def serve(port: int, log: int) -> None:
     profile = replace(find_profile(DEFAULT_PROFILE), kv_tokens=KV_TOKENS, max_model_len=KV_TOKENS // 2)
-    options = Options(profile, FourByteTokenizer(), (MODEL,))
+    options = ServerOptions(profile, FourByteTokenizer(), (MODEL,))
     app = build_app(SimulatedEndpoint(f"vllm-{port}", options, Clock(SPEED), time))
     keep_log(app, log)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)

@@ -1,1 +1,1 @@
-"""The serving APIs that vLLM speaks, each read into an `Order` and worded from its outcome."""
+"""The serving APIs that vLLM speaks, each read into an `ApiRequest` and worded from its outcome."""

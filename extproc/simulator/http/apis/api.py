@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from extproc.simulator.http.order import AnswerHead, Due, FinishedAnswer, Order, Usage
-from extproc.simulator.http.refusals import Refusal
+from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
+from extproc.simulator.http.refusals import ApiRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
 FINGERPRINT = "vllm-0.32.0-simulated"
@@ -20,11 +20,11 @@ class Frames(Protocol):
         """Returns what goes out with the first token, before it."""
         ...
 
-    def piece(self, index: int, due: Due, /) -> bytes: ...
+    def piece(self, index: int, new: NewText, /) -> bytes: ...
 
-    def last_piece(self, index: int, due: Due, reason: str, /) -> bytes: ...
+    def last_piece(self, index: int, new: NewText, reason: str, /) -> bytes: ...
 
-    def closing(self, usage: Usage) -> bytes: ...
+    def closing(self, usage: TokenUsage) -> bytes: ...
 
 
 class Api(Protocol):
@@ -32,16 +32,16 @@ class Api(Protocol):
 
     id_prefix: str
 
-    def read(self, body: object, tokenizer: Tokenizer) -> Order:
-        """Returns what the body asks for; raises `Refusal` in vLLM's words."""
+    def read(self, body: object, tokenizer: Tokenizer) -> ApiRequest:
+        """Returns what the body asks for; raises `ApiRefusal` in vLLM's words."""
         ...
 
-    def describe(self, refusal: Refusal) -> dict[str, Any]:
+    def describe(self, refusal: ApiRefusal) -> dict[str, Any]:
         """Returns the body of an error."""
         ...
 
-    def frames(self, head: AnswerHead, order: Order) -> Frames: ...
+    def frames(self, head: AnswerHead, request: ApiRequest) -> Frames: ...
 
     def whole(
-        self, head: AnswerHead, order: Order, choices: Sequence[FinishedAnswer], usage: Usage, /
+        self, head: AnswerHead, request: ApiRequest, choices: Sequence[FinishedAnswer], usage: TokenUsage, /
     ) -> dict[str, Any]: ...

@@ -1,15 +1,19 @@
-"""The fields of requests that the simulator reads; others are accepted and ignored.
+"""The fields of requests that the simulator reads, and the one prompt that messages make.
 
-Names and limits are vLLM 0.32's; pydantic's errors are what vLLM itself sends to clients.
+Other fields are accepted and ignored. Names and limits are vLLM 0.32's; pydantic's errors are
+what vLLM itself sends to clients.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from extproc.simulator.http.refusals import Refusal, refuse_shape, refuse_value
+from extproc.simulator.http.refusals import ApiRefusal, refuse_shape, refuse_value
 
 MOST_ANSWERS = 16_384
+END = "<|im_end|>\n"
 Token = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
@@ -18,7 +22,7 @@ class Fields(BaseModel):
 
     @classmethod
     def read(cls, body: object) -> Self:
-        """Returns a decoded body's fields; raises `Refusal` with every fault of its shape."""
+        """Returns a decoded body's fields; raises `ApiRefusal` with every fault of its shape."""
         try:
             return cls.model_validate(body, from_attributes=True)
         except ValidationError as fault:
@@ -30,7 +34,7 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool = False
 
 
-class Part(Fields):
+class MessagePart(Fields):
     """One part of a message: text, or anything else, which the simulator reads as its own JSON."""
 
     model_config = ConfigDict(extra="allow")
@@ -42,13 +46,13 @@ class Part(Fields):
         return self.model_dump_json() if self.text is None else self.text
 
 
-class Message(Fields):
+class ChatMessage(Fields):
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[MessagePart] | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class Sampling(Fields):
+class SamplingFields(Fields):
     """What chat and text completions have in common."""
 
     model: str | None = None
@@ -64,18 +68,18 @@ class Sampling(Fields):
     echo: bool | None = False
 
     def check(self) -> None:
-        """Raises `Refusal` for values that vLLM refuses."""
+        """Raises `ApiRefusal` for values that vLLM refuses."""
         if self.stream_options is not None and not self.stream:
-            raise Refusal(
+            raise ApiRefusal(
                 "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
                 param="stream_options",
             )
         self._check_n(self.n)
         if self.min_tokens < 0:
-            raise Refusal(f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.")
+            raise ApiRefusal(f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.")
         if self.cache_salt == "":
             message = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
-            raise Refusal(message, param="cache_salt")
+            raise ApiRefusal(message, param="cache_salt")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
             message = f"temperature must be in [0, 2], got {self.temperature}."
             raise refuse_value(message, "temperature", self.temperature)
@@ -83,9 +87,9 @@ class Sampling(Fields):
     @staticmethod
     def _check_n(n: int) -> None:
         if n < 1:
-            raise Refusal(f"n must be at least 1, got {n}.")
+            raise ApiRefusal(f"n must be at least 1, got {n}.")
         if n > MOST_ANSWERS:
-            raise Refusal(
+            raise ApiRefusal(
                 f"n must be at most {MOST_ANSWERS}, got {n}. "
                 "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
             )
@@ -99,3 +103,31 @@ class Sampling(Fields):
         return self.wants_usage and (
             self.stream_options is not None and self.stream_options.continuous_usage_stats
         )
+
+
+def render(messages: Sequence[ChatMessage], tools: Sequence[Any] | None = None) -> list[str]:
+    """Returns the pieces of the prompt for the assistant's next answer; raises `ApiRefusal` without messages.
+
+    The template is ChatML: tools and system text first, then turn by turn. The pieces (head, text, end of
+    each message) are tokenised one by one.
+    """
+    if not messages:
+        raise ApiRefusal("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    pieces: list[str] = []
+    if tools:
+        pieces += [_head("tools"), orjson.dumps(tools).decode(), END]
+    for message in messages:
+        calls = [orjson.dumps(call).decode() for call in message.tool_calls or ()]
+        pieces += [_head(message.role), read_content(message.content), *calls, END]
+    return [*pieces, _head("assistant")]
+
+
+def _head(role: str) -> str:
+    return f"<|im_start|>{role}\n"
+
+
+def read_content(content: str | Sequence[MessagePart] | None) -> str:
+    """Returns a message's text; parts are joined by newlines, as vLLM does for text-only templates."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.content for part in content)

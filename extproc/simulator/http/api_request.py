@@ -1,22 +1,17 @@
-"""What a request asks of the engine, whichever API it came by, and what it got."""
+"""One request to a serving API, and what it gets, whichever API it came by."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from extproc.simulator.http.forms import Call, CallDelta, Form
-from extproc.simulator.http.scores import Score
-
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """One request: one or more prompts (in tokens), each answered `n` times.
+class ApiRequest:
+    """One or more prompts (in tokens), each answered `n` times.
 
     `is_text` tells prompts that came as text from those that came as tokens. `model` is None if the
     request names none, `max_tokens` if it leaves the length to the model; `max_tokens_name` is what its
-    API calls that number. `repeated` holds fields of the request that its answer repeats, `form` what the
-    answer must be; `scores` and `prompt_scores` are how many log probabilities are wanted per token.
-    `told` is the conversation that the prompt renders, `keeps` whether the answer may be fetched again.
+    API calls that number. `repeated` holds fields of the request that its answer repeats.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -34,11 +29,6 @@ class Order:
     wants_continuous_usage: bool = False
     echoes: bool = False
     repeated: Mapping[str, Any] = field(default_factory=dict)
-    form: Form | None = None
-    scores: int | None = None
-    prompt_scores: int | None = None
-    told: Sequence[Any] = ()
-    keeps: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -46,7 +36,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Tokens of one request. `created_tokens` are those whose full blocks its prompt added to the cache."""
 
     prompt_tokens: int
@@ -70,27 +60,21 @@ class AnswerHead:
 
 @dataclass(frozen=True, slots=True)
 class FinishedAnswer:
-    """One finished answer. `reason` is vLLM's `finish_reason`: `stop`, `length` or `tool_calls`."""
+    """One finished answer. `reason` is vLLM's `finish_reason`: `stop` or `length`."""
 
     text: str
     reason: str
-    calls: Sequence[Call] = ()
-    scores: Sequence[Score] | None = None
-    prompt_scores: Sequence[Score] | None = None
     echo: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """What is due of one answer: text, escaped for JSON, or news of calls; and the usage until then.
+class NewText:
+    """The part of one answer that goes out next, escaped for JSON, and the usage until then.
 
     `echo` is the prompt's text, escaped as well, and `echoed` its tokens, in what comes first.
     """
 
     text: bytes
-    usage: Usage
-    deltas: Sequence[CallDelta] = ()
-    scores: Sequence[Score] | None = None
-    prompt_scores: Sequence[Score] | None = None
+    usage: TokenUsage
     echo: bytes = b""
     echoed: Sequence[int] | None = None
