@@ -147,7 +147,7 @@ fuzz-http2: $(READY)  ## Hold our HTTP/2 against h2 for FUZZ_RUNS seeded convers
 	$(BIN)/python -m tests.slow.fuzz.planted
 
 .PHONY: soak
-soak: $(READY)  ## Two gateways with two workers each that share their picks under load and faults for MINUTES; does all add up, is memory flat?
+soak: $(READY)  ## Two gateways that share their picks under load and faults for MINUTES; does all add up, is memory flat?
 	$(BIN)/python -m tests.slow.soak --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1) --carrier $(or $(CARRIER),nats)
 
 .PHONY: clean

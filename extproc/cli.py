@@ -87,10 +87,6 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     ignored = given_without_effect(context)
     if ignored:
         log.info("flags that have no effect here: %s", ", ".join(ignored))
-    if start.settings.server.workers > 1:
-        from extproc.router.workers.parent import serve_workers  # noqa: PLC0415
-
-        sys.exit(serve_workers(start))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(run(start)))
 

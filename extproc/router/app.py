@@ -29,12 +29,10 @@ from extproc.router.service.door import Door, serve_admin
 from extproc.router.service.health import Health
 from extproc.router.service.live.tape import Recorder, Tape
 from extproc.router.service.long_bodies import prepare_for_long_bodies
-from extproc.router.service.outages import Outages
 from extproc.router.service.pools import Pools
-from extproc.router.service.siblings import Siblings
 from extproc.router.service.tracing import FLUSH_S, build_tracer
 from extproc.router.service.transport import Transport, build_health_transport, build_transport
-from extproc.router.service.wiring import OwnSources, Sources, build_courier
+from extproc.router.service.wiring import Sources, build_courier
 from extproc.router.settings.tree import ServerSettings, Settings, parse_settings, read_environment
 from extproc.router.share.courier import Courier
 from extproc.router.share.metrics import ShareCollector
@@ -74,38 +72,26 @@ class Start:
         return cls(parse_settings(content, read_environment(), str(path)), path, content)
 
 
-@dataclass(frozen=True, slots=True)
-class Crew:
-    """What one of several workers has from the others: lists, outages that are told, letters, news."""
-
-    sources: Sources
-    outages: Outages
-    courier: Courier
-    siblings: Siblings
-
-
 class Application:
-    """The running service; as one of several workers, with a `crew`."""
+    """The running service."""
 
-    def __init__(self, start: Start, crew: Crew | None = None) -> None:
+    def __init__(self, start: Start) -> None:
         settings = start.settings
         rng = Random()  # noqa: S311  # chances, not secrets
-        self.metrics = Metrics(has_watches=crew is None)
+        self.metrics = Metrics()
         self.is_draining = False
-        self.budget = Budget(_part(settings.server.budget, settings.server))
+        self.budget = Budget(settings.server.budget)
         self.xds = _build_xds(settings, self.metrics)
-        self.courier = crew.courier if crew is not None else _build_courier(start)
+        self.courier = _build_courier(start)
         self.pools = Pools(
             self.metrics,
-            sources=crew.sources if crew is not None else OwnSources(start.base, rng),
+            sources=Sources(start.base, rng),
             rng=rng,
             clock=monotonic,
             publish=self.xds.publish if self.xds else lambda *_: None,
             retract=self.xds.remove if self.xds else lambda _: None,
             courier=self.courier,
-            hold_bytes=_part(settings.server.budget, settings.server) // 2,
-            outages=crew.outages if crew is not None else None,
-            siblings=crew.siblings if crew is not None else None,
+            hold_bytes=settings.server.budget // 2,
         )
         self.reader = ThreadPoolExecutor(1, "reader")
         self.tracer = build_tracer(os.environ, self.metrics.count_spans)
@@ -115,7 +101,7 @@ class Application:
             max_body_bytes=settings.server.max_body_bytes,
             clear_route_cache=settings.server.clear_route_cache or settings.server.xds,
             budget=self.budget,
-            announced=Budget(_part(settings.server.announced, settings.server)),
+            announced=Budget(settings.server.announced),
             pass_headers=settings.server.pass_headers,
             unseen_s=settings.server.unseen_s,
             on_served=self.pools.desks.observe_response,
@@ -313,11 +299,6 @@ def catch_signals() -> asyncio.Queue[int]:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     return signals
-
-
-def _part(total: int, settings: ServerSettings) -> int:
-    """A worker's part of what all may hold: enough for one body."""
-    return min(total, max(settings.max_body_bytes, total // settings.workers))
 
 
 def _build_courier(start: Start) -> Courier | None:

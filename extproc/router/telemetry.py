@@ -75,11 +75,10 @@ class Metrics(Collector):
     """Every metric of the service, in a registry of its own; the observer of the streams.
 
     What is counted for each request is counted in plain integers, and read when it is scraped: a counter
-    of the library takes a lock and costs as much as a pick. Who is told of sources and of the configuration
-    by a process that watches them for several does not count again what that one counts: `has_watches`.
+    of the library takes a lock and costs as much as a pick.
     """
 
-    def __init__(self, *, has_watches: bool = True) -> None:
+    def __init__(self) -> None:
         self.registry = _Registry()
         # Before the others: what there is to count is known before they are asked.
         self.registry.register(self)
@@ -119,14 +118,6 @@ class Metrics(Collector):
         self.xds_nacks = self._counter("xds_nacks", "Configurations that an Envoy refused.", "type")
         Info("extproc", "The running service.", registry=self.registry).info({"version": __version__})
         ProcessCollector(registry=self.registry)
-        if not has_watches:
-            for watching in (
-                self.watch_restarts,
-                self.objectives_restarts,
-                self._reloads,
-                self._config_refused,
-            ):
-                self.registry.unregister(watching)
         for counter, values in (
             (self._prompt_errors, sorted(_whys(PromptError))),
             (self._stream_errors, STREAM_FAULTS),
@@ -367,14 +358,7 @@ class _Allowance:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line. JSON escapes whatever could break a line or a terminal.
-
-    `worker` is who writes, among several.
-    """
-
-    def __init__(self, worker: int | None = None) -> None:
-        super().__init__()
-        self._worker = {} if worker is None else {"worker": worker}
+    """One JSON object per line. JSON escapes whatever could break a line or a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -383,7 +367,6 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **self._worker,
         }
         if unsaid := getattr(record, "unsaid", 0):
             line["unsaid"] = unsaid  # of the same kind, since the last one
@@ -393,12 +376,10 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def configure_logging(
-    level: str, stream: TextIO, clock: Callable[[], float] = monotonic, *, worker: int | None = None
-) -> None:
+def configure_logging(level: str, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
     """Sends this package's logs to `stream`; leaves every other logger alone but for warnings."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter(worker))
+    handler.setFormatter(JsonFormatter())
     handler.addFilter(RateLimit(clock))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("extproc").setLevel(level)

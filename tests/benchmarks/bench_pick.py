@@ -12,14 +12,12 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import orjson
-from msgspec.msgpack import Decoder, Encoder
 from msgspec.structs import replace
 
 from extproc.errors import Overloaded
 from extproc.router.budget import Budget
 from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.order import Order, Word
 from extproc.router.routing.picker import Ask, Picker, Route
 from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.prompt.chain import Chain, chain_of
@@ -169,54 +167,18 @@ def _resident_mb() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-class Answering:
-    """Three other workers that have nothing in flight, and answer each word at once."""
-
-    lane = 0
-
-    def __init__(self, pool: Pool) -> None:
-        self.due: list[Callable[[], None]] = []
-        self.order = Order("llama", self, pool.room, later=lambda _, action: self.due.append(action))
-        self._encode, self._decode = Encoder().encode, Decoder(Word).decode
-
-    def others(self) -> range:
-        return range(1, 4)
-
-    def tell(self, word: Word) -> None:
-        for lane in self.others():
-            answer = Word(word.pool, word.number, {0: word.number}, 0, 0, (), asks=False)
-            self.tell_one(lane, word)
-            self.order.hear(lane, self._decode(self._encode(answer)))
-
-    def tell_one(self, _: int, word: Word) -> None:
-        self._encode(word)
-
-    def pass_by(self) -> None:
-        """What was put off falls due."""
-        due, self.due = self.due, []
-        for action in due:
-            action()
-
-
-def sessions(
-    count: int, *, limit: int | None = None, holds: bool = False, workers: bool = False
-) -> Callable[[], None]:
+def sessions(count: int, *, limit: int | None = None, holds: bool = False) -> Callable[[], None]:
     """A whole stream without the socket: decode, session, encode, close.
 
-    `holds`: its pool, which is not full, would hold requests. `workers`: it is one of four, which tell each
-    other what there is to tell every 50 requests, as in 50 ms of 1,000 a second.
+    `holds`: its pool, which is not full, would hold requests.
     """
     picker = build_picker(count)
     pool = picker.routes["llama"].pool
     pool.max_in_flight = limit
-    others = Answering(pool)
     if holds:
-        order = others.order if workers else None
-        queue = Queue(Limits(), Budget(1 << 26), clock=lambda: 0.0, later=lambda *_: None, order=order)
-        pool.hold(queue)
+        pool.hold(Queue(Limits(), Budget(1 << 26), clock=lambda: 0.0, later=lambda *_: None))
     headers = RequestHeaders({":method": "POST", ":path": "/v1/chat/completions"}, config=StreamConfig())
     events = cycle([RequestBody(body) for body in bodies()])
-    turns = cycle(range(50))
 
     def once() -> None:
         session = Session(picker, new_request_id=lambda: "id")
@@ -224,8 +186,6 @@ def sessions(
             for reply in session.on(event):
                 encode(reply)
         session.close()
-        if not next(turns):
-            others.pass_by()
 
     return once
 
@@ -272,7 +232,6 @@ def main() -> None:
             ("may hold requests", sessions(count, holds=True)),
             ("has a limit", sessions(count, limit=64)),
             ("has a limit and may hold", sessions(count, limit=64, holds=True)),
-            ("likewise, of four workers", sessions(count, limit=64, holds=True, workers=True)),
         )
     ]
     rows += [

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from extproc.router.settings.share import ShareSettings
-from extproc.router.workers.messages import LANES
 from monitoring.dashboards import BOARDS
 from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import MANIFESTS, Object, render, render_folder
@@ -82,8 +81,7 @@ def test_sharing_of_picks_is_a_component(tmp_path: Path) -> None:
     assert peers["spec"]["clusterIP"] == "None"
     assert peers["spec"]["publishNotReadyAddresses"]
     assert peers["spec"]["selector"].items() <= template["metadata"]["labels"].items()
-    # Workers listen at neighbouring ports.
-    assert [[{"port": 9004, "endPort": 9004 + LANES - 1}]] * 2 == [
+    assert [[{"port": 9004}]] * 2 == [
         rule["ports"] for rule in (*policy["spec"]["ingress"], *policy["spec"]["egress"])
     ]
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.envoy
 CLIENTS_GONE = 200
 STREAMS = 2_000
 WAVE = 200
-WORKERS = 2  # as tests.stack.gateway starts it
+THREADS = 2  # of Envoy, as tests.stack.gateway starts it
 JSON = {"content-type": "application/json"}
 
 
@@ -32,8 +32,8 @@ def _in_flight(stack: Stack) -> int:
 def _is_idle(stack: Stack) -> bool:
     """Whether nobody counts anything: the service, its metrics, Envoy."""
     envoys = stack.gateway.counters("cluster.")
-    # Each worker's access log is a request to the service that never ends.
-    asked = max(0, envoys["cluster.extproc.upstream_rq_active"] - WORKERS)
+    # Each thread's access log is a request to the service that never ends.
+    asked = max(0, envoys["cluster.extproc.upstream_rq_active"] - THREADS)
     active = [asked, envoys["cluster.vllm.upstream_rq_active"]]
     metrics = [stack.service.metric(name) for name in ("extproc_endpoint_in_flight", "extproc_streams_open")]
     return not any([_in_flight(stack), *active, *metrics])

@@ -40,8 +40,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 
-from msgspec import Struct
-
 from extproc.router.feedback.outcome import Outcome, Verdict
 
 
@@ -116,23 +114,8 @@ class View:
 _ALL = View()
 
 
-class Charge(Struct, frozen=True):
-    """What there is against one endpoint, for another process: times are told from now, seconds."""
-
-    name: str
-    row: int
-    level: int
-    cooled_ago_s: float | None
-    left_s: float
-    busy_s: float
-
-
 class Cooling:
-    """The cases of one pool's endpoints, by name. Costs a pick one comparison while there is none.
-
-    Several may be kept of one pool, each by a process that places requests. They come to the same verdicts
-    where each observes what another one `heeds`, and hears of its trials, which `on_trial` is told.
-    """
+    """The cases of one pool's endpoints, by name. Costs a pick one comparison while there is none."""
 
     def __init__(self, rules: Rules, *, clock: Callable[[], float], rng: Random) -> None:
         self.rules = rules
@@ -144,7 +127,6 @@ class Cooling:
         self._view: View | None = _ALL
         self._has_log = False
         self._picks_untold = 0
-        self.on_trial: Callable[[str], None] = lambda _: None
 
     def __repr__(self) -> str:
         return f"<Cooling {', '.join(f'{name}: {why}' for name, why in self.shut().items()) or 'nobody'}>"
@@ -169,50 +151,6 @@ class Cooling:
             if not self._is_closed(case, now_s):
                 case.trial_s = now_s
                 self._view = None
-                self.on_trial(name)
-
-    def hear_trial(self, name: str) -> None:
-        """Notes that somebody else gave `name` the one request for now."""
-        case = self._away.get(name)
-        if case is not None and case.cooled_s is not None:
-            case.trial_s = now_s = self._clock()
-            case.until_s = min(case.until_s, now_s)
-            self._view = None
-
-    def heeds(self, name: str, outcome: Outcome) -> bool:
-        """Whether the outcome, not observed yet, counts for or against `name`."""
-        if outcome.verdict is Verdict.FAILED or outcome.verdict is Verdict.BUSY:
-            return name in self._members
-        case = self._cases.get(name)
-        return case is not None and (case.row > 0 or case.cooled_s is not None)
-
-    def charges(self) -> list[Charge]:
-        """What there is against endpoints now."""
-        now_s = self._clock()
-        return [
-            Charge(
-                name,
-                case.row,
-                case.level,
-                None if case.cooled_s is None else now_s - case.cooled_s,
-                max(0.0, case.until_s - now_s),
-                max(0.0, case.busy_until_s - now_s),
-            )
-            for name, case in self._cases.items()
-            if case.row or case.why(now_s)
-        ]
-
-    def adopt(self, charges: Iterable[Charge]) -> None:
-        """Takes what somebody else has against endpoints of which nothing is known here."""
-        now_s = self._clock()
-        for told in charges:
-            if told.name not in self._members or told.name in self._cases:
-                continue
-            case = self._cases[told.name] = _Case(told.row, now_s, told.level)
-            case.busy_until_s = now_s + told.busy_s
-            if told.cooled_ago_s is not None:
-                case.cooled_s, case.until_s = now_s - told.cooled_ago_s, now_s + told.left_s
-            self._file(told.name, case)
 
     def shut(self) -> Mapping[str, Why]:
         """Every endpoint that is left out now, or on trial, and why."""

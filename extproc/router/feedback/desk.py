@@ -1,7 +1,7 @@
 """Where the outcomes of one pool's requests arrive: counted, judged, told."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from extproc.router.feedback.cooling import Change, Cooling
 from extproc.router.feedback.outcome import Outcome, Verdict
@@ -14,10 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Desk:
-    """Knows a pool's endpoints by their addresses; hands what is heard to its `cooling` and its `tally`.
-
-    `relay` takes what other processes with desks for this pool should hear, too; `on_log` that there is one.
-    """
+    """Knows a pool's endpoints by their addresses; hands what is heard to its `cooling` and its `tally`."""
 
     def __init__(self, pool: Pool, cooling: Cooling) -> None:
         self.pool = pool
@@ -25,8 +22,6 @@ class Desk:
         self.tally = Tally()
         self.vitals: dict[str, Vitals] = {}
         self.has_log = False
-        self.relay: Callable[[Outcome], None] = lambda _: None
-        self.on_log: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
         return f"<Desk of {self.pool.name}: {self.cooling!r}, {self.tally!r}>"
@@ -37,20 +32,9 @@ class Desk:
     def observe(self, outcome: Outcome, trace_id: str = "") -> None:
         """Takes what an access log tells: of every request, when it has ended."""
         if not self.has_log:
-            self.hear_log()
-            self.on_log()
+            self.has_log = True
+            self.cooling.hear_log()
         self._take(outcome, is_counted=True, trace_id=trace_id)
-
-    def hear_log(self) -> None:
-        """Notes that an access log tells of this pool's requests, here or elsewhere."""
-        self.has_log = True
-        self.cooling.hear_log()
-
-    def hear(self, outcome: Outcome) -> None:
-        """Takes what another desk was told, which counts and says it."""
-        name = self._name(outcome.address)
-        if name is not None:
-            self._judge(name, outcome)
 
     def observe_response(self, outcome: Outcome) -> None:
         """Takes what a response's headers tell: at once, of some requests.
@@ -89,19 +73,14 @@ class Desk:
             return
         if is_counted:
             self.tally.count(name, outcome, self._zone(name), trace_id)
-        if self.cooling.heeds(name, outcome):
-            self.relay(outcome)
-        change = self._judge(name, outcome)
-        if change is not None:
-            self.tally.count_change(name, change)
-            self._tell(name, change)
-
-    def _judge(self, name: str, outcome: Outcome) -> Change | None:
         change = self.cooling.observe(name, outcome)
+        if change is None:
+            return
         if change is Change.COOLED and outcome.status == 0:
             # Nobody answers there: a process that is gone held its cache.
             self.pool.strategy.lose(name)
-        return change
+        self.tally.count_change(name, change)
+        self._tell(name, change)
 
     def _name(self, address: str) -> str | None:
         snapshot = self.pool.snapshot

@@ -12,7 +12,6 @@ from extproc.errors import Cold, NoEndpoint, Overloaded, RequestError
 from extproc.router.routing.admission import ORDINARY, Admission, Crowd, Standing
 from extproc.router.routing.endpoint import Endpoint, canonical_location
 from extproc.router.routing.load import LoadBook
-from extproc.router.routing.order import Room
 from extproc.router.routing.queue import Lane, Queue
 from extproc.router.routing.strategies.base import (
     NOWHERE,
@@ -135,8 +134,6 @@ class Pick(Struct, frozen=True):
             self.pool.admission.take(self.standing, name)
         if self.pool.gate is not None:
             self.pool.gate.picked(name)
-        if self.pool.queue is not None:
-            self.pool.queue.went()
         if self.pool.witness is not None:
             self._tell_lost()
             self.pool.witness.picked(self)
@@ -289,27 +286,7 @@ class Pool:
         """What a request with these headers waits as."""
         standing = self.standing(headers) or ORDINARY
         allowed = None if subset is None else tuple(subset)
-        is_free = self.queue is None or self.queue.order is None or self._serves_all(adapter, subset)
-        return Lane(standing.priority, standing.client, adapter, allowed, is_free)
-
-    def _serves_all(self, adapter: str, subset: Sequence[str] | None) -> bool:
-        """Whether every endpoint holds `adapter` and is in `subset`."""
-        snapshot = self.snapshot
-        count = len(snapshot.names)
-        if adapter and len(snapshot.by_adapter.get(adapter, ())) < count:
-            return False
-        return subset is None or len(snapshot.locate(subset)) == count
-
-    def room(self) -> Room | None:
-        """What there is for requests that any endpoint may take; `None`: there is no limit."""
-        each = self.max_in_flight
-        if each is None:
-            return None
-        candidates, book = self.candidates(), self.book
-        limit, total = each * len(candidates), candidates.total
-        elsewhere = book.total_elsewhere - sum(map(book.elsewhere_on, candidates.closed))
-        ceiling = self.admission.ceiling(limit)
-        return Room(limit, ceiling, total, total - elsewhere)
+        return Lane(standing.priority, standing.client, adapter, allowed)
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
         """Builds and installs a snapshot of `endpoints` at once."""

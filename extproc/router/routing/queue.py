@@ -20,8 +20,6 @@ The rules:
   a queue.
 - **Ends.** A request leaves once: let in; refused, when its time is over or the queue is shut; or its client
   left. One whose time is over is asked a last time, and so gets the refusal that holds now.
-- **Several workers** have a queue each. Whose turn it is among all of them, `order` says; without one, and
-  for what only some of the endpoints may take, a queue goes by itself.
 - **From zero.** When an empty pool gets endpoints, the gateway hears of them elsewhere, and perhaps later: an
   address that it does not know yet is answered 503. So the queue stays as it is for `settle_s`.
 
@@ -38,7 +36,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from extproc.router.budget import Budget
-from extproc.router.routing.order import FIRSTS, Later, Line, Order, Place
+
+Later = Callable[[float, Callable[[], None]], object]
 
 # How often the queue is looked at while somebody waits: times end, and an endpoint that was left out is back.
 TICK_S: Final = 0.1
@@ -61,26 +60,24 @@ class End(StrEnum):
 
 
 class Lane(NamedTuple):
-    """What admission tells requests apart by. `is_free`: any endpoint of the pool may take it."""
+    """What admission tells requests apart by."""
 
     priority: int = 0
     client: int = 0
     adapter: str = ""
     subset: tuple[str, ...] | None = None
-    is_free: bool = True
 
 
 class Waiter:
     """One request that is held. `ask` lets it try to leave; with `True` for the last time."""
 
-    __slots__ = ("ask", "lane", "number", "place", "since_s", "size_bytes", "until_s")
+    __slots__ = ("ask", "lane", "number", "since_s", "size_bytes", "until_s")
 
     def __init__(self, lane: Lane, size_bytes: int = 0) -> None:
         self.lane = lane
         self.size_bytes = size_bytes
         self.ask: Callable[[bool], None] = _nobody
         self.number = 0
-        self.place: Place = (0, 0)
         self.since_s = self.until_s = 0.0
 
     def __repr__(self) -> str:
@@ -116,31 +113,17 @@ class Queue:
     """Requests of one pool in the order in which they may leave.
 
     `budget` bounds the bytes of their bodies, and may be shared with other queues. `clock` counts seconds;
-    `later` calls something after so many of them, with 0 when whoever calls now is done. `order` is that of
-    the queues of several workers.
+    `later` calls something after so many of them, with 0 when whoever calls now is done.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        budget: Budget,
-        *,
-        clock: Callable[[], float],
-        later: Later,
-        order: Order | None = None,
-    ) -> None:
+    def __init__(self, limits: Limits, budget: Budget, *, clock: Callable[[], float], later: Later) -> None:
         self.limits = limits
         self.stays = {end: Stays() for end in End}
         self._budget = budget
         self._clock = clock
         self._later = later
-        self.order = order
-        if order is not None:
-            order.line, order.on_word = self._line, self._look_soon
-        self._micros = 0
         self._waiting: dict[int, dict[int, Waiter]] = {}  # by priority, then in the order of their numbers
         self._lanes = Counter[Lane]()
-        self._free = Counter[int]()  # those that any endpoint may take, by priority
         self._number = 0
         self._is_stirred = self._is_ticking = self._is_shut = False
         self._settled_s = 0.0
@@ -159,29 +142,23 @@ class Queue:
         return waiter.number in self._waiting.get(waiter.lane.priority, ())
 
     def precedes(self, lane: Lane) -> bool:
-        """Asks those who wait, if anything changed; whether one of `lane` still does, here or elsewhere."""
-        if self._waiting:
-            if self._is_stirred:
-                self.admit()
-            if lane in self._lanes or (bool(self._waiting) and self._clock() < self._settled_s):
-                return True
-        if self.order is None or not lane.is_free:
+        """Asks those who wait, if anything changed; whether one of `lane` still does."""
+        if not self._waiting:
             return False
-        return not self.order.lets(self._place(lane), self._before(lane.priority))
+        if self._is_stirred:
+            self.admit()
+        return lane in self._lanes or (bool(self._waiting) and self._clock() < self._settled_s)
 
     def enter(self, waiter: Waiter) -> bool:
         """Holds a request from now on, if there is room for it; whether there is."""
         if self._is_shut or not self._make_room(waiter):
             return False
         self._number += 1
-        waiter.number, waiter.since_s, waiter.place = self._number, self._clock(), self._place(waiter.lane)
+        waiter.number, waiter.since_s = self._number, self._clock()
         waiter.until_s = waiter.since_s + self.limits.wait_s
         self._waiting.setdefault(waiter.lane.priority, {})[waiter.number] = waiter
         self._lanes[waiter.lane] += 1
-        self._free[waiter.lane.priority] += waiter.lane.is_free
         self._start_ticking()
-        if self.order is not None:
-            self.order.change()
         return True
 
     def leave(self, waiter: Waiter, end: End) -> None:
@@ -195,22 +172,14 @@ class Queue:
         self._lanes[waiter.lane] -= 1
         if not self._lanes[waiter.lane]:
             del self._lanes[waiter.lane]
-        self._free[waiter.lane.priority] -= waiter.lane.is_free
         self._budget.give(waiter.size_bytes)
         self.stays[end].add(self._clock() - waiter.since_s)
-        if self.order is not None:
-            self.order.change()
 
     def stir(self) -> None:
         """Hears that there may be room; soon, those who wait are asked."""
-        if self.order is not None:
-            self.order.stir()
-        self._look_soon()
-
-    def went(self) -> None:
-        """Hears that a request of the pool went to an endpoint, whether it waited here or not."""
-        if self.order is not None:
-            self.order.went()
+        if self._waiting and not self._is_stirred:
+            self._is_stirred = True
+            self._later(0.0, self.admit)
 
     def settle(self) -> None:
         """Hears that an empty pool has endpoints."""
@@ -223,22 +192,18 @@ class Queue:
         self._is_stirred = False
         if self._clock() < self._settled_s:
             return
-        refused, left, has_turn = set[Lane](), 0, True
+        refused, left = set[Lane](), 0
         while left < _AT_ONCE and len(refused) < min(len(self._lanes), _ASKED):
             waiter = next((one for one in islice(self, _LOOKED_AT) if one.lane not in refused), None)
             if waiter is None:
                 return
-            if waiter.lane.is_free and self.order is not None:
-                # The others keep a place for who has none yet: nobody of ours behind it may take that.
-                has_turn = has_turn and self.order.lets(waiter.place)
-            if has_turn or not waiter.lane.is_free:
-                waiter.ask(False)
+            waiter.ask(False)
             if waiter in self:
                 refused.add(waiter.lane)
             else:
                 left += 1
         if left == _AT_ONCE:
-            self._look_soon()
+            self.stir()
 
     def shut(self) -> None:
         """Refuses all who wait, and holds nobody any more."""
@@ -256,24 +221,6 @@ class Queue:
                 return False
             self._dismiss(next(reversed(self._waiting[lowest].values())))
         return True
-
-    def _look_soon(self) -> None:
-        if self._waiting and not self._is_stirred:
-            self._is_stirred = True
-            self._later(0.0, self.admit)
-
-    def _place(self, lane: Lane) -> Place:
-        """Where one who comes now stands; no two are alike."""
-        self._micros = max(self._micros + 1, int(self._clock() * 1e6))
-        return -lane.priority, self._micros
-
-    def _before(self, priority: int) -> int:
-        """How many wait here that go before one of this priority who comes now."""
-        return sum(count for other, count in self._free.items() if other >= priority)
-
-    def _line(self) -> Line:
-        places = (waiter.place for waiter in islice(self, _LOOKED_AT) if waiter.lane.is_free)
-        return Line(self._free.total(), (*islice(places, FIRSTS),))
 
     def _dismiss(self, waiter: Waiter) -> None:
         waiter.ask(True)

@@ -19,15 +19,13 @@ _KEPT: Final = 1_024
 class Tickets:
     """Picks by number: of open requests, and for a short while of ended ones.
 
-    `first` is where the numbers begin: at random, so that those of two services hardly meet. Of workers of
-    one service each gives those of its `lane`, by their remainder, and so they never meet; `lanes` is a power
-    of two. An open request's pick costs nothing here, since its stream holds it, too.
+    `first` is where the numbers begin: at random, so that those of two services hardly meet. An open
+    request's pick costs nothing here, since its stream holds it, too.
     """
 
-    def __init__(self, clock: Callable[[], float], first: int, *, lane: int = 0, lanes: int = 1) -> None:
+    def __init__(self, clock: Callable[[], float], first: int) -> None:
         self._clock = clock
-        self._step = lanes
-        self._next = first - first % lanes + lane
+        self._next = first
         self._open: dict[int, Pick] = {}
         self._ended: OrderedDict[int, tuple[Pick, float]] = OrderedDict()
         self._traces: OrderedDict[int, str] = OrderedDict()
@@ -42,7 +40,7 @@ class Tickets:
         """Returns the pick's number, 64 bits and not 0; or 0 where nobody would learn from its end."""
         if not pick.reading.learns:
             return 0
-        self._next = number = (self._next + self._step) & 0xFFFF_FFFF_FFFF_FFFF or self._step
+        self._next = number = (self._next + 1) & 0xFFFF_FFFF_FFFF_FFFF or 1
         self._open[number] = pick
         return number
 

@@ -12,21 +12,9 @@ from extproc.router.feedback.outcome import Exchange, Outcome
 from extproc.router.feedback.probes import Prober
 from extproc.router.feedback.scraper import Scraper
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.order import Order, Word
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Ending, Outside
 from extproc.router.routing.tickets import Tickets
-from extproc.router.service.siblings import (
-    Gone,
-    Judged,
-    Known,
-    Logged,
-    Newcomer,
-    News,
-    OnTrial,
-    Settled,
-    Siblings,
-)
 from extproc.router.service.wiring import build_pool, build_probe, build_rules, build_scrape
 from extproc.router.settings.tree import PoolSettings
 from extproc.router.stream.events import Served
@@ -37,16 +25,12 @@ _FAILED: Final = 500
 class Desks:
     """One desk per pool; one prober and one scraper where its settings ask for them.
 
-    `tickets` find the pick that a proxy tells of. `siblings` are other workers: what they hear, `hear` takes.
-    Needs a running event loop.
+    `tickets` find the pick that a proxy tells of. Needs a running event loop.
     """
 
-    def __init__(self, outside: Outside, siblings: Siblings | None = None) -> None:
+    def __init__(self, outside: Outside) -> None:
         self._outside = outside
-        self._siblings = siblings
-        self._lane, self._lanes = (siblings.lane, siblings.lanes) if siblings is not None else (0, 1)
-        first = outside.rng.getrandbits(64)
-        self.tickets = Tickets(outside.clock, first, lane=self._lane, lanes=self._lanes)
+        self.tickets = Tickets(outside.clock, outside.rng.getrandbits(64))
         self._scrapes: dict[str, asyncio.Task[None]] = {}
         self._desks: dict[str, Desk] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
@@ -58,9 +42,7 @@ class Desks:
         """Builds a pool whose endpoints may be left out, and hears of its requests from now on."""
         cooling = Cooling(build_rules(settings), clock=self._outside.clock, rng=self._outside.rng)
         pool = build_pool(settings, self._outside, cooling)
-        self._desks[settings.name] = desk = Desk(pool, cooling)
-        if self._siblings is not None:
-            _connect(desk, self._siblings)
+        self._desks[settings.name] = Desk(pool, cooling)
         self._probe(settings)
         self._scrape(settings)
         return pool
@@ -95,50 +77,10 @@ class Desks:
 
     def settle(self, exchange: Exchange) -> None:
         """Tells the strategy that placed a request what became of it."""
-        owner = exchange.ticket % self._lanes
-        if self._siblings is not None and owner != self._lane:
-            self._siblings.tell_one(owner, Settled(exchange))
-            return
         pick = self.tickets.take(exchange.ticket)
         if pick is not None:
             # Of one that nobody answered there is a status, too, unless its client left.
             pick.learn(Ending(exchange.status or None, exchange.first_token_s), exchange.address)
-
-    def hear(self, lane: int, news: News) -> None:
-        """Takes what another worker was told, or wants to know."""
-        match news:
-            case Settled(exchange):
-                self.settle(exchange)
-            case Newcomer():
-                for desk in self:
-                    self._introduce(lane, desk)
-            case Word(pool):
-                for order in self._orders(pool):
-                    order.hear(lane, news)
-            case Gone():
-                for order in self._orders(*self._desks):
-                    order.lose(lane)
-            case Judged(pool) | OnTrial(pool) | Logged(pool) | Known(pool):
-                if pool in self._desks:
-                    _hear(self._desks[pool], news)
-
-    def _orders(self, *pools: str) -> Iterator[Order]:
-        """Those of pools where requests wait in the order of all workers."""
-        for pool in pools:
-            queue = self._desks[pool].pool.queue if pool in self._desks else None
-            if queue is not None and queue.order is not None:
-                yield queue.order
-
-    def _introduce(self, lane: int, desk: Desk) -> None:
-        if self._siblings is None:
-            return
-        if desk.has_log:
-            self._siblings.tell_one(lane, Logged(desk.pool.name))
-        charges = desk.cooling.charges()
-        if charges:
-            self._siblings.tell_one(lane, Known(desk.pool.name, charges))
-        for order in self._orders(desk.pool.name):
-            order.meet(lane)
 
     def observe_response(self, served: Served, elapsed_s: float) -> None:
         """Takes what a gateway tells of a response's headers."""
@@ -177,22 +119,3 @@ class Desks:
         if probe is not None:
             probe.cancel()
             self._desks[name].cooling.forget_health()
-
-
-def _connect(desk: Desk, siblings: Siblings) -> None:
-    pool = desk.pool.name
-    desk.relay = lambda outcome: siblings.tell(Judged(pool, outcome))
-    desk.on_log = lambda: siblings.tell(Logged(pool))
-    desk.cooling.on_trial = lambda name: siblings.tell(OnTrial(pool, name))
-
-
-def _hear(desk: Desk, news: Judged | OnTrial | Logged | Known) -> None:
-    match news:
-        case Judged():
-            desk.hear(news.outcome)
-        case OnTrial():
-            desk.cooling.hear_trial(news.endpoint)
-        case Logged():
-            desk.hear_log()
-        case Known():
-            desk.cooling.adopt(news.charges)

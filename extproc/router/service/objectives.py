@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.routing.pool import Pool
-from extproc.router.service.wiring import Priorities, Sources
+from extproc.router.service.wiring import Sources
 from extproc.router.settings.endpoints import InferencePoolSettings
 from extproc.router.settings.tree import PoolSettings
 from extproc.router.telemetry import Metrics
@@ -20,7 +21,7 @@ class _Known:
     configured: Mapping[str, int] = field(default_factory=dict)
     watched: Mapping[str, int] = field(default_factory=dict)
     reference: InferencePoolSettings | None = None
-    source: Priorities | None = None
+    source: ObjectivesSource | None = None
     task: asyncio.Task[None] | None = None
 
     def replace(self, priorities: Mapping[str, int]) -> None:
@@ -75,6 +76,6 @@ class Objectives:
             known.task.cancel()
         known.reference, known.watched, known.source, known.task = reference, {}, None, None
         if reference is not None:
-            known.source = self._sources.objectives(known.pool.name, reference)
+            known.source = self._sources.objectives(reference)
             run = known.source.run(known)
             known.task = asyncio.create_task(run, name=f"objectives {known.pool.name}")

@@ -10,7 +10,7 @@ from extproc.errors import ExtprocError
 from extproc.router.routing.picker import Ask
 from extproc.router.service.explain import explain
 from extproc.router.service.pools import Pools
-from extproc.router.service.wiring import OwnSources
+from extproc.router.service.wiring import Sources
 from extproc.router.settings.tree import Settings
 from extproc.router.telemetry import Metrics
 
@@ -25,7 +25,7 @@ async def explain_once(
     rng = Random()  # noqa: S311  # chances, not secrets
     pools = Pools(
         Metrics(),
-        sources=OwnSources(base, rng),
+        sources=Sources(base, rng),
         rng=rng,
         clock=monotonic,
         publish=lambda *_: None,

@@ -8,7 +8,6 @@ from typing import Final
 
 from extproc.router.budget import Budget
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.order import Order
 from extproc.router.routing.picker import Picker
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
@@ -17,7 +16,6 @@ from extproc.router.service.desks import Desks
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.objectives import Objectives
 from extproc.router.service.outages import Outages
-from extproc.router.service.siblings import Siblings, WordsAfterLetters
 from extproc.router.service.wiring import Sources, build_queue, build_route, set_limits
 from extproc.router.settings.tree import PoolSettings
 from extproc.router.share.courier import Courier
@@ -55,7 +53,6 @@ class Pools:
         courier: Courier | None = None,
         hold_bytes: int = 1 << 26,
         outages: Outages | None = None,
-        siblings: Siblings | None = None,
         start_s: float = 10.0,
     ) -> None:
         self.picker = Picker(())
@@ -73,8 +70,7 @@ class Pools:
         self._first: frozenset[str] = frozenset()
         self._keepers: dict[str, PoolKeeper] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._siblings = siblings
-        self.desks = Desks(self._outside, siblings)
+        self.desks = Desks(self._outside)
         self.objectives = Objectives(sources, metrics)
 
     def __iter__(self) -> Iterator[PoolKeeper]:
@@ -199,14 +195,7 @@ class Pools:
             self._follow(after)
 
     def _hold(self, pool: Pool, settings: PoolSettings) -> None:
-        pool.hold(build_queue(settings, self._held, self._clock, _later, self._order(pool)))
-
-    def _order(self, pool: Pool) -> Order | None:
-        """That of the queues of several workers."""
-        if self._siblings is None or self._courier is None:
-            return None
-        crew = WordsAfterLetters(self._siblings, self._courier.post)
-        return Order(pool.name, crew, pool.room, later=_later)
+        pool.hold(build_queue(settings, self._held, self._clock, _later))
 
     def _on_change(self, name: str, endpoints: Sequence[Endpoint]) -> None:
         self._publish(name, endpoints)

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import ssl
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -62,16 +61,6 @@ def build_transport(
     )
 
 
-def build_listener(settings: ServerSettings, routes: Routes, budget: Budget, connections: int) -> Listener:
-    """Our own HTTP/2 without an address, for connections that somebody else accepts."""
-    return Listener(routes, limits=_limits(settings, connections), budget=budget)
-
-
-def build_tls(settings: TlsSettings) -> ssl.SSLContext:
-    """Raises `SettingsError` for certificates that cannot be read."""
-    return _certificates(settings).context()
-
-
 def _limits(settings: ServerSettings, connections: int) -> Limits:
     return Limits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
 
@@ -104,7 +93,7 @@ class NativeTransport:
         self._listener = Listener(routes, limits=limits, budget=budget)
 
     async def bind(self) -> int:
-        context = build_tls(self._tls) if self._tls else None
+        context = _certificates(self._tls).context() if self._tls else None
         return self._listener.listen(await bind_address(self._setting, self._listen), context)
 
     async def start(self) -> None:

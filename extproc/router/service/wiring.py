@@ -4,7 +4,6 @@ import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Protocol
 
 from extproc.errors import SettingsError
 from extproc.router.budget import Budget
@@ -15,7 +14,7 @@ from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.kubernetes import KubernetesSource
 from extproc.router.cluster.listwatch import KubeAccess
 from extproc.router.cluster.models import ModelsSource
-from extproc.router.cluster.objectives import ObjectivesSink, ObjectivesSource
+from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Source
 from extproc.router.cluster.static import StaticSource
@@ -23,43 +22,21 @@ from extproc.router.feedback.cooling import Rules
 from extproc.router.feedback.probes import ProbePlan
 from extproc.router.feedback.scraper import ScrapePlan
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.order import Later, Order
 from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Gate, Pool
-from extproc.router.routing.queue import Limits, Queue
+from extproc.router.routing.queue import Later, Limits, Queue
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.factory import build_strategy
 from extproc.router.settings.endpoints import EndpointsSettings, InferencePoolSettings, KubernetesSettings
-from extproc.router.settings.share import MeshSettings, NatsSettings, ShareSettings
+from extproc.router.settings.share import NatsSettings, ShareSettings
 from extproc.router.settings.tree import PoolSettings, ProbeSettings
 from extproc.router.share.courier import Carrier, Courier, Tally
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
 
 
-class Priorities(Protocol):
-    """Something that knows the priorities of a pool's objectives and hears of changes."""
-
-    @property
-    def age_s(self) -> float | None:
-        """Seconds since what is known was last confirmed; `None`: nothing is."""
-        ...
-
-    async def run(self, sink: ObjectivesSink) -> None:
-        """Runs until cancelled."""
-        ...
-
-
-class Sources(Protocol):
-    """Where the pools' endpoints and priorities are known from."""
-
-    def endpoints(self, settings: PoolSettings) -> Source: ...
-
-    def objectives(self, pool: str, settings: InferencePoolSettings) -> Priorities: ...
-
-
-class OwnSources:
-    """What the settings name, asked by this process. `base` is the folder that relative paths start from."""
+class Sources:
+    """Builds what the settings name. `base` is the folder that relative paths start from."""
 
     def __init__(self, base: Path, rng: Random) -> None:
         self._base = base
@@ -68,7 +45,7 @@ class OwnSources:
     def endpoints(self, settings: PoolSettings) -> Source:
         return build_source(settings, self._base, self._rng)
 
-    def objectives(self, pool: str, settings: InferencePoolSettings) -> Priorities:  # noqa: ARG002  # one is as another
+    def objectives(self, settings: InferencePoolSettings) -> ObjectivesSource:
         return build_objectives(settings, self._rng)
 
 
@@ -89,19 +66,14 @@ def set_limits(pool: Pool, settings: PoolSettings) -> None:
 
 
 def build_queue(
-    settings: PoolSettings,
-    budget: Budget,
-    clock: Callable[[], float],
-    later: Later,
-    order: Order | None = None,
+    settings: PoolSettings, budget: Budget, clock: Callable[[], float], later: Later
 ) -> Queue | None:
     """`None`: the pool holds nobody."""
     hold = settings.hold
     if hold is None:
         return None
-    return Queue(
-        Limits(hold.wait_s, hold.requests, hold.settle_s), budget, clock=clock, later=later, order=order
-    )
+    limits = Limits(hold.wait_s, hold.requests, hold.settle_s)
+    return Queue(limits, budget, clock=clock, later=later)
 
 
 def build_rules(settings: PoolSettings) -> Rules:
@@ -127,20 +99,16 @@ def build_courier(
     """Raises `SettingsError` for a secret that is not there, or too short."""
     tally = Tally()
     if settings.nats is not None:
-        carrier = build_nats(settings.nats, settings.cluster, base, environment, tally)
+        carrier: Carrier = _build_nats(settings.nats, settings.cluster, base, environment, tally)
     elif settings.mesh is not None:
-        carrier = build_mesh(settings.mesh, build_peers(settings.mesh, base, outside.rng), outside, tally)
+        peers = Restarting(_endpoint_source(settings.mesh.peers, base, outside.rng), rng=outside.rng)
+        carrier = Mesh(settings.mesh.listen, peers, tally, rng=outside.rng, clock=outside.clock)
     secret = settings.secret.read(base, environment)
-    return seal_letters(carrier, settings.cluster, secret, outside, tally)
-
-
-def seal_letters(carrier: Carrier, cluster: str, secret: bytes, outside: Outside, tally: Tally) -> Courier:
-    """Raises `SettingsError` for a secret that is too short."""
     names = SystemRandom()
     try:
         return Courier(
             carrier,
-            lambda me: Seal(cluster, secret, me),
+            lambda me: Seal(settings.cluster, secret, me),
             tally,
             draw=lambda: names.getrandbits(64),
             clock=outside.clock,
@@ -149,22 +117,7 @@ def seal_letters(carrier: Carrier, cluster: str, secret: bytes, outside: Outside
         raise SettingsError(f"share.secret: {error}") from None
 
 
-def build_peers(settings: MeshSettings, base: Path, rng: Random) -> Source:
-    """Where the gateways of a mesh are known from."""
-    return Restarting(_endpoint_source(settings.peers, base, rng), rng=rng)
-
-
-def build_mesh(
-    settings: MeshSettings, peers: Source, outside: Outside, tally: Tally, *, lane: int = 0, workers: int = 1
-) -> Carrier:
-    """Of `workers` that serve as one gateway, each listens at a port of its own, by its `lane`."""
-    host, _, port = settings.listen.rpartition(":")
-    first = int(port)
-    listen, own = f"{host}:{first + lane}", range(first, first + workers)
-    return Mesh(listen, peers, tally, rng=outside.rng, clock=outside.clock, own_ports=own)
-
-
-def build_nats(
+def _build_nats(
     settings: NatsSettings, cluster: str, base: Path, environment: Mapping[str, str], tally: Tally
 ) -> Carrier:
     try:

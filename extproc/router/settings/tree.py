@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -28,6 +29,15 @@ ENVIRONMENT_PREFIX: Final = "EXTPROC_"
 _SERVICE_LINK: Final = re.compile(
     r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?$"
 )
+
+
+REMOVED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "server.workers": "was removed in 0.2: run more replicas, or several services behind one "
+        "Envoy cluster; see docs/sharing.md",
+    }
+)
+"""Settings of former releases, by their places, and what to do instead."""
 
 
 class TlsSettings(Section):
@@ -63,9 +73,6 @@ class ServerSettings(Section):
     health: Listen | None = None
     """gRPC health alone, always plain text: for kubelets and load balancers where `tls` is set (upstream's
     picker: 0.0.0.0:9003). Omitted: on `listen` only."""
-    workers: int = Field(default=1, ge=1, le=64)
-    """Processes behind the one address; as many as there are cores for them, and no more than the proxy has
-    threads: each thread has one connection, and a connection is one worker's. Needs `transport: native`."""
     max_body_bytes: int = Field(default=50_331_648, ge=1_024, le=1_073_741_824)
     """The largest request body; Envoy's buffer limit should be the same. 48 MiB: a sound of 25 MiB, the most
     that vLLM takes, is 33 MiB as base64, and there is room for the conversation around it."""
@@ -99,12 +106,6 @@ class ServerSettings(Section):
     def announced(self) -> int:
         """What proxies may be about to buffer: with its copy on the way here, half the heap of our Envoys."""
         return 4 * self.max_body_bytes
-
-    @model_validator(mode="after")
-    def _can_hand_on(self) -> Self:
-        if self.workers > 1 and self.transport == "grpcio":
-            raise ValueError("workers take connections that are handed on to them, which grpcio cannot")
-        return self
 
     @field_validator("listen", "admin", "health")
     @classmethod
@@ -375,6 +376,9 @@ def _variable(path: tuple[str, ...]) -> str:
 
 
 def _ask_back(name: str, known: Iterable[str]) -> str:
+    place = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+    if place in REMOVED:
+        return f"{name}: {place} {REMOVED[place]}"
     [nearest] = get_close_matches(name, known, n=1, cutoff=0)
     return f"{name}: there is no such variable; {nearest} is the nearest"
 
@@ -392,4 +396,6 @@ def _tell(document: Document, overrides: Overrides, fault: ErrorDetails) -> str:
     """A fault with its place: in the file, or the variable that overrides it."""
     place = tuple(str(step) for step in fault["loc"])
     at = next((name for name, (path, _) in overrides.items() if place[: len(path)] == path), None)
-    return f"{at or document.at(fault['loc'])}: {describe(fault)}"
+    name = ".".join(step for step in fault["loc"] if isinstance(step, str))
+    what = f"{name} {REMOVED[name]}" if name in REMOVED else describe(fault)
+    return f"{at or document.at(fault['loc'])}: {what}"

@@ -21,7 +21,7 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, cast
 
@@ -58,10 +58,7 @@ _Ends = tuple[_End, _End]
 
 
 class Mesh:
-    """Listens on `listen` (`host:port`) and dials every address that `peers` tells of.
-
-    At our own IP address `own_ports` are of processes that are told otherwise: they are not kept as peers.
-    """
+    """Listens on `listen` (`host:port`) and dials every address that `peers` tells of."""
 
     def __init__(
         self,
@@ -71,10 +68,8 @@ class Mesh:
         *,
         rng: Random,
         clock: Callable[[], float],
-        own_ports: Collection[int] = (),
     ) -> None:
         self._listen = listen
-        self._own_ports = own_ports
         self._peers = peers
         self._tally = tally
         self._rng = rng
@@ -235,11 +230,6 @@ class Mesh:
         transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS
         )
-        (own_host, _), (far_host, far_port) = ends
-        if own_host == far_host and far_port in self._own_ports:
-            transport.abort()
-            self._disown(address)
-            return
         self._lines[address] = outgoing
         self._dialled[ends] = address
         try:

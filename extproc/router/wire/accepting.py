@@ -1,4 +1,4 @@
-"""An address: bound, and accepted on while somebody is there to take connections."""
+"""Binds an address and accepts connections on it."""
 
 import asyncio
 import errno
@@ -14,72 +14,54 @@ log = logging.getLogger(__name__)
 _BACKLOG: Final = 1_024
 # In one turn of the loop: who has to make room for others is closed in the next ones, and takes a descriptor
 # until then.
-AT_ONCE: Final = 4
+_AT_ONCE: Final = 4
 # Without a free descriptor there is nothing to do but wait for one.
 _AGAIN_S: Final = 0.2
 
-Hand = Callable[[socket.socket], bool]
-"""Gives a connection to somebody; whether it was taken, and is theirs to close."""
-
 
 class Acceptor:
-    """Accepts on sockets that are bound. What nobody takes now is kept and offered again by `offer`."""
+    """Accepts on sockets that are bound, and gives each connection to `take`."""
 
-    def __init__(self, sockets: Sequence[socket.socket], hand: Hand) -> None:
+    def __init__(self, sockets: Sequence[socket.socket], take: Callable[[socket.socket], None]) -> None:
         self._sockets = sockets
-        self._hand = hand
-        self._kept: list[socket.socket] = []
-        self._is_accepting = False
+        self._take = take
         self._again: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Acceptor of {len(self._sockets)} sockets, {'on' if self._is_accepting else 'off'}>"
+        return f"<Acceptor of {len(self._sockets)} sockets>"
 
-    def offer(self) -> None:
-        """Says that somebody may be there: what waits goes first, then what comes."""
-        while self._kept:
-            if not self._hand(self._kept[0]):
-                return
-            self._kept.pop(0)
-        if not self._is_accepting:
-            self._is_accepting = True
-            for listening in self._sockets:
-                asyncio.get_running_loop().add_reader(listening, self._accept, listening)
-
-    def pause(self) -> None:
-        """Lets connections wait in the kernel's queue."""
-        if not self._is_accepting:
-            return
-        self._is_accepting = False
+    def start(self) -> None:
         for listening in self._sockets:
-            asyncio.get_running_loop().remove_reader(listening)
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def close(self) -> None:
         """Accepts no more: who connects is refused."""
-        self.pause()
+        self._pause()
         if self._again is not None:
             self._again.cancel()
-        for each in (*self._sockets, *self._kept):
+        for each in self._sockets:
             each.close()
-        self._kept.clear()
+        self._sockets = ()
+
+    def _pause(self) -> None:
+        """Lets connections wait in the kernel's queue."""
+        for listening in self._sockets:
+            asyncio.get_running_loop().remove_reader(listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(_AT_ONCE):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
                 log.error("no connection can be accepted: %s", error.strerror)  # noqa: TRY400
-                self.pause()
-                self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self.offer)
+                self._pause()
+                self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self.start)
                 return
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not self._hand(accepted):
-                self._kept.append(accepted)
-                self.pause()
-                return
+            self._take(accepted)
 
 
 async def bind(listen: str) -> list[socket.socket]:

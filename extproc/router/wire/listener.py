@@ -24,7 +24,7 @@ class Listener:
         self.is_draining = False
         # All links read into the same memory: what is read is worked off before the next read.
         self.memory = memoryview(bytearray(READ_BYTES))
-        self._acceptor = Acceptor((), self.take)
+        self._acceptor = Acceptor((), self._take)
         self._tls: ssl.SSLContext | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
@@ -34,16 +34,13 @@ class Listener:
         return f"<Listener connections={len(self.links)}>"
 
     def listen(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> int:
-        """Serves who connects to these, once started, and who is handed to `take`.
-
-        Returns the port, 0 where there is none.
-        """
-        self._acceptor = Acceptor(sockets, self.take)
+        """Serves who connects to these, once started. Returns the port, 0 where there is none."""
+        self._acceptor = Acceptor(sockets, self._take)
         self._tls = tls
         ports = [each.getsockname()[1] for each in sockets if each.family != socket.AF_UNIX]
         return ports[0] if ports else 0
 
-    def take(self, accepted: socket.socket) -> bool:
+    def _take(self, accepted: socket.socket) -> None:
         """Serves a connection that is accepted, from its handshake on; it counts from here."""
         link = Link(self, accepted)
         self.add(link)
@@ -51,10 +48,9 @@ class Listener:
             link.refuse("too many connections")
         else:
             link.greet(self._tls)
-        return True
 
     async def start(self) -> None:
-        self._acceptor.offer()
+        self._acceptor.start()
         self._tick()
 
     def drain(self) -> None:

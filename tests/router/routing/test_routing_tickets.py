@@ -105,13 +105,3 @@ def test_a_log_that_comes_before_the_end_leaves_nothing_behind() -> None:
 
     assert (len(tickets), tickets.take(number)) == (0, None)
     assert repr(tickets) == "<Tickets of 0 open requests, 0 ended>"
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 63))
-def test_workers_give_numbers_that_tell_whose_they_are(first: int, lane: int) -> None:
-    tickets, pick = Tickets(Clock(), first, lane=lane, lanes=64), take_pick()
-    numbers = [tickets.give(pick) for _ in range(3)]
-
-    assert {lane} == {number % 64 for number in numbers}
-    assert len({*numbers, 0}) == 4
-    assert all(0 < number < 2**64 for number in numbers)

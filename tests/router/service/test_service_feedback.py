@@ -18,7 +18,7 @@ from extproc.router.routing.pool import Pick
 from extproc.router.service.admin import describe_pool
 from extproc.router.service.explain import explain
 from extproc.router.service.pools import Pools
-from extproc.router.service.wiring import OwnSources, build_probe
+from extproc.router.service.wiring import Sources, build_probe
 from extproc.router.settings.tree import parse_settings
 from extproc.router.stream.events import ResponseHeaders, Served
 from extproc.router.telemetry import Metrics, PoolCollector
@@ -35,7 +35,7 @@ async def running(text: str = TWO_POOLS) -> AsyncIterator[tuple[Pools, Metrics]]
     metrics = Metrics()
     pools = Pools(
         metrics,
-        sources=OwnSources(Path(), random.Random(0)),
+        sources=Sources(Path(), random.Random(0)),
         rng=random.Random(0),
         clock=lambda: 1_000.0,
         publish=lambda *_: None,

@@ -26,8 +26,6 @@ from extproc.router.telemetry import (
     STREAM_FAULTS,
     _whys,
 )
-from extproc.router.workers.crew import count_restarts
-from extproc.router.workers.view.asking import FAULTS, Workers
 from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.router.cluster.pool_objects import pool_object, running_pod
 from tests.waiting import until
@@ -84,9 +82,6 @@ async def _first_scrape(app: Application) -> list[Metric]:
         desk = next(desk for desk in app.pools.desks if desk.pool.name == "mixtral")
         desk.sense(desk.pool.snapshot.ready["10.0.0.3:8000"], Vitals())
         _meet(app)
-        # As in the process that watches several workers.
-        Workers(list, app.metrics.registry)
-        count_restarts(app.metrics.registry)
         return list(app.metrics.registry.collect())
     finally:
         await app.pools.stop()
@@ -151,7 +146,6 @@ def test_every_label_value_is_in_the_docs() -> None:
         *LOG_FAULTS,
         *SPAN_RESULTS,
         *SHARE_RESULTS,
-        *FAULTS,
         *EXPECTED_CLASSES,
         *Reason,
         *QueueEnd,

@@ -11,7 +11,7 @@ from extproc.errors import Overloaded, Sheddable
 from extproc.router.routing.picker import Ask
 from extproc.router.routing.pool import Pool
 from extproc.router.service.pools import Pools
-from extproc.router.service.wiring import OwnSources
+from extproc.router.service.wiring import Sources
 from extproc.router.settings.tree import parse_settings
 from extproc.router.telemetry import Metrics
 from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
@@ -57,7 +57,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     metrics = Metrics()
     pools = Pools(
         metrics,
-        sources=OwnSources(tmp_path, random.Random(0)),
+        sources=Sources(tmp_path, random.Random(0)),
         rng=random.Random(0),
         clock=lambda: 0.0,
         publish=lambda *_: None,

@@ -25,7 +25,7 @@ from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.outages import Outages
 from extproc.router.service.pools import Pools
-from extproc.router.service.wiring import OwnSources
+from extproc.router.service.wiring import Sources
 from extproc.router.settings.tree import parse_settings
 from extproc.router.telemetry import Metrics
 
@@ -180,7 +180,7 @@ async def test_a_change_of_other_settings_keeps_the_ring() -> None:
 async def following(directory: Path, text: str, clock: Clock) -> AsyncIterator[Pools]:
     pools = Pools(
         Metrics(),
-        sources=OwnSources(directory, random.Random(0)),
+        sources=Sources(directory, random.Random(0)),
         rng=random.Random(0),
         clock=clock,
         publish=lambda *_: None,
@@ -351,7 +351,7 @@ def request(model: str) -> Ask:
 async def test_a_service_without_pools_yet_is_not_ready(tmp_path: Path) -> None:
     pools = Pools(
         Metrics(),
-        sources=OwnSources(tmp_path, random.Random(0)),
+        sources=Sources(tmp_path, random.Random(0)),
         rng=random.Random(0),
         clock=Clock(),
         publish=lambda *_: None,

@@ -70,7 +70,6 @@ def test_defaults_are_the_contract() -> None:
     assert settings.server.model_dump() == {
         "listen": "0.0.0.0:9002",
         "admin": "127.0.0.1:9090",
-        "workers": 1,
         "max_body_bytes": 50_331_648,
         "budget_bytes": None,
         "transport": "native",
@@ -100,8 +99,7 @@ def test_defaults_are_the_contract() -> None:
     [
         ("server: {lissten: x}", "f.yaml:1: server.lissten: there is no such setting"),
         ("server: {listen: 127.0.0.1}", "f.yaml:1: server.listen: '127.0.0.1' does not match"),
-        ("server: {workers: 65}", "server.workers: Input should be less than or equal to 64"),
-        ("server: {workers: 2, transport: grpcio}", "server: workers take connections that are handed on"),
+        ("server: {workers: 2}", "server.workers was removed in 0.2: run more replicas"),
         ("server: {drain_s: '30'}", "server.drain_s: Input should be a valid number"),
         ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
         ("server: {tls: {self_signed: true, key: a}}", "server.tls: self_signed goes with no files"),

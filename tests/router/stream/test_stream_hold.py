@@ -14,9 +14,8 @@ from envoy_data_plane.envoy.service.ext_proc.v3 import ProcessingResponse
 from msgspec.structs import replace
 
 from extproc.router.budget import Budget
-from extproc.router.routing.order import Later
 from extproc.router.routing.picker import Picker
-from extproc.router.routing.queue import End, Limits, Queue
+from extproc.router.routing.queue import End, Later, Limits, Queue
 from extproc.router.stream.events import (
     Answer,
     BodyMode,

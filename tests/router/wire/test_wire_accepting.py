@@ -17,8 +17,8 @@ async def test_who_has_ended_while_no_descriptor_was_free_accepts_no_more(
     faults: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
     [listening] = await bind("127.0.0.1:0")
-    acceptor = Acceptor([listening], lambda _: True)
-    acceptor.offer()
+    acceptor = Acceptor([listening], socket.socket.close)
+    acceptor.start()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.create_connection(listening.getsockname()):
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))

@@ -53,7 +53,6 @@ from tests.slow.fuzz.blocks import blocks
 from tests.slow.fuzz.choices import Choices
 from tests.slow.fuzz.honest import honest
 from tests.slow.fuzz.http2 import http2
-from tests.slow.fuzz.scrape import scrape
 
 PATHS: Final = (
     *(
@@ -171,7 +170,6 @@ TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
         "honest": honest,
         "blocks": blocks,
         "letter": letter,
-        "scrape": scrape,
     }
 )
 

@@ -13,8 +13,8 @@ with it.
 # - Client and Envoy tell the same status. An answer that breaks off, and a failure that is no endpoint's own,
 #   want an Envoy or an endpoint that was away.
 # - A line with a pick is one pick in the log of one of that gateway's services, of the same endpoint. A line
-#   without wants a service or a worker of it that was away, a client that left, or `PATIENCE_S` without an
-#   answer; so does a pick that its line does not name, and the worker must be the one that picked. One
+#   without wants a service that was away, a client that left, or `PATIENCE_S` without an
+#   answer; so does a pick that its line does not name. One
 #   without a line wants the Envoy to be killed.
 # - What an endpoint answered is one entry in its own log, of the same status. No request is begun twice. An
 #   entry without an end wants the endpoint to be killed; one without a line, the Envoy.
@@ -93,7 +93,6 @@ class Picked:
     gateway: int
     at_s: float
     endpoint: str
-    worker: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +173,15 @@ def service(gateway: int) -> str:
     return f"service {gateway}"
 
 
-def worker(gateway: int, lane: int) -> str:
-    return f"{service(gateway)} worker {lane}"
-
-
 _Entry = TypeVar("_Entry", Asked, Line, Picked, Served)
 
 
-def compare_counts(tally: Tally, told: int, lost: int = 0) -> str:
-    """Returns what is wrong with a count beside the `told` entries of the log from there on, or nothing.
-
-    So many of them may have been counted by workers that were killed, and not been read before.
-    """
-    least = told - lost if tally.is_last else 0
+def compare_counts(tally: Tally, told: int) -> str:
+    """Returns what is wrong with a count beside the `told` entries of the log from there on, or nothing."""
+    least = told if tally.is_last else 0
     if least <= tally.counted <= told:
         return ""
-    return f"{tally.part} counted {tally.counted}, its log has {told}" + f", {lost} lost" * bool(lost)
+    return f"{tally.part} counted {tally.counted}, its log has {told}"
 
 
 def reconcile(books: Books) -> Balance:
@@ -280,18 +272,11 @@ class _Clerk:
                 self._balance.settle("a pick that was another one", (line, picked), excuse=False)
         else:
             what = "passed by the service" if picked is None else "a pick that Envoy did not have"
-            self._balance.settle(what, line, excuse=self._is_passed_by(line, picked))
+            self._balance.settle(what, line, excuse=self._is_passed_by(line))
 
-    def _is_passed_by(self, line: Line, picked: Picked | None) -> bool:
+    def _is_passed_by(self, line: Line) -> bool:
         is_late = line.ended_s - line.began_s >= PATIENCE_S
-        parts = [service(line.gateway), *self._workers(line.gateway, picked)]
-        return line.is_left or is_late or self._was_away(parts, line.began_s, line.ended_s)
-
-    def _workers(self, gateway: int, picked: Picked | None) -> list[str]:
-        """Those that may have had a request: any, unless one of them told of its pick."""
-        if picked is not None:
-            return [worker(gateway, picked.worker)]
-        return [part for part in self._outages if part.startswith(f"{service(gateway)} ")]
+        return line.is_left or is_late or self._was_away([service(line.gateway)], line.began_s, line.ended_s)
 
     def _compare_answer(self, line: Line) -> None:
         """Envoys against endpoints."""

@@ -21,7 +21,6 @@ ALLOWED: Final[Mapping[str, Sequence[str]]] = {
         r"the changed configuration is refused, the old one stays",
         r"pool vllm: \S+ (does not tell its metrics|tells its metrics again)",
         r"no connection to NATS",
-        r"worker \d+ ended \(signal 9\), its next begins in 0\.[05] s",
         r"NATS: ",
     ),
     "envoy": (
@@ -74,11 +73,10 @@ def read_picked(path: Path, gateway: int, start: int = 0, end: int | None = None
 
 def _picked(path: Path, gateway: int, start: int, end: int | None) -> Iterator[Picked]:
     for told in read_objects(path, start, end):
-        lane = told.get("worker", 0)
         if found := _ROUTED.match(told["message"]):
-            yield Picked(found[1], gateway, _seconds(told["time"]), found[2], lane)
+            yield Picked(found[1], gateway, _seconds(told["time"]), found[2])
         elif found := _ANSWERED.match(told["message"]):
-            yield Picked(found[1], gateway, _seconds(told["time"]), "", lane)
+            yield Picked(found[1], gateway, _seconds(told["time"]), "")
 
 
 def read_served(path: Path, endpoint: str, start: int = 0) -> list[Served]:

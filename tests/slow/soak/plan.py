@@ -19,8 +19,6 @@ class Kind(StrEnum):
     ENDPOINT_FAILS = "endpoint answers 500"
     STRATEGY = "strategy changed"
     BAD_FILE = "bad file"
-    WORKER_KILLED = "worker killed"
-    PARENT_KILLED = "parent of workers killed"
     SERVICE_KILLED = "service killed"
     SERVICE_ENDED = "service ended"
     SERVICE_STOPPED = "service stopped"
@@ -29,19 +27,14 @@ class Kind(StrEnum):
     BROKER_STOPPED = "broker stopped"
 
 
-OF_SERVICE: Final = frozenset(
-    {Kind.WORKER_KILLED, Kind.PARENT_KILLED, Kind.SERVICE_KILLED, Kind.SERVICE_ENDED, Kind.SERVICE_STOPPED}
-)
+OF_SERVICE: Final = frozenset({Kind.SERVICE_KILLED, Kind.SERVICE_ENDED, Kind.SERVICE_STOPPED})
 OF_BROKER: Final = frozenset({Kind.BROKER_KILLED, Kind.BROKER_STOPPED})
 _LASTING: Final = frozenset({Kind.STRATEGY, Kind.BAD_FILE, *OF_BROKER})
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """From `at_s` on, for `lasts_s`, something is wrong with a gateway or an endpoint, known by its place.
-
-    Of a gateway's workers the one at `endpoint`, as often as there are as many.
-    """
+    """From `at_s` on, for `lasts_s`, something is wrong with a gateway or an endpoint, known by its place."""
 
     at_s: float
     kind: Kind

@@ -15,7 +15,7 @@ from tests.slow.soak.load import Load
 from tests.slow.soak.logs import read_lines, read_picked, read_served, unexpected
 from tests.slow.soak.plan import Step, plan
 from tests.slow.soak.report import Findings
-from tests.slow.soak.town import GATEWAYS, WORKERS, Town
+from tests.slow.soak.town import GATEWAYS, Town
 from tests.slow.soak.watch import Watch
 
 LOOK_S: Final = 2.0
@@ -125,7 +125,7 @@ class _Run:
         starved = [one for life in lives if life.name.startswith("service") for one in life.starved()]
         books = read_books(town, load.asked, [*town.outages, *starved])
         return Findings(
-            f"{GATEWAYS} gateways with {WORKERS} workers each over {options.carrier}, seed {options.seed}",
+            f"{GATEWAYS} gateways over {options.carrier}, seed {options.seed}",
             options.seconds,
             self._began_s + options.seconds / 2,
             reconcile(books),
@@ -143,10 +143,6 @@ class _Run:
 
 
 def _backs(town: Town) -> Iterator[str]:
-    if town.replaced_s:
-        yield f"Workers back, s: {_spread(town.replaced_s)}"
-        counts = sum(count_lost(town, service(place), 0) for place in range(GATEWAYS))
-        yield f"Counts that killed workers may have taken with them: {counts}"
     if town.backs:
         yield f"Services ready after their start, s: {_spread([one.ready_s for one in town.backs])}"
         yield f"  of it on a core: {_spread([one.ran_s for one in town.backs])}"
@@ -176,10 +172,8 @@ def compare(town: Town) -> Iterator[str]:
         by_part.setdefault(tally.part, []).append(tally)
     for part, tallies in by_part.items():
         told = [count_told(town, part, tally.start) for tally in tallies]
-        lost = [count_lost(town, part, tally.start) for tally in tallies]
-        lives = zip(tallies, pairwise([*told, 0]), pairwise([*lost, 0]), strict=True)
-        for tally, (ours, later), (taken, taken_later) in lives:
-            if fault := compare_counts(tally, ours - later, taken - taken_later):
+        for tally, (ours, later) in zip(tallies, pairwise([*told, 0]), strict=True):
+            if fault := compare_counts(tally, ours - later):
                 yield fault
 
 
@@ -192,17 +186,6 @@ def count_told(town: Town, part: str, start: int) -> int:
             return len(read_picked(front.services[0].log, place, start))
     [endpoint] = [one for one in town.endpoints if one.address == part]
     return sum(one.status is not None for one in read_served(endpoint.served, part, start))
-
-
-def count_lost(town: Town, part: str, start: int) -> int:
-    """How many requests workers that were killed may have taken with them, from a byte of the log on."""
-    logs = {service(place): front.services[0].log for place, front in enumerate(town.fronts)}
-    return sum(
-        picked.worker == lost.lane
-        for lost in town.lost
-        if lost.part == part and lost.start >= start
-        for picked in read_picked(logs[part], 0, lost.start, lost.end)
-    )
 
 
 def _unexpected(town: Town) -> Iterator[str]:

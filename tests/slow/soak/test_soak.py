@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SECONDS = 20
-# Whose first faults are kills of a worker, of a service and of an Envoy.
+# Whose first faults are kills of a service and of an Envoy.
 SEED = 173
 
 
@@ -26,5 +26,4 @@ def test_all_adds_up_after_kills(tmp_path: Path) -> None:
     faults = done.stdout.partition("Verdict: ")[2].splitlines()[1:]
     assert faults == []
     assert "Verdict: " in done.stdout
-    assert "Workers back, s: " in done.stdout
     assert done.returncode == bool(faults)

@@ -125,14 +125,6 @@ EXCUSED: dict[str, tuple[Books, list[Outage]]] = {
     ),
     "nobody listened": (Books([asked(end=End.REFUSED)], [], [], [], []), away("envoy 0")),
     "the service was away": (replace(good("a"), lines=[line(picked="")], picked=[]), away("service 0")),
-    "a worker was killed": (
-        replace(good("a"), lines=[line(picked="")], picked=[]),
-        away("service 0 worker 1"),
-    ),
-    "the worker that picked was killed": (
-        replace(good("a"), lines=[line(picked="")], picked=[picked(worker=1)]),
-        away("service 0 worker 1"),
-    ),
     "the endpoint was killed": (
         Books(
             [asked(end=End.BROKEN)],
@@ -161,14 +153,6 @@ def test_what_is_missing_by_an_outage_is_excused_and_only_by_that_one(
         assert not reconcile(replace(books, outages=[other])).is_even
 
 
-def test_a_worker_that_was_killed_excuses_neither_the_others_picks_nor_those_of_another_gateway() -> None:
-    others = replace(good("a"), lines=[line(picked="")], picked=[picked(worker=0)])
-    elsewhere = replace(good("a"), lines=[line(picked="")], picked=[])
-
-    assert not reconcile(replace(others, outages=away("service 0 worker 1"))).is_even
-    assert not reconcile(replace(elsewhere, outages=away("service 1 worker 1"))).is_even
-
-
 def test_a_client_that_left_may_be_passed_by() -> None:
     left = replace(good("a"), asked=[asked(end=End.LEFT)], lines=[line(picked="", flags="DC")], served=[])
 
@@ -190,14 +174,5 @@ def test_a_count_is_that_of_the_log_or_of_a_life_that_was_ended_at_most(
     counted: int, told: int, is_last: bool, is_good: bool
 ) -> None:
     fault = compare_counts(Tally("service 0", 0, counted, is_last), told)
-
-    assert (fault == "") is is_good
-
-
-@pytest.mark.parametrize(("counted", "is_good"), [(8, True), (6, True), (5, False), (9, False)])
-def test_a_killed_worker_takes_as_much_as_it_logged_after_its_last_scrape(
-    counted: int, is_good: bool
-) -> None:
-    fault = compare_counts(Tally("service 0", 0, counted, is_last=True), 8, 2)
 
     assert (fault == "") is is_good

@@ -1,6 +1,5 @@
 """Everything that runs: a broker, endpoints, gateways that share their picks; and what may be done to it."""
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,34 +12,27 @@ import yaml
 
 from tests.slow.share.broker import Broker
 from tests.slow.share.fronts import Front, build_front, over_mesh, over_nats, share
-from tests.slow.soak.books import Outage, Tally, envoy, service, worker
+from tests.slow.soak.books import Outage, Tally, envoy, service
 from tests.slow.soak.endpoint import KV_TOKENS
 from tests.slow.soak.parts import (
     LONG_S,
     Back,
     Endpoint,
-    Lost,
     Ready,
     ask_patiently,
     holds,
     read_requests,
-    send,
 )
 from tests.slow.soak.plan import OF_SERVICE, Kind, Step
-from tests.slow.soak.watch import PASSED_BY_S, family
+from tests.slow.soak.watch import PASSED_BY_S
 from tests.stack.fetch import get_json
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
 from tests.stack.service import pool
 from tests.stack.stack import eventually
-from tests.stack.workers import Workers, is_alive
 
 GATEWAYS: Final = 2
 ENDPOINTS: Final = 4
-# `server.workers` of each service.
-WORKERS: Final = 2
-# After so long an Envoy has heard that a worker's connections are closed, and has others.
-_CLOSED_S: Final = 1.0
 PREFIX_CACHE: Final = {"name": "prefix_cache", "kv_tokens": KV_TOKENS}
 _OTHERS: Final = ({"name": "prefix_hash"}, {"name": "least_load"}, {**PREFIX_CACHE, "learn": True})
 
@@ -52,16 +44,13 @@ class Town:
         self.outages: list[Outage] = []
         self.faults: list[str] = []
         self.tallies: list[Tally] = []
-        self.lost: list[Lost] = []
         self.backs: list[Back] = []
-        self.replaced_s: list[float] = []
         ports = free_ports(ENDPOINTS)
         self.endpoints = [Endpoint(directory, port) for port in ports]
         self._list = directory / "list" / "endpoints.yaml"
         self._list.parent.mkdir()
         self.broker = Broker(directory, *free_ports(1)) if carrier == "nats" else None
-        # In a mesh each worker has a port of its own, from its gateway's on.
-        lines = free_ports(GATEWAYS * WORKERS)[::WORKERS]
+        lines = free_ports(GATEWAYS)
         carry = over_mesh(lines) if self.broker is None else over_nats(self.broker)
         self._shares = [share(carry(port)) for port in lines]
         self.fronts = [build_front(directory / f"gateway-{place}", ports) for place in range(GATEWAYS)]
@@ -110,7 +99,6 @@ class Town:
             [pool([], strategy, endpoints={"file": str(self._list)}, signals={"scrape_s": 5})],
             share=self._shares[self.fronts.index(front)],
             log_level="DEBUG",
-            workers=WORKERS,
         )
 
     def do(self, step: Step) -> None:
@@ -154,50 +142,28 @@ class Town:
 
     def _hurt_service(self, front: Front, step: Step) -> None:
         match step.kind:
-            case Kind.WORKER_KILLED:
-                self._kill_worker(front, step)
             case Kind.SERVICE_STOPPED:
                 self._stop_service(front, step)
             case _:
                 self._end_service(front, step)
 
-    def _kill_worker(self, front: Front, step: Step) -> None:
-        name, part = service(step.gateway), front.services[0]
-        lane, scraped = step.endpoint % WORKERS, part.log.stat().st_size
-        ask_patiently(part.metrics)
-        pid, killed_s = Workers(part, self._starts.get(name, 0)).told()[lane], time.monotonic()
-        with self._away(worker(step.gateway, lane)):
-            os.kill(pid, signal.SIGKILL)
-            self._until(lambda: not is_alive(pid), f"{name}: a killed worker does not end")
-            self.lost.append(Lost(name, lane, scraped, part.log.stat().st_size))
-            self._until(lambda: lane in Workers(part, scraped).told(), f"{name}: a worker is not back")
-            self.replaced_s.append(time.monotonic() - killed_s)
-            time.sleep(max(0.0, killed_s + _CLOSED_S - time.monotonic()))
-        self._until(front.sees_services, "an Envoy does not see its service")
-        self._hear_each_other()
-
     def _stop_service(self, front: Front, step: Step) -> None:
         part = front.services[0]
         with self._away(service(step.gateway)):
-            send(signal.SIGSTOP, pids := [*family(part.pid)])
+            part.send(signal.SIGSTOP)
             time.sleep(step.lasts_s)
-            send(signal.SIGCONT, pids)
+            part.send(signal.SIGCONT)
             time.sleep(PASSED_BY_S)  # the Envoy may be about to find that it hung
             self._until(front.sees_services, "an Envoy does not see its service")
 
     def _end_service(self, front: Front, step: Step) -> None:
-        """Who loses their parent have to end by themselves."""
         name, part = service(step.gateway), front.services[0]
 
         def end() -> None:
             self._count(name, ask_patiently(partial(read_requests, part)), is_last=False)
-            pids = [*family(part.pid)]
             if step.kind is Kind.SERVICE_ENDED and (status := part.stop()):
                 self.faults.append(f"{name} ended with status {status}")
             part.kill()
-            if step.kind is Kind.SERVICE_KILLED:
-                send(signal.SIGKILL, pids[1:])
-            self._until(lambda: not any(map(is_alive, pids)), f"{name}: its workers do not end")
 
         ready = Ready(part)
         self._restart(name, part, end, step.lasts_s, lambda: ready.is_so() and front.sees_services())
@@ -255,7 +221,7 @@ class Town:
             sum(part.metric("extproc_share_peers", state=state) for state in ("prompt", "late"))
             for part in services
         ]
-        return heard == [len(services) * WORKERS - 1] * len(services)
+        return heard == [len(services) - 1] * len(services)
 
     def in_flight(self) -> dict[str, float]:
         """What each part says is open, by its word for it; all of it is 0 when nobody asks."""

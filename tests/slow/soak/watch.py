@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Final
 
 from tests.slow.soak.books import Outage
 from tests.stack.process import Process
-from tests.stack.service import Service
-from tests.stack.workers import Workers
 
 # Between two looks. An Envoy passes a service by whose health two seconds cannot tell.
 STARVED_S: Final = 1.0
@@ -52,27 +49,13 @@ class Watch:
 
     def __init__(self) -> None:
         self._lives: dict[tuple[str, int], Life] = {}
-        self._names: dict[int, str] = {}
 
     def look(self, processes: Mapping[str, Process]) -> None:
         for name, process in processes.items():
             if not process.is_running:
                 continue
-            for pid, each in self._named(name, process):
-                if (sample := measure(pid)) is not None:
-                    self._lives.setdefault((each, pid), Life(each, pid)).samples.append(sample)
-
-    def _named(self, name: str, process: Process) -> Iterator[tuple[int, str]]:
-        """A service's processes one by one: the parent, the fork server, the workers that serve."""
-        yield process.pid, name
-        if not isinstance(process, Service):
-            return
-        forks, workers = (below := [*family(process.pid)])[1:2], below[2:]
-        yield from ((pid, f"{name} forks") for pid in forks)
-        if any(pid not in self._names for pid in workers):
-            told = Workers(process).told()
-            self._names.update({pid: f"{name} worker {lane}" for lane, pid in told.items()})
-        yield from ((pid, self._names[pid]) for pid in workers if pid in self._names)
+            if (sample := measure(pid := process.pid)) is not None:
+                self._lives.setdefault((name, pid), Life(name, pid)).samples.append(sample)
 
     def lives(self) -> list[Life]:
         """In the order of their beginnings."""
@@ -97,15 +80,6 @@ def core_s(pid: int) -> tuple[float, float]:
     """How long a process has had a core since its start, and how long it has waited for one."""
     ran_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     return int(ran_ns) / 1e9, int(waited_ns) / 1e9
-
-
-def family(pid: int) -> Iterator[int]:
-    """A process and those below it that have not ended; parents before their children."""
-    yield pid
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield from family(int(child))
 
 
 def _resident_mb(pid: int) -> float:

@@ -31,7 +31,6 @@ class Cluster:
     pods: Pods
     api_running: AsyncExitStack
     has_xds: bool = True
-    workers: int = 1
 
     @asynccontextmanager
     async def outage(self) -> AsyncGenerator[None]:
@@ -63,7 +62,7 @@ class Cluster:
             }
             for name, service in services.items()
         ]
-        self.service.configure(pools, xds=self.has_xds, workers=self.workers)
+        self.service.configure(pools, xds=self.has_xds)
 
     def _entry(self, number: int, draining: frozenset[int]) -> Object:
         name = f"pod-{number}"
@@ -90,7 +89,6 @@ async def run_cluster(
     *,
     edits: Sequence[Edit] = (),
     listen: str | None = None,
-    workers: int = 1,
 ) -> AsyncGenerator[Cluster]:
     """Runs three pods behind a shipped configuration of Envoy; the service listens on `listen`, if given."""
     client, admin, ext_proc, service_admin, pod_port, metrics = free_ports(6)
@@ -101,7 +99,7 @@ async def run_cluster(
     token.write_text("token-1")
     async with AsyncExitStack() as api_running, run_pods(IPS, pod_port) as pods:
         api = await api_running.enter_async_context(serving(ApiServer()))
-        cluster = Cluster(gateway, service, api, pods, api_running, shipped == "xds.yaml", workers)
+        cluster = Cluster(gateway, service, api, pods, api_running, shipped == "xds.yaml")
         cluster.apply(0, 1, 2)
         write_kubeconfig(directory / "kubeconfig", api.url, token)
         cluster.configure(llama="vllm")
