@@ -35,6 +35,7 @@ from extproc.router.stream.names import (
     DECISION_NAMESPACE,
     DESTINATION,
     GUARDED,
+    KNOWN_ORDERS,
     LB_NAMESPACE,
     POOL,
     READ_RESPONSE_HEADERS,
@@ -321,12 +322,16 @@ def _decided(reply: Routed) -> bytes:
         reply.is_unread,
     )
     prefix = b"" if key is None else b"%016x" % key
-    built = _template(fixed) if reply.request_id is None else _build(fixed, reply.request_id)
+    if reply.request_id is None and KNOWN_ORDERS.issuperset(fixed.remove_headers):
+        built = _template(fixed)
+    else:
+        built = _build(fixed, reply.request_id)
     if reply.ticket:
         built = built.replace(_TICKET, b"%016x" % reply.ticket, 1)
     return built.replace(_PREFIX, prefix)
 
 
+# Nothing in its key is a client's choice: pools, endpoints and reasons are ours, names of headers are known ones.
 @lru_cache(maxsize=4_096)
 def _template(fixed: _Fixed) -> bytes:
     return _build(fixed, None)

@@ -29,6 +29,24 @@ GUARDED: Final = (
     "x-extproc-",
 )
 
+# Of these, the names that gateways and clients are known to send. A reply that removes nothing else is worth keeping
+# in its serialised form; any other name is a client's choice, and nothing is kept of it.
+KNOWN_ORDERS: Final = frozenset(
+    {
+        DESTINATION,
+        SUBSET,
+        SERVED,
+        POOL,
+        UNREAD,
+        "x-gateway-model-name",
+        "x-gateway-model-name-rewrite",
+        "x-gateway-inference-objective",
+        "x-gateway-inference-fairness-id",
+        "x-llm-d-inference-objective",
+        "x-llm-d-inference-fairness-id",
+    }
+)
+
 # What a session reads of a request's headers, beside the guarded ones and those that a pool's keys name.
 CONTENT_LENGTH: Final = "content-length"
 READ_HEADERS: Final = frozenset({":method", ":path", CONTENT_LENGTH, "content-type", "upgrade", REQUEST_ID})

@@ -116,7 +116,19 @@ def _last(path: str) -> str:
     return next(reversed(_segments(path)), "")
 
 
-# Each request asks three times. Few and short: a path is the client's choice, at most 60 kB by Envoy's limit.
-@lru_cache(maxsize=64)
+_SHORT: Final = 256
+
+
 def _segments(path: str) -> tuple[str, ...]:
+    """A path is the client's choice, 60 kB at most by Envoy's limit: only short ones are kept."""
+    return _short_segments(path) if len(path) <= _SHORT else _split(path)
+
+
+# Each request asks three times.
+@lru_cache(maxsize=64)
+def _short_segments(path: str) -> tuple[str, ...]:
+    return _split(path)
+
+
+def _split(path: str) -> tuple[str, ...]:
     return tuple(segment for segment in path.partition("?")[0].split("/") if segment)
