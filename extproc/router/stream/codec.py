@@ -331,7 +331,7 @@ def _decided(reply: Routed) -> bytes:
     return built.replace(_PREFIX, prefix)
 
 
-# Nothing in its key is a client's choice: pools, endpoints and reasons are ours, names of headers are known ones.
+# Nothing in its key is a client's choice: pools, endpoints and reasons are ours, header names are known.
 @lru_cache(maxsize=4_096)
 def _template(fixed: _Fixed) -> bytes:
     return _build(fixed, None)

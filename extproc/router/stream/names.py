@@ -29,8 +29,8 @@ GUARDED: Final = (
     "x-extproc-",
 )
 
-# Of these, the names that gateways and clients are known to send. A reply that removes nothing else is worth keeping
-# in its serialised form; any other name is a client's choice, and nothing is kept of it.
+# Of these, the names that gateways and clients are known to send. A reply that removes no other is kept
+# serialised. Any other name is a client's choice, and nothing is kept of it.
 KNOWN_ORDERS: Final = frozenset(
     {
         DESTINATION,

@@ -9,10 +9,12 @@ import pytest
 
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode, encode
+from extproc.router.stream.names import READ_HEADERS
 from extproc.router.stream.session import Session
 from tests.router.stream.conversations import MAX_BODY_BYTES, one_pool
 
 PICKER = one_pool()
+WANTED = READ_HEADERS | {"x-session", "traceparent"}
 SIZE = 4_000
 REQUESTS = 600
 
@@ -35,7 +37,7 @@ def send(fields: dict[str, str], body: bytes | None = None) -> None:
         last = pb.ProcessingRequest()
         last.request_body.body, last.request_body.end_of_stream = body, True
         messages.append(last.SerializeToString())
-    replies = [reply for each in messages for reply in session.on(decode(each, frozenset({"x-session"})))]
+    replies = [reply for each in messages for reply in session.on(decode(each, WANTED))]
     assert [encode(reply) for reply in replies]
     session.close()
 
