@@ -99,7 +99,7 @@ async def _serve(carriage: Carriage, place: int) -> Spent:
     async with AsyncExitStack() as stack:
         if carriage.ports:
             await stack.enter_async_context(gateway.running())
-            await until(lambda: gateway.neighbours.heard == GATEWAYS - 1, 60)
+            await until(lambda: gateway.neighbours.active == GATEWAYS - 1, 60)
         else:
             gateway.courier.forget("llama")
         await request(gateway, WARM_S)

@@ -30,7 +30,7 @@ from extproc.router.cluster.listwatch import KubeAccess
 from extproc.router.routing.picker import Ask, Picker, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
-from extproc.router.routing.strategies.factory import build_strategy
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.long_bodies import prepare_for_long_bodies
 from extproc.router.service.outages import Outages
@@ -90,7 +90,7 @@ async def followed(folder: Path, url: str, strategy: str, waits: Waits) -> Async
     (folder / "token").write_text("token-1")
     write_kubeconfig(folder / "kubeconfig", url, folder / "token")
     outside = Outside(Random(1), perf_counter)
-    pool = Pool("vllm", build_strategy(strategy, {}, outside))
+    pool = Pool("vllm", STRATEGIES.build(strategy, {}, outside))
 
     def note(_: str, __: Sequence[object]) -> None:
         waits.installed += 1

@@ -15,7 +15,7 @@ from time import monotonic, process_time
 from msgspec.json import encode
 
 from extproc.router.feedback.outcome import Verdict
-from extproc.router.routing.vitals import Vitals
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.service.live.painter import Painter
 from extproc.router.service.live.tape import Recorder, Tape
 from extproc.router.telemetry import Metrics
@@ -36,7 +36,7 @@ async def fill(live: Live) -> None:
     [desk] = live.app.pools.desks
     for number, endpoint in enumerate(desk.pool.snapshot.ready.values()):
         live.outcome(desk.pool.name, endpoint.address, Verdict.ANSWERED, 0.1)
-        desk.sense(endpoint, Vitals(queried_tokens=1_000.0 + number, hit_tokens=500.0))
+        desk.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000.0 + number, hit_tokens=500.0))
         live.request(f"question {number} " * 40)
         await asyncio.sleep(0)
 

@@ -15,8 +15,7 @@ import uvloop
 
 from extproc.router.feedback.cooling import Cooling, Rules
 from extproc.router.feedback.desk import Desk
-from extproc.router.feedback.scraper import ScrapePlan, Scraper
-from extproc.router.feedback.vitals import read_vitals
+from extproc.router.feedback.scraper import ScrapePlan, Scraper, read_signals
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
@@ -61,7 +60,7 @@ async def scrape(ports: Sequence[int], interval_s: float) -> float:
     await asyncio.sleep(SECONDS)
     share = (process_time() - used_s) / (monotonic() - began_s)
     task.cancel()
-    assert len(desk.vitals) == len(ports)
+    assert len(desk.signals) == len(ports)
     return share * 100
 
 
@@ -69,7 +68,7 @@ def main() -> None:
     ports = free_ports(ENDPOINTS)
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(ports,), daemon=True)
     server.start()
-    rows = [Row("a page of 50 kB, read", time_us(partial(read_vitals, PAGE)), "µs")]
+    rows = [Row("a page of 50 kB, read", time_us(partial(read_signals, PAGE)), "µs")]
     for interval_s in (4.0, 15.0):
         share = uvloop.run(scrape(ports, interval_s))
         rows.append(Row(f"{ENDPOINTS} endpoints, every {interval_s:.0f} s", [share], "% of a core"))

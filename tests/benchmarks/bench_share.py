@@ -14,8 +14,8 @@ from typing import Final
 
 from extproc.router.routing.picker import Ask, Picker, Route
 from extproc.router.routing.pool import Pick, Pool
-from extproc.router.routing.strategies.base import Candidates, Choice, Outside, Reading, Reason
-from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+from extproc.router.routing.strategies.base import Candidates, Choice, Outside, Reading
+from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PrefixCache
 from extproc.router.share.messages import Letter
 from extproc.router.share.sealed import Seal
 from extproc.router.share.share import Share
@@ -63,7 +63,7 @@ def pair() -> tuple[Gateway, Share, Gateway, Share]:
     for now in range(1, 5):
         for here, there in ((mine, theirs), (theirs, mine)):
             there.hear(here.heartbeat(now), now)
-    assert theirs.peers.neighbours.prompt == 1
+    assert theirs.peers.counts.prompt == 1
     one.now = other.now = 4.0
     return one, mine, other, theirs
 
@@ -127,7 +127,7 @@ def beating(count: int) -> Callable[[], None]:
     one.pool.replace(endpoints(count))
     names = cycle(one.pool.snapshot.names)
     for name in islice(names, count // 2):
-        mine.outbox.picked(Pick(one.pool, "", Reason.COLD, one.pool.snapshot.ready[name], (), _Nothing()))
+        mine.outbox.picked(Pick(one.pool, "", COLD, one.pool.snapshot.ready[name], (), _Nothing()))
     reader = Seal("cluster", SECRET, 2)
 
     def once() -> None:

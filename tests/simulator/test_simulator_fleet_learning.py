@@ -59,4 +59,4 @@ def learn_in_fleet(profiles: Sequence[Profile], changes: Sequence[Change]) -> Ma
 
     sessions = draw_sessions("unique", Demand(2_500, 0.0, 4), 1)
     simulate(Setup(profiles, 4, Kept(), Traffic(rate=6.0), changes), sessions)
-    return kept[0].learnt()
+    return kept[0].describe_engines()

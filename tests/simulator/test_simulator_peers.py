@@ -11,7 +11,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Ask, Picker, Route
 from extproc.router.routing.pool import Pick, Pool, Snapshot
 from extproc.router.routing.strategies.base import Outside, Strategy
-from extproc.router.routing.strategies.factory import STRATEGIES
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet.arms import parse_arm
 from extproc.simulator.fleet.cell import Cell
@@ -76,7 +76,7 @@ def essay(name: str, chars: int = 1000) -> str:
 
 
 def test_peers_are_no_strategies_of_the_service() -> None:
-    assert not PEERS.keys() & STRATEGIES.keys()
+    assert not PEERS.keys() & STRATEGIES.kinds.keys()
     assert all(peer.after and peer.deviates for peer in PEERS.values())
 
 

@@ -8,7 +8,7 @@ from extproc.router.feedback.outcome import Outcome, Verdict
 from extproc.router.feedback.tally import Tally
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.vitals import Vitals
+from extproc.router.routing.signals import EndpointSignals
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class Desk:
         self.pool = pool
         self.cooling = cooling
         self.tally = Tally()
-        self.vitals: dict[str, Vitals] = {}
+        self.signals: dict[str, EndpointSignals] = {}
         self.has_log = False
 
     def __repr__(self) -> str:
@@ -47,25 +47,27 @@ class Desk:
         elif outcome.verdict is Verdict.ANSWERED:
             self._take(outcome, is_counted=False)
 
-    def sense(self, endpoint: Endpoint, vitals: Vitals | None) -> None:
+    def apply_signals(self, endpoint: Endpoint, signals: EndpointSignals | None) -> None:
         """Takes what an endpoint says of itself; `None`: it does not answer."""
         known = self.pool.snapshot.ready.get(endpoint.name)
         if known is None or known.address != endpoint.address:
             return  # it is gone, or another one has its name by now
-        if vitals is not None:
-            self.vitals[endpoint.name] = vitals
-        self.pool.strategy.sense(endpoint.name, vitals, self.pool.book.counts)
+        if signals is not None:
+            self.signals[endpoint.name] = signals
+        if self.pool.reads_signals is not None:
+            self.pool.reads_signals.apply_signals(endpoint.name, signals, self.pool.book.counts)
 
-    def forget_vitals(self) -> None:
+    def forget_signals(self) -> None:
         """Nobody asks any more: what was said last need not be true."""
-        self.vitals.clear()
-        for name in self.pool.snapshot.ready:
-            self.pool.strategy.sense(name, None, dict)
+        self.signals.clear()
+        if self.pool.reads_signals is not None:
+            for name in self.pool.snapshot.ready:
+                self.pool.reads_signals.apply_signals(name, None, dict)
 
     def keep(self, names: Collection[str]) -> None:
         """Forgets what was counted of endpoints that are gone."""
         self.tally.keep(names)
-        self.vitals = {name: vitals for name, vitals in self.vitals.items() if name in names}
+        self.signals = {name: signals for name, signals in self.signals.items() if name in names}
 
     def _take(self, outcome: Outcome, *, is_counted: bool, trace_id: str = "") -> None:
         name = self._name(outcome.address)
@@ -76,9 +78,10 @@ class Desk:
         change = self.cooling.observe(name, outcome)
         if change is None:
             return
-        if change is Change.COOLED and outcome.status == 0:
-            # Nobody answers there: a process that is gone held its cache.
-            self.pool.strategy.lose(name)
+        strategy = self.pool.reads_signals
+        if change is Change.COOLED and outcome.status == 0 and strategy is not None:
+            # No answer at all: the process is gone, and its cache with it.
+            strategy.forget_cache(name)
         self.tally.count_change(name, change)
         self._tell(name, change)
 

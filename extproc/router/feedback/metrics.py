@@ -16,7 +16,7 @@ EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
 
 
 class FeedbackCollector(Collector):
-    """Answers, coolings and cache hits by endpoint, time to the first byte and hits foreseen by pool."""
+    """Answers, coolings and cache hits by endpoint, time to the first byte and predicted hits by pool."""
 
     def __init__(self, desks: Callable[[], Iterable[Desk]]) -> None:
         self._desks = desks
@@ -35,7 +35,7 @@ class FeedbackCollector(Collector):
             "From a request's first byte to its answer's.",
             labels=["pool", "zone", "class"],
         )
-        foreseen = CounterMetricFamily(
+        predicted = CounterMetricFamily(
             "extproc_foreseen_tokens",
             "Tokens of prompts, by whether their endpoint was believed to hold them.",
             labels=["pool", "reason", "cached"],
@@ -51,13 +51,14 @@ class FeedbackCollector(Collector):
             labels=["pool", "endpoint", "cached"],
         )
         for desk in self._desks():
-            for reason, counts in desk.pool.strategy.foreseen().items():
-                foreseen.add_metric([desk.pool.name, reason, "yes"], counts.cached)
-                foreseen.add_metric([desk.pool.name, reason, "no"], counts.prompt - counts.cached)
+            strategy = desk.pool.reads_signals
+            for reason, counts in strategy.predicted().items() if strategy is not None else ():
+                predicted.add_metric([desk.pool.name, reason, "yes"], counts.cached)
+                predicted.add_metric([desk.pool.name, reason, "no"], counts.prompt - counts.cached)
                 saved.add_metric([desk.pool.name, reason], counts.saved_ms / 1000)
-            for name, vitals in desk.vitals.items():
-                measured.add_metric([desk.pool.name, name, "yes"], vitals.hit_tokens)
-                measured.add_metric([desk.pool.name, name, "no"], vitals.queried_tokens - vitals.hit_tokens)
+            for name, signals in desk.signals.items():
+                measured.add_metric([desk.pool.name, name, "yes"], signals.hit_tokens)
+                measured.add_metric([desk.pool.name, name, "no"], signals.queried_tokens - signals.hit_tokens)
             pool, tally = desk.pool.name, desk.tally
             names = desk.pool.snapshot.names
             told = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | tally.answers
@@ -69,7 +70,7 @@ class FeedbackCollector(Collector):
             expected = {(zone, "2xx"): Times() for zone in zones}
             for labels, times in (expected | tally.first_bytes).items():
                 first_byte.add_metric([pool, *labels], _buckets(times), times.sum_s)
-        yield from (answers, coolings, first_byte, foreseen, saved, measured)
+        yield from (answers, coolings, first_byte, predicted, saved, measured)
 
 
 def _buckets(times: Times) -> Buckets:

@@ -1,9 +1,11 @@
-"""Asking endpoints for their metrics, where a pool's settings want it."""
+"""Reads the endpoints' metrics where a pool's settings want it (`signals`)."""
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import isfinite
 from random import Random
 from typing import Final
 
@@ -12,9 +14,8 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, T
 from extproc.errors import ProtocolError
 from extproc.router.feedback.desk import Desk
 from extproc.router.feedback.rounds import Rounds, Sleep
-from extproc.router.feedback.vitals import read_vitals
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.vitals import Vitals
+from extproc.router.routing.signals import EndpointSignals
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class ScrapePlan:
     per_s: float = 50.0
 
 
-Ask = Callable[[str], Awaitable[Vitals | None]]
+Fetch = Callable[[str], Awaitable[EndpointSignals | None]]
 
 
 class Scraper:
@@ -69,29 +70,29 @@ class Scraper:
             timeout=limit, connector=connector, cookie_jar=jar, auto_decompress=False
         ) as session:
 
-            async def ask(address: str) -> Vitals | None:
-                return await ask_vitals(session, f"http://{address}/metrics")
+            async def ask(address: str) -> EndpointSignals | None:
+                return await fetch_signals(session, f"http://{address}/metrics")
 
             while True:
                 await self.ask_around(ask)
 
-    async def ask_around(self, ask: Ask) -> None:
+    async def ask_around(self, fetch: Fetch) -> None:
         """Asks every endpoint once, in an order of chance, and takes an interval for it."""
         endpoints = list(self._desk.pool.snapshot.ready.values())
         self._silent &= {endpoint.name for endpoint in endpoints}
-        await self._rounds.go(endpoints, lambda endpoint: self._ask(ask, endpoint))
+        await self._rounds.go(endpoints, lambda endpoint: self._ask(fetch, endpoint))
 
-    async def _ask(self, ask: Ask, endpoint: Endpoint) -> None:
-        vitals = await ask(endpoint.address)
-        self._desk.sense(endpoint, vitals)
+    async def _ask(self, fetch: Fetch, endpoint: Endpoint) -> None:
+        signals = await fetch(endpoint.address)
+        self._desk.apply_signals(endpoint, signals)
         was_silent = endpoint.name in self._silent
-        if was_silent != (vitals is None):
+        if was_silent != (signals is None):
             self._silent ^= {endpoint.name}
-            said = "tells its metrics again" if was_silent else "does not tell its metrics"
+            said = "gives its metrics again" if was_silent else "does not give its metrics"
             log.warning("pool %s: %s %s", self._desk.pool.name, endpoint.name, said)
 
 
-async def ask_vitals(session: ClientSession, url: str) -> Vitals | None:
+async def fetch_signals(session: ClientSession, url: str) -> EndpointSignals | None:
     """Returns what the endpoint says of itself; `None` if it does not, or says too much."""
     try:
         async with session.get(url, allow_redirects=False, headers={"accept-encoding": "identity"}) as answer:
@@ -100,6 +101,108 @@ async def ask_vitals(session: ClientSession, url: str) -> Vitals | None:
                 page += piece
                 if len(page) > MAX_PAGE_BYTES:
                     return None
-            return read_vitals(bytes(page)) if answer.status == _OK else None
+            return read_signals(bytes(page)) if answer.status == _OK else None
     except (ClientError, OSError, TimeoutError, ProtocolError):
         return None
+
+
+# Names as of vLLM 0.32; older ones have them, too, but for `kv_cache_size_tokens`.
+_RUNNING: Final = b"vllm:num_requests_running"
+_WAITING: Final = b"vllm:num_requests_waiting"
+_QUERIED: Final = b"vllm:prefix_cache_queries_total"
+_HIT: Final = b"vllm:prefix_cache_hits_total"
+_PROMPT: Final = b"vllm:prompt_tokens_total"
+_PREFILLS: Final = b"vllm:request_prefill_time_seconds_count"
+_PREFILL_S: Final = b"vllm:request_prefill_time_seconds_sum"
+_CONFIG: Final = b"vllm:cache_config_info"
+_STARTED: Final = b"process_start_time_seconds"
+
+_SIZE: Final = re.compile(rb'[{,]kv_cache_size_tokens="(\d{1,12})"')
+_BLOCKS: Final = re.compile(rb'[{,]num_gpu_blocks="(\d{1,12})"')
+_BLOCK: Final = re.compile(rb'[{,]block_size="(\d{1,6})"')
+
+# Engines of one server, and models of one engine.
+_MAX_LINES: Final = 256
+
+
+def read_signals(page: bytes) -> EndpointSignals:
+    """Reads vLLM's `/metrics`; raises `ProtocolError` for another page, or for values that are no counts.
+
+    A page is 50 kB and more, of which eight families matter; a parser of everything would take fifty times as
+    long. Engines of one server (data parallel) are added up.
+    """
+    reader = _Reader(page)
+    # In the order in which vLLM writes them.
+    started_s = reader.sum(_STARTED)
+    running = reader.sum(_RUNNING)
+    if running is None:
+        raise ProtocolError("no metrics of vLLM")
+    waiting, queried, hit, prompt = map(reader.sum, (_WAITING, _QUERIED, _HIT, _PROMPT))
+    prefills, prefill_s = map(reader.sum, (_PREFILLS, _PREFILL_S))
+    config = reader.lines(_CONFIG)
+    return EndpointSignals(
+        running,
+        waiting or 0.0,
+        sum(map(_kv_tokens, config)) or None,
+        queried or 0.0,
+        hit or 0.0,
+        prompt or 0.0,
+        prefills or 0.0,
+        prefill_s or 0.0,
+        started_s or 0.0,
+        max((int(block[1]) for line in config if (block := _BLOCK.search(line))), default=0),
+    )
+
+
+class _Reader:
+    """Finds families one after the other: looks behind the last one first, and then before it."""
+
+    def __init__(self, page: bytes) -> None:
+        self._page = page
+        self._at = 0
+
+    def sum(self, name: bytes) -> float | None:
+        """The samples of a family added up; `None` where there are none."""
+        lines = self.lines(name)
+        return sum(map(_number, lines)) if lines else None
+
+    def lines(self, name: bytes) -> list[bytes]:
+        """The samples of one family, which stand together."""
+        page, found = self._page, list[bytes]()
+        at = self._find(name)
+        while page.startswith(name, at) and len(found) < _MAX_LINES:
+            end = page.find(b"\n", at)
+            end = len(page) if end < 0 else end
+            if page[at + len(name) : at + len(name) + 1] in {b"{", b" "}:
+                found.append(page[at:end])
+            self._at = at
+            at = end + 1
+        return found
+
+    def _find(self, name: bytes) -> int:
+        """Where the family begins; the page's end if nowhere."""
+        page, line = self._page, b"\n" + name
+        if page.startswith(name):
+            return 0
+        for start, stop in ((max(0, self._at - 1), len(page)), (0, self._at + len(line))):
+            at = page.find(line, start, stop)
+            if at >= 0:
+                return at + 1
+        return len(page)
+
+
+def _number(line: bytes) -> float:
+    try:
+        value = float(line.rpartition(b" ")[2])
+    except ValueError:
+        raise ProtocolError("a sample without a number") from None
+    if not isfinite(value) or value < 0:
+        raise ProtocolError("a sample that is no count")
+    return value
+
+
+def _kv_tokens(line: bytes) -> int:
+    size, blocks, block = _SIZE.search(line), _BLOCKS.search(line), _BLOCK.search(line)
+    if size is not None:
+        return int(size[1])
+    return int(blocks[1]) * int(block[1]) if blocks is not None and block is not None else 0

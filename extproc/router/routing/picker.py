@@ -12,7 +12,7 @@ from extproc.errors import NoEndpoint, PromptError, UnknownModel
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.prompt.json_reader import is_large
 from extproc.router.routing.prompt.parse import Prompt, parse, reads_body
-from extproc.router.routing.strategies.base import Offer, Reading
+from extproc.router.routing.strategies.base import CostRow, Reading
 
 
 class Ask(Struct, frozen=True):
@@ -36,8 +36,8 @@ class Ask(Struct, frozen=True):
 class Decision(Struct, frozen=True):
     """A pick and what it came from: the routing key (`None`: no prefix), and why the body was no help.
 
-    `model` is the client's word for one, of any length; empty where it was not read. `offers` are those that
-    the strategy weighed, if it weighs any.
+    `model` is the client's word for one, of any length; empty where it was not read. `costs` are the rows
+    that the strategy compared, if it compares costs.
     """
 
     pick: Pick
@@ -45,7 +45,7 @@ class Decision(Struct, frozen=True):
     adapter: str = ""
     fault: PromptError | None = None
     model: str = ""
-    offers: Sequence[Offer] = ()
+    costs: Sequence[CostRow] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Picker:
         pool, adapter, reading, fault, model = found
         standing = pool.standing(ask.headers)
         pick = pool.propose(reading, adapter=adapter, subset=ask.subset, standing=standing)
-        return Decision(pick, reading.key, adapter, fault, model, reading.offers)
+        return Decision(pick, reading.key, adapter, fault, model, reading.costs)
 
     def _chosen(self, ask: Ask) -> Route | None:
         if ask.pool is None:

@@ -17,11 +17,13 @@ from extproc.router.routing.strategies.base import (
     NOWHERE,
     Candidates,
     Ending,
-    Lost,
     Placement,
     Reading,
+    ReadsSignals,
     Reason,
+    SharesPicks,
     Strategy,
+    Withdrawal,
 )
 
 # A gateway names its endpoints, of which a pool has a thousand or so; more would only take time.
@@ -135,7 +137,7 @@ class Pick(Struct, frozen=True):
         if self.pool.gate is not None:
             self.pool.gate.picked(name)
         if self.pool.witness is not None:
-            self._tell_lost()
+            self._report_withdrawal()
             self.pool.witness.picked(self)
 
     def release(self) -> None:
@@ -147,7 +149,7 @@ class Pick(Struct, frozen=True):
             self.pool.admission.release(self.standing, name)
         if self.pool.witness is not None:
             self.pool.witness.ended(self)
-            self._tell_lost()
+            self._report_withdrawal()
 
     def learn(self, ending: Ending, address: str = "") -> None:
         """Tells the strategy that placed the request what became of it; before or after `release`.
@@ -158,12 +160,12 @@ class Pick(Struct, frozen=True):
         if address and address != self.endpoint.address:
             name = next(iter(self.pool.snapshot.by_location.get(address, ())), "")
         self.reading.learn(name, ending)
-        self._tell_lost()
+        self._report_withdrawal()
 
-    def _tell_lost(self) -> None:
-        lost, witness = self.reading.pop_lost(), self.pool.witness
-        if lost is not None and witness is not None:
-            witness.lost(lost)
+    def _report_withdrawal(self) -> None:
+        withdrawal, witness = self.reading.pop_withdrawal(), self.pool.witness
+        if withdrawal is not None and witness is not None:
+            witness.withdrawn(withdrawal)
 
 
 _NOBODY: Final[frozenset[str]] = frozenset()
@@ -200,7 +202,7 @@ class Witness(Protocol):
 
     def ended(self, pick: Pick) -> None: ...
 
-    def lost(self, lost: Lost) -> None: ...
+    def withdrawn(self, withdrawal: Withdrawal) -> None: ...
 
 
 class Pool:
@@ -232,6 +234,17 @@ class Pool:
         self.book = LoadBook()
         self.admission = Admission()
 
+    @property
+    def strategy(self) -> Strategy:
+        return self._strategy
+
+    @strategy.setter
+    def strategy(self, strategy: Strategy) -> None:
+        """Installs a strategy, and looks once what else it can do."""
+        self._strategy = strategy
+        self.shares_picks = strategy if isinstance(strategy, SharesPicks) else None
+        self.reads_signals = strategy if isinstance(strategy, ReadsSignals) else None
+
     def __repr__(self) -> str:
         return f"<Pool {self.name}: {len(self.snapshot.names)} ready, {self.strategy.name}>"
 
@@ -246,6 +259,10 @@ class Pool:
             yield endpoint, left_out.get(endpoint.name, "ready")
         for endpoint in self.snapshot.draining:
             yield endpoint, "draining"
+
+    def describe_engines(self) -> Mapping[str, object]:
+        """What the strategy learnt of the engines, JSON-ready; empty for one that learns nothing."""
+        return {} if self.reads_signals is None else self.reads_signals.describe_engines()
 
     def wants_response(self, endpoint: Endpoint) -> bool:
         """Whether what `endpoint` answers should be told as soon as it begins to."""
@@ -322,7 +339,7 @@ class Pool:
             raise NoEndpoint(f"pool {self.name!r} has no ready endpoint for this request", pool=self.name)
         if self.max_in_flight is not None:
             self._admit(standing, candidates, self.max_in_flight)
-        if reading.sheds():
+        if reading.is_shed():
             raise Cold(
                 f"pool {self.name!r} has no room for another conversation in its caches", pool=self.name
             )

@@ -135,7 +135,7 @@ def describe_pool(keeper: PoolKeeper, share: Share | None = None) -> dict[str, o
         "held": 0 if pool.queue is None else len(pool.queue),
         "objectives": dict(pool.admission.priorities),
         "share": share and describe_share(share),
-        "learnt": pool.strategy.learnt(),
+        "learnt": pool.describe_engines(),
         "endpoints": [
             {
                 "name": endpoint.name,

@@ -112,7 +112,7 @@ class Desks:
         scrape = self._scrapes.pop(name, None)
         if scrape is not None:
             scrape.cancel()
-            self._desks[name].forget_vitals()
+            self._desks[name].forget_signals()
 
     def _stop_probe(self, name: str) -> None:
         probe = self._probes.pop(name, None)

@@ -14,7 +14,7 @@ def explain(picker: Picker, ask: Ask, found: Found | None = None) -> dict[str, o
     told: dict[str, object] = {
         "pool": pick.pool.name,
         "strategy": pick.strategy,
-        "reason": pick.reason.value,
+        "reason": str(pick.reason),
         "endpoint": pick.endpoint.name,
         "address": pick.endpoint.address,
         "fallbacks": [endpoint.address for endpoint in pick.fallbacks],

@@ -11,7 +11,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
-from extproc.router.routing.strategies.factory import build_strategy
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.desks import Desks
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.objectives import Objectives
@@ -189,7 +189,7 @@ class Pools:
             self._hold(keeper.pool, after)
         if after.strategy != before.strategy:
             log.info("pool %s: strategy %s", after.name, after.strategy.name)
-            keeper.use(build_strategy(after.strategy.name, after.strategy.options(), self._outside))
+            keeper.use(STRATEGIES.build(after.strategy.name, after.strategy.options(), self._outside))
         if (after.endpoints, after.learn_models) != (before.endpoints, before.learn_models):
             self._tasks.pop(after.name).cancel()
             self._follow(after)

@@ -26,7 +26,7 @@ from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Gate, Pool
 from extproc.router.routing.queue import Later, Limits, Queue
 from extproc.router.routing.strategies.base import Outside
-from extproc.router.routing.strategies.factory import build_strategy
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import EndpointsSettings, InferencePoolSettings, KubernetesSettings
 from extproc.router.settings.share import NatsSettings, ShareSettings
 from extproc.router.settings.tree import PoolSettings, ProbeSettings
@@ -50,7 +50,7 @@ class Sources:
 
 
 def build_pool(settings: PoolSettings, outside: Outside, gate: Gate | None = None) -> Pool:
-    strategy = build_strategy(settings.strategy.name, settings.strategy.options(), outside)
+    strategy = STRATEGIES.build(settings.strategy.name, settings.strategy.options(), outside)
     pool = Pool(settings.name, strategy, gate=gate)
     set_limits(pool, settings)
     return pool

@@ -17,8 +17,9 @@ from pydantic_core import ErrorDetails
 
 from extproc.documents import Document, describe, parse_document, read_document
 from extproc.errors import SettingsError
-from extproc.router.routing.prompt.prefix import parse_key
-from extproc.router.routing.strategies.prefix_cache.engines import DEFAULT_ENGINE, ENGINES
+from extproc.router.routing.strategies.base import StrategySettings
+from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCacheSettings
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import EndpointsSettings
 from extproc.router.settings.sections import HeaderName, Listen, Name, ObjectiveName, Section
 from extproc.router.settings.share import ShareSettings
@@ -118,75 +119,6 @@ class ServerSettings(Section):
         return listen
 
 
-class _StrategySection(Section):
-    def options(self) -> dict[str, Any]:
-        """All but the name, as `routing.strategies.factory` takes it."""
-        return self.model_dump(exclude={"name"})
-
-
-class RoundRobinSettings(_StrategySection):
-    name: Literal["round_robin"]
-
-
-class RandomSettings(_StrategySection):
-    name: Literal["random"]
-
-
-class LeastLoadSettings(_StrategySection):
-    name: Literal["least_load"]
-
-
-class PrefixHashSettings(_StrategySection):
-    """Consistent hashing with bounded loads."""
-
-    name: Literal["prefix_hash"]
-    key: list[str] = Field(default=["first_user_message"], min_length=1)
-    """What is hashed; the first one that the request has. `first_user_message`, `prompt_head`,
-    `conversation`, `header:<name>`, `field:<name>`."""
-    prefix_chars: int = Field(default=100, ge=1, le=1_000_000)
-    """How many characters of it. Shorter gathers more on one endpoint, longer scatters (KubeAI: 100)."""
-    load_factor: float = Field(default=1.25, ge=1, le=100)
-    """An endpoint may have this many times the mean load before its prefixes spill."""
-    load_floor: int = Field(default=4, ge=0, le=100_000)
-    """An endpoint with fewer requests in flight is never over its bound; 0 is KubeAI's rule."""
-    positions: int = Field(default=256, ge=1, le=4_096)
-    """Positions on the ring per endpoint; more spread keys more evenly and cost memory."""
-
-    @field_validator("key", mode="before")
-    @classmethod
-    def _are_keys(cls, key: Any) -> Any:
-        keys = [key] if isinstance(key, str) else key
-        for text in keys if isinstance(keys, list) else []:
-            parse_key(str(text))
-        return keys
-
-
-class PrefixCacheSettings(_StrategySection):
-    """The endpoint where a prompt costs least: what each one holds of it, and what the wait there is."""
-
-    name: Literal["prefix_cache"] = "prefix_cache"
-    engine: Literal[tuple(ENGINES)] = DEFAULT_ENGINE  # type: ignore[valid-type]
-    """Whose constants the costs are made of; the nearest does, only their proportions matter."""
-    learn: bool = False
-    """Learn the constants, beginning with those of `engine`, from the time to the first token: what the
-    access log tells (docs/envoy.md says how), else `signals`. Endpoints slower than others are found, too."""
-    kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
-    """Tokens in an endpoint's KV cache, as vLLM tells them at its start; omitted: the engine's. Rather too
-    many than too few: what is forgotten too early leaves a warm endpoint."""
-    gateways: int | None = Field(default=None, ge=1, le=1_000)
-    """How many of these services share the pool. They do not know each other's picks: with more than one,
-    conversations have homes. Omitted: found out from the turns of conversations."""
-    shed_cold: bool = False
-    """Answer new conversations with 429, as many as necessary, where those that go on outgrow the caches:
-    else none of them finds anything there. For one gateway, or several that share their picks (`share`)."""
-
-
-StrategySettings = Annotated[
-    RoundRobinSettings | RandomSettings | LeastLoadSettings | PrefixHashSettings | PrefixCacheSettings,
-    Field(discriminator="name"),
-]
-
-
 class ProbeSettings(Section):
     """Asking each endpoint for its health."""
 
@@ -229,7 +161,7 @@ class PoolSettings(Section):
     adapters: list[str] = Field(default=[])
     """LoRA names that every endpoint serves; those of single endpoints are learnt (`learn_models`)."""
     endpoints: EndpointsSettings
-    strategy: StrategySettings = PrefixCacheSettings()
+    strategy: Annotated[StrategySettings, STRATEGIES] = PrefixCacheSettings()
     """How an endpoint is picked; changed live."""
     learn_models: bool = False
     """Ask every endpoint's /v1/models now and then for the models and adapters it serves."""

@@ -109,9 +109,9 @@ class Copying:
         else:
             self._reached = max(self._reached, told.endpoint)
             name = self._names().get(told.endpoint)
-            if name is not None:
+            if name is not None and self._pool.shares_picks is not None:
                 self.copied += len(told.hashes)
-                self._pool.strategy.copy(name, links_in(told))
+                self._pool.shares_picks.copy_links(name, links_in(told))
 
     def _end(self) -> None:
         self.is_whole = self._is_over = True
@@ -130,12 +130,12 @@ class Copying:
         return told
 
     def _answer(self, to: int, first: int) -> Iterator[Page]:
-        strategy = self._pool.strategy
+        strategy = self._pool.shares_picks
         for endpoint, name in sorted(self._names().items()):
-            if endpoint >= first:
-                blocks = strategy.newest(name, _MOST_BLOCKS)
+            if endpoint >= first and strategy is not None:
+                blocks = strategy.newest_blocks(name, _MOST_BLOCKS)
                 for start in range(0, len(blocks), PAGE_BLOCKS):
-                    if links := strategy.links(name, blocks[start : start + PAGE_BLOCKS]):
+                    if links := strategy.links_to(name, blocks[start : start + PAGE_BLOCKS]):
                         yield page(to, endpoint, links)
         yield Page(to, end=End.WHOLE if self.is_whole else End.PARTIAL)
 

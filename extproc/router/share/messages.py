@@ -134,7 +134,7 @@ class Letter(Struct, frozen=True, array_like=True):
     echoes: Annotated[list[Echo], Meta(max_length=MAX_ECHOES)] = []
 
 
-def picked(number: int, endpoint: int, missing: int, chain: Chain | None) -> Picked:
+def tell_pick(number: int, endpoint: int, missing: int, chain: Chain | None) -> Picked:
     """Tells of a pick; `chain` is the prompt as the endpoint's cache will have it, `None`: nobody looked."""
     if chain is None:
         return Picked(number, endpoint, missing)
@@ -146,7 +146,7 @@ def picked(number: int, endpoint: int, missing: int, chain: Chain | None) -> Pic
     return Picked(number, endpoint, missing, hashes, odd)
 
 
-def withdrawn(endpoint: int, chain: Chain, had: int) -> Withdrawn:
+def tell_withdrawal(endpoint: int, chain: Chain, had: int) -> Withdrawn:
     return Withdrawn(endpoint, min(had, MAX_BLOCKS), tuple(chain.hashes[:MAX_BLOCKS]))
 
 

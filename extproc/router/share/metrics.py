@@ -32,26 +32,26 @@ class ShareCollector(Collector):
             "extproc_share_fresh", "1 while the counts of all gateways heard are used.", labels=["pool"]
         )
         for pool, share in self._shares().items():
-            now = share.peers.neighbours
+            now = share.peers.counts
             for state, count in (
                 ("prompt", now.prompt),
-                ("late", now.heard - now.prompt),
+                ("late", now.active - now.prompt),
                 ("lost", now.lost),
             ):
                 peers.add_metric([pool, state], count)
             known = [late_s for late_s in share.peers.delays().values() if late_s is not None]
             if known:
                 delay.add_metric([pool], max(known))
-            fresh.add_metric([pool], float(0 < now.heard == now.prompt))
+            fresh.add_metric([pool], float(0 < now.active == now.prompt))
         yield from (letters, peers, delay, fresh)
 
 
 def describe_share(share: Share) -> dict[str, object]:
     """What `/pools` shows of a pool's part in the sharing."""
-    now = share.peers.neighbours
+    now = share.peers.counts
     return {
         "me": f"{share.me:016x}",
-        "heard": now.heard,
+        "heard": now.active,
         "prompt": now.prompt,
         "lost": now.lost,
         "is_whole": share.copying.is_whole,

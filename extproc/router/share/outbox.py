@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from extproc.router.routing.pool import Pick
-from extproc.router.routing.strategies.base import Lost
+from extproc.router.routing.strategies.base import Withdrawal
 from extproc.router.share.messages import (
     LETTER_BLOCKS,
     LETTER_NEWS,
@@ -16,8 +16,8 @@ from extproc.router.share.messages import (
     Picked,
     Standing,
     Withdrawn,
-    picked,
-    withdrawn,
+    tell_pick,
+    tell_withdrawal,
 )
 from extproc.router.share.names import name_of
 
@@ -51,8 +51,8 @@ class Outbox:
         endpoint = self._name(pick.endpoint.name)
         self._number += 1
         self.picks += 1
-        chain, missing = pick.reading.sent()
-        self._add(picked(self._number, endpoint, missing, chain))
+        chain, missing = pick.reading.content()
+        self._add(tell_pick(self._number, endpoint, missing, chain))
         self._open[id(pick)] = (pick, self._number, endpoint)
         self._counts[endpoint] = self._counts.get(endpoint, 0) + 1
 
@@ -67,8 +67,8 @@ class Outbox:
         if not self._counts[endpoint]:
             del self._counts[endpoint]
 
-    def lost(self, lost: Lost) -> None:
-        self._add(withdrawn(self._name(lost.endpoint), lost.chain, lost.had))
+    def withdrawn(self, withdrawal: Withdrawal) -> None:
+        self._add(tell_withdrawal(self._name(withdrawal.endpoint), withdrawal.chain, withdrawal.had))
 
     def post(self) -> Iterator[list[News]]:
         """Yields what is new, a letter's worth each time."""

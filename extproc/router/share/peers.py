@@ -25,7 +25,7 @@ from typing import Final
 
 from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.prompt.chain import Chain
-from extproc.router.routing.strategies.base import Neighbours
+from extproc.router.routing.strategies.base import PeerCounts
 from extproc.router.share.delay import Delay, limit_s
 from extproc.router.share.kept import Kept
 from extproc.router.share.ledger import Ledger
@@ -90,14 +90,14 @@ class Peers:
         self.limit_s = limit_s(0.0, 0)
 
     def __repr__(self) -> str:
-        now = self.neighbours
-        return f"<Peers of {self._pool.name}: {now.heard} heard, {now.prompt} promptly, {now.lost} lost>"
+        now = self.counts
+        return f"<Peers of {self._pool.name}: {now.active} active, {now.prompt} prompt, {now.lost} lost>"
 
     @property
-    def neighbours(self) -> Neighbours:
+    def counts(self) -> PeerCounts:
         heard = len(self._peers)
         prompt = sum(peer.is_counted for peer in self._peers.values())
-        return Neighbours(heard, prompt, max(0, self._most - heard), min(self._silent, heard))
+        return PeerCounts(heard, prompt, max(0, self._most - heard), min(self._silent, heard))
 
     def delays(self) -> Mapping[int, float | None]:
         """How late each one's news are, seconds; `None` where nobody knows yet."""
@@ -221,7 +221,9 @@ class Peers:
         if not news.hashes or name is None:
             return
         peer.picks.put(news)
-        self._pool.strategy.hear_pick(name, news, news.missing if peer.is_counted else None)
+        if self._pool.shares_picks is not None:
+            missing = news.missing if peer.is_counted else None
+            self._pool.shares_picks.apply_peer_pick(name, news, missing)
 
     def _hear_end(self, peer: _Peer, news: Ended) -> None:
         step = peer.ledger.note(news.number, news.endpoint, -1)
@@ -231,15 +233,15 @@ class Peers:
             self._add(news.endpoint, step)
         pick = peer.picks.take(news.pick)
         name = self._names.get(pick.endpoint) if pick is not None else None
-        if pick is not None and name is not None:
-            self._pool.strategy.hear_end(name, pick)
+        if pick is not None and name is not None and self._pool.shares_picks is not None:
+            self._pool.shares_picks.apply_peer_end(name, pick)
 
     def _hear_withdrawn(self, news: Withdrawn) -> None:
-        name, hashes = self._names.get(news.endpoint), news.hashes
-        if name is not None and hashes:
+        name, hashes, strategy = self._names.get(news.endpoint), news.hashes, self._pool.shares_picks
+        if name is not None and hashes and strategy is not None:
             # How long its blocks are, is known where they are known.
             ends = range(1, len(hashes) + 1)
-            self._pool.strategy.hear_withdrawn(name, Chain(hashes, ends, ends, 0, hashes[0], 0), news.had)
+            strategy.apply_peer_withdrawal(name, Chain(hashes, ends, ends, 0, hashes[0], 0), news.had)
 
     def _stand(self, peer: _Peer, news: Standing) -> None:
         before = peer.ledger.counts()
@@ -305,7 +307,8 @@ class Peers:
         self._names = names
 
     def _tell(self) -> None:
-        self._pool.strategy.meet(self.neighbours)
+        if self._pool.shares_picks is not None:
+            self._pool.shares_picks.set_peers(self.counts)
 
 
 def _steps(before: Mapping[int, int], after: Mapping[int, int]) -> Iterator[tuple[int, int]]:

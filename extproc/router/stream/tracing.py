@@ -109,7 +109,7 @@ def _picked(decision: Decision) -> dict[str, Value]:
         "extproc.pool": pick.pool.name,
         "extproc.outcome": "routed",
         "extproc.strategy": pick.strategy,
-        "extproc.reason": pick.reason.value,
+        "extproc.reason": str(pick.reason),
         "extproc.endpoint": pick.endpoint.name,
         "extproc.destination": pick.destination,
     }
@@ -124,16 +124,16 @@ def _picked(decision: Decision) -> dict[str, Value]:
 
 def _offered(decision: Decision) -> dict[str, Value]:
     """Arrays of one length: the candidates, the best first, and what spoke for each."""
-    bids = decision.pick.reading.tell(decision.offers)
-    if not bids:
+    rows = decision.costs
+    if not rows:
         return {}
-    first = bids[0]
+    first = rows[0]
     return {
         "extproc.prompt_tokens": first.match_tokens + first.miss_tokens,
         "extproc.match_tokens": first.match_tokens,
-        "extproc.candidates": [bid.endpoint for bid in bids],
-        "extproc.candidates.match_tokens": [bid.match_tokens for bid in bids],
-        "extproc.candidates.backlog_ms": [bid.backlog_ms for bid in bids],
-        "extproc.candidates.in_flight": [bid.in_flight for bid in bids],
-        "extproc.candidates.cost_ms": [bid.cost_ms for bid in bids],
+        "extproc.candidates": [row.endpoint for row in rows],
+        "extproc.candidates.match_tokens": [row.match_tokens for row in rows],
+        "extproc.candidates.backlog_ms": [round(row.backlog_ms, 1) for row in rows],
+        "extproc.candidates.in_flight": [row.in_flight for row in rows],
+        "extproc.candidates.cost_ms": [round(row.cost_ms, 1) for row in rows],
     }

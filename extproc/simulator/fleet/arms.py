@@ -8,7 +8,7 @@ from random import Random
 from extproc.documents import parse_document
 from extproc.errors import SettingsError
 from extproc.router.routing.strategies.base import Outside, Strategy
-from extproc.router.routing.strategies.factory import STRATEGIES, build_strategy
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.simulator.peers.registry import PEERS, build_peer
 from extproc.simulator.peers.signals import Scrape, scrape_nothing
 
@@ -43,6 +43,6 @@ def build_arm(name: str, options: Mapping[str, object], outside: Outside, scrape
     """Builds a strategy or a peer; raises `SettingsError` for a name or an option that there is not."""
     if name in PEERS:
         return build_peer(name, options, outside, scrape)
-    if name not in STRATEGIES:
-        raise SettingsError(f"{name!r} is no strategy: choose from {', '.join([*STRATEGIES, *PEERS])}")
-    return build_strategy(name, options, outside)
+    if name not in STRATEGIES.kinds:
+        raise SettingsError(f"{name!r} is no strategy: choose from {', '.join([*STRATEGIES.kinds, *PEERS])}")
+    return STRATEGIES.build(name, options, outside)

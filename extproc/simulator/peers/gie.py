@@ -13,7 +13,8 @@ from xxhash import xxh64_intdigest
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.prompt.parse import Prompt
-from extproc.router.routing.strategies.base import Candidates, Choice, Outside, Reading, Reason
+from extproc.router.routing.strategies.base import Candidates, Choice, Outside, Reading
+from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX
 from extproc.simulator.peers.signals import Signals
 from extproc.simulator.peers.whole import WholePrompt, text_of
 
@@ -29,7 +30,7 @@ class Gie(WholePrompt):
     """
 
     name = "gie"
-    reasons = (Reason.PREFIX, Reason.COLD)
+    reasons = (PREFIX, COLD)
 
     def __init__(
         self,
@@ -49,10 +50,10 @@ class Gie(WholePrompt):
         self._most_blocks = _MOST_TOKENS // block_tokens
         self.sent = Sent(lru_blocks)
 
-    def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str) -> Reading:  # noqa: ARG002  # the body has all
+    def read(self, prompt: Prompt | None, _headers: Mapping[str, str], _adapter: str, /) -> Reading:
         return _Asked(self, self._hashes(text_of(prompt).encode()))
 
-    def follow(self, ready: Mapping[str, Endpoint]) -> None:
+    def follow(self, ready: Mapping[str, Endpoint], /) -> None:
         self.sent.follow(ready)
 
     def rank(self, hashes: Sequence[int], candidates: Candidates) -> list[tuple[float, str]]:
@@ -114,7 +115,7 @@ class Sent:
         while len(blocks) > self._most:
             self._drop(blocks.popitem(last=False)[0], name)
 
-    def follow(self, ready: Mapping[str, Endpoint]) -> None:
+    def follow(self, ready: Mapping[str, Endpoint], /) -> None:
         for name in [name for name in self._by_name if name not in ready]:
             for block in self._by_name.pop(name):
                 self._drop(block, name)
@@ -132,11 +133,11 @@ class _Asked(Reading):
     def __init__(self, strategy: Gie, hashes: Sequence[int]) -> None:
         self._strategy, self._hashes = strategy, hashes
 
-    def choose(self, candidates: Candidates, count: int) -> Choice:
+    def choose(self, candidates: Candidates, count: int, /) -> Choice:
         ranked = self._strategy.rank(self._hashes, candidates)
         best = ranked[0][1]
-        reason = Reason.PREFIX if self._strategy.sent.matches(self._hashes)[best] else Reason.COLD
+        reason = PREFIX if self._strategy.sent.matches(self._hashes)[best] else COLD
         return Choice(tuple(name for _, name in islice(ranked, count)), reason)
 
-    def taken(self, endpoint: str) -> None:
+    def taken(self, endpoint: str, /) -> None:
         self._strategy.sent.add(self._hashes, endpoint)

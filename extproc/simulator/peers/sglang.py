@@ -8,7 +8,9 @@ from itertools import islice
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.prompt.parse import Prompt
+from extproc.router.routing.strategies.balanced import LEAST_LOAD
 from extproc.router.routing.strategies.base import Candidates, Choice, Outside, Reading, Reason
+from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX
 from extproc.simulator.peers.whole import WholePrompt, text_of
 
 
@@ -22,7 +24,7 @@ class SglangCacheAware(WholePrompt):
     """
 
     name = "sglang_cache_aware"
-    reasons = (Reason.LEAST_LOAD, Reason.PREFIX, Reason.COLD)
+    reasons = (LEAST_LOAD, PREFIX, COLD)
 
     def __init__(
         self,
@@ -41,10 +43,10 @@ class SglangCacheAware(WholePrompt):
         self._order: dict[str, float] = {}
         self.tree = Tree()
 
-    def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str) -> Reading:  # noqa: ARG002  # the body has all
+    def read(self, prompt: Prompt | None, _headers: Mapping[str, str], _adapter: str, /) -> Reading:
         return _Asked(self, text_of(prompt))
 
-    def follow(self, ready: Mapping[str, Endpoint]) -> None:
+    def follow(self, ready: Mapping[str, Endpoint], /) -> None:
         # Their map has a hash's order: any, but for each key the same.
         self._order = {name: self._order.get(name) or self._rng.random() for name in ready}
         self.tree.follow(ready)
@@ -53,14 +55,14 @@ class SglangCacheAware(WholePrompt):
         least = next(candidates.least_loaded(self._rng))
         loads = [candidates.in_flight(name) for name in candidates.names]
         if max(loads) - min(loads) > self._abs and max(loads) > min(loads) * self._rel:
-            return least, Reason.LEAST_LOAD
+            return least, LEAST_LOAD
         matched, names = self.tree.match(text)
         fit = [name for name in names if candidates.allows(name)]
         if fit and matched > self._threshold * len(text):
-            return min(fit, key=self._order.__getitem__), Reason.PREFIX
+            return min(fit, key=self._order.__getitem__), PREFIX
         if self._takes_smallest:
-            return min(candidates.names, key=lambda name: self.tree.sizes.get(name, 0)), Reason.COLD
-        return least, Reason.COLD
+            return min(candidates.names, key=lambda name: self.tree.sizes.get(name, 0)), COLD
+        return least, COLD
 
     def choose(self, text: str, candidates: Candidates, count: int) -> Choice:
         first, reason = self.first(text, candidates)
@@ -74,10 +76,10 @@ class _Asked(Reading):
     def __init__(self, strategy: SglangCacheAware, text: str) -> None:
         self._strategy, self._text = strategy, text
 
-    def choose(self, candidates: Candidates, count: int) -> Choice:
+    def choose(self, candidates: Candidates, count: int, /) -> Choice:
         return self._strategy.choose(self._text, candidates, count)
 
-    def taken(self, endpoint: str) -> None:
+    def taken(self, endpoint: str, /) -> None:
         self._strategy.tree.add(self._text, endpoint)
 
 
@@ -125,7 +127,7 @@ class Tree:
                 self.sizes[name] += len(below.text)
             node, at = below, at + len(below.text)
 
-    def follow(self, ready: Mapping[str, Endpoint]) -> None:
+    def follow(self, ready: Mapping[str, Endpoint], /) -> None:
         gone = self.sizes.keys() - ready.keys()
         for node in self._nodes() if gone else ():
             node.names -= gone

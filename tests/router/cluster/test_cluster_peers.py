@@ -51,7 +51,7 @@ async def check(port: int, build: Callable[[], Source], find: Find) -> None:
             assert lines == {f"{other}:{port}" for other in IPS if other != ip}
 
         find(IPS[:2])
-        await until(lambda: third.neighbours.heard == 0)
+        await until(lambda: third.neighbours.active == 0)
 
 
 async def test_gateways_find_each_other_by_the_endpoint_slices_of_their_service(

@@ -15,15 +15,15 @@ from extproc.router.feedback.cooling import Cooling, Rules
 from extproc.router.feedback.desk import Desk
 from extproc.router.feedback.metrics import FeedbackCollector
 from extproc.router.feedback.outcome import Outcome, Verdict
-from extproc.router.feedback.scraper import MAX_PAGE_BYTES, ScrapePlan, Scraper, ask_vitals
+from extproc.router.feedback.scraper import MAX_PAGE_BYTES, ScrapePlan, Scraper, fetch_signals
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.prompt.parse import parse
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import RoundRobin
 from extproc.router.routing.strategies.base import Outside, Strategy
-from extproc.router.routing.strategies.prefix_cache.engines import DEFAULT_ENGINE, ENGINES
+from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
-from extproc.router.routing.vitals import Vitals
 from tests.stack.ports import free_ports
 
 OUTSIDE = Outside(random.Random(1), lambda: 0.0)
@@ -68,9 +68,9 @@ async def serving(answer: Answer) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def ask(address: str, timeout_s: float = 5.0) -> Vitals | None:
+async def ask(address: str, timeout_s: float = 5.0) -> EndpointSignals | None:
     async with ClientSession(timeout=ClientTimeout(total=timeout_s)) as session:
-        return await ask_vitals(session, f"http://{address}/metrics")
+        return await fetch_signals(session, f"http://{address}/metrics")
 
 
 async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
@@ -79,10 +79,10 @@ async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
 
     async with serving(tell) as address, ClientSession() as session:
         desk = build(address)
-        await scraper(desk, Sleeps()).ask_around(lambda one: ask_vitals(session, f"http://{one}/metrics"))
-    endpoints = desk.pool.strategy.learnt()["endpoints"]
+        await scraper(desk, Sleeps()).ask_around(lambda one: fetch_signals(session, f"http://{one}/metrics"))
+    endpoints = desk.pool.describe_engines()["endpoints"]
 
-    assert desk.vitals["e0"] == Vitals(3, 2, 5_000, 40)
+    assert desk.signals["e0"] == EndpointSignals(3, 2, 5_000, 40)
     assert endpoints["e0"]["cache_tokens"] == 5_000  # type: ignore[index]
     assert endpoints["e0"]["waiting"] == 2  # type: ignore[index]
 
@@ -126,9 +126,9 @@ async def test_each_is_asked_once_a_round_in_an_order_of_chance_and_evenly() -> 
     desk, sleeps = build(*(f"10.0.0.{number}:80" for number in range(1, 101))), Sleeps()
     rounds, asked = scraper(desk, sleeps), list[str]()
 
-    async def note(address: str) -> Vitals | None:
+    async def note(address: str) -> EndpointSignals | None:
         asked.append(address)
-        return Vitals()
+        return EndpointSignals()
 
     for _ in range(3):
         await rounds.ask_around(note)
@@ -143,8 +143,8 @@ async def test_a_thousand_endpoints_are_asked_no_faster_than_fifty_a_second() ->
     desk = build(*(f"10.0.{number // 250}.{number % 250 + 1}:80" for number in range(1_000)))
     sleeps = Sleeps()
 
-    async def tell(_: str) -> Vitals | None:
-        return Vitals()
+    async def tell(_: str) -> EndpointSignals | None:
+        return EndpointSignals()
 
     await scraper(desk, sleeps).ask_around(tell)
 
@@ -155,24 +155,24 @@ async def test_silence_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO, "extproc")
     desk = build("10.0.0.1:80")
     rounds = scraper(desk, Sleeps())
-    for vitals in (Vitals(), None, None, Vitals(), None):
+    for signals in (EndpointSignals(), None, None, EndpointSignals(), None):
 
-        async def tell(_: str, vitals: Vitals | None = vitals) -> Vitals | None:
-            return vitals
+        async def tell(_: str, signals: EndpointSignals | None = signals) -> EndpointSignals | None:
+            return signals
 
         await rounds.ask_around(tell)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "pool llama: e0 does not tell its metrics",
-        "pool llama: e0 tells its metrics again",
-        "pool llama: e0 does not tell its metrics",
+        "pool llama: e0 does not give its metrics",
+        "pool llama: e0 gives its metrics again",
+        "pool llama: e0 does not give its metrics",
     ]
 
 
 async def test_a_pool_without_endpoints_is_asked_again_later() -> None:
     sleeps = Sleeps()
 
-    async def tell(_: str) -> Vitals | None:
+    async def tell(_: str) -> EndpointSignals | None:
         raise AssertionError
 
     await scraper(build(), sleeps).ask_around(tell)
@@ -184,18 +184,18 @@ def test_an_answer_that_comes_when_its_endpoint_is_gone_is_dropped() -> None:
     desk = build("10.0.0.1:80")
     gone = desk.pool.snapshot.ready["e0"]
     desk.pool.replace([Endpoint("e0", "10.0.0.9:80")])
-    desk.sense(gone, Vitals(waiting=9))
+    desk.apply_signals(gone, EndpointSignals(waiting=9))
 
-    assert desk.vitals == {}
+    assert desk.signals == {}
 
 
 def test_nobody_asks_any_more_and_nothing_is_known() -> None:
     desk = build("10.0.0.1:80")
-    desk.sense(desk.pool.snapshot.ready["e0"], Vitals(waiting=9))
-    desk.forget_vitals()
+    desk.apply_signals(desk.pool.snapshot.ready["e0"], EndpointSignals(waiting=9))
+    desk.forget_signals()
 
-    assert desk.vitals == {}
-    assert desk.pool.strategy.learnt()["endpoints"]["e0"]["waiting"] is None  # type: ignore[index]
+    assert desk.signals == {}
+    assert desk.pool.describe_engines()["endpoints"]["e0"]["waiting"] is None  # type: ignore[index]
 
 
 @pytest.mark.parametrize(("status", "is_dropped"), [(0, True), (500, False)])
@@ -216,7 +216,7 @@ def test_operators_see_what_was_foreseen_and_what_was_found() -> None:
     desk = build("10.0.0.1:80", strategy=strategy)
     for _ in range(2):
         desk.pool.pick(strategy.read(LONG, {}, "")).release()
-    desk.sense(desk.pool.snapshot.ready["e0"], Vitals(queried_tokens=1_000, hit_tokens=400))
+    desk.apply_signals(desk.pool.snapshot.ready["e0"], EndpointSignals(queried_tokens=1_000, hit_tokens=400))
     registry = CollectorRegistry()
     registry.register(FeedbackCollector(lambda: [desk]))
 
@@ -238,12 +238,12 @@ def test_operators_see_what_was_foreseen_and_what_was_found() -> None:
     assert told("measured", endpoint="e0", cached="yes") is None
 
 
-def test_a_strategy_that_wants_to_know_nothing_is_told_all_the_same() -> None:
+def test_a_strategy_that_reads_no_signals_gets_none() -> None:
     desk = build("10.0.0.1:80", strategy=RoundRobin(OUTSIDE))
-    desk.sense(desk.pool.snapshot.ready["e0"], Vitals())
+    desk.apply_signals(desk.pool.snapshot.ready["e0"], EndpointSignals())
 
-    assert desk.pool.strategy.learnt() == {}
-    assert desk.pool.strategy.foreseen() == {}
+    assert desk.pool.describe_engines() == {}
+    assert desk.pool.reads_signals is None
 
 
 async def test_a_connection_is_kept_from_one_time_to_the_next() -> None:

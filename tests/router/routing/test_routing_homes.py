@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.router.routing.prompt.chain import Chain
-from extproc.router.routing.strategies.base import Neighbours
-from extproc.router.routing.strategies.prefix_cache.homes import NO_HOMES, Company, Homes, find_homes
+from extproc.router.routing.strategies.base import PeerCounts
+from extproc.router.routing.strategies.prefix_cache.homes import NO_HOMES, GatewayCount, Homes, find_homes
 
 ROOT, HOME = 1, 2
 
@@ -55,9 +55,9 @@ def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
 @pytest.mark.parametrize("gateways", [1, 2, 3, 4, 8, 12])
 @pytest.mark.parametrize("seed", range(20))
 def test_company_is_found_out_from_turns(gateways: int, seed: int) -> None:
-    rng, company, followed = random.Random(seed), Company(), chain(answered=800)
+    rng, company, followed = random.Random(seed), GatewayCount(), chain(answered=800)
     for _ in range(600):
-        company.hear(followed, 900 if rng.randrange(gateways) == 0 else 0)
+        company.take(followed, 900 if rng.randrange(gateways) == 0 else 0)
 
     assert 1 <= company.count <= 64
     assert gateways / 3 <= company.count <= max(1, gateways * 6)
@@ -65,24 +65,24 @@ def test_company_is_found_out_from_turns(gateways: int, seed: int) -> None:
 
 
 def test_first_turns_tell_nothing() -> None:
-    company = Company()
+    company = GatewayCount()
     for _ in range(1_000):
-        company.hear(chain(), 0)
+        company.take(chain(), 0)
 
     assert company.count == 1
 
 
 def test_a_few_turns_that_were_lost_are_no_company() -> None:
-    company = Company()
+    company = GatewayCount()
     for number in range(1_000):
-        company.hear(chain(answered=800), 0 if number % 5 == 0 else 900)
+        company.take(chain(answered=800), 0 if number % 5 == 0 else 900)
 
     assert company.count == 1
 
 
 def test_what_is_told_is_believed() -> None:
-    company = Company(3)
-    company.hear(chain(answered=800), 0)
+    company = GatewayCount(3)
+    company.take(chain(answered=800), 0)
 
     assert company.count == 3
 
@@ -92,26 +92,26 @@ def test_what_is_told_is_believed() -> None:
 )
 def test_who_is_late_is_not_counted_twice(heard: int, prompt: int, at_least: float, at_most: float) -> None:
     """Late news make turns miss, which tells as if that gateway were not heard at all."""
-    company = Company()
-    company.meet(Neighbours(heard, prompt, 0), 0.0)
+    company = GatewayCount()
+    company.set_peers(PeerCounts(heard, prompt, 0), 0.0)
     for number in range(400):
-        company.hear(chain(answered=800), 900 if number % 10 < 3 else 0)
+        company.take(chain(answered=800), 900 if number % 10 < 3 else 0)
 
     assert company.count > 2
     assert at_least <= company.times <= at_most
 
 
-ALL: Final = Neighbours(7, 7)
+ALL: Final = PeerCounts(7, 7)
 
 
-def met(ago_s: float, *turns: Neighbours) -> Company:
+def met(ago_s: float, *turns: PeerCounts) -> GatewayCount:
     """One of eight, whose turns came so soon; then it meets these neighbours, one after the other."""
-    company = Company()
-    company.meet(ALL, 0.0)
+    company = GatewayCount()
+    company.set_peers(ALL, 0.0)
     for _ in range(400):
-        company.hear(chain(answered=800), 900, ago_s)
+        company.take(chain(answered=800), 900, ago_s)
     for neighbours in turns:
-        company.meet(neighbours, 100.0)
+        company.set_peers(neighbours, 100.0)
     return company
 
 
@@ -122,14 +122,14 @@ def met(ago_s: float, *turns: Neighbours) -> Company:
         (replace(ALL, silent=7), 0.5, False),
         (replace(ALL, silent=7), 5.0, True),
         (replace(ALL, silent=2), 0.5, True),
-        (Neighbours(7, 0), 0.5, False),
-        (Neighbours(7, 0), 5.0, True),
-        (Neighbours(3, 3, 4), 0.5, False),
-        (Neighbours(6, 6, 1), 0.5, True),
+        (PeerCounts(7, 0), 0.5, False),
+        (PeerCounts(7, 0), 5.0, True),
+        (PeerCounts(3, 3, 4), 0.5, False),
+        (PeerCounts(6, 6, 1), 0.5, True),
     ],
 )
 def test_the_quicker_turns_are_the_sooner_silence_counts(
-    neighbours: Neighbours, ago_s: float, is_alone: bool
+    neighbours: PeerCounts, ago_s: float, is_alone: bool
 ) -> None:
     """Before any turn was missed; and where turns come slowly, only those that miss tell."""
     company = met(ago_s, neighbours)
@@ -144,8 +144,8 @@ def test_silence_that_ends_leaves_nothing_behind() -> None:
 
 
 def test_turns_that_are_seen_in_time_tell_that_late_news_come_soon_enough() -> None:
-    company = met(0.5, replace(ALL, silent=7), Neighbours(7, 0))
+    company = met(0.5, replace(ALL, silent=7), PeerCounts(7, 0))
     for _ in range(100):
-        company.hear(chain(answered=800), 900, 0.5)
+        company.take(chain(answered=800), 900, 0.5)
 
     assert company.is_alone

@@ -10,7 +10,7 @@ from extproc.errors import NoEndpoint, Overloaded, PromptError, PromptTooComplex
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Ask, Picker, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.strategies.balanced import LeastLoad
+from extproc.router.routing.strategies.balanced import NO_PREFIX, TURN, LeastLoad
 from extproc.router.routing.strategies.base import (
     NOWHERE,
     Candidates,
@@ -19,7 +19,6 @@ from extproc.router.routing.strategies.base import (
     Outside,
     Placement,
     Reading,
-    Reason,
     Strategy,
 )
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
@@ -156,7 +155,7 @@ def test_a_sole_pool_needs_no_model() -> None:
     picker = Picker([Route(pool("llama"), ("llama-8b",))])
     unreadable = picker.pick(Ask("POST", CHAT, {}, b"not json"))
 
-    assert unreadable.pick.reason is Reason.NO_PREFIX
+    assert unreadable.pick.reason is NO_PREFIX
     assert unreadable.fault is not None
     assert pool_of(picker, ask(method="GET", path="/v1/models")) == "llama"
     with pytest.raises(UnknownModel):
@@ -331,11 +330,11 @@ class Learner(Strategy, Reading):
     def lose(self, endpoint: str) -> None:
         self.heard.append(("lose", endpoint))
 
-    def sense(self, endpoint: str, vitals: object, in_flight: object) -> None:
+    def sense(self, endpoint: str, signals: object, in_flight: object) -> None:
         self.heard.append(("sense", endpoint))
 
     def choose(self, candidates: Candidates, count: int) -> Choice:
-        return Choice(candidates.names[:count], Reason.TURN)
+        return Choice(candidates.names[:count], TURN)
 
     def taken(self, endpoint: str) -> None:
         self.heard.append(("taken", endpoint))

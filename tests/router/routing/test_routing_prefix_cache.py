@@ -19,14 +19,15 @@ from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.prompt.chain import chain_of
 from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.ring import Ring
-from extproc.router.routing.strategies.base import NOWHERE, Ending, Outside, Reason
-from extproc.router.routing.strategies.factory import STRATEGIES, build_strategy
+from extproc.router.routing.signals import EndpointSignals
+from extproc.router.routing.strategies.balanced import NO_PREFIX
+from extproc.router.routing.strategies.base import NOWHERE, Ending, Outside
 from extproc.router.routing.strategies.prefix_cache.backlog import Backlog, Backlogs
-from extproc.router.routing.strategies.prefix_cache.engines import DEFAULT_ENGINE, ENGINES
-from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
-from extproc.router.routing.strategies.prefix_cache.weighing import Stretch
-from extproc.router.routing.strategies.prefix_hash import PrefixHash
-from extproc.router.routing.vitals import Vitals
+from extproc.router.routing.strategies.prefix_cache.cost import Stretch
+from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
+from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX, SESSION, PrefixCache
+from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash
+from extproc.router.routing.strategies.registry import STRATEGIES
 
 CHAT = "/v1/chat/completions"
 L4_MS_PER_TOKEN = 0.19
@@ -101,8 +102,8 @@ def test_a_conversation_stays_where_it_began() -> None:
         said += [f"Because {turn}.", f"And {turn}?"]
         pick = fleet.visit(*said)
 
-        assert (pick.endpoint.name, pick.reason) == (first.endpoint.name, Reason.SESSION)
-    assert first.reason is Reason.COLD
+        assert (pick.endpoint.name, pick.reason) == (first.endpoint.name, SESSION)
+    assert first.reason is COLD
 
 
 def test_a_burst_of_one_new_prefix_stays_together() -> None:
@@ -111,7 +112,7 @@ def test_a_burst_of_one_new_prefix_stays_together() -> None:
     picks = [fleet.pick(f"Question {number}", system=system) for number in range(4)]
 
     assert len({pick.endpoint.name for pick in picks}) == 1
-    assert [pick.reason for pick in picks] == [Reason.COLD] + [Reason.PREFIX] * 3
+    assert [pick.reason for pick in picks] == [COLD] + [PREFIX] * 3
 
 
 def test_a_prefix_leaves_an_endpoint_that_has_too_much_to_do() -> None:
@@ -120,7 +121,7 @@ def test_a_prefix_leaves_an_endpoint_that_has_too_much_to_do() -> None:
     picks = [fleet.pick(f"Question {number}", system=system) for number in range(100)]
 
     assert {pick.endpoint.name for pick in picks} == set("abcd")
-    assert Reason.SPILL in {pick.reason for pick in picks}
+    assert SPILL in {pick.reason for pick in picks}
 
 
 def test_unknown_prompts_are_spread_by_the_work_they_make() -> None:
@@ -240,7 +241,7 @@ def test_a_request_without_a_prompt_goes_to_the_least_loaded() -> None:
     busy = fleet.pick("Why?").endpoint.name
     picks = [fleet.picker.pick(Ask("POST", CHAT, {}, body)).pick for body in (b"not json", b"{}")]
 
-    assert {pick.reason for pick in picks} == {Reason.NO_PREFIX}
+    assert {pick.reason for pick in picks} == {NO_PREFIX}
     assert picks[0].endpoint.name != busy
 
 
@@ -276,7 +277,7 @@ def test_an_endpoint_that_crashes_and_returns_is_cold() -> None:
     fleet.follow("ab".replace(warm, ""))
     fleet.follow("ab")
 
-    assert fleet.pick(*said).reason is Reason.COLD
+    assert fleet.pick(*said).reason is COLD
 
 
 def test_an_endpoint_at_another_address_is_another_endpoint() -> None:
@@ -285,7 +286,7 @@ def test_an_endpoint_at_another_address_is_another_endpoint() -> None:
     fleet.visit(*said[:1])
     fleet.follow("ab", subnet=9)
 
-    assert fleet.pick(*said).reason is Reason.COLD
+    assert fleet.pick(*said).reason is COLD
 
 
 def test_a_request_that_another_endpoint_answered_is_known_there_alone() -> None:
@@ -308,7 +309,7 @@ def test_a_request_that_failed_left_nothing_behind(status: int | None, is_known:
     pick = fleet.visit(words("Why?", 1_000))
     pick.learn(Ending(status=status))
 
-    assert (fleet.pick(words("Why?", 1_000)).reason is Reason.PREFIX) == is_known
+    assert (fleet.pick(words("Why?", 1_000)).reason is PREFIX) == is_known
 
 
 def test_a_request_from_before_the_endpoint_went_may_end_any_time() -> None:
@@ -377,7 +378,7 @@ def learn_from(fleet: Fleet, slowness: float, requests: int = 600) -> None:
 def test_the_constants_of_another_engine_are_learnt_and_told(slowness: float) -> None:
     fleet = Fleet(learn=True)
     learn_from(fleet, slowness)
-    told = fleet.strategy.learnt()
+    told = fleet.strategy.describe_engines()
 
     assert told["prefill_ms_per_token"] == pytest.approx(slowness * L4_MS_PER_TOKEN, rel=0.15)
     assert told["step_ms"] == pytest.approx(slowness * 39, rel=0.2)
@@ -387,7 +388,7 @@ def test_the_constants_of_another_engine_are_learnt_and_told(slowness: float) ->
 def test_constants_that_are_given_stay() -> None:
     fleet = Fleet()
     learn_from(fleet, 2.0)
-    told = fleet.strategy.learnt()
+    told = fleet.strategy.describe_engines()
 
     assert (told["prefill_ms_per_token"], told["step_ms"], told["samples"]) == (L4_MS_PER_TOKEN, 39, 0)
 
@@ -400,7 +401,7 @@ def test_a_request_that_waited_for_others_teaches_nothing() -> None:
         pick.release()
         pick.learn(Ending(200, 5.0))
 
-    assert fleet.strategy.learnt()["samples"] == 0
+    assert fleet.strategy.describe_engines()["samples"] == 0
 
 
 def test_an_endpoint_that_is_slower_than_the_others_costs_more() -> None:
@@ -412,7 +413,7 @@ def test_an_endpoint_that_is_slower_than_the_others_costs_more() -> None:
         factor = 2 if pick.endpoint.name == "b" else 1
         pick.learn(Ending(200, factor * (0.039 * (1 + rng.random()) + 500 * L4_MS_PER_TOKEN / 1000)))
     told = fleet.explain("new")
-    endpoints = fleet.strategy.learnt()["endpoints"]
+    endpoints = fleet.strategy.describe_engines()["endpoints"]
 
     assert endpoints["a"]["slower_by"] == 1  # type: ignore[index]
     assert endpoints["b"]["slower_by"] > 1.3  # type: ignore[index]
@@ -420,21 +421,21 @@ def test_an_endpoint_that_is_slower_than_the_others_costs_more() -> None:
 
     fleet.follow("a")
 
-    assert [*fleet.strategy.learnt()["endpoints"]] == ["a"]  # type: ignore[misc]
+    assert [*fleet.strategy.describe_engines()["endpoints"]] == ["a"]  # type: ignore[misc]
 
 
-SAID = Vitals(kv_tokens=1_000, queried_tokens=10, prefills=1, started_s=1e9)
+SAID = EndpointSignals(kv_tokens=1_000, queried_tokens=10, prefills=1, started_s=1e9)
 
 
-def sense(fleet: Fleet, name: str, vitals: Vitals | None) -> None:
-    fleet.strategy.sense(name, vitals, fleet.pool.book.counts)
+def sense(fleet: Fleet, name: str, signals: EndpointSignals | None) -> None:
+    fleet.strategy.apply_signals(name, signals, fleet.pool.book.counts)
 
 
 def test_the_size_of_a_cache_is_what_its_endpoint_says() -> None:
     fleet = Fleet("ab")
     sense(fleet, "a", SAID)
     sense(fleet, "strange", SAID)
-    endpoints = fleet.strategy.learnt()["endpoints"]
+    endpoints = fleet.strategy.describe_engines()["endpoints"]
 
     assert endpoints["a"]["cache_tokens"] == 1_000  # type: ignore[index]
     assert endpoints["b"]["cache_tokens"] == 84_000  # type: ignore[index]
@@ -446,19 +447,19 @@ def test_an_endpoint_that_began_anew_is_cold() -> None:
     fleet.visit(words("Why?", 1_000))
     sense(fleet, "a", replace(SAID, queried_tokens=1_300))
 
-    assert fleet.visit(words("Why?", 1_000)).reason is Reason.PREFIX
+    assert fleet.visit(words("Why?", 1_000)).reason is PREFIX
 
     sense(fleet, "a", replace(SAID, started_s=1e9 + 60))
 
-    assert fleet.visit(words("Why?", 1_000)).reason is Reason.COLD
+    assert fleet.visit(words("Why?", 1_000)).reason is COLD
 
 
 def test_an_endpoint_that_is_lost_is_cold() -> None:
     fleet = Fleet("ab")
     warm = fleet.visit(words("Why?", 1_000)).endpoint.name
-    fleet.strategy.lose(warm)
+    fleet.strategy.forget_cache(warm)
 
-    assert fleet.visit(words("Why?", 1_000)).reason is Reason.COLD
+    assert fleet.visit(words("Why?", 1_000)).reason is COLD
 
 
 def test_an_endpoint_that_never_finds_what_was_foreseen_is_distrusted() -> None:
@@ -471,12 +472,12 @@ def test_an_endpoint_that_never_finds_what_was_foreseen_is_distrusted() -> None:
         said = replace(said, queried_tokens=said.queried_tokens + 30_000)
         sense(fleet, "a", said)
         seen.append(len(fleet.strategy.index))
-    told = fleet.strategy.learnt()["endpoints"]["a"]  # type: ignore[index]
+    told = fleet.strategy.describe_engines()["endpoints"]["a"]  # type: ignore[index]
 
     assert seen[-1] == 0
     assert told["presumed_share"] == 0.5
     assert told["cache_tokens"] == 500
-    assert told["foreseen_hit_rate"] > 0.9
+    assert told["predicted_hit_rate"] > 0.9
     assert told["measured_hit_rate"] == 0
 
 
@@ -484,14 +485,14 @@ def test_what_is_foreseen_is_counted_by_reason() -> None:
     fleet = Fleet("a")
     for _ in range(3):
         fleet.visit(words("Why?", 1_000))
-    told = fleet.strategy.foreseen()
+    told = fleet.strategy.predicted()
 
-    assert {reason for reason, counts in told.items() if counts.prompt} == {Reason.COLD, Reason.PREFIX}
-    assert told[Reason.COLD].cached == 0
-    assert told[Reason.PREFIX].cached == told[Reason.PREFIX].prompt == 2 * told[Reason.COLD].prompt
+    assert {reason for reason, counts in told.items() if counts.prompt} == {COLD, PREFIX}
+    assert told[COLD].cached == 0
+    assert told[PREFIX].cached == told[PREFIX].prompt == 2 * told[COLD].prompt
     ms_per_token = ENGINES[DEFAULT_ENGINE].prefill_ms_per_token
-    assert told[Reason.PREFIX].saved_ms == pytest.approx(told[Reason.PREFIX].cached * ms_per_token)
-    assert told[Reason.COLD].saved_ms == 0
+    assert told[PREFIX].saved_ms == pytest.approx(told[PREFIX].cached * ms_per_token)
+    assert told[COLD].saved_ms == 0
 
 
 def test_blocks_are_foreseen_whole_where_their_size_is_known() -> None:
@@ -500,7 +501,7 @@ def test_blocks_are_foreseen_whole_where_their_size_is_known() -> None:
     for _ in range(2):
         fleet.visit(words("Why?", 1_000))
 
-    assert fleet.strategy.foreseen()[Reason.PREFIX].cached == 7 * 128
+    assert fleet.strategy.predicted()[PREFIX].cached == 7 * 128
 
 
 def test_tokens_of_another_size_are_told_by_what_the_engines_read() -> None:
@@ -512,22 +513,23 @@ def test_tokens_of_another_size_are_told_by_what_the_engines_read() -> None:
             size = chain_of(fleet.read(words("000 Why?", 100)), 1).size * (number + 1)
             sense(fleet, "a", replace(SAID, prefills=number + 2, prompt_tokens=size / 3))
 
-    assert fleet.strategy.belief.bytes_per_token == pytest.approx(3, abs=0.01)
-    assert fleet.strategy.learnt()["prefill_ms_per_token"] == pytest.approx(L4_MS_PER_TOKEN, rel=0.01)
+    assert fleet.strategy.engine.bytes_per_token == pytest.approx(3, abs=0.01)
+    learnt = fleet.strategy.describe_engines()
+    assert learnt["prefill_ms_per_token"] == pytest.approx(L4_MS_PER_TOKEN, rel=0.01)
 
 
 def test_costs_that_are_learnt_do_not_change_with_the_size_of_a_token() -> None:
     fleet = Fleet("a", learn=True)
     learn_from(fleet, 2.0)
-    per_byte = fleet.strategy.belief.learner.costs.ms_per_byte if fleet.strategy.belief.learner else 0
+    per_byte = fleet.strategy.engine.learner.costs.ms_per_byte if fleet.strategy.engine.learner else 0
     sense(fleet, "a", SAID)
     for number in range(60):
         fleet.visit(words(f"{number:03} Why?", 100))
     sense(fleet, "a", replace(SAID, prefills=61, prompt_tokens=10_000))
 
-    assert fleet.strategy.belief.bytes_per_token != 4
-    assert fleet.strategy.learnt()["prefill_ms_per_token"] == pytest.approx(
-        per_byte * fleet.strategy.belief.bytes_per_token, abs=1e-4
+    assert fleet.strategy.engine.bytes_per_token != 4
+    assert fleet.strategy.describe_engines()["prefill_ms_per_token"] == pytest.approx(
+        per_byte * fleet.strategy.engine.bytes_per_token, abs=1e-4
     )
 
 
@@ -545,7 +547,7 @@ def test_prefills_that_engines_tell_of_teach_where_no_access_log_does() -> None:
         )
         sense(fleet, "a", said)
 
-    assert fleet.strategy.learnt()["prefill_ms_per_token"] == pytest.approx(0.38, rel=0.15)
+    assert fleet.strategy.describe_engines()["prefill_ms_per_token"] == pytest.approx(0.38, rel=0.15)
 
 
 def test_what_waits_for_other_gateways_is_a_reason_to_leave() -> None:
@@ -568,15 +570,15 @@ def test_what_waits_for_other_gateways_is_a_reason_to_leave() -> None:
 def test_every_strategy_gives_way_to_every_other_with_its_counts() -> None:
     fleet = Fleet()
     picks = []
-    for before in STRATEGIES:
-        for after in STRATEGIES:
+    for before in STRATEGIES.kinds:
+        for after in STRATEGIES.kinds:
             for name in (before, after):
-                fleet.pool.strategy = build_strategy(name, {}, fleet.outside)
+                fleet.pool.strategy = STRATEGIES.build(name, {}, fleet.outside)
                 fleet.follow("abcd")
                 picks.append(fleet.pick("Why?", system=words("Be kind.", 100)))
     fleet.follow("abc")
 
-    assert sum(fleet.pool.book.counts().values()) == len(picks) == 2 * len(STRATEGIES) ** 2
+    assert sum(fleet.pool.book.counts().values()) == len(picks) == 2 * len(STRATEGIES.kinds) ** 2
 
     for pick in picks:
         pick.release()
@@ -653,8 +655,8 @@ def test_several_gateways_find_a_conversation_at_its_home() -> None:
         first = one.visit(*said)
         following = other.visit(*said, "Because.", "How?")
 
-        assert (first.endpoint.name, first.reason) == (following.endpoint.name, Reason.HOME)
-        assert following.reason is Reason.SESSION
+        assert (first.endpoint.name, first.reason) == (following.endpoint.name, HOME)
+        assert following.reason is SESSION
 
 
 def test_a_gateway_that_is_alone_has_no_homes() -> None:
@@ -665,8 +667,8 @@ def test_a_gateway_that_is_alone_has_no_homes() -> None:
         fleet.visit(*said, "Because.", "How?")
     offers = fleet.explain("Why not?")
 
-    assert fleet.strategy.company.count == 1
-    assert Reason.HOME not in {fleet.visit(f"{number} Who?").reason for number in range(50)}
+    assert fleet.strategy.gateways.count == 1
+    assert HOME not in {fleet.visit(f"{number} Who?").reason for number in range(50)}
     assert len(offers) <= 4
 
 
@@ -682,7 +684,7 @@ def test_gateways_find_out_that_they_are_several() -> None:
             said += [f"Because {turn}.", f"And {turn}?"]
         missed.append(len(places) - 1)
 
-    assert {round(fleet.strategy.company.count) for fleet in fleets} <= {3, 4, 5, 6}
+    assert {round(fleet.strategy.gateways.count) for fleet in fleets} <= {3, 4, 5, 6}
     assert sum(missed[:10]) >= 10
     assert sum(missed[-100:]) <= 5
 
@@ -717,7 +719,7 @@ def test_what_another_gateway_placed_at_its_home_is_foreseen_there() -> None:
     said = [words("Why?", 500)]
     one.visit(*said)
     other.visit(*said, "Because.", "How?")
-    told = other.strategy.foreseen()[Reason.SESSION]
+    told = other.strategy.predicted()[SESSION]
 
     assert 0.9 * told.prompt < told.cached < told.prompt
 
@@ -745,7 +747,7 @@ def test_an_unknown_engine_is_refused() -> None:
     outside = Outside(random.Random(0), lambda: 0.0)
 
     with pytest.raises(SettingsError, match="prefix_cache: 'tpu' is no engine: choose from l4-llama8b"):
-        build_strategy("prefix_cache", {"engine": "tpu"}, outside)
+        STRATEGIES.build("prefix_cache", {"engine": "tpu"}, outside)
 
 
 @given(

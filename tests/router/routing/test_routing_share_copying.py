@@ -152,9 +152,9 @@ def test_what_was_heard_meanwhile_is_newer_than_the_copy() -> None:
     both.beat(3)
     heard = both.gateways[0].visit(words("News!", 500), after_s=0).endpoint.name
     both.post()
-    before = fresh.strategy.newest(heard, 100)
+    before = fresh.strategy.newest_blocks(heard, 100)
     turn_pages(both)
-    after = fresh.strategy.newest(heard, 100)
+    after = fresh.strategy.newest_blocks(heard, 100)
 
     assert len(after) > len(before) > 0
     assert after[: len(before)] == before

@@ -13,9 +13,11 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.prompt.chain import Chain, chain_of
 from extproc.router.routing.strategies.balanced import LeastLoad
-from extproc.router.routing.strategies.base import Ending, Neighbours, Reason
+from extproc.router.routing.strategies.base import Ending, PeerCounts
 from extproc.router.routing.strategies.prefix_cache.holding import Taken
-from extproc.router.routing.strategies.prefix_cache.homes import Company
+from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
+from extproc.router.routing.strategies.prefix_cache.strategy import COLD, SESSION
+from extproc.router.routing.strategies.prefix_hash import HOME
 from extproc.router.share.kept import KEPT, KEPT_BLOCKS, Kept
 from extproc.router.share.messages import (
     LETTER_BLOCKS,
@@ -44,8 +46,8 @@ class Gateway(Fleet):
         self.share = Share(self.pool, 1_000 + place)
 
     @property
-    def neighbours(self) -> Neighbours:
-        return self.share.peers.neighbours
+    def neighbours(self) -> PeerCounts:
+        return self.share.peers.counts
 
     def hear(self, letters: Iterable[Letter]) -> None:
         for letter in letters:
@@ -101,7 +103,7 @@ def test_a_pick_of_a_peer_counts_until_its_end() -> None:
     assert counts(other) == counts(one) == {**dict.fromkeys("abcd", 0), pick.endpoint.name: 1}
     assert other.pool.book.ours() == dict.fromkeys("abcd", 0)
     assert repr(other.share) == (
-        "<Share <Peers of llama: 1 heard, 1 promptly, 0 lost>, <Outbox of 0 news, 0 open>>"
+        "<Share <Peers of llama: 1 active, 1 prompt, 0 lost>, <Outbox of 0 news, 0 open>>"
     )
 
     pick.release()
@@ -121,7 +123,7 @@ def test_a_conversation_goes_on_where_a_peer_began_it() -> None:
         following = other.visit(*said, "Because.", "How?", after_s=0)
 
         assert first.endpoint.name == following.endpoint.name
-        assert following.reason is Reason.SESSION
+        assert following.reason is SESSION
         assert len(told) <= 4, "no homes are asked"
 
 
@@ -209,12 +211,12 @@ def test_a_peer_that_falls_silent_is_counted_no_more() -> None:
     other.share.heartbeat(other.clock.now)
 
     assert sum(counts(other).values()) == 0
-    assert other.neighbours == Neighbours(0, 0, 1)
+    assert other.neighbours == PeerCounts(0, 0, 1)
 
     both.beat(3)
 
     assert sum(counts(other).values()) == 1
-    assert other.neighbours == Neighbours(1, 1, 0)
+    assert other.neighbours == PeerCounts(1, 1, 0)
 
 
 def test_a_peer_that_says_that_it_goes_is_not_missed() -> None:
@@ -224,8 +226,8 @@ def test_a_peer_that_says_that_it_goes_is_not_missed() -> None:
     other.hear([one.share.farewell(one.clock.now)])
 
     assert sum(counts(other).values()) == 0
-    assert other.neighbours == Neighbours(0, 0, 0)
-    assert other.strategy.company.is_alone
+    assert other.neighbours == PeerCounts(0, 0, 0)
+    assert other.strategy.gateways.is_alone
 
 
 def test_a_gateway_that_is_started_again_takes_the_place_of_the_lost_one() -> None:
@@ -236,7 +238,7 @@ def test_a_gateway_that_is_started_again_takes_the_place_of_the_lost_one() -> No
     again.clock.now = other.clock.now
     both.beat(3)
 
-    assert other.neighbours == again.neighbours == Neighbours(1, 1, 0)
+    assert other.neighbours == again.neighbours == PeerCounts(1, 1, 0)
 
 
 def test_a_gateway_that_is_back_before_it_was_missed_takes_its_own_place() -> None:
@@ -245,11 +247,11 @@ def test_a_gateway_that_is_back_before_it_was_missed_takes_its_own_place() -> No
     both.gateways[0] = again = Gateway(5, "abcd")
     again.clock.now = other.clock.now
     both.beat(2)
-    heard = other.neighbours.heard
+    heard = other.neighbours.active
     both.beat(4)
 
     assert heard == 2
-    assert other.neighbours == Neighbours(1, 1, 0)
+    assert other.neighbours == PeerCounts(1, 1, 0)
 
 
 @pytest.mark.parametrize(("beats", "lost"), [(1, 2), (2, 2), (3, 2), (5, 1)])
@@ -262,12 +264,12 @@ def test_who_came_in_shortly_before_a_peer_is_lost_is_in_its_place_only_if_it_li
     both.beat()
     both.gateways.remove(one)
     both.beat(beats)
-    heard = other.neighbours.heard + other.neighbours.lost
+    heard = other.neighbours.active + other.neighbours.lost
     both.gateways.remove(third)
     both.beat(8)
 
     assert heard == (2 if lost == 2 else 1)
-    assert other.neighbours == Neighbours(0, 0, lost)
+    assert other.neighbours == PeerCounts(0, 0, lost)
 
 
 @pytest.mark.parametrize(("late_s", "prompt"), [(0.01, 1), (0.1, 0), (0.9, 0)])
@@ -287,11 +289,11 @@ def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, promp
     both.wait(late_s)
     other.hear(letters)
 
-    assert other.neighbours == Neighbours(1, prompt, 0)
+    assert other.neighbours == PeerCounts(1, prompt, 0)
     assert sum(counts(other).values()) == prompt
     assert other.pick(*said, "Because.", "How?").endpoint.name == first.endpoint.name
     assert other.share.peers.delays() == {1_000: pytest.approx(late_s, abs=0.002)}
-    assert other.strategy.company.times == 2 - prompt
+    assert other.strategy.gateways.times == 2 - prompt
 
 
 def test_a_peer_that_becomes_slow_is_taken_out_of_the_counts_and_put_back() -> None:
@@ -343,8 +345,8 @@ def test_a_letter_of_ours_of_another_pool_or_of_too_many_peers_is_left_alone() -
 
     other.hear(answered(other, 5_000 + number) for number in range(MAX_PEERS + 5))
 
-    assert other.neighbours.heard == MAX_PEERS
-    assert one.neighbours.heard == 1
+    assert other.neighbours.active == MAX_PEERS
+    assert one.neighbours.active == 1
 
 
 def answered(gateway: Gateway, peer: int, *news: News, ago_s: float = 0.0) -> Letter:
@@ -363,12 +365,12 @@ def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
     gateway.hear([Letter(7, name_of("llama"), 1, [pick, stand], [Echo(8, 1, 0)])])
     gateway.hear([answered(gateway, 7, pick, stand, ago_s=10.1)])
 
-    assert gateway.neighbours == Neighbours()
+    assert gateway.neighbours == PeerCounts()
     assert sum(counts(gateway).values()) == gateway.strategy.index.known((1, 2, 3)) == 0
 
     gateway.hear([answered(gateway, 7, pick, stand, ago_s=0.01)])
 
-    assert gateway.neighbours == Neighbours(1, 1, 0)
+    assert gateway.neighbours == PeerCounts(1, 1, 0)
     assert (sum(counts(gateway).values()), gateway.strategy.index.known((1, 2, 3))) == (1, 3)
 
 
@@ -379,7 +381,7 @@ def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
     for number, hashes in enumerate([(1, 2), (3, 2), (3, 4), (5, 5)], 1):
         gateway.hear([answered(gateway, 7, Picked(number, name_of("a"), 0, hashes))])
 
-    assert gateway.neighbours.heard == 1
+    assert gateway.neighbours.active == 1
     assert gateway.strategy.index.known((1, 2)) == 2
 
 
@@ -389,14 +391,14 @@ def test_strangers_take_nobodys_place() -> None:
     other.hear(Letter(5_000 + number, name_of("llama"), 1) for number in range(3 * MAX_PEERS))
     both.beat()
 
-    assert other.neighbours == Neighbours(1, 1, 0)
+    assert other.neighbours == PeerCounts(1, 1, 0)
     assert len(other.share.peers.echoes(0.0)) == 1 + MAX_STRANGERS
 
     other.clock.now += 4.0
     other.share.heartbeat(other.clock.now)
 
     assert other.share.peers.echoes(0.0) == []
-    assert one.neighbours.heard == 1
+    assert one.neighbours.active == 1
 
 
 def test_a_letter_of_an_old_conversation_counts_for_nobody() -> None:
@@ -414,7 +416,7 @@ def test_a_letter_of_an_old_conversation_counts_for_nobody() -> None:
         fresh.share.heartbeat(fresh.clock.now)
         fresh.hear([letter])
 
-    assert fresh.neighbours == Neighbours()
+    assert fresh.neighbours == PeerCounts()
     assert sum(counts(fresh).values()) == 0
 
 
@@ -451,10 +453,10 @@ def test_of_long_prompts_fewer_are_kept() -> None:
 def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:
     fleet = Fleet("ab")
     chain = chain_of(fleet.read(words("Why?", 100)), 1)
-    fleet.strategy.hear_pick("c", chain, 100)
-    fleet.strategy.hear_end("c", chain)
-    fleet.strategy.hear_withdrawn("c", chain, 0)
-    fleet.strategy.hear_pick("a", chain, None)
+    fleet.strategy.apply_peer_pick("c", chain, 100)
+    fleet.strategy.apply_peer_end("c", chain)
+    fleet.strategy.apply_peer_withdrawal("c", chain, 0)
+    fleet.strategy.apply_peer_pick("a", chain, None)
 
     assert fleet.strategy.index.known(chain.hashes) == len(chain)
     assert [fleet.explain("Who?")[name]["backlog_ms"] for name in "ab"] == [0, 0]
@@ -515,7 +517,7 @@ def test_of_too_many_endpoints_the_busiest_are_told_and_names_are_not_kept_for_e
     outbox, reading = Outbox(), LeastLoad(fleet.outside)
 
     def pick(number: int) -> Pick:
-        return Pick(fleet.pool, "", Reason.COLD, Endpoint(f"e{number}", "10.0.0.1:80"), (), reading)
+        return Pick(fleet.pool, "", COLD, Endpoint(f"e{number}", "10.0.0.1:80"), (), reading)
 
     for number in range(MAX_ENDPOINTS * 4 + 1):
         outbox.picked(pick(number))
@@ -656,7 +658,7 @@ def picture(gateway: Gateway, chats: Sequence[Sequence[str]]) -> object:
     depths = []
     for chat in chats:
         reading = gateway.picker.propose(ask(*chat)).pick.reading
-        chain, _ = reading.sent()
+        chain, _ = reading.content()
         assert chain is not None
         known = index.known(chain.hashes)
         holdings = [index.holding(name) for name in "abcd"]
@@ -671,8 +673,8 @@ def picture(gateway: Gateway, chats: Sequence[Sequence[str]]) -> object:
 def test_of_gateways_that_were_told_those_that_are_heard_count_as_one(
     told: int, heard: int, prompt: int, count: float, times: float
 ) -> None:
-    company = Company(told)
-    company.meet(Neighbours(heard, prompt, 0), 0.0)
+    company = GatewayCount(told)
+    company.set_peers(PeerCounts(heard, prompt, 0), 0.0)
 
     assert (company.count, company.times) == (count, times)
 
@@ -690,10 +692,10 @@ def test_when_a_peer_falls_silent_new_instructions_are_looked_for_at_home() -> N
         for system in systems
     ]
 
-    assert one.neighbours == other.neighbours == Neighbours(0, 0, 1)
+    assert one.neighbours == other.neighbours == PeerCounts(0, 0, 1)
     assert all(mine == theirs for mine, theirs, _ in placed)
     assert any(mine != lone for mine, _, lone in placed)
-    assert Reason.HOME not in {one.visit(f"{number} Who?").reason for number in range(50)}
+    assert HOME not in {one.visit(f"{number} Who?").reason for number in range(50)}
 
 
 def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
@@ -712,7 +714,7 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
     found = [other.visit(*said, after_s=1).endpoint.name for said in longer]
 
     assert found == placed
-    assert sum(told.cached for told in other.strategy.foreseen().values()) > 20 * 700
+    assert sum(told.cached for told in other.strategy.predicted().values()) > 20 * 700
 
     other.pool.gate = Shut(frozenset(placed[0]))
     assert other.pick(*longer[0], "Well.", "So?").endpoint.name != placed[0]
@@ -720,23 +722,23 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
 
 def test_after_a_loss_who_was_seen_with_a_conversation_before_is_believed() -> None:
     chain = Chain([1, 2], [500, 1_000], [500, 1_000], 1_200, 1, 1_000)
-    company = Company()
-    company.meet(Neighbours(1, 1, 0), 10.0)
+    company = GatewayCount()
+    company.set_peers(PeerCounts(1, 1, 0), 10.0)
 
-    assert not company.believes(chain, 500, 5.0)
+    assert not company.is_whole_at_one(chain, 500, 5.0)
 
-    company.meet(Neighbours(1, 1, 0, 1), 17.0)
-    company.meet(Neighbours(0, 0, 1), 20.0)
-    company.meet(Neighbours(0, 0, 1), 60.0)
+    company.set_peers(PeerCounts(1, 1, 0, 1), 17.0)
+    company.set_peers(PeerCounts(0, 0, 1), 20.0)
+    company.set_peers(PeerCounts(0, 0, 1), 60.0)
 
-    assert [company.believes(chain, reach, 5.0) for reach in (0, 200, 500, 1_000)] == [
+    assert [company.is_whole_at_one(chain, reach, 5.0) for reach in (0, 200, 500, 1_000)] == [
         False,
         False,
         True,
         False,
     ]
-    assert not company.believes(chain, 500, 18.0), "it began when they were lost already"
-    assert not company.believes(replace(chain, root=1, rooted=500), 500, 5.0), "others have that, too"
+    assert not company.is_whole_at_one(chain, 500, 18.0), "it began when they were lost already"
+    assert not company.is_whole_at_one(replace(chain, root=1, rooted=500), 500, 5.0), "others have that, too"
 
 
 @pytest.mark.parametrize(("pause_s", "noticed_s"), [(0.02, 0.15), (0.1, 0.5), (1.0, 5.0)])
@@ -750,18 +752,18 @@ def test_silence_is_noticed_after_five_times_the_usual_pause(pause_s: float, not
     both.wait(0.9 * noticed_s - pause_s)
     other.share.letters(other.clock.now)
 
-    assert other.neighbours == Neighbours(1, 1)
+    assert other.neighbours == PeerCounts(1, 1)
 
     both.wait(0.2 * noticed_s)
     other.share.letters(other.clock.now)
 
-    assert other.neighbours == Neighbours(1, 1, silent=1)
+    assert other.neighbours == PeerCounts(1, 1, silent=1)
 
     one.pick("Why?")
     both.post()
     both.post()
 
-    assert other.neighbours == Neighbours(1, 1)
+    assert other.neighbours == PeerCounts(1, 1)
 
 
 def test_who_leaves_is_not_silent() -> None:
@@ -773,4 +775,4 @@ def test_who_leaves_is_not_silent() -> None:
 
     other.hear([one.share.farewell(one.clock.now)])
 
-    assert other.neighbours == Neighbours()
+    assert other.neighbours == PeerCounts()

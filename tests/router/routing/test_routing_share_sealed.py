@@ -20,7 +20,7 @@ from extproc.router.share.messages import (
     Letter,
     Picked,
     Standing,
-    picked,
+    tell_pick,
 )
 from extproc.router.share.sealed import MAX_BYTES, LetterError, Seal, read
 
@@ -140,7 +140,7 @@ def test_a_short_secret_is_refused() -> None:
 def test_nothing_of_a_prompt_can_be_seen() -> None:
     """Neither its text nor a hash of it, by which somebody could find out what it was."""
     chain = chain_of("My name is Ada. " * 40, 1)
-    sent = seal().close(Letter(ME, 1, 1, [picked(1, 2, 3, chain)]))
+    sent = seal().close(Letter(ME, 1, 1, [tell_pick(1, 2, 3, chain)]))
 
     for block in chain.hashes:
         assert block.to_bytes(8) not in sent
@@ -151,7 +151,7 @@ def test_nothing_of_a_prompt_can_be_seen() -> None:
 @pytest.mark.parametrize("words", [10, 51, 52, 1_000])
 def test_blocks_arrive_with_their_lengths(words: int) -> None:
     chain = chain_of(f"{TURN_START}user{TURN_TEXT}{'Why? ' * words}", 1)
-    found = picked(1, 2, 3, chain)
+    found = tell_pick(1, 2, 3, chain)
 
     assert found.hashes == tuple(chain.hashes)
     for start in range(len(chain)):
@@ -160,13 +160,13 @@ def test_blocks_arrive_with_their_lengths(words: int) -> None:
 
 
 def test_without_blocks_there_is_a_pick_all_the_same() -> None:
-    assert picked(1, 2, 3, None).hashes == picked(1, 2, 3, chain_of("Why?", 1)).hashes == ()
+    assert tell_pick(1, 2, 3, None).hashes == tell_pick(1, 2, 3, chain_of("Why?", 1)).hashes == ()
 
 
 def test_of_the_longest_prompt_the_head_is_told() -> None:
     places = range(1, MAX_BLOCKS + 10)
     chain = Chain([*places], [BLOCK_BYTES * place for place in places], [], 0, 0, 0)
-    found = picked(1, 2, 3, chain)
+    found = tell_pick(1, 2, 3, chain)
 
     assert len(found.hashes) == MAX_BLOCKS
     assert found.bytes_between(0, MAX_BLOCKS) == BLOCK_BYTES * MAX_BLOCKS

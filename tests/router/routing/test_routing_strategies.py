@@ -11,10 +11,16 @@ from extproc.errors import SettingsError
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.load import LoadBook
 from extproc.router.routing.ring import SEPARATOR, Ring
-from extproc.router.routing.strategies.balanced import LeastLoad, RandomChoice, RoundRobin
-from extproc.router.routing.strategies.base import NOWHERE, Candidates, Choice, Outside, Reason
-from extproc.router.routing.strategies.factory import build_strategy
-from extproc.router.routing.strategies.prefix_hash import PrefixHash
+from extproc.router.routing.strategies.balanced import (
+    LEAST_LOAD,
+    NO_PREFIX,
+    LeastLoad,
+    RandomChoice,
+    RoundRobin,
+)
+from extproc.router.routing.strategies.base import NOWHERE, Candidates, Choice, Outside
+from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash
+from extproc.router.routing.strategies.registry import STRATEGIES
 
 OUTSIDE = Outside(random.Random(0), lambda: 0.0)
 
@@ -68,7 +74,7 @@ def test_random_is_even() -> None:
 def test_least_load_takes_the_least_loaded_and_names_the_next() -> None:
     choice = LeastLoad(OUTSIDE).choose(candidates({"a": 3, "b": 1, "c": 2}), 2)
 
-    assert choice == Choice(("b", "c"), Reason.LEAST_LOAD)
+    assert choice == Choice(("b", "c"), LEAST_LOAD)
 
 
 def test_ties_fall_evenly_among_the_eligible() -> None:
@@ -86,7 +92,7 @@ def test_only_eligible_endpoints_are_chosen() -> None:
 
     assert LeastLoad(OUTSIDE).choose(some, 3).names == ("c", "b")
     assert RoundRobin(OUTSIDE).choose(some, 3).names == ("b", "c")
-    assert kubeai().reading(11).choose(some, 3) == Choice(("c", "b"), Reason.SPILL)
+    assert kubeai().reading(11).choose(some, 3) == Choice(("c", "b"), SPILL)
     assert (len(some), some.total) == (2, 11)
 
 
@@ -94,22 +100,22 @@ def test_prefix_goes_home_while_home_is_within_its_bound() -> None:
     # Bound: (6 + 1) / 3 * 1.25 = 2.92.
     choice = kubeai().reading(11).choose(candidates({"a": 2, "b": 2, "c": 2}), 3)
 
-    assert choice == Choice(("b", "c", "a"), Reason.HOME)
+    assert choice == Choice(("b", "c", "a"), HOME)
 
 
 def test_walk_skips_overloaded_endpoint() -> None:
     # Bound: (6 + 1) / 3 * 1.25 = 2.92. The one passed over is still the last fallback.
     choice = kubeai().reading(1).choose(candidates({"a": 4, "b": 1, "c": 1}), 3)
 
-    assert choice == Choice(("b", "c", "a"), Reason.SPILL)
+    assert choice == Choice(("b", "c", "a"), SPILL)
 
 
 def test_bound_counts_the_request_itself_but_not_on_the_candidate() -> None:
     # (1 + 1) / 2 * 1.25 = 1.25: one is not too many, as half of 1.25 would say.
-    assert kubeai().reading(1).choose(candidates({"a": 1, "b": 0}), 1).reason is Reason.HOME
+    assert kubeai().reading(1).choose(candidates({"a": 1, "b": 0}), 1).reason is HOME
     # (7 + 1) / 4 * 1.25 = 2.5: three are too many, two are not, though two would become three.
-    assert kubeai().reading(1).choose(candidates({"a": 2, "b": 2, "c": 2, "d": 1}), 1).reason is Reason.HOME
-    assert kubeai().reading(1).choose(candidates({"a": 3, "b": 2, "c": 2, "d": 0}), 1).reason is Reason.SPILL
+    assert kubeai().reading(1).choose(candidates({"a": 2, "b": 2, "c": 2, "d": 1}), 1).reason is HOME
+    assert kubeai().reading(1).choose(candidates({"a": 3, "b": 2, "c": 2, "d": 0}), 1).reason is SPILL
 
 
 def test_second_concurrent_request_stays_home_only_thanks_to_the_floor() -> None:
@@ -123,13 +129,13 @@ def test_second_concurrent_request_stays_home_only_thanks_to_the_floor() -> None
 def test_floor_accepts_fewer_than_itself(in_flight: int, is_home: bool) -> None:
     quiet = {"a": in_flight, **dict.fromkeys("bcdefghijklmnopqrst", 0)}
 
-    assert (PrefixHash(OUTSIDE).reading(1).choose(candidates(quiet), 1).reason is Reason.HOME) is is_home
+    assert (PrefixHash(OUTSIDE).reading(1).choose(candidates(quiet), 1).reason is HOME) is is_home
 
 
 def test_without_a_key_the_least_loaded_is_chosen() -> None:
     choice = PrefixHash(OUTSIDE).read(None, {}, "").choose(candidates({"a": 2, "b": 0, "c": 1}), 2)
 
-    assert choice == Choice(("b", "c"), Reason.NO_PREFIX)
+    assert choice == Choice(("b", "c"), NO_PREFIX)
 
 
 def test_first_fallback_is_where_the_key_goes_when_its_home_leaves() -> None:
@@ -198,11 +204,11 @@ def test_an_explanation_shows_the_walk_and_who_is_within_the_bound() -> None:
 
 
 def test_the_factory_names_what_there_is_not() -> None:
-    assert build_strategy("prefix_hash", {"positions": 3}, OUTSIDE).name == "prefix_hash"
-    with pytest.raises(SettingsError, match="choose from round_robin, random, least_load, prefix_hash"):
-        build_strategy("best", {}, OUTSIDE)
+    assert STRATEGIES.build("prefix_hash", {"positions": 3}, OUTSIDE).name == "prefix_hash"
+    with pytest.raises(SettingsError, match="choose from prefix_cache, prefix_hash"):
+        STRATEGIES.build("best", {}, OUTSIDE)
     with pytest.raises(SettingsError, match=r"prefix_hash: .*'warmth'"):
-        build_strategy("prefix_hash", {"warmth": 1}, OUTSIDE)
+        STRATEGIES.build("prefix_hash", {"warmth": 1}, OUTSIDE)
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 3), min_size=2), st.data())

@@ -123,7 +123,7 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
         exchange = Exchange("a", pick.endpoint.address, 200, 1.0, 0.1, first_token_s=0.4, ticket=number)
         for _ in range(2):
             pools.desks.settle(exchange)
-        learnt = pick.pool.strategy.learnt()
+        learnt = pick.pool.describe_engines()
 
         assert (learnt["samples"], learnt["source"]) == (1, "access_log")
         assert next(describe_pool(keeper)["learnt"] for keeper in pools) == learnt
@@ -184,7 +184,7 @@ async def test_a_strategy_that_took_over_learns_nothing_of_what_another_placed()
         await until(lambda: pick.pool.strategy.name == "least_load")
         pools.desks.settle(Exchange("a", pick.endpoint.address, 500, 1.0, ticket=number))
 
-        assert pick.pool.strategy.learnt() == {}
+        assert pick.pool.describe_engines() == {}
         assert pick.pool.book.total == 0
 
 

@@ -13,9 +13,9 @@ from extproc.router.feedback.outcome import Outcome, Verdict
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Ask, Picker, Route
 from extproc.router.routing.pool import Pool
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import Outside
-from extproc.router.routing.strategies.factory import build_strategy
-from extproc.router.routing.vitals import Vitals
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.configuration import Configuration
 from extproc.router.service.live.painter import STEP, WINDOW_S, Painter
 from extproc.router.service.live.picture import EndpointRow, Picture
@@ -64,7 +64,7 @@ class Stage:
     def __post_init__(self) -> None:
         outside = Outside(random.Random(1), self.clock)
         cooling = Cooling(Rules(), clock=self.clock, rng=outside.rng)
-        self.pool = Pool("llama", build_strategy(self.strategy, {}, outside), gate=cooling)
+        self.pool = Pool("llama", STRATEGIES.build(self.strategy, {}, outside), gate=cooling)
         self.pool.replace([Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(self.size)])
         self.desk = Desk(self.pool, cooling)
         self.pools = Pools([Keeper(self.pool)], [self.desk])
@@ -158,7 +158,7 @@ def test_a_picture_is_drawn_in_steps_and_is_of_the_moment_of_the_first() -> None
             stage.pick("another")
             stage.answer(7, 9.0)
             stage.tape.refuse("llama", "overloaded")
-            stage.desk.sense(told_of, Vitals(queried_tokens=10.0, hit_tokens=5.0))
+            stage.desk.apply_signals(told_of, EndpointSignals(queried_tokens=10.0, hit_tokens=5.0))
             stage.trouble = ["late"]
             if pauses == 2:
                 stage.pool.replace([Endpoint("e0", "10.0.0.0:80")])
@@ -176,7 +176,9 @@ def test_hits_foreseen_and_found_are_told_by_endpoint_and_of_the_pool() -> None:
     text = "the same prompt " * 100
     first = stage.pick(text)
     assert stage.pick(text) == first
-    stage.desk.sense(stage.pool.snapshot.ready[first], Vitals(queried_tokens=1_000, hit_tokens=400))
+    stage.desk.apply_signals(
+        stage.pool.snapshot.ready[first], EndpointSignals(queried_tokens=1_000, hit_tokens=400)
+    )
 
     picture = stage.draw()
     row = next(row for row in picture.pools[0].endpoints if row.name == first)
@@ -189,10 +191,10 @@ def test_hits_foreseen_and_found_are_told_by_endpoint_and_of_the_pool() -> None:
 def test_an_engine_that_began_again_is_told_by_what_it_counts_since() -> None:
     stage = Stage()
     endpoint = stage.pool.snapshot.ready["e0"]
-    stage.desk.sense(endpoint, Vitals(queried_tokens=1_000, hit_tokens=900))
+    stage.desk.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000, hit_tokens=900))
     stage.draw()
     stage.clock.now_s += 1
-    stage.desk.sense(endpoint, Vitals(queried_tokens=100, hit_tokens=10))
+    stage.desk.apply_signals(endpoint, EndpointSignals(queried_tokens=100, hit_tokens=10))
 
     assert stage.rows()["e0"].found == 0.1
 

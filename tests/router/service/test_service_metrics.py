@@ -11,8 +11,8 @@ from prometheus_client import Metric
 from extproc.router.app import Application, Start
 from extproc.router.feedback.metrics import EXPECTED_CLASSES
 from extproc.router.routing.queue import End as QueueEnd
-from extproc.router.routing.strategies.base import Reason
-from extproc.router.routing.vitals import Vitals
+from extproc.router.routing.signals import EndpointSignals
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.tree import parse_settings
 from extproc.router.share.courier import RESULTS as SHARE_RESULTS
 from extproc.router.share.messages import Echo, Letter
@@ -80,7 +80,7 @@ async def _first_scrape(app: Application) -> list[Metric]:
         await until(lambda: list(app.pools.objectives.ages()))
         # vLLM's own counters are shown when an endpoint told them: they do not begin at 0.
         desk = next(desk for desk in app.pools.desks if desk.pool.name == "mixtral")
-        desk.sense(desk.pool.snapshot.ready["10.0.0.3:8000"], Vitals())
+        desk.apply_signals(desk.pool.snapshot.ready["10.0.0.3:8000"], EndpointSignals())
         _meet(app)
         return list(app.metrics.registry.collect())
     finally:
@@ -147,7 +147,7 @@ def test_every_label_value_is_in_the_docs() -> None:
         *SPAN_RESULTS,
         *SHARE_RESULTS,
         *EXPECTED_CLASSES,
-        *Reason,
+        *STRATEGIES.reasons,
         *QueueEnd,
         *_whys(PromptError),
     }

@@ -8,14 +8,13 @@ import pytest
 import yaml
 
 from extproc.errors import SettingsError
-from extproc.router.routing.strategies.factory import STRATEGIES
+from extproc.router.routing.strategies.base import Strategy
+from extproc.router.routing.strategies.prefix_hash import PrefixHashSettings
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.wiring import build_probe
 from extproc.router.settings.endpoints import EndpointsSettings
-from extproc.router.settings.sections import Section
 from extproc.router.settings.tree import (
-    PrefixHashSettings,
     Settings,
-    StrategySettings,
     TlsSettings,
     load_settings,
     parse_settings,
@@ -142,7 +141,7 @@ def test_defaults_are_the_contract() -> None:
         ),
         (
             "pools: [{name: a, endpoints: {static: []}, strategy: {name: best}}]",
-            "expected tags: 'round_robin'",
+            "expected tags: 'prefix_cache'",
         ),
         (
             "pools: [{name: a, endpoints: {static: []}, strategy: {name: prefix_hash, key: [x]}}]",
@@ -282,23 +281,25 @@ def test_the_schema_describes_every_setting() -> None:
     assert undescribed == []
 
 
-@pytest.mark.parametrize("section", get_args(get_args(StrategySettings)[0]))
-def test_a_strategy_has_the_settings_that_its_section_has(section: type[Section]) -> None:
-    name = get_args(section.model_fields["name"].annotation)[0]
+@pytest.mark.parametrize("kind", STRATEGIES.kinds.values(), ids=lambda kind: kind.name)
+def test_a_strategy_has_the_settings_that_its_section_has(kind: type[Strategy]) -> None:
+    section = kind.settings
     fields = {field: info.get_default() for field, info in section.model_fields.items() if field != "name"}
     keywords = {
         parameter.name: list(parameter.default) if parameter.name == "key" else parameter.default
-        for parameter in signature(STRATEGIES[name]).parameters.values()
+        for parameter in signature(kind).parameters.values()
         if parameter.kind is Parameter.KEYWORD_ONLY
     }
 
     assert fields == keywords
 
 
-def test_every_strategy_has_a_section() -> None:
-    sections = get_args(get_args(StrategySettings)[0])
+def test_every_strategy_has_a_section_with_its_name() -> None:
+    sections = {kind.name: kind.settings for kind in STRATEGIES.kinds.values()}
 
-    assert {get_args(section.model_fields["name"].annotation)[0] for section in sections} == {*STRATEGIES}
+    assert all(
+        get_args(section.model_fields["name"].annotation) == (name,) for name, section in sections.items()
+    )
 
 
 def pools_of(*when_down: str) -> Settings:

@@ -11,8 +11,8 @@ from extproc.router.cluster.static import StaticSource
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Ask, Picker, Route
 from extproc.router.routing.pool import Pick, Pool
-from extproc.router.routing.strategies.base import Neighbours, Outside
-from extproc.router.routing.strategies.factory import build_strategy
+from extproc.router.routing.strategies.base import Outside, PeerCounts
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.share.courier import Carrier, Courier, Tally
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.messages import Echo, Ended, Letter
@@ -29,7 +29,7 @@ class Gateway:
     def __init__(
         self, me: int, build: Build, *, cluster: str = "llm", secret: bytes = SECRET, endpoints: int = 4
     ) -> None:
-        strategy = build_strategy("prefix_cache", {}, Outside(random.Random(me), monotonic))
+        strategy = STRATEGIES.build("prefix_cache", {}, Outside(random.Random(me), monotonic))
         self.pool = Pool("llama", strategy)
         addresses = [f"10.0.0.{number}:8000" for number in range(1, 1 + endpoints)]
         self.pool.replace([Endpoint(address, address) for address in addresses])
@@ -50,8 +50,8 @@ class Gateway:
         return self.picker.pick(Ask("POST", "/v1/chat/completions", {}, body)).pick
 
     @property
-    def neighbours(self) -> Neighbours:
-        return self.courier.shares()["llama"].peers.neighbours
+    def neighbours(self) -> PeerCounts:
+        return self.courier.shares()["llama"].peers.counts
 
     @property
     def counts(self) -> dict[str, int]:

@@ -23,7 +23,7 @@ def test_who_is_heard_is_not_forgotten_for_others() -> None:
     gateway.courier.take(sent[0])
 
     assert gateway.counts["repeated"] == 1
-    assert gateway.neighbours.heard == 0
+    assert gateway.neighbours.active == 0
 
 
 async def test_what_is_told_at_once_does_not_wait_for_more() -> None:

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from extproc.errors import SettingsError
-from extproc.router.routing.strategies.base import Neighbours
+from extproc.router.routing.strategies.base import PeerCounts
 from extproc.router.share.messages import Letter, Picked
 from extproc.router.share.names import name_of
 from extproc.router.share.sealed import MAX_BYTES, Seal
@@ -66,7 +66,7 @@ async def test_nobody_tells_itself(pair: list[Gateway]) -> None:
     sent = one.counts["sent"]
     await until(lambda: other.counts["heard"] > heard + 3)
 
-    assert one.neighbours.heard == 1
+    assert one.neighbours.active == 1
     assert one.counts["sent"] - sent <= other.counts["heard"] - heard + 1
 
 
@@ -76,7 +76,7 @@ async def test_who_says_farewell_is_not_missed(pair: list[Gateway]) -> None:
     await until(lambda: other.pool.book.total == 1)
     one.courier.forget("llama")
 
-    await until(lambda: other.neighbours == Neighbours(0, 0, 0))
+    await until(lambda: other.neighbours == PeerCounts(0, 0, 0))
     assert other.pool.book.total == 0
 
 
@@ -105,8 +105,8 @@ async def test_another_installation_is_not_heard(pair: list[Gateway], cluster: s
         stranger.pick()
         await until(lambda: one.counts["foreign"] >= 2)
 
-        assert (0, 1) == (one.pool.book.total, one.neighbours.heard)
-        assert stranger.neighbours.heard == 0
+        assert (0, 1) == (one.pool.book.total, one.neighbours.active)
+        assert stranger.neighbours.active == 0
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ async def test_what_is_no_letter_ends_its_line(lone: Gateway, data: bytes) -> No
 
     async with asyncio.timeout(LONG_S):
         assert await _read(reader) == b""
-    assert lone.neighbours.heard == 0
+    assert lone.neighbours.active == 0
     writer.close()
 
 

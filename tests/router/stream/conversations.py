@@ -13,7 +13,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Ask, Picker, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
-from extproc.router.routing.strategies.factory import build_strategy
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.stream.events import (
     Answer,
     BodyMode,
@@ -47,7 +47,7 @@ def build_pool(
     name: str, addresses: Sequence[str], *keys: str, is_hashed: bool = True, limit: int | None = None
 ) -> Pool:
     kind, options = ("prefix_hash", {"key": keys}) if is_hashed else ("round_robin", {})
-    strategy = build_strategy(kind, options, Outside(random.Random(0), lambda: 0.0))
+    strategy = STRATEGIES.build(kind, options, Outside(random.Random(0), lambda: 0.0))
     pool = Pool(name, strategy, max_in_flight=limit)
     pool.replace([Endpoint(f"{name}-{address}", address) for address in addresses])
     return pool

@@ -41,7 +41,8 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Decision
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import RoundRobin
-from extproc.router.routing.strategies.base import Outside, Reason
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.events import (
@@ -102,7 +103,7 @@ picks = st.builds(
     Pick,
     st.just(POOL),
     texts,
-    st.sampled_from(Reason),
+    st.sampled_from([*STRATEGIES.reasons.values()]),
     endpoints,
     st.lists(endpoints, max_size=3).map(tuple),
     st.just(STRATEGY),

@@ -125,8 +125,8 @@ def test_a_span_says_what_spoke_for_the_choice_before_it_was_made() -> None:
 def test_an_open_request_keeps_none_of_what_was_weighed() -> None:
     decision = decide("Why?")
 
-    assert len(decision.offers) > 1
-    assert decision.pick.reading.offers == ()
+    assert len(decision.costs) > 1
+    assert decision.pick.reading.costs == ()
 
 
 class Noted:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from extproc.router.feedback.outcome import Verdict
-from extproc.router.routing.vitals import Vitals
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.service.live.page import build_page
 from tests.router.service.live_service import Live, looking
 from tests.slow.browsers.browser import Browser, find
@@ -202,7 +202,7 @@ async def test_hits_foreseen_and_found_are_shown_by_endpoint_and_by_pool(
         warm = {live.request(text).pick.endpoint.name for _ in range(2)}
         for endpoint in desk.pool.snapshot.ready.values():
             found = 400.0 if endpoint.name in warm else 0.0
-            desk.sense(endpoint, Vitals(queried_tokens=1_000.0, hit_tokens=found))
+            desk.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000.0, hit_tokens=found))
         await visit.until("() => document.querySelectorAll('#decisions tr').length === 2")
         rows = {row[0]: row[5:7] for row in await visit.table(ROWS.format(1))}
         facts = " ".join((await visit.page.locator("#pools .facts").inner_text()).split())

@@ -14,7 +14,7 @@ import pytest
 
 from extproc.router.feedback.cooling import Cooling, Rules
 from extproc.router.feedback.desk import Desk
-from extproc.router.feedback.scraper import ask_vitals
+from extproc.router.feedback.scraper import fetch_signals
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Ask, Picker, Route
 from extproc.router.routing.pool import Pool
@@ -82,7 +82,9 @@ async def test_what_is_foreseen_is_what_vllm_finds_within_one_block(addresses: l
         for number in range(WARM_UP + MEASURED):
             if number % 20 == 0:
                 for endpoint in pool.snapshot.ready.values():
-                    desk.sense(endpoint, await ask_vitals(client, f"http://{endpoint.address}/metrics"))
+                    desk.apply_signals(
+                        endpoint, await fetch_signals(client, f"http://{endpoint.address}/metrics")
+                    )
             talk = talks.ask()
             body = {"model": "tiny", "messages": talk, "max_tokens": 3, "temperature": 0}
             before = _foreseen(strategy)
@@ -95,7 +97,7 @@ async def test_what_is_foreseen_is_what_vllm_finds_within_one_block(addresses: l
     measured = pairs[WARM_UP:]
     within = sum(abs(foreseen - found) <= BLOCK_TOKENS for foreseen, found, _ in measured)
     totals = [round(sum(pair[place] for pair in measured)) for place in range(3)]
-    per_token = strategy.belief.bytes_per_token
+    per_token = strategy.engine.bytes_per_token
     told = f"{within} of {len(measured)} within {BLOCK_TOKENS}; {per_token:.2f} bytes a token"
     print(f"\n{told}; tokens foreseen, found, asked: {totals}")  # noqa: T201
 
@@ -105,7 +107,7 @@ async def test_what_is_foreseen_is_what_vllm_finds_within_one_block(addresses: l
 
 def _foreseen(strategy: PrefixCache) -> float:
     """Tokens believed to be cached, of all picks so far."""
-    return sum(told.cached for told in strategy.foreseen().values())
+    return sum(told.cached for told in strategy.predicted().values())
 
 
 def _usage(answer: dict[str, Any]) -> tuple[int, int]:

@@ -77,13 +77,13 @@ async def test_a_server_that_refuses_us_for_a_moment_is_asked_again(tmp_path: Pa
     one, other = (Gateway(me, over(broker)) for me in (1, 2))
     with broker:
         async with one.running(), other.running():
-            await until(lambda: one.neighbours.heard == other.neighbours.heard == 1)
+            await until(lambda: one.neighbours.active == other.neighbours.active == 1)
             rules.write_text(users % "another")
             broker.send(signal.SIGHUP)
-            await until(lambda: one.neighbours.heard == other.neighbours.heard == 0)
+            await until(lambda: one.neighbours.active == other.neighbours.active == 0)
             rules.write_text(users % "password")
             broker.send(signal.SIGHUP)
-            await until(lambda: one.neighbours.heard == other.neighbours.heard == 1)
+            await until(lambda: one.neighbours.active == other.neighbours.active == 1)
 
 
 async def test_a_server_that_hangs_keeps_nobody_from_ending(broker: Broker) -> None:
@@ -114,8 +114,8 @@ async def test_a_wrong_password_and_another_cluster_are_not_heard(
         await until(lambda: shut.counts["unsent"] > 1 and three[0].counts["foreign"] > 1)
 
         assert shut.counts["sent"] == 0
-        assert {2} == {gateway.neighbours.heard for gateway in three}
-        assert other.neighbours.heard == 0
+        assert {2} == {gateway.neighbours.active for gateway in three}
+        assert other.neighbours.active == 0
 
 
 async def share_by(*accesses: NatsAccess) -> list[tuple[int, int]]:
@@ -128,9 +128,9 @@ async def share_by(*accesses: NatsAccess) -> list[tuple[int, int]]:
     async with AsyncExitStack() as stack:
         for gateway in gateways:
             await stack.enter_async_context(gateway.running())
-        await until(lambda: gateways[0].neighbours.heard == gateways[1].neighbours.heard == 1)
+        await until(lambda: gateways[0].neighbours.active == gateways[1].neighbours.active == 1)
         await until(lambda: all(gateway.counts["unsent"] for gateway in gateways[2:]))
-        return [(gateway.neighbours.heard, gateway.counts["sent"]) for gateway in gateways[2:]]
+        return [(gateway.neighbours.active, gateway.counts["sent"]) for gateway in gateways[2:]]
 
 
 async def test_with_credentials_of_an_account_gateways_come_in_and_others_do_not(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ async def test_who_ends_says_farewell(broker: Broker, three: list[Gateway]) -> N
     with broker:
         fourth = Gateway(4, over(broker))
         async with fourth.running():
-            await until(lambda: all(gateway.neighbours.heard == 3 for gateway in three))
-        await until(lambda: all(gateway.neighbours.heard == 2 for gateway in three))
+            await until(lambda: all(gateway.neighbours.active == 3 for gateway in three))
+        await until(lambda: all(gateway.neighbours.active == 2 for gateway in three))
 
         assert [0, 0, 0] == [gateway.neighbours.lost for gateway in three]

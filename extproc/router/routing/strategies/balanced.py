@@ -1,82 +1,91 @@
 """Strategies that look at no prefix: round robin, random, least load."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import islice
-from typing import Self
+from typing import Final, Literal, Self
 
-from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.strategies.base import (
-    NOWHERE,
     Candidates,
     Choice,
     Outside,
-    Placement,
     Reading,
     Reason,
     Strategy,
+    StrategySettings,
 )
+
+TURN: Final = Reason("turn", "its turn (`round_robin`), or its lot (`random`)", "yellow")
+LEAST_LOAD: Final = Reason("least_load", "the least loaded", "cyan")
+NO_PREFIX: Final = Reason("no_prefix", "nothing to hash: the least loaded", "grey")
 
 
 class _Blind(Strategy, Reading):
     """A strategy that sees nothing of a request: it is its own reading of every one."""
 
-    headers: Collection[str] = ()
-
-    def needs_body(self, headers: Mapping[str, str]) -> bool:  # noqa: ARG002  # nothing is
+    def needs_body(self, _headers: Mapping[str, str], /) -> bool:
         return False
 
-    def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str) -> Self:  # noqa: ARG002  # nothing is
+    def read(self, _prompt: Prompt | None, _headers: Mapping[str, str], _adapter: str, /) -> Self:
         return self
 
-    def place(self, ready: Mapping[str, Endpoint], before: Placement) -> Placement:  # noqa: ARG002  # nowhere
-        return NOWHERE
 
-    def follow(self, ready: Mapping[str, Endpoint]) -> None:
-        pass
+class RoundRobinSettings(StrategySettings):
+    name: Literal["round_robin"]
 
 
 class RoundRobin(_Blind):
     """Each endpoint in its turn."""
 
     name = "round_robin"
-    reasons = (Reason.TURN,)
+    settings = RoundRobinSettings
+    reasons = (TURN,)
 
-    def __init__(self, outside: Outside) -> None:  # noqa: ARG002  # all strategies are made alike
+    def __init__(self, _outside: Outside) -> None:
         self._turn = 0
 
-    def choose(self, candidates: Candidates, count: int) -> Choice:
+    def choose(self, candidates: Candidates, count: int, /) -> Choice:
         names = candidates.names
         first = self._turn % len(names)
-        return Choice((names[first:] + names[:first])[:count], Reason.TURN)
+        return Choice((names[first:] + names[:first])[:count], TURN)
 
-    def taken(self, endpoint: str) -> None:  # noqa: ARG002  # whichever it is
+    def taken(self, _endpoint: str, /) -> None:
         self._turn += 1
+
+
+class RandomSettings(StrategySettings):
+    name: Literal["random"]
 
 
 class RandomChoice(_Blind):
     """Any endpoint, with equal chances."""
 
     name = "random"
-    reasons = (Reason.TURN,)
+    settings = RandomSettings
+    reasons = (TURN,)
 
     def __init__(self, outside: Outside) -> None:
         self._rng = outside.rng
 
-    def choose(self, candidates: Candidates, count: int) -> Choice:
+    def choose(self, candidates: Candidates, count: int, /) -> Choice:
         names = candidates.names
-        return Choice(tuple(self._rng.sample(names, min(count, len(names)))), Reason.TURN)
+        return Choice(tuple(self._rng.sample(names, min(count, len(names)))), TURN)
+
+
+class LeastLoadSettings(StrategySettings):
+    name: Literal["least_load"]
 
 
 class LeastLoad(_Blind):
-    """The endpoint with the fewest requests in flight, ties at random. `reason` is told with each choice."""
+    """The endpoint with the fewest requests in flight, ties at random. Each choice carries `reason`."""
 
     name = "least_load"
-    reasons = (Reason.LEAST_LOAD,)
+    settings = LeastLoadSettings
+    reasons = (LEAST_LOAD,)
 
-    def __init__(self, outside: Outside, reason: Reason = Reason.LEAST_LOAD) -> None:
+    def __init__(self, outside: Outside, reason: Reason = LEAST_LOAD) -> None:
         self._rng = outside.rng
         self._reason = reason
 
-    def choose(self, candidates: Candidates, count: int) -> Choice:
+    def choose(self, candidates: Candidates, count: int, /) -> Choice:
         return Choice(tuple(islice(candidates.least_loaded(self._rng), count)), self._reason)

@@ -1,42 +1,55 @@
 """The seam between a pool and its strategy: what a strategy sees of a request, and what it answers.
 
-A strategy *reads* a request as far as it needs to, and what comes of it, a `Reading`, stays with the
-request to its end: it chooses, explains its choice, and hears what became of the request. So a pool
-may change its strategy at any moment: each request ends with the one that placed it.
+A strategy *reads* a request as far as it needs to. The result, a `Reading`, stays with the request to its
+end: it chooses an endpoint, explains the choice, and learns what became of the request. So a pool may change
+its strategy at any moment: each request ends with the strategy that placed it.
 
-Three kinds of state, and who owns them. Loads are the pool's (`LoadBook`). What depends on nothing but
-the endpoints is the strategy's `Placement`: immutable, part of the pool's snapshot, built away from
-the serving loop since it may take long. Whatever else a strategy learns it keeps to itself.
+Every strategy has the methods of `Strategy`. Two capabilities are optional: a strategy that `SharesPicks`
+takes the picks of other gateways, one that `ReadsSignals` takes the endpoints' metrics. The pool looks once,
+when a strategy is installed, which of them it has.
+
+Three kinds of state, and their owners. The pool owns the loads (`LoadBook`). What depends on nothing but the
+endpoints is the strategy's `Placement`: immutable, part of the pool's snapshot, built away from the serving
+loop since it may take long. Whatever else a strategy learns it keeps to itself.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from random import Random
-from typing import Final, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
+from pydantic import BaseModel, ConfigDict
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.load import LoadBook
 from extproc.router.routing.prompt.chain import Blocks, Chain
 from extproc.router.routing.prompt.parse import Prompt
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.prefix_cache.holding import Link
-from extproc.router.routing.vitals import Vitals
+
+Colour = Literal["green", "blue", "magenta", "red", "yellow", "cyan", "orange", "grey"]
 
 
-class Reason(StrEnum):
-    """Why an endpoint was picked; a metric label and part of the decision metadata."""
+class Reason(str):
+    """Why an endpoint was picked: one word, a metric's label and part of the decision metadata.
 
-    TURN = "turn"  # its turn (round robin) or its lot (random)
-    LEAST_LOAD = "least_load"  # fewest requests in flight
-    SESSION = "session"  # where the conversation's earlier turns went
-    PREFIX = "prefix"  # nobody holds more of the prompt
-    COLD = "cold"  # nobody holds any of it: the cheapest
-    HOME = "home"  # the first endpoint of the prefix's walk
-    SPILL = "spill"  # home was over its bound, or who holds more had too much to do: the next one
-    NO_PREFIX = "no_prefix"  # nothing to hash: least load
+    `meaning` explains it in the page and in the documentation, `colour` marks it there and in a terminal.
+    """
+
+    __slots__ = ("colour", "meaning")
+
+    meaning: str
+    colour: Colour
+
+    def __new__(cls, word: str, meaning: str = "", colour: Colour = "grey") -> Self:
+        reason = super().__new__(cls, word)
+        reason.meaning, reason.colour = meaning, colour
+        return reason
+
+    def __getnewargs__(self) -> tuple[str, str, Colour]:  # type: ignore[override]  # `str` has one argument
+        return str(self), self.meaning, self.colour
 
 
 class Choice(Struct, frozen=True):
@@ -46,34 +59,47 @@ class Choice(Struct, frozen=True):
     reason: Reason
 
 
-class Offer(Struct, frozen=True):
-    """What one endpoint would cost: it holds `blocks` of the prompt, and has `reach` bytes of it."""
+class CostRow(Struct, frozen=True):
+    """What one endpoint would cost, of those that a strategy compared.
 
-    name: str
+    The endpoint holds `blocks` of the prompt. It has `match_bytes` of its text, of `prompt_bytes` in all.
+    """
+
+    endpoint: str
     blocks: int
-    reach: int
+    match_bytes: int
+    prompt_bytes: int
+    bytes_per_token: float
     backlog_ms: float
     in_flight: int
     cost_ms: float
     is_home: bool
 
+    @property
+    def match_tokens(self) -> int:
+        return round(self.match_bytes / self.bytes_per_token)
 
-class Bid(Struct, frozen=True):
-    """An offer as an operator reads it: in tokens, as far as text tells them."""
+    @property
+    def miss_tokens(self) -> int:
+        return round((self.prompt_bytes - self.match_bytes) / self.bytes_per_token)
 
-    endpoint: str
-    match_tokens: int
-    miss_tokens: int
-    backlog_ms: float
-    in_flight: int
-    cost_ms: float
+    def explain(self) -> dict[str, object]:
+        """The row for operators, JSON-ready."""
+        return {
+            "endpoint": self.endpoint,
+            "match_tokens": self.match_tokens,
+            "miss_tokens": self.miss_tokens,
+            "backlog_ms": round(self.backlog_ms, 1),
+            "in_flight": self.in_flight,
+            "cost_ms": round(self.cost_ms, 1),
+        }
 
 
 class Ending(Struct, frozen=True):
-    """What became of a request, as its proxy tells some time after the end; `None` where it does not.
+    """What became of a request. The proxy says so some time after the end; `None` where it does not.
 
-    `first_token_s` counts from the moment when the proxy sent the request to the endpoint. Of a request that
-    was tried more than once, or whose answer came all at once, it is not known.
+    `first_token_s` counts from the moment when the proxy sent the request to the endpoint. It is unknown for
+    a request that was tried more than once, or whose answer came all at once.
     """
 
     status: int | None = None
@@ -91,7 +117,7 @@ class Outside:
 class Placement(Protocol):
     """What a strategy derives from the ready endpoints alone."""
 
-    def walk(self, key: int) -> Iterator[str]:
+    def walk(self, key: int, /) -> Iterator[str]:
         """Yields every endpoint's name once, in the order that `key` prefers them."""
         ...
 
@@ -99,7 +125,7 @@ class Placement(Protocol):
 class _Nowhere:
     __slots__ = ()
 
-    def walk(self, key: int) -> Iterator[str]:  # noqa: ARG002  # no order
+    def walk(self, _key: int, /) -> Iterator[str]:
         return iter(())
 
 
@@ -167,13 +193,13 @@ class Candidates:
         """Fewest in flight first, ties in random order."""
         if self._eligible is None:
             return self._book.least_loaded(rng, self.closed)
-        # Not the book's order with gaps: who stands behind a gap would win the ties of all in it.
+        # The book's order with gaps would let the endpoint behind a gap win the ties of all in it.
         shuffled = rng.sample(sorted(self._eligible), len(self._eligible))
         return iter(sorted(shuffled, key=self.in_flight))
 
 
-class Lost(Struct, frozen=True):
-    """What a request has not left at an endpoint after all: the blocks of `chain` beyond the first `had`."""
+class Withdrawal(Struct, frozen=True):
+    """An endpoint did not cache a request after all: the blocks of `chain` beyond the first `had`."""
 
     endpoint: str
     chain: Chain
@@ -183,12 +209,12 @@ class Lost(Struct, frozen=True):
 class Reading(ABC):
     """What a strategy made of one request. All but `choose` may be left as they are here.
 
-    The pool calls `choose` and, if it goes by the choice, `taken` in the same step; then `ended` once
+    The pool calls `choose` and, if it follows the choice, `taken` in the same step; then `ended` once
     for each `taken`, and perhaps `learn`, at any time after `taken` or not at all. A request that
     another endpoint answered than the picked one ends at the one and is taken at the other.
 
-    `key` is the routing key, told to operators; `None` where there is no prefix. `learns` says whether
-    `learn` does anything. `offers` are those that `choose` weighed, the best first, until `taken`: an open
+    `key` is the routing key, shown to operators; `None` where there is no prefix. `learns` says whether
+    `learn` does anything. `costs` are the rows that `choose` compared, the best first, until `taken`: an open
     request keeps none.
     """
 
@@ -196,47 +222,46 @@ class Reading(ABC):
 
     key: int | None = None
     learns: bool = False
-    offers: Sequence[Offer] = ()
+    costs: Sequence[CostRow] = ()
 
-    def sheds(self) -> bool:
-        """Whether the request had better be refused now, for the sake of those that are let in."""
+    def is_shed(self) -> bool:
+        """Whether the request should be refused now, to protect those that were let in."""
         return False
 
     @abstractmethod
-    def choose(self, candidates: Candidates, count: int) -> Choice:
+    def choose(self, candidates: Candidates, count: int, /) -> Choice:
         """Returns up to `count` of the candidates (there is at least one), best first; changes nothing."""
 
-    def explain(self, candidates: Candidates) -> dict[str, object]:  # noqa: ARG002  # for others
-        """What speaks for the choice now, JSON-ready, beside the choice itself."""
+    def explain(self, _candidates: Candidates, /) -> dict[str, object]:
+        """What supports the choice now, JSON-ready, beside the choice itself."""
         return {}
 
-    def tell(self, offers: Sequence[Offer]) -> Sequence[Bid]:  # noqa: ARG002  # likewise
-        """Says of `offers`, which were this reading's own, what an operator may read."""
-        return ()
-
-    def taken(self, endpoint: str) -> None:  # noqa: B027  # for those who learn
+    def taken(self, _endpoint: str, /) -> None:
         """The request is this endpoint's from now on."""
+        return
 
-    def ended(self, endpoint: str) -> None:  # noqa: B027  # for those who learn
+    def ended(self, _endpoint: str, /) -> None:
         """The request has left the endpoint, however it went."""
+        return
 
-    def learn(self, endpoint: str, ending: Ending) -> None:  # noqa: B027  # likewise
-        """Hears what became of the request, before `ended` or after.
+    def learn(self, _endpoint: str, _ending: Ending, /) -> None:
+        """Takes what became of the request, before `ended` or after.
 
-        `endpoint` may be gone by now, or another one than where it was taken.
+        The endpoint may be gone by now, or another one than where it was taken.
         """
+        return
 
-    def pop_lost(self) -> Lost | None:
-        """What was taken back of what other gateways were told, once."""
+    def pop_withdrawal(self) -> Withdrawal | None:
+        """Returns once what other gateways should take back; `None`: nothing."""
         return None
 
-    def sent(self) -> tuple[Chain | None, int]:
-        """What other gateways are told of it after `taken`: its blocks, and bytes to prefill."""
+    def content(self) -> tuple[Chain | None, int]:
+        """What other gateways may know of it after `taken`: its blocks, and bytes to prefill."""
         return None, 0
 
 
-class Foreseen(Struct):
-    """Tokens of prompts, and how many of them were believed to be in the caches of the endpoints.
+class PredictedHits(Struct):
+    """Tokens of prompts, and how many of them were predicted to be in the caches of the endpoints.
 
     `saved_ms` is what their prefill would have taken, by what was known of the engines at the time.
     """
@@ -246,119 +271,138 @@ class Foreseen(Struct):
     saved_ms: float = 0.0
 
 
-class Neighbours(Struct, frozen=True):
-    """Other gateways with the same pool: how many are `heard`, and how many of these promptly.
+class PeerCounts(Struct, frozen=True):
+    """Other gateways with the same pool: how many are `active`, and how many of these report in time.
 
-    `lost` are those that were heard and fell silent, and nobody knows whether they are still there; `silent`
-    are those of the heard ones of whom nothing has come for longer than usual.
+    `lost` ones were active and fell silent; nobody knows whether they still run. `silent` ones are active,
+    but nothing came from them for longer than usual.
     """
 
-    heard: int = 0
+    active: int = 0
     prompt: int = 0
     lost: int = 0
     silent: int = 0
 
     @property
     def untimely(self) -> int:
-        """How many there are whose picks we hear of late, or never."""
-        return self.heard - self.prompt + self.lost
+        """How many there are whose picks reach us late, or never."""
+        return self.active - self.prompt + self.lost
 
 
-class Strategy(Protocol):
-    """A placement policy.
+class StrategySettings(BaseModel):
+    """A strategy's section of the configuration. Each strategy adds its options and the literal `name`."""
 
-    `headers` are the names, in lower case, of the request headers that it reads; `reasons` are those that
-    its choices may have.
-    """
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     name: str
-    reasons: Collection[Reason] = tuple(Reason)
-    headers: Collection[str]
 
-    def needs_body(self, headers: Mapping[str, str]) -> bool:
+    def options(self) -> dict[str, Any]:
+        """All but the name, as the strategy's constructor takes it."""
+        return self.model_dump(exclude={"name"})
+
+
+class Strategy(ABC):
+    """A placement policy, made from `Outside` and its settings' options.
+
+    `settings` describes the options. `reasons` are those that its choices may have. `headers` are the names,
+    in lower case, of the request headers that it reads.
+    """
+
+    name: ClassVar[str]
+    settings: ClassVar[type[StrategySettings]]
+    reasons: ClassVar[Collection[Reason]]
+    headers: Collection[str] = ()
+
+    @abstractmethod
+    def needs_body(self, headers: Mapping[str, str], /) -> bool:
         """Whether a request with these headers has to be seen whole before it is read."""
-        ...
 
-    def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str) -> Reading:
+    @abstractmethod
+    def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str, /) -> Reading:
         """Makes of a request what the choice depends on.
 
         `prompt` is `None` where there is no body that could be read, `adapter` the LoRA adapter that the
         request names, else empty.
         """
-        ...
 
-    def place(self, ready: Mapping[str, Endpoint], before: Placement) -> Placement:
+    def place(self, _ready: Mapping[str, Endpoint], _before: Placement, /) -> Placement:
         """Places the ready endpoints, by name; `before` is what held until now, perhaps another strategy's.
 
-        Called in a thread: it may look at what never changes only.
+        Called in a thread: it may read only what never changes.
         """
-        ...
+        return NOWHERE
 
-    def follow(self, ready: Mapping[str, Endpoint]) -> None:
-        """Hears, on the serving loop, which endpoints may be picked from now on."""
-        ...
-
-    def lose(self, endpoint: str) -> None:  # noqa: ARG002  # for those who keep something
-        """Hears that an endpoint's process is gone, and with it whatever it held."""
+    def follow(self, _ready: Mapping[str, Endpoint], /) -> None:
+        """Takes, on the serving loop, the endpoints that may be picked from now on."""
         return
 
-    def sense(  # likewise
-        self,
-        endpoint: str,  # noqa: ARG002
-        vitals: Vitals | None,  # noqa: ARG002
-        in_flight: Callable[[], Mapping[str, int]],  # noqa: ARG002
-    ) -> None:
-        """Hears what an endpoint says of itself; `None`: nothing. `in_flight` tells ours, of all."""
-        return
-
-    def bound(self, candidates: Candidates) -> float | None:  # noqa: ARG002  # for those who have one
+    def bound(self, _candidates: Candidates, /) -> float | None:
         """The highest load, in requests in flight, at which an endpoint still takes one more; `None`: any."""
         return None
 
-    def meet(self, neighbours: Neighbours) -> None:  # noqa: ARG002  # likewise
-        """Hears, time after time, which other gateways tell of their picks."""
-        return
 
-    def hear_pick(  # likewise
-        self,
-        endpoint: str,  # noqa: ARG002
-        blocks: Blocks,  # noqa: ARG002
-        missing: int | None,  # noqa: ARG002
-    ) -> None:
-        """Hears where another gateway sent a prompt, and how many bytes of it are to be prefilled there.
+@runtime_checkable
+class SharesPicks(Protocol):
+    """A strategy that takes the picks of other gateways, and gives what it knows to a new one."""
+
+    def set_peers(self, peers: PeerCounts, /) -> None:
+        """Takes, from time to time, how many other gateways report their picks."""
+        ...
+
+    def apply_peer_pick(self, endpoint: str, blocks: Blocks, missing: int | None, /) -> None:
+        """Another gateway sent a prompt there, of which `missing` bytes have to be prefilled.
 
         `None`: it is too late to count them.
         """
-        return
+        ...
 
-    def hear_end(self, endpoint: str, blocks: Blocks) -> None:  # noqa: ARG002  # likewise
-        """Hears that such a prompt was just being answered there."""
-        return
+    def apply_peer_end(self, endpoint: str, blocks: Blocks, /) -> None:
+        """Another gateway's prompt has just been answered there."""
+        ...
 
-    def hear_withdrawn(self, endpoint: str, chain: Chain, had: int) -> None:  # noqa: ARG002  # likewise
-        """Hears that such a prompt was never read there: of its blocks, the first `had` were there before."""
-        return
+    def apply_peer_withdrawal(self, endpoint: str, chain: Chain, had: int, /) -> None:
+        """Another gateway's prompt was never read there. Its first `had` blocks were there before."""
+        ...
 
-    def newest(self, endpoint: str, most: int) -> Sequence[int]:  # noqa: ARG002  # likewise
-        """Up to so many blocks that an endpoint is believed to hold, the one to be dropped last first."""
-        return ()
+    def newest_blocks(self, endpoint: str, limit: int, /) -> Sequence[int]:
+        """Up to `limit` blocks that the endpoint should hold; the first one will be evicted last."""
+        ...
 
-    def links(self, endpoint: str, blocks: Sequence[int]) -> Sequence[Link]:  # noqa: ARG002  # likewise
-        """What leads to those, as far as they are still believed to be there."""
-        return ()
+    def links_to(self, endpoint: str, blocks: Sequence[int], /) -> Sequence[Link]:
+        """What leads to those, as far as they should still be there."""
+        ...
 
-    def copy(self, endpoint: str, links: Sequence[Link]) -> None:  # noqa: ARG002  # likewise
-        """Takes what another gateway believes to be there, the newest first; what we know is newer."""
-        return
+    def copy_links(self, endpoint: str, links: Sequence[Link], /) -> None:
+        """Takes what another gateway knows to be there, the newest first; what we know is newer."""
+        ...
 
-    def learnt(self) -> Mapping[str, object]:
-        """What it goes by that is not configured, JSON-ready, for operators."""
-        return {}
 
-    def foreseen(self) -> Mapping[Reason, Foreseen]:
-        """What was picked, by reason, and how much of it the picked endpoints were believed to hold."""
-        return {}
+@runtime_checkable
+class ReadsSignals(Protocol):
+    """A strategy that takes the endpoints' metrics, and predicts what their caches hold."""
 
-    def foreseen_by_endpoint(self) -> Mapping[str, tuple[float, float]]:
-        """Bytes of prompts that an endpoint got since it is known, and how many it was believed to hold."""
-        return {}
+    def apply_signals(
+        self,
+        endpoint: str,
+        signals: EndpointSignals | None,
+        in_flight: Callable[[], Mapping[str, int]],
+        /,
+    ) -> None:
+        """Takes an endpoint's metrics; `None`: it gave none. `in_flight` returns our counts by endpoint."""
+        ...
+
+    def forget_cache(self, endpoint: str, /) -> None:
+        """An endpoint's process is gone, and with it whatever its cache held."""
+        ...
+
+    def describe_engines(self) -> Mapping[str, object]:
+        """What it knows that is not configured, JSON-ready, for operators."""
+        ...
+
+    def predicted(self) -> Mapping[Reason, PredictedHits]:
+        """What was picked, by reason, and how much of it the picked endpoints should have held."""
+        ...
+
+    def predicted_by_endpoint(self) -> Mapping[str, tuple[float, float]]:
+        """Bytes of prompts that an endpoint got since it is known, and how many it should have held."""
+        ...

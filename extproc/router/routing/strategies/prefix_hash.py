@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import Any, Final, Literal
+
+from pydantic import Field, field_validator
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.prompt.prefix import KeyKind, parse_key, prefix_of, routing_key
 from extproc.router.routing.ring import Ring
-from extproc.router.routing.strategies.balanced import LeastLoad
+from extproc.router.routing.strategies.balanced import NO_PREFIX, LeastLoad
 from extproc.router.routing.strategies.base import (
     Candidates,
     Choice,
@@ -17,10 +19,42 @@ from extproc.router.routing.strategies.base import (
     Reading,
     Reason,
     Strategy,
+    StrategySettings,
 )
 
 # A longer walk in an explanation tells nobody anything.
 _WALK_LENGTH: Final = 16
+
+
+HOME: Final = Reason("home", "the first endpoint of the prefix's walk", "magenta")
+SPILL: Final = Reason(
+    "spill", "home was over its bound, or the warmest had too much to do: the next one", "orange"
+)
+
+
+class PrefixHashSettings(StrategySettings):
+    """Consistent hashing with bounded loads."""
+
+    name: Literal["prefix_hash"]
+    key: list[str] = Field(default=["first_user_message"], min_length=1)
+    """What is hashed; the first one that the request has. `first_user_message`, `prompt_head`,
+    `conversation`, `header:<name>`, `field:<name>`."""
+    prefix_chars: int = Field(default=100, ge=1, le=1_000_000)
+    """How many characters of it. Shorter gathers more on one endpoint, longer scatters (KubeAI: 100)."""
+    load_factor: float = Field(default=1.25, ge=1, le=100)
+    """An endpoint may have this many times the mean load before its prefixes spill."""
+    load_floor: int = Field(default=4, ge=0, le=100_000)
+    """An endpoint with fewer requests in flight is never over its bound; 0 is KubeAI's rule."""
+    positions: int = Field(default=256, ge=1, le=4_096)
+    """Positions on the ring per endpoint; more spread keys more evenly and cost memory."""
+
+    @field_validator("key", mode="before")
+    @classmethod
+    def _are_keys(cls, key: Any) -> Any:
+        keys = [key] if isinstance(key, str) else key
+        for text in keys if isinstance(keys, list) else []:
+            parse_key(str(text))
+        return keys
 
 
 class PrefixHash(Strategy):
@@ -41,7 +75,8 @@ class PrefixHash(Strategy):
     """
 
     name = "prefix_hash"
-    reasons = (Reason.HOME, Reason.SPILL, Reason.NO_PREFIX)
+    settings = PrefixHashSettings
+    reasons = (HOME, SPILL, NO_PREFIX)
 
     def __init__(
         self,
@@ -60,14 +95,14 @@ class PrefixHash(Strategy):
         self._load_factor = load_factor
         self._load_floor = load_floor
         self._positions = positions
-        self._without_prefix = LeastLoad(outside, Reason.NO_PREFIX)
+        self._without_prefix = LeastLoad(outside, NO_PREFIX)
         self.headers = frozenset(key.name for key in self._keys if key.kind is KeyKind.HEADER)
 
-    def needs_body(self, headers: Mapping[str, str]) -> bool:
+    def needs_body(self, headers: Mapping[str, str], /) -> bool:
         first = self._keys[0]
         return first.kind is not KeyKind.HEADER or not headers.get(first.name)
 
-    def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str) -> Reading:
+    def read(self, prompt: Prompt | None, headers: Mapping[str, str], adapter: str, /) -> Reading:
         prefix = prefix_of(prompt, self._keys, self._prefix_chars, headers)
         if not prefix:
             return self._without_prefix
@@ -78,14 +113,11 @@ class PrefixHash(Strategy):
         """The reading of a request with this routing key."""
         return _Keyed(self, key)
 
-    def place(self, ready: Mapping[str, Endpoint], before: Placement) -> Ring:
+    def place(self, ready: Mapping[str, Endpoint], before: Placement, /) -> Ring:
         """A ring of `before` or, where that is of another kind, a new one: see `Ring.replace`."""
         return Ring.grown(before, ready, self._positions)
 
-    def follow(self, ready: Mapping[str, Endpoint]) -> None:
-        pass
-
-    def bound(self, candidates: Candidates) -> float:
+    def bound(self, candidates: Candidates, /) -> float:
         """The highest load, in requests in flight, at which an endpoint still takes one more."""
         relative = (candidates.total + 1) / len(candidates) * self._load_factor
         return max(relative, self._load_floor - 1)
@@ -100,11 +132,11 @@ class _Keyed(Reading):
         self._strategy = strategy
         self.key = key
 
-    def choose(self, candidates: Candidates, count: int) -> Choice:
+    def choose(self, candidates: Candidates, count: int, /) -> Choice:
         bound, in_flight = self._strategy.bound(candidates), candidates.in_flight
         names: list[str] = []
         passed: list[str] = []
-        reason = Reason.HOME
+        reason = HOME
         for name in candidates.walk(self.key):
             if in_flight(name) <= bound:
                 names.append(name)
@@ -112,11 +144,11 @@ class _Keyed(Reading):
                     break
             else:
                 passed.append(name)
-                reason = reason if names else Reason.SPILL
+                reason = reason if names else SPILL
         # A retry on a busy endpoint is better than none: those that were passed over come last.
         return Choice((*names, *passed)[:count], reason)
 
-    def explain(self, candidates: Candidates) -> dict[str, object]:
+    def explain(self, candidates: Candidates, /) -> dict[str, object]:
         bound = self._strategy.bound(candidates)
         walk = islice(candidates.walk(self.key), _WALK_LENGTH)
         loads = [(name, candidates.in_flight(name)) for name in walk]

@@ -2,17 +2,8 @@
 // Draws what /live tells. Whatever it tells becomes text, never markup: names are others' to choose.
 
 const HISTORY = 120, SHOWN = 40, DECISIONS = 12;
-const REASONS = {
-  session: ["s2", "went where the conversation's earlier turns went"],
-  prefix: ["s0", "nobody holds more of the prompt"],
-  home: ["s3", "the first endpoint of the prefix's walk"],
-  cold: ["s4", "nobody holds any of it: the cheapest"],
-  spill: ["s1", "home was full, or who holds more had too much to do"],
-  least_load: ["s6", "fewest requests in flight"],
-  no_prefix: ["s5", "nothing to hash: least load"],
-  turn: ["s7", "its turn, or its lot"],
-  refused: ["refused", "answered by the service itself"],
-};
+// Filled in by page.py: for each reason its colour class and its meaning.
+const REASONS = {/* reasons */};
 const byId = (id) => document.getElementById(id);
 const history = [];
 let picture = null, source = null, paused = false, shownConfig = 0;

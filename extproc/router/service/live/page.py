@@ -1,6 +1,8 @@
 """The page: one document with its style and its script in it, and the headers that let it do nothing else."""
 
+import json
 from base64 import b64encode
+from collections.abc import Mapping
 from hashlib import sha256
 from importlib.resources import files
 from string import Template
@@ -9,8 +11,20 @@ from typing import Final
 from msgspec import Struct
 
 from extproc.pages.page import style
+from extproc.router.routing.strategies.base import Reason
+from extproc.router.routing.strategies.registry import STRATEGIES
 
 _ROOM: Final = "extproc.router.service.live"
+_CLASSES: Final = {
+    "blue": "s0",
+    "orange": "s1",
+    "green": "s2",
+    "magenta": "s3",
+    "red": "s4",
+    "grey": "s5",
+    "cyan": "s6",
+    "yellow": "s7",
+}
 
 
 class Page(Struct, frozen=True):
@@ -18,9 +32,12 @@ class Page(Struct, frozen=True):
     headers: dict[str, str]
 
 
-def build_page() -> Page:
-    """Reads the three files that make the page."""
-    css, script = f"{style()}{_read('page.css')}", _read("page.js")
+def build_page(reasons: Mapping[str, Reason] = STRATEGIES.reasons) -> Page:
+    """Reads the three files that make the page; `reasons` are those that picks may have."""
+    table = {word: (_CLASSES[reason.colour], reason.meaning) for word, reason in reasons.items()}
+    table["refused"] = ("refused", "answered by the service itself")
+    css = f"{style()}{_read('page.css')}"
+    script = _read("page.js").replace("{/* reasons */}", json.dumps(table))
     html = Template(_read("page.html")).substitute(style=css, script=script)
     # Besides itself the page may only talk to who served it.
     policy = (

@@ -117,11 +117,11 @@ class Painter:
         return replace(picture, pools=pools)
 
     def _count(self, desk: Desk) -> Counts:
-        found = {name: (vitals.queried_tokens, vitals.hit_tokens) for name, vitals in desk.vitals.items()}
+        found = {name: (signals.queried_tokens, signals.hit_tokens) for name, signals in desk.signals.items()}
         picks = dict(self._tape.picks.get(desk.pool.name, {}))
-        return Counts(
-            picks, dict(desk.tally.first_byte_sums), desk.pool.strategy.foreseen_by_endpoint(), found
-        )
+        strategy = desk.pool.reads_signals
+        sent = strategy.predicted_by_endpoint() if strategy is not None else {}
+        return Counts(picks, dict(desk.tally.first_byte_sums), sent, found)
 
     def _remember(self, now_s: float, counts: dict[str, Counts]) -> tuple[float, dict[str, Counts]]:
         """Returns the oldest counts of the window, and when they were taken."""

@@ -37,7 +37,7 @@ class Tape:
 
     def note(self, decision: Decision) -> None:
         pick = decision.pick
-        pool, reason, endpoint = pick.pool.name, pick.reason.value, pick.endpoint.name
+        pool, reason, endpoint = pick.pool.name, str(pick.reason), pick.endpoint.name
         self.total += 1
         self.last.append(Decided(self.total, self._clock(), pool, reason, endpoint, decision.key))
         self._count(self.picks, pool, endpoint)

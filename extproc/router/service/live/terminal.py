@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.live.picture import DecisionRow, EndpointRow, Picture, PoolPicture
 from extproc.router.service.live.stream import watch
 
@@ -19,13 +20,8 @@ _FEWEST: Final = 4
 _RATE_OF: Final = 10
 _STATES: Final = {"ready": "green", "cooling": "red", "unhealthy": "red", "busy": "yellow"}
 _REASONS: Final = {
-    "session": "green",
-    "prefix": "blue",
-    "home": "magenta",
-    "cold": "red",
-    "spill": "yellow",
-    "least_load": "cyan",
-    "turn": "cyan",
+    word: reason.colour.replace("orange", "dark_orange").replace("grey", "")
+    for word, reason in STRATEGIES.reasons.items()
 }
 _BAR: Final = 10
 

@@ -38,7 +38,7 @@ from typing import Final
 from msgspec import Struct
 
 from extproc.router.routing.prompt.chain import Chain
-from extproc.router.routing.strategies.base import Neighbours
+from extproc.router.routing.strategies.base import PeerCounts
 
 # Each turn's weight in the share of those that followed our own.
 _WEIGHT: Final = 0.02
@@ -94,18 +94,18 @@ def _first(walk: Callable[[int], Iterator[str]], key: int) -> list[str]:
     return [name for name, _ in zip(walk(key), range(1), strict=False)]
 
 
-class Company:
+class GatewayCount:
     """How many gateways share the conversations, and know nothing of each other: as told, or as turns tell.
 
     Those that tell each other their picks are one in this. `gateways` counts each of them.
     """
 
-    __slots__ = ("_cut_s", "_neighbours", "_ours", "_quick", "_told")
+    __slots__ = ("_configured", "_cut_s", "_ours", "_peers", "_quick")
 
     def __init__(self, gateways: int | None = None) -> None:
-        self._told = gateways
+        self._configured = gateways
         self._ours = 1.0
-        self._neighbours = Neighbours()
+        self._peers = PeerCounts()
         self._quick = 0.0  # the share of turns that come within `_QUICK_S`
         self._cut_s = 0.0  # when we were last cut off
 
@@ -116,16 +116,16 @@ class Company:
     @property
     def count(self) -> float:
         """From 1 to 64."""
-        if self._told is not None:
-            return max(1.0, self._told / (1 + self._neighbours.heard))
-        ours = min(self._ours, self._foretell(self._neighbours.silent))
+        if self._configured is not None:
+            return max(1.0, self._configured / (1 + self._peers.active))
+        ours = min(self._ours, self._predict_share(self._peers.silent))
         return 1.0 if ours >= _ALONE else min(1 / ours, _MOST)
 
     @property
     def times(self) -> float:
         """How many times what we know to be in flight is in flight: late counts are not known."""
-        late = (1 + self._neighbours.heard) / (1 + self._neighbours.prompt)
-        if self._told is not None:
+        late = (1 + self._peers.active) / (1 + self._peers.prompt)
+        if self._configured is not None:
             return self.count * late
         # Turns that come before their news tell of who is late, too: not once more.
         return max(self.count, late)
@@ -133,37 +133,37 @@ class Company:
     @property
     def misses(self) -> bool:
         """Whether some fell silent that told of their picks before, and may be picking still."""
-        return self._neighbours.lost > 0
+        return self._peers.lost > 0
 
-    def meet(self, neighbours: Neighbours, now: float) -> None:
+    def set_peers(self, peers: PeerCounts, now: float) -> None:
         """Takes which others tell of their picks."""
-        was_cut, untimely = self._is_cut, self._neighbours.untimely
-        self._neighbours = neighbours
+        was_cut, untimely = self._is_cut, self._peers.untimely
+        self._peers = peers
         if self._is_cut and not was_cut:
             self._cut_s = now
-        if neighbours.untimely > untimely:
-            self._ours = min(self._ours, self._foretell(neighbours.untimely))
+        if peers.untimely > untimely:
+            self._ours = min(self._ours, self._predict_share(peers.untimely))
 
     @property
     def _is_cut(self) -> bool:
         """Whether so many are not heard in time that we are not alone."""
-        now = self._neighbours
+        now = self._peers
         return self._part(max(now.untimely, now.silent + now.lost)) > 1 - _ALONE
 
     def _part(self, gateways: int) -> float:
-        return gateways / (1 + self._neighbours.heard + self._neighbours.lost)
+        return gateways / (1 + self._peers.active + self._peers.lost)
 
-    def _foretell(self, unheard: int) -> float:
+    def _predict_share(self, unheard: int) -> float:
         """What share of turns we will have seen while so many are not heard, if clients have no favourite."""
         return 1 - self._quick * self._part(unheard)
 
-    def believes(self, chain: Chain, reach: int, since: float) -> bool:
+    def is_whole_at_one(self, chain: Chain, reach: int, since: float) -> bool:
         """Whether who was seen with so much of it, and not its home, has a conversation that began then."""
         was_heard = self._is_cut and since < self._cut_s - _NOTICED_S
         # Of what is shared with others, nobody has a conversation.
         return was_heard and chain.answered > reach > max(_SEEN * chain.answered, chain.rooted)
 
-    def hear(self, chain: Chain, reach: int, ago_s: float = 0.0) -> None:
+    def take(self, chain: Chain, reach: int, ago_s: float = 0.0) -> None:
         """Takes a prompt, and how much of it we have seen, the last of that so long ago."""
         if chain.answered:
             is_ours = reach >= chain.answered

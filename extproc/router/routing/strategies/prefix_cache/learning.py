@@ -1,4 +1,4 @@
-"""What an engine takes for its work, learnt from what became of requests. Pure.
+"""What an engine takes for its work, learnt from the times to the first token. Pure.
 
 A request whose endpoint had nothing else to prefill waits for the engine's step, and for its own prefill:
 
@@ -6,7 +6,7 @@ A request whose endpoint had nothing else to prefill waits for the engine's step
 
 The line is Theil and Sen's: the median of the slopes between pairs of samples. A third of the samples may be
 anything (a queue that we did not know of, an index that is wrong, a client that stopped reading) and it still
-holds. Nothing is believed at once, or of one kind:
+holds. Three checks stand before a new line:
 
 - Pairs must agree that more bytes take longer (Kendall's measure). Where the first byte of an answer says
   nothing of the prefill, as of a head that is sent at once, half of them say the opposite.
@@ -24,7 +24,7 @@ from typing import Final
 
 from msgspec import Struct
 
-# The last so many are looked at, after each so many new ones, in so many pairs.
+# Samples in the window; new samples between two fits; pairs in a fit.
 _WINDOW: Final = 256
 _EACH: Final = 64
 _PAIRS: Final = 512
@@ -38,14 +38,14 @@ _BASE_STEPS: Final = 1.2
 _APART: Final = 0.5
 
 
-class Costs(Struct, frozen=True):
+class LearntCosts(Struct, frozen=True):
     """Milliseconds for a byte that is not cached, and for a step that does little else."""
 
     ms_per_byte: float
     step_ms: float
 
 
-class Line(Struct, frozen=True):
+class FittedLine(Struct, frozen=True):
     """Theil and Sen's slope; a fifth of the samples are below the base, where nobody waits for others.
 
     `rising` is the share of the pairs with a slope above 0.
@@ -56,7 +56,7 @@ class Line(Struct, frozen=True):
     rising: float
 
 
-def fit_line(samples: list[tuple[float, float]], rng: Random) -> Line | None:
+def fit_line(samples: list[tuple[float, float]], rng: Random) -> FittedLine | None:
     """Returns the line through some of the pairs; `None` where the samples are all at one place."""
     low, _, high = quantiles((x for x, _ in samples), n=4)
     apart = _APART * (high - low)
@@ -69,16 +69,16 @@ def fit_line(samples: list[tuple[float, float]], rng: Random) -> Line | None:
         return None
     slope = median(slopes)
     base = quantiles((y - slope * x for x, y in samples), n=5)[0]
-    return Line(slope, base, sum(each > 0 for each in slopes) / len(slopes))
+    return FittedLine(slope, base, sum(each > 0 for each in slopes) / len(slopes))
 
 
 class Learner:
     """The costs of a pool's engines as they turn out to be; those they begin with, until there are samples.
 
-    `samples` counts what was heard, `lines` what was believed of it.
+    `samples` counts all samples, `lines` the fitted lines that passed the checks.
     """
 
-    def __init__(self, start: Costs, rng: Random) -> None:
+    def __init__(self, start: LearntCosts, rng: Random) -> None:
         self.costs = start
         self.samples = self.lines = 0
         self._start = start
@@ -88,7 +88,7 @@ class Learner:
     def __repr__(self) -> str:
         return f"<Learner: {self.costs} by {self.samples} samples>"
 
-    def hear(self, missing_bytes: float, first_token_ms: float) -> bool:
+    def take(self, missing_bytes: float, first_token_ms: float) -> bool:
         """Takes one sample; says whether the costs are others now."""
         self._recent.append((missing_bytes, first_token_ms))
         self.samples += 1
@@ -100,7 +100,7 @@ class Learner:
         self.lines += 1
         start, now = self._start, self.costs
         step_ms = min(max(line.base / _BASE_STEPS, start.step_ms / _FAR), start.step_ms * _FAR)
-        self.costs = Costs(_toward(now.ms_per_byte, line.slope), _toward(now.step_ms, step_ms))
+        self.costs = LearntCosts(_toward(now.ms_per_byte, line.slope), _toward(now.step_ms, step_ms))
         return True
 
     def forget(self) -> None:
@@ -115,7 +115,7 @@ def _toward(now: float, aim: float) -> float:
     return now * exp(_SHARE * log(aim / now))
 
 
-class Pace:
+class Slowdown:
     """How much slower than its pool one endpoint is, as a factor: 1 until much speaks against it.
 
     The median of measured over expected times, followed in small steps: whether a request took twice as long
@@ -137,7 +137,7 @@ class Pace:
     def factor(self) -> float:
         return 1.0 if abs(self._log) < self._ALIKE else exp(self._log)
 
-    def hear(self, expected_ms: float, measured_ms: float) -> None:
+    def take(self, expected_ms: float, measured_ms: float) -> None:
         self.samples += 1
         step = self._STEP if measured_ms > expected_ms * exp(self._log) else -self._STEP
         self._log = min(max(self._log + step, -self._MOST), self._MOST)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import Cold
-from extproc.router.routing.strategies.prefix_cache.cliff import Cliff
+from extproc.router.routing.strategies.prefix_cache.shedding import Shedding
 from tests.router.routing.test_routing_prefix_cache import Fleet, words
 
 # One conversation that is long as four of these fills an endpoint's cache.
@@ -40,7 +40,7 @@ def refused(fleet: Fleet, count: int = 50, system: str = "") -> int:
 
 @pytest.mark.parametrize(("found", "refused"), [(1.0, 0.0), (0.9, 0.0), (0.75, 0.5), (0.6, 1.0), (0.0, 1.0)])
 def test_the_less_is_found_the_more_are_refused(found: float, refused: float) -> None:
-    cliff = Cliff()
+    cliff = Shedding()
     cliff.found = found
 
     assert cliff.refused == pytest.approx(refused)
@@ -48,9 +48,9 @@ def test_the_less_is_found_the_more_are_refused(found: float, refused: float) ->
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6))))
 def test_a_share_is_a_share_whatever_is_heard(heard: list[tuple[int, int]]) -> None:
-    cliff = Cliff()
+    cliff = Shedding()
     for answered, reach in heard:
-        cliff.hear(answered, reach)
+        cliff.take(answered, reach)
 
     assert 0 <= cliff.found <= 1
     assert 0 <= cliff.refused <= 1

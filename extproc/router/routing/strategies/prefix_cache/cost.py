@@ -1,4 +1,4 @@
-"""What a prompt would cost at each endpoint worth asking, and which ones those are. Pure."""
+"""What a prompt would cost at each endpoint worth comparing, and which ones those are. Pure."""
 
 # The rule. All in milliseconds of engine time, for one request and one endpoint e:
 #
@@ -16,8 +16,8 @@
 #   real time. Without it a burst of new prompts meets on one endpoint.
 # - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote it itself.
 #
-# Who is asked for the cost: the two that hold most of the prompt, and the two with least to do. Not only for
-# speed. With all of them asked, a queue keeps its prompts' blocks pinned, so the index believes in more and
+# Compared are the two endpoints that hold most of the prompt, and the two with least to do. Not only for
+# speed. With all of them compared, a queue keeps its prompts' blocks pinned, so the index counts more and
 # more of them there, and more arrives: that runs away near capacity (simulated).
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ from typing import Final
 from msgspec import Struct
 
 from extproc.router.routing.prompt.chain import Chain
-from extproc.router.routing.strategies.base import Candidates, Offer, Outside
+from extproc.router.routing.strategies.base import Candidates, CostRow, Outside
 from extproc.router.routing.strategies.prefix_cache.backlog import Backlogs
-from extproc.router.routing.strategies.prefix_cache.belief import Belief
+from extproc.router.routing.strategies.prefix_cache.engine_model import EngineModel
 from extproc.router.routing.strategies.prefix_cache.holding import Holding
 from extproc.router.routing.strategies.prefix_cache.homes import (
     NO_HOMES,
-    Company,
+    GatewayCount,
     Homes,
     find_homes,
     find_root,
@@ -42,7 +42,7 @@ from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIn
 
 _KEEP: Final = 3.0
 
-# Who is nominated, of so many looked at: the least of 16 is hardly worse than the least of a thousand.
+# Endpoints nominated, of so many looked at: the least of 16 is hardly worse than the least of 1,000.
 _NOMINEES: Final = 2
 _LOOKED_AT: Final = 16
 
@@ -59,10 +59,10 @@ class Stretch(Struct, frozen=True):
         return self.weight * max(0, self.stop - max(self.start, reach))
 
 
-class _Look(Struct, frozen=True):
-    """One request as it looks now: `known` of its blocks are held by somebody.
+class _Request(Struct, frozen=True):
+    """One request at one moment: `known` of its blocks are in some cache.
 
-    `homes` are empty where we are alone; `times` is how many times what we know of is sent by all.
+    `homes` are empty for a single gateway. All gateways together send `times` as much as we know of.
     """
 
     chain: Chain
@@ -74,40 +74,45 @@ class _Look(Struct, frozen=True):
     times: float
 
 
-class Weighing:
-    """Weighs prompts by what is known: an `index`, `backlogs`, a `belief` in the engines, our `company`."""
+class CostModel:
+    """Computes costs from an `index`, `backlogs`, the `engine` model and the number of `gateways`."""
 
     def __init__(
-        self, outside: Outside, index: PrefixIndex, backlogs: Backlogs, belief: Belief, company: Company
+        self,
+        outside: Outside,
+        index: PrefixIndex,
+        backlogs: Backlogs,
+        engine: EngineModel,
+        gateways: GatewayCount,
     ) -> None:
         self._clock, self._rng = outside.clock, outside.rng
         self._index, self._backlogs = index, backlogs
-        self._belief, self._company = belief, company
+        self._engine, self._gateways = engine, gateways
 
-    def offers(self, chain: Chain, candidates: Candidates) -> list[Offer]:
-        """What the endpoints worth asking would cost, the cheapest first; never empty."""
-        look = self._look(chain, candidates)
-        nominees = dict.fromkeys((*self._warmest(look), *self._idlest(look), *look.homes.names))
-        return sorted([self._offer(name, look) for name in nominees], key=_cost)
+    def rows(self, chain: Chain, candidates: Candidates) -> list[CostRow]:
+        """What the endpoints worth comparing would cost, the cheapest first; never empty."""
+        request = self._see(chain, candidates)
+        nominees = dict.fromkeys((*self._warmest(request), *self._idlest(request), *request.homes.names))
+        return sorted([self._row(name, request) for name in nominees], key=_cost)
 
     def stretches(self, chain: Chain) -> Sequence[Stretch]:
         """The parts of a prompt, and what they weigh now."""
         return self._stretches(chain, self._index.known(chain.hashes), self._clock())
 
-    def _look(self, chain: Chain, candidates: Candidates) -> _Look:
+    def _see(self, chain: Chain, candidates: Candidates) -> _Request:
         now, known = self._clock(), self._index.known(chain.hashes)
         stretches, homes = self._stretches(chain, known, now), self._homes(chain, known, candidates)
-        return _Look(chain, candidates, now, known, stretches, homes, self._company.times)
+        return _Request(chain, candidates, now, known, stretches, homes, self._gateways.times)
 
     def _homes(self, chain: Chain, known: int, candidates: Candidates) -> Homes:
-        reach, company = chain.reach(known), self._company
-        if company.believes(chain, reach, self._index.since(chain.home)):
+        reach, gateways = chain.reach(known), self._gateways
+        if gateways.is_whole_at_one(chain, reach, self._index.since(chain.home)):
             seen = next(iter(self._index.holders(chain.hashes, known)))
             if len(seen) == 1:
                 return Homes({seen[0].name: chain.answered}) if candidates.allows(seen[0].name) else NO_HOMES
-        if not company.is_alone:
+        if not gateways.is_alone:
             return find_homes(chain, reach, candidates.walk)
-        return find_root(chain, reach, candidates.walk) if company.misses else NO_HOMES
+        return find_root(chain, reach, candidates.walk) if gateways.misses else NO_HOMES
 
     def _stretches(self, chain: Chain, known: int, now: float) -> list[Stretch]:
         stretches: list[Stretch] = []
@@ -120,44 +125,45 @@ class Weighing:
         stretches.append(Stretch(start, chain.size, 1.0))
         return stretches
 
-    def _offer(self, name: str, look: _Look) -> Offer:
-        chain, holding, belief = look.chain, self._index.holding(name), self._belief
-        blocks = holding.depth(chain.hashes, look.known) if holding is not None and look.known else 0
-        reach = max(chain.reach(blocks), look.homes.presumed.get(name, 0))
-        *shared, own = look.stretches
-        keep = 1.0 if name == look.homes.own else _KEEP
+    def _row(self, name: str, request: _Request) -> CostRow:
+        chain, holding, engine = request.chain, self._index.holding(name), self._engine
+        blocks = holding.depth(chain.hashes, request.known) if holding is not None and request.known else 0
+        reach = max(chain.reach(blocks), request.homes.presumed.get(name, 0))
+        *shared, own = request.stretches
+        keep = 1.0 if name == request.homes.own else _KEEP
         missing = _KEEP * sum([stretch.missing(reach) for stretch in shared]) + keep * own.missing(reach)
-        backlog_ms = self._backlogs.with_others(name, look.now, look.times)
-        in_flight = look.candidates.in_flight(name)
-        cost_ms = missing * belief.ms_per_byte + backlog_ms + in_flight * belief.ms_per_request
-        if belief.others_ms:
-            cost_ms += belief.others_ms.get(name, 0.0)
-        if belief.slow:
-            cost_ms *= belief.slow.get(name, 1.0)
-        return Offer(name, blocks, reach, backlog_ms, in_flight, cost_ms, name in look.homes)
+        backlog_ms = self._backlogs.with_others(name, request.now, request.times)
+        in_flight = request.candidates.in_flight(name)
+        cost_ms = missing * engine.ms_per_byte + backlog_ms + in_flight * engine.ms_per_request
+        if engine.others_ms:
+            cost_ms += engine.others_ms.get(name, 0.0)
+        if engine.slow:
+            cost_ms *= engine.slow.get(name, 1.0)
+        is_home, size, per_token = name in request.homes, chain.size, engine.bytes_per_token
+        return CostRow(name, blocks, reach, size, per_token, backlog_ms, in_flight, cost_ms, is_home)
 
-    def _warmest(self, look: _Look) -> list[str]:
+    def _warmest(self, request: _Request) -> list[str]:
         """Those that hold most of the chain, of equals the ones with least to do."""
         found: list[str] = []
-        levels = self._index.holders(look.chain.hashes, look.known)
+        levels = self._index.holders(request.chain.hashes, request.known)
         for holders in islice(levels, _LOOKED_AT):
             names = [holding.name for holding in self._some(holders)]
-            fit = [name for name in names if name not in found and look.candidates.allows(name)]
-            found += self._least(fit, look)[: _NOMINEES - len(found)]
+            fit = [name for name in names if name not in found and request.candidates.allows(name)]
+            found += self._least(fit, request)[: _NOMINEES - len(found)]
             if len(found) == _NOMINEES:
                 break
         return found
 
-    def _idlest(self, look: _Look) -> list[str]:
-        names = [*islice(look.candidates.least_loaded(self._rng), _LOOKED_AT)]
-        return self._least(names, look)[:_NOMINEES]
+    def _idlest(self, request: _Request) -> list[str]:
+        names = [*islice(request.candidates.least_loaded(self._rng), _LOOKED_AT)]
+        return self._least(names, request)[:_NOMINEES]
 
-    def _least(self, names: list[str], look: _Look) -> list[str]:
+    def _least(self, names: list[str], request: _Request) -> list[str]:
         """Those with least to do first."""
-        now, in_flight, per_request = look.now, look.candidates.in_flight, self._belief.ms_per_request
-        backlog_ms, times = self._backlogs.with_others, look.times
-        if self._belief.slow or self._belief.others_ms:
-            slow, others = self._belief.slow, self._belief.others_ms
+        now, in_flight, per_request = request.now, request.candidates.in_flight, self._engine.ms_per_request
+        backlog_ms, times = self._backlogs.with_others, request.times
+        if self._engine.slow or self._engine.others_ms:
+            slow, others = self._engine.slow, self._engine.others_ms
 
             def todo(name: str) -> float:
                 ms = backlog_ms(name, now, times) + in_flight(name) * per_request + others.get(name, 0.0)
@@ -175,5 +181,5 @@ class Weighing:
         return holders[start : start + _LOOKED_AT]
 
 
-def _cost(offer: Offer) -> float:
-    return offer.cost_ms
+def _cost(row: CostRow) -> float:
+    return row.cost_ms

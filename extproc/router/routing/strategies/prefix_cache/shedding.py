@@ -1,4 +1,4 @@
-"""The cliff: conversations outgrow the caches, and nothing is found any more. When to refuse new ones."""
+"""When to refuse new conversations: when the ones that go on outgrow the caches."""
 
 # The rule, and why.
 #
@@ -7,8 +7,8 @@
 # are open at a time, and each new one evicts what another is about to ask for. Hits fall to nothing, whatever
 # the strategy, and stay there (simulated): the endpoints are as busy as before, and answer a fraction.
 #
-# What tells it first is how much of its earlier turns a conversation still finds. A request that has earlier
-# turns tells that when it comes; here it is averaged over some fifty of them. From `_FEW` of it down a part
+# The first sign is how much of its earlier turns a conversation still finds. Each request with earlier turns
+# shows that when it comes; here it is averaged over some fifty of them. From `_FEW` of it down a part
 # of the new conversations is refused, at `_NONE` all of them, and those that go on keep what they have. A new
 # one costs the others most and itself least: nobody waits for its next word yet.
 #
@@ -26,8 +26,8 @@ _NONE: Final = 0.6
 _RARELY: Final = 0.02
 
 
-class Cliff:
-    """How near the cliff is, as conversations tell that go on."""
+class Shedding:
+    """What share of earlier turns is still in some cache."""
 
     __slots__ = ("found",)
 
@@ -35,9 +35,9 @@ class Cliff:
         self.found = 1.0
 
     def __repr__(self) -> str:
-        return f"<Cliff: {self.found:.2f} of earlier turns found>"
+        return f"<Shedding: {self.found:.2f} of earlier turns found>"
 
-    def hear(self, answered: int, reach: int) -> None:
+    def take(self, answered: int, reach: int) -> None:
         """Takes how many bytes of earlier turns a request has, and how many of it are in some cache."""
         self.found += _RARELY * (min(1.0, reach / answered) - self.found)
 

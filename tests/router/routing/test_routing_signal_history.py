@@ -7,15 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.router.routing.strategies.prefix_cache.senses import Sense, Trust, reasons_to_leave
-from extproc.router.routing.vitals import Vitals
+from extproc.router.routing.signals import EndpointSignals
+from extproc.router.routing.strategies.prefix_cache.signal_history import (
+    SignalHistory,
+    Trust,
+    foreign_requests,
+)
 
-FIRST = Vitals(queried_tokens=10, prefills=1, started_s=1e9)
+FIRST = EndpointSignals(queried_tokens=10, prefills=1, started_s=1e9)
 
 
 def rounds(trust: Trust, foreseen: float, found: Iterable[float]) -> list[bool]:
     """A round for each share that is found where `foreseen` was."""
-    return [trust.hear(20_000, 20_000 * share, foreseen) for share in found]
+    return [trust.take(20_000, 20_000 * share, foreseen) for share in found]
 
 
 def test_three_wrong_rounds_make_an_index_worth_dropping() -> None:
@@ -23,7 +27,7 @@ def test_three_wrong_rounds_make_an_index_worth_dropping() -> None:
 
     assert rounds(trust, 0.9, [0.1] * 3) == [False, False, True]
     assert trust.share == 0.5
-    assert [trust.foreseen_rate, trust.found_rate] == pytest.approx([0.9, 0.1])
+    assert [trust.predicted_rate, trust.measured_rate] == pytest.approx([0.9, 0.1])
 
 
 @pytest.mark.parametrize("found", [[0.1, 0.1, 0.85, 0.1, 0.1], [0.1, 0.1, 0.72, 0.1, 0.1]])
@@ -52,8 +56,8 @@ def test_an_endpoint_that_finds_more_than_was_foreseen_is_trusted() -> None:
 def test_little_traffic_and_no_foresight_prove_nothing() -> None:
     trust = Trust()
 
-    assert not any(trust.hear(100, 0, 1.0) for _ in range(199))
-    assert not any(trust.hear(20_000, 0, None) for _ in range(20))
+    assert not any(trust.take(100, 0, 1.0) for _ in range(199))
+    assert not any(trust.take(20_000, 0, None) for _ in range(20))
     assert trust.level == 0
 
 
@@ -67,7 +71,7 @@ def test_trust_is_never_lost_in_less_than_three_rounds_and_never_all_of_it(
     trust, since = Trust(), 0
     for foreseen, found in heard:
         level, since = trust.level, since + 1
-        is_wrong = trust.hear(20_000, 20_000 * found, foreseen)
+        is_wrong = trust.take(20_000, 20_000 * found, foreseen)
         if is_wrong or trust.level != level:
             assert since >= 3
             assert is_wrong == (trust.level > level or trust.level == level == 3)
@@ -86,10 +90,10 @@ def test_an_index_that_is_right_is_never_dropped(errors: list[float], foreseen: 
 
 
 def test_waiting_is_smoothed_and_forgotten_where_nobody_answers() -> None:
-    sense = Sense()
+    sense = SignalHistory()
     seen = []
     for waiting in (0, 10, 10, 10):
-        sense.hear(replace(FIRST, waiting=waiting))
+        sense.take(replace(FIRST, waiting=waiting))
         seen.append(sense.waiting)
     sense.miss()
 
@@ -105,61 +109,61 @@ def test_waiting_is_smoothed_and_forgotten_where_nobody_answers() -> None:
         replace(FIRST, prefills=0),
     ],
 )
-def test_one_that_began_anew_has_lost_what_it_held(later: Vitals) -> None:
-    sense = Sense()
+def test_one_that_began_anew_has_lost_what_it_held(later: EndpointSignals) -> None:
+    sense = SignalHistory()
 
-    assert not sense.hear(FIRST).is_lost
-    assert not sense.hear(FIRST).is_lost
-    assert sense.hear(later).is_lost
-    assert not sense.hear(later).is_lost
+    assert not sense.take(FIRST).is_lost
+    assert not sense.take(FIRST).is_lost
+    assert sense.take(later).is_lost
+    assert not sense.take(later).is_lost
 
 
 def test_one_that_was_away_and_is_the_same_has_lost_nothing() -> None:
-    sense = Sense()
-    sense.hear(FIRST)
+    sense = SignalHistory()
+    sense.take(FIRST)
     sense.miss()
 
-    assert not sense.hear(replace(FIRST, queried_tokens=20)).is_lost
+    assert not sense.take(replace(FIRST, queried_tokens=20)).is_lost
 
 
 def test_the_bytes_of_a_token_are_known_where_all_requests_are_ours() -> None:
-    sense = Sense()
-    sense.hear(FIRST)
+    sense = SignalHistory()
+    sense.take(FIRST)
     sense.sent.requests, sense.sent.size = 100, 350_000.0
     ours = replace(FIRST, prefills=101, prompt_tokens=100_000)
 
-    assert sense.hear(ours).bytes_per_token == pytest.approx(3.5)
+    assert sense.take(ours).bytes_per_token == pytest.approx(3.5)
 
     sense.sent.requests, sense.sent.size = 200, 700_000.0
 
-    assert sense.hear(replace(ours, prefills=401, prompt_tokens=300_000)).bytes_per_token is None
+    assert sense.take(replace(ours, prefills=401, prompt_tokens=300_000)).bytes_per_token is None
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(10**9, 1.5), (100, 8.0), (0, None)])
 def test_a_token_has_a_reasonable_number_of_bytes(tokens: int, expected: float | None) -> None:
-    sense = Sense()
-    sense.hear(FIRST)
+    sense = SignalHistory()
+    sense.take(FIRST)
     sense.sent.requests, sense.sent.size = 100, 350_000.0
 
-    assert sense.hear(replace(FIRST, prefills=101, prompt_tokens=tokens)).bytes_per_token == expected
+    assert sense.take(replace(FIRST, prefills=101, prompt_tokens=tokens)).bytes_per_token == expected
 
 
 def test_prefills_are_told_per_request() -> None:
-    sense = Sense()
-    sense.hear(FIRST)
-    later = Vitals(queried_tokens=4_010, hit_tokens=1_000, prefills=11, prefill_s=2.5, started_s=1e9)
+    sense = SignalHistory()
+    sense.take(FIRST)
+    later = EndpointSignals(queried_tokens=4_010, hit_tokens=1_000, prefills=11, prefill_s=2.5, started_s=1e9)
 
-    assert sense.hear(later).prefill == (300.0, 250.0)
-    assert sense.hear(later).prefill is None
+    assert sense.take(later).prefill == (300.0, 250.0)
+    assert sense.take(later).prefill is None
 
 
 def test_several_gateways_hear_what_waits_for_the_others() -> None:
-    assert reasons_to_leave({"a": 8.0, "b": 0.0}, {}, {}, 4) == {"a": 6.0}
-    assert reasons_to_leave({"a": 0.0, "b": 0.0}, {}, {}, 4) == {}
+    assert foreign_requests({"a": 8.0, "b": 0.0}, {}, {}, 4) == {"a": 6.0}
+    assert foreign_requests({"a": 0.0, "b": 0.0}, {}, {}, 4) == {}
 
 
 def test_what_is_not_known_is_not_idle() -> None:
-    assert reasons_to_leave({"a": 8.0, "b": 0.0, "c": None}, {}, {}, 4) == {"a": 6.0, "c": 3.0}
+    assert foreign_requests({"a": 8.0, "b": 0.0, "c": None}, {}, {}, 4) == {"a": 6.0, "c": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +173,7 @@ def test_what_is_not_known_is_not_idle() -> None:
 def test_alone_only_what_is_far_beyond_our_own_counts(
     ours: int, running: float, waiting: float, expected: dict[str, float]
 ) -> None:
-    assert reasons_to_leave({"a": waiting}, {"a": ours}, {"a": running}, 1) == expected
+    assert foreign_requests({"a": waiting}, {"a": ours}, {"a": running}, 1) == expected
 
 
 @given(
@@ -181,7 +185,7 @@ def test_alone_only_what_is_far_beyond_our_own_counts(
 def test_what_others_say_never_speaks_for_an_endpoint(
     waiting: dict[str, float | None], in_flight: dict[str, int], running: dict[str, float], gateways: int
 ) -> None:
-    told = reasons_to_leave(waiting, in_flight, running, gateways)
+    told = foreign_requests(waiting, in_flight, running, gateways)
 
     assert all(count > 0 for count in told.values())
     assert told.keys() <= waiting.keys()

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
-from extproc.router.feedback.vitals import read_vitals
-from extproc.router.routing.vitals import Vitals
+from extproc.router.feedback.scraper import read_signals
+from extproc.router.routing.signals import EndpointSignals
 
 PAGE = (Path(__file__).parents[2] / "simulator/data/metrics-0.32.0.txt").read_bytes()
 
@@ -20,14 +20,14 @@ def labelled(name: str, value: object, engine: int = 0) -> bytes:
 
 
 def test_the_page_of_a_real_vllm_is_read() -> None:
-    vitals = read_vitals(PAGE)
+    signals = read_signals(PAGE)
 
-    assert (vitals.kv_tokens, vitals.block_tokens) == (1_048_576, 32)
-    assert vitals.started_s > 1.7e9
-    assert 0 < vitals.hit_tokens < vitals.queried_tokens
-    assert vitals.prompt_tokens > 0
-    assert vitals.prefills > 0
-    assert vitals.prefill_s > 0
+    assert (signals.kv_tokens, signals.block_tokens) == (1_048_576, 32)
+    assert signals.started_s > 1.7e9
+    assert 0 < signals.hit_tokens < signals.queried_tokens
+    assert signals.prompt_tokens > 0
+    assert signals.prefills > 0
+    assert signals.prefill_s > 0
 
 
 def test_every_figure_is_found_in_its_place() -> None:
@@ -44,13 +44,15 @@ def test_every_figure_is_found_in_its_place() -> None:
         b"# HELP vllm:%b Text.\n" % name.encode() + labelled(name, value) for name, value in names.items()
     )
 
-    assert read_vitals(page + b"process_start_time_seconds 8.0\n") == Vitals(1, 2, None, 30, 4, 50, 6, 0.7, 8)
+    assert read_signals(page + b"process_start_time_seconds 8.0\n") == EndpointSignals(
+        1, 2, None, 30, 4, 50, 6, 0.7, 8
+    )
 
 
 def test_names_that_begin_alike_are_others() -> None:
     page = LEAST + labelled("num_requests_waiting_by_reason", 9) + labelled("prompt_tokens_total_more", 9)
 
-    assert read_vitals(page) == Vitals()
+    assert read_signals(page) == EndpointSignals()
 
 
 def test_engines_of_one_server_are_added_up() -> None:
@@ -59,7 +61,7 @@ def test_engines_of_one_server_are_added_up() -> None:
         labelled("num_requests_running", 3) + labelled("num_requests_running", 4, 1) + config % 0 + config % 1
     )
 
-    assert read_vitals(page) == Vitals(running=7, kv_tokens=3_200, block_tokens=16)
+    assert read_signals(page) == EndpointSignals(running=7, kv_tokens=3_200, block_tokens=16)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_engines_of_one_server_are_added_up() -> None:
     ],
 )
 def test_the_size_of_a_cache_is_told_in_two_ways(labels: bytes, kv_tokens: int | None) -> None:
-    assert read_vitals(LEAST + b"vllm:cache_config_info{%b} 1.0" % labels).kv_tokens == kv_tokens
+    assert read_signals(LEAST + b"vllm:cache_config_info{%b} 1.0" % labels).kv_tokens == kv_tokens
 
 
 @pytest.mark.parametrize(
@@ -86,15 +88,15 @@ def test_the_size_of_a_cache_is_told_in_two_ways(labels: bytes, kv_tokens: int |
 )
 def test_a_page_that_is_not_vllms_is_refused(page: bytes) -> None:
     with pytest.raises(ProtocolError):
-        read_vitals(page)
+        read_signals(page)
 
 
 @given(st.binary(max_size=300), st.integers(0, len(PAGE)))
 def test_any_bytes_are_read_or_refused(data: bytes, at: int) -> None:
     for page in (data, PAGE[:at] + data, LEAST + data, b"vllm:num_requests_running{" + data):
         try:
-            vitals = read_vitals(page)
+            signals = read_signals(page)
         except ProtocolError:
             continue
 
-        assert vitals.running >= 0
+        assert signals.running >= 0

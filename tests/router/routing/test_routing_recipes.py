@@ -1,0 +1,104 @@
+"""The recipe for a new strategy in docs/maintaining-recipes.md, followed: one file, one line."""
+
+import importlib.util
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.pool import Pool
+from extproc.router.routing.strategies.base import Outside, Strategy, StrategySettings
+from extproc.router.routing.strategies.registry import STRATEGIES, StrategyRegistry
+from extproc.router.service.live.page import build_page
+
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+
+FILE = """
+from typing import Literal
+
+from pydantic import Field
+
+from extproc.router.routing.strategies.base import Choice, Reading, Reason, Strategy, StrategySettings
+
+NEWEST = Reason("newest", "one of the endpoints that came last", "cyan")
+
+
+class NewestSettings(StrategySettings):
+    name: Literal["newest"]
+    skip: int = Field(default=0, ge=0)
+
+
+class Newest(Strategy, Reading):
+    name, settings, reasons = "newest", NewestSettings, (NEWEST,)
+
+    def __init__(self, outside, *, skip=0):
+        self._skip = skip
+
+    def needs_body(self, headers, /):
+        return False
+
+    def read(self, prompt, headers, adapter, /):
+        return self
+
+    def choose(self, candidates, count, /):
+        names = candidates.names[::-1]
+        return Choice((*names[self._skip:], *names[:self._skip])[:count], NEWEST)
+"""
+
+
+@pytest.fixture
+def newest(tmp_path: Path) -> Iterator[type[Strategy]]:
+    (tmp_path / "newest.py").write_text(FILE)
+    spec = importlib.util.spec_from_file_location("newest", tmp_path / "newest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["newest"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module.Newest
+    del sys.modules["newest"]
+
+
+def test_a_strategy_in_one_file_is_configured_and_picks(newest: type[Strategy]) -> None:
+    registry = StrategyRegistry(*STRATEGIES.kinds.values(), newest)  # the one line
+    section = TypeAdapter[StrategySettings](Annotated[StrategySettings, registry])
+
+    settings = section.validate_python({"name": "newest", "skip": 1})
+    strategy = registry.build(settings.name, settings.options(), Outside(random.Random(1), float))
+    pool = Pool("llama", strategy)
+    pool.replace([Endpoint(f"e{number}", f"10.0.0.{number}:80") for number in (1, 2, 3)])
+    pick = Picker([Route(pool)]).pick(Ask("POST", "/v1/chat/completions", {})).pick
+
+    assert (pick.endpoint.name, pick.strategy, pick.reason) == ("e2", "newest", "newest")
+    assert (pool.shares_picks, pool.reads_signals) == (None, None)
+    assert registry.reasons["newest"].meaning == "one of the endpoints that came last"
+    assert "newest" in build_page(registry.reasons).html
+    assert "NewestSettings" in section.json_schema()["$defs"]
+
+
+def test_its_section_is_as_strict_as_the_others(newest: type[Strategy]) -> None:
+    registry = StrategyRegistry(*STRATEGIES.kinds.values(), newest)
+    section = TypeAdapter[StrategySettings](Annotated[StrategySettings, registry])
+
+    for wrong in ({"name": "newest", "skip": -1}, {"name": "newest", "more": 1}, {"name": "oldest"}):
+        with pytest.raises(ValidationError):
+            section.validate_python(wrong)
+
+
+def test_the_docs_and_the_page_explain_every_reason() -> None:
+    docs, page = DOCS.read_text(), build_page(STRATEGIES.reasons).html
+
+    for word, reason in STRATEGIES.reasons.items():
+        assert f"| `{word}` | {reason.meaning} |" in docs
+        assert f'"{word}": ["s' in page
+
+
+def test_no_two_strategies_mean_different_things_by_one_reason() -> None:
+    reasons = [reason for kind in STRATEGIES.kinds.values() for reason in kind.reasons]
+
+    assert len({(str(one), one.meaning, one.colour) for one in reasons}) == len(STRATEGIES.reasons)
