@@ -42,6 +42,8 @@ from extproc.router.wire.streams import Failed
 # Of header blocks to decode in one turn; the last of them may go beyond. 8 KB of Huffman codes take 3 ms, and
 # a proxy's own blocks, all alike, are decoded once.
 _DECODED_BYTES: Final = 8_192
+# Frames to read in one turn: 6,500 of one byte fit into one read, and take 32 ms.
+_TURN_FRAMES: Final = 256
 # What our PINGs hold.
 _STILL_THERE: Final = b"extproc?"
 _LEAVING: Final = b"extproc!"
@@ -161,14 +163,15 @@ class Connection(Incoming):
     def _read(self, data: bytes) -> None:
         place = 0
         heads = self._heads
-        heads.decoded_bytes = 0
+        heads.decoded_bytes, frames_left = 0, _TURN_FRAMES
         self.has_more = False
         if not self._has_preface:
             place = self._read_preface(data)
         while self._has_preface and len(data) - place >= frames.HEADER_BYTES and not self.is_over:
-            if heads.decoded_bytes >= _DECODED_BYTES:
+            if heads.decoded_bytes >= _DECODED_BYTES or not frames_left:
                 self.has_more = True
                 break
+            frames_left -= 1
             head = int.from_bytes(data[place : place + frames.HEADER_BYTES], "big")
             start = place + frames.HEADER_BYTES
             end = start + (head >> 48)
@@ -213,7 +216,10 @@ class Connection(Incoming):
             return
         # Each may touch every stream: many of them are a flood even where a few frames are none.
         self._count_control(len(self.streams) // 16)
-        values = dict(frames.SETTING.iter_unpack(payload))
+        settings = list(frames.SETTING.iter_unpack(payload))
+        for name, value in settings:
+            _check_setting(name, value)
+        values = dict(settings)  # of a setting that is given twice, the last value counts (§6.5.3)
         for name, value in values.items():
             self._set(name, value)
         self._is_greeted = True
@@ -229,17 +235,11 @@ class Connection(Incoming):
         match name:
             case frames.HEADER_TABLE_SIZE if value < frames.DEFAULT_TABLE_BYTES:
                 self._table_update = TABLE_OF_NOTHING
-            case frames.ENABLE_PUSH if value > 1:
-                raise Fault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
             case frames.INITIAL_WINDOW_SIZE:
                 self._set_peer_window(value)
-            case frames.MAX_FRAME_SIZE if not frames.MAX_FRAME_BYTES <= value < 2**24:
-                raise Fault(Code.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of its range")
 
     def _set_peer_window(self, size: int) -> None:
         """Changes what open streams may send, too, even below zero (§6.9.2)."""
-        if size > frames.MAX_WINDOW:
-            raise Fault(Code.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE out of its range")
         change, self._peer_window = size - self._peer_window, size
         for stream in self.streams.values():
             stream.send_window += change
@@ -332,3 +332,14 @@ class Connection(Incoming):
             is_stuck = stream.queue is not None and stream.sent_s < oldest_s
             if is_stuck or (is_owing and stream.heard_s < oldest_s):
                 self.reset(stream, Code.CANCEL)
+
+
+def _check_setting(name: int, value: int) -> None:
+    """Every value that is given has to be allowed, the ones that a later one replaces as well (§6.5.2)."""
+    match name:
+        case frames.ENABLE_PUSH if value > 1:
+            raise Fault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
+        case frames.INITIAL_WINDOW_SIZE if value > frames.MAX_WINDOW:
+            raise Fault(Code.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE out of its range")
+        case frames.MAX_FRAME_SIZE if not frames.MAX_FRAME_BYTES <= value < 2**24:
+            raise Fault(Code.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of its range")

@@ -49,6 +49,8 @@ _TRACE: Final = {
     "tracestate": bytes.fromhex("00 87 4d83215091a4bf"),
 }
 _PARENT: Final = _TRACE["traceparent"]
+# Digits of the longest content-length that can be meant.
+_LONGEST_LENGTH: Final = 18
 # The longest string whose length is a single byte (RFC 7541 §5.1).
 _SHORT: Final = 126
 
@@ -69,7 +71,7 @@ class Head(Struct, frozen=True):
     """What a call's headers say.
 
     `refusal` is the HTTP status for a request that is no gRPC call, 0 if it is one. `timeout_s` is the
-    client's own limit, `encoding` the compression it names.
+    client's own limit, `encoding` the compression it names, `content_length` how much DATA it announces.
     """
 
     path: str
@@ -77,6 +79,7 @@ class Head(Struct, frozen=True):
     refusal: int = 0
     timeout_s: float | None = None
     encoding: str = "identity"
+    content_length: int | None = None
 
 
 class Cut(Struct, frozen=True):
@@ -247,7 +250,16 @@ def read_head(fields: Fields) -> Head:
         _refusal(pseudo[":method"], metadata.get("content-type", "")),
         _timeout_s(metadata.get("grpc-timeout")),
         metadata.get("grpc-encoding", "identity"),
+        _content_length(metadata.get("content-length")),
     )
+
+
+def _content_length(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= _LONGEST_LENGTH):
+        raise MalformedRequest("a content-length that is no number")
+    return int(text)
 
 
 def response_block() -> bytes:

@@ -100,14 +100,17 @@ class Incoming(Outgoing):
             stream = Stream(stream_id, head, self._peer_window, self._limits.stream_window_bytes, self._now_s)
             self.streams[stream_id] = stream
             self.events.append(Opened(stream))
-            if is_end:
+            if is_end and head.content_length:
+                stream.is_half_closed = True
+                self._reject(stream, Code.PROTOCOL_ERROR)  # §8.1.1
+            elif is_end:
                 self._half_close(stream)
 
     def _on_trailers(self, stream: Stream, block: bytes, *, is_end: bool) -> None:
         is_well_formed = self._heads.read_trailers(block)
         if stream.is_half_closed:
             self._reject(stream, Code.STREAM_CLOSED)  # §5.1, half-closed (remote)
-        elif is_end and is_well_formed:
+        elif is_end and is_well_formed and not stream.unsent_bytes:
             self._half_close(stream)
         else:
             stream.is_half_closed = is_end
@@ -135,12 +138,24 @@ class Incoming(Outgoing):
                 return
             self._open_window(stream)
         stream.heard_s = self._now_s
+        self._on_piece(stream, payload)
+
+    def _on_piece(self, stream: Stream, payload: bytes) -> None:
+        if stream.unsent_bytes is not None and not self._fits_length(stream, len(payload)):
+            self._reject(stream, Code.PROTOCOL_ERROR)
+            return
         if payload:
             self._on_payload(stream, payload)
         elif not stream.is_half_closed:
             self._count_control()
         if stream.is_half_closed and not stream.is_over:
             self._half_close(stream)
+
+    def _fits_length(self, stream: Stream, size: int) -> bool:
+        """Whether DATA is as long as the request's content-length says, as far as it has come (§8.1.1)."""
+        left = (stream.unsent_bytes or 0) - size
+        stream.unsent_bytes = left
+        return left == 0 if stream.is_half_closed else left >= 0
 
     def _on_payload(self, stream: Stream, payload: bytes) -> None:
         reader = stream.reader

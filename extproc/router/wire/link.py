@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
+from time import perf_counter
 from typing import Final, Protocol, cast
 
 from extproc.router.budget import Budget
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # Of one read: bounds how long a peer's bytes, whatever they are, keep the loop from others.
 READ_BYTES: Final = 65_536
+# One peer's turn, whatever its bytes turn out to be: small messages cost far more than their length says.
+_TURN_S: Final = 0.002
 # Output that a peer has not taken in before we stop reading from it.
 _HIGH_WATER_BYTES: Final = 1_048_576
 
@@ -103,6 +106,7 @@ class Link(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._is_at_work = False
         self._flushing: asyncio.Handle | None = None
+        self._turn: asyncio.Handle | None = None  # the next one, where reading pauses until then
         self._stuck_s: float | None = None  # since when the peer does not read
         self.asked: set[str] = set()  # the methods that were called
         self.is_leaving = False
@@ -127,7 +131,7 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         self._take_in(bytes(self._listener.memory[:count]))
-        if count == READ_BYTES or self.connection.has_more:
+        if count == READ_BYTES:
             self._give_way()
 
     def _take_in(self, data: bytes) -> None:
@@ -136,29 +140,35 @@ class Link(asyncio.BufferedProtocol):
         self._work_off()
         self._is_at_work = False
 
+    @property
+    def _has_more(self) -> bool:
+        return self.connection.has_more or bool(self.connection.events)
+
     def _give_way(self) -> None:
         """Lets the others have their turn: uvloop would read 32 times in a row while there is more."""
-        if self._stuck_s is None and not self._transport.is_closing():
+        if self._turn is None and self._stuck_s is None and not self._transport.is_closing():
             self._transport.pause_reading()
-            self._loop.call_soon(self._go_on)
+            self._turn = self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         """Works off what waited for this turn, then reads on; `resume_writing` does it for who is stuck."""
+        self._turn = None
         if self._stuck_s is not None or self._transport.is_closing():
             return
-        if self.connection.has_more:
+        if self._has_more:
             self._take_in(b"")
-            self._give_way()
-        else:
+        if self._turn is None:
             self._transport.resume_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
         self._listener.discard(self)
-        if self._flushing is not None:
-            self._flushing.cancel()
+        for handle in (self._flushing, self._turn):
+            if handle is not None:
+                handle.cancel()
         self._is_at_work = True
         self.connection.abort()
-        self._tell_all()
+        while self.connection.events:  # the calls are over: each event costs next to nothing
+            self._tell_all()
 
     def pause_writing(self) -> None:
         """Reads no more from a peer that reads not: its next frames could only make more output."""
@@ -242,6 +252,8 @@ class Link(asyncio.BufferedProtocol):
     def _work_off(self) -> None:
         self._tell_all()
         self._write()
+        if self._has_more:
+            self._give_way()
 
     def _write(self) -> None:
         output = self.connection.take_output()
@@ -254,19 +266,27 @@ class Link(asyncio.BufferedProtocol):
     # What the connection says.
 
     def _tell_all(self) -> None:
+        """Tells the services what came, until all is told or this turn has lasted long enough."""
         events = self.connection.events
-        # Replies may add to the events: the last of them is worked off, too.
+        told, until_s = 0, perf_counter() + _TURN_S
+        # Replies may add to the events: the last of them is told, too.
         for event in events:
-            if isinstance(event, Failed):
-                self._listener.refusals.log(self._loop.time(), self.peer, event.reason)
-                continue
-            try:
-                self._tell(event, event.stream)
-            except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the peer
-                # No traceback either: it may quote a prompt.
-                log.error("a call of %s failed: %s", event.stream.head.path, type(error).__name__)  # noqa: TRY400
-                self.connection.finish(event.stream, Status.INTERNAL, "internal error")
-        events.clear()
+            self._tell_one(event)
+            told += 1
+            if perf_counter() > until_s:
+                break
+        del events[:told]
+
+    def _tell_one(self, event: Event | Failed) -> None:
+        if isinstance(event, Failed):
+            self._listener.refusals.log(self._loop.time(), self.peer, event.reason)
+            return
+        try:
+            self._tell(event, event.stream)
+        except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the peer
+            # No traceback either: it may quote a prompt.
+            log.error("a call of %s failed: %s", event.stream.head.path, type(error).__name__)  # noqa: TRY400
+            self.connection.finish(event.stream, Status.INTERNAL, "internal error")
 
     def _tell(self, event: Event, stream: Stream) -> None:
         kind = type(event)

@@ -28,6 +28,7 @@ class Stream:
         "send_window",
         "sent_s",
         "trailers",
+        "unsent_bytes",
     )
 
     def __init__(
@@ -42,6 +43,7 @@ class Stream:
         self.reader: MessageReader | None = None  # while a message is cut into frames
         self.queue: deque[memoryview] | None = None  # what waits for a window
         self.trailers = b""
+        self.unsent_bytes = head.content_length  # of the client's DATA, where it said how much
         self.is_waiting = True  # for the first message
         self.is_answered = False  # our headers are sent
         self.is_half_closed = False  # the client has ended its side

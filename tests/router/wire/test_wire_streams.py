@@ -485,3 +485,36 @@ def test_names_for_log_lines() -> None:
 
     assert repr(peer.stream(1)) == "<Stream 1 /test.Service/Echo>"
     assert repr(peer.connection) == "<Connection streams=1>"
+
+
+# The length that a request announces (RFC 9113 §8.1.1): whether DATA may be so long.
+LENGTHS: dict[str, tuple[str, list[bytes], bool]] = {
+    "as announced": ("6", [data(1, framed(b"a"), END)], True),
+    "in two parts": ("12", [data(1, framed(b"a")), data(1, framed(b"b"), END)], True),
+    "before trailers": ("6", [data(1, framed(b"a")), frame(frames.HEADERS, HEADERS_END, 1, b"")], True),
+    "more": ("5", [data(1, framed(b"a"))], False),
+    "less": ("7", [data(1, framed(b"a"), END)], False),
+    "less before trailers": ("7", [data(1, framed(b"a")), frame(frames.HEADERS, HEADERS_END, 1, b"")], False),
+}
+
+
+@pytest.mark.parametrize(("length", "said", "is_right"), LENGTHS.values(), ids=LENGTHS)
+def test_data_of_another_length_than_announced_ends_its_stream_alone(
+    length: str, said: list[bytes], is_right: bool
+) -> None:
+    peer = Peer()
+    peer.say(peer.request(1, 0, [*REQUEST, ("content-length", length)]))
+
+    told = [each[0] for each in peer.say(*said)]
+
+    assert ("half-closed" in told) is is_right
+    assert ("closed" in told) is not is_right
+    assert peer.say(peer.request(3, END)) == [("opened", 3), ("half-closed", 3)]
+
+
+@pytest.mark.parametrize("length", ["-1", "1,1", "0x1", "", "1" * 19])
+def test_a_length_that_is_no_number_opens_no_stream(length: str) -> None:
+    peer = Peer()
+
+    assert peer.say(peer.request(1, 0, [*REQUEST, ("content-length", length)])) == []
+    assert peer.heard()[-1] == sent_reset(1, Code.PROTOCOL_ERROR)

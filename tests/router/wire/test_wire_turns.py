@@ -22,6 +22,7 @@ PATH = dict(REQUEST)[":path"]
 MESSAGE_BYTES = 8_000
 READ_BYTES = 65_536
 BLOCK_BYTES = 16_000
+SMALL = 8_000
 
 
 class Heard:
@@ -36,6 +37,7 @@ class Heard:
 
     def on_message(self, message: bytes | bytearray) -> None:
         self.sizes.append(len(message))
+        sum(range(2_000))  # what the smallest message costs a service: some 20 µs
 
     def on_skipped(self, size: int) -> None: ...
 
@@ -58,6 +60,9 @@ def flood(kind: str) -> bytes:
     if kind == "messages":
         block = Encoder().encode(REQUEST)
         return GREETING + opening(1, block) + frames.message_frame(1, bytes(MESSAGE_BYTES)) * 30
+    if kind == "small messages":
+        packed = frame(frames.DATA, 0, 1, b"\0\0\0\0\2ab" * (SMALL // 4))
+        return GREETING + opening(1, Encoder().encode(REQUEST)) + packed * 4
     return GREETING + b"".join(opening(1 + 2 * number, long_block(number)) for number in range(8))
 
 
@@ -85,10 +90,10 @@ async def count_before(kind: str) -> tuple[int, int]:
         assert sent == len(data)
         other.sendall(GREETING + opening(1, Encoder().encode(REQUEST)) + frames.message_frame(1, b"x"))
         await until(lambda: 1 in heard.sizes)
-        before = heard.sizes.index(1) if kind == "messages" else opened.index(0)
-        await until(lambda: len(heard.sizes) == 31 or len(opened) == 9)
+        before = opened.index(0) if kind == "blocks" else heard.sizes.index(1)
+        await until(lambda: len(heard.sizes) in {31, SMALL + 1} or len(opened) == 9)
     await listener.stop()
-    return before, len(heard.sizes if kind == "messages" else opened) - 1
+    return before, len(opened if kind == "blocks" else heard.sizes) - 1
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -108,6 +113,26 @@ def test_who_sends_much_is_read_once_a_turn() -> None:
 
     assert of_all == 30
     assert before <= 2 * READ_BYTES // MESSAGE_BYTES
+
+
+def test_small_messages_packed_together_wait_for_the_others() -> None:
+    """8,000 messages of two bytes fit into one read; once the loop was theirs until the last was answered."""
+    before, of_all = run(count_before("small messages"))
+
+    assert of_all == SMALL
+    assert before <= SMALL // 4
+
+
+def test_a_turn_ends_behind_256_frames_however_small() -> None:
+    peer = Peer()
+    pieces = b"".join(frame(frames.DATA, 0, 1, bytes([byte])) for byte in b"\0\0\0\4\0" + bytes(1_024))
+    peer.say(opening(1, Encoder().encode(REQUEST)))
+    turns = [peer.say(pieces)]
+    while peer.connection.has_more:
+        turns.append(peer.say(b""))
+
+    assert len(turns) == 5
+    assert [told[0] for told in chain(*turns)] == ["message"]
 
 
 def test_who_sends_long_headers_has_a_block_or_two_decoded_a_turn() -> None:
