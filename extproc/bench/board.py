@@ -14,7 +14,8 @@ from aiohttp import web
 
 from extproc.bench.pace import Pace
 from extproc.bench.progress import Standing
-from extproc.errors import SettingsError
+from extproc.errors import AddressError, SettingsError
+from extproc.router.routing.endpoint import parse_address, parse_target
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -105,3 +106,12 @@ def decode_notice(text: bytes) -> Notice | None:
         return msgspec.json.decode(text, type=Notice)
     except msgspec.DecodeError:
         return None
+
+
+def split_location(text: str) -> tuple[str, int]:
+    """Splits `ip:port`, `[ipv6]:port` or `name:port`; raises `AddressError`."""
+    try:
+        host, _, port = parse_address(text).rpartition(":")
+    except AddressError:
+        return parse_target(text)
+    return host.strip("[]"), int(port)

@@ -4,7 +4,7 @@ from typing import Final
 
 from extproc.operator.calls import ApiRefusal, KubeCalls
 from extproc.operator.objects import Object
-from extproc.operator.seen import is_owned
+from extproc.operator.observe import is_owned
 from extproc.operator.state import Action, Create, Delete, Replace, WriteStatus
 
 # The spec makes an object that cannot be; a quota, or the namespace's end: only somebody's doing helps.
@@ -42,7 +42,7 @@ async def _create(made: Object, calls: KubeCalls) -> None:
             raise ApiRefusal(409, f"{made['kind']} {metadata['name']} is somebody else's, or going") from None
 
 
-def tell_refusal(action: Action, refusal: ApiRefusal) -> str | None:
+def describe_refusal(action: Action, refusal: ApiRefusal) -> str | None:
     """What the status shall say of an object that may not be made or written; of what passes nothing."""
     if not isinstance(action, Create | Replace) or refusal.status not in _LASTING:
         return None

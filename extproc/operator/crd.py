@@ -69,6 +69,7 @@ def _columns() -> Iterator[Schema]:
         ("Progress", "string", ".status.progress", 0),
         ("Req/s", "string", ".status.summary.requestsPerSecond", 0),
         ("TTFT p95", "string", ".status.summary.ttftP95", 0),
+        ("Message", "string", ".status.message", 0),
         ("Age", "date", ".metadata.creationTimestamp", 0),
         ("Report", "string", ".status.report", 1),
     ):

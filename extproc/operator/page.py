@@ -9,8 +9,8 @@ from extproc.bench.experiments.history_formats import draw_line
 from extproc.bench.measure.words import DASH
 from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.headline import show
-from extproc.operator.history import COMPARED, TOLERANCE, trace_history
 from extproc.operator.shown import Body, read_status
+from extproc.operator.status import COMPARED, TOLERANCE, trace_history
 from extproc.pages import page
 from extproc.pages.page import Cell, Link
 
@@ -48,7 +48,7 @@ def _list_one(body: Body) -> tuple[Cell, ...]:
     name = name_benchmark(body)
     return (
         Link(name, f"#{quote(name, safe='')}"),
-        status["phase"] or DASH,
+        _show_phase(status),
         status["verdict"] or DASH,
         status["progress"] or DASH,
         summary["requestsPerSecond"] or DASH,
@@ -56,6 +56,12 @@ def _list_one(body: Body) -> tuple[Cell, ...]:
         _show_time(status["finishedAt"]),
         _show_time(status["nextRunAt"]),
     )
+
+
+def _show_phase(status: Body) -> str:
+    if status["phase"] in {"Starting", "Waiting"} and status["message"]:
+        return f"{status['phase']}: {status['message']}"
+    return status["phase"] or DASH
 
 
 def _show_one(body: Body, has_report: HasReport) -> Iterator[str]:

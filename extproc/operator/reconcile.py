@@ -15,12 +15,12 @@ from extproc.operator.objects import LEADER, WORKERS, Object, Run, list_objects
 from extproc.operator.resource import Benchmark
 from extproc.operator.router import find_fault, list_held, settle_router
 from extproc.operator.runs import end_runs, find_run, list_history
-from extproc.operator.state import Action, Create, Delete, Observed, Replace, WriteStatus
+from extproc.operator.state import Action, Create, Delete, Observation, Replace, WriteStatus
 from extproc.operator.status import build_status, refuse_status
 
 
 def reconcile(
-    benchmark: Benchmark, observed: Observed, now: datetime, *, image: str, token: str
+    benchmark: Benchmark, observed: Observation, now: datetime, *, image: str, token: str
 ) -> list[Action]:
     """Returns what is to be done now, in this order; nothing where all is as it should be.
 
@@ -51,7 +51,7 @@ def reconcile(
     ]
 
 
-def _begin(observed: Observed, asked: Run | None, image: str, token: str) -> Iterator[Object]:
+def _begin(observed: Observation, asked: Run | None, image: str, token: str) -> Iterator[Object]:
     """What a run lacks that is to go on; nothing while there are Pods of another one."""
     if asked is None:
         return
@@ -62,7 +62,7 @@ def _begin(observed: Observed, asked: Run | None, image: str, token: str) -> Ite
 
 
 def _list_needless(
-    observed: Observed, asked: Run | None, runs: Sequence[Object], history: Sequence[Object]
+    observed: Observation, asked: Run | None, runs: Sequence[Object], history: Sequence[Object]
 ) -> list[Delete]:
     """Jobs of runs that may not go on, workers whose leader has ended, and runs that nobody remembers."""
     name = None if asked is None else asked.name
@@ -79,7 +79,7 @@ def _list_needless(
     ]
 
 
-def refuse(body: Mapping[str, Any], message: str, observed: Observed, now: datetime) -> list[Action]:
+def refuse_spec(body: Mapping[str, Any], message: str, observed: Observation, now: datetime) -> list[Action]:
     """What is to be done about a Benchmark that cannot be read: it says why, and nothing of it goes on."""
     before = body.get("status") or {}
     status = refuse_status(before, body["metadata"].get("generation", 1), message, now)

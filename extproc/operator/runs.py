@@ -10,16 +10,19 @@ from extproc.bench.report.brief import Brief, decode_brief
 from extproc.operator.objects import LEADER, Object, Run
 from extproc.operator.resource import Benchmark, read_time, write_time
 from extproc.operator.router import is_elsewhere
-from extproc.operator.state import JobState, LastWords, Observed
+from extproc.operator.state import JobState, LastWords, Observation, PodStart
 
 # A schedule that was missed for longer is not gone through minute by minute: its last time is what counts.
 _LOOK_BACK: Final = timedelta(days=8)
+# The kubelet's words for what no time mends: a Secret or key that is not there, no name of an image.
+_LASTING_REASONS: Final = frozenset({"CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull"})
+_HEALS_WITHIN: Final = timedelta(seconds=60)
 # Of a run's name, after the Benchmark's.
 _DIGEST: Final = 8
 
 
 def find_run(
-    benchmark: Benchmark, observed: Observed, history: Sequence[Object], now: datetime
+    benchmark: Benchmark, observed: Observation, history: Sequence[Object], now: datetime
 ) -> Run | None:
     """The run that is to go on or to begin; `None` if nothing is due, or nothing may be begun."""
     if benchmark.operation.suspend or observed.planned.faults:
@@ -27,7 +30,8 @@ def find_run(
     stem = benchmark.stem
     ended = {entry["run"] for entry in history}
     for job in observed.jobs:
-        if job.part == LEADER and not job.is_over and not job.is_deleting and job.run.startswith(stem):
+        goes_on = not (job.is_over or job.is_deleting or job.run in ended)
+        if job.part == LEADER and goes_on and job.run.startswith(stem):
             return Run(benchmark, job.run, job.due, observed.planned.dataset)
     if is_elsewhere(benchmark, observed.router):
         return None
@@ -64,12 +68,26 @@ def find_next(schedule: str, now: datetime) -> datetime:
     return next(CronSim(schedule, now))
 
 
-def end_runs(benchmark: Benchmark, observed: Observed, now: datetime) -> Iterator[Object]:
+def end_runs(benchmark: Benchmark, observed: Observation, now: datetime) -> Iterator[Object]:
     """Yields what the status shall remember of runs that have ended and are not in it yet."""
     known = {entry["run"] for entry in list_history(benchmark)}
-    over = [job for job in observed.jobs if job.part == LEADER and job.is_over and job.run not in known]
-    for job in over:
-        yield _enter(job, observed.last_words.get(job.run), benchmark, now)
+    for job in observed.jobs:
+        if job.part != LEADER or job.run in known:
+            continue
+        if job.is_over:
+            yield _enter(job, observed.last_words.get(job.run), benchmark, now)
+        elif (start := observed.starts.get(job.run)) is not None and _never_heals(start, now):
+            yield _enter(job, LastWords(1, describe_start(start)), benchmark, now)
+
+
+def _never_heals(start: PodStart, now: datetime) -> bool:
+    """Whether only a changed spec helps; a Secret that is applied a little later may still come."""
+    is_late = start.since is not None and now - start.since > _HEALS_WITHIN
+    return start.reason in _LASTING_REASONS and is_late
+
+
+def describe_start(start: PodStart) -> str:
+    return ": ".join(part for part in (start.reason, start.message) if part)
 
 
 def _enter(job: JobState, words: LastWords | None, benchmark: Benchmark, now: datetime) -> Object:

@@ -6,7 +6,17 @@ from typing import Any, Final
 
 Body = Mapping[str, Any]
 
-_TEXTS: Final = ("phase", "verdict", "progress", "report", "run", "startedAt", "finishedAt", "nextRunAt")
+_TEXTS: Final = (
+    "phase",
+    "message",
+    "verdict",
+    "progress",
+    "report",
+    "run",
+    "startedAt",
+    "finishedAt",
+    "nextRunAt",
+)
 _LISTS: Final = ("faults", "regressions", "remarks")
 _SUMMARY: Final = ("requestsPerSecond", "ttftP95")
 _RUN: Final = ("run", "digest", "phase", "verdict", "finishedAt")

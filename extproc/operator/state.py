@@ -7,6 +7,9 @@ from datetime import datetime
 from extproc.bench.board import Notice
 from extproc.operator.objects import Dataset, Object
 
+Key = tuple[str, str]
+"""A namespace and a name."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobState:
@@ -28,6 +31,16 @@ class JobState:
 
 
 @dataclass(frozen=True, slots=True)
+class PodStart:
+    """How the Pods of a run start: whether all have, else the first's own reason, and since when it waits."""
+
+    has_started: bool
+    reason: str = ""
+    message: str = ""
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LastWords:
     """What the leader's Pod of a run ended with: its exit status, and its termination message."""
 
@@ -46,14 +59,15 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """What there is: the Benchmark's Jobs, what leaders' Pods said at their end by run, and the plan.
+class Observation:
+    """What there is: the Benchmark's Jobs, how their Pods start and ended by run, and the plan.
 
-    `notices` are what leaders say that still run. `router` is the ConfigMap that the spec names, `held` are
+    `notices` are what running leaders report. `router` is the ConfigMap that the spec names, `held` are
     those that the Benchmark has.
     """
 
     jobs: tuple[JobState, ...] = ()
+    starts: Mapping[str, PodStart] = field(default_factory=dict)
     last_words: Mapping[str, LastWords] = field(default_factory=dict)
     planned: Planned = Planned()
     notices: Mapping[str, Notice] = field(default_factory=dict)

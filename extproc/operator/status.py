@@ -5,22 +5,25 @@ from datetime import datetime
 from typing import Any, Final
 
 from extproc.bench.board import Notice
+from extproc.bench.experiments.history import Entry, Line, trace_lines
 from extproc.bench.experiments.history_formats import list_regressions
 from extproc.bench.report.report import DEFINITIONS
-from extproc.operator.history import trace_history
 from extproc.operator.objects import LEADER, Object, Run
 from extproc.operator.resource import Benchmark, write_time
 from extproc.operator.router import is_elsewhere
 from extproc.operator.runs import find_due, find_next, last_due, split_lines
-from extproc.operator.state import JobState, Observed
+from extproc.operator.state import JobState, Observation
 
 _DEFINED: Final = ("start", "ttft", "tpot", "itl", "e2e", "goodput", "failed", "percentiles", "throughput")
+
+TOLERANCE: Final = 0.05
+COMPARED: Final = 5
 
 _Condition = tuple[str, str, str]
 
 
 def build_status(
-    benchmark: Benchmark, observed: Observed, asked: Run | None, history: Sequence[Object], now: datetime
+    benchmark: Benchmark, observed: Observation, asked: Run | None, history: Sequence[Object], now: datetime
 ) -> Object:
     running = next(
         (j for j in observed.jobs if asked and j.run == asked.name and j.part == LEADER and not j.is_over),
@@ -50,21 +53,35 @@ def build_status(
     conditions = _list_conditions(observed.planned.faults, phase, last)
     if phase == "Waiting" and is_elsewhere(benchmark, observed.router):
         conditions["Running"] = ("False", "RouterIsTaken", "another Benchmark switches the router")
+    start = observed.starts.get(asked.name) if asked is not None else None
+    if phase == "Starting":
+        reason = (start.reason if start is not None else "") or "NoPodYet"
+        conditions["Running"] = ("False", reason, start.message if start is not None else "")
+    status["message"] = _find_message(phase, conditions["Running"], status["faults"])
     turned = _turn(benchmark.status.get("conditions", ()), conditions, benchmark.generation, now)
     return status | {"conditions": turned}
+
+
+def _find_message(phase: str, running: _Condition, faults: Sequence[str]) -> str:
+    """Why it does not run, or did not succeed, for `kubectl get`."""
+    if phase in {"Starting", "Waiting"}:
+        _, reason, message = running
+        return f"{reason}: {message}" if message else reason
+    return faults[0] if faults and phase in {"Refused", "Invalid", "Failed"} else ""
 
 
 def _remember(entry: Object) -> Object:
     return {name: value for name, value in entry.items() if value not in (None, [], {})}
 
 
-def _find_phase(benchmark: Benchmark, observed: Observed, asked: Run | None, last: Object | None) -> str:
+def _find_phase(benchmark: Benchmark, observed: Observation, asked: Run | None, last: Object | None) -> str:
     if observed.planned.faults:
         return "Refused"
     if benchmark.operation.suspend:
         return "Suspended"
     if asked is not None:
-        return "Running"
+        start = observed.starts.get(asked.name)
+        return "Running" if start is not None and start.has_started else "Starting"
     if last is not None:
         return str(last["phase"])
     return "Waiting"
@@ -132,7 +149,7 @@ def _find_regressions(benchmark: Benchmark, history: Sequence[Object]) -> list[s
     return list_regressions(trace_history(benchmark.name, model, history))
 
 
-def _tell_schedule(benchmark: Benchmark, asked: Run | None, observed: Observed, now: datetime) -> Object:
+def _tell_schedule(benchmark: Benchmark, asked: Run | None, observed: Observation, now: datetime) -> Object:
     schedule = benchmark.operation.schedule
     if schedule is None:
         return {}
@@ -200,3 +217,24 @@ def refuse_status(before: Mapping[str, Any], generation: int, message: str, now:
     planned = ("False", "SpecRefused", message)
     conditions = _turn(before.get("conditions", ()), {"Planned": planned}, generation, now)
     return {**before, **refused, "faults": split_lines(message), "conditions": conditions}
+
+
+def trace_history(name: str, model: str, runs: Iterable[Mapping[str, Any]]) -> list[Line]:
+    """Lines up runs by what was asked, and compares the last valid one of each with those before it."""
+    entries = [
+        Entry(
+            source=run["run"],
+            kind=run.get("digest", ""),
+            name=name,
+            model=model,
+            at=run["finishedAt"],
+            is_valid=run["phase"] == "Valid",
+            verdict=run["verdict"],
+            version="",
+            labels={},
+            stack={},
+            figures=run.get("figures", {}),
+        )
+        for run in runs
+    ]
+    return trace_lines(entries, tolerance=TOLERANCE, runs=COMPARED)

@@ -53,7 +53,11 @@ def _now() -> Schema:
     return {
         "phase": {
             "type": "string",
-            "description": "Refused, Waiting, Running, Valid, Invalid, Failed or Suspended.",
+            "description": "Refused, Waiting, Starting, Running, Valid, Invalid, Failed or Suspended.",
+        },
+        "message": {
+            "type": "string",
+            "description": "Why it waits, does not start, was refused, or failed.",
         },
         "verdict": {
             "type": "string",

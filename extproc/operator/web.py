@@ -1,22 +1,27 @@
-"""What the operator shows: / /reports /metrics /healthz /readyz.
+"""What the operator serves: / /reports /metrics /healthz /readyz.
 
-It changes nothing, and asks nobody who they are: a NetworkPolicy says who gets here.
+It changes nothing and has no login: a NetworkPolicy says who gets here.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from extproc.bench.report.outputs import REPORTS
 from extproc.errors import SettingsError
-from extproc.operator.metrics import describe_benchmarks, describe_operator
+from extproc.operator.metrics import describe_benchmarks, describe_watches
 from extproc.operator.page import build_page
 from extproc.operator.shown import Body, read_status
-from extproc.router.service.exposition import answer_metrics
+from extproc.operator.state import Key
+from extproc.operator.watches import WatchHealth
 
 # A page of ours has no script. A report is whatever a Pod of a run has written: it gets no origin, either.
 _RULES: Final = (
@@ -34,23 +39,15 @@ _SANDBOX: Final = {**_HEADERS, "content-security-policy": f"{_RULES}; sandbox"}
 _AGAIN_S: Final = 15
 
 
-class Known(Protocol):
-    """What is shown: Benchmarks by namespace and name, whether they were ever listed, and who acts."""
-
-    @property
-    def known(self) -> Mapping[tuple[str, str], Body]: ...
-
-    @property
-    def has_listed(self) -> bool: ...
-
-    @property
-    def is_leading(self) -> asyncio.Event: ...
-
-
 @asynccontextmanager
-async def showing(known: Known, listen: tuple[str, int], reports: Path | None) -> AsyncIterator[None]:
+async def serve_web(
+    benchmarks: Mapping[Key, Body],
+    healths: Sequence[WatchHealth],
+    listen: tuple[str, int],
+    reports: Path | None,
+) -> AsyncIterator[None]:
     """Serves for as long as the context lasts; raises `SettingsError` for an address that cannot be had."""
-    runner = web.AppRunner(build_web(known, reports), access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(build_web(benchmarks, healths, reports), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         host, port = listen
@@ -63,8 +60,10 @@ async def showing(known: Known, listen: tuple[str, int], reports: Path | None) -
         await runner.cleanup()
 
 
-def build_web(known: Known, reports: Path | None) -> web.Application:
-    app, shown = web.Application(client_max_size=0), _Shown(known, reports)
+def build_web(
+    benchmarks: Mapping[Key, Body], healths: Sequence[WatchHealth], reports: Path | None
+) -> web.Application:
+    app, shown = web.Application(client_max_size=0), _Pages(benchmarks, healths, reports)
     app.router.add_get("/", shown.page)
     app.router.add_get("/reports/{namespace}/{name}/{run}/{file}", shown.report)
     app.router.add_get("/metrics", shown.metrics)
@@ -73,20 +72,22 @@ def build_web(known: Known, reports: Path | None) -> web.Application:
     return app
 
 
-class _Shown:
-    def __init__(self, known: Known, reports: Path | None) -> None:
-        self._known, self._reports = known, reports
+class _Pages:
+    def __init__(
+        self, benchmarks: Mapping[Key, Body], healths: Sequence[WatchHealth], reports: Path | None
+    ) -> None:
+        self._benchmarks, self._healths, self._reports = benchmarks, healths, reports
 
     async def page(self, _: web.Request) -> web.Response:
         bodies = self._list()
         text = await asyncio.to_thread(build_page, bodies, self._has_report)
-        is_moving = any(read_status(body)["phase"] == "Running" for body in bodies)
+        is_moving = any(read_status(body)["phase"] in {"Starting", "Running"} for body in bodies)
         headers = {**_HEADERS, **({"refresh": str(_AGAIN_S)} if is_moving else {})}
         return web.Response(text=text, content_type="text/html", headers=headers)
 
     async def report(self, request: web.Request) -> web.StreamResponse:
         asked = request.match_info
-        body = self._known.known.get((asked["namespace"], asked["name"]))
+        body = self._benchmarks.get((asked["namespace"], asked["name"]))
         path = (
             None if body is None else await asyncio.to_thread(self._find, body, asked["run"], asked["file"])
         )
@@ -95,27 +96,39 @@ class _Shown:
         return web.FileResponse(path, headers=_SANDBOX)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """One replica tells of Benchmarks: two of them would make everything twice."""
-        is_leading = self._known.is_leading.is_set()
-        told = describe_benchmarks(self._list()) if is_leading else ()
-        return await answer_metrics(request, [describe_operator(is_leading=is_leading), *told])
+        families = _Families([describe_watches(self._healths), *describe_benchmarks(self._list())])
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(families)
+        encode, content_type = choose_encoder(",".join(request.headers.getall("accept", [])))
+        body = await asyncio.to_thread(encode, registry)
+        return web.Response(body=body, headers={"content-type": content_type, "vary": "accept"})
 
     async def healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def readyz(self, _: web.Request) -> web.Response:
-        if self._known.has_listed:
-            return web.Response(text="ready\n")
-        return web.Response(status=503, text="the Benchmarks were never listed\n")
+        text = "".join(f"{health.describe()}\n" for health in self._healths)
+        is_ready = bool(self._healths) and all(health.is_up for health in self._healths)
+        return web.Response(status=200 if is_ready else 503, text=text or "nothing is followed yet\n")
 
     def _list(self) -> list[Body]:
-        return [body for _, body in sorted(self._known.known.items())]
+        return [body for _, body in sorted(self._benchmarks.items())]
 
     def _has_report(self, body: Body, run: str) -> bool:
         return self._find(body, run, "report.html") is not None
 
     def _find(self, body: Body, run: str, file: str) -> Path | None:
         return None if self._reports is None else find_report(self._reports, body, run, file)
+
+
+class _Families(Collector):
+    """Metrics that are collected already."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[Metric]:
+        return self._families
 
 
 def find_report(root: Path, body: Body, run: str, file: str) -> Path | None:

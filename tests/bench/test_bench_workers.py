@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.bench.board import split_location
 from extproc.bench.commands import DOES_NOT_HOLD, bench
 from extproc.bench.experiments.run import run, share_out
 from extproc.bench.judge.verdict import CLIENT_LIMITED, MISSING, judge
@@ -32,7 +33,7 @@ from extproc.bench.load.journal import read_journal
 from extproc.bench.load.messages import MessageError
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.secrecy import build_leader_context, derive_pems
-from extproc.bench.load.worker import PATH, Worker, find_refusals, is_loopback, serve_worker, split_location
+from extproc.bench.load.worker import PATH, Worker, find_refusals, is_loopback, serve_worker
 from extproc.bench.load.workload import build_workload
 from extproc.bench.record import RunResult, WorkerStats
 from extproc.bench.report.report import build

@@ -24,25 +24,19 @@ from tests.operator.pods import translate
 from tests.operator.roles import Use, find_use, read_rules
 from tests.router.cluster import api_server
 from tests.router.cluster.api_server import ApiServer, Collection, status, write_kubeconfig
+from tests.waiting import until
 
 Object = dict[str, Any]
 BENCHMARKS, JOBS, PODS = f"{API_VERSION}/benchmarks", "batch/v1/jobs", "v1/pods"
-LEASES = "coordination.k8s.io/v1/leases"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PLURALS = {
     "Benchmark": "benchmarks",
     "ConfigMap": "configmaps",
     "Job": "jobs",
-    "Lease": "leases",
     "PersistentVolumeClaim": "persistentvolumeclaims",
     "Pod": "pods",
     "Secret": "secrets",
     "Service": "services",
-}
-_GROUPS = {
-    "apiextensions.k8s.io": ("v1", "CustomResourceDefinition", "customresourcedefinitions"),
-    "batch": ("v1", "Job", "jobs"),
-    "extproc.dev": ("v1alpha1", "Benchmark", "benchmarks"),
 }
 
 
@@ -63,8 +57,6 @@ class Cluster(ApiServer):
         self.faults: dict[tuple[str, str], list[int]] = {}
         # Answers every write of a kind so: (verb, plural) -> status, message.
         self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
-        # Hears writes of a kind and never answers.
-        self.silent: set[tuple[str, str]] = set()
         # Whether Jobs have Pods.
         self.has_nodes = True
         self.rules = read_rules()
@@ -100,35 +92,12 @@ class Cluster(ApiServer):
         items = [{k: v for k, v in each.items() if k not in {"kind", "apiVersion"}} for each in tree["items"]]
         return web.json_response(tree | {"items": items})
 
-    async def discover(self, request: web.Request) -> web.Response:
-        """What the server has: kopf wants to know before it watches."""
-        path = request.path.strip("/").split("/")
-        if path == ["api"]:
-            return web.json_response({"versions": ["v1"]})
-        if path == ["apis"]:
-            versions = {
-                name: {"groupVersion": f"{name}/{version}", "version": version}
-                for name, (version, *_) in _GROUPS.items()
-            }
-            groups = [
-                {"name": name, "versions": [version], "preferredVersion": version}
-                for name, version in versions.items()
-            ]
-            return web.json_response({"groups": groups})
-        _, kind, plural = _GROUPS.get(path[1], ("v1", "Namespace", "namespaces"))
-        verbs = ["list", "watch", "get", "create", "update", "patch", "delete"]
-        resource = {"name": plural, "singularName": kind.lower(), "kind": kind, "verbs": verbs}
-        resources = [resource | {"namespaced": plural in _PLURALS.values()}]
-        return web.json_response({"groupVersion": "/".join(path[1:]), "resources": resources})
-
     async def write(self, request: web.Request) -> web.StreamResponse:
         """Every verb but list and watch."""
         plural, name = request.match_info["plural"], request.match_info.get("name")
         collection = self._collection(request)
         if request.method != "GET":
             self.asked.append(f"{request.method} {plural}")
-        if (request.method, plural) in self.silent:
-            await asyncio.Event().wait()
         if (scripted := self._script(request.method, plural)) is not None:
             return scripted
         if request.method == "POST":
@@ -296,14 +265,12 @@ class Served:
         assert found is not None
         return copy.deepcopy(found)
 
-    async def wait(self, claim: Callable[[], bool], timeout_s: float = 240) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not claim():  # noqa: ASYNC110  # a claim is anything that a test sees
-                await asyncio.sleep(0.05)
+    async def wait(self, claim: Callable[[], bool], limit_s: float = 240) -> None:
+        await until(claim, limit_s=limit_s)
 
-    async def until(self, name: str, phase: str) -> Object:
+    async def until(self, name: str, phase: str, limit_s: float = 240) -> Object:
         """Waits for a phase; returns the status."""
-        await self.wait(lambda: self.benchmark(name).get("status", {}).get("phase") == phase)
+        await self.wait(lambda: self.benchmark(name).get("status", {}).get("phase") == phase, limit_s)
         told: Object = self.benchmark(name)["status"]
         return told
 
@@ -315,8 +282,6 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     for kind, plural in _PLURALS.items():
         api_server._PLURALS.setdefault(kind, plural)
     app = web.Application(middlewares=[cluster.authorize])
-    for path in ("/api", "/apis", "/api/v1", *(f"/apis/{name}/{v}" for name, (v, *_) in _GROUPS.items())):
-        app.router.add_get(path, cluster.discover)
     for root in ("/apis/{api:[^/]+/[^/]+}", "/api/{api:v1}"):
         many = f"{root}/namespaces/{{namespace}}/{{plural}}"
         app.router.add_get(many, cluster.answer)

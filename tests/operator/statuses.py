@@ -1,9 +1,7 @@
 """Benchmarks in every way to be, and what the operator serves of them."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,13 @@ from prometheus_client.registry import Collector
 
 from extproc.bench.board import Notice
 from extproc.operator.metrics import describe_benchmarks
+from extproc.operator.watches import WatchHealth
 from extproc.operator.web import build_web
 from tests.operator.world import SPEC, World, brief
 
 Body = dict[str, Any]
 EVIL = "<img src=x onerror=alert(1)>\"'&"
-ORDER = ("namespace", "benchmark", "mode", "model", "phase", "figure")
+ORDER = ("namespace", "benchmark", "mode", "model", "phase", "figure", "resource")
 
 
 class Families(Collector):
@@ -33,13 +32,7 @@ class Families(Collector):
         return describe_benchmarks(self._bodies)
 
 
-@dataclass
-class Told:
-    """What a desk knows."""
-
-    known: Mapping[tuple[str, str], Body]
-    has_listed: bool = True
-    is_leading: asyncio.Event = field(default_factory=asyncio.Event)
+Bodies = Mapping[tuple[str, str], Body]
 
 
 def body_of(world: World, name: str, namespace: str = "default") -> Body:
@@ -95,8 +88,8 @@ def everything() -> dict[tuple[str, str], Body]:
 
 
 @asynccontextmanager
-async def served(told: Told, reports: Path | None = None) -> AsyncIterator[str]:
-    runner = web.AppRunner(build_web(told, reports), shutdown_timeout=0.1)
+async def served(bodies: Bodies, reports: Path | None = None, *healths: WatchHealth) -> AsyncIterator[str]:
+    runner = web.AppRunner(build_web(bodies, healths, reports), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -110,15 +103,9 @@ async def get(url: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-def leading(known: Mapping[tuple[str, str], Body]) -> Told:
-    told = Told(known)
-    told.is_leading.set()
-    return told
-
-
-async def scrape(told: Told) -> dict[tuple[str, ...], float]:
+async def scrape(bodies: Bodies, *healths: WatchHealth) -> dict[tuple[str, ...], float]:
     """Every sample, by its name and its labels' values."""
-    async with served(told) as url:
+    async with served(bodies, None, *healths) as url:
         _, text = await get(f"{url}/metrics")
     return {
         (sample.name, *(sample.labels[name] for name in ORDER if name in sample.labels)): sample.value

@@ -195,7 +195,7 @@ def test_definition_has_the_columns_that_one_looks_for() -> None:
     columns = build_crd()["spec"]["versions"][0]["additionalPrinterColumns"]
 
     assert [column["name"] for column in columns if not column.get("priority")] == [
-        *("Phase", "Verdict", "Progress", "Req/s", "TTFT p95", "Age")
+        *("Phase", "Verdict", "Progress", "Req/s", "TTFT p95", "Message", "Age")
     ]
     for column in columns:
         path = column["jsonPath"].removeprefix(".status")

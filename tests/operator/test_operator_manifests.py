@@ -18,7 +18,10 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
     folder = tmp_path_factory.mktemp("overlay").resolve()
     ours = os.path.relpath(MANIFESTS / "components", folder)
     components = [f"{ours}/operator", f"{ours}/operator-monitoring"]
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump({"namespace": "llm", "components": components}))
+    image = {"name": "extproc-router", "newName": "my.registry/extproc-router"}
+    (folder / "kustomization.yaml").write_text(
+        yaml.safe_dump({"namespace": "llm", "components": components, "images": [image]})
+    )
     return render_folder(folder)
 
 
@@ -57,6 +60,20 @@ def test_port_that_the_operator_listens_at_is_served_probed_scraped_and_let_in(
     assert find(rendered, "Service")["spec"]["selector"] == OPERATOR
     assert find(rendered, "ServiceMonitor")["spec"]["selector"]["matchLabels"] == OPERATOR
     assert policy["podSelector"]["matchLabels"] == OPERATOR
+
+
+def test_operator_names_its_image_once_so_that_a_registry_of_ones_own_reaches_every_run(
+    rendered: list[Object],
+) -> None:
+    """`images:` rewrites no arguments: the runs' Pods get the image of the operator's own Pod."""
+    spec = find(rendered, "Deployment")["spec"]
+    [container] = spec["template"]["spec"]["containers"]
+
+    assert container["image"].startswith("my.registry/extproc-router:")
+    assert "--image" not in container["args"]
+    assert container["name"] == "operator"
+    assert "POD_NAME" in {each["name"] for each in container["env"]}
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
 
 
 def test_only_leaders_reach_workers_and_nobody_reaches_leaders(rendered: list[Object]) -> None:

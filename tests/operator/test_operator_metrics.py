@@ -7,11 +7,9 @@ from pathlib import Path
 from extproc.operator.metrics import PHASES
 from extproc.operator.status_schema import build_status_schema
 from tests.operator.statuses import (
-    Told,
     body_of,
     everything,
     get,
-    leading,
     nightly,
     scrape,
     searching,
@@ -21,10 +19,9 @@ from tests.slow.monitoring.prometheus import Prometheus, needs_prometheus
 
 
 async def test_metrics_say_what_the_statuses_say() -> None:
-    samples = await scrape(leading(everything()))
+    samples = await scrape(everything())
     slower = "default", "slower"
 
-    assert samples["extproc_operator_leading",] == 1
     assert samples["extproc_benchmark_info", *slower, "run", "llama"] == 1
     assert samples["extproc_benchmark_figure", *slower, "req_per_s"] == 5
     assert samples["extproc_benchmark_figure", *slower, "ttft_p95_ms"] == 1000
@@ -52,21 +49,17 @@ def test_phases_are_those_of_the_status() -> None:
     assert said.removesuffix(".").replace(" or ", ", ").split(", ") == list(PHASES)
 
 
-async def test_only_the_replica_that_acts_tells_of_benchmarks() -> None:
-    assert await scrape(Told(everything())) == {("extproc_operator_leading",): 0}
-
-
 async def test_figures_of_a_benchmark_are_bounded() -> None:
     body = body_of(nightly([10]), "b")
     body["status"]["figures"] = {f"f{number}": number for number in range(1000)}
-    samples = await scrape(leading({("default", "b"): body}))
+    samples = await scrape({("default", "b"): body})
 
     assert sum(key[0] == "extproc_benchmark_figure" for key in samples) == 50
 
 
 @needs_prometheus
 async def test_prometheus_has_nothing_to_say_against_the_metrics_and_takes_them(tmp_path: Path) -> None:
-    async with served(leading(everything())) as url:
+    async with served(everything()) as url:
         _, text = await get(f"{url}/metrics")
         command = ["promtool", "check", "metrics"]
         checked = await asyncio.to_thread(subprocess.run, command, input=text.encode(), capture_output=True)
@@ -83,7 +76,7 @@ async def test_prometheus_has_nothing_to_say_against_the_metrics_and_takes_them(
 
 async def test_progress_of_a_search_is_no_number() -> None:
     body = body_of(searching(), "search")
-    samples = await scrape(leading({("default", "search"): body}))
+    samples = await scrape({("default", "search"): body})
 
     assert body["status"]["progress"] == "run 3 of at most 12"
     assert [key for key in samples if key[0] == "extproc_benchmark_progress_ratio"] == []

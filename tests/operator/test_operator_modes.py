@@ -66,7 +66,7 @@ async def test_comparison_switches_every_replica_and_leaves_the_router_as_it_was
         await served.wait(lambda: "soFar" in served.benchmark("b").get("status", {}))
         await served.wait(lambda: bool(served.benchmark("b")["status"]["soFar"]["figures"]))
         running = served.benchmark("b")["status"]
-        await operator.fall_over()
+        operator.kill()
         status = await served.until("b", "Valid")
         await served.wait(lambda: router.text() == text)
         await served.wait(lambda: len(router.texts) == 3)
@@ -112,7 +112,7 @@ async def test_router_is_given_back_when_its_benchmark_is_suspended_and_when_it_
         served.cluster.apply("b", spec)
         await served.wait(lambda: any((tmp_path / "results").rglob("prefix_hash*/report.json")))
         assert router.text() != text
-        await operator.fall_over()
+        operator.kill()
         await served.cluster.remove(BENCHMARKS, "b")
         await served.wait(lambda: router.text() == text and not served.cluster.of(JOBS).objects)
 

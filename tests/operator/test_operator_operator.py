@@ -1,8 +1,10 @@
 """The operator against a scripted API server: apply, Jobs whose Pods are processes, status, delete."""
 
 import asyncio
+import os
+import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from extproc.operator.lease import Sight, Terms, write_lease
-from tests.operator.cluster import BENCHMARKS, JOBS, LEASES, PODS, Served, serving
-from tests.operator.world import NOON
+from tests.operator.cluster import BENCHMARKS, JOBS, PODS, Served, serving
 from tests.router.cluster.api_server import line, refuses, status_object, streams
 from tests.stack.ports import free_ports
 
@@ -32,41 +32,38 @@ def build_spec(port: int, duration: float = 2.0, **more: Any) -> Object:
 class Container:
     """An operator in a process of its own, started again when it ends by itself, as the kubelet does."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(
+        self,
+        served: Served,
+        image: str | None = "image:1",
+        look: float = 1,
+        user: Sequence[str] = (),
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
         self.starts = 0
+        self._user, self._environment = user, environment
         self._cluster = served.cluster
-        self._options = ["--namespace", "default", "--lease-namespace", "default", "--look", "1"]
-        self._options += ["--image", "image:1", "--kubeconfig", str(served.kubeconfig)]
+        self._options = ["--namespace", "default", "--look", str(look)]
+        self._options += ["--kubeconfig", str(served.kubeconfig)]
+        self._options += ["--image", image] if image is not None else []
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
-        (served.cluster.folder / "reports").mkdir(exist_ok=True)
-        self._options += [
-            "--listen",
-            f"127.0.0.1:{port}",
-            "--reports",
-            str(served.cluster.folder / "reports"),
-        ]
+        self._options += ["--listen", f"127.0.0.1:{port}"]
+        if not user:  # another user may not read what the tests write
+            (reports := served.cluster.folder / "reports").mkdir(exist_ok=True)
+            self._options += ["--reports", str(reports)]
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
         while True:
             self.starts += 1
-            command = [sys.executable, "-m", "extproc", "operate", *self._options]
-            self._process = await asyncio.create_subprocess_exec(*command)
+            command = [*self._user, sys.executable, "-m", "extproc", "operate", *self._options]
+            self._process = await asyncio.create_subprocess_exec(*command, env=self._environment)
             await self._process.wait()
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
-
-    async def fall_over(self) -> None:
-        """Kills the operator; its Lease, which would hold for another 15 s, is let go."""
-        self.kill()
-        assert self._process is not None
-        await self._process.wait()
-        leases = self._cluster.of(LEASES).objects
-        lease = leases["extproc-operator"]
-        self._cluster.store({**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
 
     async def end(self) -> None:
         if self._process is None or self._process.returncode is not None:
@@ -80,20 +77,15 @@ class Container:
 
 
 @asynccontextmanager
-async def operating(served: Served) -> AsyncIterator[Container]:
+async def operating(served: Served, **how: Any) -> AsyncIterator[Container]:
     """Runs an operator; leaving the block is its orderly end."""
-    container = Container(served)
+    container = Container(served, **how)
     task = asyncio.create_task(container.run())
     try:
         yield container
     finally:
         task.cancel()
         await container.end()
-
-
-def name_leader(served: Served) -> str:
-    lease = served.cluster.of(LEASES).objects.get("extproc-operator")
-    return "" if lease is None else str(lease["spec"]["holderIdentity"])
 
 
 @pytest.fixture
@@ -131,12 +123,12 @@ async def test_benchmark_goes_from_apply_to_verdict_and_its_deletion_leaves_noth
 
         writes = len(served.cluster.asked)
         await asyncio.sleep(2.5)  # two looks
-        assert [asked for asked in served.cluster.asked[writes:] if "leases" not in asked] == []
+        assert served.cluster.asked[writes:] == []
 
         await served.cluster.remove(BENCHMARKS, "b")
         await served.wait(lambda: not served.cluster.of(JOBS).objects)
     left = {kind: list(c.objects) for kind, c in served.cluster.collections.items() if c.objects}
-    assert set(left) == {LEASES}
+    assert left == {}
 
 
 async def test_operator_tells_of_a_run_as_metrics_and_on_its_page(
@@ -257,10 +249,7 @@ async def test_suspended_run_ends_and_a_resumed_one_begins_again(served: Served,
 
 
 async def test_api_servers_faults_are_lived_through(served: Served, null_server: int) -> None:
-    """Lists and watches expire, writes conflict or fail, the server compacts: one run, one verdict.
-
-    kopf gives up when a watch is answered 410 outright: it is begun again, the operator goes on.
-    """
+    """Lists and watches expire, writes conflict or fail, the server compacts: one run, one verdict."""
     cluster = served.cluster
     cluster.answer_next("list", refuses(500), kind=BENCHMARKS)
     expired = line("ERROR", status_object(410, "too old resource version"))
@@ -271,7 +260,6 @@ async def test_api_servers_faults_are_lived_through(served: Served, null_server:
         ("POST", "jobs"): [500, 429],
         ("POST", "configmaps"): [503],
         ("PUT", "benchmarks"): [409, 500],
-        ("POST", "leases"): [500],
     }
     async with operating(served) as operator:
         cluster.apply("b", build_spec(null_server))
@@ -287,34 +275,47 @@ async def test_api_servers_faults_are_lived_through(served: Served, null_server:
     assert len(cluster.of(PODS).objects) == 1
 
 
-async def test_one_of_two_replicas_acts_and_the_other_takes_over(served: Served, null_server: int) -> None:
-    """The first one ends in order and gives its Lease up: the second need not wait until it has run out."""
-    async with operating(served):
-        await served.wait(lambda: name_leader(served) != "")
-        first = name_leader(served)
-        async with operating(served):
-            served.cluster.apply("a", build_spec(null_server))
-            await served.until("a", "Valid")
-            assert name_leader(served) == first
-        assert name_leader(served) == first
-    assert name_leader(served) == ""
-    async with operating(served):
-        served.cluster.apply("b", build_spec(null_server))
-        await served.until("b", "Valid")
-        assert name_leader(served) not in {"", first}
+@pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv to be another user"
+)
+async def test_operator_works_as_a_uid_without_a_name_and_runs_the_image_of_its_own_pod(
+    served: Served,
+) -> None:
+    """As in the shipped image: no entry in /etc/passwd, no USER; `images:` has rewritten the Pod.
 
-    assert served.cluster.asked.count("POST jobs") == 2
+    Each change is followed at once: the slow look would take ten minutes here.
+    """
+    image = "my.registry/extproc-router:9"
+    container = {"name": "operator", "image": image}
+    metadata = {"name": "operator-1"}
+    served.cluster.add(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+    )
+    served.cluster.has_nodes = False
+    environment = {name: value for name, value in os.environ.items() if name not in {"USER", "LOGNAME"}}
+    environment |= {"POD_NAME": "operator-1", "HOME": "/"}
+    # It may read what root may: the interpreter of the tests may be below /root.
+    user = ["setpriv", "--reuid=65532", "--regid=65532", "--clear-groups"]
+    user += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    async with operating(served, image=None, look=600, user=user, environment=environment):
+        served.cluster.apply("b", {**build_spec(1), "mode": "saturate"})
+        status = await served.until("b", "Starting")
+        job = served.cluster.of(JOBS).objects[status["run"]]
+        served.cluster.add(build_pod(job, "CreateContainerConfigError", 'secret "keys" not found'))
+        await served.wait(lambda: "keys" in served.benchmark("b")["status"]["message"])
+        served.cluster.apply("b", {**build_spec(1), "mode": "saturate", "suspend": True})
+        await served.until("b", "Suspended")
+
+    assert job["spec"]["template"]["spec"]["containers"][0]["image"] == image
 
 
-def test_lease_is_taken_when_its_record_has_not_changed_for_its_duration() -> None:
-    sight, terms = Sight(), Terms(duration_s=15)
-    theirs = write_lease(None, "default", "other", terms, NOON)
-
-    assert sight.look(None, "me", 0, terms)
-    assert not sight.look(theirs, "me", 100, terms)
-    assert not sight.look(theirs, "me", 115, terms)
-    assert sight.look(theirs, "me", 115.1, terms)
-    renewed = theirs | {"spec": theirs["spec"] | {"renewTime": "later"}}
-    assert not sight.look(renewed, "me", 116, terms)
-    assert sight.look(write_lease(theirs, "default", "me", terms, NOON), "me", 117, terms)
-    assert sight.look(write_lease(theirs, "default", "", terms, NOON), "me", 118, terms)
+def build_pod(job: Object, reason: str, message: str) -> Object:
+    """A Pod of a Job that the kubelet cannot start."""
+    waiting = {"state": {"waiting": {"reason": reason, "message": message}}}
+    labels = {**job["spec"]["template"]["metadata"]["labels"], "job-name": job["metadata"]["name"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{job['metadata']['name']}-x", "labels": labels},
+        "status": {"phase": "Pending", "containerStatuses": [waiting]},
+    }

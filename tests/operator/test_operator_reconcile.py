@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from extproc.bench.board import Notice
 from extproc.operator.objects import LEADER, WORKERS
-from extproc.operator.state import Create, Delete, Planned, WriteStatus
+from extproc.operator.state import Create, Delete, Planned, PodStart, WriteStatus
 from tests.operator.world import SPEC, World, brief
 
 
@@ -266,3 +266,43 @@ def test_status_is_written_when_a_leader_has_come_further_and_not_at_every_look(
     assert world.decide() == []
     world.notices[leader.run] = Notice("b", "46%", 460, 1000)
     assert [type(action) for action in world.decide()] == [WriteStatus]
+
+
+def test_run_whose_pods_wait_is_starting_and_says_what_they_wait_for() -> None:
+    """A full cluster heals: however long it takes, the run goes on when its Pod runs."""
+    world = World()
+    world.settle()
+    (leader,) = world.active()
+    full = PodStart(False, "Unschedulable", "0/1 nodes are available: 1 Insufficient cpu.", world.now)
+    world.starts[leader.run] = full
+    world.after(hours=1)
+    world.settle()
+    assert world.status["phase"] == "Starting"
+    assert world.status["message"] == f"Unschedulable: {full.message}"
+    assert world.condition("Running") == ("False", "Unschedulable")
+
+    del world.starts[leader.run]
+    world.settle()
+    assert (world.status["phase"], world.status["message"]) == ("Running", "")
+
+
+@pytest.mark.parametrize(
+    "reason", ["CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff"]
+)
+def test_run_whose_pods_never_start_fails_with_their_own_reason(reason: str) -> None:
+    """What was applied a moment later may come; a registry that is away comes back."""
+    world = World()
+    world.settle()
+    (leader,) = world.active()
+    world.starts[leader.run] = PodStart(False, reason, 'secret "keys" not found', world.now)
+    world.after(seconds=30)
+    world.settle()
+    assert world.status["phase"] == "Starting"
+    world.after(seconds=40)
+    world.settle()
+
+    heals = reason == "ImagePullBackOff"
+    assert world.status["phase"] == ("Starting" if heals else "Failed")
+    assert world.status["message"] == f'{reason}: secret "keys" not found'
+    assert bool(world.jobs) == heals
+    assert world.made.count(f"Job/{leader.run}") == 1

@@ -12,16 +12,16 @@ from prometheus_client import generate_latest
 
 from extproc.bench.measure.words import DASH
 from extproc.operator.page import build_page
+from extproc.operator.watches import WatchHealth
 from extproc.operator.web import find_report
+from extproc.router.cluster.kube_api import WatchLost
 from tests.operator.statuses import (
     EVIL,
     Body,
     Families,
-    Told,
     body_of,
     everything,
     get,
-    leading,
     nightly,
     scrape,
     served,
@@ -69,8 +69,8 @@ async def test_a_run_without_its_end_is_shown_with_the_rest() -> None:
     body = body_of(nightly([10, 9]), "edited")
     del body["status"]["history"][0]["finishedAt"]
     body["status"] |= {"finishedAt": 5, "verdict": "good\u202edoog\u2066"}
-    samples = await scrape(leading({("default", "edited"): body}))
-    async with served(leading({("default", "edited"): body})) as url:
+    samples = await scrape({("default", "edited"): body})
+    async with served({("default", "edited"): body}) as url:
         status, text = await get(url)
 
     assert samples["extproc_benchmark_runs", "default", "edited", "Valid"] == 2
@@ -78,14 +78,44 @@ async def test_a_run_without_its_end_is_shown_with_the_rest() -> None:
     assert (status, text.count("good\ufffddoog\ufffd")) == (200, 2)
 
 
-async def test_readiness_waits_for_the_first_list() -> None:
-    told = Told({}, has_listed=False)
-    async with served(told) as url:
-        before, alive = await get(f"{url}/readyz"), await get(f"{url}/healthz")
-        told.has_listed = True
-        after = await get(f"{url}/readyz")
+async def test_readiness_and_a_metric_say_which_watch_does_not_work() -> None:
+    """1. Nothing is listed yet. 2. All is listed. 3. A watch that fails for a moment. 4. And for longer."""
+    now_s = [0.0]
+    healths = [WatchHealth(name, lambda: now_s[0]) for name in ("benchmarks", "jobs")]
+    seen = []
 
-    assert (before[0], alive[0], after[0]) == (503, 200, 200)
+    async def look() -> None:
+        async with served({}, None, *healths) as url:
+            ready, alive = await get(f"{url}/readyz"), await get(f"{url}/healthz")
+        up = (await scrape({}, *healths))["extproc_operator_watch_up", "jobs"]
+        seen.append((ready[0], alive[0], up, ready[1].splitlines()[1]))
+
+    await look()
+    for health in healths:
+        health.succeed(listed=True)
+    await look()
+    healths[1].fail(WatchLost("forbidden", "403: no watch"))
+    await look()
+    now_s[0] = 31.0
+    await look()
+    healths[1].succeed()
+    await look()
+
+    assert seen == [
+        (503, 200, 0, "jobs: not listed yet"),
+        (200, 200, 1, "jobs: followed"),
+        (200, 200, 1, "jobs: 403: no watch"),
+        (503, 200, 0, "jobs: 403: no watch"),
+        (200, 200, 1, "jobs: followed"),
+    ]
+
+
+def test_watch_that_is_silent_on_a_quiet_kind_is_no_fault() -> None:
+    health = WatchHealth("benchmarks", has_listed=True)
+    health.fail(WatchLost("stalled", "no word from the API server", keeps_version=True))
+    health.fail(WatchLost("closed", "the server ended the watch", keeps_version=True))
+
+    assert health.fault == ""
 
 
 def write_report(root: Path, body: Body, run: str) -> Path:
@@ -101,7 +131,7 @@ async def test_report_of_a_run_is_read_from_its_claim_and_can_do_nothing(tmp_pat
     body = body_of(nightly([10, 10]), "b")
     run = body["status"]["history"][0]["run"]
     write_report(tmp_path, body, run)
-    async with served(Told({("default", "b"): body}), tmp_path) as url, aiohttp.ClientSession() as session:
+    async with served({("default", "b"): body}, tmp_path) as url, aiohttp.ClientSession() as session:
         async with session.get(f"{url}/reports/default/b/{run}/report.html") as answer:
             text, headers = await answer.text(), answer.headers
         _, page = await get(f"{url}/")
@@ -155,7 +185,7 @@ async def test_page_of_all_runs_is_read_on_a_desk_and_on_a_telephone(
     run = known["default", "chat"]["status"]["history"][0]["run"]
     write_report(tmp_path / "reports", known["default", "chat"], run)
     async with (
-        served(leading(known), tmp_path / "reports") as url,
+        served(known, tmp_path / "reports") as url,
         browser.visit(f"{url}/", width=width, scheme=scheme, ready="h1") as visit,
     ):
         rows = await visit.table(".table:first-of-type")

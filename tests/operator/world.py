@@ -9,7 +9,7 @@ from extproc.bench.board import Notice
 from extproc.bench.report.brief import Brief, encode_brief
 from extproc.operator.crd import build_crd
 from extproc.operator.objects import DUE_ANNOTATION, LEADER, PART_LABEL, RUN_LABEL
-from extproc.operator.reconcile import reconcile, refuse
+from extproc.operator.reconcile import reconcile, refuse_spec
 from extproc.operator.resource import SpecRefused, parse_benchmark, read_time
 from extproc.operator.router import SWITCHED_LABEL
 from extproc.operator.state import (
@@ -18,8 +18,9 @@ from extproc.operator.state import (
     Delete,
     JobState,
     LastWords,
-    Observed,
+    Observation,
     Planned,
+    PodStart,
     Replace,
     WriteStatus,
 )
@@ -46,6 +47,8 @@ class World:
     generation: int = 1
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
     jobs: dict[str, JobState] = field(default_factory=dict)
+    # Pods of a Job run at once unless a test says what they wait for.
+    starts: dict[str, PodStart] = field(default_factory=dict)
     words: dict[str, LastWords] = field(default_factory=dict)
     planned: Planned = field(default_factory=Planned)
     notices: dict[str, Notice] = field(default_factory=dict)
@@ -68,16 +71,24 @@ class World:
 
     def decide(self) -> list[Action]:
         held = [each for each in self.routers.values() if each["metadata"].get("labels") == HELD]
-        observed = Observed(
-            tuple(self.jobs.values()), self.words, self.planned, self.notices, held=tuple(held)
+        observed = Observation(
+            tuple(self.jobs.values()),
+            self._read_starts(),
+            self.words,
+            self.planned,
+            self.notices,
+            held=tuple(held),
         )
         try:
             benchmark = parse_benchmark(self.body())
         except SpecRefused as refused:
-            return refuse(self.body(), str(refused), observed, self.now)
+            return refuse_spec(self.body(), str(refused), observed, self.now)
         router = self.routers.get(benchmark.operation.router.config_map or "")
         observed = replace(observed, router=router)
         return reconcile(benchmark, observed, self.now, image="image:1", token="t" * 32)
+
+    def _read_starts(self) -> dict[str, PodStart]:
+        return {job.run: PodStart(has_started=True) for job in self.jobs.values()} | self.starts
 
     def act(self, action: Action) -> None:
         match action:

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import click
 
-from extproc.bench.board import Board
+from extproc.bench.board import Board, split_location
 from extproc.bench.datasets.shelf import Shelf
 from extproc.bench.load.crew import Crew
-from extproc.bench.load.worker import serve_worker, split_location
+from extproc.bench.load.worker import serve_worker
 from extproc.bench.progress import until_told
 from extproc.bench.spec.section import parse_duration
 from extproc.documents import read_file

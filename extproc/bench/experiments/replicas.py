@@ -9,8 +9,8 @@ from typing import Any, Final
 import aiohttp
 import yaml
 
+from extproc.bench.board import split_location
 from extproc.bench.experiments.router_settings import LabError, find_pool, is_alike, list_pools
-from extproc.bench.load.worker import split_location
 from extproc.bench.spec.section import Component
 
 _REFUSED: Final = 'extproc_config_reloads_total{result="refused"} '

@@ -30,8 +30,7 @@ from extproc.bench.load.secrecy import build_worker_context
 from extproc.bench.progress import Standing
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec
-from extproc.errors import AddressError, ExtprocError, SettingsError
-from extproc.router.routing.endpoint import parse_address, parse_target
+from extproc.errors import ExtprocError, SettingsError
 
 PATH = "/run"
 # A peer that cannot be reached any more is noticed within one and a half of these; a killed one at once.
@@ -48,15 +47,6 @@ log = logging.getLogger(__name__)
 
 class _Gone(ExtprocError):
     """The leader hung up."""
-
-
-def split_location(text: str) -> tuple[str, int]:
-    """Splits `ip:port`, `[ipv6]:port` or `name:port`; raises `AddressError`."""
-    try:
-        host, _, port = parse_address(text).rpartition(":")
-    except AddressError:
-        return parse_target(text)
-    return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:

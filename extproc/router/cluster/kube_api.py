@@ -51,7 +51,7 @@ T = TypeVar("T", bound=KubeObject)
 
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[T]):
-    """Objects of one kind in one namespace, restricted by selectors on the server's side.
+    """Objects of one kind in one namespace (in all where it is empty), restricted by selectors.
 
     `api` is the group and version, as `discovery.k8s.io/v1`; `v1` is the core. `field_selector` with
     `metadata.name=` is a list of one, and what a Role with resourceNames allows.
@@ -66,8 +66,9 @@ class Resource(Generic[T]):
 
     @property
     def path(self) -> str:
-        root = "apis" if "/" in self.api else "api"
-        return f"/{root}/{self.api}/namespaces/{self.namespace}/{self.plural}"
+        root = f"/apis/{self.api}" if "/" in self.api else f"/api/{self.api}"
+        namespace = f"/namespaces/{self.namespace}" if self.namespace else ""
+        return f"{root}{namespace}/{self.plural}"
 
     @property
     def query(self) -> list[tuple[str, str]]:

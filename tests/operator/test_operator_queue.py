@@ -10,10 +10,9 @@ import pytest
 
 from extproc.operator.acts import act
 from extproc.operator.calls import ApiRefusal, opening
-from extproc.operator.desk import Desk, DeskOptions
-from extproc.operator.lease import Leadership, Terms
-from extproc.operator.operator import now
+from extproc.operator.operator import OperatorOptions, run_operator
 from extproc.operator.state import Delete
+from extproc.operator.work_queue import QueueOptions
 from extproc.router.cluster.kubeclient import KubeClients
 from tests.operator.cluster import BENCHMARKS, JOBS, Served, serving
 from tests.operator.world import SPEC as RUN
@@ -33,16 +32,15 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 @asynccontextmanager
 async def looking(served: Served) -> AsyncIterator[asyncio.Task[None]]:
-    """A desk that looks at everything again and again, as one that leads; an end of its own is a failure."""
-    options = DeskOptions("image:1", look_s=0.1, namespaces=["default"])
-    desk = Desk(KubeClients(kubeconfig=str(served.kubeconfig)), options, now)
-    desk.is_leading.set()
-    task = asyncio.create_task(desk.run())
+    """An operator that looks at everything again and again; an end of its own is a failure."""
+    options = OperatorOptions(QueueOptions("image:1", look_s=0.1, namespaces=["default"]))
+    clients, stop = KubeClients(kubeconfig=str(served.kubeconfig)), asyncio.Event()
+    task = asyncio.create_task(run_operator(clients, options, stop))
     try:
         yield task
         assert not task.done()
     finally:
-        task.cancel()
+        stop.set()
         await asyncio.wait([task])
 
 
@@ -95,7 +93,7 @@ async def test_benchmark_that_somebody_meddled_with_does_not_end_the_operator(
     spoil(served)
     async with looking(served):
         served.cluster.apply("other", SPEC)
-        await served.until("other", "Running")
+        await served.until("other", "Starting")
 
 
 async def test_job_without_our_labels_is_nobodys_run(served: Served) -> None:
@@ -103,7 +101,7 @@ async def test_job_without_our_labels_is_nobodys_run(served: Served) -> None:
     spoil_job(served)
     spoil_pod(served)
     async with looking(served):
-        status = await served.until("odd", "Running")
+        status = await served.until("odd", "Starting")
 
     assert [job["metadata"]["name"] for job in jobs_of(served, "odd")] == ["theirs", status["run"]]
 
@@ -128,7 +126,7 @@ async def test_what_the_api_server_refuses_to_make_is_told_and_tried_again(
         await served.wait(lambda: served.cluster.asked.count(f"POST {plural}") > tries + 2)
         assert served.cluster.asked.count("PUT benchmarks") == writes
         served.cluster.refusals.clear()
-        await served.until("b", "Running")
+        await served.until("b", "Starting")
 
     assert refusal[1] in status["faults"][0]
 
@@ -136,7 +134,7 @@ async def test_what_the_api_server_refuses_to_make_is_told_and_tried_again(
 async def test_job_that_was_made_again_is_not_deleted_by_who_saw_the_one_before(served: Served) -> None:
     async with looking(served):
         served.cluster.apply("b", SPEC)
-        await served.until("b", "Running")
+        await served.until("b", "Starting")
     [job] = jobs_of(served, "b")
     async with opening(KubeClients(kubeconfig=str(served.kubeconfig))) as calls:
         body, name = served.benchmark("b"), job["metadata"]["name"]
@@ -149,27 +147,6 @@ async def test_job_that_was_made_again_is_not_deleted_by_who_saw_the_one_before(
     assert "deletionTimestamp" in served.cluster.of(JOBS).objects[name]["metadata"]
 
 
-async def test_replica_whose_renewal_is_not_answered_stops_before_another_one_begins(served: Served) -> None:
-    """The API server takes the renewal and says nothing: who waits for an answer no longer leads."""
-    cluster, terms = served.cluster, Terms(duration_s=6, renew_s=0.5)
-    is_leading = asyncio.Event()
-    clients = KubeClients(kubeconfig=str(served.kubeconfig))
-    leadership = Leadership(clients, "default", "me", is_leading=is_leading, now=now, terms=terms)
-    task = asyncio.create_task(leadership.run())
-    try:
-        async with asyncio.timeout(20):
-            await is_leading.wait()
-            cluster.silent.add(("PUT", "leases"))
-            # An answer would be waited for for 30 s.
-            while is_leading.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            cluster.silent.clear()
-            await is_leading.wait()
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
 @pytest.mark.parametrize("status", [409, 429])
 async def test_run_begins_once_however_long_the_status_cannot_be_written(served: Served, status: int) -> None:
     """Minutes of an overloaded API server are many tries: the Job is made by the first."""
@@ -180,7 +157,7 @@ async def test_run_begins_once_however_long_the_status_cannot_be_written(served:
         assert "status" not in served.benchmark("b")
         assert len(jobs_of(served, "b")) == 1
         served.cluster.refusals.clear()
-        await served.until("b", "Running")
+        await served.until("b", "Starting")
 
     assert served.cluster.asked.count("POST jobs") == 1
 

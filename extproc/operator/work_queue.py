@@ -1,4 +1,4 @@
-"""Where Benchmarks wait to be looked at: one at a time, again after a while, and only by who has the lease.
+"""The queue of Benchmarks that are to be looked at: one at a time, and each again after a while.
 
 Everything is read anew for each look, Jobs before Pods: a Job that says that it ended has Pods that say why.
 """
@@ -12,17 +12,17 @@ from datetime import datetime
 from typing import Final
 
 from extproc.errors import ExtprocError
-from extproc.operator.acts import act, describe_action, tell_refusal
+from extproc.operator.acts import act, describe_action, describe_refusal
 from extproc.operator.calls import ApiRefusal, KubeCalls, opening
 from extproc.operator.objects import Object
+from extproc.operator.observe import find_held, find_jobs, observe
 from extproc.operator.planning import plan_apart
-from extproc.operator.reconcile import reconcile, refuse
+from extproc.operator.reconcile import reconcile, refuse_spec
 from extproc.operator.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark
-from extproc.operator.router import SWITCHED_LABEL, give_back
-from extproc.operator.seen import Key, find_held, find_jobs, look
-from extproc.operator.state import Action, Observed, Planned, Replace
+from extproc.operator.router import give_back
+from extproc.operator.state import Action, Key, Observation, Planned, Replace
 from extproc.router.cluster.kubeclient import KubeClients
-from extproc.router.cluster.reason import describe
+from extproc.router.cluster.reason import describe as describe_error
 
 _TOKEN_BYTES: Final = 24
 _RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class DeskOptions:
+class QueueOptions:
     """`image` is what Pods run; every `look_s` all Benchmarks are looked at again, come what may.
 
     They are those of `namespaces`, of all where there is none.
@@ -42,13 +42,11 @@ class DeskOptions:
     namespaces: Sequence[str] = ()
 
 
-class Desk:
-    """Benchmarks by key, and which of them are to be looked at. `is_leading` is set by who has the lease."""
+class WorkQueue:
+    """Benchmarks by key, and which of them wait to be looked at."""
 
-    def __init__(self, clients: KubeClients, options: DeskOptions, now: Callable[[], datetime]) -> None:
-        self.known: dict[Key, Object] = {}
-        self.is_leading = asyncio.Event()
-        self.has_listed = False
+    def __init__(self, clients: KubeClients, options: QueueOptions, now: Callable[[], datetime]) -> None:
+        self.benchmarks: dict[Key, Object] = {}
         self._clients, self._options, self._now = clients, options, now
         self._waiting: dict[Key, None] = {}
         self._is_awake = asyncio.Event()
@@ -56,14 +54,14 @@ class Desk:
         self._plans: dict[str, tuple[int, Planned]] = {}
 
     def learn(self, key: Key, body: Object) -> None:
-        self.known[key] = body
+        self.benchmarks[key] = body
         self.wake(key)
 
     def forget(self, key: Key) -> None:
-        body = self.known.pop(key, None)
+        """Drops a Benchmark that is gone; a router that its run has changed is still to be given back."""
+        body = self.benchmarks.pop(key, None)
         if body is not None:
             self._plans.pop(body["metadata"]["uid"], None)
-        # A router that its run has changed is to be given back.
         self.wake(key)
 
     def wake(self, key: Key) -> None:
@@ -75,40 +73,19 @@ class Desk:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look_again())
             while True:
-                await self.is_leading.wait()
                 await self._is_awake.wait()
                 self._is_awake.clear()
-                while self._waiting and self.is_leading.is_set():
+                while self._waiting:
                     key = next(iter(self._waiting))
                     del self._waiting[key]
                     await self._look(key, tasks)
 
     async def _look_again(self) -> None:
-        """Who only waits for the lease lists, too: it shows what there is, and takes over with no delay."""
+        """Schedules come due and Pods progress without any event."""
         while True:
-            await self._list()
             await asyncio.sleep(self._options.look_s)
-
-    async def _list(self) -> None:
-        """Lists what there is: who watches may be late, or gone."""
-        found: dict[Key, Object] = {}
-        holders: set[Key] = set()
-        try:
-            async with opening(self._clients) as calls:
-                for namespace in self._options.namespaces or ("",):
-                    for body in await calls.list("Benchmark", namespace):
-                        found[body["metadata"]["namespace"], body["metadata"]["name"]] = body
-                    for body in await calls.list("ConfigMap", namespace, SWITCHED_LABEL):
-                        metadata = body["metadata"]
-                        holders.add((metadata["namespace"], metadata["labels"][SWITCHED_LABEL]))
-        except Exception as error:  # noqa: BLE001  # what is listed next time may be better
-            log.warning("benchmarks: %s", _describe(error))
-            return
-        self.has_listed = True
-        for key in (self.known.keys() | holders) - found.keys():
-            self.forget(key)
-        for key, body in found.items():
-            self.learn(key, body)
+            for key in self.benchmarks:
+                self.wake(key)
 
     async def _look(self, key: Key, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -116,7 +93,7 @@ class Desk:
                 await self._settle(key, calls)
             self._failures.pop(key, None)
         except Exception as error:  # noqa: BLE001  # one Benchmark's trouble is not another's
-            # A conflict is somebody else's word in between: what they said is looked at next.
+            # A conflict is somebody else's write in between: the next look sees it.
             count = self._failures[key] = self._failures.get(key, 0) + 1
             log.warning("benchmark %s/%s: %s", *key, _describe(error))
             tasks.create_task(self._wake_later(key, _RETRY_S[min(count, len(_RETRY_S)) - 1]))
@@ -128,14 +105,12 @@ class Desk:
     async def _settle(self, key: Key, calls: KubeCalls) -> None:
         body = await calls.get("Benchmark", *key)
         for action in await self._decide(key, body, calls):
-            if not self.is_leading.is_set():
-                return
             log.info("benchmark %s/%s: %s", *key, describe_action(action))
             try:
                 await act(action, body or {}, calls)
             except ApiRefusal as refusal:
-                if body is not None and (message := tell_refusal(action, refusal)) is not None:
-                    for each in refuse(body, message, Observed(), self._now()):
+                if body is not None and (message := describe_refusal(action, refusal)) is not None:
+                    for each in refuse_spec(body, message, Observation(), self._now()):
                         await act(each, body, calls)
                 raise
 
@@ -146,12 +121,12 @@ class Desk:
         if body is None or body["metadata"].get("deletionTimestamp"):
             return [Replace(give_back(each)) for each in held]
         jobs = await find_jobs(key, body["metadata"]["uid"], calls) if is_label else ()
-        observed = Observed(jobs=jobs, held=held)
+        observed = Observation(jobs=jobs, held=held)
         try:
             benchmark = parse_benchmark(body)
         except SpecRefused as refused:
-            return refuse(body, str(refused), observed, self._now())
-        observed = replace(await look(benchmark, observed, calls), planned=await self._plan(benchmark))
+            return refuse_spec(body, str(refused), observed, self._now())
+        observed = replace(await observe(benchmark, observed, calls), planned=await self._plan(benchmark))
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         return reconcile(benchmark, observed, self._now(), image=self._options.image, token=token)
 
@@ -165,4 +140,4 @@ class Desk:
 
 
 def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, ExtprocError) else describe(error)
+    return str(error) if isinstance(error, ExtprocError) else describe_error(error)

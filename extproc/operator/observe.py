@@ -1,0 +1,166 @@
+"""What there is of a Benchmark: Jobs, Pods and ConfigMaps as the API server has them; what leaders report.
+
+A leader's Pod has no credentials to write to the API server: the operator asks it over HTTP.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+import aiohttp
+
+from extproc.bench.board import Notice, decode_notice
+from extproc.operator.calls import KubeCalls
+from extproc.operator.objects import (
+    BENCHMARK_LABEL,
+    BOARD_PORT,
+    DUE_ANNOTATION,
+    LEADER,
+    PART_LABEL,
+    RUN_LABEL,
+    Object,
+)
+from extproc.operator.resource import Benchmark, read_time
+from extproc.operator.router import SWITCHED_LABEL, read_hold
+from extproc.operator.state import JobState, Key, LastWords, Observation, PodStart
+
+_ANSWER_S: Final = 2.0
+_LONGEST: Final = 65_536
+
+
+async def find_jobs(key: Key, uid: str, calls: KubeCalls) -> tuple[JobState, ...]:
+    """The Jobs of a Benchmark's runs; what only looks like one is nobody's."""
+    found = await calls.list("Job", key[0], f"{BENCHMARK_LABEL}={key[1]}")
+    return tuple(
+        read_job(job)
+        for job in found
+        if is_owned(job, uid) and {RUN_LABEL, PART_LABEL} <= job["metadata"]["labels"].keys()
+    )
+
+
+async def find_held(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
+    """The ConfigMaps that a Benchmark of that name has, or had before it was gone."""
+    found = await calls.list("ConfigMap", key[0], f"{SWITCHED_LABEL}={key[1]}")
+    # What is in a list does not say what it is.
+    return tuple({**each, "apiVersion": "v1", "kind": "ConfigMap"} for each in found if read_hold(each))
+
+
+async def observe(benchmark: Benchmark, observed: Observation, calls: KubeCalls) -> Observation:
+    """Adds the Pods of runs, what leaders report, and the router."""
+    found = await calls.list("Pod", benchmark.namespace, f"{BENCHMARK_LABEL}={benchmark.name}")
+    pods = [pod for pod in found if {RUN_LABEL, PART_LABEL} <= pod["metadata"]["labels"].keys()]
+    leaders = [pod for pod in pods if pod["metadata"]["labels"][PART_LABEL] == LEADER]
+    name = benchmark.operation.router.config_map
+    return replace(
+        observed,
+        starts=read_starts(pods),
+        last_words={run: words for run, words in map(read_last_words, leaders) if words is not None},
+        notices=await read_notices(leaders),
+        router=await calls.get("ConfigMap", benchmark.namespace, name) if name else None,
+    )
+
+
+def read_starts(pods: Iterable[Object]) -> dict[str, PodStart]:
+    """How the Pods of each run start; one that waits counts for all."""
+    starts: dict[str, PodStart] = {}
+    for pod in pods:
+        run = pod["metadata"]["labels"][RUN_LABEL]
+        if starts.get(run, PodStart(has_started=True)).has_started:
+            starts[run] = _read_start(pod)
+    return starts
+
+
+def _read_start(pod: Object) -> PodStart:
+    """The Pod's own reason: why its container waits, else why no node takes it."""
+    status = pod.get("status", {})
+    if status.get("phase") != "Pending":
+        return PodStart(has_started=True)
+    created = pod["metadata"].get("creationTimestamp")
+    since = read_time(created) if created else None
+    for container in status.get("containerStatuses", ()):
+        waiting = container.get("state", {}).get("waiting")
+        if waiting:
+            return PodStart(False, waiting.get("reason", ""), waiting.get("message", ""), since)
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return PodStart(False, condition.get("reason", ""), condition.get("message", ""), since)
+    return PodStart(False, "PodIsPending", "", since)
+
+
+async def read_notices(leaders: Iterable[Object]) -> dict[str, Notice]:
+    """What leaders report, by run."""
+    notices = {}
+    for pod in leaders:
+        url = find_address(pod)
+        notice = await ask_leader(url) if url is not None else None
+        if notice is not None:
+            notices[pod["metadata"]["labels"][RUN_LABEL]] = notice
+    return notices
+
+
+def find_address(pod: Mapping[str, Any]) -> str | None:
+    """Where a leader's Pod reports its progress; `None` before it runs, and after."""
+    status = pod.get("status", {})
+    is_over = any("terminated" in each.get("state", {}) for each in status.get("containerStatuses", ()))
+    ip = status.get("podIP")
+    if is_over or not ip:
+        return None
+    return f"http://[{ip}]:{BOARD_PORT}/" if ":" in ip else f"http://{ip}:{BOARD_PORT}/"
+
+
+async def ask_leader(url: str) -> Notice | None:
+    """Returns what a leader reports; `None` for one that does not answer, as before it begins."""
+    timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(url) as answer:
+            return decode_notice(await answer.content.read(_LONGEST))
+    except (TimeoutError, aiohttp.ClientError, OSError):
+        return None
+
+
+def is_owned(body: Mapping[str, Any], uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in body["metadata"].get("ownerReferences", ()))
+
+
+def read_job(body: Mapping[str, Any]) -> JobState:
+    """A Job as the API server has it."""
+    metadata, status = body["metadata"], body.get("status", {})
+    labels, due = metadata["labels"], metadata.get("annotations", {}).get(DUE_ANNOTATION)
+    ends = {each["type"]: each for each in status.get("conditions", ()) if each["status"] == "True"}
+    end = ends.get("Failed") or ends.get("Complete")
+    started = status.get("startTime")
+    return JobState(
+        name=metadata["name"],
+        run=labels[RUN_LABEL],
+        part=labels[PART_LABEL],
+        uid=metadata["uid"],
+        started=read_time(started) if started else None,
+        finished=read_time(end["lastTransitionTime"]) if end else None,
+        failure=_name_failure(ends["Failed"]) if "Failed" in ends else None,
+        due=_read_due(due),
+        is_deleting=bool(metadata.get("deletionTimestamp")),
+    )
+
+
+def _read_due(text: str | None) -> datetime | None:
+    """An annotation is anybody's to write."""
+    with suppress(ValueError):
+        return read_time(text) if text else None
+    return None
+
+
+def _name_failure(condition: Mapping[str, str]) -> str:
+    return ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)
+
+
+def read_last_words(pod: Mapping[str, Any]) -> tuple[str, LastWords | None]:
+    """A leader's Pod: its run, and how its container ended if it did."""
+    run = pod["metadata"]["labels"][RUN_LABEL]
+    for container in pod.get("status", {}).get("containerStatuses", ()):
+        ended = container.get("state", {}).get("terminated")
+        if ended:
+            words = LastWords(ended["exitCode"], ended.get("message", ""), ended.get("reason", ""))
+            return run, words
+    return run, None
