@@ -1,15 +1,14 @@
-"""`extproc simulate`: the group of the simulator's commands, each loaded when it is asked for."""
+"""`extproc simulate`: the group of the simulator's commands, each loaded when it is called."""
 
 from importlib import import_module
 from typing import Final
 
 import click
 
-_MODULES: Final = {
+_COMMANDS: Final = {
     "vllm": "extproc.simulator.server_commands",
     "fleet": "extproc.simulator.fleet_commands",
     "matrix": "extproc.simulator.matrix_command",
-    "fit": "extproc.simulator.fit_command",
 }
 
 
@@ -17,12 +16,14 @@ class _Lazy(click.Group):
     """A fleet in virtual time needs no web server, and a web server no fleet."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(_MODULES)
+        return list(_COMMANDS)
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
+        if cmd_name == "fit":
+            raise click.UsageError("`simulate fit` was removed in 0.2: write a profile's YAML by hand")
+        if cmd_name not in _COMMANDS:
             return None
-        command = getattr(import_module(_MODULES[cmd_name]), cmd_name)
+        command = getattr(import_module(_COMMANDS[cmd_name]), cmd_name)
         assert isinstance(command, click.Command)  # noqa: S101  # a fact of our own modules
         return command
 

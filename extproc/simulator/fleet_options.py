@@ -1,4 +1,4 @@
-"""What the commands of the fleet are asked, as far as they are asked the same."""
+"""Options that the commands `fleet` and `matrix` have in common."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class Number(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value} is no number to count with.", param, ctx)
+            self.fail(f"{value} is not a finite number.", param, ctx)
         return number
 
 
@@ -45,17 +45,17 @@ def _range(text: str) -> Sequence[int]:
 
 
 def check_names(name: str, check: Callable[[str], object]) -> Callable[..., Sequence[str] | str]:
-    """Returns a callback for one name or several, which says what is wrong with one."""
+    """Returns a click callback that checks one name or several by `check`, which raises `SettingsError`."""
 
     def callback(
-        _ctx: click.Context, _param: click.Parameter, asked: Sequence[str] | str
+        _ctx: click.Context, _param: click.Parameter, given: Sequence[str] | str
     ) -> Sequence[str] | str:
-        for value in (asked,) if isinstance(asked, str) else asked:
+        for value in (given,) if isinstance(given, str) else given:
             try:
                 check(value)
             except SettingsError as fault:
                 raise click.BadParameter(str(fault)) from None
-        return asked
+        return given
 
     callback.__name__ = name
     return callback
@@ -67,9 +67,9 @@ RATE: Final = Number(0, min_open=True)
 LOSS: Final = Number(0, 1)
 LETTERS: Final = ", ".join(f"{one.letter} {one.name}" for one in WORKLOADS.values())
 check_workloads: Final = check_names("check_workloads", find_workload)
-SHARE_DELAY: Final = "Gateways tell each other their picks, so late. [default: they do not]"
-SHARE_LOSS: Final = "Share of what they tell that never comes."
-SHARE_FAULT: Final = "What is wrong with the way between them."
+SHARE_DELAY: Final = "Gateways send each other their picks; milliseconds until they arrive. [default: never]"
+SHARE_LOSS: Final = "Share of these messages that is lost."
+SHARE_FAULT: Final = "What is wrong with the connection between gateways."
 
 arms_option = click.option(
     "--arm",
@@ -81,21 +81,15 @@ arms_option = click.option(
     metavar="NAME[:OPTION=VALUE,…]",
     help=f"A strategy with its settings, or a peer: {', '.join(PEERS)}. All get the same arrivals.",
 )
-html_option = click.option("--html", "html_path", type=click.Path(path_type=Path), help="A page with plots.")
-against_option = click.option(
-    "--against",
-    multiple=True,
-    metavar="ARM",
-    help="Whom to compare the others with: the better of these. [default: the first arm]",
-)
+csv_option = click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="A line per run.")
 warmup_option = click.option("--warmup-s", type=SECONDS, help="Not measured. [default: the workload's]")
 measured_option = click.option(
     "--measured-s", type=RATE, help="Measured after that. [default: the workload's]"
 )
 
 
-def write(path: Path | None, content: bytes) -> None:
-    """Writes a file that was asked for; raises `SettingsError` where that cannot be."""
+def write_file(path: Path | None, content: bytes) -> None:
+    """Writes an output file, if there is a path; raises `SettingsError` where that fails."""
     if path is None:
         return
     try:

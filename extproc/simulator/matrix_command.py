@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -11,15 +10,11 @@ import click
 
 from extproc import __version__
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE
-from extproc.simulator.fleet.bus import Fault
-from extproc.simulator.fleet.duels import duels, render_duels
-from extproc.simulator.fleet.gateway import Spread
-from extproc.simulator.fleet.matrix import Matrix, render_rows, run_matrix
+from extproc.simulator.fleet.bus import BusFault
+from extproc.simulator.fleet.changes import SCENARIOS
+from extproc.simulator.fleet.matrix import Matrix, Row, render_rows, run_matrix
 from extproc.simulator.fleet.progress import ProgressLine
 from extproc.simulator.fleet.report import write_csv
-from extproc.simulator.fleet.report_page import fleet_page
-from extproc.simulator.fleet.rows import Row
-from extproc.simulator.fleet.scenarios import SCENARIOS
 from extproc.simulator.fleet_options import (
     LETTERS,
     LOSS,
@@ -30,13 +25,12 @@ from extproc.simulator.fleet_options import (
     SHARE_FAULT,
     SHARE_LOSS,
     Seeds,
-    against_option,
     arms_option,
     check_workloads,
-    html_option,
+    csv_option,
     measured_option,
     warmup_option,
-    write,
+    write_file,
 )
 
 
@@ -56,13 +50,6 @@ from extproc.simulator.fleet_options import (
 @click.option("--endpoints", type=POSITIVE, multiple=True, default=[8], show_default=True)
 @click.option("--gateways", type=POSITIVE, multiple=True, default=[1], show_default=True)
 @click.option(
-    "--spread",
-    "spreads",
-    type=click.Choice(Spread, case_sensitive=False),
-    multiple=True,
-    default=[Spread.RANDOM],
-)
-@click.option(
     "--share-delay",
     "share_delays_ms",
     type=SECONDS,
@@ -75,9 +62,9 @@ from extproc.simulator.fleet_options import (
 @click.option(
     "--share-fault",
     "share_faults",
-    type=click.Choice(Fault, case_sensitive=False),
+    type=click.Choice(BusFault, case_sensitive=False),
     multiple=True,
-    default=[Fault.NONE],
+    default=[BusFault.NONE],
     help=SHARE_FAULT,
 )
 @click.option("--scenario", "scenarios", type=click.Choice([*SCENARIOS]), multiple=True, default=["plain"])
@@ -92,22 +79,18 @@ from extproc.simulator.fleet_options import (
 @warmup_option
 @measured_option
 @click.option("--workers", type=POSITIVE, help="Processes. [default: one per core]")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="A line per run.")
-@html_option
-@against_option
+@csv_option
 def matrix(
     folder: Path,
     *,
     workers: int | None,
     csv_path: Path | None,
-    html_path: Path | None,
-    against: Sequence[str],
     **axes: Any,
 ) -> None:
     """Simulate every combination, on all cores, and keep the figures in FOLDER.
 
-    What FOLDER has is not run again: the same command goes on after it was stopped, and a command with
-    more arms, loads or seeds adds to what is there.
+    What FOLDER has is not run again: a command that was stopped continues, and one with more arms, loads or
+    seeds adds to it.
     """
     cells = [*Matrix(**axes).cells()]
     progress = ProgressLine(1.0, sys.stderr, monotonic)
@@ -115,15 +98,12 @@ def matrix(
         cells,
         folder,
         workers or os.cpu_count() or 1,
-        lambda share, row: progress.tell(share, _name(row)),
+        lambda share, row: progress.show(share, _name(row)),
         __version__,
     )
     progress.close()
-    found = duels(rows, against or axes["arms"][:1])
-    click.echo(f"{render_rows(rows)}\n{render_duels(found)}", nl=False)
-    if csv_path is not None:
-        write(csv_path, write_csv(rows).encode())
-    write(html_path or folder / "report.html", fleet_page(rows, found).encode())
+    click.echo(render_rows(rows), nl=False)
+    write_file(csv_path, write_csv(rows).encode())
 
 
 def _name(row: Row) -> str:

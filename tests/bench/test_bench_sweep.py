@@ -28,12 +28,12 @@ from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet import seed_preset
-from extproc.simulator.fleet.client import Traffic
-from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
 from extproc.simulator.fleet.report import write_csv
 from extproc.simulator.fleet.seed_preset import PublishedCell, list_rows
 from extproc.simulator.fleet.summary import summarize
+from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import Demand, draw_sessions
 from tests.bench import browser
 from tests.bench.synthetic import record, result, spec
@@ -422,8 +422,8 @@ def test_published_table_of_8_l4_shows_at_least_45_percent_and_no_latency_ratio(
 def test_simulated_table_is_read_with_its_seeds_as_repeats() -> None:
     """The columns are agreed by name alone: the simulator knows nothing of the benchmark."""
     setup = Setup([find_profile("l4-llama8b-fp8")], 2, Routing("random"), Traffic(rate=5.0), seed=3)
-    run = summarize(simulate(setup, draw_sessions("replay", Demand(40), 3)), with_ideals=False, is_whole=True)
-    rows = list_rows([PublishedCell(seed_preset.read_published()[0], False, run)])
+    run = summarize(simulate_fleet(setup, draw_sessions("replay", Demand(40), 3)), is_whole=True)
+    rows = list_rows([PublishedCell(seed_preset.read_published_cells()[0], False, run)])
     (one,) = read_published(write_csv(rows).splitlines())
 
     assert (one.repeat, one.dataset, one.said, one.requests) == (3, "client on time", "valid", 40)

@@ -28,11 +28,10 @@ from extproc.bench.report.markdown import markdown_table
 from extproc.bench.report.report import Report, decode
 from extproc.bench.spec.section import Component
 from extproc.simulator.fleet.arms import parse_arm
-from extproc.simulator.fleet.cell import Cell
-from extproc.simulator.fleet.export import export_run
-from extproc.simulator.fleet.matrix import run_matrix
-from extproc.simulator.fleet.rows import Row, values
+from extproc.simulator.fleet.cell import MatrixCell
+from extproc.simulator.fleet.matrix import Row, run_matrix, values
 from tests.bench.fleet import Fleet, run_fleet
+from tests.benchmarks.export import export_run
 
 ENDPOINTS = 4
 # The load goes on while the last requests of the window wait.
@@ -74,8 +73,8 @@ class Line:
     verdict: str
 
 
-def build_cell(letter: str, arm: str, seed: int, options: argparse.Namespace) -> Cell:
-    return Cell(
+def build_cell(letter: str, arm: str, seed: int, options: argparse.Namespace) -> MatrixCell:
+    return MatrixCell(
         arm=arm,
         workload=letter,
         load=options.load,

@@ -15,8 +15,8 @@ from math import inf
 from statistics import fmean, median
 from typing import Any, Final
 
-from extproc.simulator.fleet.bus import Fault
-from extproc.simulator.fleet.cell import Cell
+from extproc.simulator.fleet.bus import BusFault
+from extproc.simulator.fleet.cell import MatrixCell
 
 # What K lacks of a time to be measured, its users have: 0.3 s between an answer and the next question.
 WORKLOADS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -30,7 +30,7 @@ ARMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "a tenth lost": {"share_delay_ms": 10.0, "share_loss": 0.1},
     **{
         str(fault): {"share_delay_ms": 10.0, "share_fault": fault}
-        for fault in (Fault.SLOWS, Fault.DIES, Fault.AWAY, Fault.HALVES)
+        for fault in (BusFault.SLOWS, BusFault.DIES, BusFault.AWAY, BusFault.HALVES)
     },
 }
 STRETCHES_S: Final = (4.0, inf)
@@ -42,7 +42,7 @@ Figures = Sequence[tuple[float, float]]
 def measure(workload: str, arm: str, seed: int) -> Figures:
     gc.disable()
     asked = {"endpoints": 4, "gateways": 4, **WORKLOADS[workload], **ARMS[arm]}
-    cell = Cell(arm="prefix_cache", workload=workload, seed=seed, **asked)
+    cell = MatrixCell(arm="prefix_cache", workload=workload, seed=seed, **asked)
     begins_s = cell.warmup_s + cell.measured_s / 2  # type: ignore[operator]  # they are given above
     ends_s = cell.warmup_s + cell.measured_s  # type: ignore[operator]  # likewise
     flights = [one for one in cell.simulate().flights if begins_s <= one.due_at < ends_s]

@@ -8,9 +8,9 @@ from time import process_time
 
 from extproc.simulator.engine.engine import Engine
 from extproc.simulator.engine.profiles import find_profile
-from extproc.simulator.fleet.client import Traffic
-from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
+from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import Demand, draw_sessions
 from tests.benchmarks.report import Row, report
 
@@ -38,12 +38,12 @@ def run_engine() -> None:
 def run_seed(strategy: str) -> None:
     sessions = draw_sessions("replay", Demand(8_000), 0)
     traffic = Traffic(rate=800, cap=8_000, ceiling=83)
-    simulate(Setup([PROFILE], 8, Routing(strategy), traffic), sessions)
+    simulate_fleet(Setup([PROFILE], 8, Routing(strategy), traffic), sessions)
 
 
 def run_large() -> None:
     sessions = draw_sessions("sessions", Demand(100_000), 0)
-    simulate(Setup([PROFILE], 1_000, Routing(), Traffic(rate=5_000)), sessions)
+    simulate_fleet(Setup([PROFILE], 1_000, Routing(), Traffic(rate=5_000)), sessions)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ import aiohttp
 import orjson
 
 from extproc.bench.report.markdown import markdown_table
-from extproc.simulator.fleet.cell import Cell
-from extproc.simulator.fleet.export import export_run
+from extproc.simulator.fleet.cell import MatrixCell
+from tests.benchmarks.export import export_run
 from tests.slow.share.fronts import LONG_S, run_fronts
 from tests.stack.client import CHAT, chat_body, connect
 from tests.stack.ports import free_ports
@@ -126,7 +126,7 @@ def read_chunk(line: bytes) -> dict[str, Any]:
 
 
 def plan(options: argparse.Namespace) -> list[dict[str, Any]]:
-    cell = Cell(
+    cell = MatrixCell(
         arm="prefix_cache",
         workload="C",
         load=options.load,

@@ -15,9 +15,9 @@ import uvloop
 import yaml
 
 from extproc.simulator.engine.profiles import Profile, find_profile
-from extproc.simulator.fleet.client import Traffic
-from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
+from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import Demand, draw_sessions
 from tests.benchmarks.report import Row, report
 from tests.benchmarks.trace import Outcome, replay, sum_up
@@ -39,7 +39,7 @@ def serving(profile: Profile) -> Iterator[dict[str, str]]:
             sys.executable,
             "-m",
             "extproc",
-            "simulate",
+            "simulate_fleet",
             "vllm",
             "--name",
             "endpoint",
@@ -60,7 +60,7 @@ def measure() -> tuple[Outcome, Sequence[Outcome]]:
     profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=16)
     sessions = draw_sessions("distinct", Demand(REQUESTS), seed=7)
     setup = Setup([profile], ENDPOINTS, Routing("prefix_hash"), Traffic(rate=RATE))
-    flights = simulate(setup, sessions).flights
+    flights = simulate_fleet(setup, sessions).flights
     rounds = []
     for _ in range(ROUNDS):
         with serving(profile) as urls:

@@ -5,10 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from extproc.simulator.engine.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from extproc.simulator.engine.engine import Engine, PromptTooLong
 from extproc.simulator.engine.profiles import Profile
-from extproc.simulator.engine.step import Admission, StepResult
+from extproc.simulator.engine.records import (
+    Admitted,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvEvent,
+    StepResult,
+)
 
 PROFILE = Profile(
     name="small",
@@ -60,7 +66,7 @@ def test_step_time_is_the_profiles_formula() -> None:
     assert first.duration_s == pytest.approx(0.010 + 6 * 0.001 + 6 * 0.100)
     assert first.ends_at == pytest.approx(2.0 + first.duration_s)
     assert second.duration_s == pytest.approx(0.010 + 7 * 0.001)
-    assert first.admitted == (Admission("a", 0, 0.5, is_first=True),)
+    assert first.admitted == (Admitted("a", 0, 0.5, is_first=True),)
 
 
 def test_long_prompt_is_computed_in_chunks_that_leave_room_for_decodes() -> None:
@@ -83,7 +89,7 @@ def test_prompt_that_was_answered_before_is_cached_but_for_its_last_token() -> N
 
     (result,) = run(engine)
 
-    assert result.admitted == (Admission("b", 4, 0.0, is_first=True),)
+    assert result.admitted == (Admitted("b", 4, 0.0, is_first=True),)
     assert result.prefill_tokens == 4
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from extproc.simulator.engine.blocks import BlockCache, hash_blocks
-from extproc.simulator.engine.cache_events import BlockRemoved, KvEvent
+from extproc.simulator.engine.records import BlockRemoved, KvEvent
 
 
 def fill(cache: BlockCache, *hashes: int) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from extproc.simulator.engine.blocks import BlockCache
 from extproc.simulator.engine.engine import Engine
 from extproc.simulator.engine.profiles import Profile
+from extproc.simulator.engine.records import StepResult
 from extproc.simulator.engine.runs import Path, RunCache
-from extproc.simulator.engine.step import StepResult
 
 Names = TypeVar("Names", bound=Sized)
 

@@ -6,9 +6,8 @@ from random import Random
 import pytest
 
 from extproc.router.routing.prompt.parse import parse
-from extproc.simulator.fleet.dialogue import Dialogue, write
-from extproc.simulator.fleet.flight import Flight
-from extproc.simulator.fleet.gateway import EndpointNames, Spread, build_spreader
+from extproc.simulator.fleet.dialogue import Dialogue, make_text
+from extproc.simulator.fleet.gateway import EndpointNames
 from extproc.simulator.fleet.session import CommonText, PlannedSession, PlannedTurn
 from extproc.simulator.fleet.workloads import WORKLOADS, Demand, draw_sessions
 
@@ -56,7 +55,7 @@ def test_sessions_have_the_head_in_common_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("chars", [0, 1, 10, 100_000, 700_000])
 def test_text_has_exactly_so_many_characters(chars: int) -> None:
-    assert len(write(b"name", chars)) == chars
+    assert len(make_text(b"name", chars)) == chars
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -81,38 +80,6 @@ def test_body_is_what_the_service_reads() -> None:
     prompt = parse("/v1/chat/completions", "application/json", Dialogue(CHAT).ask(0))
 
     assert prompt.first_user_message(9) == "7.0 " + prompt.first_user_message(9)[4:]
-
-
-def draw(spread: Spread, sessions: list[PlannedSession], *, gives: bool) -> list[int]:
-    spreader, drawn = build_spreader(spread, 4, Random(1)), []
-    for number, session in enumerate(sessions):
-        flight = Flight(number, session, 0, due_at=0)
-        flight.gateway = spreader.take(flight)
-        drawn.append(flight.gateway)
-        if gives:
-            spreader.give(flight)
-    return drawn
-
-
-SESSIONS = [PlannedSession(number % 10, TURNS) for number in range(400)]
-
-
-def test_random_spread_uses_all_gateways_for_a_session() -> None:
-    drawn = draw(Spread.RANDOM, SESSIONS, gives=True)
-
-    assert set(drawn[::10]) == {0, 1, 2, 3}
-
-
-def test_session_keeps_its_gateway() -> None:
-    drawn = draw(Spread.SESSION, SESSIONS, gives=True)
-
-    assert drawn[:10] * 40 == drawn
-    assert len(set(drawn)) > 1
-
-
-def test_idle_connection_is_used_again_and_leads_to_the_same_gateway() -> None:
-    assert len(set(draw(Spread.CONNECTION, SESSIONS, gives=True))) == 1
-    assert set(draw(Spread.CONNECTION, SESSIONS, gives=False)) == {0, 1, 2, 3}
 
 
 def test_endpoints_are_called_something_else_for_each_seed() -> None:

@@ -10,10 +10,10 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.simulator.engine.profiles import Profile, find_profile
-from extproc.simulator.fleet.change import Change, Kind
-from extproc.simulator.fleet.client import Traffic
-from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.changes import FleetChange, Kind
+from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Gateways, Routing
+from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import Demand, draw_sessions
 from extproc.simulator.peers.signals import Scrape
 
@@ -29,7 +29,7 @@ def test_engines_of_another_speed_are_learnt_from_first_tokens(factor: float) ->
 
 
 def test_one_endpoint_of_half_the_speed_is_found_among_others() -> None:
-    learnt = learn_in_fleet([find_profile("l4-llama8b-fp8")], (Change(0.0, Kind.SLOW, 0, 2.0),))
+    learnt = learn_in_fleet([find_profile("l4-llama8b-fp8")], (FleetChange(0.0, Kind.SLOW, 0, 2.0),))
 
     assert learnt["prefill_ms_per_token"] == pytest.approx(0.19, rel=0.15)
     [factor] = slower(learnt)
@@ -40,7 +40,7 @@ def slower(learnt: Mapping[str, Any]) -> list[float]:
     return [one["slower_by"] for one in learnt["endpoints"].values() if one["slower_by"] != 1]
 
 
-def learn_in_fleet(profiles: Sequence[Profile], changes: Sequence[Change]) -> Mapping[str, Any]:
+def learn_in_fleet(profiles: Sequence[Profile], changes: Sequence[FleetChange]) -> Mapping[str, Any]:
     """What four endpoints taught after 2,500 requests that share nothing, one gateway."""
     kept: list[PrefixCache] = []
 
@@ -58,5 +58,5 @@ def learn_in_fleet(profiles: Sequence[Profile], changes: Sequence[Change]) -> Ma
             return gateways
 
     sessions = draw_sessions("unique", Demand(2_500, 0.0, 4), 1)
-    simulate(Setup(profiles, 4, Kept(), Traffic(rate=6.0), changes), sessions)
+    simulate_fleet(Setup(profiles, 4, Kept(), Traffic(rate=6.0), changes), sessions)
     return kept[0].describe_engines()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,22 @@ from click.testing import CliRunner
 from extproc.errors import SettingsError
 from extproc.simulator.commands import simulate as command
 from extproc.simulator.fleet.arms import parse_arm
-from extproc.simulator.fleet.cell import Cell
-from extproc.simulator.fleet.change import Change, Kind
-from extproc.simulator.fleet.matrix import CELLS, Matrix, read_rows, render_rows, run_matrix
+from extproc.simulator.fleet.cell import MatrixCell
+from extproc.simulator.fleet.changes import SCENARIOS, FleetChange, Kind
+from extproc.simulator.fleet.matrix import (
+    CELLS,
+    Matrix,
+    Row,
+    compare_to_best,
+    read_done_rows,
+    render_rows,
+    run_matrix,
+)
+from extproc.simulator.fleet.progress import ProgressLine
 from extproc.simulator.fleet.report import write_csv
-from extproc.simulator.fleet.rows import Row
-from extproc.simulator.fleet.scenarios import SCENARIOS
 from extproc.simulator.fleet.workloads import WORKLOADS
 
-SMALL = Cell(arm="least_load", workload="U", load=0.3, endpoints=2, warmup_s=5, measured_s=20)
+SMALL = MatrixCell(arm="least_load", workload="U", load=0.3, endpoints=2, warmup_s=5, measured_s=20)
 AXES = Matrix(
     arms=["least_load", "prefix_hash:load_factor=1.5"],
     workloads=["U"],
@@ -67,7 +75,7 @@ def test_arm_that_cannot_be_is_refused(text: str, fault: str) -> None:
 
 
 def test_cell_asks_for_a_share_of_the_capacity_of_all_endpoints() -> None:
-    cell = Cell(arm="random", workload="C", load=0.5, endpoints=4)
+    cell = MatrixCell(arm="random", workload="C", load=0.5, endpoints=4)
 
     assert cell.rps == pytest.approx(0.5 * WORKLOADS["sessions"].capacity_rps * 4)
     assert replace(cell, rate=7.0).rps == 7
@@ -109,8 +117,8 @@ def test_rolling_restart_spares_every_request_and_empties_every_cache() -> None:
 
 def test_endpoint_comes_back_one_restart_after_the_other() -> None:
     assert SCENARIOS["restart"](2, 0, 100) == [
-        Change(0, Kind.RESTART, 0, 30),
-        Change(50, Kind.RESTART, 1, 30),
+        FleetChange(0, Kind.RESTART, 0, 30),
+        FleetChange(50, Kind.RESTART, 1, 30),
     ]
 
 
@@ -127,31 +135,99 @@ def test_matrix_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert [row["digest"] for row in rows] == [cell.digest for cell in cells]
     assert {row["version"] for _, row in told} == {"2"}
     assert [share for share, _ in told] == [0.5, 1.0]
-    assert len(read_rows(tmp_path)) == 4
+    assert len(read_done_rows(tmp_path)) == 4
 
 
 def test_row_has_all_that_is_needed_to_repeat_it(tmp_path: Path) -> None:
     (row, *_) = run_matrix([SMALL], tmp_path, 1, nothing, "1")
-    asked = {name: row[name] for name in Cell.__dataclass_fields__}
-    again = Cell(**{**asked, "profiles": tuple(asked["profiles"]), "changes": ()})  # type: ignore[arg-type]
+    asked = {name: row[name] for name in MatrixCell.__dataclass_fields__}
+    again = MatrixCell(**{**asked, "profiles": tuple(asked["profiles"])})  # type: ignore[arg-type]
 
     assert again == SMALL
     assert again.run().ttft.mean_ms == row["ttft_mean_ms"]
 
 
-def test_table_has_a_line_for_each_arm_and_the_median_of_its_seeds() -> None:
-    rows = [
-        {**vars_of(SMALL), "ttft_mean_ms": ttft, "ttft_p99_ms": None, "hit_rate": 0.5}
-        | {"shared_hit_rate": 0.6, "total_tok_per_s": 10.0, "faults": ["slow"] if ttft > 2 else []}
-        for ttft in (1.0, 2.0, 9.0)
+def vars_of(cell: MatrixCell) -> dict[str, object]:
+    return {name: getattr(cell, name) for name in MatrixCell.__dataclass_fields__}
+
+
+def row(arm: str, seed: int, ttft: float | None, *, workload: str = "C", **more: object) -> Row:
+    return {**vars_of(SMALL), "arm": arm, "seed": seed, "workload": workload, "faults": []} | {
+        "ttft_mean_ms": ttft,
+        "ttft_p99_ms": None,
+        "e2e_mean_ms": 70.0,
+        "hit_rate": 0.5,
+        "total_tok_per_s": 10.0,
+        **more,
+    }
+
+
+def test_table_has_the_median_of_the_seeds_and_each_arm_beside_the_best_other() -> None:
+    rows = [row("a", seed, ttft) for seed, ttft in enumerate((1.0, 2.0, 9.0))]
+    rows += [row("b", seed, 2.0, faults=["slow"]) for seed in range(3)]
+    _, _, _, first, second = render_rows(rows).splitlines()
+
+    assert first.split() == ["a", "3", "2.0", "1.0-9.0", "-", "70.0", "0.500", "10", "1.310", "4.500", "0"]
+    assert second.split()[-3:] == ["0.763", "2.000", "3"]
+
+
+def test_arms_are_compared_seed_by_seed_with_the_best_of_the_others() -> None:
+    arms = {
+        "a": [row("a", 1, 100), row("a", 2, 200), row("a", 3, 300)],
+        "b": [row("b", 1, 90), row("b", 2, 220), row("b", 3, None)],
+        "c": [row("c", 1, 95), row("c", 2, 205)],
+    }
+
+    assert compare_to_best("c", arms) == pytest.approx({1: 95 / 90, 2: 205 / 200})
+    assert compare_to_best("a", arms) == pytest.approx({1: 100 / 90, 2: 200 / 205})
+    assert compare_to_best("a", {"a": arms["a"]}) == {}
+
+
+def test_cases_are_not_mixed() -> None:
+    text = render_rows([row("a", 1, 1.0), row("a", 1, 5.0, workload="T")])
+
+    assert text.count("workload ") == 2
+    assert "scenario" not in text
+
+
+class LiveTerminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_shows_percent_and_time_left() -> None:
+    out, times = StringIO(), iter([0.0, 10.0, 60.0, 100.0])
+    progress = ProgressLine(200, out, lambda: next(times))
+    for done in (20, 22, 120, 200):
+        progress.show(done, f"run {done}")
+    progress.close()
+
+    # Two per cent more are no news without a terminal.
+    assert out.getvalue().splitlines() == [
+        " 10%  1:30 left  run 20",
+        " 60%  0:40 left  run 120",
+        "100%  0:00 left  run 200",
     ]
-    *_, line = render_rows(rows).splitlines()
-
-    assert line.split() == ["least_load", "3", "2.0", "1.0-9.0", "-", "0.500", "0.600", "10", "1"]
 
 
-def vars_of(cell: Cell) -> dict[str, object]:
-    return {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
+def test_progress_on_a_terminal_is_one_line_that_covers_the_one_before() -> None:
+    out = LiveTerminal()
+    progress = ProgressLine(1, out, lambda: 0.0)
+    progress.show(0.0, "a long name")
+    progress.show(0.5, "short")
+    progress.close()
+
+    first, second = out.getvalue().removeprefix("\r").removesuffix("\n").split("\r")
+    assert first == "  0%  ? left  a long name"
+    assert second.rstrip() == " 50%  0:00 left  short"
+    assert len(second) >= len(first)
+
+
+def test_nothing_to_do_is_done() -> None:
+    out = StringIO()
+    ProgressLine(0, out, lambda: 0.0).show(0)
+
+    assert out.getvalue() == "100%  0:00 left\n"
 
 
 def test_csv_has_the_columns_of_all_rows() -> None:
@@ -182,7 +258,7 @@ def test_matrix_command_prints_a_table_and_writes_csv(tmp_path: Path) -> None:
         ["--seed", "a-b"],
         ["--spike", "10:20"],
         ["--slo-ttft-s", "0"],
-        ["--preset", "seed-000", "--html", "page.html"],
+        ["--preset", "seed-000", "--load", "0.4"],
         ["--preset", "seed-000", "--autoscale", "queue:target=4"],
     ],
 )
@@ -193,14 +269,8 @@ def test_command_refuses_what_it_cannot_do_in_one_line(arguments: list[str]) -> 
     assert "Error: " in result.output
 
 
-@pytest.mark.parametrize("change", ["1:slow:0:0", "1:slow:99:2", "1:crash:2", "1:flush:7"])
-def test_command_refuses_a_change_of_what_is_not_there(change: str) -> None:
-    with pytest.raises(SettingsError, match=r"there is no endpoint|no time"):
-        fleet("--change", change)
-
-
 def test_k6_threads_whose_first_question_is_too_long_are_left_out() -> None:
-    sessions = Cell(arm="random", workload="k6-chat", requests=4260, rate=40, seed=369).draw()
+    sessions = MatrixCell(arm="random", workload="k6-chat", requests=4260, rate=40, seed=369).draw()
 
     assert all(session.turns for session in sessions)
 
@@ -217,14 +287,11 @@ def test_load_that_is_served_is_no_reason_to_shout() -> None:
     )
 
 
-def test_ideals_may_be_left_out_and_every_seed_is_named(tmp_path: Path) -> None:
+def test_every_run_is_in_the_json_with_what_it_takes_to_repeat_it(tmp_path: Path) -> None:
     path = tmp_path / "fleet.json"
-    fleet("--workload", "U", "--load", "0.2", "--seed", "4-5", "--no-ideals", "--json", str(path))
-    told = json.loads(path.read_text())
-    runs = told["runs"]
+    fleet("--workload", "U", "--load", "0.2", "--seed", "4-5", "--json", str(path))
+    found = json.loads(path.read_text())
 
-    assert told["profiles"]["l4-llama8b-fp8"]["prefill_ms_per_token"] == 0.19
-
-    assert [run["cell"]["seed"] for run in runs] == [4, 4, 4, 5, 5, 5]
-    assert all(run["figures"]["ideal_hit_rate"] is None for run in runs)
-    assert all(len(run["figures"]["moments"]) == 60 for run in runs)
+    assert found["profiles"]["l4-llama8b-fp8"]["prefill_ms_per_token"] == 0.19
+    assert [run["cell"]["seed"] for run in found["runs"]] == [4, 4, 4, 5, 5, 5]
+    assert all(run["figures"]["ttft"]["mean_ms"] > 0 for run in found["runs"])

@@ -1,4 +1,4 @@
-"""The parts of the fleet: sessions, chats, the client, changes, latencies, oracles."""
+"""The parts of the fleet: sessions, chats, the client, latencies."""
 
 from collections import Counter
 from functools import partial
@@ -7,21 +7,15 @@ from random import Random
 import pytest
 
 from extproc.errors import SettingsError
-from extproc.simulator.fleet.change import Change, Kind, parse_change
-from extproc.simulator.fleet.client import Client, Traffic
 from extproc.simulator.fleet.flight import Flight
-from extproc.simulator.fleet.oracle import ideal_hit_rate
 from extproc.simulator.fleet.report import lay_out
 from extproc.simulator.fleet.session import CommonText, PlannedSession, PlannedTurn
-from extproc.simulator.fleet.summary import Latency, Skew
-from extproc.simulator.fleet.timeline import Timeline
+from extproc.simulator.fleet.summary import Latency
+from extproc.simulator.fleet.timeline import VirtualTimeline
+from extproc.simulator.fleet.traffic import SessionClient, Traffic
 from extproc.simulator.fleet.workloads import SHAREGPT, WORKLOADS, Demand, draw_sessions
 
 ASK = (PlannedTurn(64, 32),)
-
-
-def fly(number: int, session: PlannedSession, admitted_at: float, ended_at: float) -> Flight:
-    return Flight(number, session, 0, due_at=0, admitted_at=admitted_at, ended_at=ended_at)
 
 
 def requests(sessions: list[PlannedSession]) -> list[PlannedTurn]:
@@ -29,7 +23,7 @@ def requests(sessions: list[PlannedSession]) -> list[PlannedTurn]:
 
 
 def test_timeline_runs_in_order_of_time_then_of_planning() -> None:
-    timeline, seen = Timeline(), list[str]()
+    timeline, seen = VirtualTimeline(), list[str]()
     for time, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
         timeline.at(time, partial(seen.append, name))
     timeline.run()
@@ -38,7 +32,7 @@ def test_timeline_runs_in_order_of_time_then_of_planning() -> None:
 
 
 def test_timeline_never_runs_backwards() -> None:
-    timeline, times = Timeline(), list[float]()
+    timeline, times = VirtualTimeline(), list[float]()
     timeline.at(2.0, lambda: timeline.at(1.0, lambda: times.append(timeline.now)))
     timeline.run()
 
@@ -136,10 +130,10 @@ class Answerer:
     """Answers every request of a client after one second."""
 
     def __init__(self, traffic: Traffic, sessions: list[PlannedSession]) -> None:
-        self.timeline = Timeline()
+        self.timeline = VirtualTimeline()
         self.sent: list[Flight] = []
         self.most = 0
-        self.client = Client(sessions, traffic, self.timeline, Random(1), self.send)
+        self.client = SessionClient(sessions, traffic, self.timeline, Random(1), self.send)
 
     def send(self, flight: Flight) -> None:
         self.sent.append(flight)
@@ -223,20 +217,6 @@ def test_client_stops_when_all_that_was_due_is_answered(until_s: float) -> None:
     assert sum(time <= until_s for time in times) == pytest.approx(min(5 * until_s, 200), rel=0.2)
 
 
-def test_change_is_read_from_its_text() -> None:
-    assert parse_change("12.5:crash:3") == Change(12.5, Kind.CRASH, 3)
-    assert parse_change("1:slow:0:2.5") == Change(1, Kind.SLOW, 0, 2.5)
-    assert parse_change("2:restart:1:30") == Change(2, Kind.RESTART, 1, 30)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "1:crash", "1:slow:0", "1:crash:0:2", "x:join:1", "1:explode:1", "-1:join:1", "1:restart:0"]
-)
-def test_change_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="is no change"):
-        parse_change(text)
-
-
 def test_latencies_are_exact_and_interpolated() -> None:
     latency = Latency.of([0.004, 0.001, 0.002, 0.003])
 
@@ -252,38 +232,6 @@ def test_counted_latencies_are_those_of_the_values_written_out() -> None:
 
 def test_nothing_measured_is_not_a_number() -> None:
     assert str(Latency.of([])) == "Latency(mean_ms=nan, median_ms=nan, p90_ms=nan, p95_ms=nan, p99_ms=nan)"
-
-
-def test_skew_of_equals_is_one_and_zero() -> None:
-    assert Skew.of([5, 5, 5]) == Skew(1.0, 0.0)
-    assert Skew.of([0, 0]) == Skew(1.0, 0.0)
-    assert Skew.of([2, 4]) == Skew(4 / 3, 1 / 3)
-
-
-def test_oracle_knows_what_any_endpoint_computed() -> None:
-    flights = [fly(0, PlannedSession(1, ASK), 0, 5), fly(1, PlannedSession(1, ASK), 1, 6)]
-
-    # 48 of the second prompt's 64 tokens: the last block is computed again.
-    assert ideal_hit_rate(flights, 16, None) == 48 / 128
-
-
-def test_oracle_of_a_small_cache_forgets_the_oldest() -> None:
-    one, other = PlannedSession(1, ASK), PlannedSession(2, ASK)
-    flights = [fly(0, one, 0, 1), fly(1, other, 2, 3), fly(2, one, 4, 5)]
-
-    assert ideal_hit_rate(flights, 16, None) == 48 / 192
-    assert ideal_hit_rate(flights, 16, 6) == 0
-
-
-def test_oracle_pins_what_runs() -> None:
-    one, other = PlannedSession(1, ASK), PlannedSession(2, ASK)
-    flights = [fly(0, one, 0, 9), fly(1, other, 2, 3), fly(2, one, 4, 9)]
-
-    assert ideal_hit_rate(flights, 16, 6) == 48 / 192
-
-
-def test_oracle_of_nothing_hits_nothing() -> None:
-    assert ideal_hit_rate([], 16, None) == 0
 
 
 def test_columns_are_aligned() -> None:

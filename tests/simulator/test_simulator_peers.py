@@ -14,19 +14,18 @@ from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet.arms import parse_arm
-from extproc.simulator.fleet.cell import Cell
+from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet.node import Gaps, Node
-from extproc.simulator.fleet.scraper import Scraper
 from extproc.simulator.fleet.session import PlannedSession, PlannedTurn
-from extproc.simulator.fleet.timeline import Timeline
-from extproc.simulator.peers.gie import Sent
+from extproc.simulator.fleet.timeline import VirtualTimeline
+from extproc.simulator.peers.gie import SentPrompt
 from extproc.simulator.peers.registry import PEERS, build_peer
 from extproc.simulator.peers.sglang import Tree
-from extproc.simulator.peers.signals import Signal, scrape_nothing
+from extproc.simulator.peers.signals import Signal, SignalScraper, scrape_nothing
 
 NAMES = ("a", "b", "c")
-SMALL = Cell(arm="gie", workload="C", load=0.3, endpoints=2, warmup_s=5, measured_s=30)
+SMALL = MatrixCell(arm="gie", workload="C", load=0.3, endpoints=2, warmup_s=5, measured_s=30)
 
 
 class Told:
@@ -129,7 +128,7 @@ def test_gie_weighs_a_match_by_three_and_the_rest_by_two() -> None:
 
 
 def test_gie_counts_matches_behind_a_gap_up_to_where_nobody_has_any() -> None:
-    sent = Sent(10)
+    sent = SentPrompt(10)
     sent.add([1, 2, 3], "a")
     sent.add([2], "b")
     sent.add([4, 5], "b")
@@ -139,7 +138,7 @@ def test_gie_counts_matches_behind_a_gap_up_to_where_nobody_has_any() -> None:
 
 
 def test_gie_forgets_the_head_of_a_long_prompt_first() -> None:
-    sent = Sent(2)
+    sent = SentPrompt(2)
     sent.add([1, 2, 3], "a")
 
     assert sent.matches([1, 2, 3]) == {}
@@ -211,7 +210,7 @@ def test_scraper_reads_each_endpoint_at_moments_of_its_own_and_is_old_in_between
         times.append((name, at_s))
         return Signal(waiting=len(times))
 
-    scraper = Scraper(1.0, Random(1), lambda: now, read_at)
+    scraper = SignalScraper(1.0, Random(1), lambda: now, read_at)
     first = scraper.read("a"), scraper.read("a"), scraper.read("b")
     now = 13.5
     later = scraper.read("a")
@@ -224,7 +223,7 @@ def test_scraper_reads_each_endpoint_at_moments_of_its_own_and_is_old_in_between
 
 def test_metrics_say_how_things_stood_at_the_end_of_the_last_step() -> None:
     """Two requests for an endpoint that runs one at a time; the second comes amid the first's prefill."""
-    timeline, said = Timeline(), dict[float, Signal]()
+    timeline, said = VirtualTimeline(), dict[float, Signal]()
     profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=1)
     node = Node("n", profile, timeline, lambda _flight: None, gaps=Gaps())
     node.keep_signals(100.0)
@@ -257,14 +256,14 @@ def test_nothing_scraped_is_idle() -> None:
 
 def test_fleet_tells_gie_of_queues_and_of_older_ones_it_knows_less() -> None:
     busy = replace(SMALL, workload="U", load=0.95, measured_s=60)
-    fresh, old = (replace(busy, arm=f"gie:scrape_s={age}").run(with_ideals=False) for age in (0.05, 10))
+    fresh, old = (replace(busy, arm=f"gie:scrape_s={age}").run() for age in (0.05, 10))
 
     assert fresh.failed == old.failed == 0
     assert fresh.ttft.mean_ms < old.ttft.mean_ms
 
 
 def test_gateways_scrape_on_their_own() -> None:
-    summary = replace(SMALL, gateways=3, scenario="crash").run(with_ideals=False)
+    summary = replace(SMALL, gateways=3, scenario="crash").run()
 
     assert summary.requests > 0
-    assert summary == replace(SMALL, gateways=3, scenario="crash").run(with_ideals=False)
+    assert summary == replace(SMALL, gateways=3, scenario="crash").run()

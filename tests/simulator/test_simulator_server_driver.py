@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from extproc.simulator.engine.engine import Engine
 from extproc.simulator.engine.profiles import Profile, find_profile
-from extproc.simulator.fleet.client import Traffic
-from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
+from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import Demand, draw_sessions
 from extproc.simulator.http.driver import Clock, Driver, Generation, Job
 from extproc.simulator.http.exposition import Distributions
@@ -62,7 +62,7 @@ async def finish(generation: Generation) -> Generation:
 async def test_a_trace_gets_the_same_times_as_in_the_virtual_fleet() -> None:
     profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=16)
     sessions = draw_sessions("distinct", Demand(120), seed=7)
-    flights = simulate(Setup([profile], 1, Routing("round_robin"), Traffic(rate=6)), sessions).flights
+    flights = simulate_fleet(Setup([profile], 1, Routing("round_robin"), Traffic(rate=6)), sessions).flights
     clock = VirtualClock()
     driver, _ = build_driver(profile, clock)
 

@@ -9,7 +9,7 @@ import zmq
 import zmq.asyncio
 
 from extproc.errors import SettingsError
-from extproc.simulator.engine.cache_events import AllBlocksCleared, BlockRemoved, BlockStored
+from extproc.simulator.engine.records import AllBlocksCleared, BlockRemoved, BlockStored
 from extproc.simulator.http.publisher import Publisher, open_socket
 from tests.simulator.face import NOON, QUICK, serving
 from tests.simulator.recorder import Recorder

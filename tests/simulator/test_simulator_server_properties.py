@@ -15,7 +15,7 @@ from extproc.simulator.http.apis.responses import Responses
 from extproc.simulator.http.bodies import decode_body
 from extproc.simulator.http.driver import Clock
 from extproc.simulator.http.endpoint import SimulatedEndpoint
-from extproc.simulator.http.refusals import ApiRefusal, refuse_unsupported
+from extproc.simulator.http.refusals import VllmRefusal, refuse_unsupported
 from tests.simulator.face import NOON, QUICK_OPTIONS
 
 JSON = st.recursive(
@@ -62,7 +62,7 @@ def test_any_body_is_answered_or_refused(api: Api, body: object) -> None:
         ask = api.read(body, endpoint.options.tokenizer)
         refuse_unsupported(cast("dict[str, Any]", body))
         reply = endpoint.begin(ask, endpoint.head(ask, api.id_prefix))
-    except ApiRefusal as refusal:
+    except VllmRefusal as refusal:
         answer: Any = orjson.loads(orjson.dumps(api.describe(refusal)))
 
         assert isinstance(answer["error"]["message"], str)
@@ -77,7 +77,7 @@ def test_any_body_is_answered_or_refused(api: Api, body: object) -> None:
 def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
     try:
         outcome = decode_body(data, "application/json; charset=utf-8")
-    except ApiRefusal as refusal:
+    except VllmRefusal as refusal:
         outcome = refusal.status
 
     assert outcome is not None

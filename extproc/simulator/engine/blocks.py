@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
-from extproc.simulator.engine.cache_events import BlockRemoved, EventSink
+from extproc.simulator.engine.records import BlockRemoved, EventSink
 
 Names_contra = TypeVar("Names_contra", bound=Sized, contravariant=True)
 
@@ -27,7 +27,7 @@ def hash_blocks(token_ids: Sequence[int], block_size: int, extra_key: str = "") 
     return tuple(hashes)
 
 
-class Cache(Protocol[Names_contra]):
+class KvCache(Protocol[Names_contra]):
     """What an engine asks of its KV cache; `Names` say which blocks a prompt and its output have."""
 
     size: int

@@ -11,11 +11,17 @@ from heapq import heappop, heappush
 from typing import Generic, TypeVar, cast, overload
 
 from extproc.errors import RequestError
-from extproc.simulator.engine.blocks import BlockCache, Cache, hash_blocks
-from extproc.simulator.engine.cache_events import AllBlocksCleared, BlockStored, EventSink
+from extproc.simulator.engine.blocks import BlockCache, KvCache, hash_blocks
 from extproc.simulator.engine.profiles import Profile
-from extproc.simulator.engine.request import Request
-from extproc.simulator.engine.step import Admission, Counters, StepResult
+from extproc.simulator.engine.records import (
+    Admitted,
+    AllBlocksCleared,
+    BlockStored,
+    Counters,
+    EngineRequest,
+    EventSink,
+    StepResult,
+)
 
 Names = TypeVar("Names", bound=Sized)
 
@@ -32,7 +38,7 @@ class _Plan:
     prefill_tokens: int = 0
     pairs: float = 0.0
     preempted: list[str] = field(default_factory=list)
-    admitted: list[Admission] = field(default_factory=list)
+    admitted: list[Admitted] = field(default_factory=list)
 
 
 class Engine(Generic[Names]):
@@ -56,24 +62,24 @@ class Engine(Generic[Names]):
     ) -> None: ...
 
     @overload
-    def __init__(self, profile: Profile, *, cache: Cache[Names]) -> None: ...
+    def __init__(self, profile: Profile, *, cache: KvCache[Names]) -> None: ...
 
     def __init__(
-        self, profile: Profile, *, sink: EventSink | None = None, cache: Cache[Names] | None = None
+        self, profile: Profile, *, sink: EventSink | None = None, cache: KvCache[Names] | None = None
     ) -> None:
         self.profile = profile
         self._sink = sink
         self._names_late = cache is not None
-        self._cache = cache or cast("Cache[Names]", BlockCache(profile.blocks, sink))
+        self._cache = cache or cast("KvCache[Names]", BlockCache(profile.blocks, sink))
         self._block_size = profile.block_size
-        self._waiting: OrderedDict[str, Request[Names]] = OrderedDict()
-        self._running: dict[str, Request[Names]] = {}  # in order of admission
-        self._prefilling: dict[str, Request[Names]] = {}
-        self._decoding: dict[str, Request[Names]] = {}
+        self._waiting: OrderedDict[str, EngineRequest[Names]] = OrderedDict()
+        self._running: dict[str, EngineRequest[Names]] = {}  # in order of admission
+        self._prefilling: dict[str, EngineRequest[Names]] = {}
+        self._decoding: dict[str, EngineRequest[Names]] = {}
         # Who needs the next block in which step, modulo the block size.
-        self._due: tuple[dict[str, Request[Names]], ...] = tuple({} for _ in range(profile.block_size))
+        self._due: tuple[dict[str, EngineRequest[Names]], ...] = tuple({} for _ in range(profile.block_size))
         self._ungrown: set[str] = set()  # who still waits for the block that is due in this step
-        self._ends: list[tuple[int, int, Request[Names]]] = []
+        self._ends: list[tuple[int, int, EngineRequest[Names]]] = []
         self._steps = 0
         self._context_tokens = 0  # of all that decode, in the KV cache after the last step
         self._is_blocked = False  # the queue's head cannot start until something ends
@@ -162,7 +168,7 @@ class Engine(Generic[Names]):
             raise ValueError(f"{request_id}: neither prompt nor output can be empty")
         if request_id in self._running or request_id in self._waiting:
             raise ValueError(f"{request_id} is here already")
-        self._waiting[request_id] = Request(
+        self._waiting[request_id] = EngineRequest(
             request_id, prompt_tokens, min(max_tokens, room), names, token_ids, extra_key, now
         )
 
@@ -252,7 +258,7 @@ class Engine(Generic[Names]):
         """How many requests get a token in each quiet step."""
         return len(self._decoding)
 
-    def _computed(self, request: Request[Names]) -> int:
+    def _computed(self, request: EngineRequest[Names]) -> int:
         """Tokens of a running request in the KV cache, counting the step at hand."""
         return request.lead + self._steps if request.id in self._decoding else request.computed
 
@@ -272,7 +278,7 @@ class Engine(Generic[Names]):
             self._grow_due(due)
         plan.budget -= len(self._decoding)
 
-    def _grow_due(self, due: dict[str, Request[Names]]) -> None:
+    def _grow_due(self, due: dict[str, EngineRequest[Names]]) -> None:
         """Gives each the block that is due; there are enough."""
         if self._names_late:
             self._cache.take(len(due))
@@ -281,7 +287,7 @@ class Engine(Generic[Names]):
             self._cache.take(1)
             self._seal(request, request.lead + self._steps)
 
-    def _grow_where_possible(self, due: dict[str, Request[Names]], plan: _Plan) -> None:
+    def _grow_where_possible(self, due: dict[str, EngineRequest[Names]], plan: _Plan) -> None:
         """Gives each, in order of admission, the block that is due, at the cost of those who came last."""
         self._ungrown = set(due)
         for request in sorted(due.values(), key=lambda request: request.number):
@@ -298,7 +304,7 @@ class Engine(Generic[Names]):
             if request.id in self._prefilling and self._make_room(request, blocks, plan):
                 self._prefill(request, chunk, plan)
 
-    def _make_room(self, request: Request[Names], blocks: int, plan: _Plan) -> bool:
+    def _make_room(self, request: EngineRequest[Names], blocks: int, plan: _Plan) -> bool:
         """Preempts the last admitted until so many blocks are free; False if `request` was the last."""
         while self._cache.free < blocks:
             victim = next(reversed(self._running.values()))
@@ -307,7 +313,7 @@ class Engine(Generic[Names]):
                 return False
         return True
 
-    def _preempt(self, request: Request[Names], plan: _Plan) -> None:
+    def _preempt(self, request: EngineRequest[Names], plan: _Plan) -> None:
         if request.id in self._decoding:
             # Its token of this step is not computed, though the block for it may be held.
             computed = self._computed(request)
@@ -338,7 +344,7 @@ class Engine(Generic[Names]):
             self._start(request, plan, now)
             self._prefill(request, min(request.tokens - request.computed, plan.budget), plan)
 
-    def _start(self, request: Request[Names], plan: _Plan, now: float) -> None:
+    def _start(self, request: EngineRequest[Names], plan: _Plan, now: float) -> None:
         is_first = not request.number
         if is_first:
             self._queries += request.prompt_tokens
@@ -347,9 +353,9 @@ class Engine(Generic[Names]):
         request.number = self._admissions
         del self._waiting[request.id]
         self._running[request.id] = self._prefilling[request.id] = request
-        plan.admitted.append(Admission(request.id, request.computed, now - request.arrived_at, is_first))
+        plan.admitted.append(Admitted(request.id, request.computed, now - request.arrived_at, is_first))
 
-    def _prefill(self, request: Request[Names], chunk: int, plan: _Plan) -> None:
+    def _prefill(self, request: EngineRequest[Names], chunk: int, plan: _Plan) -> None:
         before = request.computed
         request.computed += chunk
         self._cache.take(self._blocks(request.computed) - self._blocks(before))
@@ -383,7 +389,7 @@ class Engine(Generic[Names]):
                 finished.append(request.id)
         return tuple(finished)
 
-    def _leave(self, request: Request[Names], computed: int, held: int | None = None) -> None:
+    def _leave(self, request: EngineRequest[Names], computed: int, held: int | None = None) -> None:
         """Takes a running request out of the schedule; what it `computed` stays in the cache.
 
         It has blocks for `held` tokens, `None`: for those that are computed.
@@ -402,7 +408,7 @@ class Engine(Generic[Names]):
         request.last_step = -1
         self._is_blocked = False
 
-    def _seal(self, request: Request[Names], computed: int) -> None:
+    def _seal(self, request: EngineRequest[Names], computed: int) -> None:
         """Registers the blocks that are full; vLLM does so when it schedules their last token."""
         full, before = min(computed // self._block_size, len(request.names)), request.shared
         if full <= before:
@@ -412,7 +418,7 @@ class Engine(Generic[Names]):
         if self._sink:
             self._sink(self._stored(request, cast("Sequence[int]", request.names), before))
 
-    def _stored(self, request: Request[Names], hashes: Sequence[int], first: int) -> BlockStored:
+    def _stored(self, request: EngineRequest[Names], hashes: Sequence[int], first: int) -> BlockStored:
         size = self._block_size
         return BlockStored(
             block_hashes=hashes[first : request.shared],
@@ -425,6 +431,6 @@ class Engine(Generic[Names]):
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block_size)
 
-    def _due_slot(self, request: Request[Names]) -> int:
+    def _due_slot(self, request: EngineRequest[Names]) -> int:
         """The step, modulo the block size, in which the first token of a block is computed."""
         return (1 - request.lead) % self._block_size

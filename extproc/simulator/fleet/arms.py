@@ -14,7 +14,7 @@ from extproc.simulator.peers.signals import Scrape, scrape_nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class FleetArm:
     """A strategy and its options, as an operator would configure them; `text` is how it was asked for.
 
     Or a peer's rule, which no operator of ours can configure.
@@ -25,7 +25,7 @@ class Arm:
     options: Mapping[str, object]
 
 
-def parse_arm(text: str) -> Arm:
+def parse_arm(text: str) -> FleetArm:
     """Reads an arm; values are YAML, so that `key=[prompt_head]` is a list. Raises `SettingsError`."""
     name, _, written = text.partition(":")
     try:
@@ -34,7 +34,7 @@ def parse_arm(text: str) -> Arm:
         raise SettingsError(f"{text!r} is no arm: write NAME:option=value,option=value") from None
     if not all(isfinite(value) for value in options.values() if isinstance(value, float)):
         raise SettingsError(f"{text!r}: there is a value that is no number to count with")
-    arm = Arm(text, name.strip(), options)
+    arm = FleetArm(text, name.strip(), options)
     build_arm(arm.strategy, arm.options, Outside(Random(0), float), scrape_nothing)  # noqa: S311  # says what is wrong
     return arm
 

@@ -10,10 +10,10 @@ from extproc.router.routing.pool import Pool
 from extproc.router.share.copying import PAGE_S
 from extproc.router.share.messages import Letter
 from extproc.router.share.share import HEARTBEAT_S, Share
-from extproc.simulator.fleet.timeline import Timeline
+from extproc.simulator.fleet.timeline import VirtualTimeline
 
 
-class Fault(StrEnum):
+class BusFault(StrEnum):
     """What is wrong with a bus."""
 
     NONE = "none"
@@ -39,7 +39,7 @@ class Sharing:
 
     delay_s: float = 0.0
     loss: float = 0.0
-    fault: Fault = Fault.NONE
+    fault: BusFault = BusFault.NONE
     middle_s: float = 0.0
 
 
@@ -50,7 +50,7 @@ class Bus:
         self,
         sharing: Sharing,
         pools: Sequence[Pool],
-        timeline: Timeline,
+        timeline: VirtualTimeline,
         rng: Random,
         restart: Callable[[int], None],
     ) -> None:
@@ -64,7 +64,7 @@ class Bus:
         # Services start, and beat, at moments of their own.
         for place in range(len(pools)):
             self._plan_beat(rng.random() * HEARTBEAT_S, place)
-        if sharing.fault in {Fault.RESTART, Fault.BLANK}:
+        if sharing.fault in {BusFault.RESTART, BusFault.BLANK}:
             timeline.at(sharing.middle_s, self._restart, 0)
 
     def post(self, gateway: int) -> None:
@@ -82,7 +82,7 @@ class Bus:
         self._planned -= 1
         self._paging.discard(gateway)
         letter = self._shares[gateway].page(self._timeline.now)
-        if letter is not None and self._sharing.fault is not Fault.BLANK:
+        if letter is not None and self._sharing.fault is not BusFault.BLANK:
             self._send(gateway, letter)
         self._plan_page(gateway)
 
@@ -112,7 +112,7 @@ class Bus:
             self._deliver(letter, to)
 
     def _delay_s(self) -> float:
-        is_slow = self._sharing.fault is Fault.SLOWS and self._timeline.now >= self._sharing.middle_s
+        is_slow = self._sharing.fault is BusFault.SLOWS and self._timeline.now >= self._sharing.middle_s
         return _SLOW_S if is_slow else self._sharing.delay_s
 
     def _arrive(self, letter: Letter, to: Sequence[int]) -> None:
@@ -129,12 +129,12 @@ class Bus:
         if sender == place or (sharing.loss and self._rng.random() < sharing.loss):
             return False
         match sharing.fault:
-            case Fault.DEAD:
+            case BusFault.DEAD:
                 return False
-            case Fault.DIES:
+            case BusFault.DIES:
                 return since_s < 0
-            case Fault.AWAY:
+            case BusFault.AWAY:
                 return not 0 <= since_s < _AWAY_S
-            case Fault.HALVES:
+            case BusFault.HALVES:
                 return since_s < 0 or (sender < len(self._shares) // 2) == (place < len(self._shares) // 2)
         return True

@@ -11,16 +11,14 @@ from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE, find_profile
 from extproc.simulator.fleet.arms import parse_arm
 from extproc.simulator.fleet.autoscaler import Scaling, parse_scaling
-from extproc.simulator.fleet.bus import Fault, Sharing
-from extproc.simulator.fleet.change import parse_change
-from extproc.simulator.fleet.client import Traffic
-from extproc.simulator.fleet.fleet import Run, Setup, Watch, simulate
-from extproc.simulator.fleet.gateway import Routing, Spread
-from extproc.simulator.fleet.scenarios import SCENARIOS
+from extproc.simulator.fleet.bus import BusFault, Sharing
+from extproc.simulator.fleet.changes import SCENARIOS
+from extproc.simulator.fleet.fleet import FleetRun, Setup, Watch, simulate_fleet
+from extproc.simulator.fleet.gateway import Routing
 from extproc.simulator.fleet.session import PlannedSession
-from extproc.simulator.fleet.spike import Spike, parse_spike
 from extproc.simulator.fleet.summary import Summary, summarize
 from extproc.simulator.fleet.trace import Trace, read_trace
+from extproc.simulator.fleet.traffic import LoadSpike, Traffic, parse_spike
 from extproc.simulator.fleet.workloads import Demand, draw_sessions, find_workload
 
 # Sessions for so much longer than the window: the load has to last until the last answer in it.
@@ -28,7 +26,7 @@ _SLACK: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class MatrixCell:
     """All that decides a run.
 
     `load` is the share of the workload's capacity, `rate` requests per second instead, `users` a closed
@@ -36,7 +34,7 @@ class Cell:
     of a time. A `trace` is a file that is replayed instead of a workload, `trace_speed` times as fast as it
     was recorded; `trace_xxh3` says what was in it, empty: anything. A `spike` and an autoscaler
     (`autoscale`) are written as their modules say, empty: none; `slo_ttft_s` judges what they cost.
-    Gateways tell each other their picks `share_delay_ms` late; `None`: never.
+    Gateways send each other their picks, which arrive after `share_delay_ms`; `None`: they do not.
     """
 
     arm: str
@@ -44,18 +42,12 @@ class Cell:
     load: float | None = 0.75
     rate: float | None = None
     users: int | None = None
-    cap: int | None = None
-    ceiling: float | None = None
     requests: int | None = None
     think_s: float | None = None
     endpoints: int = 8
     profiles: tuple[str, ...] = (DEFAULT_PROFILE,)
     gateways: int = 1
-    spread: Spread = Spread.RANDOM
-    signal_delay_s: float = 0.0
-    discovery_delay_s: float = 0.0
     scenario: str = "plain"
-    changes: tuple[str, ...] = ()
     warmup_s: float | None = None
     measured_s: float | None = None
     seed: int = 0
@@ -68,7 +60,7 @@ class Cell:
 
     share_delay_ms: float | None = None
     share_loss: float = 0.0
-    share_fault: Fault = Fault.NONE
+    share_fault: BusFault = BusFault.NONE
 
     @property
     def label(self) -> str:
@@ -78,15 +70,7 @@ class Cell:
     @property
     def digest(self) -> str:
         """Tells cells apart that differ in anything."""
-        asked = orjson.loads(orjson.dumps(self))
-        # Cells that were run before there were traces, spikes, autoscalers and sharing keep their names.
-        late = {"trace", "trace_xxh3", "trace_speed"} if self.trace is None else set()
-        if not self.spike and not self.autoscale:
-            late |= {"spike", "autoscale", "slo_ttft_s"}
-        if self.share_delay_ms is None:
-            late |= {"share_delay_ms", "share_loss", "share_fault"}
-        asked = {name: value for name, value in asked.items() if name not in late}
-        return xxh3_64_hexdigest(orjson.dumps(asked))
+        return xxh3_64_hexdigest(orjson.dumps(self))
 
     @property
     def rps(self) -> float:
@@ -103,13 +87,13 @@ class Cell:
         """About how many requests it takes; what cells cost goes by that."""
         return self._requests()
 
-    def run(self, *, with_ideals: bool = True, watch: Watch | None = None) -> Summary:
-        """`watch` hears which share is done. Raises `SettingsError` for names that there are not."""
-        return summarize(self.simulate(watch), self.label, with_ideals=with_ideals)
+    def run(self, watch: Watch | None = None) -> Summary:
+        """Calls `watch` with the share that is done. Raises `SettingsError` for names that there are not."""
+        return summarize(self.simulate(watch), self.label)
 
-    def simulate(self, watch: Watch | None = None) -> Run:
+    def simulate(self, watch: Watch | None = None) -> FleetRun:
         """As `run`, with all that it left behind."""
-        return simulate(self.plan(), self.draw(), watch)
+        return simulate_fleet(self.plan(), self.draw(), watch)
 
     def draw(self) -> list[PlannedSession]:
         """Returns the sessions; the same for every arm."""
@@ -134,15 +118,12 @@ class Cell:
                 arm.strategy,
                 arm.options,
                 self.gateways,
-                self.spread,
-                self.signal_delay_s,
-                self.discovery_delay_s,
                 self._sharing((start_s + stop_s) / 2),
             ),
             traffic=Traffic(
-                rate, self.users, self.cap, self.ceiling, end_s, starts, self._spike(start_s, end_s)
+                rate, self.users, until_s=end_s, starts=starts, spike=self._spike(start_s, end_s)
             ),
-            changes=[*changes, *map(parse_change, self.changes)],
+            changes=changes,
             seed=self.seed,
             warmup_s=start_s,
             scaling=self._scaling(),
@@ -152,7 +133,7 @@ class Cell:
     def _scaling(self) -> Scaling | None:
         return parse_scaling(self.autoscale) if self.autoscale else None
 
-    def _spike(self, start_s: float, end_s: float) -> Spike | None:
+    def _spike(self, start_s: float, end_s: float) -> LoadSpike | None:
         """Raises `SettingsError` for one that would not be measured, or that the load cannot have."""
         if not self.spike:
             return None

@@ -54,7 +54,7 @@ class Dialogue:
 
     def _write(self, place: int, tokens: int) -> bytes:
         chars = round(tokens * self._session.chars_per_token)
-        return write(b"%d.%d" % (self._session.owner, place), chars)
+        return make_text(b"%d.%d" % (self._session.owner, place), chars)
 
     def _say(self, role: bytes, text: bytes) -> None:
         comma = b"" if self._said.endswith(b"[") else b","
@@ -63,10 +63,10 @@ class Dialogue:
 
 @lru_cache(maxsize=4096)
 def _head_text(head: CommonText) -> bytes:
-    return write(b"all.%d" % head.text, round(head.tokens * head.chars_per_token))
+    return make_text(b"all.%d" % head.text, round(head.tokens * head.chars_per_token))
 
 
-def write(name: bytes, chars: int) -> bytes:
+def make_text(name: bytes, chars: int) -> bytes:
     """Returns so many characters, which begin with the name that tells this text from others."""
     pool = _pool()
     start = crc32(name) % max(1, _POOL_BYTES - chars)

@@ -15,16 +15,15 @@ from extproc.router.routing.strategies.base import Ending, Outside
 from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.fleet.autoscaler import Autoscaler, Scaling
 from extproc.simulator.fleet.bus import Bus
-from extproc.simulator.fleet.change import Change, Kind, check_changes, steps_of
-from extproc.simulator.fleet.client import Client, Traffic
+from extproc.simulator.fleet.changes import FleetChange, Kind, check_changes, steps_of
 from extproc.simulator.fleet.dialogue import Dialogue
 from extproc.simulator.fleet.flight import Flight
-from extproc.simulator.fleet.gateway import EndpointNames, Routing, build_spreader
+from extproc.simulator.fleet.gateway import EndpointNames, Routing
 from extproc.simulator.fleet.node import Gaps, Node
-from extproc.simulator.fleet.scraper import Scraper
 from extproc.simulator.fleet.session import PlannedSession
-from extproc.simulator.fleet.timeline import Timeline
-from extproc.simulator.peers.signals import Signal
+from extproc.simulator.fleet.timeline import VirtualTimeline
+from extproc.simulator.fleet.traffic import SessionClient, Traffic
+from extproc.simulator.peers.signals import Signal, SignalScraper
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Setup:
     endpoints: int
     routing: Routing
     traffic: Traffic
-    changes: Sequence[Change] = ()
+    changes: Sequence[FleetChange] = ()
     seed: int = 0
     warmup_s: float = 0.0
     scaling: Scaling | None = None
@@ -57,7 +56,7 @@ class Headcount:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FleetRun:
     """What a run left behind: every request, every endpoint that ever was, the gaps between tokens."""
 
     setup: Setup
@@ -70,10 +69,10 @@ class Run:
 Watch = Callable[[float], None]
 """Hears which share of a run is done, every fiftieth."""
 
-_TOLD: Final = 50
+_FIFTIETHS: Final = 50
 
 
-def simulate(setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None = None) -> Run:
+def simulate_fleet(setup: Setup, sessions: Sequence[PlannedSession], watch: Watch | None = None) -> FleetRun:
     """Runs the sessions. Deterministic: the same setup and sessions give the same run.
 
     Raises `SettingsError` for a strategy, an option, a change or an autoscaler that cannot be.
@@ -86,16 +85,18 @@ class _Fleet:
         check_changes(setup.changes, setup.endpoints)
         _check_scaling(setup)
         self._setup = setup
-        self._timeline = Timeline()
+        self._timeline = VirtualTimeline()
         self._watch, self._turns = watch, sum(len(session.turns) for session in sessions)
-        self._every = max(1, self._turns // _TOLD)
+        self._every = max(1, self._turns // _FIFTIETHS)
         self._flights: list[Flight] = []
         self._picks: dict[int, Pick] = {}
         self._dialogues: dict[int, Dialogue] = {}
         self._gaps = Gaps()
         self._longest = max(turn.prompt_tokens + turn.output_tokens for s in sessions for turn in s.turns)
         # The client's draws do not depend on the strategy's: all strategies see the same arrivals.
-        self._client = Client(sessions, setup.traffic, self._timeline, self._draw("arrivals"), self._send)
+        self._client = SessionClient(
+            sessions, setup.traffic, self._timeline, self._draw("arrivals"), self._send
+        )
         self._names = EndpointNames(self._draw("names"))
         self._keep_s: float | None = None
         self._past: list[Node] = []
@@ -103,7 +104,7 @@ class _Fleet:
         self._ready = [self._names[place] for place in range(setup.endpoints)]
         gateways = setup.routing.gateways
         outsides = [Outside(self._draw(f"ties {place}"), self._now) for place in range(gateways)]
-        self._spreader = build_spreader(setup.routing.spread, gateways, self._draw("spread"))
+        self._spread, self._gateway_count = self._draw("spread"), gateways
         scrapes = [partial(self._scrape, place) for place in range(gateways)]
         self._gateways = setup.routing.build_gateways(self._ready, outsides, scrapes)
         self._numbers = count(setup.endpoints)
@@ -116,14 +117,16 @@ class _Fleet:
             sharing, self._gateways.pools, self._timeline, self._draw("bus"), self._gateways.restart
         )
 
-    def run(self) -> Run:
+    def run(self) -> FleetRun:
         if self._setup.warmup_s:
             self._timeline.at(self._setup.warmup_s, self._gaps.clear)
         if self._setup.traffic.until_s < inf:
             self._timeline.at(self._setup.traffic.until_s, self._gaps.close)
         if self._watch and self._setup.traffic.until_s < inf:
-            for count in range(1, _TOLD):
-                self._timeline.at(self._setup.traffic.until_s * count / _TOLD, self._watch, count / _TOLD)
+            for count in range(1, _FIFTIETHS):
+                self._timeline.at(
+                    self._setup.traffic.until_s * count / _FIFTIETHS, self._watch, count / _FIFTIETHS
+                )
         for change in steps_of(self._setup.changes):
             self._timeline.at(change.at_s, self._change, change)
         if self._setup.scaling:
@@ -131,7 +134,7 @@ class _Fleet:
         self._client.start()
         self._timeline.run()
         nodes = [*self._past, *self._nodes.values()]
-        return Run(self._setup, self._flights, nodes, self._gaps, self._headcounts)
+        return FleetRun(self._setup, self._flights, nodes, self._gaps, self._headcounts)
 
     def _draw(self, use: str) -> Random:
         return Random(f"{use} {self._setup.seed}")  # noqa: S311  # no secret
@@ -139,9 +142,9 @@ class _Fleet:
     def _now(self) -> float:
         return self._timeline.now
 
-    def _scrape(self, gateway: int, every_s: float) -> Scraper:
+    def _scrape(self, gateway: int, every_s: float) -> SignalScraper:
         self._keep_signals(every_s)
-        return Scraper(every_s, self._draw(f"scrapes {gateway}"), self._now, self._signal_at)
+        return SignalScraper(every_s, self._draw(f"scrapes {gateway}"), self._now, self._signal_at)
 
     def _keep_signals(self, seconds: float) -> None:
         self._keep_s = max(self._keep_s or 0.0, seconds)
@@ -171,12 +174,12 @@ class _Fleet:
         self._flights.append(flight)
         if self._watch and self._setup.traffic.until_s == inf and not len(self._flights) % self._every:
             self._watch(len(self._flights) / self._turns)
-        flight.gateway = self._spreader.take(flight)
+        if self._gateway_count > 1:
+            flight.gateway = self._spread.randrange(self._gateway_count)
         try:
-            pick = self._connect(self._gateways.pick(flight.gateway, self._write(flight)))
+            pick = self._gateways.pick(flight.gateway, self._write(flight))
         except (NoEndpoint, Overloaded):
             flight.is_failed = True
-            self._spreader.give(flight)
             self._timeline.at(self._timeline.now, self._client.ended, flight)
             return
         self._post(flight)
@@ -193,24 +196,12 @@ class _Fleet:
             self._dialogues[owner] = dialogue
         return dialogue.ask(flight.turn)
 
-    def _connect(self, pick: Pick) -> Pick:
-        """Tries the pick, then its fallbacks, as Envoy does where a connection is refused."""
-        for endpoint in (pick.endpoint, *pick.fallbacks):
-            if self._nodes[endpoint.name].is_up:
-                return pick.pool.move(pick, endpoint.address)
-        pick.release()
-        raise NoEndpoint("every endpoint that was tried is down")
-
     def _ended(self, flight: Flight) -> None:
         pick = self._picks.pop(flight.number)
         if self._draining:
             self._let_go(flight.endpoint)
-        self._spreader.give(flight)
-        delay_s = self._setup.routing.signal_delay_s
-        if delay_s:
-            self._timeline.at(self._timeline.now + delay_s, self._release, pick, flight)
-        else:
-            self._release(pick, flight)
+        pick.release()
+        self._post(flight)
         if flight.is_answered:
             pick.learn(Ending(200, flight.ttft_s))
         if flight.ended_at > self._timeline.now:
@@ -218,15 +209,11 @@ class _Fleet:
         else:
             self._client.ended(flight)
 
-    def _release(self, pick: Pick, flight: Flight) -> None:
-        pick.release()
-        self._post(flight)
-
     def _post(self, flight: Flight) -> None:
         if self._bus:
             self._bus.post(flight.gateway)
 
-    def _change(self, change: Change) -> None:
+    def _change(self, change: FleetChange) -> None:
         endpoint = self._names[change.endpoint]
         match change.kind:
             case Kind.SLOW:
@@ -257,8 +244,7 @@ class _Fleet:
 
     def _tell_gateways(self, ready: list[Endpoint]) -> None:
         self._ready = ready
-        heard_at = self._timeline.now + self._setup.routing.discovery_delay_s
-        self._timeline.at(heard_at, self._gateways.replace, tuple(ready))
+        self._gateways.replace(tuple(ready))
         self._count_heads()
 
     def _let_go(self, name: str) -> None:

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 from itertools import count
 from random import Random
-from typing import Final, Protocol
-from zlib import crc32
+from typing import Final
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Ask, Picker, Route
@@ -15,7 +13,6 @@ from extproc.router.routing.pool import Pick, Pool, Snapshot
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.simulator.fleet.arms import build_arm
 from extproc.simulator.fleet.bus import Sharing
-from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.peers.signals import Scrape
 
 _PATH: Final = "/v1/chat/completions"
@@ -23,30 +20,16 @@ _PATH: Final = "/v1/chat/completions"
 _FALLBACKS: Final = 2
 
 
-class Spread(StrEnum):
-    """Which gateway gets a request."""
-
-    RANDOM = "random"
-    SESSION = "session"  # each session has one
-    CONNECTION = (
-        "connection"  # each connection has one; a request takes the last that fell idle, or opens one
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Routing:
     """How the fleet is routed to; `options` are the strategy's settings.
 
-    `gateways` pickers share the requests, by `spread`, and nothing else but what `sharing` says. They hear
-    of a request's end `signal_delay_s` late, and of an endpoint that comes or goes `discovery_delay_s` late.
+    `gateways` pickers get the requests at random, and share nothing else but what `sharing` says.
     """
 
     strategy: str = "prefix_hash"
     options: Mapping[str, object] = field(default_factory=dict)
     gateways: int = 1
-    spread: Spread = Spread.RANDOM
-    signal_delay_s: float = 0.0
-    discovery_delay_s: float = 0.0
     sharing: Sharing | None = None
 
     def build_gateways(
@@ -89,60 +72,6 @@ class Gateways:
         return self._pickers[gateway].pick(Ask("POST", _PATH, {}, body)).pick
 
 
-class Spreader(Protocol):
-    """Draws a gateway for each request. The same for all strategies, as far as their timing allows."""
-
-    def take(self, flight: Flight) -> int: ...
-
-    def give(self, flight: Flight) -> None:
-        """Hears that the request has ended."""
-        ...
-
-
-def build_spreader(spread: Spread, gateways: int, rng: Random) -> Spreader:
-    if gateways == 1:
-        return _One()
-    return {Spread.RANDOM: _Random, Spread.SESSION: _BySession, Spread.CONNECTION: _ByConnection}[spread](
-        gateways, rng
-    )
-
-
-class _One:
-    def take(self, flight: Flight) -> int:  # noqa: ARG002  # whichever
-        return 0
-
-    def give(self, flight: Flight) -> None:
-        pass
-
-
-class _Random(_One):
-    def __init__(self, gateways: int, rng: Random) -> None:
-        self._gateways, self._rng = gateways, rng
-
-    def take(self, flight: Flight) -> int:  # noqa: ARG002  # whichever
-        return self._rng.randrange(self._gateways)
-
-
-class _BySession(_One):
-    def __init__(self, gateways: int, rng: Random) -> None:
-        self._gateways, self._salt = gateways, rng.getrandbits(32)
-
-    def take(self, flight: Flight) -> int:
-        return crc32(b"%d" % flight.session.owner, self._salt) % self._gateways
-
-
-class _ByConnection(_One):
-    def __init__(self, gateways: int, rng: Random) -> None:
-        self._gateways, self._rng = gateways, rng
-        self._idle: list[int] = []
-
-    def take(self, flight: Flight) -> int:  # noqa: ARG002  # connections are all alike
-        return self._idle.pop() if self._idle else self._rng.randrange(self._gateways)
-
-    def give(self, flight: Flight) -> None:
-        self._idle.append(flight.gateway)
-
-
 _SYLLABLES: Final = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -152,12 +81,12 @@ class EndpointNames:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._numbers = count()
-        self._known: dict[int, Endpoint] = {}
+        self._endpoints: dict[int, Endpoint] = {}
 
     def __getitem__(self, number: int) -> Endpoint:
-        while number not in self._known:
+        while number not in self._endpoints:
             place = next(self._numbers)
             suffix = "".join(self._rng.choices(_SYLLABLES, k=5))
             address = f"10.{place >> 16 & 255}.{place >> 8 & 255}.{place & 255}:8000"
-            self._known[place] = Endpoint(f"vllm-{suffix}-{place}", address)
-        return self._known[number]
+            self._endpoints[place] = Endpoint(f"vllm-{suffix}-{place}", address)
+        return self._endpoints[number]

@@ -1,31 +1,45 @@
 """A matrix: every combination of arms, workloads, loads, sizes and seeds, on all cores, resumable.
 
 Each cell's figures are one line of a file in the matrix's folder, written when it is done: what is there
-is not run again.
+is not run again. A row is a cell and its figures, flat.
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from statistics import geometric_mean, median
 from time import process_time
 from typing import Final
 
 import orjson
 
-from extproc.simulator.fleet.bus import Fault
-from extproc.simulator.fleet.cell import Cell
-from extproc.simulator.fleet.gateway import Spread
-from extproc.simulator.fleet.report import lay_out
-from extproc.simulator.fleet.report_page import figure_cells
-from extproc.simulator.fleet.rows import SHARING, Row, by_arm, row_of, split, title_of
+from extproc.simulator.fleet.bus import BusFault
+from extproc.simulator.fleet.cell import MatrixCell
+from extproc.simulator.fleet.report import flatten, lay_out
 
 CELLS: Final = "cells.jsonl"
-
-_GROUP: Final = ("workload", "load", "scenario", "endpoints", "gateways", "spread", "profiles", *SHARING)
-_HEAD: Final = ("arm", "seeds", "TTFT mean", "range", "p99", "hit rate", "of shared", "tok/s", "warned")
+_CASE: Final = (
+    *("workload", "load", "rate", "users", "trace_speed", "scenario", "endpoints", "gateways", "profiles"),
+    *("share_delay_ms", "share_loss", "share_fault"),
+)
+# What most matrices have in common goes without saying.
+_USUAL: Final = {
+    "scenario": "plain",
+    "gateways": "1",
+    "trace_speed": "1.0",
+    "share_loss": "0.0",
+    "share_fault": "none",
+}
+_HEAD: Final = (
+    *("arm", "seeds", "TTFT mean", "range", "p99", "e2e", "hit rate", "tok/s"),
+    *("to best other", "worst seed", "warned"),
+)
+Row = Mapping[str, object]
+"""What a cell was, and its figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,33 +51,31 @@ class Matrix:
     loads: Sequence[float] = (0.4, 0.75)
     endpoints: Sequence[int] = (8,)
     gateways: Sequence[int] = (1,)
-    spreads: Sequence[Spread] = (Spread.RANDOM,)
     share_delays_ms: Sequence[float | None] = (None,)
     share_losses: Sequence[float] = (0.0,)
-    share_faults: Sequence[Fault] = (Fault.NONE,)
+    share_faults: Sequence[BusFault] = (BusFault.NONE,)
     scenarios: Sequence[str] = ("plain",)
     profiles: Sequence[str]
     seeds: Sequence[int] = (11, 12, 13)
     warmup_s: float | None = None
     measured_s: float | None = None
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterator[MatrixCell]:
         """Yields all of them; arms and seeds of one case together."""
         sharings = product(self.share_delays_ms, self.share_losses, self.share_faults)
         axes = product(
-            *(self.workloads, self.scenarios, self.loads, self.endpoints, self.gateways, self.spreads),
+            *(self.workloads, self.scenarios, self.loads, self.endpoints, self.gateways),
             *([*sharings], self.profiles, self.seeds, self.arms),
         )
-        for workload, scenario, load, endpoints, gateways, spread, sharing, profile, seed, arm in axes:
+        for workload, scenario, load, endpoints, gateways, sharing, profile, seed, arm in axes:
             delay_ms, loss, fault = sharing
-            yield Cell(
+            yield MatrixCell(
                 arm=arm,
                 workload=workload,
                 load=load,
                 endpoints=endpoints,
                 profiles=(profile,),
                 gateways=gateways,
-                spread=spread,
                 scenario=scenario,
                 share_delay_ms=delay_ms,
                 share_loss=loss,
@@ -74,7 +86,7 @@ class Matrix:
             )
 
 
-def read_rows(folder: Path) -> dict[str, Row]:
+def read_done_rows(folder: Path) -> dict[str, Row]:
     """Returns the rows that are done, by their cells' digests; a line that was cut off is not."""
     path, rows = folder / CELLS, {}
     lines = path.read_bytes().splitlines() if path.exists() else ()
@@ -88,18 +100,22 @@ def read_rows(folder: Path) -> dict[str, Row]:
 
 
 def run_matrix(
-    cells: Sequence[Cell], folder: Path, workers: int, told: Callable[[float, Row], None], version: str
+    cells: Sequence[MatrixCell],
+    folder: Path,
+    workers: int,
+    progress: Callable[[float, Row], None],
+    version: str,
 ) -> list[Row]:
-    """Runs what `folder` has not; returns the rows of all cells, in their order.
+    """Runs the cells that `folder` lacks; returns the rows of all cells, in their order.
 
-    `told` hears of each that is done: which share of the work is, by requests, and which one.
+    `progress` is called with the share of the work that is done, by requests, and the last row.
     """
-    done = read_rows(folder)
+    done = read_done_rows(folder)
     missing = [cell for cell in cells if cell.digest not in done]
     work, worked = sum(cell.requests_about for cell in missing), 0
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / CELLS).open("ab") as file, ProcessPoolExecutor(workers, initializer=gc.disable) as pool:
-        # What was cut off must not swallow the next line.
+        # A line that was cut off must not swallow the next one.
         file.write(b"\n")
         futures = {pool.submit(run_cell, cell, version): cell for cell in missing}
         for future in as_completed(futures):
@@ -108,26 +124,100 @@ def run_matrix(
             file.flush()
             done[str(row["digest"])] = row
             worked += futures[future].requests_about
-            told(worked / work, row)
+            progress(worked / work, row)
     return [done[cell.digest] for cell in cells]
 
 
-def run_cell(cell: Cell, version: str) -> Row:
+def run_cell(cell: MatrixCell, version: str) -> Row:
     """Returns a cell and its figures; takes as long as it takes, in this process."""
     begins = process_time()
     summary = cell.run()
+    figures = orjson.loads(orjson.dumps(flatten(summary)))
+    asked = orjson.loads(orjson.dumps(cell))
     # A run drops nothing before its end, so that looking for garbage in it finds none and costs a tenth.
     gc.collect()
-    return {**row_of(cell, summary, version), "cpu_s": round(process_time() - begins, 2)}
+    return {
+        **asked,
+        **{name: figures[name] for name in figures if name not in asked and name != "strategy"},
+        "arm": cell.label,
+        "faults": summary.warnings,
+        "digest": cell.digest,
+        "version": version,
+        "cpu_s": round(process_time() - begins, 2),
+    }
 
 
 def render_rows(rows: Iterable[Row]) -> str:
     """One table for each case: medians over the seeds, of the TTFT also the range; milliseconds.
 
-    `warned` counts the seeds that were not offered, or did not serve, what was asked for.
+    `to best other` is the geometric mean over the seeds of an arm's mean TTFT as a share of the best other
+    arm's in the same seed, `worst seed` the highest of these. `warned` counts the seeds that were not
+    offered, or did not serve, the load that was asked for.
     """
-    return "\n".join(f"{title_of(case)}\n{_table(group)}" for case, group in split(rows, _GROUP).items())
+    cases: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        cases[_name_case(row)].append(row)
+    return "\n".join(f"{name}\n{_lay_out_case(group)}" for name, group in cases.items())
 
 
-def _table(rows: Iterable[Row]) -> str:
-    return lay_out([_HEAD, *((arm, *figure_cells(runs)) for arm, runs in by_arm(rows).items())])
+def values(rows: Iterable[Row], name: str) -> list[float]:
+    """Returns the figures of this name that were measured: JSON has no NaN, so others are null."""
+    return [float(value) for row in rows if isinstance(value := row.get(name), int | float)]
+
+
+def _name_case(row: Row) -> str:
+    named = ((name, _word(row.get(name))) for name in _CASE)
+    return ", ".join(f"{name} {word}" for name, word in named if word not in {"None", _USUAL.get(name)})
+
+
+def _word(value: object) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _lay_out_case(rows: Sequence[Row]) -> str:
+    arms: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        arms[str(row["arm"])].append(row)
+    lines = [(arm, *_figures(runs), *_rank(arm, arms), _warned(runs)) for arm, runs in arms.items()]
+    return lay_out([_HEAD, *lines])
+
+
+def _figures(rows: Sequence[Row]) -> Sequence[str]:
+    ttfts = values(rows, "ttft_mean_ms")
+    return (
+        str(len(rows)),
+        _median(rows, "ttft_mean_ms"),
+        f"{min(ttfts):.1f}-{max(ttfts):.1f}" if ttfts else "-",
+        _median(rows, "ttft_p99_ms"),
+        _median(rows, "e2e_mean_ms"),
+        _median(rows, "hit_rate", 3),
+        _median(rows, "total_tok_per_s", 0),
+    )
+
+
+def _median(rows: Sequence[Row], name: str, digits: int = 1) -> str:
+    found = values(rows, name)
+    return f"{median(found):.{digits}f}" if found else "-"
+
+
+def _rank(arm: str, arms: Mapping[str, Sequence[Row]]) -> tuple[str, str]:
+    ratios = [*compare_to_best(arm, arms).values()]
+    return (f"{geometric_mean(ratios):.3f}", f"{max(ratios):.3f}") if ratios else ("-", "-")
+
+
+def compare_to_best(
+    arm: str, arms: Mapping[str, Sequence[Row]], figure: str = "ttft_mean_ms"
+) -> dict[object, float]:
+    """Returns, by seed, the arm's figure as a share of the lowest of the other arms."""
+    lowest: dict[object, float] = {}
+    for other, rows in arms.items():
+        for row in rows:
+            for value in values([row], figure):
+                if other != arm and value > 0:
+                    lowest[row["seed"]] = min(value, lowest.get(row["seed"], value))
+    mine = {row["seed"]: value for row in arms[arm] for value in values([row], figure)}
+    return {seed: value / lowest[seed] for seed, value in mine.items() if value > 0 and seed in lowest}
+
+
+def _warned(rows: Iterable[Row]) -> str:
+    return str(sum(bool(row["faults"]) for row in rows))

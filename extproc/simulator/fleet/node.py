@@ -7,11 +7,11 @@ from math import sqrt
 
 from extproc.simulator.engine.engine import Engine
 from extproc.simulator.engine.profiles import Profile
+from extproc.simulator.engine.records import StepResult
 from extproc.simulator.engine.runs import Path, RunCache
-from extproc.simulator.engine.step import StepResult
 from extproc.simulator.fleet.autoscaler import Metric
 from extproc.simulator.fleet.flight import Flight
-from extproc.simulator.fleet.timeline import Timeline
+from extproc.simulator.fleet.timeline import VirtualTimeline
 from extproc.simulator.peers.signals import Signal
 
 
@@ -47,7 +47,7 @@ class Node:
         self,
         name: str,
         profile: Profile,
-        timeline: Timeline,
+        timeline: VirtualTimeline,
         ended: Callable[[Flight], None],
         *,
         gaps: Gaps,

@@ -1,4 +1,4 @@
-"""How far a simulation is, for who waits: on a terminal a line that changes, else a line now and then."""
+"""How far a simulation is: on a terminal one line that changes, elsewhere a line now and then."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -18,22 +18,22 @@ class Terminal(Protocol):
 
 
 class ProgressLine:
-    """Tells which share of `total` is done, and how long the rest takes if it goes on like this."""
+    """Shows which share of `total` is done, and how long the rest takes at this pace."""
 
     def __init__(self, total: float, out: Terminal, clock: Callable[[], float]) -> None:
         self._total = total
         self._out, self._clock = out, clock
         self._is_live = out.isatty()
         self._begun_at = clock()
-        self._told = -1.0
+        self._shown = -1.0
         self._width = 0
 
-    def tell(self, done: float, what: str = "") -> None:
+    def show(self, done: float, what: str = "") -> None:
         """`done` of the total is done; `what` was last."""
         share = min(1.0, done / self._total) if self._total else 1.0
-        if not self._is_live and share < 1 and share - self._told < _STEP:
+        if not self._is_live and share < 1 and share - self._shown < _STEP:
             return
-        self._told = share
+        self._shown = share
         text = f"{share:4.0%}  {self._left(share)}  {what}".rstrip()
         if self._is_live:
             # What was longer before must not show behind this.

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from io import StringIO
 
-from extproc.simulator.fleet.summary import TOLERANCE, Elastic, Latency, Skew, Summary
+from extproc.simulator.fleet.summary import TOLERANCE, Elastic, Latency, Summary
 
 _RESULT = (
     "strategy",
@@ -21,7 +21,7 @@ _RESULT = (
 _LATENCIES = tuple(
     f"{name} {kind}" for name in ("TTFT", "TPOT", "ITL") for kind in ("mean", "median", "p90", "p99")
 )
-_CACHE = ("strategy", "seed", "hit rate", "ideal", "ideal at this size", "preempted", "TTFT from due mean")
+_CACHE = ("strategy", "seed", "hit rate", "preempted", "TTFT from due mean", "reasons")
 _ELASTIC = (
     "strategy",
     "seed",
@@ -34,17 +34,15 @@ _ELASTIC = (
     "TTFT from due mean",
     "p95",
 )
-_LOAD = ("strategy", "seed", "requests max/mean", "cv", "uncached tokens max/mean", "cv", "reasons")
 
 
-def render(summaries: Sequence[Summary]) -> str:
+def render_summaries(summaries: Sequence[Summary]) -> str:
     """Lays out runs, one line of each table per run. Latencies are milliseconds."""
     first = summaries[0]
     tables = (
         [_RESULT, *map(_result, summaries)],
         [("latency, ms", "seed", *_LATENCIES), *map(_latencies, summaries)],
         [_CACHE, *map(_cache, summaries)],
-        [_LOAD, *map(_load, summaries)],
         *([[_ELASTIC, *map(_take, summaries)]] if first.elastic else []),
     )
     window = f"All figures are of what was due between {first.start_s:.0f} and {first.end_s:.0f} s.\n"
@@ -77,17 +75,17 @@ def write_csv(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def flatten(summary: Summary) -> dict[str, object]:
-    """Returns a run's figures by name, one number or text each; not its course."""
+    """Returns a run's figures by name, one number or text each."""
     return dict(_flat(summary))
 
 
 def _flat(summary: Summary) -> Iterator[tuple[str, object]]:
     for name, value in ((field.name, getattr(summary, field.name)) for field in fields(summary)):
-        if isinstance(value, Latency | Skew | Elastic):
+        if isinstance(value, Latency | Elastic):
             yield from ((f"{name}_{field.name}", getattr(value, field.name)) for field in fields(value))
         elif name == "reasons":
             yield name, " ".join(f"{reason}={count}" for reason, count in summary.reasons.items())
-        elif name not in {"moments", "elastic"}:
+        elif name != "elastic":
             yield name, value
 
 
@@ -118,15 +116,9 @@ def _cells(latency: Latency) -> Sequence[str]:
 
 
 def _cache(run: Summary) -> Sequence[str]:
-    rates = (f"{rate:.3f}" for rate in (run.hit_rate, run.ideal_hit_rate, run.shared_hit_rate))
-    return (run.strategy, str(run.seed), *rates, str(run.preemptions), f"{run.ttft_due.mean_ms:.2f}")
-
-
-def _load(run: Summary) -> Sequence[str]:
-    skews = (run.requests_skew, run.uncached_skew)
-    cells = (f"{value:.3f}" for skew in skews for value in (skew.max_over_mean, skew.cv))
     reasons = ", ".join(f"{reason} {count}" for reason, count in run.reasons.items())
-    return (run.strategy, str(run.seed), *cells, reasons)
+    figures = (f"{run.hit_rate:.3f}", str(run.preemptions), f"{run.ttft_due.mean_ms:.2f}")
+    return (run.strategy, str(run.seed), *figures, reasons)
 
 
 def _take(run: Summary) -> Sequence[str]:

@@ -8,11 +8,11 @@ from statistics import median
 from typing import Final
 
 from extproc.simulator.engine.profiles import Profile
-from extproc.simulator.fleet.client import Traffic
-from extproc.simulator.fleet.fleet import Setup, simulate
+from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
 from extproc.simulator.fleet.report import lay_out
 from extproc.simulator.fleet.summary import Summary, summarize
+from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import Demand, draw_sessions
 
 PROFILE: Final = "l4-llama8b-fp8-fitted"
@@ -63,7 +63,7 @@ class PublishedCell:
         return self.simulated.itl.median_ms / self.published.itl_median_ms
 
 
-def read_published() -> list[Published]:
+def read_published_cells() -> list[Published]:
     """Reads the 12 cells that come with the package."""
     text = files("extproc.simulator.fleet").joinpath("kubeai-8xl4.csv").read_text("utf-8")
     return [
@@ -82,12 +82,12 @@ def read_published() -> list[Published]:
 def simulate_cells(profile: Profile, seed: int, *, has_ceiling: bool) -> Iterator[PublishedCell]:
     """Simulates all cells from one workload, with the same constants for each."""
     sessions = draw_sessions("replay", Demand(_REQUESTS), seed)
-    for published in read_published():
+    for published in read_published_cells():
         traffic = Traffic(rate=published.rate, cap=published.cap, ceiling=CEILING if has_ceiling else None)
         routing = Routing(_ARMS[published.strategy])
-        run = simulate(Setup([profile], 8, routing, traffic, seed=seed), sessions)
+        run = simulate_fleet(Setup([profile], 8, routing, traffic, seed=seed), sessions)
         # vLLM's script reports all of a run, its first request and its last.
-        summary = summarize(run, published.strategy, with_ideals=False, is_whole=True)
+        summary = summarize(run, published.strategy, is_whole=True)
         yield PublishedCell(published, has_ceiling, summary)
 
 

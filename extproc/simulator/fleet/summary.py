@@ -1,4 +1,4 @@
-"""What a run amounts to: throughput, latencies, hit rates, skew."""
+"""What a run amounts to: throughput, latencies, hit rate, the cost of a spike."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -6,16 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, nan, sqrt
-from statistics import fmean, pstdev
 from typing import Final
 
 from extproc.pages.elasticity import Response, Rise, add_up_over, find_missed_seconds, respond
-from extproc.simulator.fleet.fleet import Run
+from extproc.simulator.fleet.fleet import FleetRun
 from extproc.simulator.fleet.flight import Flight
-from extproc.simulator.fleet.oracle import ideal_hit_rate
 
 TOLERANCE: Final = 0.03
-_BUCKETS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +55,6 @@ def _at(values: Sequence[float], ends: Sequence[int], place: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Skew:
-    """How unevenly the endpoints were loaded: 1 and 0 if not at all."""
-
-    max_over_mean: float
-    cv: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Skew":
-        mean = fmean(values) if values else 0.0
-        return cls(max(values) / mean, pstdev(values) / mean) if mean else cls(1.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
 class Elastic:
     """How the fleet took a changing load, or changed itself; by the benchmark's own rules.
 
@@ -88,25 +72,12 @@ class Elastic:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """A sixtieth of the run from `at_s` on; rates per second, TTFT in milliseconds of what was due then."""
-
-    at_s: float
-    offered_rps: float
-    served_rps: float
-    ttft_mean_ms: float
-    hit_rate: float
-
-
-@dataclass(frozen=True, slots=True)
 class Summary:
     """What was due between `start_s` and `end_s`: after the warm-up, while sessions still started.
 
     Latencies count from the sending of a request, `ttft_due` from when it was due. `served_rps` and the
     tokens per second count what ended in the window, `offered_rps` what was due in it, `asked_rps` what
-    the client was told to send; NaN if it was told otherwise. `ideal_hit_rate` is that of one unlimited
-    cache shared by all endpoints, `shared_hit_rate` that of one shared cache as large as all of theirs
-    together, both under this run's timing; NaN if not asked for. `itl` is over all gaps, `tpot` over
+    the client was told to send; NaN if it was told otherwise. `itl` is over all gaps, `tpot` over
     requests of more than one token. Failed requests count in `requests` and `failed` only. `elastic` is
     there where the load had a spike or the fleet an autoscaler.
     """
@@ -130,13 +101,8 @@ class Summary:
     itl: Latency
     e2e: Latency
     hit_rate: float
-    ideal_hit_rate: float
-    shared_hit_rate: float
-    requests_skew: Skew
-    uncached_skew: Skew
     preemptions: int
     reasons: Mapping[str, int]
-    moments: Sequence[Moment]
     elastic: Elastic | None = None
 
     @property
@@ -156,7 +122,7 @@ class Summary:
         return found
 
 
-def summarize(run: Run, label: str = "", *, with_ideals: bool = True, is_whole: bool = False) -> Summary:
+def summarize(run: FleetRun, label: str = "", *, is_whole: bool = False) -> Summary:
     """Measures a run. `is_whole` takes everything in, from the first request to the last answer."""
     setup = run.setup
     start_s, end_s = (0.0, _last_answer(run.flights)) if is_whole else _window(run)
@@ -165,8 +131,6 @@ def summarize(run: Run, label: str = "", *, with_ideals: bool = True, is_whole: 
     served = [f for f in run.flights if f.is_answered and start_s <= f.ended_at <= end_s]
     span_s = max(end_s - start_s, 1e-9) if due else inf
     outputs = sum(flight.asked.output_tokens for flight in served)
-    ideal, shared = _ideals(run, start_s) if with_ideals else (nan, nan)
-    names = [node.name for node in run.nodes]
     return Summary(
         strategy=label or setup.routing.strategy,
         seed=setup.seed,
@@ -187,18 +151,13 @@ def summarize(run: Run, label: str = "", *, with_ideals: bool = True, is_whole: 
         itl=Latency.of_counted(zip(run.gaps.seconds, run.gaps.counts, strict=True)),
         e2e=Latency.of(flight.e2e_s for flight in done),
         hit_rate=_hit_rate(done),
-        ideal_hit_rate=ideal,
-        shared_hit_rate=shared,
-        requests_skew=Skew.of(_by_endpoint(names, ((flight, 1) for flight in done))),
-        uncached_skew=Skew.of(_by_endpoint(names, ((flight, _uncached(flight)) for flight in done))),
         preemptions=sum(node.preemptions for node in run.nodes),
         reasons=dict(sorted(Counter(flight.reason for flight in due if flight.reason).items())),
-        moments=[*_moments(run.flights)],
         elastic=_elastic(run, due, start_s, end_s) if setup.scaling or setup.traffic.spike else None,
     )
 
 
-def _elastic(run: Run, due: Sequence[Flight], start_s: float, end_s: float) -> Elastic:
+def _elastic(run: FleetRun, due: Sequence[Flight], start_s: float, end_s: float) -> Elastic:
     judged = ((f.due_at, f.is_answered and f.due_ttft_s <= run.setup.slo_ttft_s) for f in due)
     missed = find_missed_seconds(judged)
     ready = [(count.at_s, count.ready) for count in run.headcounts]
@@ -216,14 +175,16 @@ def _elastic(run: Run, due: Sequence[Flight], start_s: float, end_s: float) -> E
     )
 
 
-def _respond(run: Run, ready: Sequence[tuple[float, int]], missed: Sequence[int], end_s: float) -> Response:
+def _respond(
+    run: FleetRun, ready: Sequence[tuple[float, int]], missed: Sequence[int], end_s: float
+) -> Response:
     spike = run.setup.traffic.spike
     if spike is None:
         return Response("", None, None)
     return respond(Rise("spike", spike.after_s, end_s), ready, missed)
 
 
-def _window(run: Run) -> tuple[float, float]:
+def _window(run: FleetRun) -> tuple[float, float]:
     """From the end of the warm-up until nothing more was measured, or the last session started."""
     end_s = run.setup.traffic.until_s
     if end_s == inf:
@@ -235,40 +196,6 @@ def _last_answer(flights: Iterable[Flight]) -> float:
     return max((flight.ended_at for flight in flights), default=0.0)
 
 
-def _ideals(run: Run, start_s: float) -> tuple[float, float]:
-    answered = [flight for flight in run.flights if flight.is_answered]
-    profiles = run.setup.profiles
-    blocks = sum(profiles[number % len(profiles)].blocks for number in range(run.setup.endpoints))
-    size = profiles[0].block_size
-    return ideal_hit_rate(answered, size, None, start_s), ideal_hit_rate(answered, size, blocks, start_s)
-
-
-def _by_endpoint(names: Sequence[str], counted: Iterable[tuple[Flight, int]]) -> list[int]:
-    sums = dict.fromkeys(names, 0)
-    for flight, count in counted:
-        sums[flight.endpoint] += count
-    return [*sums.values()]
-
-
-def _uncached(flight: Flight) -> int:
-    return flight.asked.prompt_tokens - flight.cached_tokens
-
-
 def _hit_rate(flights: Sequence[Flight]) -> float:
     asked = sum(flight.asked.prompt_tokens for flight in flights)
     return sum(flight.cached_tokens for flight in flights) / asked if asked else 0.0
-
-
-def _moments(flights: Sequence[Flight]) -> Iterable[Moment]:
-    width_s = _last_answer(flights) / _BUCKETS
-    if not width_s:
-        return
-    due: list[list[Flight]] = [[] for _ in range(_BUCKETS)]
-    served = [0] * _BUCKETS
-    for flight in flights:
-        if flight.is_answered:
-            due[min(_BUCKETS - 1, int(flight.due_at / width_s))].append(flight)
-            served[min(_BUCKETS - 1, int(flight.ended_at / width_s))] += 1
-    for place, (asked, count) in enumerate(zip(due, served, strict=True)):
-        ttft_ms = 1000 * fmean(flight.ttft_s for flight in asked) if asked else nan
-        yield Moment(place * width_s, len(asked) / width_s, count / width_s, ttft_ms, _hit_rate(asked))

@@ -8,7 +8,7 @@ from typing import TypeVarTuple
 Arguments = TypeVarTuple("Arguments")
 
 
-class Timeline:
+class VirtualTimeline:
     """Runs actions in the order of their times; those of one time in the order of their planning."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ Draw = Callable[[Demand, Random], Iterator[PlannedSession]]
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class FleetWorkload:
     """A kind of load, known by a name and a letter.
 
     `capacity_rps` is what an L4 endpoint sustains with the best strategy known, in requests per second:
@@ -74,7 +74,7 @@ class Workload:
     requests: int = 1000
 
 
-def find_workload(name: str) -> Workload:
+def find_workload(name: str) -> FleetWorkload:
     """Returns the workload with this name or letter; raises `SettingsError`."""
     found = WORKLOADS.get(name) or next((one for one in WORKLOADS.values() if one.letter == name), None)
     if found is None:
@@ -197,10 +197,10 @@ def _agent_prompts(turns: int, rng: Random) -> Chat:
 
 
 _ALL: Final = (
-    Workload("replay", "A", "800 prompts, shuffled, gone through 10 times", 11.7, _replay, 0, 0, None),
-    Workload("distinct", "B", "8,000 prompts once each, shuffled", 11.7, _distinct, 0, 0, None),
-    Workload("sessions", "C", "chats of 11 turns, 832 tokens in, 76 out", 6.3, _chats(SHAREGPT), 10.0),
-    Workload(
+    FleetWorkload("replay", "A", "800 prompts, shuffled, gone through 10 times", 11.7, _replay, 0, 0, None),
+    FleetWorkload("distinct", "B", "8,000 prompts once each, shuffled", 11.7, _distinct, 0, 0, None),
+    FleetWorkload("sessions", "C", "chats of 11 turns, 832 tokens in, 76 out", 6.3, _chats(SHAREGPT), 10.0),
+    FleetWorkload(
         "common-system",
         "CS",
         "chats behind one system prompt of 1,000 tokens",
@@ -208,13 +208,15 @@ _ALL: Final = (
         _chats(replace(SHAREGPT, system_tokens=SYSTEM_TOKENS, input_tokens=832.0 + SYSTEM_TOKENS)),
         10.0,
     ),
-    Workload("tenants", "T", "system prompts of 6,000 tokens, 150 on 8 endpoints", 1.01, _tenants("system")),
-    Workload("tenants-user", "Tu", "the same in the user's message", 1.01, _tenants("user")),
-    Workload("hot-prefix", "H", "a quarter has 1,500 tokens in common", 6.1, _hot_prefix),
-    Workload("unique", "U", "nothing in common, 800 tokens in, 82 out", 4.34, _unique),
-    Workload(
+    FleetWorkload(
+        "tenants", "T", "system prompts of 6,000 tokens, 150 on 8 endpoints", 1.01, _tenants("system")
+    ),
+    FleetWorkload("tenants-user", "Tu", "the same in the user's message", 1.01, _tenants("user")),
+    FleetWorkload("hot-prefix", "H", "a quarter has 1,500 tokens in common", 6.1, _hot_prefix),
+    FleetWorkload("unique", "U", "nothing in common, 800 tokens in, 82 out", 4.34, _unique),
+    FleetWorkload(
         "agents", "G", "20 to 40 turns, from 2,000 to 30,000 tokens", 0.37, _agents, _AGENT_THINK_S, 600, 1200
     ),
-    Workload("k6-chat", "K", "KubeAI's k6 threads, 10 tokens out", 6.0, _chats(K6_CHAT), 0, 0, None),
+    FleetWorkload("k6-chat", "K", "KubeAI's k6 threads, 10 tokens out", 6.0, _chats(K6_CHAT), 0, 0, None),
 )
-WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType({one.name: one for one in _ALL})
+WORKLOADS: Final[Mapping[str, FleetWorkload]] = MappingProxyType({one.name: one for one in _ALL})

@@ -8,19 +8,19 @@ import orjson
 from aiohttp import web
 from pydantic_core import ErrorDetails
 
-from extproc.simulator.http.refusals import INVALID, ApiRefusal, UnreadableBody, refuse_shape
+from extproc.simulator.http.refusals import INVALID, UnreadableBody, VllmRefusal, refuse_shape
 
 
 async def read_json(request: web.Request) -> Any:
-    """Returns the JSON value of a request's body; raises `ApiRefusal`."""
+    """Returns the JSON value of a request's body; raises `VllmRefusal`."""
     return decode_body(await request.read(), request.headers.get("content-type", ""))
 
 
 def decode_body(body: bytes, content_type: str) -> Any:
-    """Returns the JSON value of a body, which is never null; raises `ApiRefusal`."""
+    """Returns the JSON value of a body, which is never null; raises `VllmRefusal`."""
     if content_type.partition(";")[0].strip().lower() != "application/json":
         message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-        raise ApiRefusal(message, kind=INVALID)
+        raise VllmRefusal(message, kind=INVALID)
     value = _decode(body) if body else None
     if value is None:
         raise refuse_shape([ErrorDetails(type="missing", loc=(), msg="Field required", input=None)])

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Protocol
 
 from extproc.simulator.engine.engine import Engine
-from extproc.simulator.engine.step import StepResult
+from extproc.simulator.engine.records import StepResult
 
 # Real seconds behind the engine's schedule after which its timings no longer mean much.
 TOLERATED_LAG_S = 0.5

@@ -13,7 +13,7 @@ import xxhash
 from extproc.simulator.http.api_request import AnswerHead, ApiRequest
 from extproc.simulator.http.apis.completions import read_prompts
 from extproc.simulator.http.apis.fields import Fields, Token
-from extproc.simulator.http.refusals import ApiRefusal
+from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
 DIMENSIONS = 64
@@ -85,7 +85,7 @@ def _encode(vector: Sequence[float], form: str) -> list[float] | str:
 def _check_dimensions(request: EmbeddingRequest) -> int:
     asked = DIMENSIONS if request.dimensions is None else request.dimensions
     if not 1 <= asked <= MOST_DIMENSIONS:
-        raise ApiRefusal(
+        raise VllmRefusal(
             f"Model {request.model or 'simulated'!r} only supports dimensions in range "
             f"[1, {MOST_DIMENSIONS}], got {asked}."
         )

@@ -17,7 +17,7 @@ from extproc.simulator.http.driver import Clock, Driver, Job
 from extproc.simulator.http.exposition import Distributions, EndpointCollector, EndpointReading
 from extproc.simulator.http.faults import Faults
 from extproc.simulator.http.publisher import Publisher
-from extproc.simulator.http.refusals import ApiRefusal, UnknownName, refuse_length, refuse_value
+from extproc.simulator.http.refusals import UnknownName, VllmRefusal, refuse_length, refuse_value
 from extproc.simulator.http.tokens import Tokenizer
 
 log = getLogger("extproc.simulator")
@@ -58,29 +58,29 @@ class Adapters:
         return self._paths
 
     def load(self, name: str, path: str, *, in_place: bool = False) -> str:
-        """Loads an adapter; returns vLLM's message or raises `ApiRefusal`."""
+        """Loads an adapter; returns vLLM's message or raises `VllmRefusal`."""
         if not name or not path:
-            raise ApiRefusal("Both 'lora_name' and 'lora_path' must be provided.", kind="InvalidUserInput")
+            raise VllmRefusal("Both 'lora_name' and 'lora_path' must be provided.", kind="InvalidUserInput")
         if name in self._models:
             message = f"The lora adapter '{name}' conflicts with a served base model."
-            raise ApiRefusal(message, kind="InvalidUserInput")
+            raise VllmRefusal(message, kind="InvalidUserInput")
         if name in self._paths and not in_place:
             message = (
                 f"The lora adapter '{name}' has already been loaded. "
                 "If you want to load the adapter in place, set 'load_inplace' to True."
             )
-            raise ApiRefusal(message, kind="InvalidUserInput")
+            raise VllmRefusal(message, kind="InvalidUserInput")
         self._paths[name] = path
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, name: str) -> str:
-        """Unloads an adapter; returns vLLM's message or raises `ApiRefusal`. Its requests go on."""
+        """Unloads an adapter; returns vLLM's message or raises `VllmRefusal`. Its requests go on."""
         if not name:
             message = "'lora_name' needs to be provided to unload a LoRA adapter."
-            raise ApiRefusal(message, kind="InvalidUserInput")
+            raise VllmRefusal(message, kind="InvalidUserInput")
         if name not in self._paths:
             message = f"The lora adapter '{name}' cannot be found."
-            raise ApiRefusal(message, status=404, kind="NotFoundError")
+            raise VllmRefusal(message, status=404, kind="NotFoundError")
         del self._paths[name]
         return f"Success: LoRA adapter '{name}' removed successfully."
 
@@ -152,9 +152,9 @@ class SimulatedEndpoint:
         return AnswerHead(self.name_request(prefix), self.find_model(request.model), int(self.epoch_s()))
 
     def begin(self, request: ApiRequest, head: AnswerHead) -> Answering:
-        """Queues a request's prompts; raises `ApiRefusal`, as vLLM does, before any of them is queued."""
+        """Queues a request's prompts; raises `VllmRefusal`, as vLLM does, before any of them is queued."""
         if not self.is_alive:
-            raise ApiRefusal("The engine has died.", status=500, kind="InternalServerError")
+            raise VllmRefusal("The engine has died.", status=500, kind="InternalServerError")
         rooms = [self._find_room(request, prompt) for prompt in request.prompts]
         wake = asyncio.Event()
         strands = list(self._start(request, rooms, head, wake))
@@ -178,9 +178,9 @@ class SimulatedEndpoint:
         if tokens > limit:
             raise refuse_length(limit, tokens, is_text=request.is_text)
         if not tokens:
-            raise ApiRefusal("The decoder prompt cannot be empty")
+            raise VllmRefusal("The decoder prompt cannot be empty")
         if (largest := max(prompt)) >= self.options.tokenizer.size:
-            raise ApiRefusal(f"Token id {largest} is out of vocabulary")
+            raise VllmRefusal(f"Token id {largest} is out of vocabulary")
         room = limit - tokens
         allowed = room if request.max_tokens is None else min(request.max_tokens, room)
         if allowed < 1:
@@ -189,7 +189,7 @@ class SimulatedEndpoint:
             message = (
                 f"min_tokens must be less than or equal to max_tokens={allowed}, got {request.min_tokens}."
             )
-            raise ApiRefusal(message)
+            raise VllmRefusal(message)
         return room
 
     def _start(

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from extproc.simulator.engine.profiles import Profile
-from extproc.simulator.engine.step import StepResult
+from extproc.simulator.engine.records import StepResult
 from extproc.simulator.http.driver import Generation
 
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
@@ -328,11 +328,11 @@ class Distributions:
     def finished(self, generation: Generation, *, is_abort: bool) -> None:
         self.ended["abort" if is_abort else generation.job.reason] += 1
         if generation.emitted:
-            for name, value in measure(generation).items():
+            for name, value in measure_generation(generation).items():
                 self._histograms[name].observe(value)
 
 
-def measure(generation: Generation) -> dict[str, float]:
+def measure_generation(generation: Generation) -> dict[str, float]:
     """Returns what vLLM measures of a request that got at least one token; no times of one that was late."""
     job = generation.job
     measured: dict[str, float] = {

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import msgspec
 
 from extproc.errors import SettingsError
-from extproc.simulator.engine.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from extproc.simulator.engine.records import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from extproc.simulator.http.driver import KEY_SEPARATOR
 
 HIGH_WATER_MARK = 100_000

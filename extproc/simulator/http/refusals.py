@@ -14,7 +14,7 @@ REPORTED_ERRORS = 10
 ECHOED_CHARACTERS = 200
 
 
-class ApiRefusal(ExtprocError):
+class VllmRefusal(ExtprocError):
     """The simulated server answers a request with an error object instead of tokens."""
 
     def __init__(
@@ -33,14 +33,14 @@ class ApiRefusal(ExtprocError):
         }
 
 
-class UnreadableBody(ApiRefusal):
+class UnreadableBody(VllmRefusal):
     """The body is not JSON in a way that vLLM leaves to its web framework."""
 
     def describe(self) -> dict[str, Any]:
         return {"detail": self.message}
 
 
-class UnknownName(ApiRefusal):
+class UnknownName(VllmRefusal):
     """The request names a model or an adapter that this endpoint does not serve."""
 
     def __init__(self, name: str, served: Sequence[str]) -> None:
@@ -48,12 +48,12 @@ class UnknownName(ApiRefusal):
         super().__init__(message, status=404, kind="NotFoundError", param="model")
 
 
-def refuse_value(message: str, param: str, value: object) -> ApiRefusal:
+def refuse_value(message: str, param: str, value: object) -> VllmRefusal:
     """Builds vLLM's complaint about one parameter's value."""
-    return ApiRefusal(f"{message} (parameter={param}, value={value})", param=param)
+    return VllmRefusal(f"{message} (parameter={param}, value={value})", param=param)
 
 
-def refuse_length(limit: int, tokens: int, *, is_text: bool) -> ApiRefusal:
+def refuse_length(limit: int, tokens: int, *, is_text: bool) -> VllmRefusal:
     """Builds the answer to a prompt that is longer than the model's context, `limit`.
 
     vLLM stops reading a text one token after the limit, and says so.
@@ -69,14 +69,14 @@ def refuse_length(limit: int, tokens: int, *, is_text: bool) -> ApiRefusal:
     )
 
 
-def refuse_shape(errors: Sequence[ErrorDetails]) -> ApiRefusal:
+def refuse_shape(errors: Sequence[ErrorDetails]) -> VllmRefusal:
     """Builds the answer to a body that has not the API's shape, from pydantic's errors."""
     count = len(errors)
     lines = [f"{count} validation {'error' if count == 1 else 'errors'}:"]
     lines += [f"  {_describe(error)}" for error in errors[:REPORTED_ERRORS]]
     if count > REPORTED_ERRORS:
         lines.append(f"  ...and {count - REPORTED_ERRORS} more errors")
-    return ApiRefusal("\n".join(lines), kind=INVALID, param=_locate(errors[0]))
+    return VllmRefusal("\n".join(lines), kind=INVALID, param=_locate(errors[0]))
 
 
 def _describe(error: ErrorDetails) -> dict[str, Any]:
@@ -142,7 +142,7 @@ UNSUPPORTED: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Raises `ApiRefusal` for a request that asks for what the simulator does not do."""
+    """Raises `VllmRefusal` for a request that asks for what the simulator does not do."""
     for name, (is_asked, message) in UNSUPPORTED.items():
         value = body.get(name)
         if is_asked(value):
@@ -151,7 +151,7 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
         raise refuse_response_id(body["previous_response_id"])
 
 
-def refuse_response_id(name: str) -> ApiRefusal:
+def refuse_response_id(name: str) -> VllmRefusal:
     """Builds the answer of a server that stores no responses."""
     message = f"Response with id '{name}' not found."
-    return ApiRefusal(message, status=404, kind="invalid_request_error", param="response_id")
+    return VllmRefusal(message, status=404, kind="invalid_request_error", param="response_id")

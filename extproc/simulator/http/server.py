@@ -9,7 +9,7 @@ from aiohttp import web
 from extproc.errors import SettingsError
 from extproc.simulator.http.bodies import send_json
 from extproc.simulator.http.endpoint import SimulatedEndpoint
-from extproc.simulator.http.refusals import ApiRefusal
+from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.request_metrics import HttpMetrics
 from extproc.simulator.http.serving import add_serving_routes
 from extproc.simulator.http.side_routes import SideRoutes
@@ -51,7 +51,7 @@ async def word_refusals(request: web.Request, handler: Handler) -> web.StreamRes
     """Words refusals, and aiohttp's own errors, as vLLM's server does."""
     try:
         return await handler(request)
-    except ApiRefusal as refusal:
+    except VllmRefusal as refusal:
         return send_json(refusal.describe(), refusal.status)
     except web.HTTPMethodNotAllowed as fault:
         response = send_json({"detail": "Method Not Allowed"}, fault.status)

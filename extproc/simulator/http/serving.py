@@ -16,7 +16,7 @@ from extproc.simulator.http.apis.messages import Messages
 from extproc.simulator.http.apis.responses import Responses
 from extproc.simulator.http.bodies import read_json, send_json
 from extproc.simulator.http.endpoint import SimulatedEndpoint
-from extproc.simulator.http.refusals import ApiRefusal, refuse_response_id, refuse_unsupported
+from extproc.simulator.http.refusals import VllmRefusal, refuse_response_id, refuse_unsupported
 
 # The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was sent.
 BODY_HEADER = "x-simulated-body-xxh3"
@@ -69,7 +69,7 @@ class ServingRoute:
             refuse_unsupported(body)
             head = self._endpoint.head(call, self._api.id_prefix)
             reply = self._endpoint.begin(call, head)
-        except ApiRefusal as refusal:
+        except VllmRefusal as refusal:
             return send_json(self._api.describe(refusal), refusal.status, headers)
         exchange = HttpExchange(request, self._api, call, head, reply, headers)
         try:
@@ -88,7 +88,7 @@ class ServingRoute:
         if fate.hangs:
             await asyncio.Event().wait()
         if fate.fails:
-            raise ApiRefusal("A fault on purpose.", status=faults.error_status, kind="InternalServerError")
+            raise VllmRefusal("A fault on purpose.", status=faults.error_status, kind="InternalServerError")
         return fate.closes
 
 

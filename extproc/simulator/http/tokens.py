@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from extproc.errors import SettingsError
-from extproc.simulator.http.refusals import ApiRefusal
+from extproc.simulator.http.refusals import VllmRefusal
 
 BYTES_PER_TOKEN = 4
 MOST_WORDS = 4096
@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
     def encode(self, pieces: Sequence[str]) -> list[int]:
         """Returns the tokens of a prompt given in pieces (a message's head, its text, its end).
 
-        Raises `ApiRefusal` for a text with lone surrogates, as vLLM's tokenizers do.
+        Raises `VllmRefusal` for a text with lone surrogates, as vLLM's tokenizers do.
         """
         ...
 
@@ -111,7 +111,7 @@ def _encode_text(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         message = "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
-        raise ApiRefusal(message) from None
+        raise VllmRefusal(message) from None
 
 
 def _load(path: Path) -> Any:

@@ -48,7 +48,7 @@ class Gie(WholePrompt):
         self._weights = prefix, kv_cache, queue
         self._block_bytes = 4 * block_tokens
         self._most_blocks = _MOST_TOKENS // block_tokens
-        self.sent = Sent(lru_blocks)
+        self.sent = SentPrompt(lru_blocks)
 
     def read(self, prompt: Prompt | None, _headers: Mapping[str, str], _adapter: str, /) -> Reading:
         return _Asked(self, self._hashes(text_of(prompt).encode()))
@@ -88,7 +88,7 @@ def _queue_scores(waiting: Mapping[str, int]) -> dict[str, float]:
     return {name: (longest - count) / (longest - shortest) for name, count in waiting.items()}
 
 
-class Sent:
+class SentPrompt:
     """Which blocks each endpoint was sent, the last `most` of them."""
 
     def __init__(self, most: int) -> None:

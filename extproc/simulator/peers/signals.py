@@ -1,9 +1,12 @@
 """What a router may read of an endpoint's metrics, and how old it is then."""
 
 from collections.abc import Callable
-from typing import Protocol
+from random import Random
+from typing import Final, Protocol
 
 from msgspec import Struct
+
+from extproc.errors import SettingsError
 
 
 class Signal(Struct, frozen=True):
@@ -32,3 +35,38 @@ class _Idle:
 def scrape_nothing(every_s: float) -> Signals:  # noqa: ARG001  # never
     """Of endpoints that there are not yet."""
     return _Idle()
+
+
+# Nobody reads all endpoints at once, or they would all be out of date at once.
+_JITTER: Final = 0.1
+
+ReadAt = Callable[[str, float], Signal]
+"""What an endpoint's metrics said at a time that is not long past; of one that is gone: idle."""
+
+
+class SignalScraper:
+    """Reads each endpoint every `every_s` seconds, give or take a tenth, from a moment of its own on.
+
+    It reads when somebody looks, as of when it would have read: what nobody looks at costs nothing.
+    """
+
+    def __init__(self, every_s: float, rng: Random, clock: Callable[[], float], read_at: ReadAt) -> None:
+        if every_s <= 0:
+            raise SettingsError(f"scrape_s: {every_s} is no time to wait")
+        self._every_s = every_s
+        self._rng, self._clock, self._read_at = rng, clock, read_at
+        self._read: dict[str, Signal] = {}
+        self._next_s: dict[str, float] = {}
+
+    def read(self, name: str) -> Signal:
+        now = self._clock()
+        last_s, next_s = -1.0, self._next_s.get(name)
+        if next_s is None:
+            next_s = now + self._rng.random() * self._every_s
+            last_s = next_s - self._every_s
+        while next_s <= now:
+            last_s, next_s = next_s, next_s + self._every_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER)
+        self._next_s[name] = next_s
+        if last_s >= 0:
+            self._read[name] = self._read_at(name, last_s)
+        return self._read.get(name, Signal())

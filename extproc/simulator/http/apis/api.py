@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
-from extproc.simulator.http.refusals import ApiRefusal
+from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
 FINGERPRINT = "vllm-0.32.0-simulated"
@@ -33,10 +33,10 @@ class Api(Protocol):
     id_prefix: str
 
     def read(self, body: object, tokenizer: Tokenizer) -> ApiRequest:
-        """Returns what the body asks for; raises `ApiRefusal` in vLLM's words."""
+        """Returns what the body asks for; raises `VllmRefusal` in vLLM's words."""
         ...
 
-    def describe(self, refusal: ApiRefusal) -> dict[str, Any]:
+    def describe(self, refusal: VllmRefusal) -> dict[str, Any]:
         """Returns the body of an error."""
         ...
 

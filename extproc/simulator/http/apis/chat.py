@@ -8,7 +8,7 @@ import orjson
 from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
 from extproc.simulator.http.apis.api import FINGERPRINT, Frames
 from extproc.simulator.http.apis.fields import ChatMessage, SamplingFields, render
-from extproc.simulator.http.refusals import ApiRefusal
+from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
 EMPTY_TOOLS = (
@@ -30,7 +30,7 @@ class Chat:
         request = ChatRequest.read(body)
         request.check()
         if request.tools == []:
-            raise ApiRefusal(EMPTY_TOOLS, param="tools")
+            raise VllmRefusal(EMPTY_TOOLS, param="tools")
         is_new_name = request.max_completion_tokens is not None
         return ApiRequest(
             prompts=[tokenizer.encode(render(request.messages, request.tools))],
@@ -47,7 +47,7 @@ class Chat:
             wants_continuous_usage=request.wants_continuous_usage,
         )
 
-    def describe(self, refusal: ApiRefusal) -> dict[str, Any]:
+    def describe(self, refusal: VllmRefusal) -> dict[str, Any]:
         return refusal.describe()
 
     def frames(self, head: AnswerHead, request: ApiRequest) -> Frames:

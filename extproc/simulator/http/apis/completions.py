@@ -9,7 +9,7 @@ from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedA
 from extproc.simulator.http.apis.api import FINGERPRINT, Frames
 from extproc.simulator.http.apis.chat import running_usage
 from extproc.simulator.http.apis.fields import SamplingFields, Token
-from extproc.simulator.http.refusals import ApiRefusal
+from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
 
@@ -41,7 +41,7 @@ class Completions:
             echoes=bool(request.echo),
         )
 
-    def describe(self, refusal: ApiRefusal) -> dict[str, Any]:
+    def describe(self, refusal: VllmRefusal) -> dict[str, Any]:
         return refusal.describe()
 
     def frames(self, head: AnswerHead, request: ApiRequest) -> Frames:
@@ -126,14 +126,14 @@ class CompletionFrames:
 
 
 def read_prompts(prompt: Any, tokenizer: Tokenizer) -> list[list[int]]:
-    """Returns the tokens of each prompt: a text, tokens, or a list of either; raises `ApiRefusal`."""
+    """Returns the tokens of each prompt: a text, tokens, or a list of either; raises `VllmRefusal`."""
     if not prompt and not isinstance(prompt, list):
-        raise ApiRefusal(
+        raise VllmRefusal(
             "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)",
             param="prompt",
         )
     if not prompt:
-        raise ApiRefusal("You must pass at least one prompt")
+        raise VllmRefusal("You must pass at least one prompt")
     if isinstance(prompt, str):
         return [tokenizer.encode([prompt])]
     if isinstance(prompt[0], int):

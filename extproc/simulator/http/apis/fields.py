@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from extproc.simulator.http.refusals import ApiRefusal, refuse_shape, refuse_value
+from extproc.simulator.http.refusals import VllmRefusal, refuse_shape, refuse_value
 
 MOST_ANSWERS = 16_384
 END = "<|im_end|>\n"
@@ -22,7 +22,7 @@ class Fields(BaseModel):
 
     @classmethod
     def read(cls, body: object) -> Self:
-        """Returns a decoded body's fields; raises `ApiRefusal` with every fault of its shape."""
+        """Returns a decoded body's fields; raises `VllmRefusal` with every fault of its shape."""
         try:
             return cls.model_validate(body, from_attributes=True)
         except ValidationError as fault:
@@ -68,18 +68,18 @@ class SamplingFields(Fields):
     echo: bool | None = False
 
     def check(self) -> None:
-        """Raises `ApiRefusal` for values that vLLM refuses."""
+        """Raises `VllmRefusal` for values that vLLM refuses."""
         if self.stream_options is not None and not self.stream:
-            raise ApiRefusal(
+            raise VllmRefusal(
                 "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
                 param="stream_options",
             )
         self._check_n(self.n)
         if self.min_tokens < 0:
-            raise ApiRefusal(f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.")
+            raise VllmRefusal(f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.")
         if self.cache_salt == "":
             message = "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)"
-            raise ApiRefusal(message, param="cache_salt")
+            raise VllmRefusal(message, param="cache_salt")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
             message = f"temperature must be in [0, 2], got {self.temperature}."
             raise refuse_value(message, "temperature", self.temperature)
@@ -87,9 +87,9 @@ class SamplingFields(Fields):
     @staticmethod
     def _check_n(n: int) -> None:
         if n < 1:
-            raise ApiRefusal(f"n must be at least 1, got {n}.")
+            raise VllmRefusal(f"n must be at least 1, got {n}.")
         if n > MOST_ANSWERS:
-            raise ApiRefusal(
+            raise VllmRefusal(
                 f"n must be at most {MOST_ANSWERS}, got {n}. "
                 "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
             )
@@ -106,13 +106,14 @@ class SamplingFields(Fields):
 
 
 def render(messages: Sequence[ChatMessage], tools: Sequence[Any] | None = None) -> list[str]:
-    """Returns the pieces of the prompt for the assistant's next answer; raises `ApiRefusal` without messages.
+    """Returns the pieces of the prompt for the next answer; raises `VllmRefusal` without messages.
 
     The template is ChatML: tools and system text first, then turn by turn. The pieces (head, text, end of
     each message) are tokenised one by one.
     """
     if not messages:
-        raise ApiRefusal("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        fault = "Cannot apply chat template to an empty conversation. Provide at least one message."
+        raise VllmRefusal(fault)
     pieces: list[str] = []
     if tools:
         pieces += [_head("tools"), orjson.dumps(tools).decode(), END]

@@ -9,7 +9,7 @@ from pydantic import field_validator
 from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
 from extproc.simulator.http.apis.api import Frames
 from extproc.simulator.http.apis.fields import ChatMessage, Fields, MessagePart, read_content, render
-from extproc.simulator.http.refusals import INVALID, ApiRefusal
+from extproc.simulator.http.refusals import INVALID, VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
@@ -53,7 +53,7 @@ class Messages:
             is_stream=bool(request.stream),
         )
 
-    def describe(self, refusal: ApiRefusal) -> dict[str, Any]:
+    def describe(self, refusal: VllmRefusal) -> dict[str, Any]:
         # A body of the wrong shape is refused before this API's own handler sees it.
         if refusal.kind == INVALID:
             return refusal.describe()
@@ -124,7 +124,7 @@ class MessageFrames:
 
 
 def count_tokens(body: object, tokenizer: Tokenizer) -> tuple[str, int]:
-    """Returns the model's name and the prompt's tokens; raises `ApiRefusal`."""
+    """Returns the model's name and the prompt's tokens; raises `VllmRefusal`."""
     request = CountRequest.read(body)
     return request.model, len(tokenizer.encode(request.render()))
 

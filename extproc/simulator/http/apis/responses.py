@@ -8,7 +8,7 @@ import orjson
 from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
 from extproc.simulator.http.apis.api import Frames
 from extproc.simulator.http.apis.fields import ChatMessage, Fields, MessagePart, render
-from extproc.simulator.http.refusals import ApiRefusal
+from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
 _REPEATED: Final = {"temperature", "top_p", "metadata", "user", "parallel_tool_calls"}
@@ -102,7 +102,7 @@ class Responses:
             repeated=request.repeated(),
         )
 
-    def describe(self, refusal: ApiRefusal) -> dict[str, Any]:
+    def describe(self, refusal: VllmRefusal) -> dict[str, Any]:
         return refusal.describe()
 
     def frames(self, head: AnswerHead, request: ApiRequest) -> Frames:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import orjson
 
-from extproc.simulator.fleet.dialogue import write
-from extproc.simulator.fleet.fleet import Run
+from extproc.simulator.fleet.dialogue import make_text
+from extproc.simulator.fleet.fleet import FleetRun
 from extproc.simulator.fleet.session import PlannedSession
 
 _HEADER: Final = b'{"format":"extproc-dataset","version":1}'
@@ -23,7 +23,7 @@ _END: Final = 3
 _Said = dict[str, str]
 
 
-def export_run(run: Run) -> bytes:
+def export_run(run: FleetRun) -> bytes:
     """Returns a file that a bench spec reads as `dataset: {name: prepared}`, with `shape: trace`."""
     started = sorted((flight.due_at, flight.number) for flight in run.flights if not flight.turn)
     sessions = {flight.number: flight.session for flight in run.flights if not flight.turn}
@@ -68,10 +68,10 @@ def _count(said: _Said) -> int:
 
 def _shared_text(session: PlannedSession) -> str:
     texts: Sequence[bytes] = [
-        write(b"all.%d" % head.text, head.tokens * _BYTES_PER_TOKEN) for head in session.heads
+        make_text(b"all.%d" % head.text, head.tokens * _BYTES_PER_TOKEN) for head in session.heads
     ]
     return b"".join(texts).decode()
 
 
 def _own_text(session: PlannedSession, place: int, tokens: int) -> str:
-    return write(b"%d.%d" % (session.owner, place), max(1, tokens) * _BYTES_PER_TOKEN).decode()
+    return make_text(b"%d.%d" % (session.owner, place), max(1, tokens) * _BYTES_PER_TOKEN).decode()

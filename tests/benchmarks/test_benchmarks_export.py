@@ -4,20 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from extproc.bench.datasets.conversation import Conversation
 from extproc.bench.datasets.prepared import read_prepared
 from extproc.bench.spec.traffic import Dataset
-from extproc.simulator.fleet.cell import Cell
-from extproc.simulator.fleet.export import export_run
-from extproc.simulator.fleet.fleet import Run
+from extproc.simulator.fleet.cell import MatrixCell
+from extproc.simulator.fleet.fleet import FleetRun
 from extproc.simulator.fleet.flight import Flight
-from extproc.simulator.fleet_commands import fleet
 from extproc.simulator.http.apis.fields import ChatMessage, render
 from extproc.simulator.http.tokens import FourByteTokenizer
+from tests.benchmarks.export import export_run
 
-CELL = Cell(arm="least_load", workload="C", endpoints=2, load=0.5, warmup_s=5, measured_s=20)
+CELL = MatrixCell(arm="least_load", workload="C", endpoints=2, load=0.5, warmup_s=5, measured_s=20)
 # A question of one token in its frame; a later one has the end of the answer before it.
 SHORTEST_FIRST, SHORTEST = 15, 18
 
@@ -28,7 +26,7 @@ def read(content: bytes, folder: Path) -> list[Conversation]:
     return read_prepared(Dataset(name="prepared", path=path), 0, np.random.default_rng(0))
 
 
-def first_turns(run: Run) -> list[Flight]:
+def first_turns(run: FleetRun) -> list[Flight]:
     return sorted((flight for flight in run.flights if not flight.turn), key=lambda flight: flight.due_at)
 
 
@@ -54,7 +52,7 @@ def test_bench_reads_the_sessions_with_their_times_lengths_and_pauses(tmp_path: 
 
 @pytest.mark.parametrize("workload", ["T", "Tu", "H", "U", "A"])
 def test_endpoint_counts_the_planned_tokens_of_a_prompt(workload: str, tmp_path: Path) -> None:
-    cell = Cell(arm="least_load", workload=workload, endpoints=1, requests=60, load=0.5)
+    cell = MatrixCell(arm="least_load", workload=workload, endpoints=1, requests=60, load=0.5)
     run = cell.simulate()
     conversations = read(export_run(run), tmp_path)
 
@@ -79,7 +77,7 @@ def test_question_that_is_shorter_than_its_frame_is_made_up_for_by_the_next(tmp_
 
 
 def test_tenants_share_their_instructions_and_no_more(tmp_path: Path) -> None:
-    run = Cell(arm="least_load", workload="T", endpoints=1, requests=60, load=0.5).simulate()
+    run = MatrixCell(arm="least_load", workload="T", endpoints=1, requests=60, load=0.5).simulate()
     by_tenant: dict[int, set[str]] = {}
     questions = []
     for conversation, flight in zip(read(export_run(run), tmp_path), first_turns(run), strict=True):
@@ -90,12 +88,3 @@ def test_tenants_share_their_instructions_and_no_more(tmp_path: Path) -> None:
     assert all(len(texts) == 1 for texts in by_tenant.values())
     assert len(set.union(*by_tenant.values())) == len(by_tenant) > 1
     assert len(set(questions)) == len(questions)
-
-
-def test_command_writes_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.jsonl"
-    asked = ["--workload", "C", "--endpoints", "2", "--load", "0.5", "--warmup-s", "5", "--measured-s", "20"]
-    result = CliRunner().invoke(fleet, [*asked, "--arm", "least_load", "--no-ideals", "--export", str(path)])
-
-    assert result.exit_code == 0, result.output
-    assert path.read_bytes() == export_run(CELL.simulate())

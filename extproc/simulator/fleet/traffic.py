@@ -1,22 +1,70 @@
-"""The client: when sessions start, and what limits it."""
+"""Traffic: when sessions start, the spike that multiplies them, and the client that sends their turns."""
 
+import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from math import inf, nan
 from random import Random
 from typing import Final
 
+from extproc.errors import SettingsError
 from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet.session import PlannedSession
-from extproc.simulator.fleet.spike import Spike
-from extproc.simulator.fleet.timeline import Timeline
+from extproc.simulator.fleet.timeline import VirtualTimeline
 
 # So long a stretch has as many sessions as any other of its length.
 _STRETCH_S: Final = 60.0
 # Of what a request costs a busy client: what it takes to open a connection and send.
 _SEND_SHARE: Final = 0.3
+
+
+_NUMBER: Final = r"(\d+(?:\.\d+)?)"
+_SPIKE: Final = re.compile(rf"{_NUMBER}:{_NUMBER}:{_NUMBER}")
+SPIKE_SYNTAX: Final = "AFTER_S:BURST_S:TIMES"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpike:
+    """From `after_s` on, for `burst_s` seconds, `times` as many sessions start as else."""
+
+    after_s: float
+    burst_s: float
+    times: float
+
+    @property
+    def end_s(self) -> float:
+        return self.after_s + self.burst_s
+
+    def load_until(self, at_s: float) -> float:
+        """Seconds of the usual load that have the sessions of the first `at_s` seconds with the spike."""
+        return at_s + (self.times - 1) * min(max(0.0, at_s - self.after_s), self.burst_s)
+
+    def time_of(self, load_s: float) -> float:
+        """When a session starts that would start at `load_s` without the spike."""
+        burst = min(max(0.0, load_s - self.after_s), self.burst_s * self.times)
+        return load_s - burst + burst / self.times
+
+    def squeeze(self, gaps: Iterable[float]) -> Iterator[float]:
+        """Takes the times between sessions of an even load and yields those with the spike."""
+        load_s = at_s = 0.0
+        for gap in gaps:
+            load_s += gap
+            start_s = self.time_of(load_s)
+            yield start_s - at_s
+            at_s = start_s
+
+
+def parse_spike(text: str) -> LoadSpike:
+    """Reads what `SPIKE_SYNTAX` says; raises `SettingsError`."""
+    found = _SPIKE.fullmatch(text)
+    if not found:
+        raise SettingsError(f"{text!r} is no spike: write {SPIKE_SYNTAX}")
+    spike = LoadSpike(*map(float, found.groups()))
+    if not spike.burst_s or spike.times <= 1:
+        raise SettingsError(f"{text!r}: a spike takes a time, and more than 1 times the load")
+    return spike
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +89,7 @@ class Traffic:
     ceiling: float | None = None
     until_s: float = inf
     starts: Sequence[float] = ()
-    spike: Spike | None = None
+    spike: LoadSpike | None = None
 
     def asked_rps(self, start_s: float, end_s: float) -> float:
         """Requests per second that are asked for in this time; NaN where no rate is."""
@@ -52,14 +100,14 @@ class Traffic:
         return self.rate * (self.spike.load_until(end_s) - self.spike.load_until(start_s)) / (end_s - start_s)
 
 
-class Client:
+class SessionClient:
     """Sends every turn of every session; `send` gets a request when it leaves the client."""
 
     def __init__(
         self,
         sessions: Sequence[PlannedSession],
         traffic: Traffic,
-        timeline: Timeline,
+        timeline: VirtualTimeline,
         rng: Random,
         send: Callable[[Flight], None],
     ) -> None:
