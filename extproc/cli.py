@@ -73,8 +73,8 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
 
     from extproc.router.app import Start  # noqa: PLC0415
     from extproc.router.app import serve as run  # noqa: PLC0415
+    from extproc.router.logs import configure_logging  # noqa: PLC0415
     from extproc.router.settings.tree import parse_settings, read_environment  # noqa: PLC0415
-    from extproc.router.telemetry import configure_logging  # noqa: PLC0415
 
     if (config is None) == (flags["pool_name"] is None):
         raise click.UsageError("give either --config or --pool-name")

@@ -29,15 +29,16 @@ from extproc.router.service.door import Door, serve_admin
 from extproc.router.service.health import Health
 from extproc.router.service.live.tape import Recorder, Tape
 from extproc.router.service.long_bodies import prepare_for_long_bodies
+from extproc.router.service.pool_metrics import PoolCollector
 from extproc.router.service.pools import Pools
 from extproc.router.service.tracing import FLUSH_S, build_tracer
 from extproc.router.service.transport import Transport, build_health_transport, build_transport
-from extproc.router.service.wiring import Sources, build_courier
+from extproc.router.service.wiring import Wiring, build_courier
 from extproc.router.settings.tree import ServerSettings, Settings, parse_settings, read_environment
 from extproc.router.share.courier import Courier
 from extproc.router.share.metrics import ShareCollector
 from extproc.router.stream.server import ExternalProcessor
-from extproc.router.telemetry import Metrics, PoolCollector
+from extproc.router.telemetry import Metrics
 from extproc.router.wire.calls import Routes
 
 if TYPE_CHECKING:
@@ -77,17 +78,16 @@ class Application:
 
     def __init__(self, start: Start) -> None:
         settings = start.settings
-        rng = Random()  # noqa: S311  # chances, not secrets
+        outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
         self.metrics = Metrics()
         self.is_draining = False
         self.budget = Budget(settings.server.budget)
         self.xds = _build_xds(settings, self.metrics)
-        self.courier = _build_courier(start)
+        self.courier = _build_courier(start, outside)
         self.pools = Pools(
             self.metrics,
-            sources=Sources(start.base, rng),
-            rng=rng,
-            clock=monotonic,
+            wiring=Wiring(start.base, outside),
+            outside=outside,
             publish=self.xds.publish if self.xds else lambda *_: None,
             retract=self.xds.remove if self.xds else lambda _: None,
             courier=self.courier,
@@ -104,36 +104,30 @@ class Application:
             announced=Budget(settings.server.announced),
             pass_headers=settings.server.pass_headers,
             unseen_s=settings.server.unseen_s,
-            on_served=self.pools.desks.observe_response,
+            on_served=self.pools.feedback.observe_response,
             reader=self.reader,
-            tickets=self.pools.desks.tickets,
+            tickets=self.pools.feedback.tickets,
             tracer=self.tracer,
             can_route=lambda: self.pools.can_route,
         )
         self.access_logs = AccessLogs(
-            self.pools.desks.observe,
+            self.pools.feedback.observe,
             on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc(),
-            settle=self.pools.desks.settle,
+            settle=self.pools.feedback.settle,
         )
         self.health = Health(lambda: not self.faults())
         self.configuration = Configuration(settings, str(start.path or "flags"), monotonic())
         self._path = start.path
         self._content = start.content
         self.metrics.watch(self._sources)
-        self.metrics.registry.register(
-            PoolCollector(self.pools.ages, self.pools.known_faults, self.pools.objectives.ages)
-        )
-        self.metrics.registry.register(FeedbackCollector(lambda: self.pools.desks))
+        self.metrics.registry.register(PoolCollector(self.pools))
+        self.metrics.registry.register(FeedbackCollector(lambda: (each.feedback for each in self.pools)))
         if self.courier is not None:
             self.metrics.registry.register(ShareCollector(self.courier.shares, self.courier.tally))
 
     def _sources(self) -> list[tuple[Pool, str]]:
         """Every pool with its kind of source."""
-        kinds = {
-            pool.name: next(iter(pool.endpoints.model_fields_set))
-            for pool in self.configuration.settings.pools
-        }
-        return [(pool, kinds.get(pool.name, "static")) for pool, _ in self.pools.ages()]
+        return [(each.pool, next(iter(each.settings.endpoints.model_fields_set))) for each in self.pools]
 
     def faults(self) -> list[str]:
         """Why the service is not ready; empty if it is."""
@@ -174,15 +168,16 @@ class Application:
         """Applies changed settings, or says why not."""
         try:
             settings = await asyncio.to_thread(parse_settings, content, read_environment(), where)
+            put_in_force = self.pools.prepare(settings.pools)
             if self.xds:
                 # Before there is a second pool, or else its first prompts could go to the other.
                 self.xds.open(settings.open_pool)
-            self.pools.apply(settings.pools)
+            put_in_force()
         except SettingsError as error:
             self.refuse(str(error))
             log.error("the changed configuration is refused, the old one stays: %s", error)  # noqa: TRY400
             return
-        except Exception as error:  # noqa: BLE001  # the next change must be heard all the same
+        except Exception as error:  # noqa: BLE001  # a bug: the old pools stay, and the next change counts
             self.refuse(describe(error))
             log.error("the changed configuration cannot be applied: %s", describe(error))  # noqa: TRY400
             return
@@ -301,9 +296,8 @@ def catch_signals() -> asyncio.Queue[int]:
     return signals
 
 
-def _build_courier(start: Start) -> Courier | None:
+def _build_courier(start: Start, outside: Outside) -> Courier | None:
     share = start.settings.share
-    outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
     return build_courier(share, start.base, os.environ, outside) if share else None
 
 

@@ -1,16 +1,11 @@
-"""Metrics and logs: what operators see. Nothing a client chose becomes a label or is logged."""
+"""The metrics that every request counts. Nothing a client chose becomes a label."""
 
-import json
-import logging
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import accumulate
-from time import monotonic
 from types import MappingProxyType
-from typing import Final, TextIO
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -22,7 +17,6 @@ from extproc import __version__
 from extproc.errors import PromptError
 from extproc.router.routing.picker import Decision
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.queue import STAY_BUCKETS
 from extproc.router.stream.events import Answer, Routed
 
 # Seconds. A pick is tens of microseconds; a slow one is a large body.
@@ -233,153 +227,3 @@ def buckets(bounds: Iterable[float], counts: Iterable[int], traces: Mapping[int,
     names = [*map(floatToGoString, bounds), "+Inf"]
     told = zip(names, accumulate(counts), strict=True)
     return [(*each, traces[place]) if place in traces else each for place, each in enumerate(told)]
-
-
-class PoolCollector(Collector):
-    """Reads the pools when it is scraped, so that a request pays nothing for its gauges.
-
-    `ages` tells every pool and the age of its list in seconds, `None` before the first list; `faults`
-    the pools whose sources fail now, with a word for why; `objectives` the pools whose objectives are
-    followed, and the age of what is known of them.
-    """
-
-    def __init__(
-        self,
-        ages: Callable[[], Iterable[tuple[Pool, float | None]]],
-        faults: Callable[[], Iterable[tuple[str, str]]] = tuple,
-        objectives: Callable[[], Iterable[tuple[str, float]]] = tuple,
-    ) -> None:
-        self._ages = ages
-        self._faults = faults
-        self._objectives = objectives
-
-    def collect(self) -> Iterator[Metric]:
-        in_flight = GaugeMetricFamily(
-            "extproc_endpoint_in_flight", "Requests in flight.", labels=["pool", "endpoint"]
-        )
-        endpoints = GaugeMetricFamily(
-            "extproc_pool_endpoints", "Endpoints by state.", labels=["pool", "state"]
-        )
-        age = GaugeMetricFamily(
-            "extproc_pool_age_seconds", "Since the source last confirmed the list.", labels=["pool"]
-        )
-        held = GaugeMetricFamily(
-            "extproc_held_requests", "Requests that wait for the pool to have room.", labels=["pool"]
-        )
-        stays = HistogramMetricFamily(
-            "extproc_held_seconds", "How long requests were held, by how that ended.", labels=["pool", "end"]
-        )
-        for pool, age_s in self._ages():
-            if pool.queue is not None:
-                held.add_metric([pool.name], len(pool.queue))
-                for end, stay in pool.queue.stays.items():
-                    stays.add_metric([pool.name, end], buckets(STAY_BUCKETS, stay.counts, {}), stay.sum_s)
-            for name, count in pool.book.ours().items():
-                in_flight.add_metric([pool.name, name], count)
-            left_out = Counts(pool.left_out().values())
-            for state in ("cooling", "busy", "unhealthy"):
-                endpoints.add_metric([pool.name, state], left_out[state])
-            endpoints.add_metric([pool.name, "ready"], len(pool.snapshot.names) - left_out.total())
-            endpoints.add_metric([pool.name, "draining"], len(pool.snapshot.draining))
-            if age_s is not None:
-                age.add_metric([pool.name], age_s)
-        yield from (
-            in_flight,
-            endpoints,
-            age,
-            held,
-            stays,
-            self._collect_faults(),
-            self._collect_objectives(),
-        )
-
-    def _collect_faults(self) -> Metric:
-        fault = GaugeMetricFamily(
-            "extproc_pool_fault", "1 while a pool's source has no good list to tell.", labels=["pool", "why"]
-        )
-        for pool, why in self._faults():
-            fault.add_metric([pool, why], 1)
-        return fault
-
-    def _collect_objectives(self) -> Metric:
-        age = GaugeMetricFamily(
-            "extproc_objectives_age_seconds",
-            "Since the API server last confirmed a pool's objectives.",
-            labels=["pool"],
-        )
-        for pool, age_s in self._objectives():
-            age.add_metric([pool], age_s)
-        return age
-
-
-class RateLimit(logging.Filter):
-    """Lets a message through a few times at once, then once a second, however often it is said.
-
-    Messages are told apart by their text before its arguments: a flood of refusals is one message, whatever
-    each of them quotes. How many were left out is told with the next one. DEBUG says all it is asked to.
-    """
-
-    def __init__(self, clock: Callable[[], float], *, burst: int = 10, kinds: int = 256) -> None:
-        super().__init__()
-        self._clock = clock
-        self._burst = burst
-        self._kinds = kinds
-        self._known: dict[tuple[str, int, str], _Allowance] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno <= logging.DEBUG:
-            return True
-        kind, now_s = (record.name, record.levelno, str(record.msg)), self._clock()
-        # The longest unheard goes first: a text that is never the same twice takes no memory for good.
-        known = self._known.pop(kind, None) or _Allowance(self._burst, now_s)
-        self._known[kind] = known
-        if len(self._known) > self._kinds:
-            del self._known[next(iter(self._known))]
-        return known.takes(record, now_s, self._burst)
-
-
-@dataclass(slots=True)
-class _Allowance:
-    """How often one kind of message may be said now, and how often it was not."""
-
-    left: float
-    seen_s: float
-    unsaid: int = 0
-
-    def takes(self, record: logging.LogRecord, now_s: float, burst: int) -> bool:
-        self.left = min(burst, self.left + now_s - self.seen_s)
-        self.seen_s = now_s
-        if self.left < 1:
-            self.unsaid += 1
-            return False
-        self.left -= 1
-        record.unsaid, self.unsaid = self.unsaid, 0
-        return True
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line. JSON escapes whatever could break a line or a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line: dict[str, object] = {
-            "time": time,
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if unsaid := getattr(record, "unsaid", 0):
-            line["unsaid"] = unsaid  # of the same kind, since the last one
-        if record.exc_info and record.exc_info[0]:
-            # The type only: an exception's text may hold pieces of a prompt.
-            line["exception"] = record.exc_info[0].__name__
-        return json.dumps(line)
-
-
-def configure_logging(level: str, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
-    """Sends this package's logs to `stream`; leaves every other logger alone but for warnings."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter())
-    handler.addFilter(RateLimit(clock))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("extproc").setLevel(level)

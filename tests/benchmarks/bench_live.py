@@ -33,7 +33,7 @@ PICTURE = f"  one picture of {ENDPOINTS:,} endpoints: drawn, as JSON"
 
 async def fill(live: Live) -> None:
     """Something to tell in every column of every row."""
-    [desk] = live.app.pools.desks
+    [desk] = [each.feedback for each in live.app.pools]
     for number, endpoint in enumerate(desk.pool.snapshot.ready.values()):
         live.outcome(desk.pool.name, endpoint.address, Verdict.ANSWERED, 0.1)
         desk.apply_signals(endpoint, EndpointSignals(queried_tokens=1_000.0 + number, hit_tokens=500.0))

@@ -143,8 +143,8 @@ class _Learner:
             self._tasks[key] = self._follow(key[1], partial(self._learn, key))
         self._debounced.tell()
 
-    def confirm(self, age_s: float = 0.0) -> None:
-        self._sink.confirm(age_s)
+    def confirm(self) -> None:
+        self._sink.confirm()
 
     def restarted(self, why: str, reason: str | None = None) -> None:
         self._sink.restarted(why, reason)

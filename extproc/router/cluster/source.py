@@ -17,8 +17,8 @@ class Sink(Protocol):
         """Takes the whole current list, ready and draining; an endpoint left out is gone."""
         ...
 
-    def confirm(self, age_s: float = 0.0) -> None:
-        """Notes that the last list was still true so long ago (a bookmark, a repeated answer): its age."""
+    def confirm(self) -> None:
+        """Notes that the last list is still true (a bookmark, a repeated answer)."""
         ...
 
     def restarted(self, why: str, reason: str | None = None) -> None:

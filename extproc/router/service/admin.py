@@ -17,11 +17,11 @@ from extproc.router.routing.picker import Ask
 from extproc.router.service.door import Door
 from extproc.router.service.explain import explain
 from extproc.router.service.exposition import answer_metrics
-from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.live.audience import Audience, Drawer
 from extproc.router.service.live.page import Page, build_page
 from extproc.router.service.live.studio import Studio, Watched
 from extproc.router.service.pools import Pools
+from extproc.router.service.running_pool import RunningPool
 from extproc.router.share.metrics import describe_share
 from extproc.router.share.share import Share
 from extproc.router.stream.answers import refuse
@@ -102,7 +102,7 @@ class _Admin:
 
     async def pools(self, _: web.Request) -> web.Response:
         shares = self._service.pools.shares()
-        return _json([describe_pool(keeper, shares.get(keeper.pool.name)) for keeper in self._service.pools])
+        return _json([describe_pool(each, shares.get(each.name)) for each in self._service.pools])
 
     async def explain(self, request: web.Request) -> web.Response:
         """`?path=` names the API, `/v1/chat/completions` if omitted; headers count as a request's own."""
@@ -122,8 +122,8 @@ class _Admin:
             return web.Response(body=answer.body, status=answer.status, content_type="application/json")
 
 
-def describe_pool(keeper: PoolKeeper, share: Share | None = None) -> dict[str, object]:
-    pool = keeper.pool
+def describe_pool(running: RunningPool, share: Share | None = None) -> dict[str, object]:
+    pool, keeper = running.pool, running.keeper
     elsewhere = pool.book.elsewhere()
     return {
         "name": pool.name,

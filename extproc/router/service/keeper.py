@@ -10,14 +10,14 @@ from extproc.router.cluster.source import Source
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.strategies.base import Strategy
-from extproc.router.service.outages import Outages
+from extproc.router.service.failure_log import FailureLog
 from extproc.router.telemetry import Metrics
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SourceFault:
     """What keeps a source from a good list now: a fixed word, and a line for operators."""
 
     why: str
@@ -41,7 +41,7 @@ class PoolKeeper:
         self,
         pool: Pool,
         metrics: Metrics,
-        outages: Outages,
+        failures: FailureLog,
         *,
         clock: Callable[[], float],
         on_change: Callable[[str, Sequence[Endpoint]], None],
@@ -49,7 +49,7 @@ class PoolKeeper:
     ) -> None:
         self.pool = pool
         self._metrics = metrics
-        self._outages = outages
+        self._failures = failures
         self._clock = clock
         self._on_change = on_change
         self._on_strategy = on_strategy
@@ -60,7 +60,7 @@ class PoolKeeper:
         self._changed = asyncio.Event()
         self._confirmed_s: float | None = None
         self._heard_s = clock()
-        self.fault: Fault | None = None
+        self.fault: SourceFault | None = None
         self.synced = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -83,24 +83,24 @@ class PoolKeeper:
             self._told = self._endpoints = told
             self._changed.set()
 
-    def confirm(self, age_s: float = 0.0) -> None:
-        self._confirmed_s = self._heard_s = self._clock() - age_s
+    def confirm(self) -> None:
+        self._confirmed_s = self._heard_s = self._clock()
         self.fault = None
-        self._outages.ended(self.pool.name)
+        self._failures.ended(self.pool.name)
 
     def restarted(self, why: str, reason: str | None = None) -> None:
         self._heard_s = self._clock()
         self._metrics.watch_restarts.labels(self.pool.name, why).inc()
         if reason is not None:
-            self.fault = Fault(why, reason)
-            self._outages.failed(self.pool.name, why, reason)
+            self.fault = SourceFault(why, reason)
+            self._failures.failed(self.pool.name, why, reason)
 
     def lacks(self, why: str, reason: str) -> None:
         self._heard_s = self._clock()
-        fault = Fault(why, reason)
+        fault = SourceFault(why, reason)
         if fault != self.fault:
             self.fault = fault
-            self._outages.ended(self.pool.name)
+            self._failures.ended(self.pool.name)
             log.warning("pool %s has no endpoints to tell (%s): %s", self.pool.name, why, reason)
 
     def use(self, strategy: Strategy) -> None:

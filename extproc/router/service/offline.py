@@ -8,9 +8,10 @@ from time import monotonic
 
 from extproc.errors import ExtprocError
 from extproc.router.routing.picker import Ask
+from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.explain import explain
 from extproc.router.service.pools import Pools
-from extproc.router.service.wiring import Sources
+from extproc.router.service.wiring import Wiring
 from extproc.router.settings.tree import Settings
 from extproc.router.telemetry import Metrics
 
@@ -22,15 +23,8 @@ async def explain_once(
 
     Raises `ExtprocError` where a source has no list within `timeout_s`, and what the decision raises.
     """
-    rng = Random()  # noqa: S311  # chances, not secrets
-    pools = Pools(
-        Metrics(),
-        sources=Sources(base, rng),
-        rng=rng,
-        clock=monotonic,
-        publish=lambda *_: None,
-        retract=lambda _: None,
-    )
+    outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
+    pools = Pools(Metrics(), wiring=Wiring(base, outside), outside=outside)
     pools.apply(settings.pools)
     try:
         await _wait_until_synced(pools, timeout_s)
@@ -42,7 +36,7 @@ async def explain_once(
 async def _wait_until_synced(pools: Pools, timeout_s: float) -> None:
     try:
         async with asyncio.timeout(timeout_s):
-            await asyncio.gather(*(keeper.synced.wait() for keeper in pools))
+            await asyncio.gather(*(each.keeper.synced.wait() for each in pools))
     except TimeoutError:
         raise ExtprocError("; ".join(pools.faults())) from None
 

@@ -1,7 +1,7 @@
 """From settings to the parts they describe: pools, routes, sources, credentials."""
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random, SystemRandom
 
@@ -18,14 +18,13 @@ from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Source
 from extproc.router.cluster.static import StaticSource
-from extproc.router.feedback.cooling import Rules
-from extproc.router.feedback.probes import ProbePlan
-from extproc.router.feedback.scraper import ScrapePlan
+from extproc.router.feedback.cooling import Cooling, Rules
+from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.probes import ProbePlan, Prober
+from extproc.router.feedback.scraper import ScrapePlan, Scraper
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Route
-from extproc.router.routing.pool import Gate, Pool
 from extproc.router.routing.queue import Later, Limits, Queue
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import EndpointsSettings, InferencePoolSettings, KubernetesSettings
 from extproc.router.settings.share import NatsSettings, ShareSettings
@@ -35,45 +34,46 @@ from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
 
 
-class Sources:
-    """Builds what the settings name. `base` is the folder that relative paths start from."""
+class Wiring:
+    """Builds the parts of a pool that its settings describe; nothing runs yet.
 
-    def __init__(self, base: Path, rng: Random) -> None:
+    `base` is the folder that relative paths start from. Each method may raise `SettingsError`.
+    """
+
+    def __init__(self, base: Path, outside: Outside) -> None:
         self._base = base
-        self._rng = rng
+        self._outside = outside
 
-    def endpoints(self, settings: PoolSettings) -> Source:
-        return build_source(settings, self._base, self._rng)
+    def strategy(self, settings: PoolSettings) -> Strategy:
+        return STRATEGIES.build(settings.strategy.name, settings.strategy.options(), self._outside)
+
+    def cooling(self, settings: PoolSettings) -> Cooling:
+        return Cooling(build_rules(settings), clock=self._outside.clock, rng=self._outside.rng)
+
+    def queue(self, settings: PoolSettings, budget: Budget, later: Later) -> Queue | None:
+        """`None`: the pool holds nobody."""
+        hold = settings.hold
+        if hold is None:
+            return None
+        limits = Limits(hold.wait_s, hold.requests, hold.settle_s)
+        return Queue(limits, budget, clock=self._outside.clock, later=later)
+
+    def source(self, settings: PoolSettings) -> Source:
+        source = _endpoint_source(settings.endpoints, self._base, self._outside.rng)
+        if settings.learn_models:
+            source = ModelsSource(source, rng=self._outside.rng)
+        return Restarting(source, rng=self._outside.rng)
 
     def objectives(self, settings: InferencePoolSettings) -> ObjectivesSource:
-        return build_objectives(settings, self._rng)
+        clients = KubeClients(settings.kubeconfig, settings.context)
+        namespace = settings.namespace or clients.own_namespace()
+        return ObjectivesSource(KubeAccess(clients.open, self._outside.rng), namespace, settings.name)
 
+    def prober(self, feedback: Desk, plan: ProbePlan) -> Prober:
+        return Prober(feedback, plan, rng=self._outside.rng)
 
-def build_pool(settings: PoolSettings, outside: Outside, gate: Gate | None = None) -> Pool:
-    strategy = STRATEGIES.build(settings.strategy.name, settings.strategy.options(), outside)
-    pool = Pool(settings.name, strategy, gate=gate)
-    set_limits(pool, settings)
-    return pool
-
-
-def set_limits(pool: Pool, settings: PoolSettings) -> None:
-    """What may change while requests are in flight; they keep the standing that they had."""
-    pool.max_in_flight = settings.max_in_flight
-    pool.fallbacks = settings.fallbacks
-    pool.admission.has_shares = settings.fairness
-    if pool.queue is not None:
-        pool.queue.stir()
-
-
-def build_queue(
-    settings: PoolSettings, budget: Budget, clock: Callable[[], float], later: Later
-) -> Queue | None:
-    """`None`: the pool holds nobody."""
-    hold = settings.hold
-    if hold is None:
-        return None
-    limits = Limits(hold.wait_s, hold.requests, hold.settle_s)
-    return Queue(limits, budget, clock=clock, later=later)
+    def scraper(self, feedback: Desk, plan: ScrapePlan) -> Scraper:
+        return Scraper(feedback, plan, rng=self._outside.rng)
 
 
 def build_rules(settings: PoolSettings) -> Rules:
@@ -135,16 +135,6 @@ def _build_nats(
     return Nats(access, cluster, tally)
 
 
-def build_route(settings: PoolSettings, pool: Pool) -> Route:
-    return Route(pool, tuple(settings.models or ()), frozenset(settings.adapters))
-
-
-def build_source(settings: PoolSettings, base: Path, rng: Random) -> Source:
-    """`base` is the folder that relative paths start from: the configuration file's."""
-    source = _endpoint_source(settings.endpoints, base, rng)
-    return Restarting(ModelsSource(source, rng=rng) if settings.learn_models else source, rng=rng)
-
-
 def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> Source:
     if settings.kubernetes is not None:
         return _kubernetes_source(settings.kubernetes, rng)
@@ -166,12 +156,6 @@ def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesS
         settings.ports,
         family=settings.address_family,
     )
-
-
-def build_objectives(settings: InferencePoolSettings, rng: Random) -> ObjectivesSource:
-    clients = KubeClients(settings.kubeconfig, settings.context)
-    namespace = settings.namespace or clients.own_namespace()
-    return ObjectivesSource(KubeAccess(clients.open, rng), namespace, settings.name)
 
 
 def _inference_pool_source(settings: InferencePoolSettings, rng: Random) -> InferencePoolSource:

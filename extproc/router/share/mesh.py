@@ -141,7 +141,7 @@ class Mesh:
             if len(self._dialling) < MAX_PEERS:
                 self._dialling[address] = asyncio.create_task(self._keep(address))
 
-    def confirm(self, age_s: float = 0.0) -> None:
+    def confirm(self) -> None:
         """The lines are there anyhow."""
 
     def restarted(self, why: str, reason: str | None = None) -> None:

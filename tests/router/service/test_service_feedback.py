@@ -1,10 +1,8 @@
 """Feedback in the service: outcomes find their pool, operators see who is left out, rules change live."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import orjson
 import pytest
@@ -17,11 +15,14 @@ from extproc.router.routing.picker import Ask
 from extproc.router.routing.pool import Pick
 from extproc.router.service.admin import describe_pool
 from extproc.router.service.explain import explain
+from extproc.router.service.pool_metrics import PoolCollector
 from extproc.router.service.pools import Pools
-from extproc.router.service.wiring import Sources, build_probe
+from extproc.router.service.wiring import build_probe
 from extproc.router.settings.tree import parse_settings
 from extproc.router.stream.events import ResponseHeaders, Served
-from extproc.router.telemetry import Metrics, PoolCollector
+from extproc.router.telemetry import Metrics
+from tests.router.service.running import running, synced
+from tests.waiting import until
 
 TWO_POOLS = """
 pools:
@@ -31,35 +32,26 @@ pools:
 
 
 @asynccontextmanager
-async def running(text: str = TWO_POOLS) -> AsyncIterator[tuple[Pools, Metrics]]:
-    metrics = Metrics()
-    pools = Pools(
-        metrics,
-        sources=Sources(Path(), random.Random(0)),
-        rng=random.Random(0),
-        clock=lambda: 1_000.0,
-        publish=lambda *_: None,
-        retract=lambda _: None,
-    )
-    metrics.registry.register(PoolCollector(pools.ages, pools.known_faults))
-    pools.apply(parse_settings(text, {}).pools)
-    await asyncio.gather(*(keeper.synced.wait() for keeper in pools))
-    yield pools, metrics
-    await pools.stop()
+async def two_pools(text: str = TWO_POOLS) -> AsyncIterator[Pools]:
+    async with running(text) as pools:
+        await synced(pools)
+        yield pools
 
 
 def fail(pools: Pools, address: str, pool: str = "a") -> None:
     for _ in range(3):
-        pools.desks.observe(Outcome(pool, address, Verdict.FAILED, 500))
+        pools.feedback.observe(Outcome(pool, address, Verdict.FAILED, 500))
 
 
 def states(pools: Pools) -> dict[str, str]:
-    described = [describe_pool(keeper)["endpoints"] for keeper in pools]
+    described = [describe_pool(each)["endpoints"] for each in pools]
     return {each["name"]: each["state"] for endpoints in described for each in endpoints}  # type: ignore[attr-defined]  # JSON
 
 
 async def test_operators_see_who_cools_down() -> None:
-    async with running() as (pools, metrics):
+    metrics = Metrics()
+    async with two_pools() as pools:
+        metrics.registry.register(PoolCollector(pools))
         fail(pools, "10.0.0.1:80")
 
         def endpoints(pool: str, state: str) -> float | None:
@@ -80,7 +72,7 @@ async def test_operators_see_who_cools_down() -> None:
 
 async def test_what_we_did_not_route_is_known_by_its_endpoint() -> None:
     """The service was away: Envoy's log names no pool."""
-    async with running() as (pools, _):
+    async with two_pools() as pools:
         fail(pools, "10.0.1.1:80", pool="")
         fail(pools, "10.0.0.1:80", pool="gone")
         fail(pools, "10.9.9.9:80", pool="")
@@ -89,13 +81,13 @@ async def test_what_we_did_not_route_is_known_by_its_endpoint() -> None:
 
 
 async def test_response_headers_reach_the_pool() -> None:
-    async with running() as (pools, _):
+    async with two_pools() as pools:
         for status in (0, 500, 500, 500):
-            pools.desks.observe_response(Served("b", "10.0.1.2:80", ResponseHeaders(status=status)), 0.1)
-        pools.desks.observe_response(Served("gone", "10.0.1.2:80", ResponseHeaders(status=500)), 0.1)
+            pools.feedback.observe_response(Served("b", "10.0.1.2:80", ResponseHeaders(status=status)), 0.1)
+        pools.feedback.observe_response(Served("gone", "10.0.1.2:80", ResponseHeaders(status=500)), 0.1)
 
         assert [name for name, state in states(pools).items() if state == "cooling"] == ["10.0.1.2:80"]
-        assert list(pools.desks)[1].tally.answers == {("10.0.1.2:80", "5xx"): 3}
+        assert pools["b"].feedback.tally.answers == {("10.0.1.2:80", "5xx"): 3}
 
 
 CACHES = TWO_POOLS.replace("probe: false", "probe: false, strategy: {name: prefix_cache, learn: true}")
@@ -105,9 +97,9 @@ LONG = orjson.dumps({"model": "a", "messages": [{"role": "user", "content": "why
 def take(pools: Pools) -> tuple[Pick, int]:
     """A request that has been and gone, and its number."""
     pick = pools.picker.pick(Ask("POST", "/v1/chat/completions", {}, LONG)).pick
-    number = pools.desks.tickets.give(pick)
+    number = pools.feedback.tickets.give(pick)
     pick.release()
-    pools.desks.tickets.end(number)
+    pools.feedback.tickets.end(number)
     return pick, number
 
 
@@ -118,15 +110,15 @@ def matches(pools: Pools) -> dict[str, int]:
 
 
 async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_request() -> None:
-    async with running(CACHES) as (pools, _):
+    async with two_pools(CACHES) as pools:
         pick, number = take(pools)
         exchange = Exchange("a", pick.endpoint.address, 200, 1.0, 0.1, first_token_s=0.4, ticket=number)
         for _ in range(2):
-            pools.desks.settle(exchange)
+            pools.feedback.settle(exchange)
         learnt = pick.pool.describe_engines()
 
         assert (learnt["samples"], learnt["source"]) == (1, "access_log")
-        assert next(describe_pool(keeper)["learnt"] for keeper in pools) == learnt
+        assert describe_pool(pools["a"])["learnt"] == learnt
 
 
 @pytest.mark.parametrize(
@@ -139,59 +131,53 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
     ],
 )
 async def test_what_was_never_read_is_not_believed_to_be_there(exchange: Exchange) -> None:
-    async with running(CACHES) as (pools, _):
+    async with two_pools(CACHES) as pools:
         _, number = take(pools)
         assert sum(matches(pools).values()) > 0
 
-        pools.desks.settle(replace(exchange, ticket=number))
+        pools.feedback.settle(replace(exchange, ticket=number))
 
         assert sum(matches(pools).values()) == 0
 
 
 async def test_a_retry_that_another_endpoint_answered_is_known_there() -> None:
-    async with running(CACHES) as (pools, _):
+    async with two_pools(CACHES) as pools:
         pick, number = take(pools)
         (other,) = {"10.0.0.1:80", "10.0.0.2:80"} - {pick.endpoint.address}
-        pools.desks.settle(Exchange("a", other, 200, 1.0, 0.1, attempts=2, ticket=number))
+        pools.feedback.settle(Exchange("a", other, 200, 1.0, 0.1, attempts=2, ticket=number))
 
         assert matches(pools)[pick.endpoint.address] == 0
         assert matches(pools)[other] > 0
 
 
 async def test_a_client_that_left_takes_nothing_back() -> None:
-    async with running(CACHES) as (pools, _):
+    async with two_pools(CACHES) as pools:
         pick, number = take(pools)
-        pools.desks.settle(Exchange("a", pick.endpoint.address, 0, 1.0, fault=Fault.CLIENT, ticket=number))
+        pools.feedback.settle(Exchange("a", pick.endpoint.address, 0, 1.0, fault=Fault.CLIENT, ticket=number))
 
         assert matches(pools)[pick.endpoint.address] > 0
 
 
 async def test_response_headers_take_back_what_failed() -> None:
-    async with running(CACHES) as (pools, _):
+    async with two_pools(CACHES) as pools:
         pick, number = take(pools)
         for status in (200, 500):
             response = ResponseHeaders(status=status)
-            pools.desks.observe_response(Served("a", pick.endpoint.address, response, ticket=number), 0.1)
+            pools.feedback.observe_response(Served("a", pick.endpoint.address, response, ticket=number), 0.1)
 
         assert sum(matches(pools).values()) == 0
 
 
 async def test_a_strategy_that_took_over_learns_nothing_of_what_another_placed() -> None:
-    async with running(CACHES) as (pools, _):
+    async with two_pools(CACHES) as pools:
         pick, number = take(pools)
         other = CACHES.replace("name: prefix_cache, learn: true", "name: least_load")
         pools.apply(parse_settings(other, {}).pools)
         await until(lambda: pick.pool.strategy.name == "least_load")
-        pools.desks.settle(Exchange("a", pick.endpoint.address, 500, 1.0, ticket=number))
+        pools.feedback.settle(Exchange("a", pick.endpoint.address, 500, 1.0, ticket=number))
 
         assert pick.pool.describe_engines() == {}
         assert pick.pool.book.total == 0
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not is_true():  # noqa: ASYNC110  # snapshots are built in a thread
-            await asyncio.sleep(0.005)
 
 
 async def test_reading_metrics_begins_and_ends_live() -> None:
@@ -199,7 +185,7 @@ async def test_reading_metrics_begins_and_ends_live() -> None:
         return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("signals")]
 
     reading = TWO_POOLS.replace("probe: false", "signals: {scrape_s: 300}, probe: false")
-    async with running(reading) as (pools, _):
+    async with two_pools(reading) as pools:
         assert sorted(names()) == ["signals a", "signals b"]
 
         pools.apply(parse_settings(TWO_POOLS, {}).pools)
@@ -210,29 +196,29 @@ async def test_reading_metrics_begins_and_ends_live() -> None:
 
 
 async def test_the_rule_changes_live() -> None:
-    async with running() as (pools, _):
+    async with two_pools() as pools:
         settings = parse_settings(TWO_POOLS.replace("probe", "cool_after: null, probe"), {})
         pools.apply(settings.pools)
         fail(pools, "10.0.0.1:80")
         assert "cooling" not in states(pools).values()
 
         pools.apply(parse_settings(TWO_POOLS.replace("probe", "cool_after: 1, probe"), {}).pools)
-        pools.desks.observe(Outcome("a", "10.0.0.1:80", Verdict.FAILED, 500))
+        pools.feedback.observe(Outcome("a", "10.0.0.1:80", Verdict.FAILED, 500))
         assert states(pools)["10.0.0.1:80"] == "cooling"
 
 
 async def test_a_pool_that_is_gone_hears_no_more() -> None:
-    async with running() as (pools, _):
+    async with two_pools() as pools:
         pools.apply(parse_settings(TWO_POOLS, {}).pools[1:])
         fail(pools, "10.0.0.1:80")
 
-        assert [desk.pool.name for desk in pools.desks] == ["b"]
+        assert [each.name for each in pools] == ["b"]
 
 
 async def test_when_nobody_asks_any_more_what_was_said_is_forgotten() -> None:
     asking = TWO_POOLS.replace("probe: false", "probe: {interval_s: 1000}")
-    async with running(asking) as (pools, _):
-        next(iter(pools.desks)).cooling.set_health("10.0.0.1:80", is_healthy=False)
+    async with two_pools(asking) as pools:
+        pools["a"].feedback.cooling.set_health("10.0.0.1:80", is_healthy=False)
         assert states(pools)["10.0.0.1:80"] == "unhealthy"
 
         pools.apply(parse_settings(TWO_POOLS, {}).pools)

@@ -12,8 +12,8 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.ring import Ring
 from extproc.router.routing.strategies.base import Outside, Placement
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
+from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.keeper import PoolKeeper
-from extproc.router.service.outages import Outages
 from extproc.router.telemetry import Metrics
 from tests.waiting import until
 
@@ -33,7 +33,7 @@ async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty
     keeper = PoolKeeper(
         pool,
         Metrics(),
-        Outages(lambda: 0.0),
+        FailureLog(lambda: 0.0),
         clock=lambda: 0.0,
         on_change=lambda name, endpoints: told.append((name, endpoints)),
     )
@@ -56,7 +56,7 @@ async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture
     """The API server's bookmarks and a file's polls say it again every minute, every five seconds."""
     pool = Pool("llama", PrefixHash(Outside(Random(1), lambda: 0.0)))
     keeper = PoolKeeper(
-        pool, Metrics(), Outages(lambda: 0.0), clock=lambda: 0.0, on_change=lambda _, __: None
+        pool, Metrics(), FailureLog(lambda: 0.0), clock=lambda: 0.0, on_change=lambda _, __: None
     )
     for _ in range(10):
         keeper.lacks("no_service", "Service default/vllm has no EndpointSlice")
@@ -70,24 +70,6 @@ async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture
     ]
 
 
-async def test_a_list_may_be_old_when_it_is_told() -> None:
-    """As a worker hears it that was started again: its silence is as old."""
-    now_s = 100.0
-    keeper = PoolKeeper(
-        Pool("llama", PrefixHash(Outside(Random(1), lambda: 0.0))),
-        Metrics(),
-        Outages(lambda: 0.0),
-        clock=lambda: now_s,
-        on_change=lambda _, __: None,
-    )
-    keeper.replace([Endpoint("default/a", "10.0.0.1:80")])
-    keeper.confirm(40.0)
-    told = keeper.age_s, keeper.silence_s
-    now_s += 5.0
-
-    assert (told, keeper.age_s) == ((40.0, 40.0), 45.0)
-
-
 async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> None:
     """Sources tell what they hear; who is told of a change must be able to believe that there is one."""
     told: list[Sequence[Endpoint]] = []
@@ -96,7 +78,7 @@ async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> No
     keeper = PoolKeeper(
         pool,
         Metrics(),
-        Outages(lambda: 0.0),
+        FailureLog(lambda: 0.0),
         clock=lambda: now_s,
         on_change=lambda _, endpoints: told.append(endpoints),
     )
@@ -135,7 +117,7 @@ async def test_a_list_that_could_not_be_placed_is_tried_when_it_is_told_again() 
     keeper = PoolKeeper(
         pool,
         Metrics(),
-        Outages(lambda: 0.0),
+        FailureLog(lambda: 0.0),
         clock=lambda: 0.0,
         on_change=lambda _, endpoints: told.append(endpoints),
     )
@@ -156,7 +138,7 @@ async def test_a_strategy_that_changes_while_a_snapshot_is_built_is_the_one_that
     outside = Outside(Random(1), lambda: 0.0)
     pool, wanted = Pool("llama", PrefixHash(outside, positions=4)), PrefixHash(outside, positions=8)
     keeper = PoolKeeper(
-        pool, Metrics(), Outages(lambda: 0.0), clock=lambda: 0.0, on_change=lambda _, __: None
+        pool, Metrics(), FailureLog(lambda: 0.0), clock=lambda: 0.0, on_change=lambda _, __: None
     )
 
     class Told:

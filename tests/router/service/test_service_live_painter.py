@@ -1,7 +1,7 @@
 """What a picture tells, with time passed in."""
 
 import random
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from hypothesis import given
@@ -45,12 +45,13 @@ class Keeper:
 
 
 @dataclass
-class Pools:
-    keepers: Sequence[Keeper]
-    desks: Sequence[Desk]
+class Running:
+    """What a picture shows of a running pool."""
 
-    def __iter__(self) -> Iterator[Keeper]:
-        return iter(self.keepers)
+    pool: Pool
+    keeper: Keeper
+    feedback: Desk
+    name: str = "llama"
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Stage:
         self.pool = Pool("llama", STRATEGIES.build(self.strategy, {}, outside), gate=cooling)
         self.pool.replace([Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(self.size)])
         self.desk = Desk(self.pool, cooling)
-        self.pools = Pools([Keeper(self.pool)], [self.desk])
+        self.pools = [Running(self.pool, Keeper(self.pool), self.desk)]
         self.picker = Picker([Route(self.pool)])
         self.configuration = Configuration(SETTINGS, "file", self.clock())
         self.streams_open = 0

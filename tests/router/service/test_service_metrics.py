@@ -76,10 +76,10 @@ async def families(tmp_path: Path) -> list[Metric]:
 async def _first_scrape(app: Application) -> list[Metric]:
     app.start()
     try:
-        await until(lambda: len(app.pools.known_faults()) == 1 and len(_known(app)) == 4)
-        await until(lambda: list(app.pools.objectives.ages()))
+        await until(lambda: app.pools["lost"].keeper.fault is not None and len(_known(app)) == 4)
+        await until(lambda: app.pools["gie"].objectives.age_s is not None)
         # vLLM's own counters are shown when an endpoint told them: they do not begin at 0.
-        desk = next(desk for desk in app.pools.desks if desk.pool.name == "mixtral")
+        desk = app.pools["mixtral"].feedback
         desk.apply_signals(desk.pool.snapshot.ready["10.0.0.3:8000"], EndpointSignals())
         _meet(app)
         return list(app.metrics.registry.collect())
@@ -96,7 +96,7 @@ def _meet(app: Application) -> None:
 
 
 def _known(app: Application) -> list[str]:
-    return [pool.name for pool, age_s in app.pools.ages() if age_s is not None and pool.snapshot.names]
+    return [each.name for each in app.pools if each.keeper.synced.is_set()]
 
 
 def told() -> dict[str, tuple[str, set[str]]]:

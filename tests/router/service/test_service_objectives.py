@@ -1,7 +1,5 @@
 """The priorities of pools: from their settings, and from an InferencePool's objectives."""
 
-import asyncio
-import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,11 +9,12 @@ from extproc.errors import Overloaded, Sheddable
 from extproc.router.routing.picker import Ask
 from extproc.router.routing.pool import Pool
 from extproc.router.service.pools import Pools
-from extproc.router.service.wiring import Sources
 from extproc.router.settings.tree import parse_settings
 from extproc.router.telemetry import Metrics
 from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.router.cluster.pool_objects import objective, pool_object, running_pod
+from tests.router.service.running import build_pools, synced
+from tests.waiting import until
 
 RESTARTS = "extproc_objectives_watch_restarts_total"
 LLM_D_OBJECTIVES = "llm-d.ai/v1alpha2/inferenceobjectives"
@@ -37,8 +36,7 @@ class Cluster:
 
     @property
     def pool(self) -> Pool:
-        [keeper] = self.pools
-        return keeper.pool
+        return self.pools["a"].pool
 
     def configure(self, fields: str) -> None:
         source = f"inference_pool: {{namespace: default, name: vllm, kubeconfig: {self._kubeconfig}}}"
@@ -46,23 +44,14 @@ class Cluster:
         self.pools.apply(parse_settings(text, {}).pools)
 
     async def until(self, **priorities: int) -> None:
-        async with asyncio.timeout(10):
-            while self.pool.admission.priorities != priorities:  # noqa: ASYNC110  # told by sockets
-                await asyncio.sleep(0.01)
+        await until(lambda: self.pool.admission.priorities == priorities)
 
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     (tmp_path / "token").write_text("token-1")
     metrics = Metrics()
-    pools = Pools(
-        metrics,
-        sources=Sources(tmp_path, random.Random(0)),
-        rng=random.Random(0),
-        clock=lambda: 0.0,
-        publish=lambda *_: None,
-        retract=lambda _: None,
-    )
+    pools = build_pools(tmp_path, metrics=metrics)
     async with serving(ApiServer()) as server:
         server.put(pool_object())
         server.put(running_pod("p", "10.0.0.1"))
@@ -89,8 +78,7 @@ async def test_objects_and_settings_give_a_pool_its_priorities(cluster: Cluster)
 async def test_a_request_of_a_negative_objective_is_refused_by_a_full_pool(cluster: Cluster) -> None:
     cluster.configure(", max_in_flight: 1")
     await cluster.until(batch=-10)
-    [keeper] = cluster.pools
-    await keeper.synced.wait()
+    await synced(cluster.pools)
     first = cluster.pools.picker.pick(ask("batch")).pick
 
     with pytest.raises(Sheddable):
@@ -107,42 +95,34 @@ async def test_a_request_of_a_negative_objective_is_refused_by_a_full_pool(clust
 async def test_objectives_are_followed_only_where_somebody_may_be_refused(cluster: Cluster) -> None:
     """1. No limit: nobody asks for them. 2. A limit: they are. 3. None again: they are forgotten."""
     cluster.configure("")
-    [keeper] = cluster.pools
-    await keeper.synced.wait()
+    await synced(cluster.pools)
     assert cluster.server.of(OBJECTIVES).queries == []
 
     cluster.configure(", max_in_flight: 1")
     await cluster.until(batch=-10)
-    assert [name for name, _ in cluster.pools.objectives.ages()] == ["a"]
+    assert cluster.pools["a"].objectives.age_s is not None
     cluster.configure("")
 
     assert cluster.pool.admission.priorities == {}
-    assert list(cluster.pools.objectives.ages()) == []
+    assert cluster.pools["a"].objectives.age_s is None
 
 
 async def test_a_cluster_that_may_not_be_asked_for_objectives_serves_all_alike(cluster: Cluster) -> None:
     for kind in (OBJECTIVES, LLM_D_OBJECTIVES):
         cluster.server.of(kind).refusal = 403
     cluster.configure(", max_in_flight: 1")
-    [keeper] = cluster.pools
-    async with asyncio.timeout(10):
-        await keeper.synced.wait()
-        while not cluster.server.of(OBJECTIVES).queries:  # noqa: ASYNC110  # told by sockets
-            await asyncio.sleep(0.01)
+    await synced(cluster.pools)
+    await until(lambda: cluster.server.of(OBJECTIVES).queries)
 
     assert cluster.pools.picker.pick(ask("batch")).pick.standing is None
-    assert keeper.fault is None
+    assert cluster.pools["a"].keeper.fault is None
     labels = {"pool": "a", "why": "forbidden"}
-    async with asyncio.timeout(10):
-        while not cluster.metrics.registry.get_sample_value(RESTARTS, labels):  # noqa: ASYNC110  # told by sockets
-            await asyncio.sleep(0.01)
-    assert list(cluster.pools.objectives.ages()) == []
+    await until(lambda: cluster.metrics.registry.get_sample_value(RESTARTS, labels))
+    assert cluster.pools["a"].objectives.age_s is None
 
 
 async def test_a_pool_that_goes_is_followed_no_more(cluster: Cluster) -> None:
     cluster.configure(", max_in_flight: 1")
     await cluster.until(batch=-10)
     cluster.pools.apply(parse_settings("pools: [{name: b, endpoints: {static: []}}]", {}).pools)
-    async with asyncio.timeout(10):
-        while cluster.server.of(OBJECTIVES).watchers:  # noqa: ASYNC110  # told by sockets
-            await asyncio.sleep(0.01)
+    await until(lambda: not cluster.server.of(OBJECTIVES).watchers)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,22 +22,13 @@ from extproc.router.routing.strategies.balanced import LeastLoad, RoundRobin
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
+from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.keeper import PoolKeeper
-from extproc.router.service.outages import Outages
-from extproc.router.service.pools import Pools
-from extproc.router.service.wiring import Sources
-from extproc.router.settings.tree import parse_settings
 from extproc.router.telemetry import Metrics
+from tests.router.service.running import Clock, build_pools, configure, running, synced
+from tests.waiting import until
 
 OUTSIDE = Outside(random.Random(0), lambda: 0.0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Told:
@@ -65,7 +56,7 @@ async def keeping(
     keeper = PoolKeeper(
         Pool("llama", PrefixHash(OUTSIDE, positions=4)),
         metrics,
-        Outages(clock),
+        FailureLog(clock),
         clock=clock,
         on_change=lambda _, endpoints: published.append([endpoint.name for endpoint in endpoints]),
     )
@@ -80,12 +71,6 @@ async def keeping(
 def restarts(metrics: Metrics, why: str, pool: str = "llama") -> float | None:
     labels = {"pool": pool, "why": why}
     return metrics.registry.get_sample_value("extproc_watch_restarts_total", labels)
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not is_true():  # noqa: ASYNC110  # snapshots are built in a thread
-            await asyncio.sleep(0.005)
 
 
 def uses(pool: Pool, strategy: Strategy) -> bool:
@@ -176,29 +161,14 @@ async def test_a_change_of_other_settings_keeps_the_ring() -> None:
         assert keeper.pool.snapshot.placement is ring
 
 
-@asynccontextmanager
-async def following(directory: Path, text: str, clock: Clock) -> AsyncIterator[Pools]:
-    pools = Pools(
-        Metrics(),
-        sources=Sources(directory, random.Random(0)),
-        rng=random.Random(0),
-        clock=clock,
-        publish=lambda *_: None,
-        retract=lambda _: None,
-    )
-    pools.apply(parse_settings(text, {}).pools)
-    yield pools
-    await pools.stop()
-
-
 async def test_how_many_fallbacks_a_pick_names_changes_live(tmp_path: Path) -> None:
     static = "static: ['10.0.0.1:80', '10.0.0.2:80', '10.0.0.3:80']"
     named = []
-    async with following(tmp_path, f"pools: [{{name: a, endpoints: {{{static}}}}}]", Clock()) as pools:
+    async with running(f"pools: [{{name: a, endpoints: {{{static}}}}}]", tmp_path, Clock()) as pools:
         for count in (0, 3, 1):
             text = f"pools: [{{name: a, fallbacks: {count}, endpoints: {{{static}}}}}]"
-            pools.apply(parse_settings(text, {}).pools)
-            await asyncio.gather(*(keeper.synced.wait() for keeper in pools))
+            configure(pools, text)
+            await synced(pools)
             named.append(len(pools.picker.pick(Ask("GET", "/", {})).pick.fallbacks))
 
     assert [0, 2, 1] == named
@@ -209,9 +179,8 @@ async def test_objectives_and_fairness_change_live(tmp_path: Path) -> None:
     wanted = "endpoints: {static: ['10.0.0.1:80']}, max_in_flight: 1"
     batch = Ask("GET", "/", {"x-gateway-inference-objective": "batch"})
     named = Ask("GET", "/", {"x-gateway-inference-fairness-id": "a"})
-    async with following(tmp_path, f"pools: [{{name: a, {wanted}}}]", Clock()) as pools:
-        [keeper] = pools
-        await keeper.synced.wait()
+    async with running(f"pools: [{{name: a, {wanted}}}]", tmp_path, Clock()) as pools:
+        await synced(pools)
         ordinary = pools.picker.pick(batch).pick
         ordinary.release()
         configure(pools, f"pools: [{{name: a, {wanted}, objectives: {{batch: -1}}, fairness: true}}]")
@@ -225,16 +194,7 @@ async def test_objectives_and_fairness_change_live(tmp_path: Path) -> None:
         ordinary.standing,
         *(pick.standing.priority for pick in (low, other) if pick.standing),
     )
-    assert len(keeper.pool.admission) == 0
-
-
-def configure(pools: Pools, text: str) -> None:
-    pools.apply(parse_settings(text, {}).pools)
-
-
-def keeper_of(pools: Pools, name: str) -> PoolKeeper:
-    [found] = [keeper for keeper in pools if keeper.pool.name == name]
-    return found
+    assert len(pools["a"].pool.admission) == 0
 
 
 A = "{name: a, models: [a], endpoints: {static: ['10.0.0.1:80']}}"
@@ -245,10 +205,10 @@ NO_B = "pool b: no list of endpoints yet: file_unreadable: "
 async def test_a_list_that_grows_old_makes_the_service_of_one_pool_not_ready(tmp_path: Path) -> None:
     text = "pools: [{name: a, stale_after_s: 30, endpoints: {static: ['10.0.0.1:80']}}]"
     clock = Clock()
-    async with following(tmp_path, text, clock) as pools:
+    async with running(text, tmp_path, clock) as pools:
         assert pools.faults() == ["pool a: no list of endpoints yet"]
 
-        await keeper_of(pools, "a").synced.wait()
+        await pools["a"].keeper.synced.wait()
 
         assert pools.faults() == []
 
@@ -256,7 +216,7 @@ async def test_a_list_that_grows_old_makes_the_service_of_one_pool_not_ready(tmp
 
         assert pools.faults() == ["pool a: the list of endpoints is 31 s old"]
 
-        keeper_of(pools, "a").restarted("connection", "refused")
+        pools["a"].keeper.restarted("connection", "refused")
 
         assert pools.faults() == ["pool a: the list of endpoints is 31 s old: connection: refused"]
 
@@ -266,8 +226,8 @@ async def test_one_old_list_of_several_leaves_the_service_ready(tmp_path: Path) 
     clock = Clock()
     other = A.replace("name: a, models: [a]", "name: b, models: [b]")
     text = f"pools: [{stale}, {other}]"
-    async with following(tmp_path, text, clock) as pools:
-        await asyncio.gather(*(keeper.synced.wait() for keeper in pools))
+    async with running(text, tmp_path, clock) as pools:
+        await synced(pools)
         clock.now_s += 31
 
         assert pools.faults() == []
@@ -277,8 +237,8 @@ async def test_one_old_list_of_several_leaves_the_service_ready(tmp_path: Path) 
 async def test_a_source_that_says_nothing_at_all_makes_the_service_not_ready(tmp_path: Path) -> None:
     """One that fails and says so keeps its last list in force; one that is stuck is a fault of our own."""
     clock = Clock()
-    async with following(tmp_path, f"pools: [{A}]", clock) as pools:
-        keeper = keeper_of(pools, "a")
+    async with running(f"pools: [{A}]", tmp_path, clock) as pools:
+        keeper = pools["a"].keeper
         await keeper.synced.wait()
         clock.now_s += 299
         keeper.restarted("connection", "refused")
@@ -303,9 +263,9 @@ async def test_the_pools_of_the_start_are_waited_for_but_not_for_ever(tmp_path: 
     1. A moment's failure is waited out. 2. A lasting one is that pool's alone: it refuses its requests.
     """
     clock = Clock()
-    async with following(tmp_path, f"pools: [{A}, {B}]", clock) as pools:
-        await keeper_of(pools, "a").synced.wait()
-        await until(lambda: keeper_of(pools, "b").fault is not None)
+    async with running(f"pools: [{A}, {B}]", tmp_path, clock) as pools:
+        await pools["a"].keeper.synced.wait()
+        await until(lambda: pools["b"].keeper.fault is not None)
         [fault] = pools.faults()
 
         assert fault.startswith(NO_B)
@@ -314,13 +274,13 @@ async def test_the_pools_of_the_start_are_waited_for_but_not_for_ever(tmp_path: 
 
         assert pools.faults() == []
         assert pools.remarks() == [fault]
-        assert pools.known_faults() == [("b", "file_unreadable")]
+        assert str(pools["b"].keeper.fault).startswith("file_unreadable: ")
 
 
 async def test_a_service_whose_only_pool_has_no_list_is_never_ready(tmp_path: Path) -> None:
     clock = Clock()
-    async with following(tmp_path, f"pools: [{B}]", clock) as pools:
-        await until(lambda: keeper_of(pools, "b").fault is not None)
+    async with running(f"pools: [{B}]", tmp_path, clock) as pools:
+        await until(lambda: pools["b"].keeper.fault is not None)
         clock.now_s += 3_600
 
         assert pools.faults() == pools.remarks() != []
@@ -329,13 +289,13 @@ async def test_a_service_whose_only_pool_has_no_list_is_never_ready(tmp_path: Pa
 async def test_a_pool_that_is_added_without_a_list_leaves_the_service_ready(tmp_path: Path) -> None:
     """From the first moment, and its requests alone are refused."""
     clock = Clock()
-    async with following(tmp_path, f"pools: [{A}]", clock) as pools:
-        await keeper_of(pools, "a").synced.wait()
+    async with running(f"pools: [{A}]", tmp_path, clock) as pools:
+        await pools["a"].keeper.synced.wait()
         configure(pools, f"pools: [{A}, {B}]")
 
         assert pools.faults() == []
 
-        await until(lambda: keeper_of(pools, "b").fault is not None)
+        await until(lambda: pools["b"].keeper.fault is not None)
 
         assert pools.faults() == []
         assert pools.picker.pick(request("a")).pick.pool.name == "a"
@@ -349,16 +309,7 @@ def request(model: str) -> Ask:
 
 
 async def test_a_service_without_pools_yet_is_not_ready(tmp_path: Path) -> None:
-    pools = Pools(
-        Metrics(),
-        sources=Sources(tmp_path, random.Random(0)),
-        rng=random.Random(0),
-        clock=Clock(),
-        publish=lambda *_: None,
-        retract=lambda _: None,
-    )
-
-    assert pools.faults() == ["no pool yet"]
+    assert build_pools(tmp_path).faults() == ["no pool yet"]
 
 
 @pytest.mark.parametrize(
@@ -373,8 +324,8 @@ async def test_only_other_positions_make_another_ring(
     tmp_path: Path, strategy: str, *, keeps_ring: bool
 ) -> None:
     hashed = A.replace("name: a", "name: a, strategy: {name: prefix_hash}")
-    async with following(tmp_path, f"pools: [{hashed}]", Clock()) as pools:
-        pool, keeper = keeper_of(pools, "a").pool, keeper_of(pools, "a")
+    async with running(f"pools: [{hashed}]", tmp_path, Clock()) as pools:
+        pool, keeper = pools["a"].pool, pools["a"].keeper
         await keeper.synced.wait()
         before, ring = pool.strategy, pool.snapshot.placement
         configure(pools, f"pools: [{A.replace('name: a', f'name: a, strategy: {strategy}')}]")
@@ -385,8 +336,8 @@ async def test_only_other_positions_make_another_ring(
 
 async def test_a_strategy_that_takes_over_gets_its_headers(tmp_path: Path) -> None:
     text = "pools: [{{name: a, strategy: {}, endpoints: {{static: ['10.0.0.1:80']}}}}]"
-    async with following(tmp_path, text.format("{name: least_load}"), Clock()) as pools:
+    async with running(text.format("{name: least_load}"), tmp_path, Clock()) as pools:
         configure(pools, text.format("{name: prefix_hash, key: 'header:x-session'}"))
-        await until(lambda: keeper_of(pools, "a").pool.strategy.name == "prefix_hash")
+        await until(lambda: pools["a"].pool.strategy.name == "prefix_hash")
 
         assert pools.picker.key_headers == {"x-session"}

@@ -11,7 +11,12 @@ import pytest
 
 from extproc.router import app as app_module
 from extproc.router.app import Application, Start
+from extproc.router.routing.picker import Ask
+from extproc.router.service.admin import describe_pool
+from extproc.router.service.running_pool import RunningPool
+from extproc.router.service.wiring import Wiring
 from extproc.router.settings.tree import Settings, parse_settings
+from extproc.router.share.courier import Courier
 from tests.waiting import until
 
 ONE = "pools: [{name: a, endpoints: {static: ['10.0.0.1:80']}}]"
@@ -32,11 +37,11 @@ async def watching(path: Path, loaded: str) -> AsyncIterator[Application]:
 
 
 def names(app: Application) -> list[str]:
-    return [keeper.pool.name for keeper in app.pools]
+    return [each.name for each in app.pools]
 
 
-def applied(app: Application) -> float | None:
-    return app.metrics.registry.get_sample_value("extproc_config_reloads_total", {"result": "applied"})
+def reloads(app: Application, result: str) -> float | None:
+    return app.metrics.registry.get_sample_value("extproc_config_reloads_total", {"result": result})
 
 
 async def test_a_change_between_load_and_watch_is_not_lost(tmp_path: Path) -> None:
@@ -45,7 +50,7 @@ async def test_a_change_between_load_and_watch_is_not_lost(tmp_path: Path) -> No
     async with watching(path, ONE) as app:
         await until(lambda: names(app) == ["b"])
 
-        assert applied(app) == 1
+        assert reloads(app, "applied") == 1
 
 
 async def test_a_refused_file_is_told_until_one_is_applied(tmp_path: Path) -> None:
@@ -85,15 +90,119 @@ async def test_a_change_is_read_and_parsed_once_and_off_the_loop(
     assert parsed == [(TWO.encode(), False)]
 
 
-async def test_a_change_that_raises_what_nobody_thought_of_does_not_end_the_watch(
+# Pool a stays and changes in everything, b goes, c comes, of which nobody knows an endpoint.
+BEFORE = """
+pools:
+- {name: a, models: [a], endpoints: {static: ['10.0.0.1:80']}, probe: false, strategy: {name: least_load}}
+- {name: b, models: [b], endpoints: {static: ['10.0.0.2:80']}}
+"""
+AFTER = """
+pools:
+- name: c
+  models: [c]
+  endpoints: {inference_pool: {namespace: default, name: vllm, kubeconfig: none}}
+  max_in_flight: 1
+  hold: {}
+  probe: {}
+  signals: {}
+- name: a
+  models: [a]
+  endpoints: {static: ['10.0.0.3:80']}
+  strategy: {name: round_robin}
+  max_in_flight: 1
+  hold: {}
+  signals: {}
+"""
+SHARE = """
+share: {cluster: llm, secret: {file: secret}, mesh: {peers: {static: []}}}
+"""
+# Every step of building a pool, and which of its calls fails: the first is for c, the second for a.
+SEAMS = [
+    *(
+        (Wiring, name, call)
+        for name in ("strategy", "queue", "source", "prober", "scraper")
+        for call in (1, 2)
+    ),
+    *((Wiring, name, 1) for name in ("cooling", "objectives")),
+    (Courier, "keep", 1),
+]
+
+
+def fail_at(owner: type, name: str, call: int, patch: pytest.MonkeyPatch) -> None:
+    """Lets a step raise at its `call`th call alone."""
+    real, calls = getattr(owner, name), iter(range(1, 100))
+
+    def step(*arguments: object) -> object:
+        if next(calls) == call:
+            raise RuntimeError("a bug")
+        return real(*arguments)
+
+    patch.setattr(owner, name, step)
+
+
+def placed(app: Application, name: str) -> str:
+    pick = app.pools.picker.pick(Ask("GET", "/", {}, pool=name)).pick
+    pick.release()
+    return pick.endpoint.name
+
+
+def state(app: Application) -> list[object]:
+    """What `/readyz`, `/pools`, requests and the event loop know of the pools."""
+    shares = app.pools.shares()
+    return [
+        (app.faults(), app.remarks()),
+        [describe_pool(each, shares.get(each.name)) | {"age_s": None} for each in app.pools],
+        [placed(app, name) for name in names(app)],
+        sorted(task.get_name() for task in asyncio.all_tasks() if not task.cancelling()),
+    ]
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=[f"{name}-{call}" for _, name, call in SEAMS])
+async def test_an_exception_while_pools_are_built_changes_nothing_and_the_next_reload_works(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    seam: tuple[type, str, int],
+) -> None:
+    """1. Two pools run. 2. A reload fails halfway: all is as it was. 3. The same file again is applied."""
+    (tmp_path / "secret").write_text("a secret of 16 bytes or more")
+    app = Application(Start(parse_settings(BEFORE + SHARE, {}), tmp_path / "extproc.yaml"))
+    app.start()
+    try:
+        for each in app.pools:
+            await each.keeper.synced.wait()
+        before = state(app)
+        fail_at(*seam, monkeypatch)
+        await app.reload((AFTER + SHARE).encode(), "extproc.yaml")
+
+        assert "the changed configuration cannot be applied: RuntimeError" in caplog.text
+        assert state(app) == before
+        assert reloads(app, "refused") == 1
+
+        await app.reload((AFTER + SHARE).encode(), "extproc.yaml")
+        pool = app.pools["a"].pool
+        await until(lambda: (pool.strategy.name, pool.snapshot.names) == ("round_robin", ("10.0.0.3:80",)))
+
+        assert names(app) == ["c", "a"] == list(app.pools.picker.routes)
+        assert ["a", "c"] == sorted(app.pools.shares())
+        assert app.faults() == []
+        assert reloads(app, "applied") == 1
+    finally:
+        await app.pools.stop()
+
+
+async def test_a_step_that_fails_while_pools_are_swapped_keeps_no_other_pool_from_its_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "extproc.yaml"
-    path.write_text(ONE)
-    async with watching(path, ONE) as app:
-        monkeypatch.setattr(app.pools, "apply", dict[object, object]().__getitem__)
-        path.write_text(TWO)
-        await until(lambda: "cannot be applied: " in caplog.text)
-        monkeypatch.undo()
-        path.write_text(TWO + " ")
-        await until(lambda: names(app) == ["b"])
+    app = Application(Start(parse_settings(BEFORE, {}), tmp_path / "extproc.yaml"))
+    app.start()
+    try:
+        fail_at(RunningPool, "close", 1, monkeypatch)
+        await app.reload(ONE.encode(), "extproc.yaml")
+        await app.reload(TWO.encode(), "extproc.yaml")
+
+        assert names(app) == ["b"]
+        assert "a pool was not changed as a whole: RuntimeError" in caplog.text
+        assert reloads(app, "applied") == 2
+    finally:
+        await app.pools.stop()

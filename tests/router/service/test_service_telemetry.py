@@ -10,10 +10,11 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from extproc.errors import NoEndpoint, NoRoomForBody
+from extproc.router.logs import JsonFormatter, RateLimit, configure_logging
 from extproc.router.routing.picker import Ask
 from extproc.router.stream.answers import refuse
 from extproc.router.stream.events import Phase, Routed
-from extproc.router.telemetry import JsonFormatter, Metrics, RateLimit, configure_logging
+from extproc.router.telemetry import Metrics
 from tests.router.stream.conversations import one_pool
 
 

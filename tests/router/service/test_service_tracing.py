@@ -105,8 +105,8 @@ async def open_one():
     text = 'pools: [{name: llama, endpoints: {static: ["10.0.0.1:80"]}}]'
     app = Application(Start(parse_settings(text, {})))
     app.pools.apply(app.configuration.settings.pools)
-    for keeper in app.pools:
-        await keeper.synced.wait()
+    for each in app.pools:
+        await each.keeper.synced.wait()
     stream = app.processor.open(type("Call", (), {"metadata": {}, "peer": ""})())
     print(app.tracer, type(stream).__name__)
     await app.pools.stop()

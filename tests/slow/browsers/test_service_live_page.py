@@ -198,7 +198,7 @@ async def test_hits_foreseen_and_found_are_shown_by_endpoint_and_by_pool(
     pools = [pool(["127.0.0.1:1", "127.0.0.1:2"], {"name": "prefix_cache"}, probe=False)]
     text = "The same long question. " * 50
     async with looking(tmp_path, pools) as live, browser.visit(f"{live.url}/") as visit:
-        [desk] = live.app.pools.desks
+        [desk] = [each.feedback for each in live.app.pools]
         warm = {live.request(text).pick.endpoint.name for _ in range(2)}
         for endpoint in desk.pool.snapshot.ready.values():
             found = 400.0 if endpoint.name in warm else 0.0

@@ -86,15 +86,13 @@ class Painter:
 
     def draw(self, scene: Scene, now_s: float) -> Generator[None, None, Picture]:
         """Reads all of it in the first step; each further one works out a part of it. Returns the whole."""
-        desks = {desk.pool.name: desk for desk in scene.pools.desks}
-        counts = {name: self._count(desk) for name, desk in desks.items()}
+        counts = {each.name: self._count(each.feedback) for each in scene.pools}
         then_s, then = self._remember(now_s, counts)
         self._number += 1
         faults = scene.faults()
         seen = [
-            _see(keeper, desks[name], counts[name], then.get(name, _NO_COUNTS))
-            for keeper in scene.pools
-            for name in [keeper.pool.name]
+            _see(each.keeper, each.feedback, counts[each.name], then.get(each.name, _NO_COUNTS))
+            for each in scene.pools
         ]
         picture = Picture(
             number=self._number,

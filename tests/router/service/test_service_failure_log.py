@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from extproc.router.service.outages import Outages
+from extproc.router.service.failure_log import FailureLog
 
 
 class Clock:
@@ -23,11 +23,11 @@ def test_an_outage_of_an_hour_is_a_line_a_minute(caplog: pytest.LogCaptureFixtur
     """Five pools, each of which tries again every second; the line says whom, since when, and why."""
     caplog.set_level(logging.INFO)
     clock = Clock()
-    outages = Outages(clock)
+    failures = FailureLog(clock)
     for second in range(3_600):
         clock.now_s = second
         for pool in "abcde":
-            outages.failed(pool, "connection", "no route")
+            failures.failed(pool, "connection", "no route")
 
     assert len(caplog.records) == 60
     assert lines(caplog)[:2] == [
@@ -37,10 +37,10 @@ def test_an_outage_of_an_hour_is_a_line_a_minute(caplog: pytest.LogCaptureFixtur
 
 
 def test_another_kind_of_failure_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    outages = Outages(Clock())
-    outages.failed("a", "connection", "refused")
-    outages.failed("b", "forbidden", "403: endpointslices is forbidden")
-    outages.failed("a", "connection", "refused")
+    failures = FailureLog(Clock())
+    failures.failed("a", "connection", "refused")
+    failures.failed("b", "forbidden", "403: endpointslices is forbidden")
+    failures.failed("a", "connection", "refused")
 
     assert len(caplog.records) == 2
     assert "pool b: no word for 0 s (forbidden" in lines(caplog)[1]
@@ -49,32 +49,32 @@ def test_another_kind_of_failure_is_told_at_once(caplog: pytest.LogCaptureFixtur
 def test_the_end_of_what_was_told_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
-    outages = Outages(clock)
-    outages.failed("a", "connection", "refused")
-    outages.failed("b", "connection", "refused")
-    outages.failed("c", "connection", "refused")
+    failures = FailureLog(clock)
+    failures.failed("a", "connection", "refused")
+    failures.failed("b", "connection", "refused")
+    failures.failed("c", "connection", "refused")
     clock.now_s = 5
-    outages.ended("a")
-    outages.ended("b")
-    outages.forget("c")
-    outages.ended("c")
-    outages.ended("d")
+    failures.ended("a")
+    failures.ended("b")
+    failures.forget("c")
+    failures.ended("c")
+    failures.ended("d")
 
     assert lines(caplog)[1:] == ["pool a is heard of again, after 5 s"]
 
 
 def test_a_source_that_comes_and_goes_does_not_flood(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    outages = Outages(clock)
+    failures = FailureLog(clock)
     for second in range(600):
         clock.now_s = second
-        outages.failed("a", "connection", "refused")
-        outages.ended("a")
+        failures.failed("a", "connection", "refused")
+        failures.ended("a")
 
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 10
 
 
 def test_a_bug_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    Outages(Clock()).failed("a", "internal", "KeyError at kubernetes.py:7")
+    FailureLog(Clock()).failed("a", "internal", "KeyError at kubernetes.py:7")
 
     assert [record.levelno for record in caplog.records] == [logging.ERROR]

@@ -1,0 +1,82 @@
+"""The log: JSON lines, and a limit to how often one message is written. Nothing of a prompt is in it."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import monotonic
+from typing import TextIO
+
+
+class RateLimit(logging.Filter):
+    """Lets a message through a few times at once, then once a second, however often it is said.
+
+    Messages are told apart by their text before its arguments: a flood of refusals is one message, whatever
+    each of them quotes. How many were left out is told with the next one. DEBUG says all it is asked to.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, burst: int = 10, kinds: int = 256) -> None:
+        super().__init__()
+        self._clock = clock
+        self._burst = burst
+        self._kinds = kinds
+        self._known: dict[tuple[str, int, str], _Allowance] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno <= logging.DEBUG:
+            return True
+        kind, now_s = (record.name, record.levelno, str(record.msg)), self._clock()
+        # The longest unheard goes first: a text that is never the same twice takes no memory for good.
+        known = self._known.pop(kind, None) or _Allowance(self._burst, now_s)
+        self._known[kind] = known
+        if len(self._known) > self._kinds:
+            del self._known[next(iter(self._known))]
+        return known.takes(record, now_s, self._burst)
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """How often one kind of message may be said now, and how often it was not."""
+
+    left: float
+    seen_s: float
+    unsaid: int = 0
+
+    def takes(self, record: logging.LogRecord, now_s: float, burst: int) -> bool:
+        self.left = min(burst, self.left + now_s - self.seen_s)
+        self.seen_s = now_s
+        if self.left < 1:
+            self.unsaid += 1
+            return False
+        self.left -= 1
+        record.unsaid, self.unsaid = self.unsaid, 0
+        return True
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line. JSON escapes whatever could break a line or a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "time": time,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if unsaid := getattr(record, "unsaid", 0):
+            line["unsaid"] = unsaid  # of the same kind, since the last one
+        if record.exc_info and record.exc_info[0]:
+            # The type only: an exception's text may hold pieces of a prompt.
+            line["exception"] = record.exc_info[0].__name__
+        return json.dumps(line)
+
+
+def configure_logging(level: str, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
+    """Sends this package's logs to `stream`; leaves every other logger alone but for warnings."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    handler.addFilter(RateLimit(clock))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("extproc").setLevel(level)

@@ -1,0 +1,241 @@
+"""One pool that runs: what routes, what follows its endpoints, what learns from its requests."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from extproc.router.budget import Budget
+from extproc.router.cluster.objectives import ObjectivesSource
+from extproc.router.feedback.desk import Desk
+from extproc.router.routing.endpoint import Endpoint
+from extproc.router.routing.picker import Route
+from extproc.router.routing.pool import Pool
+from extproc.router.service.failure_log import FailureLog
+from extproc.router.service.keeper import PoolKeeper
+from extproc.router.service.wiring import Wiring, build_probe, build_rules, build_scrape
+from extproc.router.settings.tree import PoolSettings
+from extproc.router.share.courier import Courier
+from extproc.router.telemetry import Metrics
+
+log = logging.getLogger(__name__)
+
+# A source says something, good or bad, every two minutes at the latest. One that does not is stuck.
+_SILENT_S: Final = 300.0
+
+Routine = Callable[[], Coroutine[None, None, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all running pools have in common.
+
+    `publish` takes every new list of endpoints, `retract` the name of a pool that is gone, `on_strategy` is
+    called when another strategy has taken over. `held` bounds the bodies of requests that wait for room.
+    """
+
+    wiring: Wiring
+    metrics: Metrics
+    clock: Callable[[], float]
+    publish: Callable[[str, Sequence[Endpoint]], None]
+    retract: Callable[[str], None]
+    on_strategy: Callable[[], None]
+    failures: FailureLog
+    held: Budget
+    courier: Courier | None
+
+
+class Objectives:
+    """The priorities of one pool: as configured, and as its InferencePool's objects say."""
+
+    def __init__(self, pool: Pool, metrics: Metrics) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self._watched: Mapping[str, int] = {}
+        self._configured: Mapping[str, int] = {}
+        self.source: ObjectivesSource | None = None
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the objects were last confirmed; `None`: they are not followed, or not known yet."""
+        return None if self.source is None else self.source.age_s
+
+    def configure(self, priorities: Mapping[str, int]) -> None:
+        self._configured = priorities
+        self._apply()
+
+    def replace(self, priorities: Mapping[str, int]) -> None:
+        self._watched = priorities
+        self._apply()
+
+    def restarted(self, why: str) -> None:
+        self._metrics.objectives_restarts.labels(self._pool.name, why).inc()
+
+    def forget(self) -> None:
+        self.source = None
+        self.replace({})
+
+    async def run(self, source: ObjectivesSource) -> None:
+        self.source = source
+        await source.run(self)
+
+    def _apply(self) -> None:
+        """The settings go first: who writes them, writes them for this service."""
+        self._pool.admission.priorities = {**self._watched, **self._configured}
+
+
+class RunningPool:
+    """A pool and everything that runs for it. It is built whole before anything of it runs.
+
+    `prepare` does what may fail, and returns what puts the result in force, which does not fail. So a reload
+    that meets an exception leaves every pool as it was. Needs a running event loop.
+    """
+
+    def __init__(self, settings: PoolSettings, shared: Shared) -> None:
+        wiring = shared.wiring
+        cooling = wiring.cooling(settings)
+        self.settings = settings
+        self.pool = Pool(settings.name, wiring.strategy(settings), gate=cooling)
+        self.feedback = Desk(self.pool, cooling)
+        self.objectives = Objectives(self.pool, shared.metrics)
+        self.keeper = PoolKeeper(
+            self.pool,
+            shared.metrics,
+            shared.failures,
+            clock=shared.clock,
+            on_change=self._on_change,
+            on_strategy=shared.on_strategy,
+        )
+        self._shared = shared
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        # What each task depends on in the settings: it is replaced when that changes.
+        self._keys: dict[str, object] = {}
+        self.start = self._prepare(settings, is_new=True)
+        self._closing = self._share()
+
+    def __repr__(self) -> str:
+        return f"<RunningPool {self.pool!r}, {len(self._tasks)} tasks>"
+
+    @property
+    def name(self) -> str:
+        return self.pool.name
+
+    @property
+    def fault(self) -> str | None:
+        """Why the pool cannot be routed to, or not by a list so old."""
+        keeper, limit_s = self.keeper, self.settings.stale_after_s
+        if not keeper.synced.is_set() or keeper.age_s is None:
+            return "no list of endpoints yet"
+        if limit_s is not None and keeper.age_s > limit_s:
+            return f"the list of endpoints is {keeper.age_s:.0f} s old"
+        if keeper.silence_s > _SILENT_S:
+            return f"its source has said nothing for {keeper.silence_s:.0f} s"
+        return None
+
+    def route(self, settings: PoolSettings) -> Route:
+        return Route(self.pool, tuple(settings.models or ()), frozenset(settings.adapters))
+
+    def prepare(self, settings: PoolSettings) -> Callable[[], None]:
+        """Builds what the changed settings ask for; returns what puts it in force."""
+        return self._prepare(settings, is_new=False)
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """Stops everything, refuses who waits for room, and tells everybody that the pool is gone."""
+        tasks = [*self._tasks.values()]
+        self._closing.close()
+        return tasks
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Stops the tasks alone, as the process ends; returns them."""
+        for task in self._tasks.values():
+            task.cancel()
+        return [*self._tasks.values()]
+
+    def _share(self) -> ExitStack:
+        """Enters the pool where others know of it; returns what takes it out again."""
+        with ExitStack() as built:
+            if self._shared.courier is not None:
+                self._shared.courier.keep(self.pool)
+                built.callback(self._shared.courier.forget, self.name)
+            built.callback(self._shared.failures.forget, self.name)
+            built.callback(self.pool.hold, None)
+            built.callback(self.stop)
+            return built.pop_all()
+
+    def _prepare(self, settings: PoolSettings, *, is_new: bool) -> Callable[[], None]:
+        wiring, before = self._shared.wiring, self.settings
+        changed = {
+            name: build()
+            for name, (key, build) in self._wanted(settings).items()
+            if self._keys.get(name) != key
+        }
+        has_queue = is_new or settings.hold != before.hold
+        queue = wiring.queue(settings, self._shared.held, _later) if has_queue else None
+        has_strategy = not is_new and settings.strategy != before.strategy
+        strategy = wiring.strategy(settings) if has_strategy else None
+        rules = build_rules(settings)
+
+        def put_in_force() -> None:
+            self.settings = settings
+            self.pool.max_in_flight = settings.max_in_flight
+            self.pool.fallbacks = settings.fallbacks
+            self.pool.admission.has_shares = settings.fairness
+            self.feedback.cooling.rules = rules
+            self.objectives.configure(settings.objectives)
+            if has_queue:
+                self.pool.hold(queue)
+            elif self.pool.queue is not None:
+                self.pool.queue.stir()
+            if strategy is not None:
+                log.info("pool %s: strategy %s", self.name, strategy.name)
+                self.keeper.use(strategy)
+            self._replace_tasks(settings, changed)
+            if is_new:
+                self._closing.callback(self._shared.retract, self.name)
+
+        return put_in_force
+
+    def _wanted(self, settings: PoolSettings) -> dict[str, tuple[object, Callable[[], Routine | None]]]:
+        """Every task: what it depends on, and how it is built; `None`: there is none."""
+        probe, scrape = build_probe(settings), build_scrape(settings)
+        # Objects are followed where somebody may be refused.
+        watched = None if settings.max_in_flight is None else settings.endpoints.inference_pool
+        wiring = self._shared.wiring
+        return {
+            "pool": (
+                (settings.endpoints, settings.learn_models),
+                lambda: partial(self.keeper.run, wiring.source(settings)),
+            ),
+            "probe": (probe, lambda: wiring.prober(self.feedback, probe).run if probe else None),
+            "signals": (scrape, lambda: wiring.scraper(self.feedback, scrape).run if scrape else None),
+            "objectives": (
+                watched,
+                lambda: partial(self.objectives.run, wiring.objectives(watched)) if watched else None,
+            ),
+        }
+
+    def _replace_tasks(self, settings: PoolSettings, changed: Mapping[str, Routine | None]) -> None:
+        forget = {
+            "probe": self.feedback.cooling.forget_health,
+            "signals": self.feedback.forget_signals,
+            "objectives": self.objectives.forget,
+        }
+        for name, routine in changed.items():
+            before = self._tasks.pop(name, None)
+            if before is not None:
+                before.cancel()
+                forget.get(name, lambda: None)()
+            if routine is not None:
+                self._tasks[name] = asyncio.create_task(routine(), name=f"{name} {self.name}")
+        self._keys = {name: key for name, (key, _) in self._wanted(settings).items()}
+
+    def _on_change(self, name: str, endpoints: Sequence[Endpoint]) -> None:
+        self._shared.publish(name, endpoints)
+        self.feedback.keep({endpoint.name for endpoint in endpoints})
+
+
+def _later(delay_s: float, action: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(delay_s, action)

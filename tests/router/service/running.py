@@ -1,0 +1,53 @@
+"""Running pools without a service around them."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.service.pools import Pools
+from extproc.router.service.wiring import Wiring
+from extproc.router.settings.tree import parse_settings
+from extproc.router.telemetry import Metrics
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def build_pools(
+    directory: Path | None = None, clock: Callable[[], float] | None = None, metrics: Metrics | None = None
+) -> Pools:
+    outside = Outside(random.Random(0), clock or Clock())
+    return Pools(metrics or Metrics(), wiring=Wiring(directory or Path(), outside), outside=outside)
+
+
+def configure(pools: Pools, text: str) -> None:
+    pools.apply(parse_settings(text, {}).pools)
+
+
+async def synced(pools: Pools) -> None:
+    """Returns once every pool has a list of endpoints."""
+    await asyncio.gather(*(each.keeper.synced.wait() for each in pools))
+
+
+@asynccontextmanager
+async def running(
+    text: str,
+    directory: Path | None = None,
+    clock: Callable[[], float] | None = None,
+    metrics: Metrics | None = None,
+) -> AsyncIterator[Pools]:
+    """Pools with these settings, which may have no endpoints yet."""
+    pools = build_pools(directory, clock, metrics)
+    configure(pools, text)
+    try:
+        yield pools
+    finally:
+        await pools.stop()
