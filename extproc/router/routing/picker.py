@@ -79,8 +79,39 @@ class Route:
         return configured | self.adapters | snapshot.models | snapshot.by_adapter.keys()
 
 
-Found = tuple[Pool, str, Reading, PromptError | None, str]
-"""A request's pool, its adapter, what its strategy read in it, why its body was no help, and its model."""
+class Plan(Struct, frozen=True):
+    """What the headers alone decide; made once a request, before its body.
+
+    `route` is the only one possible, `None` where the body names the model. `needs_body`: the body may still
+    change the decision. `may_wait`: a pool that may serve it holds requests. `wants_response`: an endpoint is
+    on trial, so the response's headers are of use. `lists_models`: the request asks which models there are,
+    and no single endpoint could say.
+    """
+
+    route: Route | None = None
+    reads_body: bool = False
+    needs_body: bool = False
+    may_wait: bool = False
+    wants_response: bool = False
+    lists_models: bool = False
+
+    def reads_long(self, body: bytes | bytearray | None) -> bool:
+        """Whether reading this body may take milliseconds, and should be done in a thread."""
+        return body is not None and self.reads_body and is_large(body)
+
+
+class Found(Struct, frozen=True):
+    """What a request wants: its pool, and what the pool's strategy read in it.
+
+    `model` is the client's word for one, `adapter` the LoRA adapter of that name here; `fault` says why the
+    body was no help.
+    """
+
+    pool: Pool
+    reading: Reading
+    adapter: str = ""
+    fault: PromptError | None = None
+    model: str = ""
 
 
 class Picker:
@@ -108,41 +139,32 @@ class Picker:
     def model_names(self) -> list[str]:
         return sorted(set[str]().union(*(route.names() for route in self.routes.values())))
 
-    def answers_models(self, ask: Ask) -> bool:
-        """Whether `ask` lists the models and no single endpoint could: there are several pools."""
-        path = ask.path.partition("?")[0].rstrip("/")
-        return (
-            ask.method == "GET" and path.endswith("/v1/models") and len(self.routes) > 1 and ask.pool is None
+    def plan(self, ask: Ask) -> Plan:
+        """Decides what the headers decide. Raises `NoEndpoint` for a pool that there is not."""
+        lists = ask.method == "GET" and ask.path.partition("?")[0].rstrip("/").endswith("/v1/models")
+        route = self._chosen(ask)
+        if lists and route is None and len(self.routes) > 1:
+            return Plan(lists_models=True)
+        reads = reads_body(ask.method, ask.path)
+        sole = route or self._sole
+        pools = [sole.pool] if sole is not None else [route.pool for route in self.routes.values()]
+        return Plan(
+            route,
+            reads,
+            reads and self._needs_body(ask, route),
+            any([pool.queue is not None for pool in pools]),  # noqa: C419  # once a request: a list is faster
+            any([pool.gate is not None and pool.gate.has_trial() for pool in pools]),  # noqa: C419
         )
 
-    def needs_body(self, ask: Ask) -> bool:
-        """Whether the body may still change the decision, as far as method, path and headers tell."""
-        if not reads_body(ask.method, ask.path):
-            return False
-        route = self._chosen(ask) or (None if self._sole is None or self._sole.models else self._sole)
+    def _needs_body(self, ask: Ask, route: Route | None) -> bool:
+        route = route or (None if self._sole is None or self._sole.models else self._sole)
         if route is None or route.adapters or route.pool.snapshot.by_adapter:
             return True
         return route.pool.strategy.needs_body(ask.headers)
 
-    def has_trial(self, ask: Ask) -> bool:
-        """Whether `ask` may be the request that shows whether an endpoint works again."""
-        route = self.routes.get(ask.pool) if ask.pool else self._sole
-        routes = self.routes.values() if route is None else (route,)
-        return any(route.pool.gate is not None and route.pool.gate.has_trial() for route in routes)
-
-    def may_hold(self, ask: Ask) -> bool:
-        """Whether `ask`, as far as its headers tell, may have to wait for room."""
-        route = self.routes.get(ask.pool) if ask.pool else self._sole
-        routes = self.routes.values() if route is None else (route,)
-        return any(route.pool.queue is not None for route in routes)
-
-    def reads_long(self, ask: Ask) -> bool:
-        """Whether `find` may take milliseconds, and should be asked in a thread."""
-        return ask.body is not None and reads_body(ask.method, ask.path) and is_large(ask.body)
-
     def pick(self, ask: Ask, found: Found | None = None) -> Decision:
         """Decides and counts, by what was `found` if it was; raises a `RequestError`."""
-        decision = self.decide(ask, self.find(ask) if found is None else found)
+        decision = self.decide(ask, found or self.find(ask))
         decision.pick.take()
         return decision
 
@@ -150,22 +172,26 @@ class Picker:
         """Decides, and leaves it to the caller to take the pick; raises like `pick`."""
         return self.decide(ask, self.find(ask))
 
-    def find(self, ask: Ask) -> Found:
+    def find(self, ask: Ask, plan: Plan | None = None) -> Found:
         """Reads what a request asks for. Changes nothing, so a thread may do it; raises like `pick`."""
-        prompt, fault = self._read(ask)
-        fault = prompt.fault if prompt else fault
-        route = self._chosen(ask) or self._by_model(prompt.model if prompt else None, fault)
-        model = (prompt.model or "") if prompt else ""
-        adapter = route.adapter(model) if prompt else ""
+        reads = reads_body(ask.method, ask.path) if plan is None else plan.reads_body
+        route = self._chosen(ask) if plan is None else plan.route
+        prompt, fault = _read(ask) if reads and ask.body is not None else (None, ask.fault)
+        if prompt is None:
+            route = route or self._by_model(None, fault)
+            return Found(route.pool, route.pool.strategy.read(None, ask.headers, ""), fault=fault)
+        route = route or self._by_model(prompt.model, prompt.fault)
+        model = prompt.model or ""
+        adapter = route.adapter(model)
         reading = route.pool.strategy.read(prompt, ask.headers, adapter)
-        return route.pool, adapter, reading, prompt.fault if prompt else fault, model
+        return Found(route.pool, reading, adapter, prompt.fault, model)
 
     def decide(self, ask: Ask, found: Found) -> Decision:
         """Decides by what `find` found."""
-        pool, adapter, reading, fault, model = found
+        pool, reading = found.pool, found.reading
         standing = pool.standing(ask.headers)
-        pick = pool.propose(reading, adapter=adapter, subset=ask.subset, standing=standing)
-        return Decision(pick, reading.key, adapter, fault, model, reading.costs)
+        pick = pool.propose(reading, adapter=found.adapter, subset=ask.subset, standing=standing)
+        return Decision(pick, reading.key, found.adapter, found.fault, found.model, reading.costs)
 
     def _chosen(self, ask: Ask) -> Route | None:
         if ask.pool is None:
@@ -174,17 +200,6 @@ class Picker:
         if route is None:
             raise NoEndpoint(f"there is no pool {ask.pool[:100]!r}")
         return route
-
-    def _read(self, ask: Ask) -> tuple[Prompt | None, PromptError | None]:
-        if ask.body is None or not reads_body(ask.method, ask.path):
-            return None, ask.fault
-        try:
-            content_type = ask.headers.get("content-type", "")
-            return parse(ask.path, content_type, ask.body, is_partial=ask.is_partial), None
-        except PromptError as fault:
-            # Its frames, and those of what it came from, would hold the body.
-            fault.__context__ = None
-            return None, fault.with_traceback(None)
 
     def _by_model(self, model: str | None, fault: PromptError | None) -> Route:
         if model is None:
@@ -207,6 +222,16 @@ class Picker:
 
     def _by_glob(self, model: str) -> Route | None:
         return next((route for pattern, route in self._globs if pattern.match(model)), None)
+
+
+def _read(ask: Ask) -> tuple[Prompt | None, PromptError | None]:
+    try:
+        content_type = ask.headers.get("content-type", "")
+        return parse(ask.path, content_type, ask.body or b"", is_partial=ask.is_partial), None
+    except PromptError as fault:
+        # Its frames, and those of what it came from, would hold the body.
+        fault.__context__ = None
+        return None, fault.with_traceback(None)
 
 
 def _is_glob(name: str) -> bool:

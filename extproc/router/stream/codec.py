@@ -11,14 +11,14 @@ from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.events import (
     Answer,
     BodyMode,
+    BodyToRead,
     Continue,
     ContinueAndTell,
     Event,
-    Held,
     Observed,
     Phase,
     Piece,
-    Reading,
+    Queued,
     Reply,
     RequestBody,
     RequestHeaders,
@@ -154,9 +154,9 @@ def encode(reply: Reply) -> bytes:  # noqa: PLR0911  # one for each kind of repl
             return _routed(reply)
         case Piece():
             return _piece(reply)
-        case Held():
+        case Queued():
             return _later(reply)
-        case Reading():
+        case BodyToRead():
             raise ProtocolError("nothing to be said yet")
     return _answer(reply)
 
@@ -381,7 +381,7 @@ def _piece(reply: Piece) -> bytes:
     return b"".join([*reversed(heads), reply.data, tail])
 
 
-def _later(reply: Held) -> bytes:
+def _later(reply: Queued) -> bytes:
     response = pb.ProcessingResponse()
     response.override_message_timeout.FromNanoseconds(int((reply.wait_s + _SPARE_S) * 1e9))
     return response.SerializeToString()

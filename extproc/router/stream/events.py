@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from extproc.errors import RequestError
-from extproc.router.routing.picker import Ask, Decision, Found, Picker
+from extproc.router.routing.picker import Ask, Decision, Found, Picker, Plan
 from extproc.router.routing.queue import Waiter
 
 
@@ -36,7 +36,7 @@ class StreamConfig(Struct, frozen=True):
     sends_body_without_waiting: bool = False
 
 
-# Of a stream whose first message carries none: the Endpoint Picker Protocol 1.0.0 asks for this mode.
+# The first message told no mode: the Endpoint Picker Protocol 1.0.0 asks for this one.
 UNTOLD: Final = StreamConfig(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 
@@ -65,15 +65,15 @@ class BodySkipped(Struct, frozen=True):
 
 
 class BodyRead(Struct, frozen=True):
-    """What a `Reading` asked for: what the picker found, or why it found nothing. The driver's own event."""
+    """The answer to a `BodyToRead`: what was found, or why nothing was. The driver's own event."""
 
     found: Found | RequestError
 
 
 class Room(Struct, frozen=True):
-    """There may be room for a request that is held. The driver's own event, as its `waiter` is asked.
+    """There may be room for a request that waits. The driver's own event, when its `waiter` says so.
 
-    `is_last`: its time is over, and it is answered, whatever with.
+    `is_last`: its time is over, so it is answered now, with an endpoint or a refusal.
     """
 
     is_last: bool = False
@@ -145,22 +145,26 @@ class ContinueAndTell(Struct, frozen=True):
     request_body: BodyMode
 
 
-class Reading(Struct, frozen=True):
-    """Nothing to send yet: the body of `ask` is long; `picker.find` is to read it apart from the loop."""
+class BodyToRead(Struct, frozen=True):
+    """Nothing to send yet: the body is long, and the driver calls `find` in a thread."""
 
     picker: Picker
     ask: Ask
+    plan: Plan | None
+
+    def find(self) -> Found:
+        return self.picker.find(self.ask, self.plan)
 
 
-class Held(Struct, frozen=True):
-    """No endpoint yet: the request is held for `wait_s` at most, and `waiter` asks when it is to be tried.
+class Queued(Struct, frozen=True):
+    """No endpoint yet: the request waits for `wait_s` at most, and `waiter` says when to try it again.
 
-    `is_told`: the proxy understands that it takes longer.
+    `may_tell`: the proxy understands a message that it takes longer.
     """
 
     waiter: Waiter
     wait_s: float
-    is_told: bool
+    may_tell: bool
 
 
 class Served(Struct, frozen=True):
@@ -218,4 +222,4 @@ class Answer(Struct, frozen=True):
     pool: str = ""
 
 
-Reply = Continue | ContinueAndTell | Reading | Held | Served | Routed | Piece | Answer
+Reply = Continue | ContinueAndTell | BodyToRead | Queued | Served | Routed | Piece | Answer

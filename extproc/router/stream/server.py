@@ -6,8 +6,10 @@ must reach neither the proxy nor a log.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
+from enum import Enum, auto
 from time import perf_counter
 from typing import Final
 from uuid import uuid4
@@ -22,9 +24,9 @@ from extproc.router.stream.events import (
     Answer,
     BodyRead,
     BodySkipped,
+    BodyToRead,
     Event,
-    Held,
-    Reading,
+    Queued,
     Reply,
     RequestHeaders,
     Room,
@@ -39,8 +41,9 @@ from extproc.router.wire.calls import Call, Handler, Routes, Status
 
 log = logging.getLogger(__name__)
 
-# Of one turn of the loop: 2 MB of a body that is given back, in 1 to 2 ms.
+# Pieces in one turn of the loop: 2 MB of a body that is given back, in 1 to 2 ms.
 _AT_ONCE: Final = 32
+_MESSAGE: Final = (bytes, bytearray)
 
 
 class ExternalProcessor:
@@ -131,9 +134,9 @@ class ExternalProcessor:
         tracer = self.tracer
         return _Stream if tracer is None or tracer.sampling.rules_out(call.metadata) else _TracedStream
 
-    def read(self, reading: Reading, then: Callable[[Found | BaseException], None]) -> None:
-        """Finds apart from the loop what a session wants to know, and tells it on the loop."""
-        future = asyncio.get_running_loop().run_in_executor(self._reader, reading.picker.find, reading.ask)
+    def read(self, long: BodyToRead, then: Callable[[Found | BaseException], None]) -> None:
+        """Reads a long body in a thread, and calls `then` on the loop."""
+        future = asyncio.get_running_loop().run_in_executor(self._reader, long.find)
         future.add_done_callback(lambda done: then(done.exception() or done.result()))
 
     def left(self, pick: Pick) -> None:
@@ -159,41 +162,72 @@ class ExternalProcessor:
         return self._wanted[1]
 
 
-class _Stream:
+class _Flow(Enum):
+    """What a stream does with the proxy's next message."""
+
+    OPEN = auto()  # handles it at once
+    READING = auto()  # postpones it: a thread reads the body
+    RETURNING = auto()  # postpones it: a long body is given back, some pieces in each turn of the loop
+    QUEUED = auto()  # postpones it: the request waits in its pool's queue
+    CLOSED = auto()  # drops it: the call is over
+
+
+class _Inbox:
+    """One stream's messages in their order. While the stream is busy they are postponed."""
+
+    __slots__ = ("_flow", "_postponed")
+
+    def __init__(self) -> None:
+        self._flow = _Flow.OPEN
+        self._postponed: deque[Callable[[], None]] | None = (
+            None  # made when it is needed: most streams never do
+        )
+
+    def _postpone(self, message: Callable[[], None]) -> None:
+        if self._flow is not _Flow.CLOSED:
+            self._postponed = self._postponed or deque()
+            self._postponed.append(message)
+
+    def _resume(self) -> None:
+        """Handles what was postponed, until one of these messages makes the stream busy again."""
+        while self._postponed and self._flow is _Flow.OPEN:
+            self._postponed.popleft()()
+
+    def _close(self) -> None:
+        self._flow, self._postponed = _Flow.CLOSED, None
+
+
+class _Stream(_Inbox):
     """One open stream. Small: thousands stay open while their responses stream."""
 
-    __slots__ = ("_call", "_routed_s", "_service", "_session", "_waiting", "_wanted")
+    __slots__ = ("_call", "_routed_s", "_service", "_session", "_wanted")
 
     def __init__(
         self, service: ExternalProcessor, call: Call, session: Session, wanted: Collection[str]
     ) -> None:
+        super().__init__()
         self._service = service
         self._call = call
         self._session = session
         self._wanted = wanted
         self._routed_s = 0.0
-        # What came while the body is read, or given back, or the request held: it is heard after that, in
-        # its order.
-        self._waiting: list[Callable[[], None]] | None = None
 
     def on_message(self, message: bytes | bytearray) -> None:
-        if self._waiting is not None:
-            self._waiting.append(lambda: self.on_message(message))
-            return
-        start_s = perf_counter()
-        self._hear(lambda: self._answer(decode(message, self._wanted), start_s))
+        if self._flow is _Flow.OPEN:
+            self._handle(message, perf_counter())
+        else:
+            self._postpone(lambda: self.on_message(message))
 
     def on_skipped(self, size: int) -> None:
-        if self._waiting is not None:
-            self._waiting.append(lambda: self.on_skipped(size))
-            return
-        start_s = perf_counter()
-        log.debug("no room for a message of %d bytes", size)
-        self._hear(lambda: self._answer(BodySkipped(), start_s))
+        if self._flow is _Flow.OPEN:
+            log.debug("no room for a message of %d bytes", size)
+            self._handle(BodySkipped(), perf_counter())
+        else:
+            self._postpone(lambda: self.on_skipped(size))
 
     def on_half_close(self) -> None:
-        if self._waiting is not None:
-            self._waiting.append(self.on_half_close)
+        if self._flow is not _Flow.OPEN:
+            self._postpone(self.on_half_close)
             return
         pick = self._session.leave()
         if pick is not None:
@@ -201,13 +235,14 @@ class _Stream:
         self._call.finish()
 
     def on_close(self) -> None:
-        self._waiting = None
+        self._close()
         self._session.close()
         self._service.closed()
 
-    def _hear(self, step: Callable[[], None]) -> None:
+    def _handle(self, event: Event | bytes | bytearray, start_s: float) -> None:
+        """Answers an event, or a message that is one. Whatever fails ends the call."""
         try:
-            step()
+            self._answer(decode(event, self._wanted) if isinstance(event, _MESSAGE) else event, start_s)
         except ProtocolError as error:
             self._fail("protocol", Status.INVALID_ARGUMENT, str(error))
         except Exception as error:  # noqa: BLE001  # the last resort: no text of ours may reach the proxy
@@ -216,12 +251,15 @@ class _Stream:
     def _answer(self, event: Event, start_s: float) -> None:
         replies = self._session.on(event)
         match replies:
-            case [Reading() as reading]:
-                self._waiting = []
-                self._service.read(reading, lambda found: self._has_read(found, start_s))
+            case [BodyToRead() as long]:
+                self._flow = _Flow.READING
+                self._service.read(long, lambda found: self._on_read(found, start_s))
                 return
-            case [Held() as held]:
-                self._wait(held)
+            case [Queued() as queued]:
+                self._flow = _Flow.QUEUED
+                queued.waiter.ask = self._try
+                if queued.may_tell:
+                    self._call.send(encode(queued))
                 return
         # All of them or none: half an answer would be taken for one.
         encoded = [encode(reply) for reply in replies[:_AT_ONCE]]
@@ -229,55 +267,41 @@ class _Stream:
         for message in encoded:
             self._call.send(message)
         if len(replies) > _AT_ONCE:
-            self._waiting = []
-            self._send_later(replies, _AT_ONCE)
+            self._flow = _Flow.RETURNING
+            asyncio.get_running_loop().call_soon(self._return, replies, _AT_ONCE)
 
-    def _send_later(self, replies: Sequence[Reply], start: int) -> None:
+    def _return(self, replies: Sequence[Reply], start: int) -> None:
         """Gives a long body back, a few pieces in each of the loop's turns; others have theirs between."""
-        asyncio.get_running_loop().call_soon(self._send_from, replies, start)
-
-    def _send_from(self, replies: Sequence[Reply], start: int) -> None:
-        if self._waiting is None:
-            return  # the call is over
+        if self._flow is _Flow.CLOSED:
+            return
         end = start + _AT_ONCE
         for reply in replies[start:end]:
             self._call.send(encode(reply))
         if end < len(replies):
-            self._send_later(replies, end)
+            asyncio.get_running_loop().call_soon(self._return, replies, end)
             return
-        waiting, self._waiting = self._waiting, None
-        for hear in waiting:
-            hear()
+        self._flow = _Flow.OPEN
+        self._resume()
 
-    def _has_read(self, found: Found | BaseException, start_s: float) -> None:
-        if self._waiting is None:
-            return  # the call is over
-        waiting, self._waiting = self._waiting, None
-        if isinstance(found, tuple | RequestError):
-            self._hear(lambda: self._answer(BodyRead(found), start_s))
+    def _on_read(self, found: Found | BaseException, start_s: float) -> None:
+        if self._flow is _Flow.CLOSED:
+            return
+        self._flow = _Flow.OPEN
+        if isinstance(found, Found | RequestError):
+            self._handle(BodyRead(found), start_s)
         else:
             self._fail_internally(found)
-        for hear in waiting:
-            hear()
-
-    def _wait(self, held: Held) -> None:
-        """Leaves the request in its pool's queue, whose turn it is to speak."""
-        self._waiting = []
-        held.waiter.ask = self._try
-        if held.is_told:
-            self._call.send(encode(held))
+        self._resume()
 
     def _try(self, is_last: bool) -> None:
-        if self._waiting is None:
-            return  # the call is over
-        start_s = perf_counter()
-        waiting, self._waiting = self._waiting, None
-        self._hear(lambda: self._answer(Room(is_last), start_s))
-        if self._session.is_waiting:
-            self._waiting = waiting
+        """Tries a request from its pool's queue again."""
+        if self._flow is _Flow.CLOSED:
             return
-        for hear in waiting:
-            hear()
+        self._flow = _Flow.OPEN
+        self._handle(Room(is_last), perf_counter())
+        if self._session.is_waiting:
+            self._flow = _Flow.QUEUED
+        self._resume()
 
     def _tell(self, replies: Sequence[Reply], start_s: float) -> None:
         observer = self._service.observer
@@ -304,17 +328,17 @@ class _Stream:
 
 
 class _UnreadyStream(_Stream):
-    """One that came before we know of any endpoint: a proxy that fails open knows some, and we fail at once.
+    """A stream that opened before we know any endpoint. A proxy that fails open knows some: we fail at once.
 
     A proxy that did not see the service restart sends requests before it has asked for its health.
     """
 
     __slots__ = ()
 
-    def on_message(self, message: bytes | bytearray) -> None:  # noqa: ARG002  # whatever it says
+    def on_message(self, _message: bytes | bytearray) -> None:
         self._fail("unready", Status.UNAVAILABLE, "no list of endpoints yet")
 
-    def on_skipped(self, size: int) -> None:  # noqa: ARG002
+    def on_skipped(self, _size: int) -> None:
         self._fail("unready", Status.UNAVAILABLE, "no list of endpoints yet")
 
 

@@ -84,7 +84,7 @@ from msgspec.structs import replace
 
 from extproc.errors import NoRoomForBody, RequestError
 from extproc.router.budget import Budget
-from extproc.router.routing.picker import Ask, Found, Picker
+from extproc.router.routing.picker import Ask, Found, Picker, Plan
 from extproc.router.routing.pool import Pick
 from extproc.router.routing.queue import End
 from extproc.router.routing.tickets import Tickets
@@ -95,13 +95,13 @@ from extproc.router.stream.events import (
     BodyMode,
     BodyRead,
     BodySkipped,
+    BodyToRead,
     Continue,
     ContinueAndTell,
     Event,
-    Held,
     Phase,
     Piece,
-    Reading,
+    Queued,
     Reply,
     RequestBody,
     RequestHeaders,
@@ -130,7 +130,7 @@ class Session:
     `x-request-id` for a request that came without one. `budget` is the process's, for held bodies;
     `announced` likewise, for what proxies are to buffer.
     `pass_headers` are guarded ones that go on to the endpoint. `reads_apart` says that whoever drives the
-    session reads long bodies for it: a `Reading` asks for that, and a `BodyRead` must be the next event.
+    session reads long bodies for it: a `BodyToRead` asks for that, and a `BodyRead` must be the next event.
     `tickets` find the pick again when the proxy's access log tells of it. `request_id` is the proxy's, once
     the headers are here; empty if it told none.
     """
@@ -144,6 +144,7 @@ class Session:
         "_new_request_id",
         "_pass_headers",
         "_picker",
+        "_plan",
         "_pool",
         "_reads_apart",
         "_state",
@@ -167,6 +168,7 @@ class Session:
         tickets: Tickets | None = None,
     ) -> None:
         self._picker = picker
+        self._plan: Plan | None = None
         self._new_request_id = new_request_id
         self._clear_route_cache = clear_route_cache
         self._pool = pool
@@ -274,26 +276,27 @@ class Session:
         self.request_id = event.headers.get(REQUEST_ID, "")
         self._learn(event.config)
         ask = self._ask(None)
-        if self._picker.answers_models(ask):
+        self._plan = plan = self._picker.plan(ask)
+        if plan.lists_models:
             self.close()
             return [list_models(self._picker.model_names())]
-        if self._is_decided_by_headers(ask):
-            return self._decide_by_headers(ask)
+        if self._is_decided_by_headers(plan):
+            return self._decide_by_headers(ask, plan)
         if self._config.request_body in _BUFFERED:
             if not self._kept.announce():
                 return [replace(self._route_without_body(Phase.REQUEST_HEADERS), is_unread=True)]
             self._state = _BUFFERING
             mode = self._config.request_body
             sends_answers = self._config.response_body not in {None, BodyMode.NONE}
-            if mode is not None and (sends_answers or self._picker.has_trial(ask)):
+            if mode is not None and (sends_answers or plan.wants_response):
                 return [ContinueAndTell(mode)]
             return [Continue(Phase.REQUEST_HEADERS)]
         self._state = _HOLDING
         return []
 
-    def _is_decided_by_headers(self, ask: Ask) -> bool:
+    def _is_decided_by_headers(self, plan: Plan) -> bool:
         request = self._kept.request
-        if request.end_of_stream or "upgrade" in request.headers or not self._picker.needs_body(ask):
+        if request.end_of_stream or "upgrade" in request.headers or not plan.needs_body:
             return True
         match self._config.request_body:
             case BodyMode.NONE:
@@ -302,12 +305,12 @@ class Session:
                 return not self._config.sends_body_without_waiting
         return False
 
-    def _decide_by_headers(self, ask: Ask) -> list[Reply]:
+    def _decide_by_headers(self, ask: Ask, plan: Plan) -> list[Reply]:
         request = self._kept.request
         is_body_on_its_way = not request.end_of_stream and (
             self._is_duplex or self._config.sends_body_without_waiting
         )
-        if is_body_on_its_way and "upgrade" not in request.headers and self._picker.may_hold(ask):
+        if is_body_on_its_way and "upgrade" not in request.headers and plan.may_wait:
             # Who waits keeps its body, too; that counts from its beginning.
             self._state = _HOLDING
             return []
@@ -375,7 +378,7 @@ class Session:
             return [routed, *given_back, *more]
 
         if fault is not None:  # of a body that still comes nothing more can be kept, so it cannot wait
-            return go_on(self._route(phase, ask, self._picker.find(ask)))
+            return go_on(self._route(phase, ask, self._find(ask)))
         return self._read(ask, lambda found: self._seek(phase, ask, found, go_on))
 
     def _end_by_trailers(self) -> list[Reply]:
@@ -384,10 +387,10 @@ class Session:
     # A long body, read by somebody else: the loop serves others meanwhile.
 
     def _read(self, ask: Ask, then: Callable[[Found | None], list[Reply]]) -> list[Reply]:
-        if not (self._reads_apart and self._picker.reads_long(ask)):
+        if not self._reads_apart or not (self._plan or self._picker.plan(ask)).reads_long(ask.body):
             return then(None)
         self._then, self._state = then, _READING
-        return [Reading(self._picker, ask)]
+        return [BodyToRead(self._picker, ask, self._plan)]
 
     def _go_on_with(self, event: BodyRead) -> list[Reply]:
         then, self._then = self._then, None
@@ -402,8 +405,8 @@ class Session:
     def _seek(
         self, phase: Phase, ask: Ask, found: Found | None, then: Callable[[Routed], list[Reply]]
     ) -> list[Reply]:
-        found = self._picker.find(ask) if found is None else found
-        queue = found[0].queue
+        found = found or self._find(ask)
+        queue = found.pool.queue
         if queue is None:
             return then(self._route(phase, ask, found))
         sought = seek(queue, ask, found, lambda ask, found: then(self._route(phase, ask, found)))
@@ -412,7 +415,7 @@ class Session:
         self._wait, self._state = sought, _WAITING
         if phase is Phase.REQUEST_BODY and not self._is_duplex:
             self._kept.drop()
-        return [Held(sought.waiter, sought.wait_s, self._config is not UNTOLD)]
+        return [Queued(sought.waiter, sought.wait_s, self._config is not UNTOLD)]
 
     def _try(self, event: Room) -> list[Reply]:
         return self._wait.again(is_last=event.is_last) if self.is_waiting and self._wait else []
@@ -476,6 +479,9 @@ class Session:
             fault=fault,
         )
 
+    def _find(self, ask: Ask) -> Found:
+        return self._picker.find(ask, self._plan)
+
     def _route(self, phase: Phase, ask: Ask, found: Found) -> Routed:
         decision = self._picker.pick(ask, found)
         self._counted.take(decision.pick)
@@ -498,7 +504,7 @@ class Session:
 
     def _route_without_body(self, phase: Phase) -> Routed:
         ask = self._ask(None, fault=_no_room())
-        return self._route(phase, ask, self._picker.find(ask))
+        return self._route(phase, ask, self._find(ask))
 
     def _unwanted(self, headers: Iterable[str]) -> list[str]:
         passed = self._pass_headers
@@ -507,7 +513,7 @@ class Session:
     def _forget(self) -> None:
         """Keeps nothing of the request: an open stream may last for minutes after its decision."""
         self._kept.forget()
-        self._kept, self._then = _NOTHING, None
+        self._kept, self._then, self._plan = _NOTHING, None, None
 
 
 class _State(NamedTuple):

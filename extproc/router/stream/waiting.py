@@ -37,7 +37,7 @@ class Wait:
         try:
             replies = self._route(self._ask, self._found)
         except (NoEndpoint, Overloaded) as refusal:
-            if is_last or not self._found[0].may_pass(refusal):
+            if is_last or not self._found.pool.may_pass(refusal):
                 raise
             return []
         self.end(End.SERVED)
@@ -50,8 +50,8 @@ class Wait:
 
 def seek(queue: Queue, ask: Ask, found: Found, route: Route) -> list[Reply] | Wait:
     """Routes a request at once, or holds it in `queue`, its pool's; raises where neither can be."""
-    pool, adapter, *_ = found
-    lane = pool.lane(ask.headers, adapter, ask.subset)
+    pool = found.pool
+    lane = pool.lane(ask.headers, found.adapter, ask.subset)
     try:
         if not queue.precedes(lane):
             return route(ask, found)

@@ -53,7 +53,7 @@ class Gateways:
         self.pools = [Pool("fleet", build(), fallbacks=_FALLBACKS) for build in builds]
         self._pickers = [Picker([Route(pool)]) for pool in self.pools]
         # Where the headers decide, a proxy need not send the body, and nobody has to write it here.
-        self.needs_body = self._pickers[0].needs_body(Ask("POST", _PATH, {}))
+        self.needs_body = self._pickers[0].plan(Ask("POST", _PATH, {})).needs_body
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
         """Routes to these endpoints; strategies of one kind place them alike, so once is enough."""

@@ -189,9 +189,9 @@ def test_the_operators_pool_wins(several: Picker) -> None:
 
 def test_all_names_are_listed_but_globs(several: Picker) -> None:
     assert several.model_names() == ["llama-8b", "phi", "phi-x", "sql", "tiny"]
-    assert several.answers_models(ask(method="GET", path="/v1/models"))
-    assert not several.answers_models(ask(method="GET", path="/v1/models", pool="qwen"))
-    assert not several.answers_models(ask(method="GET", path="/v1/models/sql"))
+    assert several.plan(ask(method="GET", path="/v1/models")).lists_models
+    assert not several.plan(ask(method="GET", path="/v1/models", pool="qwen")).lists_models
+    assert not several.plan(ask(method="GET", path="/v1/models/sql")).lists_models
 
 
 def test_an_adapter_goes_only_where_it_is_loaded() -> None:
@@ -241,7 +241,7 @@ BODYLESS = [ask(method="GET", path="/v1/models"), ask(method="POST", path="/heal
 
 @pytest.mark.parametrize("request_", BODYLESS)
 def test_a_request_without_a_prompt_needs_no_body(several: Picker, request_: Ask) -> None:
-    assert not several.needs_body(request_)
+    assert not several.plan(request_).needs_body
 
 
 def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picker) -> None:
@@ -251,16 +251,16 @@ def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picke
     with_session = Ask("POST", CHAT, {"x-session": "1"})
     to_b = Ask("POST", CHAT, {}, pool="b")
 
-    assert several.needs_body(plain)
-    assert Picker([Route(pool("a", strategy=blind), ("model",)), Route(pool("b"))]).needs_body(plain)
-    assert not Picker([Route(pool("a")), Route(pool("b", strategy=blind))]).needs_body(to_b)
-    assert Picker([Route(pool("a"))]).needs_body(plain)
-    assert not Picker([Route(pool("a", strategy=blind))]).needs_body(plain)
-    assert Picker([Route(pool("a", strategy=blind), ("model",))]).needs_body(plain)
-    assert Picker([Route(pool("a", strategy=blind), adapters=frozenset({"sql"}))]).needs_body(plain)
-    assert Picker([Route(pool("a", learnt, strategy=blind))]).needs_body(plain)
-    assert Picker([Route(pool("a", strategy=by_header))]).needs_body(plain)
-    assert not Picker([Route(pool("a", strategy=by_header))]).needs_body(with_session)
+    assert several.plan(plain).needs_body
+    assert Picker([Route(pool("a", strategy=blind), ("model",)), Route(pool("b"))]).plan(plain).needs_body
+    assert not Picker([Route(pool("a")), Route(pool("b", strategy=blind))]).plan(to_b).needs_body
+    assert Picker([Route(pool("a"))]).plan(plain).needs_body
+    assert not Picker([Route(pool("a", strategy=blind))]).plan(plain).needs_body
+    assert Picker([Route(pool("a", strategy=blind), ("model",))]).plan(plain).needs_body
+    assert Picker([Route(pool("a", strategy=blind), adapters=frozenset({"sql"}))]).plan(plain).needs_body
+    assert Picker([Route(pool("a", learnt, strategy=blind))]).plan(plain).needs_body
+    assert Picker([Route(pool("a", strategy=by_header))]).plan(plain).needs_body
+    assert not Picker([Route(pool("a", strategy=by_header))]).plan(with_session).needs_body
 
 
 def test_headers_that_any_strategy_reads_are_wanted() -> None:

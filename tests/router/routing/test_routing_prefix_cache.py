@@ -91,7 +91,7 @@ def words(start: str, tokens: int) -> str:
 
 
 def test_a_prompt_has_to_be_seen_whole() -> None:
-    assert Fleet().picker.needs_body(Ask("POST", CHAT, {}))
+    assert Fleet().picker.plan(Ask("POST", CHAT, {})).needs_body
 
 
 def test_a_conversation_stays_where_it_began() -> None:

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from extproc.router.app import Application, Start, _admin
-from extproc.router.routing.picker import Ask, Found, Picker
+from extproc.router.routing.picker import Ask, Found, Picker, Plan
 from extproc.router.service.descriptors import Shares, raise_limit, share
 from extproc.router.service.door import Door
 from tests.stack.ports import free_ports
@@ -154,9 +154,9 @@ async def test_a_body_is_read_off_the_loop_to_be_explained(
 ) -> None:
     threads = []
 
-    def find(picker: Picker, ask: Ask) -> Found:
+    def find(picker: Picker, ask: Ask, plan: Plan | None = None) -> Found:
         threads.append(threading.get_ident())
-        return real(picker, ask)
+        return real(picker, ask, plan)
 
     real = Picker.find
     monkeypatch.setattr(Picker, "find", find)

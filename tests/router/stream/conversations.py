@@ -18,13 +18,13 @@ from extproc.router.stream.events import (
     Answer,
     BodyMode,
     BodySkipped,
+    BodyToRead,
     Continue,
     ContinueAndTell,
     Event,
-    Held,
     Phase,
     Piece,
-    Reading,
+    Queued,
     Reply,
     RequestBody,
     RequestHeaders,
@@ -131,7 +131,7 @@ def summarize(reply: Reply) -> Expected:
             return Said(reply.status, error.get("code"), error.get("message", ""), retry_after)
         case Served():
             return Continue(Phase.RESPONSE_HEADERS)
-        case Reading() | Held():
+        case BodyToRead() | Queued():
             raise AssertionError("nothing that a proxy hears")
         case _:
             return reply

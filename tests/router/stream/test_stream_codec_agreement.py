@@ -48,14 +48,14 @@ from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.events import (
     Answer,
     BodyMode,
+    BodyToRead,
     Continue,
     ContinueAndTell,
     Event,
-    Held,
     Observed,
     Phase,
     Piece,
-    Reading,
+    Queued,
     Reply,
     RequestBody,
     RequestHeaders,
@@ -259,9 +259,9 @@ def _expected(reply: Reply) -> ProcessingResponse:  # noqa: PLR0911  # one for e
             return response
         case Served():
             return _answering(Phase.RESPONSE_HEADERS, None)
-        case Held():
+        case Queued():
             return ProcessingResponse(override_message_timeout=timedelta(seconds=reply.wait_s + 2))
-        case Reading():
+        case BodyToRead():
             raise AssertionError("nothing that is sent")
         case Piece():
             streamed = StreamedBodyResponse(body=bytes(reply.data), end_of_stream=reply.end_of_stream)

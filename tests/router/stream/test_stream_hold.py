@@ -20,9 +20,9 @@ from extproc.router.stream.events import (
     Answer,
     BodyMode,
     Event,
-    Held,
     Phase,
     Piece,
+    Queued,
     RequestBody,
     RequestHeaders,
     RequestTrailers,
@@ -121,7 +121,7 @@ def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Convers
     with full(picker) as queues:
         for event, _ in conversation.turns:
             replies = session.on(event)
-            if replies and isinstance(replies[0], Held):
+            if replies and isinstance(replies[0], Queued):
                 assert [session.is_waiting, session.on(Room()), sum(map(len, queues))] == [True, [], 1]
                 for route, limit in zip(picker.routes.values(), limits, strict=True):
                     route.pool.max_in_flight = limit
@@ -146,7 +146,7 @@ def test_one_that_is_closed_while_it_waits_leaves_nothing() -> None:
         before = len(queue), budget.used
         session.close()
 
-        assert isinstance(held, Held)
+        assert isinstance(held, Queued)
         assert before == (1, len(BODY))
         assert (len(queue), budget.used) == (0, 0)
         assert session.on(Room(is_last=True)) == []
@@ -180,9 +180,9 @@ def test_only_a_proxy_that_tells_its_modes_is_told_how_long(opening: list[Event]
     picker = one_pool()
     with full(picker):
         session = open_session(picker, Budget(1_000_000))
-        replies = [reply for event in opening for reply in session.on(event) if isinstance(reply, Held)]
+        replies = [reply for event in opening for reply in session.on(event) if isinstance(reply, Queued)]
 
-    assert [(reply.wait_s, reply.is_told) for reply in replies] == [(WAIT_S, is_told)]
+    assert [(reply.wait_s, reply.may_tell) for reply in replies] == [(WAIT_S, is_told)]
 
 
 def test_a_request_that_a_full_queue_does_not_take_is_refused_at_once() -> None:
@@ -192,7 +192,7 @@ def test_a_request_that_a_full_queue_does_not_take_is_refused_at_once() -> None:
         [held] = first.on(headers(end=True))
         [refused] = second.on(headers(end=True))
 
-    assert isinstance(held, Held)
+    assert isinstance(held, Queued)
     assert isinstance(refused, Answer)
     assert refused.status == 429
 
@@ -203,7 +203,7 @@ def test_a_request_comes_behind_those_that_wait() -> None:
     with full(picker) as [queue]:
         first, second = (open_session(picker, Budget(1_000_000)) for _ in range(2))
         [held] = first.on(headers(end=True))
-        assert isinstance(held, Held)
+        assert isinstance(held, Queued)
         held.waiter.ask = lambda is_last: answers.extend(first.on(Room(is_last)))
         answers: list[object] = []
         picker.routes["llama"].pool.admission.priorities = {}
@@ -214,7 +214,7 @@ def test_a_request_comes_behind_those_that_wait() -> None:
         [later] = second.on(headers(end=True))
 
         assert isinstance(answers[0], Routed)
-        assert isinstance(later, Held)
+        assert isinstance(later, Queued)
         first.close()
         second.close()
 
@@ -389,6 +389,6 @@ def test_a_held_request_without_room_in_time_gets_todays_refusal(mode: BodyMode)
         [held] = session.on(RequestBody(BODY))
         [answer] = session.on(Room(is_last=True))
 
-    assert isinstance(held, Held)
+    assert isinstance(held, Queued)
     assert isinstance(answer, Answer)
     assert (answer.status, answer.outcome, answer.headers["retry-after"]) == (503, "no_endpoint", "1")

@@ -27,13 +27,13 @@ from extproc.router.stream.events import (
     BodyMode,
     BodyRead,
     BodySkipped,
+    BodyToRead,
     Continue,
     ContinueAndTell,
     Event,
     Observed,
     Phase,
     Piece,
-    Reading,
     Reply,
     RequestBody,
     RequestHeaders,
@@ -176,10 +176,10 @@ def test_a_body_that_is_not_to_be_buffered_is_not_counted() -> None:
 def hear(session: Session, event: Event) -> list[Reply]:
     """Tells the session an event, and reads for it what it wants read."""
     match session.on(event):
-        case [Reading() as reading]:
+        case [BodyToRead() as reading]:
             found: Found | RequestError
             try:
-                found = reading.picker.find(reading.ask)
+                found = reading.find()
             except RequestError as error:
                 found = error
             return session.on(BodyRead(found))
@@ -638,7 +638,7 @@ def test_so_it_is_where_bodies_are_read_apart(
 @given(st.lists(EVENTS, max_size=12), st.sampled_from(BUILDERS))
 def test_so_it_is_where_a_body_is_never_read(events: list[Event], build: Callable[[], Picker]) -> None:
     def hear_on(session: Session, event: Event) -> list[Reply]:
-        return [reply for reply in session.on(event) if not isinstance(reply, Reading)]
+        return [reply for reply in session.on(event) if not isinstance(reply, BodyToRead)]
 
     with every_body_is_long():
         tell_all(events, build(), 400_000, hear_on, reads_apart=True)
@@ -660,7 +660,7 @@ def test_a_refusal_that_reading_brings_is_the_answer() -> None:
         [reading] = session.on(RequestBody(BODY))
         [answer] = session.on(BodyRead(RequestError("no")))
 
-    assert isinstance(reading, Reading)
+    assert isinstance(reading, BodyToRead)
     assert isinstance(answer, Answer)
     assert answer.status == 400
 
