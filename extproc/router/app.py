@@ -36,7 +36,7 @@ from extproc.router.service.transport import Transport, build_health_transport, 
 from extproc.router.service.wiring import Wiring, build_courier
 from extproc.router.settings.tree import ServerSettings, Settings, parse_settings, read_environment
 from extproc.router.share.courier import Courier
-from extproc.router.share.metrics import ShareCollector
+from extproc.router.share.share_metrics import ShareCollector
 from extproc.router.stream.server import ExternalProcessor
 from extproc.router.telemetry import Metrics
 from extproc.router.wire.calls import Routes

@@ -22,8 +22,8 @@ from extproc.router.service.live.page import Page, build_page
 from extproc.router.service.live.studio import Studio, Watched
 from extproc.router.service.pools import Pools
 from extproc.router.service.running_pool import RunningPool
-from extproc.router.share.metrics import describe_share
 from extproc.router.share.share import Share
+from extproc.router.share.share_metrics import describe_share
 from extproc.router.stream.answers import refuse
 
 # Larger ones have nothing to do with how an endpoint is chosen.

@@ -29,7 +29,7 @@ from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import EndpointsSettings, InferencePoolSettings, KubernetesSettings
 from extproc.router.settings.share import NatsSettings, ShareSettings
 from extproc.router.settings.tree import PoolSettings, ProbeSettings
-from extproc.router.share.courier import Carrier, Courier, Tally
+from extproc.router.share.courier import Carrier, Courier, LetterCounts
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
 
@@ -97,7 +97,7 @@ def build_courier(
     settings: ShareSettings, base: Path, environment: Mapping[str, str], outside: Outside
 ) -> Courier:
     """Raises `SettingsError` for a secret that is not there, or too short."""
-    tally = Tally()
+    tally = LetterCounts()
     if settings.nats is not None:
         carrier: Carrier = _build_nats(settings.nats, settings.cluster, base, environment, tally)
     elif settings.mesh is not None:
@@ -118,7 +118,7 @@ def build_courier(
 
 
 def _build_nats(
-    settings: NatsSettings, cluster: str, base: Path, environment: Mapping[str, str], tally: Tally
+    settings: NatsSettings, cluster: str, base: Path, environment: Mapping[str, str], tally: LetterCounts
 ) -> Carrier:
     try:
         from extproc.router.share.nats import Nats, NatsAccess  # noqa: PLC0415  # an extra

@@ -10,31 +10,32 @@ first of them sets. What other pools have to tell then goes out with them.
 #   unread: recorded letters are worth nothing while their sender is known. Carriers keep the order. Senders
 #   that are heard are not forgotten for others, however many those are; and of one that is forgotten, or that
 #   we have not met since we started, nothing is believed before it has echoed us (`routing.share.peers`).
-# - One sender may take so much of our time and no more: what it says beyond that is dropped unread.
-#   Heartbeats heal it, as they heal a loss. All who are not known yet have one ration together.
+# - One sender may take so much of our CPU time and no more: what it sends beyond that is dropped unread.
+#   Heartbeats heal it, as they heal a loss. All senders that we do not know yet share one bucket. It is CPU
+#   time, not wall clock: a process that was stopped for half a second must not take it out on its peers.
 # - What is refused tells nothing back to who sent it.
 
 import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from time import perf_counter
+from time import thread_time
 from typing import Final, Protocol
 
 from extproc.router.routing.pool import Pool
 from extproc.router.share.messages import Letter
 from extproc.router.share.names import name_of
 from extproc.router.share.peers import MAX_PEERS
-from extproc.router.share.ration import Ration
 from extproc.router.share.sealed import VERSION, LetterError, Seal
 from extproc.router.share.share import HEARTBEAT_S, Share
+from extproc.router.share.token_bucket import TokenBucket
 
-log = logging.getLogger("extproc.router.share")
+log = logging.getLogger(__name__)
 
 # The share of a core that one sender may take: some ten thousand picks a second.
-_TIME: Final = 0.1
+_CPU_SHARE: Final = 0.1
 # Of so many senders the numbers are known, of one that was silent for so long not always.
-_MOST_SENDERS: Final = 2 * MAX_PEERS
+MOST_SENDERS: Final = 2 * MAX_PEERS
 _FORGOTTEN_S: Final = 60.0
 _NAME: Final = slice(len(VERSION), len(VERSION) + 8)
 _COUNT: Final = slice(len(VERSION) + 8, len(VERSION) + 12)
@@ -43,7 +44,7 @@ RESULTS: Final = ("sent", "unsent", "heard", "repeated", "flood", "foreign", "ve
 """What becomes of letters."""
 
 
-class Tally:
+class LetterCounts:
     """Letters by what became of them, one of `RESULTS`."""
 
     def __init__(self) -> None:
@@ -86,38 +87,43 @@ class Carrier(Protocol):
 
 
 class _Sender:
-    """One who sent a letter of this cluster."""
+    """Another gateway that sent a letter of this cluster."""
 
-    __slots__ = ("count", "heard_s", "ration")
+    __slots__ = ("bucket", "count", "heard_s")
 
     def __init__(self) -> None:
         self.count, self.heard_s = -1, 0.0
-        self.ration = Ration(_TIME, _TIME)
+        self.bucket = TokenBucket(_CPU_SHARE, _CPU_SHARE)
 
 
 class Courier:
-    """`build_seal` makes the seal of a name; `draw` a name, 64 bits at random; `clock` counts seconds."""
+    """`build_seal` makes the seal of a name; `draw` a name, 64 bits at random.
+
+    `clock` counts seconds, `cpu_clock` the CPU seconds of the thread that runs us.
+    """
 
     def __init__(
         self,
         carrier: Carrier,
         build_seal: Callable[[int], Seal],
-        tally: Tally,
+        tally: LetterCounts,
         *,
         draw: Callable[[], int],
         clock: Callable[[], float],
+        cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
         self.tally = tally
         self.carrier = carrier
         self._build_seal = build_seal
         self._draw = draw
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._me = draw()
         self._seal = build_seal(self._me)
         self._shares: dict[int, Share] = {}
         self._pools: dict[int, Pool] = {}
         self._senders: OrderedDict[int, _Sender] = OrderedDict()
-        self._strangers = Ration(_TIME, _TIME)
+        self._strangers = TokenBucket(_CPU_SHARE, _CPU_SHARE)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._posting: asyncio.TimerHandle | None = None
 
@@ -157,20 +163,20 @@ class Courier:
             await self.carrier.close()
 
     def take(self, data: bytes) -> int | None:
-        started_s = perf_counter()
+        started_s = self._cpu_clock()
         name, count = int.from_bytes(data[_NAME]), int.from_bytes(data[_COUNT])
         sender = self._senders.get(name)
         if sender is not None and count <= sender.count:
             self.tally.count("repeated")
             return None
-        ration = sender.ration if sender is not None else self._strangers
-        if ration.wait_s(started_s):
+        bucket = sender.bucket if sender is not None else self._strangers
+        if bucket.wait_s(self._clock()):
             self.tally.count("flood")
             return name if sender is not None else None
         letter = self._open(data)
         if letter is not None:
             self._hear(letter, sender or self._admit(name), count)
-        ration.spend(perf_counter() - started_s)
+        bucket.spend(self._cpu_clock() - started_s)
         return name if letter is not None else None
 
     def lose(self, sender: int) -> None:
@@ -187,7 +193,7 @@ class Courier:
 
     def _admit(self, name: int) -> _Sender | None:
         """Remembers a new sender, in the place of one that has long been silent; `None`: there is none."""
-        if len(self._senders) >= _MOST_SENDERS:
+        if len(self._senders) >= MOST_SENDERS:
             oldest, sender = next(iter(self._senders.items()))
             if self._clock() - sender.heard_s < _FORGOTTEN_S:
                 return None
@@ -213,12 +219,6 @@ class Courier:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             _guard(self._beat)
-
-    def post(self) -> None:
-        """Tells now what would wait for more."""
-        if self._posting is not None:
-            self._posting.cancel()
-            _guard(self._post)
 
     def _plan_post(self) -> None:
         if self._loop is not None and self._posting is None and self._shares:

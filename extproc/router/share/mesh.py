@@ -29,10 +29,10 @@ from extproc.errors import SettingsError
 from extproc.router.cluster.backoff import Backoff
 from extproc.router.cluster.source import Source
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.share.courier import Receiver, Tally
+from extproc.router.share.courier import LetterCounts, Receiver
 from extproc.router.share.peers import MAX_PEERS
-from extproc.router.share.ration import Ration
 from extproc.router.share.sealed import MAX_BYTES
+from extproc.router.share.token_bucket import TokenBucket
 
 log = logging.getLogger("extproc.router.share")
 
@@ -64,7 +64,7 @@ class Mesh:
         self,
         listen: str,
         peers: Source,
-        tally: Tally,
+        tally: LetterCounts,
         *,
         rng: Random,
         clock: Callable[[], float],
@@ -277,7 +277,7 @@ class _Incoming(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._ends: _Ends = (("", 0), ("", 0))
         self._buffer = bytearray()
-        self._ration = Ration(_BYTES_PER_S, _BYTES_PER_S)
+        self._bucket = TokenBucket(_BYTES_PER_S, _BYTES_PER_S)
 
     @property
     def host(self) -> str:
@@ -310,8 +310,8 @@ class _Incoming(asyncio.Protocol):
             log.warning("a line from %s is closed: it brings no letters of this cluster", self.host)
             self.end()
             return
-        self._ration.spend(len(data))
-        wait_s = self._ration.wait_s(now)
+        self._bucket.spend(len(data))
+        wait_s = self._bucket.wait_s(now)
         if wait_s and self._transport is not None:
             self._transport.pause_reading()
             asyncio.get_running_loop().call_later(wait_s, self._resume)

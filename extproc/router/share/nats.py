@@ -20,7 +20,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error, SlowConsumerError
 
-from extproc.router.share.courier import Receiver, Tally
+from extproc.router.share.courier import LetterCounts, Receiver
 from extproc.router.share.sealed import MAX_BYTES
 
 log = logging.getLogger("extproc.router.share")
@@ -47,7 +47,7 @@ class NatsAccess:
 class Nats:
     """Publishes to one subject and hears what others publish there."""
 
-    def __init__(self, access: NatsAccess, cluster: str, tally: Tally) -> None:
+    def __init__(self, access: NatsAccess, cluster: str, tally: LetterCounts) -> None:
         self._access = access
         self._subject = "extproc.share." + cluster.replace(".", "_")
         self._tally = tally

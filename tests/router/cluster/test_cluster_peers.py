@@ -9,7 +9,7 @@ import pytest
 
 from extproc.router.cluster.dns import DnsSource
 from extproc.router.cluster.source import Source
-from extproc.router.share.courier import Tally
+from extproc.router.share.courier import LetterCounts
 from extproc.router.share.mesh import Mesh
 from tests.router.cluster.api_server import ApiServer
 from tests.router.cluster.dns_server import DnsServer, serving_dns
@@ -30,7 +30,7 @@ async def check(port: int, build: Callable[[], Source], find: Find) -> None:
     """1. Two find each other, and not themselves. 2. A third one comes. 3. It goes from the list."""
 
     def gateway(me: int, ip: str) -> Gateway:
-        def carrier(tally: Tally) -> Mesh:
+        def carrier(tally: LetterCounts) -> Mesh:
             return Mesh(f"{ip}:{port}", build(), tally, rng=random.Random(me), clock=monotonic)
 
         return Gateway(me, carrier)

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from time import monotonic
+from time import monotonic, thread_time
 
 from extproc.router.cluster.source import Source
 from extproc.router.cluster.static import StaticSource
@@ -13,35 +13,45 @@ from extproc.router.routing.picker import Ask, Picker, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.base import Outside, PeerCounts
 from extproc.router.routing.strategies.registry import STRATEGIES
-from extproc.router.share.courier import Carrier, Courier, Tally
+from extproc.router.share.courier import Carrier, Courier, LetterCounts
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.messages import Echo, Ended, Letter
 from extproc.router.share.names import name_of
 from extproc.router.share.sealed import Seal
 
 SECRET = b"a secret of 16 bytes or more"
-Build = Callable[[Tally], Carrier]
+Build = Callable[[LetterCounts], Carrier]
 
 
 class Gateway:
     """`build` makes what carries its letters."""
 
     def __init__(
-        self, me: int, build: Build, *, cluster: str = "llm", secret: bytes = SECRET, endpoints: int = 4
+        self,
+        me: int,
+        build: Build,
+        *,
+        cluster: str = "llm",
+        secret: bytes = SECRET,
+        endpoints: int = 4,
+        build_seal: Callable[[str, bytes, int], Seal] = Seal,
+        clock: Callable[[], float] = monotonic,
+        cpu_clock: Callable[[], float] = thread_time,
     ) -> None:
         strategy = STRATEGIES.build("prefix_cache", {}, Outside(random.Random(me), monotonic))
         self.pool = Pool("llama", strategy)
         addresses = [f"10.0.0.{number}:8000" for number in range(1, 1 + endpoints)]
         self.pool.replace([Endpoint(address, address) for address in addresses])
         self.picker = Picker([Route(self.pool)])
-        self.tally = Tally()
+        self.tally = LetterCounts()
         self.carrier = build(self.tally)
         self.courier = Courier(
             self.carrier,
-            lambda me: Seal(cluster, secret, me),
+            lambda me: build_seal(cluster, secret, me),
             self.tally,
             draw=lambda: me,
-            clock=monotonic,
+            clock=clock,
+            cpu_clock=cpu_clock,
         )
         self.courier.keep(self.pool)
 

@@ -1,24 +1,24 @@
-"""Who is remembered, and what is taken of whom."""
+"""Which senders are remembered, and how much of our time each may take. All clocks are passed in."""
 
-import asyncio
+from dataclasses import dataclass, field
 
-from extproc.router.share.courier import _MOST_SENDERS, Receiver
+from extproc.router.share.courier import MOST_SENDERS
 from extproc.router.share.messages import Letter
 from extproc.router.share.names import name_of
 from extproc.router.share.sealed import Seal
 from tests.router.share.gateways import SECRET, Gateway, meshed
 
 
-def test_who_is_heard_is_not_forgotten_for_others() -> None:
+def test_senders_that_are_heard_are_not_forgotten_for_others() -> None:
     """Somebody plays letters of more senders than are remembered: none of them pushes another one out."""
-    gateway = Gateway(1, meshed(1, []))
+    gateway = Gateway(1, meshed(1, []), cpu_clock=lambda: 0.0)
     sent = [
-        Seal("llm", SECRET, me).close(Letter(me, name_of("llama"), 1)) for me in range(2, _MOST_SENDERS + 7)
+        Seal("llm", SECRET, me).close(Letter(me, name_of("llama"), 1)) for me in range(2, MOST_SENDERS + 7)
     ]
     for data in sent:
         gateway.courier.take(data)
 
-    assert (gateway.counts["heard"], gateway.counts["flood"]) == (_MOST_SENDERS, 5)
+    assert (gateway.counts["heard"], gateway.counts["flood"]) == (MOST_SENDERS, 5)
 
     gateway.courier.take(sent[0])
 
@@ -26,33 +26,69 @@ def test_who_is_heard_is_not_forgotten_for_others() -> None:
     assert gateway.neighbours.active == 0
 
 
-async def test_what_is_told_at_once_does_not_wait_for_more() -> None:
-    """A pick that would lie there for some milliseconds is under way when somebody needs it to be."""
-    sent: list[bytes] = []
-    gateway = Gateway(1, lambda _: Noting(sent))
-    async with gateway.running():
-        await asyncio.sleep(0)
-        gateway.pick()
-        assert not sent
-        gateway.courier.post()
-        assert len(sent) == 1
-        gateway.courier.post()
-        assert len(sent) == 1
+@dataclass
+class Reader:
+    """A gateway that takes so long over each letter of its only peer: on the wall, and on the CPU."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    now_s: float = 1_000.0
+    ran_s: float = 0.0
+    peer: Seal = field(default_factory=lambda: Seal("llm", SECRET, 2))
+
+    def __post_init__(self) -> None:
+        reader = self
+
+        class SlowSeal(Seal):
+            def open(self, data: bytes) -> Letter:
+                reader.now_s += reader.wall_s
+                reader.ran_s += reader.cpu_s
+                return super().open(data)
+
+        self.gateway = Gateway(
+            1,
+            meshed(1, []),
+            build_seal=SlowSeal,
+            clock=lambda: self.now_s,
+            cpu_clock=lambda: self.ran_s,
+        )
+
+    def read(self, after_s: float = 0.0) -> str:
+        """Returns what becomes of the peer's next letter."""
+        self.now_s += after_s
+        before = dict(self.gateway.counts)
+        self.gateway.courier.take(self.peer.close(Letter(2, name_of("llama"), 1)))
+        [result] = [name for name, count in self.gateway.counts.items() if count > before[name]]
+        return result
 
 
-class Noting:
-    """A carrier that has nobody to carry to."""
+def test_a_process_that_was_stopped_while_it_read_a_letter_hears_its_peers_at_once() -> None:
+    """A throttled container, a suspended machine: the peer is not to blame."""
+    reader = Reader(wall_s=0.001, cpu_s=0.001)
+    reader.read()
+    reader.wall_s = 0.6
 
-    def __init__(self, sent: list[bytes]) -> None:
-        self._sent = sent
+    assert ["heard"] * 20 == [reader.read(after_s=0.05) for _ in range(20)]
 
-    async def open(self) -> None: ...
 
-    async def run(self, receiver: Receiver) -> None:
-        assert receiver is not None
-        await asyncio.Event().wait()
+def test_a_sender_gets_a_tenth_of_a_core_and_no_more() -> None:
+    reader = Reader()
+    reader.read()
+    reader.cpu_s = 0.3
+    first = reader.read()
+    reader.cpu_s = 0.0
 
-    def send(self, data: bytes) -> None:
-        self._sent.append(data)
+    assert first == "heard"
+    assert ["flood", "flood"] == [reader.read(), reader.read(after_s=1.9)]
+    assert [reader.read(after_s=0.2) for _ in range(3)] == ["heard"] * 3
 
-    async def close(self) -> None: ...
+
+def test_senders_that_are_not_known_share_one_tenth_of_a_core() -> None:
+    reader = Reader(cpu_s=0.3)
+
+    assert [reader.read(), reader.read()] == ["heard", "heard"]
+
+    stranger = Seal("llm", SECRET, 3).close(Letter(3, name_of("llama"), 1))
+    reader.gateway.courier.take(stranger)
+
+    assert reader.gateway.counts["flood"] == 1

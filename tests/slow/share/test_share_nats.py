@@ -11,7 +11,7 @@ import pytest
 import trustme
 from nats.aio.client import Client
 
-from extproc.router.share.courier import Tally
+from extproc.router.share.courier import LetterCounts
 from extproc.router.share.nats import Nats, NatsAccess
 from tests.router.share.gateways import Build, Gateway, end, lies
 from tests.slow.share.broker import PASSWORD, Broker
@@ -25,7 +25,7 @@ LONG_S = 40.0
 def over(broker: Broker, *, password: str = "password") -> Build:
     access = NatsAccess([f"nats://127.0.0.1:{broker.port}"], user="gateway", password=password)
 
-    def build(tally: Tally) -> Nats:
+    def build(tally: LetterCounts) -> Nats:
         return Nats(access, "llm", tally)
 
     return build

@@ -1,8 +1,8 @@
-"""So much of something in a second, and no more."""
+"""A limit to how much may be spent in a second. Pure: times come in."""
 
 
-class Ration:
-    """`per_s` of anything, up to `most` of it saved up. Times come in."""
+class TokenBucket:
+    """Fills by `per_s` up to `most`. Spending more than is left makes the next one wait."""
 
     __slots__ = ("_left", "_most", "_per_s", "_then_s")
 
@@ -13,7 +13,7 @@ class Ration:
         self._then_s: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Ration of {self._per_s} a second, {self._left} left>"
+        return f"<TokenBucket of {self._per_s} a second, {self._left} left>"
 
     def wait_s(self, now: float) -> float:
         """Returns for how long nothing should be spent, seconds; 0: there is some left."""

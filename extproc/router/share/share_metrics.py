@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.router.share.courier import Tally
+from extproc.router.share.courier import LetterCounts
 from extproc.router.share.share import Share
 
 
 class ShareCollector(Collector):
     """`shares` are those of all pools, by name."""
 
-    def __init__(self, shares: Callable[[], Mapping[str, Share]], tally: Tally) -> None:
+    def __init__(self, shares: Callable[[], Mapping[str, Share]], tally: LetterCounts) -> None:
         self._shares = shares
         self._tally = tally
 
