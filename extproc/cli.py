@@ -4,8 +4,6 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +15,7 @@ from extproc.errors import ExtprocError
 from extproc.router.settings.flags import Flags, given_without_effect, picker_flags
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +69,7 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     """
     import uvloop  # noqa: PLC0415
 
-    from extproc.router.app import Start  # noqa: PLC0415
-    from extproc.router.app import serve as run  # noqa: PLC0415
+    from extproc.router.app import Start, serve_until_signal  # noqa: PLC0415
     from extproc.router.logs import configure_logging  # noqa: PLC0415
     from extproc.router.settings.tree import parse_settings, read_environment  # noqa: PLC0415
 
@@ -88,7 +85,7 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     if ignored:
         log.info("flags that have no effect here: %s", ", ".join(ignored))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(run(start)))
+        sys.exit(runner.run(serve_until_signal(start)))
 
 
 @cli.command()
@@ -110,26 +107,13 @@ def schema() -> None:
 
 
 @cli.command()
-@click.option("--config", type=_FILE, help="The configuration file.")
-@click.option(
-    "--watch", "is_watching", is_flag=True, help="Follow the decisions of a running service instead."
-)
-@click.option("--url", default=ADMIN_URL, show_default=True, help="Its admin port.")
+@click.option("--config", type=_FILE, required=True, help="The configuration file.")
 @click.option("--path", default="/v1/chat/completions", show_default=True, help="The request's path.")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header of the request.")
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for the endpoints.")
-def explain(
-    *, config: Path | None, is_watching: bool, url: str, path: str, headers: tuple[str, ...], timeout: float
-) -> None:
+def explain(*, config: Path, path: str, headers: tuple[str, ...], timeout: float) -> None:
     """Say which endpoint the request body on standard input would get, and why."""
-    if is_watching:
-        from extproc.router.service.live.terminal import follow  # noqa: PLC0415
-
-        _look(lambda console: follow(url, console))
-        return
-    if config is None:
-        raise click.UsageError("give either --config or --watch")
-    from extproc.router.service.offline import explain_once  # noqa: PLC0415
+    from extproc.router.service.explain import explain_once  # noqa: PLC0415
     from extproc.router.settings.tree import load_settings, read_environment  # noqa: PLC0415
 
     settings = load_settings(config, read_environment())
@@ -140,22 +124,11 @@ def explain(
     click.echo(json.dumps(told, indent=2))
 
 
-@cli.command()
-@click.argument("url", default=ADMIN_URL)
-@click.option("--count", type=click.IntRange(1), help="End after so many pictures, one a second.")
-def top(url: str, count: int | None) -> None:
-    """Show a running service live: its pools and endpoints, and the last decisions. URL is its admin port."""
-    from extproc.router.service.live.terminal import top as show  # noqa: PLC0415
-
-    _look(lambda console: show(url, console, count=count))
-
-
-def _look(show: "Callable[[Console], Coroutine[None, None, None]]") -> None:
-    """Shows something until Ctrl-C."""
-    from rich.console import Console  # noqa: PLC0415
-
-    with suppress(KeyboardInterrupt):
-        asyncio.run(show(Console(highlight=False)))
+@cli.command(hidden=True, context_settings={"ignore_unknown_options": True})
+@click.argument("_", nargs=-1)
+def top(_: tuple[str, ...]) -> None:
+    """Removed in 0.2."""
+    raise click.UsageError("`top` was removed in 0.2: open the admin port in a browser, see docs/live.md")
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -24,13 +24,12 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.admin import build_admin
 from extproc.router.service.configuration import Configuration, changes, tell_what_waits
-from extproc.router.service.descriptors import raise_limit, share
-from extproc.router.service.door import Door, serve_admin
+from extproc.router.service.connection_limit import ConnectionLimit, serve_admin
 from extproc.router.service.health import Health
-from extproc.router.service.live.tape import Recorder, Tape
-from extproc.router.service.long_bodies import prepare_for_long_bodies
+from extproc.router.service.live.recorder import Recorder, Recording
 from extproc.router.service.pool_metrics import PoolCollector
 from extproc.router.service.pools import Pools
+from extproc.router.service.process import prepare_for_long_bodies, raise_limit, share
 from extproc.router.service.tracing import FLUSH_S, build_tracer
 from extproc.router.service.transport import Transport, build_health_transport, build_transport
 from extproc.router.service.wiring import Wiring, build_courier
@@ -141,10 +140,10 @@ class Application:
     def streams_open(self) -> int:
         return self.processor.streams_open
 
-    def record(self, tape: Tape) -> Callable[[], None]:
-        """Tells `tape` every decision until what it returns is called."""
+    def record(self, recording: Recording) -> Callable[[], None]:
+        """Adds every decision to `recording` until the returned function is called."""
         processor, before = self.processor, self.processor.observer
-        processor.observer = Recorder(before, tape)
+        processor.observer = Recorder(before, recording)
         return lambda: setattr(processor, "observer", before)
 
     def routes(self) -> Routes:
@@ -192,53 +191,40 @@ class Application:
         self.configuration = self.configuration.refused(why, monotonic())
 
 
-async def serve(start: Start) -> int:
-    """Runs the service until a signal ends it; see `run`."""
+async def serve_until_signal(start: Start) -> int:
+    """Runs the service until SIGTERM or SIGINT.
+
+    Returns the exit status: 0 if every request in flight at the first signal was served to its end, 1 if
+    some were cut. Raises `SettingsError` where it cannot start.
+    """
     settings = start.settings.server
     app = Application(start)
     shares = share(raise_limit())
+    limit = ConnectionLimit(shares.admin)
+    signals = catch_signals()
+    prepare_for_long_bodies()
     async with AsyncExitStack() as stack:
         transport = build_transport(settings, app.routes(), app.budget, shares.grpc)
         await transport.bind()
         await serve_health(app.health, settings, stack)
-        return await run(
-            app, transport, catch_signals(), settings.admin, Door(shares.admin), app.watch_settings
-        )
-
-
-async def run(
-    app: Application,
-    transport: Transport,
-    signals: asyncio.Queue[int],
-    admin: str,
-    door: Door,
-    *routines: Callable[[], Coroutine[None, None, None]],
-) -> int:
-    """Runs an application whose transport is bound until one of the `signals`, its admin port on `admin`.
-
-    Returns the exit status: 0 if every request in flight at the first signal was served to its end, 1 if
-    some were cut. Raises `SettingsError` where it cannot start. `routines` run as long as it serves.
-    """
-    settings = app.configuration.settings
-    prepare_for_long_bodies()
-    async with AsyncExitStack() as stack:
         if app.tracer is not None:
             stack.push_async_callback(app.tracer.stop, FLUSH_S)
         stack.push_async_callback(app.pools.stop)
         stack.callback(app.reader.shutdown, wait=False)
-        await stack.enter_async_context(_admin(app, admin, door))
+        admin = build_admin(app, app.metrics.registry, limit)
+        await stack.enter_async_context(serve_admin(admin, settings.admin, limit))
         if app.courier is not None:
             await app.courier.carrier.open()
             stack.push_async_callback(_end, run_reported(app.courier.run()))
         app.start()
-        for routine in (app.health.run, *routines):
+        for routine in (app.health.run, app.watch_settings):
             stack.callback(run_reported(routine()).cancel)
         await transport.start()
         # What start-up made stays; a collection need not look at it again while requests wait.
         gc.freeze()
-        log.info("serving on %s, admin on %s", settings.server.listen, admin)
+        log.info("serving on %s, admin on %s", settings.listen, settings.admin)
         await signals.get()
-        return await _drain(app, transport, signals, settings.server.drain_s)
+        return await _drain(app, transport, signals, settings.drain_s)
 
 
 async def serve_health(health: Health, settings: ServerSettings, stack: AsyncExitStack) -> None:
@@ -312,7 +298,3 @@ def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":
         open_pool=settings.open_pool,
         on_rejection=lambda kind: metrics.xds_nacks.labels(kind).inc(),
     )
-
-
-def _admin(app: Application, listen: str, door: Door) -> AbstractAsyncContextManager[None]:
-    return serve_admin(build_admin(app, app.metrics.registry, door), listen, door)

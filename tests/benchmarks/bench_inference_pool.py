@@ -33,7 +33,7 @@ from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.keeper import PoolKeeper
-from extproc.router.service.long_bodies import prepare_for_long_bodies
+from extproc.router.service.process import prepare_for_long_bodies
 from extproc.router.telemetry import Metrics
 from tests.benchmarks.bench_pick import bodies
 from tests.benchmarks.report import Row, report

@@ -1,4 +1,4 @@
-"""What it costs to be looked at: a picture of 1,000 endpoints, one viewer, the recording of a decision.
+"""What it costs to be looked at: a state of 1,000 endpoints, one viewer, the recording of a decision.
 
 Shares of a core are CPU time of the process that serves, the viewer being another one; beside them the same
 process with nobody looking. `python -m tests.benchmarks.bench_live`.
@@ -16,8 +16,8 @@ from msgspec.json import encode
 
 from extproc.router.feedback.outcome import Verdict
 from extproc.router.routing.signals import EndpointSignals
-from extproc.router.service.live.painter import Painter
-from extproc.router.service.live.tape import Recorder, Tape
+from extproc.router.service.live.build_state import StateBuilder
+from extproc.router.service.live.recorder import Recorder, Recording
 from extproc.router.telemetry import Metrics
 from tests.benchmarks.bench_pick import picks
 from tests.benchmarks.report import Row, report, time_us
@@ -28,7 +28,7 @@ from tests.waiting import until
 ENDPOINTS = 1_000
 ROUNDS = 9
 ROUND_S = 2.0
-PICTURE = f"  one picture of {ENDPOINTS:,} endpoints: drawn, as JSON"
+PICTURE = f"  one state of {ENDPOINTS:,} endpoints: drawn, as JSON"
 
 
 async def fill(live: Live) -> None:
@@ -51,10 +51,10 @@ def cpu_ms(once: Callable[[], object]) -> list[float]:
     return samples[5:]
 
 
-def longest_ms(painter: Painter, live: Live) -> float:
-    """CPU time of the longest of a picture's steps: the loop serves nobody else meanwhile."""
+def longest_ms(builder: StateBuilder, live: Live) -> float:
+    """CPU time of the longest of a state's steps: the loop serves nobody else meanwhile."""
     longest_s, start_s = 0.0, process_time()
-    for _ in painter.draw(live.app, monotonic()):
+    for _ in builder.build(live.app, monotonic()):
         longest_s = max(longest_s, process_time() - start_s)
         start_s = process_time()
     return 1_000 * max(longest_s, process_time() - start_s)
@@ -92,19 +92,19 @@ async def looked_at() -> Sequence[Row]:
         async with looking(Path(folder), pools) as live:
             await fill(live)
             gc.freeze()  # as the service does when it has started
-            painter = Painter(Tape(monotonic))
-            drawing = cpu_ms(lambda: encode(finish(painter.draw(live.app, monotonic()))))
-            turns = [longest_ms(painter, live) for _ in range(30)][5:]
-            size = len(encode(finish(painter.draw(live.app, monotonic()))))
+            builder = StateBuilder(Recording(monotonic))
+            drawing = cpu_ms(lambda: encode(finish(builder.build(live.app, monotonic()))))
+            turns = [longest_ms(builder, live) for _ in range(30)][5:]
+            size = len(encode(finish(builder.build(live.app, monotonic()))))
             idle = await shares(ROUNDS)
             async with viewers(live, 1):
                 one = await shares(ROUNDS)
             async with viewers(live, 16):
                 many = await shares(ROUNDS)
-            tape = Tape(monotonic)
+            recording = Recording(monotonic)
             decision = live.request("once more")
     metrics = Metrics()
-    recorder = Recorder(metrics, tape)
+    recorder = Recorder(metrics, recording)
     counted = time_us(lambda: metrics.routed(decision, 1e-5), 2_000)
     recorded = time_us(lambda: recorder.routed(decision, 1e-5), 2_000)
     return [

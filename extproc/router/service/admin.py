@@ -4,23 +4,24 @@ The loop that serves requests serves this, too: what takes long is done in a thr
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from time import monotonic
-from typing import Final, Protocol
+import gzip
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
 
 import orjson
 from aiohttp import web
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client.registry import Collector
 
 from extproc.errors import RequestError
 from extproc.router.routing.picker import Ask
-from extproc.router.service.door import Door
-from extproc.router.service.explain import explain
-from extproc.router.service.exposition import answer_metrics
-from extproc.router.service.live.audience import Audience, Drawer
-from extproc.router.service.live.page import Page, build_page
-from extproc.router.service.live.studio import Studio, Watched
-from extproc.router.service.pools import Pools
+from extproc.router.service.connection_limit import ConnectionLimit
+from extproc.router.service.explain import explain_decision
+from extproc.router.service.live.build_state import LiveService
+from extproc.router.service.live.page import LivePage, build_page
+from extproc.router.service.live.publisher import Publisher
 from extproc.router.service.running_pool import RunningPool
 from extproc.router.share.share import Share
 from extproc.router.share.share_metrics import describe_share
@@ -30,48 +31,23 @@ from extproc.router.stream.answers import refuse
 EXPLAIN_BYTES: Final = 1_048_576
 
 
-class Service(Watched, Protocol):
-    """What the admin port shows of the running service."""
-
-    @property
-    def pools(self) -> Pools: ...
-
-
-class Teller(Protocol):
-    """Who answers what one process and several tell each in its own way."""
-
-    async def config(self, request: web.Request, /) -> web.Response: ...
-
-    async def metrics(self, request: web.Request, /) -> web.Response: ...
-
-    async def readyz(self, request: web.Request, /) -> web.Response: ...
-
-    async def pools(self, request: web.Request, /) -> web.Response: ...
-
-    async def explain(self, request: web.Request, /) -> web.Response: ...
-
-
-def build_admin(service: Service, registry: CollectorRegistry, door: Door) -> web.Application:
-    return build_application(_Admin(service, registry), Studio(service, monotonic), door)
-
-
-def build_application(teller: Teller, drawer: Drawer, door: Door) -> web.Application:
-    """Every route of the admin port; the live page shows what `drawer` draws."""
-    app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=[door.middleware])
-    audience = Audience(drawer, door, clock=monotonic)
-    app.on_shutdown.append(audience.close)
+def build_admin(service: LiveService, registry: CollectorRegistry, limit: ConnectionLimit) -> web.Application:
+    """Every route of the admin port."""
+    app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=[limit.middleware])
+    publisher, admin = Publisher(service, limit), _Admin(service, registry)
+    app.on_shutdown.append(publisher.close)
     app.router.add_get("/", _show(build_page()))
-    app.router.add_get("/live", audience.serve)
-    app.router.add_get("/config", teller.config)
-    app.router.add_get("/metrics", teller.metrics)
+    app.router.add_get("/live", publisher.serve)
+    app.router.add_get("/config", admin.config)
+    app.router.add_get("/metrics", admin.metrics)
     app.router.add_get("/healthz", _healthz)
-    app.router.add_get("/readyz", teller.readyz)
-    app.router.add_get("/pools", teller.pools)
-    app.router.add_post("/explain", teller.explain)
+    app.router.add_get("/readyz", admin.readyz)
+    app.router.add_get("/pools", admin.pools)
+    app.router.add_post("/explain", admin.explain)
     return app
 
 
-def _show(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _show(page: LivePage) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def show(_: web.Request) -> web.Response:
         return web.Response(text=page.html, content_type="text/html", headers=page.headers)
 
@@ -83,7 +59,7 @@ async def _healthz(_: web.Request) -> web.Response:
 
 
 class _Admin:
-    def __init__(self, service: Service, registry: CollectorRegistry) -> None:
+    def __init__(self, service: LiveService, registry: CollectorRegistry) -> None:
         self._service = service
         self._registry = registry
 
@@ -93,7 +69,15 @@ class _Admin:
         return web.Response(text=text, headers={"x-content-type-options": "nosniff"})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        return await answer_metrics(request, list(self._registry.collect()))
+        """In the format and encoding that the scraper prefers. What was collected is written in a thread."""
+        families = list(self._registry.collect())
+        accept = ",".join(request.headers.getall("accept", []))
+        is_zipped = gzip_accepted(",".join(request.headers.getall("accept-encoding", [])))
+        content_type, body = await asyncio.to_thread(_expose, families, accept, is_zipped=is_zipped)
+        headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
+        if is_zipped:
+            headers["content-encoding"] = "gzip"
+        return web.Response(body=body, headers=headers)
 
     async def readyz(self, _: web.Request) -> web.Response:
         faults = self._service.faults()
@@ -116,7 +100,7 @@ class _Admin:
         picker = self._service.pools.picker
         try:
             found = await asyncio.to_thread(picker.find, ask)
-            return _json(explain(picker, ask, found))
+            return _json(explain_decision(picker, ask, found))
         except RequestError as error:
             answer = refuse(error, ask.path)
             return web.Response(body=answer.body, status=answer.status, content_type="application/json")
@@ -153,3 +137,21 @@ def describe_pool(running: RunningPool, share: Share | None = None) -> dict[str,
 
 def _json(value: object) -> web.Response:
     return web.Response(body=orjson.dumps(value, option=orjson.OPT_INDENT_2), content_type="application/json")
+
+
+class _Families(Collector):
+    """Families that were collected already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _expose(families: Iterable[Metric], accept: str, *, is_zipped: bool) -> tuple[str, bytes]:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families))
+    encode, content_type = choose_encoder(accept)
+    body = encode(registry)
+    return content_type, gzip.compress(body, compresslevel=1) if is_zipped else body

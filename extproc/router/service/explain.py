@@ -1,9 +1,21 @@
 """Explains a decision without taking it: the same picker, and what the strategy has to say."""
 
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from time import monotonic
+
+from extproc.errors import ExtprocError
 from extproc.router.routing.picker import Ask, Found, Picker
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.service.pools import Pools
+from extproc.router.service.wiring import Wiring
+from extproc.router.settings.tree import Settings
+from extproc.router.telemetry import Metrics
 
 
-def explain(picker: Picker, ask: Ask, found: Found | None = None) -> dict[str, object]:
+def explain_decision(picker: Picker, ask: Ask, found: Found | None = None) -> dict[str, object]:
     """Says which endpoint `ask` would get now, and why; JSON-ready. Counts nothing.
 
     `found` is what `picker` found in it, if that was done ahead. Raises `RequestError` as the decision
@@ -23,3 +35,33 @@ def explain(picker: Picker, ask: Ask, found: Found | None = None) -> dict[str, o
         "body_fault": None if decision.fault is None else decision.fault.message,
     }
     return told | pick.reading.explain(pick.pool.candidates(decision.adapter, ask.subset))
+
+
+async def explain_once(
+    settings: Settings, base: Path, *, path: str, headers: Sequence[str], body: bytes, timeout_s: float
+) -> dict[str, object]:
+    """Asks the sources once and explains the decision for `body`.
+
+    Raises `ExtprocError` where a source has no list within `timeout_s`, and what the decision raises.
+    """
+    outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
+    pools = Pools(Metrics(), wiring=Wiring(base, outside), outside=outside)
+    pools.apply(settings.pools)
+    try:
+        await _wait_until_synced(pools, timeout_s)
+        return explain_decision(pools.picker, Ask("POST", path, _parse_headers(headers), body))
+    finally:
+        await pools.stop()
+
+
+async def _wait_until_synced(pools: Pools, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.gather(*(each.keeper.synced.wait() for each in pools))
+    except TimeoutError:
+        raise ExtprocError("; ".join(pools.faults())) from None
+
+
+def _parse_headers(headers: Sequence[str]) -> dict[str, str]:
+    pairs = (header.partition(":") for header in headers)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}

@@ -11,11 +11,12 @@ import aiohttp
 import yaml
 from msgspec.json import decode
 
-from extproc.router.app import Application, Start, _admin
+from extproc.router.app import Application, Start
 from extproc.router.feedback.outcome import Outcome, Verdict
 from extproc.router.routing.picker import Ask, Decision
-from extproc.router.service.door import Door
-from extproc.router.service.live.picture import Picture
+from extproc.router.service.admin import build_admin
+from extproc.router.service.connection_limit import ConnectionLimit, serve_admin
+from extproc.router.service.live.service_state import State
 from tests.stack.client import ask
 from tests.stack.ports import free_ports
 from tests.stack.service import Pool, pool
@@ -32,7 +33,7 @@ class Live:
     config: Path
     url: str
     session: aiohttp.ClientSession
-    door: Door
+    limit: ConnectionLimit
 
     def request(self, text: str = "hello", pool_name: str | None = None) -> Decision:
         """Decides as a stream does, and tells the observer."""
@@ -76,7 +77,7 @@ class Live:
 async def looking(
     directory: Path,
     pools: Sequence[Pool] | None = None,
-    door: Door | None = None,
+    limit: ConnectionLimit | None = None,
     *,
     is_ready: bool = True,
 ) -> AsyncGenerator[Live]:
@@ -86,13 +87,17 @@ async def looking(
     path.write_text(yaml.safe_dump({"pools": list(pools)}))
     [port] = free_ports(1)
     app = Application(Start.of_file(path))
-    door = door or Door(64)
+    limit = limit or ConnectionLimit(64)
     app.start()
+    admin = build_admin(app, app.metrics.registry, limit)
     try:
         url = f"http://127.0.0.1:{port}"
-        async with _admin(app, f"127.0.0.1:{port}", door), aiohttp.ClientSession(url) as session:
+        async with (
+            serve_admin(admin, f"127.0.0.1:{port}", limit),
+            aiohttp.ClientSession(url) as session,
+        ):
             await until(lambda: not app.faults() or not is_ready, 60)
-            yield Live(app, path, url, session, door)
+            yield Live(app, path, url, session, limit)
     finally:
         await app.pools.stop()
         app.reader.shutdown()
@@ -107,18 +112,18 @@ async def events(answer: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, 
             yield dict(line.split(": ", 1) for line in event.decode().split("\n"))
 
 
-async def next_picture(told: AsyncGenerator[Mapping[str, str]]) -> Picture:
+async def next_state(told: AsyncGenerator[Mapping[str, str]]) -> State:
     while True:
         event = await anext(told)
         if "event" not in event:
-            return decode(event["data"], type=Picture)
+            return decode(event["data"], type=State)
 
 
-def finish(steps: Generator[None, None, Picture]) -> Picture:
-    """Takes all of a painter's steps."""
+def finish(steps: Generator[None, None, State]) -> State:
+    """Takes all of a builder's steps."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            picture: Picture = end.value
-            return picture
+            state: State = end.value
+            return state

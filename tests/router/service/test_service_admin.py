@@ -16,10 +16,11 @@ import yaml
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from extproc.router.app import Application, Start, _admin
+from extproc.router.app import Application, Start
 from extproc.router.routing.picker import Ask, Found, Picker, Plan
-from extproc.router.service.descriptors import Shares, raise_limit, share
-from extproc.router.service.door import Door
+from extproc.router.service.admin import build_admin
+from extproc.router.service.connection_limit import ConnectionLimit, serve_admin
+from extproc.router.service.process import Shares, raise_limit, share
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
 from tests.waiting import until
@@ -31,25 +32,26 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 @dataclass(frozen=True, slots=True)
 class Served:
     port: int
-    door: Door
+    limit: ConnectionLimit
     session: aiohttp.ClientSession
 
 
 @asynccontextmanager
-async def serving(directory: Path, door: Door) -> AsyncGenerator[Served]:
+async def serving(directory: Path, limit: ConnectionLimit) -> AsyncGenerator[Served]:
     path = directory / "extproc.yaml"
     path.write_text(yaml.safe_dump({"pools": [pool(["127.0.0.1:8001", "127.0.0.1:8002"])]}))
     [port] = free_ports(1)
     app = Application(Start.of_file(path))
     app.start()
+    admin = build_admin(app, app.metrics.registry, limit)
     try:
         async with (
-            _admin(app, f"127.0.0.1:{port}", door),
+            serve_admin(admin, f"127.0.0.1:{port}", limit),
             aiohttp.ClientSession(
                 f"http://127.0.0.1:{port}", auto_decompress=False, headers=PLAIN
             ) as session,
         ):
-            yield Served(port, door, session)
+            yield Served(port, limit, session)
     finally:
         await app.pools.stop()
 
@@ -63,7 +65,7 @@ async def closed_after_s(reader: asyncio.StreamReader) -> float:
 
 
 async def test_metrics_come_in_the_format_that_is_asked_for(tmp_path: Path) -> None:
-    async with serving(tmp_path, Door(8)) as served:
+    async with serving(tmp_path, ConnectionLimit(8)) as served:
         async with served.session.get("/metrics") as plain:
             text = (await plain.read()).decode()
         async with served.session.get("/metrics", headers={"accept": OPENMETRICS}) as asked:
@@ -79,7 +81,7 @@ async def test_metrics_come_in_the_format_that_is_asked_for(tmp_path: Path) -> N
 
 
 async def test_metrics_are_zipped_where_that_is_taken(tmp_path: Path) -> None:
-    async with serving(tmp_path, Door(8)) as served:
+    async with serving(tmp_path, ConnectionLimit(8)) as served:
         async with served.session.get("/metrics", headers={"accept-encoding": "br, gzip"}) as answer:
             zipped = await answer.read()
         async with served.session.get("/metrics") as answer:
@@ -90,7 +92,7 @@ async def test_metrics_are_zipped_where_that_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", [b"", b"GET /metrics HTTP/1.1\r\nhost: x\r\nx: "])
 async def test_a_head_that_does_not_end_is_not_waited_for(tmp_path: Path, start: bytes) -> None:
-    async with serving(tmp_path, Door(8, head_s=0.2)) as served:
+    async with serving(tmp_path, ConnectionLimit(8, head_s=0.2)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(start)
 
@@ -99,7 +101,7 @@ async def test_a_head_that_does_not_end_is_not_waited_for(tmp_path: Path, start:
 
 
 async def test_a_second_head_that_does_not_end_is_not_waited_for_either(tmp_path: Path) -> None:
-    async with serving(tmp_path, Door(8, idle_s=0.2)) as served:
+    async with serving(tmp_path, ConnectionLimit(8, idle_s=0.2)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -110,7 +112,7 @@ async def test_a_second_head_that_does_not_end_is_not_waited_for_either(tmp_path
 
 
 async def test_a_body_that_does_not_end_is_not_waited_for(tmp_path: Path) -> None:
-    async with serving(tmp_path, Door(8, answer_s=0.2)) as served:
+    async with serving(tmp_path, ConnectionLimit(8, answer_s=0.2)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(b"POST /explain HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
 
@@ -120,7 +122,7 @@ async def test_a_body_that_does_not_end_is_not_waited_for(tmp_path: Path) -> Non
 
 
 async def test_connections_beyond_the_limit_are_closed_and_others_are_served(tmp_path: Path) -> None:
-    async with serving(tmp_path, Door(3)) as served:
+    async with serving(tmp_path, ConnectionLimit(3)) as served:
         async with served.session.get("/healthz") as answer:
             await answer.read()
         flood = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(20)]
@@ -136,13 +138,13 @@ async def test_connections_beyond_the_limit_are_closed_and_others_are_served(tmp
             task.cancel()
         for _, writer in flood:
             writer.close()
-        await until(lambda: len(served.door.guests) <= 1)
+        await until(lambda: len(served.limit.connections) <= 1)
         async with aiohttp.request("GET", f"http://127.0.0.1:{served.port}/healthz") as answer:
             assert answer.status == 200
 
 
 async def test_a_body_that_explains_too_much_is_refused(tmp_path: Path) -> None:
-    async with serving(tmp_path, Door(8)) as served:
+    async with serving(tmp_path, ConnectionLimit(8)) as served:
         async with served.session.post("/explain", data=BytesIO(b" " * 1_048_577)) as answer:
             assert answer.status == 413
         async with served.session.post("/explain", json={"model": "x", "prompt": "y"}) as answer:
@@ -161,7 +163,7 @@ async def test_a_body_is_read_off_the_loop_to_be_explained(
     real = Picker.find
     monkeypatch.setattr(Picker, "find", find)
     async with (
-        serving(tmp_path, Door(8)) as served,
+        serving(tmp_path, ConnectionLimit(8)) as served,
         served.session.post("/explain", json={"prompt": "y"}) as answer,
     ):
         assert answer.status == 200

@@ -14,7 +14,7 @@ from extproc.router.feedback.probes import ProbePlan
 from extproc.router.routing.picker import Ask
 from extproc.router.routing.pool import Pick
 from extproc.router.service.admin import describe_pool
-from extproc.router.service.explain import explain
+from extproc.router.service.explain import explain_decision
 from extproc.router.service.pool_metrics import PoolCollector
 from extproc.router.service.pools import Pools
 from extproc.router.service.wiring import build_probe
@@ -57,7 +57,7 @@ async def test_operators_see_who_cools_down() -> None:
         def endpoints(pool: str, state: str) -> float | None:
             return metrics.registry.get_sample_value("extproc_pool_endpoints", {"pool": pool, "state": state})
 
-        told = explain(pools.picker, Ask("POST", "/v1/chat/completions", {}, b'{"model": "a"}'))
+        told = explain_decision(pools.picker, Ask("POST", "/v1/chat/completions", {}, b'{"model": "a"}'))
 
         assert states(pools) == {
             "10.0.0.1:80": "cooling",
@@ -105,7 +105,7 @@ def take(pools: Pools) -> tuple[Pick, int]:
 
 def matches(pools: Pools) -> dict[str, int]:
     """Tokens of the prompt that each endpoint is believed to hold."""
-    told = explain(pools.picker, Ask("POST", "/v1/chat/completions", {}, LONG))
+    told = explain_decision(pools.picker, Ask("POST", "/v1/chat/completions", {}, LONG))
     return {offer["endpoint"]: offer["match_tokens"] for offer in told["candidates"]}  # type: ignore[attr-defined]
 
 

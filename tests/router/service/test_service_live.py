@@ -1,4 +1,4 @@
-"""`/live`: one picture a second to those who look, and nothing where nobody does."""
+"""`/live`: one state a second to those who look, and nothing where nobody does."""
 
 import asyncio
 import socket
@@ -10,9 +10,9 @@ import pytest
 
 from extproc.router.feedback.outcome import Verdict
 from extproc.router.service import admin
-from extproc.router.service.door import Door
-from extproc.router.service.live.audience import Audience
-from tests.router.service.live_service import events, looking, next_picture
+from extproc.router.service.connection_limit import ConnectionLimit
+from extproc.router.service.live.publisher import Publisher
+from tests.router.service.live_service import events, looking, next_state
 from tests.stack.service import pool
 from tests.waiting import until
 
@@ -31,7 +31,7 @@ async def test_nobody_looks_and_nothing_is_drawn_or_recorded(tmp_path: Path) -> 
         assert "live" not in before
 
         async with live.session.get("/live") as answer:
-            await next_picture(events(answer))
+            await next_state(events(answer))
             assert "live" in tasks()
             assert live.app.processor.observer is not observer
         await until(lambda: live.app.processor.observer is observer)
@@ -45,36 +45,36 @@ async def test_what_is_told_is_what_pools_tells(tmp_path: Path) -> None:
     ]
     async with looking(tmp_path, pools) as live, live.session.get("/live") as answer:
         told = events(answer)
-        await next_picture(told)
+        await next_state(told)
         live.request(pool_name="a")
         live.request(pool_name="b")
         live.outcome("a", "127.0.0.1:8001", Verdict.ANSWERED, 0.25)
         live.fail("a", "127.0.0.1:8002")
-        picture = await next_picture(told)
-        while picture.decided < 2:
-            picture = await next_picture(told)
+        state = await next_state(told)
+        while state.decided < 2:
+            state = await next_state(told)
         said = await live.pools()
 
-    assert [(one.name, one.strategy, one.in_flight) for one in picture.pools] == [
+    assert [(one.name, one.strategy, one.in_flight) for one in state.pools] == [
         (one["name"], one["strategy"], one["in_flight"]) for one in said
     ]
     assert [
-        [(row.name, row.address, row.state, row.in_flight) for row in one.endpoints] for one in picture.pools
+        [(row.name, row.address, row.state, row.in_flight) for row in one.endpoints] for one in state.pools
     ] == [
         [(row["name"], row["address"], row["state"], row["in_flight"]) for row in one["endpoints"]]
         for one in said
     ]
-    assert picture.pools[0].endpoints[0].first_byte_s == 0.25
-    assert {row.pool for row in picture.decisions} == {"a", "b"}
-    assert (picture.is_ready, picture.faults) == (True, [])
+    assert state.pools[0].endpoints[0].first_byte_s == 0.25
+    assert {row.pool for row in state.decisions} == {"a", "b"}
+    assert (state.is_ready, state.faults) == (True, [])
 
 
 async def test_who_comes_later_is_told_what_was(tmp_path: Path) -> None:
     async with looking(tmp_path) as live, live.session.get("/live") as answer:
         told = events(answer)
-        await next_picture(told)
+        await next_state(told)
         live.request()
-        while (await next_picture(told)).decided < 1:
+        while (await next_state(told)).decided < 1:
             pass
         async with live.session.get("/live") as second:
             first_event = await anext(events(second))
@@ -86,7 +86,7 @@ async def test_who_comes_later_is_told_what_was(tmp_path: Path) -> None:
 async def test_one_viewer_too_many_is_told_so(tmp_path: Path) -> None:
     """Half of the port's connections at most, so that whoever scrapes has room."""
     async with (
-        looking(tmp_path, door=Door(4)) as live,
+        looking(tmp_path, limit=ConnectionLimit(4)) as live,
         live.session.get("/live") as first,
         live.session.get("/live") as second,
     ):
@@ -98,10 +98,10 @@ async def test_one_viewer_too_many_is_told_so(tmp_path: Path) -> None:
 
 
 async def test_a_viewer_stays_beyond_the_doors_patience(tmp_path: Path) -> None:
-    door = Door(8, answer_s=0.3, idle_s=0.3)
-    async with looking(tmp_path, door=door) as live, live.session.get("/live", timeout=PATIENCE) as answer:
+    limit = ConnectionLimit(8, answer_s=0.3, idle_s=0.3)
+    async with looking(tmp_path, limit=limit) as live, live.session.get("/live", timeout=PATIENCE) as answer:
         told = events(answer)
-        numbers = [(await next_picture(told)).number for _ in range(4)]
+        numbers = [(await next_state(told)).number for _ in range(4)]
 
     assert numbers == [1, 2, 3, 4]
 
@@ -109,8 +109,8 @@ async def test_a_viewer_stays_beyond_the_doors_patience(tmp_path: Path) -> None:
 async def test_a_viewer_that_does_not_read_is_shown_out_and_the_others_see_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing piles up for it: one picture is on its way at most."""
-    monkeypatch.setattr(admin, "Audience", partial(Audience, pace_s=0.02, slow_s=0.5))
+    """Nothing piles up for it: one state is on its way at most."""
+    monkeypatch.setattr(admin, "Publisher", partial(Publisher, pace_s=0.02, slow_s=0.5))
     many = [pool([f"10.{n // 250}.0.{n % 250}:80" for n in range(2_000)], {"name": "random"}, probe=False)]
     async with looking(tmp_path, many) as live:
         deaf = socket.socket()
@@ -119,14 +119,14 @@ async def test_a_viewer_that_does_not_read_is_shown_out_and_the_others_see_on(
         host, _, port = live.url.removeprefix("http://").partition(":")
         await asyncio.get_running_loop().sock_connect(deaf, (host, int(port)))
         await asyncio.get_running_loop().sock_sendall(deaf, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
-        await until(lambda: len(live.door.guests) == 1)
-        [transport] = live.door.guests
+        await until(lambda: len(live.limit.connections) == 1)
+        [transport] = live.limit.connections
         async with live.session.get("/live") as answer:
             told = events(answer)
-            await next_picture(told)
-            await until(lambda: transport not in live.door.guests, 60)
-            seen = await next_picture(told)
-            assert (await next_picture(told)).number > seen.number
+            await next_state(told)
+            await until(lambda: transport not in live.limit.connections, 60)
+            seen = await next_state(told)
+            assert (await next_state(told)).number > seen.number
         deaf.close()
 
 
@@ -134,21 +134,21 @@ async def test_stopping_does_not_wait_for_viewers(tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         async with looking(tmp_path) as live:
             answer = await live.session.get("/live")
-            await next_picture(events(answer))
+            await next_state(events(answer))
         answer.close()
 
 
 async def test_a_configuration_that_is_refused_is_told_and_the_one_in_force_is_shown(tmp_path: Path) -> None:
     async with looking(tmp_path) as live, live.session.get("/live") as answer:
         told = events(answer)
-        assert (await next_picture(told)).configuration.refusal is None
+        assert (await next_state(told)).configuration.refusal is None
         async with live.watching():
             live.configure((), "pools: 7")
-            while (refusal := (await next_picture(told)).configuration.refusal) is None:
+            while (refusal := (await next_state(told)).configuration.refusal) is None:
                 pass
             assert "pools" in refusal.why
             live.configure([pool(["127.0.0.1:8001"], {"name": "random"}, probe=False)])
-            while (configuration := (await next_picture(told)).configuration).number < 2:
+            while (configuration := (await next_state(told)).configuration).number < 2:
                 pass
         async with live.session.get("/config") as config:
             text = await config.text()

@@ -2,7 +2,7 @@
 
 import sys
 
-from extproc.router.service.long_bodies import SWITCH_S, prepare_for_long_bodies
+from extproc.router.service.process import SWITCH_S, prepare_for_long_bodies
 
 
 def test_a_thread_that_reads_lets_the_loop_go_on_soon() -> None:

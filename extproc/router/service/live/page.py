@@ -27,12 +27,12 @@ _CLASSES: Final = {
 }
 
 
-class Page(Struct, frozen=True):
+class LivePage(Struct, frozen=True):
     html: str
     headers: dict[str, str]
 
 
-def build_page(reasons: Mapping[str, Reason] = STRATEGIES.reasons) -> Page:
+def build_page(reasons: Mapping[str, Reason] = STRATEGIES.reasons) -> LivePage:
     """Reads the three files that make the page; `reasons` are those that picks may have."""
     table = {word: (_CLASSES[reason.colour], reason.meaning) for word, reason in reasons.items()}
     table["refused"] = ("refused", "answered by the service itself")
@@ -44,7 +44,7 @@ def build_page(reasons: Mapping[str, Reason] = STRATEGIES.reasons) -> Page:
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(css)}; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return Page(
+    return LivePage(
         html,
         {
             "content-security-policy": policy,

@@ -11,7 +11,7 @@ from extproc.router.stream.observer import Observer
 KEPT: Final = 50
 
 
-class Decided(NamedTuple):
+class RecordedDecision(NamedTuple):
     """One decision: the how-manyth, when by the clock, and what; `key` is the prefix's hash."""
 
     number: int
@@ -22,24 +22,24 @@ class Decided(NamedTuple):
     key: int | None
 
 
-class Tape:
+class Recording:
     """Counts since it was begun: picks by pool and endpoint, and by pool and reason; refusals by pool."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.total = 0
-        self.last: deque[Decided] = deque(maxlen=KEPT)
+        self.last: deque[RecordedDecision] = deque(maxlen=KEPT)
         self.picks: dict[str, dict[str, int]] = {}
         self.reasons: dict[str, dict[str, int]] = {}
 
     def __repr__(self) -> str:
-        return f"<Tape of {self.total} decisions>"
+        return f"<Recording of {self.total} decisions>"
 
     def note(self, decision: Decision) -> None:
         pick = decision.pick
         pool, reason, endpoint = pick.pool.name, str(pick.reason), pick.endpoint.name
         self.total += 1
-        self.last.append(Decided(self.total, self._clock(), pool, reason, endpoint, decision.key))
+        self.last.append(RecordedDecision(self.total, self._clock(), pool, reason, endpoint, decision.key))
         self._count(self.picks, pool, endpoint)
         self._count(self.reasons, pool, reason)
 
@@ -57,8 +57,8 @@ class Tape:
 class Recorder:
     """An observer that writes down what another one hears, too; takes its place while somebody looks."""
 
-    def __init__(self, observer: Observer, tape: Tape) -> None:
-        self._tape = tape
+    def __init__(self, observer: Observer, recording: Recording) -> None:
+        self._recording = recording
         self._routed = observer.routed
         self._answered = observer.answered
         self.opened = observer.opened
@@ -69,8 +69,8 @@ class Recorder:
 
     def routed(self, decision: Decision, elapsed_s: float) -> None:
         self._routed(decision, elapsed_s)
-        self._tape.note(decision)
+        self._recording.note(decision)
 
     def answered(self, pool: str, outcome: str) -> None:
         self._answered(pool, outcome)
-        self._tape.refuse(pool, outcome)
+        self._recording.refuse(pool, outcome)

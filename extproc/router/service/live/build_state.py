@@ -1,11 +1,11 @@
-"""Makes pictures of the service: of what it counts anyway, and what the tape has of the last minute.
+"""Builds the service's state for the live page, from its counters and from the recording of its decisions.
 
-Pure: time comes in. All that is told is read in one step, so it fits together: some 0.3 ms of a thousand
-endpoints. To work out their rows takes ten times that, which is done in steps, and requests go between them.
+Pure: time comes in. One step reads everything, so the figures fit together: some 0.3 ms for a thousand
+endpoints. Their rows take ten times as long, so they are built in further steps, with requests in between.
 """
 
 from collections import Counter, deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from math import floor
 from typing import Final, Protocol
 
@@ -18,15 +18,15 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.service.configuration import Configuration
 from extproc.router.service.keeper import PoolKeeper
-from extproc.router.service.live.picture import (
-    ConfigurationPicture,
+from extproc.router.service.live.recorder import Recording
+from extproc.router.service.live.service_state import (
+    ConfigurationState,
     DecisionRow,
     EndpointRow,
-    Picture,
-    PoolPicture,
-    RefusalPicture,
+    PoolState,
+    RefusalState,
+    State,
 )
-from extproc.router.service.live.tape import Tape
 from extproc.router.service.pools import Pools
 
 # What is told of "now": long enough to count something at one request a second.
@@ -35,8 +35,8 @@ WINDOW_S: Final = 60
 STEP: Final = 100
 
 
-class Scene(Protocol):
-    """What there is to see of the running service."""
+class LiveService(Protocol):
+    """What the live page shows of the running service."""
 
     @property
     def pools(self) -> Pools: ...
@@ -55,12 +55,16 @@ class Scene(Protocol):
         """What is wrong with single pools while the service is ready."""
         ...
 
+    def record(self, recording: Recording) -> Callable[[], None]:
+        """Adds every decision to `recording` until the returned function is called."""
+        ...
+
 
 Pair = tuple[float, float]
 _NOTHING: Final = (0.0, 0.0)
 
 
-class Counts(Struct, frozen=True):
+class EndpointCounts(Struct, frozen=True):
     """What was counted of a pool's endpoints up to one moment, by name.
 
     Pairs: answers and their seconds to the first byte; bytes sent and foreseen in the cache; tokens looked
@@ -73,55 +77,57 @@ class Counts(Struct, frozen=True):
     found: Mapping[str, Pair]
 
 
-_NO_COUNTS: Final = Counts({}, {}, {}, {})
+_NO_COUNTS: Final = EndpointCounts({}, {}, {}, {})
 
 
-class Painter:
-    """Draws the service again and again, and remembers the counts of the last minute."""
+class StateBuilder:
+    """Builds one state after the other, and remembers the counts of the last minute."""
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
-        self._before: deque[tuple[float, dict[str, Counts]]] = deque()
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._before: deque[tuple[float, dict[str, EndpointCounts]]] = deque()
         self._number = 0
 
-    def draw(self, scene: Scene, now_s: float) -> Generator[None, None, Picture]:
-        """Reads all of it in the first step; each further one works out a part of it. Returns the whole."""
-        counts = {each.name: self._count(each.feedback) for each in scene.pools}
+    def build(self, service: LiveService, now_s: float) -> Generator[None, None, State]:
+        """Reads everything in the first step, and builds rows in further ones. Returns the whole."""
+        counts = {each.name: self._count(each.feedback) for each in service.pools}
         then_s, then = self._remember(now_s, counts)
         self._number += 1
-        faults = scene.faults()
+        faults = service.faults()
         seen = [
-            _see(each.keeper, each.feedback, counts[each.name], then.get(each.name, _NO_COUNTS))
-            for each in scene.pools
+            _read_pool(each.keeper, each.feedback, counts[each.name], then.get(each.name, _NO_COUNTS))
+            for each in service.pools
         ]
-        picture = Picture(
+        state = State(
             number=self._number,
             version=__version__,
             is_ready=not faults,
             faults=faults,
-            remarks=scene.remarks(),
-            configuration=_draw_configuration(scene.configuration, now_s),
-            streams=scene.streams_open,
+            remarks=service.remarks(),
+            configuration=_build_configuration(service.configuration, now_s),
+            streams=service.streams_open,
             window_s=round(now_s - then_s, 3),
-            reasons={pool: dict(reasons) for pool, reasons in self._tape.reasons.items()},
+            reasons={pool: dict(reasons) for pool, reasons in self._recording.reasons.items()},
             pools=(),
-            decided=self._tape.total,
+            decided=self._recording.total,
             decisions=self._decisions(now_s),
         )
         yield
         pools = []
         for one in seen:
-            pools.append((yield from _draw_pool(one)))  # noqa: PERF401  # no comprehension may yield
-        return replace(picture, pools=pools)
+            pools.append((yield from _build_pool(one)))  # noqa: PERF401  # no comprehension may yield
+        return replace(state, pools=pools)
 
-    def _count(self, desk: Desk) -> Counts:
+    def _count(self, desk: Desk) -> EndpointCounts:
         found = {name: (signals.queried_tokens, signals.hit_tokens) for name, signals in desk.signals.items()}
-        picks = dict(self._tape.picks.get(desk.pool.name, {}))
+        picks = dict(self._recording.picks.get(desk.pool.name, {}))
         strategy = desk.pool.reads_signals
         sent = strategy.predicted_by_endpoint() if strategy is not None else {}
-        return Counts(picks, dict(desk.tally.first_byte_sums), sent, found)
+        return EndpointCounts(picks, dict(desk.tally.first_byte_sums), sent, found)
 
-    def _remember(self, now_s: float, counts: dict[str, Counts]) -> tuple[float, dict[str, Counts]]:
+    def _remember(
+        self, now_s: float, counts: dict[str, EndpointCounts]
+    ) -> tuple[float, dict[str, EndpointCounts]]:
         """Returns the oldest counts of the window, and when they were taken."""
         before = self._before
         before.append((now_s, counts))
@@ -135,33 +141,33 @@ class Painter:
             DecisionRow(
                 one.number, round(now_s - one.at_s, 2), one.pool, one.reason, one.endpoint, _hex(one.key)
             )
-            for one in reversed(self._tape.last)
+            for one in reversed(self._recording.last)
         ]
 
 
-def _draw_configuration(configuration: Configuration, now_s: float) -> ConfigurationPicture:
+def _build_configuration(configuration: Configuration, now_s: float) -> ConfigurationState:
     told = configuration.refusal
-    refusal = None if told is None else RefusalPicture(round(now_s - told.at_s, 1), told.why)
+    refusal = None if told is None else RefusalState(round(now_s - told.at_s, 1), told.why)
     age_s = round(now_s - configuration.since_s, 1)
-    return ConfigurationPicture(configuration.where, configuration.number, age_s, refusal)
+    return ConfigurationState(configuration.where, configuration.number, age_s, refusal)
 
 
-class _Seen(Struct, frozen=True):
+class _PoolMoment(Struct, frozen=True):
     """A pool at one moment, with its counts up to now and up to the window's begin.
 
     `pool` is without means and rows. `left_s`: for how long those that cool are left alone yet.
     """
 
-    pool: PoolPicture
+    pool: PoolState
     states: Sequence[tuple[Endpoint, str]]
     in_flight: Mapping[str, int]
     elsewhere: Mapping[str, int]
     left_s: Mapping[str, float]
-    now: Counts
-    then: Counts
+    now: EndpointCounts
+    then: EndpointCounts
 
 
-def _see(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> _Seen:
+def _read_pool(keeper: PoolKeeper, desk: Desk, now: EndpointCounts, then: EndpointCounts) -> _PoolMoment:
     pool = keeper.pool
     states = list(pool.states())
     in_flight, elsewhere = pool.book.counts(), pool.book.elsewhere()
@@ -171,7 +177,7 @@ def _see(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> _Seen:
         for endpoint, state in states
         if state == "cooling"
     }
-    picture = PoolPicture(
+    state = PoolState(
         name=pool.name,
         strategy=pool.strategy.name,
         age_s=None if keeper.age_s is None else round(keeper.age_s, 1),
@@ -188,13 +194,13 @@ def _see(keeper: PoolKeeper, desk: Desk, now: Counts, then: Counts) -> _Seen:
         endpoints=(),
         elsewhere=sum(elsewhere.get(name, 0) for name in pool.snapshot.names),
     )
-    return _Seen(picture, states, in_flight, elsewhere, left_s, now, then)
+    return _PoolMoment(state, states, in_flight, elsewhere, left_s, now, then)
 
 
-def _draw_pool(seen: _Seen) -> Generator[None, None, PoolPicture]:
+def _build_pool(seen: _PoolMoment) -> Generator[None, None, PoolState]:
     rows: list[EndpointRow] = []
     for start in range(0, len(seen.states), STEP):
-        rows += [_draw_row(seen, endpoint, state) for endpoint, state in seen.states[start : start + STEP]]
+        rows += [_build_row(seen, endpoint, state) for endpoint, state in seen.states[start : start + STEP]]
         yield
     first_byte_s = _mean_of_all(seen.now.first_bytes, seen.then.first_bytes)
     yield
@@ -205,7 +211,7 @@ def _draw_pool(seen: _Seen) -> Generator[None, None, PoolPicture]:
     return replace(seen.pool, first_byte_s=first_byte_s, foreseen=foreseen, found=found, endpoints=rows)
 
 
-def _draw_row(seen: _Seen, endpoint: Endpoint, state: str) -> EndpointRow:
+def _build_row(seen: _PoolMoment, endpoint: Endpoint, state: str) -> EndpointRow:
     name, now, then = endpoint.name, seen.now, seen.then
     left_s = seen.left_s.get(name)
     return EndpointRow(

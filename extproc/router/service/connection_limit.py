@@ -25,35 +25,35 @@ _ANSWER_S: Final = 10.0
 IDLE_S: Final = 75.0
 
 
-class Door:
-    """Lets connections in, up to `limit` at a time, and shows those out that do not get on."""
+class ConnectionLimit:
+    """Accepts `most` connections at a time, and closes those that make no progress."""
 
     def __init__(
-        self, limit: int, *, head_s: float = _HEAD_S, answer_s: float = _ANSWER_S, idle_s: float = IDLE_S
+        self, most: int, *, head_s: float = _HEAD_S, answer_s: float = _ANSWER_S, idle_s: float = IDLE_S
     ) -> None:
-        self.limit = limit
+        self.most = most
         self.head_s = head_s
         self.answer_s = answer_s
         self.idle_s = idle_s
-        self.guests: dict[asyncio.BaseTransport, _Guest] = {}
+        self.connections: dict[asyncio.BaseTransport, _Connection] = {}
 
     def __repr__(self) -> str:
-        return f"<Door {len(self.guests)} of {self.limit}>"
+        return f"<ConnectionLimit {len(self.connections)} of {self.most}>"
 
     def protocol(self, served: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
         """A protocol for one connection; `served` makes the one that serves it once it is let in."""
-        return _Guest(self, served())
+        return _Connection(self, served())
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Is asked once a head is whole."""
-        guest = self._guest(request)
-        if guest is not None:
-            guest.has_asked()
+        connection = self._connection(request)
+        if connection is not None:
+            connection.has_asked()
         try:
             async with asyncio.timeout(self.answer_s) as patience:
-                if guest is not None:
-                    guest.patience = patience
+                if connection is not None:
+                    connection.patience = patience
                 return await handler(request)
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
@@ -61,44 +61,44 @@ class Door:
     @contextmanager
     def stay(self, request: web.Request) -> Generator[None]:
         """As long as it is open, the request's handler and its connection are waited for without an end."""
-        guest = self._guest(request)
-        if guest is not None:
-            guest.stays()
+        connection = self._connection(request)
+        if connection is not None:
+            connection.stays()
         try:
             yield
         finally:
-            if guest is not None:
-                guest.has_asked()
+            if connection is not None:
+                connection.has_asked()
 
-    def _guest(self, request: web.Request) -> "_Guest | None":
-        return self.guests.get(cast("asyncio.BaseTransport", request.transport))
+    def _connection(self, request: web.Request) -> "_Connection | None":
+        return self.connections.get(cast("asyncio.BaseTransport", request.transport))
 
 
-class _Guest(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
     """One connection: what comes goes on to aiohttp's protocol."""
 
-    def __init__(self, door: Door, inner: asyncio.Protocol) -> None:
-        self._door = door
+    def __init__(self, limit: ConnectionLimit, inner: asyncio.Protocol) -> None:
+        self._limit = limit
         self._inner = inner
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.patience: asyncio.Timeout | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        door = self._door
+        limit = self._limit
         self._transport = cast("asyncio.Transport", transport)
-        if len(door.guests) >= door.limit:
-            log.warning("the admin port has %d connections, a further one is closed", door.limit)
+        if len(limit.connections) >= limit.most:
+            log.warning("the admin port has %d connections, a further one is closed", limit.most)
             self._transport.abort()
             return
-        door.guests[transport] = self
+        limit.connections[transport] = self
         self._inner.connection_made(transport)
-        self._wait(door.head_s)
+        self._wait(limit.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._transport is not None and self._door.guests.pop(self._transport, None) is not None:
+        if self._transport is not None and self._limit.connections.pop(self._transport, None) is not None:
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -114,7 +114,7 @@ class _Guest(asyncio.Protocol):
         self._inner.resume_writing()
 
     def has_asked(self) -> None:
-        self._wait(self._door.idle_s)
+        self._wait(self._limit.idle_s)
 
     def stays(self) -> None:
         if self._timer is not None:
@@ -130,14 +130,16 @@ class _Guest(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def serve_admin(application: web.Application, listen: str, door: Door) -> AsyncGenerator[None]:
-    """Serves an application on `listen`, behind `door`; raises `SettingsError` where it cannot listen."""
+async def serve_admin(
+    application: web.Application, listen: str, limit: ConnectionLimit
+) -> AsyncGenerator[None]:
+    """Serves an application on `listen`, within `limit`; raises `SettingsError` where it cannot listen."""
     # Lingering: how long the rest of a refused body is read for.
     runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S, lingering_time=1.0)
     await runner.setup()
     served = cast("Callable[[], asyncio.Protocol]", runner.server)
     try:
-        server = await _listen(listen, lambda: door.protocol(served))
+        server = await _listen(listen, lambda: limit.protocol(served))
     except OSError as error:
         await runner.cleanup()
         raise SettingsError(f"server.admin: cannot listen on {listen}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""What a picture tells, with time passed in."""
+"""What a state tells, with time passed in."""
 
 import random
 from collections.abc import Generator
@@ -17,9 +17,9 @@ from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.configuration import Configuration
-from extproc.router.service.live.painter import STEP, WINDOW_S, Painter
-from extproc.router.service.live.picture import EndpointRow, Picture
-from extproc.router.service.live.tape import KEPT, Tape
+from extproc.router.service.live.build_state import STEP, WINDOW_S, StateBuilder
+from extproc.router.service.live.recorder import KEPT, Recording
+from extproc.router.service.live.service_state import EndpointRow, State
 from extproc.router.settings.tree import parse_settings
 from tests.router.service.live_service import finish
 from tests.stack.client import ask
@@ -37,7 +37,7 @@ class Clock:
 
 @dataclass
 class Keeper:
-    """What a painter asks of a pool's keeper."""
+    """What a builder asks of a pool's keeper."""
 
     pool: Pool
     age_s: float | None = 3.0
@@ -46,7 +46,7 @@ class Keeper:
 
 @dataclass
 class Running:
-    """What a picture shows of a running pool."""
+    """What a state shows of a running pool."""
 
     pool: Pool
     keeper: Keeper
@@ -56,7 +56,7 @@ class Running:
 
 @dataclass
 class Stage:
-    """One pool, and everything that a painter looks at."""
+    """One pool, and everything that a builder looks at."""
 
     strategy: str = "prefix_cache"
     size: int = 3
@@ -72,8 +72,8 @@ class Stage:
         self.picker = Picker([Route(self.pool)])
         self.configuration = Configuration(SETTINGS, "file", self.clock())
         self.streams_open = 0
-        self.tape = Tape(self.clock)
-        self.painter = Painter(self.tape)
+        self.recording = Recording(self.clock)
+        self.builder = StateBuilder(self.recording)
         self.trouble: list[str] = []
 
     def faults(self) -> list[str]:
@@ -84,17 +84,17 @@ class Stage:
 
     def pick(self, text: str) -> str:
         decision = self.picker.pick(Ask("POST", "/v1/chat/completions", {}, ask(text)))
-        self.tape.note(decision)
+        self.recording.note(decision)
         return decision.pick.endpoint.name
 
     def answer(self, number: int, first_byte_s: float) -> None:
         self.desk.observe(Outcome("llama", f"10.0.0.{number}:80", Verdict.ANSWERED, 200, 1.0, first_byte_s))
 
-    def draw(self) -> Picture:
+    def draw(self) -> State:
         return finish(self.steps())
 
-    def steps(self) -> Generator[None, None, Picture]:
-        return self.painter.draw(self, self.clock())  # type: ignore[arg-type]  # keepers of ours
+    def steps(self) -> Generator[None, None, State]:
+        return self.builder.build(self, self.clock())  # type: ignore[arg-type]  # keepers of ours
 
     def rows(self) -> dict[str, EndpointRow]:
         return {row.name: row for row in self.draw().pools[0].endpoints}
@@ -106,21 +106,21 @@ def test_shares_are_of_the_picks_since_somebody_looks() -> None:
     for number in range(6):
         stage.pick(str(number))
 
-    picture = stage.draw()
+    state = stage.draw()
 
-    assert [row.share for row in picture.pools[0].endpoints] == [0.3333, 0.3333, 0.3333]
-    assert [row.in_flight for row in picture.pools[0].endpoints] == [2, 2, 2]
-    assert picture.pools[0].balance == 1.0
-    assert picture.reasons == {"llama": {"turn": 6}}
+    assert [row.share for row in state.pools[0].endpoints] == [0.3333, 0.3333, 0.3333]
+    assert [row.in_flight for row in state.pools[0].endpoints] == [2, 2, 2]
+    assert state.pools[0].balance == 1.0
+    assert state.reasons == {"llama": {"turn": 6}}
 
 
 def test_reasons_are_counted_and_refusals_among_them() -> None:
-    """Since somebody looks: whoever misses a picture finds in the next what it missed."""
+    """Since somebody looks: whoever misses a state finds in the next what it missed."""
     stage = Stage()
     stage.pick("a")
     first = stage.draw()
-    stage.tape.refuse("llama", "overloaded")
-    stage.tape.refuse("", "model_not_found")
+    stage.recording.refuse("llama", "overloaded")
+    stage.recording.refuse("", "model_not_found")
 
     assert first.reasons == {"llama": {"cold": 1}}
     assert stage.draw().reasons == {"llama": {"cold": 1, "overloaded": 1}, "": {"model_not_found": 1}}
@@ -142,7 +142,7 @@ def test_what_was_counted_before_the_window_is_left_out_once_something_is_in_it(
 
 
 def test_a_picture_is_drawn_in_steps_and_is_of_the_moment_of_the_first() -> None:
-    """What happens between the steps is in the next picture."""
+    """What happens between the steps is in the next state."""
     size = 4 * STEP
     stage, quiet = Stage("round_robin", size), Stage("round_robin", size)
     for each in (stage, quiet):
@@ -158,7 +158,7 @@ def test_a_picture_is_drawn_in_steps_and_is_of_the_moment_of_the_first() -> None
             pauses += 1
             stage.pick("another")
             stage.answer(7, 9.0)
-            stage.tape.refuse("llama", "overloaded")
+            stage.recording.refuse("llama", "overloaded")
             stage.desk.apply_signals(told_of, EndpointSignals(queried_tokens=10.0, hit_tokens=5.0))
             stage.trouble = ["late"]
             if pauses == 2:
@@ -181,12 +181,12 @@ def test_hits_foreseen_and_found_are_told_by_endpoint_and_of_the_pool() -> None:
         stage.pool.snapshot.ready[first], EndpointSignals(queried_tokens=1_000, hit_tokens=400)
     )
 
-    picture = stage.draw()
-    row = next(row for row in picture.pools[0].endpoints if row.name == first)
+    state = stage.draw()
+    row = next(row for row in state.pools[0].endpoints if row.name == first)
 
     assert row.foreseen == 0.5
     assert row.found == 0.4
-    assert (picture.pools[0].foreseen, picture.pools[0].found) == (0.5, 0.4)
+    assert (state.pools[0].foreseen, state.pools[0].found) == (0.5, 0.4)
 
 
 def test_an_engine_that_began_again_is_told_by_what_it_counts_since() -> None:
@@ -206,13 +206,13 @@ def test_a_cooling_endpoint_tells_for_how_long_and_why_the_service_is_not_ready_
         stage.desk.observe(Outcome("llama", "10.0.0.1:80", Verdict.FAILED, 500, 0.1))
     stage.trouble.append("pool llama: no list of endpoints yet")
 
-    picture = stage.draw()
-    row = picture.pools[0].endpoints[1]
+    state = stage.draw()
+    row = state.pools[0].endpoints[1]
 
-    assert (row.state, picture.pools[0].states) == ("cooling", {"ready": 2, "cooling": 1})
+    assert (row.state, state.pools[0].states) == ("cooling", {"ready": 2, "cooling": 1})
     assert row.left_s is not None
     assert 1.5 < row.left_s < 2.5
-    assert (picture.is_ready, picture.faults) == (False, ["pool llama: no list of endpoints yet"])
+    assert (state.is_ready, state.faults) == (False, ["pool llama: no list of endpoints yet"])
 
 
 def test_the_bound_is_the_strategys_and_none_where_it_has_none() -> None:
@@ -238,12 +238,12 @@ def test_the_tape_keeps_the_last_decisions_and_nothing_of_a_prompt() -> None:
     for number in range(KEPT + 10):
         stage.pick(f"a secret {number}")
 
-    picture = stage.draw()
+    state = stage.draw()
 
-    assert [row.number for row in picture.decisions] == list(range(KEPT + 10, 10, -1))
-    assert picture.decided == KEPT + 10
-    assert "secret" not in str(stage.tape.last) + str(picture)
-    assert all(row.prefix is not None and len(row.prefix) == 16 for row in picture.decisions)
+    assert [row.number for row in state.decisions] == list(range(KEPT + 10, 10, -1))
+    assert state.decided == KEPT + 10
+    assert "secret" not in str(stage.recording.last) + str(state)
+    assert all(row.prefix is not None and len(row.prefix) == 16 for row in state.decisions)
 
 
 @given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(0, 90), max_size=60))
@@ -253,11 +253,11 @@ def test_shares_add_up_and_means_lie_between_the_extremes(picks: list[int], step
         stage.pick("x")
         stage.answer(number, 1.0 + number)
         stage.clock.now_s += step
-        picture = stage.draw()
-        shares = [row.share for row in picture.pools[0].endpoints]
+        state = stage.draw()
+        shares = [row.share for row in state.pools[0].endpoints]
 
         assert None in shares or abs(sum(share or 0 for share in shares) - 1) < 0.001
-        assert all(row.first_byte_s in (None, 1.0 + at) for at, row in enumerate(picture.pools[0].endpoints))
-        mean_s = picture.pools[0].first_byte_s
+        assert all(row.first_byte_s in (None, 1.0 + at) for at, row in enumerate(state.pools[0].endpoints))
+        mean_s = state.pools[0].first_byte_s
         assert mean_s is not None
         assert 1.0 <= mean_s <= 3.0

@@ -1,6 +1,6 @@
 """What a viewer gets: the service at one moment. The page reads it as JSON, the terminal as these values.
 
-A picture stands alone, without those before it, so a viewer may miss one. Of a thousand endpoints it is
+A state stands alone, without those before it, so a viewer may miss one. Of a thousand endpoints it is
 75 kB; what comes in rows has its fields in order and not by name.
 """
 
@@ -41,7 +41,7 @@ class DecisionRow(Struct, frozen=True, array_like=True):
     prefix: str | None
 
 
-class PoolPicture(Struct, frozen=True):
+class PoolState(Struct, frozen=True):
     """One pool. `balance` is the most in flight on one ready endpoint over the mean.
 
     `bound` is with how many requests in flight an endpoint is full, by the strategy; `elsewhere` of those in
@@ -65,27 +65,27 @@ class PoolPicture(Struct, frozen=True):
     elsewhere: int = 0
 
 
-class RefusalPicture(Struct, frozen=True):
+class RefusalState(Struct, frozen=True):
     """A changed configuration that was not taken."""
 
     age_s: float
     why: str
 
 
-class ConfigurationPicture(Struct, frozen=True):
+class ConfigurationState(Struct, frozen=True):
     """Where the settings in force came from; the `number`th since the start."""
 
     where: str
     number: int
     age_s: float
-    refusal: RefusalPicture | None
+    refusal: RefusalState | None
 
 
 Reasons = Mapping[str, Mapping[str, int]]
 """How often was picked and refused, by pool and reason."""
 
 
-class Picture(Struct, frozen=True):
+class State(Struct, frozen=True):
     """The service. `reasons` and `decided` count since somebody looks; one a second, by `number`.
 
     What is told of "now" is of the last `window_s` seconds; where nothing was counted in these, of all the
@@ -97,10 +97,10 @@ class Picture(Struct, frozen=True):
     is_ready: bool
     faults: Sequence[str]
     remarks: Sequence[str]
-    configuration: ConfigurationPicture
+    configuration: ConfigurationState
     streams: int
     window_s: float
     reasons: Reasons
-    pools: Sequence[PoolPicture]
+    pools: Sequence[PoolState]
     decided: int
     decisions: Sequence[DecisionRow]
