@@ -19,7 +19,7 @@ from extproc.errors import SettingsError
 from extproc.router.budget import Budget
 from extproc.router.cluster.reason import describe
 from extproc.router.feedback.access_log import AccessLogs
-from extproc.router.feedback.metrics import FeedbackCollector
+from extproc.router.feedback.feedback_metrics import FeedbackCollector
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.admin import build_admin

@@ -13,7 +13,7 @@ from hpack.hpack import encode_integer
 from hpack.huffman_table import decode_huffman
 
 from extproc.router.wire.headers import HeadReader
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from tests.benchmarks.report import Row, report, time_us
 
 Field = tuple[str, str]
@@ -49,7 +49,7 @@ def without_table(fields: Sequence[Field]) -> bytes:
 
 
 def reading(blocks: Sequence[bytes], *, has_table: bool = False) -> Callable[[], object]:
-    reader, each = HeadReader(Limits().header_bytes), cycle(blocks)
+    reader, each = HeadReader(WireLimits().header_bytes), cycle(blocks)
     if not has_table:
         reader.read(b"\x20" + blocks[0])  # the first one after our SETTINGS says that there is none
     return lambda: reader.read(next(each))

@@ -26,7 +26,7 @@ from typing import Final
 import uvloop
 
 from extproc.router.share.nats import Nats, NatsAccess
-from extproc.router.share.share import Share
+from extproc.router.share.pool_share import Share
 from tests.benchmarks.report import Row, report
 from tests.router.share.gateways import Build, Gateway, meshed
 from tests.slow.share.broker import Broker

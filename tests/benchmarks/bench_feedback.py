@@ -13,8 +13,8 @@ from envoy_data_plane.envoy.data.accesslog.v3 import HttpAccessLogEntry
 from extproc.router.feedback import access_log_pb2 as pb
 from extproc.router.feedback.access_log import METHOD, AccessLogs
 from extproc.router.feedback.cooling import Cooling, Rules
-from extproc.router.feedback.desk import Desk
 from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
@@ -40,15 +40,15 @@ def answers() -> bytes:
     )
 
 
-def build_desk() -> Desk:
+def build_desk() -> PoolFeedback:
     rng = random.Random(1)
     cooling = Cooling(Rules(), clock=monotonic, rng=rng)
     pool = Pool("llama", PrefixHash(Outside(rng, monotonic)), gate=cooling)
     pool.replace(endpoints(ENDPOINTS))
-    return Desk(pool, cooling)
+    return PoolFeedback(pool, cooling)
 
 
-def hearing(desk: Desk) -> Callable[[], None]:
+def hearing(desk: PoolFeedback) -> Callable[[], None]:
     stream = AccessLogs(desk.observe, lambda _: None).open(Client())
     log = answers()
 
@@ -61,14 +61,14 @@ def parsing() -> Callable[[], object]:
     return lambda: pb.StreamAccessLogsMessage.FromString(log)
 
 
-def cooled(desk: Desk) -> Desk:
+def cooled(desk: PoolFeedback) -> PoolFeedback:
     name = desk.pool.snapshot.names[-1]
     for _ in range(3):
         desk.cooling.observe(name, Outcome("llama", "", Verdict.FAILED))
     return desk
 
 
-def picking(desk: Desk) -> Callable[[], None]:
+def picking(desk: PoolFeedback) -> Callable[[], None]:
     pool, reading = desk.pool, PrefixHash(OUTSIDE).reading(7)
 
     return lambda: pool.pick(reading).release()

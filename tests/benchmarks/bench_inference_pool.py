@@ -27,7 +27,7 @@ import uvloop
 from extproc.router.cluster.inference_pool_source import InferencePoolSource, PoolName
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.listwatch import KubeAccess
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
@@ -107,7 +107,7 @@ async def followed(folder: Path, url: str, strategy: str, waits: Waits) -> Async
 
 
 async def ask(picker: Picker, waits: Waits) -> None:
-    asks = cycle([Ask("POST", "/v1/chat/completions", {}, body) for body in bodies()])
+    asks = cycle([Query("POST", "/v1/chat/completions", {}, body) for body in bodies()])
     loop, now_s, used_s = asyncio.get_running_loop(), perf_counter(), process_time()
     end_s, due_s = now_s + RUN_S, now_s
     while due_s < end_s:

@@ -18,11 +18,11 @@ from extproc.errors import Overloaded
 from extproc.router.budget import Budget
 from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.prompt.chain import Chain, chain_of
 from extproc.router.routing.prompt.parse import parse
-from extproc.router.routing.queue import Limits, Queue
+from extproc.router.routing.queue import Queue, QueueLimits
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
@@ -125,7 +125,7 @@ def cache_picks(endpoint_count: int, size: int, turns: int) -> Callable[[], None
     pool = Pool("llama", PrefixCache(OUTSIDE, kv_tokens=1_000_000))
     pool.replace(endpoints(endpoint_count))
     picker = Picker([Route(pool)])
-    asks = [Ask("POST", "/v1/chat/completions", {}, body) for body in chats(size, turns)]
+    asks = [Query("POST", "/v1/chat/completions", {}, body) for body in chats(size, turns)]
     for ask in asks:
         picker.pick(ask).pick.release()
     turn = cycle(asks)
@@ -176,7 +176,7 @@ def sessions(count: int, *, limit: int | None = None, holds: bool = False) -> Ca
     pool = picker.routes["llama"].pool
     pool.max_in_flight = limit
     if holds:
-        pool.hold(Queue(Limits(), Budget(1 << 26), clock=lambda: 0.0, later=lambda *_: None))
+        pool.hold(Queue(QueueLimits(), Budget(1 << 26), clock=lambda: 0.0, later=lambda *_: None))
     headers = RequestHeaders({":method": "POST", ":path": "/v1/chat/completions"}, config=StreamConfig())
     events = cycle([RequestBody(body) for body in bodies()])
 
@@ -208,8 +208,8 @@ def installs(count: int) -> Callable[[], None]:
     return lambda: pool.install(next(states))
 
 
-def _asks() -> list[Ask]:
-    return [Ask("POST", "/v1/chat/completions", {}, body) for body in bodies()]
+def _asks() -> list[Query]:
+    return [Query("POST", "/v1/chat/completions", {}, body) for body in bodies()]
 
 
 def main() -> None:

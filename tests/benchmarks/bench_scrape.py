@@ -14,7 +14,7 @@ from time import monotonic, process_time
 import uvloop
 
 from extproc.router.feedback.cooling import Cooling, Rules
-from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.scraper import ScrapePlan, Scraper, read_signals
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
@@ -53,7 +53,7 @@ async def scrape(ports: Sequence[int], interval_s: float) -> float:
     outside = Outside(random.Random(1), monotonic)
     pool = Pool("llama", PrefixCache(outside))
     pool.replace([Endpoint(f"e{port}", f"127.0.0.1:{port}") for port in ports])
-    desk = Desk(pool, Cooling(Rules(), clock=monotonic, rng=outside.rng))
+    desk = PoolFeedback(pool, Cooling(Rules(), clock=monotonic, rng=outside.rng))
     task = asyncio.create_task(Scraper(desk, ScrapePlan(interval_s), rng=outside.rng).run())
     await asyncio.sleep(interval_s + 1)
     began_s, used_s = monotonic(), process_time()

@@ -12,13 +12,13 @@ from itertools import cycle, islice
 from time import process_time_ns
 from typing import Final
 
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.base import Candidates, Choice, Outside, Reading
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PrefixCache
-from extproc.router.share.messages import Letter
+from extproc.router.share.letters import Letter
+from extproc.router.share.pool_share import Share
 from extproc.router.share.sealed import Seal
-from extproc.router.share.share import Share
 from tests.benchmarks.bench_pick import chats, endpoints
 from tests.benchmarks.report import Row, report, time_us
 
@@ -71,7 +71,7 @@ def pair() -> tuple[Gateway, Share, Gateway, Share]:
 def picking(size: int, turns: int) -> Callable[[], None]:
     """A whole pick and its end, which nobody is told of."""
     picker = Gateway(1).picker
-    asks = cycle([Ask("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)])
+    asks = cycle([Query("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)])
 
     def once() -> None:
         picker.pick(next(asks)).pick.release()
@@ -82,7 +82,7 @@ def picking(size: int, turns: int) -> Callable[[], None]:
 def telling(size: int, turns: int) -> Callable[[], None]:
     """What a pick and its end add for who tells of them: written, and sealed."""
     one, mine, _, _ = pair()
-    asks = [Ask("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)]
+    asks = [Query("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)]
     picks = cycle([one.picker.pick(ask).pick for ask in asks])
     mine.letters(4.0)
     outbox = mine.outbox
@@ -100,7 +100,7 @@ def telling(size: int, turns: int) -> Callable[[], None]:
 def told(size: int, turns: int, requests: int) -> list[Letter]:
     """Letters about all chats again and again: each tells of so many requests."""
     one, mine, _, _ = pair()
-    asks = cycle([Ask("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)])
+    asks = cycle([Query("POST", PATH, {}, body) for body in chats(size, turns, CHATS_ASKED)])
     letters: list[Letter] = []
     for _ in range(12_000 // requests):
         for _ in range(requests):

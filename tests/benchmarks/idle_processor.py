@@ -18,7 +18,7 @@ from extproc.router.budget import Budget
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.wire.accepting import bind
 from extproc.router.wire.calls import Call
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.listener import Listener
 
 PATH = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -86,7 +86,7 @@ class Idle:
 
 async def serve_native(port: int, replies: list[bytes]) -> None:
     routes = {PATH: lambda call: Idle(call, replies)}
-    listener = Listener(routes, limits=Limits(), budget=Budget(1 << 28))
+    listener = Listener(routes, limits=WireLimits(), budget=Budget(1 << 28))
     listener.listen(await bind(f"127.0.0.1:{port}"))
     await listener.start()
     await asyncio.Event().wait()

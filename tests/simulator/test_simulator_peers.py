@@ -8,7 +8,7 @@ import pytest
 
 from extproc.errors import SettingsError
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool, Snapshot
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
@@ -60,7 +60,7 @@ class Fleet:
 
     def pick(self, text: str) -> Pick:
         body = b'{"messages":[{"role":"user","content":"%b"}]}' % text.encode()
-        return self._picker.pick(Ask("POST", "/v1/chat/completions", {}, body)).pick
+        return self._picker.pick(Query("POST", "/v1/chat/completions", {}, body)).pick
 
     def ask(self, text: str, *, stays: bool = False) -> str:
         """Where a request goes; it has ended then, or it stays."""

@@ -15,7 +15,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from extproc.errors import ProtocolError
 from extproc.router.feedback import access_log_pb2 as pb
-from extproc.router.feedback.outcome import Exchange, Fault, Outcome, outcomes
+from extproc.router.feedback.outcome import EndpointFault, Exchange, Outcome, outcomes
 from extproc.router.stream.names import DECISION_NAMESPACE, DESTINATION, LB_NAMESPACE, TICKET
 from extproc.router.wire.calls import Call, Handler, Routes, Status
 
@@ -38,7 +38,7 @@ _MAY_BE_BUSY: Final = frozenset({429, 503})
 _ENDED: Final = frozenset({0, 6})  # AccessLogType: not told, DownstreamEnd
 
 
-def decode(message: bytes) -> Iterator[Exchange]:
+def read_entries(message: bytes) -> Iterator[Exchange]:
     """Reads one `StreamAccessLogsMessage`, up to `MAX_ENTRIES` of it. Raises `ProtocolError`."""
     if len(message) > MAX_MESSAGE_BYTES:
         raise ProtocolError("an access log message that is too large")
@@ -66,7 +66,7 @@ def _exchange(entry: pb.HTTPAccessLogEntry) -> Exchange:
         status,
         _seconds(common.duration),
         _seconds(common.time_to_first_upstream_rx_byte) if has_begun else None,
-        _fault(common.response_flags) if common.HasField("response_flags") else Fault.NONE,
+        _fault(common.response_flags) if common.HasField("response_flags") else EndpointFault.NONE,
         attempts,
         _destinations(spaces) if attempts > 1 else (),
         response.response_headers.get("retry-after") if status in _MAY_BE_BUSY else None,
@@ -105,13 +105,13 @@ def _seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos / 1e9
 
 
-def _fault(flags: pb.ResponseFlags) -> Fault:
+def _fault(flags: pb.ResponseFlags) -> EndpointFault:
     if (
         flags.downstream_connection_termination
         or flags.downstream_remote_reset
         or flags.downstream_protocol_error
     ):
-        return Fault.CLIENT
+        return EndpointFault.CLIENT
     is_endpoints = (
         flags.upstream_connection_failure
         or flags.upstream_connection_termination
@@ -119,7 +119,7 @@ def _fault(flags: pb.ResponseFlags) -> Fault:
         or flags.upstream_request_timeout
         or flags.upstream_protocol_error
     )
-    return Fault.ENDPOINT if is_endpoints else Fault.NONE
+    return EndpointFault.ENDPOINT if is_endpoints else EndpointFault.NONE
 
 
 class AccessLogs:
@@ -151,7 +151,7 @@ class AccessLogs:
         """Observes everything that one message tells. Bytes that are none are counted, and no more."""
         now_s = self._time_of_day()
         try:
-            for exchange in decode(message):
+            for exchange in read_entries(message):
                 for outcome in outcomes(exchange, now_s):
                     self._observe(outcome)
                 if exchange.ticket:

@@ -26,6 +26,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from extproc.router.stream.events import Served
+
 
 class Verdict(StrEnum):
     """What an exchange says of its endpoint."""
@@ -37,7 +39,7 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"  # the client left before an answer, or no endpoint was reached
 
 
-class Fault(Enum):
+class EndpointFault(Enum):
     """Who ended an exchange early, as Envoy's response flags tell."""
 
     NONE = "none"
@@ -60,7 +62,7 @@ class Exchange(Struct, frozen=True):
     status: int
     duration_s: float
     first_byte_s: float | None = None
-    fault: Fault = Fault.NONE
+    fault: EndpointFault = EndpointFault.NONE
     attempts: int = 1
     destinations: Sequence[str] = ()
     retry_after: str | None = None
@@ -122,11 +124,11 @@ def judge_answer(exchange: Exchange) -> Verdict:
         return Verdict.BUSY
     if status >= 500 and status not in _NOT_HERE:
         return Verdict.FAILED
-    return Verdict.BROKEN if exchange.fault is Fault.ENDPOINT else Verdict.ANSWERED
+    return Verdict.BROKEN if exchange.fault is EndpointFault.ENDPOINT else Verdict.ANSWERED
 
 
 def _judge_silence(exchange: Exchange) -> Verdict:
-    return Verdict.FAILED if exchange.fault is Fault.ENDPOINT else Verdict.UNKNOWN
+    return Verdict.FAILED if exchange.fault is EndpointFault.ENDPOINT else Verdict.UNKNOWN
 
 
 def parse_retry_after(text: str | None, now_s: float) -> float:
@@ -162,3 +164,23 @@ def class_of(outcome: Outcome) -> str:
     if outcome.status == 0:
         return "none" if outcome.verdict is Verdict.FAILED else "unknown"
     return CLASSES.get(outcome.status // 100, "unknown")
+
+
+def judge_response(served: Served, elapsed_s: float, now_s: float) -> Outcome:
+    """Judges who answered; `elapsed_s` is how long ago its request was sent on, `now_s` the time of day."""
+    response = served.response
+    exchange = Exchange(
+        served.pool, served.address, response.status, elapsed_s, elapsed_s, retry_after=response.retry_after
+    )
+    verdict = judge_answer(exchange)
+    if verdict is Verdict.BUSY and response.status == 503 and not response.is_upstreams:
+        verdict = Verdict.UNKNOWN
+    return Outcome(
+        served.pool,
+        served.address,
+        verdict,
+        response.status,
+        elapsed_s,
+        elapsed_s,
+        parse_retry_after(response.retry_after, now_s) if verdict is Verdict.BUSY else 0.0,
+    )

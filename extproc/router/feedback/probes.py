@@ -13,7 +13,7 @@ from typing import Final
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
-from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.rounds import Rounds, Sleep
 from extproc.router.routing.endpoint import Endpoint
 
@@ -45,7 +45,7 @@ class Prober:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: PoolFeedback,
         plan: ProbePlan,
         *,
         rng: Random,

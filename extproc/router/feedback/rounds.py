@@ -10,7 +10,7 @@ from extproc.router.routing.endpoint import Endpoint
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class Pace(Protocol):
+class RoundPlan(Protocol):
     """How often each endpoint is asked: `interval_s`, `per_s` a second, at most `parallel` at once."""
 
     @property
@@ -24,7 +24,7 @@ class Pace(Protocol):
 class Rounds:
     """Goes round the endpoints of one pool, each time in another order."""
 
-    def __init__(self, pace: Pace, rng: Random, sleep: Sleep) -> None:
+    def __init__(self, pace: RoundPlan, rng: Random, sleep: Sleep) -> None:
         self._pace = pace
         self._rng = rng
         self._sleep = sleep

@@ -12,7 +12,7 @@ from typing import Final
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
 from extproc.errors import ProtocolError
-from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.rounds import Rounds, Sleep
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.signals import EndpointSignals
@@ -46,7 +46,7 @@ class Scraper:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: PoolFeedback,
         plan: ScrapePlan,
         *,
         rng: Random,

@@ -15,7 +15,7 @@ from extproc.router.routing.prompt.parse import Prompt, parse, reads_body
 from extproc.router.routing.strategies.base import CostRow, Reading
 
 
-class Ask(Struct, frozen=True):
+class Query(Struct, frozen=True):
     """What the picker may know of a request; headers by lower-case name.
 
     `body` is `None` where there is none, or none to be had. `is_partial` says that more of it exists
@@ -79,7 +79,7 @@ class Route:
         return configured | self.adapters | snapshot.models | snapshot.by_adapter.keys()
 
 
-class Plan(Struct, frozen=True):
+class RequestPlan(Struct, frozen=True):
     """What the headers alone decide; made once a request, before its body.
 
     `route` is the only one possible, `None` where the body names the model. `needs_body`: the body may still
@@ -139,16 +139,16 @@ class Picker:
     def model_names(self) -> list[str]:
         return sorted(set[str]().union(*(route.names() for route in self.routes.values())))
 
-    def plan(self, ask: Ask) -> Plan:
+    def plan(self, ask: Query) -> RequestPlan:
         """Decides what the headers decide. Raises `NoEndpoint` for a pool that there is not."""
         lists = ask.method == "GET" and ask.path.partition("?")[0].rstrip("/").endswith("/v1/models")
         route = self._chosen(ask)
         if lists and route is None and len(self.routes) > 1:
-            return Plan(lists_models=True)
+            return RequestPlan(lists_models=True)
         reads = reads_body(ask.method, ask.path)
         sole = route or self._sole
         pools = [sole.pool] if sole is not None else [route.pool for route in self.routes.values()]
-        return Plan(
+        return RequestPlan(
             route,
             reads,
             reads and self._needs_body(ask, route),
@@ -156,23 +156,23 @@ class Picker:
             any([pool.gate is not None and pool.gate.has_trial() for pool in pools]),  # noqa: C419
         )
 
-    def _needs_body(self, ask: Ask, route: Route | None) -> bool:
+    def _needs_body(self, ask: Query, route: Route | None) -> bool:
         route = route or (None if self._sole is None or self._sole.models else self._sole)
         if route is None or route.adapters or route.pool.snapshot.by_adapter:
             return True
         return route.pool.strategy.needs_body(ask.headers)
 
-    def pick(self, ask: Ask, found: Found | None = None) -> Decision:
+    def pick(self, ask: Query, found: Found | None = None) -> Decision:
         """Decides and counts, by what was `found` if it was; raises a `RequestError`."""
         decision = self.decide(ask, found or self.find(ask))
         decision.pick.take()
         return decision
 
-    def propose(self, ask: Ask) -> Decision:
+    def propose(self, ask: Query) -> Decision:
         """Decides, and leaves it to the caller to take the pick; raises like `pick`."""
         return self.decide(ask, self.find(ask))
 
-    def find(self, ask: Ask, plan: Plan | None = None) -> Found:
+    def find(self, ask: Query, plan: RequestPlan | None = None) -> Found:
         """Reads what a request asks for. Changes nothing, so a thread may do it; raises like `pick`."""
         reads = reads_body(ask.method, ask.path) if plan is None else plan.reads_body
         route = self._chosen(ask) if plan is None else plan.route
@@ -186,14 +186,14 @@ class Picker:
         reading = route.pool.strategy.read(prompt, ask.headers, adapter)
         return Found(route.pool, reading, adapter, prompt.fault, model)
 
-    def decide(self, ask: Ask, found: Found) -> Decision:
+    def decide(self, ask: Query, found: Found) -> Decision:
         """Decides by what `find` found."""
         pool, reading = found.pool, found.reading
         standing = pool.standing(ask.headers)
         pick = pool.propose(reading, adapter=found.adapter, subset=ask.subset, standing=standing)
         return Decision(pick, reading.key, found.adapter, found.fault, found.model, reading.costs)
 
-    def _chosen(self, ask: Ask) -> Route | None:
+    def _chosen(self, ask: Query) -> Route | None:
         if ask.pool is None:
             return None
         route = self.routes.get(ask.pool)
@@ -224,7 +224,7 @@ class Picker:
         return next((route for pattern, route in self._globs if pattern.match(model)), None)
 
 
-def _read(ask: Ask) -> tuple[Prompt | None, PromptError | None]:
+def _read(ask: Query) -> tuple[Prompt | None, PromptError | None]:
     try:
         content_type = ask.headers.get("content-type", "")
         return parse(ask.path, content_type, ask.body or b"", is_partial=ask.is_partial), None

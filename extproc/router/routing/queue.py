@@ -51,7 +51,7 @@ STAY_BUCKETS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 """Seconds."""
 
 
-class End(StrEnum):
+class QueueEnd(StrEnum):
     """How a request left a queue; a metric label."""
 
     SERVED = "served"  # let in
@@ -101,7 +101,7 @@ class Stays:
 
 
 @dataclass(slots=True)
-class Limits:
+class QueueLimits:
     """How long requests are held, how many, and how long yet after the first endpoint has come."""
 
     wait_s: float = 30.0
@@ -116,9 +116,11 @@ class Queue:
     `later` calls something after so many of them, with 0 when whoever calls now is done.
     """
 
-    def __init__(self, limits: Limits, budget: Budget, *, clock: Callable[[], float], later: Later) -> None:
+    def __init__(
+        self, limits: QueueLimits, budget: Budget, *, clock: Callable[[], float], later: Later
+    ) -> None:
         self.limits = limits
-        self.stays = {end: Stays() for end in End}
+        self.stays = {end: Stays() for end in QueueEnd}
         self._budget = budget
         self._clock = clock
         self._later = later
@@ -161,7 +163,7 @@ class Queue:
         self._start_ticking()
         return True
 
-    def leave(self, waiter: Waiter, end: End) -> None:
+    def leave(self, waiter: Waiter, end: QueueEnd) -> None:
         """Hears that a request is held no more; what is not held (any more) is left alone."""
         if waiter not in self:
             return
@@ -224,7 +226,7 @@ class Queue:
 
     def _dismiss(self, waiter: Waiter) -> None:
         waiter.ask(True)
-        self.leave(waiter, End.REFUSED)  # if nobody did
+        self.leave(waiter, QueueEnd.REFUSED)  # if nobody did
 
     def _expire(self) -> None:
         """Refuses those whose time is over."""

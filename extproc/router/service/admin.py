@@ -16,14 +16,14 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.registry import Collector
 
 from extproc.errors import RequestError
-from extproc.router.routing.picker import Ask
+from extproc.router.routing.picker import Query
 from extproc.router.service.connection_limit import ConnectionLimit
 from extproc.router.service.explain import explain_decision
 from extproc.router.service.live.build_state import LiveService
 from extproc.router.service.live.page import LivePage, build_page
 from extproc.router.service.live.publisher import Publisher
 from extproc.router.service.running_pool import RunningPool
-from extproc.router.share.share import Share
+from extproc.router.share.pool_share import Share
 from extproc.router.share.share_metrics import describe_share
 from extproc.router.stream.answers import refuse
 
@@ -90,7 +90,7 @@ class _Admin:
 
     async def explain(self, request: web.Request) -> web.Response:
         """`?path=` names the API, `/v1/chat/completions` if omitted; headers count as a request's own."""
-        ask = Ask(
+        ask = Query(
             method="POST",
             path=request.query.get("path", "/v1/chat/completions"),
             headers={name.lower(): value for name, value in request.headers.items()},

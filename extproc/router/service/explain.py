@@ -7,7 +7,7 @@ from random import Random
 from time import monotonic
 
 from extproc.errors import ExtprocError
-from extproc.router.routing.picker import Ask, Found, Picker
+from extproc.router.routing.picker import Found, Picker, Query
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.pools import Pools
 from extproc.router.service.wiring import Wiring
@@ -15,7 +15,7 @@ from extproc.router.settings.tree import Settings
 from extproc.router.telemetry import Metrics
 
 
-def explain_decision(picker: Picker, ask: Ask, found: Found | None = None) -> dict[str, object]:
+def explain_decision(picker: Picker, ask: Query, found: Found | None = None) -> dict[str, object]:
     """Says which endpoint `ask` would get now, and why; JSON-ready. Counts nothing.
 
     `found` is what `picker` found in it, if that was done ahead. Raises `RequestError` as the decision
@@ -49,7 +49,7 @@ async def explain_once(
     pools.apply(settings.pools)
     try:
         await _wait_until_synced(pools, timeout_s)
-        return explain_decision(pools.picker, Ask("POST", path, _parse_headers(headers), body))
+        return explain_decision(pools.picker, Query("POST", path, _parse_headers(headers), body))
     finally:
         await pools.stop()
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from time import time
 from typing import Final
 
-from extproc.router.feedback.headers import judge_response
-from extproc.router.feedback.outcome import Exchange, Outcome
+from extproc.router.feedback.outcome import Exchange, Outcome, judge_response
 from extproc.router.routing.strategies.base import Ending, Outside
 from extproc.router.routing.tickets import Tickets
 from extproc.router.service.running_pool import RunningPool

@@ -19,7 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from extproc import __version__
 from extproc.router.stream.events import Answer, Routed
 from extproc.router.stream.names import TRACEPARENT, TRACESTATE
-from extproc.router.stream.tracing import Origin, Sampling, describe
+from extproc.router.stream.spans import Origin, Sampling, describe_span
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class OtelTracer:
         )
         if not span.is_recording():
             return ""
-        span.set_attributes(describe(told, origin.path))
+        span.set_attributes(describe_span(told, origin.path))
         if isinstance(told, Answer) and told.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end(end_ns)

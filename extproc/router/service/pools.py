@@ -16,7 +16,7 @@ from extproc.router.service.running_pool import RunningPool, Shared
 from extproc.router.service.wiring import Wiring
 from extproc.router.settings.tree import PoolSettings
 from extproc.router.share.courier import Courier
-from extproc.router.share.share import Share
+from extproc.router.share.pool_share import Share
 from extproc.router.telemetry import Metrics
 
 log = logging.getLogger(__name__)

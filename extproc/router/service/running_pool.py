@@ -10,7 +10,7 @@ from typing import Final
 
 from extproc.router.budget import Budget
 from extproc.router.cluster.objectives import ObjectivesSource
-from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
@@ -99,7 +99,7 @@ class RunningPool:
         cooling = wiring.cooling(settings)
         self.settings = settings
         self.pool = Pool(settings.name, wiring.strategy(settings), gate=cooling)
-        self.feedback = Desk(self.pool, cooling)
+        self.feedback = PoolFeedback(self.pool, cooling)
         self.objectives = Objectives(self.pool, shared.metrics)
         self.keeper = PoolKeeper(
             self.pool,

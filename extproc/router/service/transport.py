@@ -15,7 +15,7 @@ from extproc.router.wire.accepting import bind
 from extproc.router.wire.calls import Routes
 from extproc.router.wire.certificates import Certificates, Files, Pems, SelfSigned
 from extproc.router.wire.grpcio import add_routes
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.listener import Listener
 
 # A message holds a body and its framing.
@@ -61,15 +61,15 @@ def build_transport(
     )
 
 
-def _limits(settings: ServerSettings, connections: int) -> Limits:
-    return Limits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
+def _limits(settings: ServerSettings, connections: int) -> WireLimits:
+    return WireLimits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
 
 
 def build_health_transport(settings: ServerSettings, routes: Routes) -> Transport | None:
     """Health alone and in plain text: kubelets and load balancers cannot ask over TLS."""
     if settings.health is None:
         return None
-    limits = Limits(message_bytes=_QUESTION_BYTES, connections=_QUESTIONERS)
+    limits = WireLimits(message_bytes=_QUESTION_BYTES, connections=_QUESTIONERS)
     budget = Budget(_QUESTIONS_BYTES)
     return NativeTransport("server.health", settings.health, routes, limits=limits, budget=budget)
 
@@ -83,7 +83,7 @@ class NativeTransport:
         listen: str,
         routes: Routes,
         *,
-        limits: Limits,
+        limits: WireLimits,
         budget: Budget,
         tls: TlsSettings | None = None,
     ) -> None:

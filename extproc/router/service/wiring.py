@@ -19,11 +19,11 @@ from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Source
 from extproc.router.cluster.static import StaticSource
 from extproc.router.feedback.cooling import Cooling, Rules
-from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.probes import ProbePlan, Prober
 from extproc.router.feedback.scraper import ScrapePlan, Scraper
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.queue import Later, Limits, Queue
+from extproc.router.routing.queue import Later, Queue, QueueLimits
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import EndpointsSettings, InferencePoolSettings, KubernetesSettings
@@ -55,7 +55,7 @@ class Wiring:
         hold = settings.hold
         if hold is None:
             return None
-        limits = Limits(hold.wait_s, hold.requests, hold.settle_s)
+        limits = QueueLimits(hold.wait_s, hold.requests, hold.settle_s)
         return Queue(limits, budget, clock=self._outside.clock, later=later)
 
     def source(self, settings: PoolSettings) -> Source:
@@ -69,10 +69,10 @@ class Wiring:
         namespace = settings.namespace or clients.own_namespace()
         return ObjectivesSource(KubeAccess(clients.open, self._outside.rng), namespace, settings.name)
 
-    def prober(self, feedback: Desk, plan: ProbePlan) -> Prober:
+    def prober(self, feedback: PoolFeedback, plan: ProbePlan) -> Prober:
         return Prober(feedback, plan, rng=self._outside.rng)
 
-    def scraper(self, feedback: Desk, plan: ScrapePlan) -> Scraper:
+    def scraper(self, feedback: PoolFeedback, plan: ScrapePlan) -> Scraper:
         return Scraper(feedback, plan, rng=self._outside.rng)
 
 

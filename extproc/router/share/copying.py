@@ -17,8 +17,15 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from extproc.router.routing.pool import Pool
-from extproc.router.share.messages import PAGE_BLOCKS, Asked, End, Page, links_in, page
-from extproc.router.share.names import name_of
+from extproc.router.share.letters import (
+    PAGE_BLOCKS,
+    IndexPage,
+    IndexRequest,
+    PageEnd,
+    links_in,
+    name_of,
+    tell_links,
+)
 
 PAGE_S: Final = 0.04
 
@@ -38,7 +45,7 @@ class Copying:
 
     def __init__(self, pool: Pool, me: int) -> None:
         self._pool, self._me = pool, me
-        self._answers: dict[int, Iterator[Page]] = {}
+        self._answers: dict[int, Iterator[IndexPage]] = {}
         self._next_s = 0.0
         self._begin()
 
@@ -59,10 +66,10 @@ class Copying:
 
     @property
     def is_asked(self) -> bool:
-        """Whether `page` has something to say, now or soon."""
+        """Whether `tell_links` has something to say, now or soon."""
         return bool(self._answers)
 
-    def ask(self, delays: Mapping[int, float | None], now: float) -> Asked | None:
+    def ask(self, delays: Mapping[int, float | None], now: float) -> IndexRequest | None:
         """To be called with each heartbeat: whom to ask now. `delays` are those of all who are heard."""
         if self._strategy is not self._pool.strategy:
             self._begin()
@@ -80,7 +87,7 @@ class Copying:
             return None
         self._times[self._asked] = self._times.get(self._asked, 0) + 1
         self._heard_s = now
-        return Asked(self._asked, self._reached)
+        return IndexRequest(self._asked, self._reached)
 
     def _choose(self, delays: Mapping[int, float | None]) -> int | None:
         left = {name: late_s for name, late_s in delays.items() if self._times.get(name, 0) < _TIMES}
@@ -91,19 +98,19 @@ class Copying:
         ]
         return min(known)[-1] if known else None
 
-    def hear(self, peer: int, news: Asked | Page, now: float) -> None:
-        if isinstance(news, Asked):
+    def hear(self, peer: int, news: IndexRequest | IndexPage, now: float) -> None:
+        if isinstance(news, IndexRequest):
             if news.peer == self._me and len(self._answers) < _MOST_ASKERS:
                 self._answers[peer] = self._answer(peer, news.endpoint)
         elif news.to == self._me and peer == self._asked and not self._is_over:
             self._heard_s = now
             self._take(news)
 
-    def _take(self, told: Page) -> None:
+    def _take(self, told: IndexPage) -> None:
         self._pages += 1
-        if told.end is End.WHOLE or self._pages > _MOST_PAGES:
+        if told.end is PageEnd.WHOLE or self._pages > _MOST_PAGES:
             self._end()
-        elif told.end is End.PARTIAL:
+        elif told.end is PageEnd.PARTIAL:
             self._times[self._asked or 0] = _TIMES
             self._asked, self._reached = None, 0
         else:
@@ -117,7 +124,7 @@ class Copying:
         self.is_whole = self._is_over = True
         self._asked = None
 
-    def page(self, now: float) -> Page | None:
+    def page(self, now: float) -> IndexPage | None:
         """The next piece of what somebody asked for; `None`: nobody did, or it is too soon."""
         if not self._answers or now < self._next_s:
             return None
@@ -129,15 +136,15 @@ class Copying:
             self._answers[asker] = pages  # after all the others
         return told
 
-    def _answer(self, to: int, first: int) -> Iterator[Page]:
+    def _answer(self, to: int, first: int) -> Iterator[IndexPage]:
         strategy = self._pool.shares_picks
         for endpoint, name in sorted(self._names().items()):
             if endpoint >= first and strategy is not None:
                 blocks = strategy.newest_blocks(name, _MOST_BLOCKS)
                 for start in range(0, len(blocks), PAGE_BLOCKS):
                     if links := strategy.links_to(name, blocks[start : start + PAGE_BLOCKS]):
-                        yield page(to, endpoint, links)
-        yield Page(to, end=End.WHOLE if self.is_whole else End.PARTIAL)
+                        yield tell_links(to, endpoint, links)
+        yield IndexPage(to, end=PageEnd.WHOLE if self.is_whole else PageEnd.PARTIAL)
 
     def _names(self) -> Mapping[int, str]:
         return {name_of(name): name for name in self._pool.snapshot.names}

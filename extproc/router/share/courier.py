@@ -23,11 +23,10 @@ from time import thread_time
 from typing import Final, Protocol
 
 from extproc.router.routing.pool import Pool
-from extproc.router.share.messages import Letter
-from extproc.router.share.names import name_of
+from extproc.router.share.letters import Letter, name_of
 from extproc.router.share.peers import MAX_PEERS
+from extproc.router.share.pool_share import HEARTBEAT_S, Share
 from extproc.router.share.sealed import VERSION, LetterError, Seal
-from extproc.router.share.share import HEARTBEAT_S, Share
 from extproc.router.share.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)

@@ -6,20 +6,20 @@ from typing import Final
 
 from extproc.router.routing.pool import Pick
 from extproc.router.routing.strategies.base import Withdrawal
-from extproc.router.share.messages import (
+from extproc.router.share.letters import (
     LETTER_BLOCKS,
     LETTER_NEWS,
     MAX_ENDPOINTS,
     Ended,
-    Left,
+    Goodbye,
+    Heartbeat,
     News,
     Picked,
-    Standing,
     Withdrawn,
+    name_of,
     tell_pick,
     tell_withdrawal,
 )
-from extproc.router.share.names import name_of
 
 # What nobody posts is dropped beyond that, the oldest first: a heartbeat heals it.
 _MOST_NEWS: Final = 8 * LETTER_NEWS
@@ -84,12 +84,12 @@ class Outbox:
         if news:
             yield news[start:]  # type: ignore[misc]  # likewise
 
-    def stand(self) -> Standing:
+    def stand(self) -> Heartbeat:
         """Returns a heartbeat."""
-        return Standing(self._number, _most(self._counts))
+        return Heartbeat(self._number, _most(self._counts))
 
-    def leave(self) -> Left:
-        return Left()
+    def leave(self) -> Goodbye:
+        return Goodbye()
 
     def _add(self, news: Picked | Ended | Withdrawn) -> None:
         self._news.append(news)

@@ -27,20 +27,19 @@ from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.base import PeerCounts
 from extproc.router.share.delay import Delay, limit_s
-from extproc.router.share.kept import Kept
 from extproc.router.share.ledger import Ledger
-from extproc.router.share.messages import (
+from extproc.router.share.letters import (
     MAX_ECHOES,
-    Asked,
     Echo,
     Ended,
+    Heartbeat,
+    IndexPage,
+    IndexRequest,
     Letter,
-    Page,
     Picked,
-    Standing,
     Withdrawn,
+    name_of,
 )
-from extproc.router.share.names import name_of
 
 SILENCE_S: Final = 3.0
 _GAPS: Final = 5.0
@@ -63,7 +62,7 @@ class _Peer:
         self.ledger = Ledger()
         self.delay = Delay()
         self.is_counted = False
-        self.picks = Kept()
+        self.picks = PeerPicks()
         self.arrived_s = 0.0
         self.gap_s = _LONGEST_GAP_S  # between two of its letters, on average
         self.sent_us = 0  # of the last letter, by its clock
@@ -103,9 +102,9 @@ class Peers:
         """How late each one's news are, seconds; `None` where nobody knows yet."""
         return {name: peer.delay.seconds for name, peer in self._peers.items()}
 
-    def hear(self, letter: Letter, now: float) -> Sequence[Asked | Page]:
+    def hear(self, letter: Letter, now: float) -> Sequence[IndexRequest | IndexPage]:
         """Takes a letter about this pool; our own are left alone. Returns what in it is no news of picks."""
-        others: list[Asked | Page] = []
+        others: list[IndexRequest | IndexPage] = []
         if letter.peer == self._me:
             return others
         peer = self._peers.get(letter.peer) or self._stranger(letter.peer)
@@ -124,11 +123,11 @@ class Peers:
                     self._hear_pick(peer, news)
                 case Ended():
                     self._hear_end(peer, news)
-                case Standing():
+                case Heartbeat():
                     self._stand(peer, news)
                 case Withdrawn():
                     self._hear_withdrawn(news)
-                case Asked() | Page():
+                case IndexRequest() | IndexPage():
                     others.append(news)
                 case _:
                     self._most -= 1
@@ -243,7 +242,7 @@ class Peers:
             ends = range(1, len(hashes) + 1)
             strategy.apply_peer_withdrawal(name, Chain(hashes, ends, ends, 0, hashes[0], 0), news.had)
 
-    def _stand(self, peer: _Peer, news: Standing) -> None:
+    def _stand(self, peer: _Peer, news: Heartbeat) -> None:
         before = peer.ledger.counts()
         peer.ledger.stand(news.number, news.open)
         if peer.is_counted:
@@ -314,3 +313,35 @@ class Peers:
 def _steps(before: Mapping[int, int], after: Mapping[int, int]) -> Iterator[tuple[int, int]]:
     for endpoint in {**before, **after}:
         yield endpoint, after.get(endpoint, 0) - before.get(endpoint, 0)
+
+
+MAX_PICKS: Final = 2_048
+# Of all prompts together; each takes some 40 bytes. A long prompt has some hundred of them.
+MAX_PICK_BLOCKS: Final = 131_072
+
+
+class PeerPicks:
+    """The newest ones, so many and of so many blocks: of a peer that says no ends nothing grows on and on."""
+
+    __slots__ = ("_blocks", "_picks")
+
+    def __init__(self) -> None:
+        self._picks: OrderedDict[int, Picked] = OrderedDict()
+        self._blocks = 0
+
+    def __len__(self) -> int:
+        return len(self._picks)
+
+    def put(self, pick: Picked) -> None:
+        self.take(pick.number)
+        self._picks[pick.number] = pick
+        self._blocks += len(pick.hashes)
+        while len(self._picks) > MAX_PICKS or self._blocks > MAX_PICK_BLOCKS:
+            self._blocks -= len(self._picks.popitem(last=False)[1].hashes)
+
+    def take(self, number: int) -> Picked | None:
+        """Returns a request's pick, which is not kept any more; `None` where it is not kept."""
+        pick = self._picks.pop(number, None)
+        if pick is not None:
+            self._blocks -= len(pick.hashes)
+        return pick

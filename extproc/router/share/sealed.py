@@ -28,7 +28,7 @@ from msgspec import DecodeError, ValidationError
 from msgspec.msgpack import Decoder, Encoder
 
 from extproc.errors import ExtprocError
-from extproc.router.share.messages import Letter
+from extproc.router.share.letters import Letter
 
 VERSION: Final = b"\x01"
 MAX_BYTES: Final = 131_072

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from extproc.router.share.courier import LetterCounts
-from extproc.router.share.share import Share
+from extproc.router.share.pool_share import Share
 
 
 class ShareCollector(Collector):

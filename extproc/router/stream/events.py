@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from extproc.errors import RequestError
-from extproc.router.routing.picker import Ask, Decision, Found, Picker, Plan
+from extproc.router.routing.picker import Decision, Found, Picker, Query, RequestPlan
 from extproc.router.routing.queue import Waiter
 
 
@@ -149,8 +149,8 @@ class BodyToRead(Struct, frozen=True):
     """Nothing to send yet: the body is long, and the driver calls `find` in a thread."""
 
     picker: Picker
-    ask: Ask
-    plan: Plan | None
+    ask: Query
+    plan: RequestPlan | None
 
     def find(self) -> Found:
         return self.picker.find(self.ask, self.plan)

@@ -36,7 +36,7 @@ from extproc.router.stream.events import (
 from extproc.router.stream.names import POOL, PROCESS, READ_HEADERS, TRACEPARENT, TRACESTATE
 from extproc.router.stream.observer import Observer
 from extproc.router.stream.session import Session
-from extproc.router.stream.tracing import Origin, Tracer
+from extproc.router.stream.spans import Origin, Tracer
 from extproc.router.wire.calls import Call, Handler, Routes, Status
 
 log = logging.getLogger(__name__)

@@ -84,12 +84,11 @@ from msgspec.structs import replace
 
 from extproc.errors import NoRoomForBody, RequestError
 from extproc.router.budget import Budget
-from extproc.router.routing.picker import Ask, Found, Picker, Plan
+from extproc.router.routing.picker import Found, Picker, Query, RequestPlan
 from extproc.router.routing.pool import Pick
-from extproc.router.routing.queue import End
+from extproc.router.routing.queue import QueueEnd
 from extproc.router.routing.tickets import Tickets
 from extproc.router.stream.answers import list_models, refuse
-from extproc.router.stream.counted import Counted
 from extproc.router.stream.events import (
     UNTOLD,
     BodyMode,
@@ -113,13 +112,13 @@ from extproc.router.stream.events import (
     Routed,
     StreamConfig,
 )
-from extproc.router.stream.kept import NO_REQUEST, Kept, pieces
+from extproc.router.stream.held_body import NO_REQUEST, HeldBody, pieces
 from extproc.router.stream.names import GUARDED, REQUEST_ID
-from extproc.router.stream.waiting import Wait, seek
+from extproc.router.stream.placing import Counted, Wait, seek
 
 _BUFFERED: Final = frozenset({None, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 # One for all sessions that are routed, or over.
-_NOTHING: Final = Kept(0, None, None)
+_NOTHING: Final = HeldBody(0, None, None)
 _NO_PIECE: Final = Piece(Phase.REQUEST_BODY, b"", end_of_stream=False)
 
 
@@ -168,12 +167,12 @@ class Session:
         tickets: Tickets | None = None,
     ) -> None:
         self._picker = picker
-        self._plan: Plan | None = None
+        self._plan: RequestPlan | None = None
         self._new_request_id = new_request_id
         self._clear_route_cache = clear_route_cache
         self._pool = pool
         self._pass_headers = pass_headers
-        self._kept = Kept(max_body_bytes, budget, announced)
+        self._kept = HeldBody(max_body_bytes, budget, announced)
         self._counted = Counted(tickets)
         self._state = _NEW
         self._config = UNTOLD
@@ -199,7 +198,7 @@ class Session:
             return self._replies(event)
         except RequestError as error:
             path = self._kept.request.headers.get(":path", "")
-            self._stop_waiting(End.REFUSED)
+            self._stop_waiting(QueueEnd.REFUSED)
             self.close()
             return [refuse(error, path)]
 
@@ -215,7 +214,7 @@ class Session:
     def close(self) -> None:
         """Releases what the request held. For every end: served, aborted, failed, shut down."""
         self._state = _CLOSED
-        self._stop_waiting(End.ABORTED)
+        self._stop_waiting(QueueEnd.ABORTED)
         self._forget()
         self._counted.release()
 
@@ -294,7 +293,7 @@ class Session:
         self._state = _HOLDING
         return []
 
-    def _is_decided_by_headers(self, plan: Plan) -> bool:
+    def _is_decided_by_headers(self, plan: RequestPlan) -> bool:
         request = self._kept.request
         if request.end_of_stream or "upgrade" in request.headers or not plan.needs_body:
             return True
@@ -305,7 +304,7 @@ class Session:
                 return not self._config.sends_body_without_waiting
         return False
 
-    def _decide_by_headers(self, ask: Ask, plan: Plan) -> list[Reply]:
+    def _decide_by_headers(self, ask: Query, plan: RequestPlan) -> list[Reply]:
         request = self._kept.request
         is_body_on_its_way = not request.end_of_stream and (
             self._is_duplex or self._config.sends_body_without_waiting
@@ -386,7 +385,7 @@ class Session:
 
     # A long body, read by somebody else: the loop serves others meanwhile.
 
-    def _read(self, ask: Ask, then: Callable[[Found | None], list[Reply]]) -> list[Reply]:
+    def _read(self, ask: Query, then: Callable[[Found | None], list[Reply]]) -> list[Reply]:
         if not self._reads_apart or not (self._plan or self._picker.plan(ask)).reads_long(ask.body):
             return then(None)
         self._then, self._state = then, _READING
@@ -403,7 +402,7 @@ class Session:
     # A pool without room: the request waits, where the pool holds some.
 
     def _seek(
-        self, phase: Phase, ask: Ask, found: Found | None, then: Callable[[Routed], list[Reply]]
+        self, phase: Phase, ask: Query, found: Found | None, then: Callable[[Routed], list[Reply]]
     ) -> list[Reply]:
         found = found or self._find(ask)
         queue = found.pool.queue
@@ -420,7 +419,7 @@ class Session:
     def _try(self, event: Room) -> list[Reply]:
         return self._wait.again(is_last=event.is_last) if self.is_waiting and self._wait else []
 
-    def _stop_waiting(self, end: End) -> None:
+    def _stop_waiting(self, end: QueueEnd) -> None:
         wait, self._wait = self._wait, None
         if wait is not None:
             wait.end(end)
@@ -466,9 +465,9 @@ class Session:
 
     def _ask(
         self, body: bytes | bytearray | None, *, is_partial: bool = False, fault: NoRoomForBody | None = None
-    ) -> Ask:
+    ) -> Query:
         headers = self._kept.request.headers
-        return Ask(
+        return Query(
             method=headers.get(":method", "POST"),
             path=headers.get(":path", ""),
             headers=headers,
@@ -479,10 +478,10 @@ class Session:
             fault=fault,
         )
 
-    def _find(self, ask: Ask) -> Found:
+    def _find(self, ask: Query) -> Found:
         return self._picker.find(ask, self._plan)
 
-    def _route(self, phase: Phase, ask: Ask, found: Found) -> Routed:
+    def _route(self, phase: Phase, ask: Query, found: Found) -> Routed:
         decision = self._picker.pick(ask, found)
         self._counted.take(decision.pick)
         request = self._kept.request

@@ -22,7 +22,7 @@ is a stream error STREAM_CLOSED; HEADERS, whose ids may only rise, are a connect
 **What was tried.** `h2` is right and costs ten times as much; the fuzzer holds us against it. A coroutine or
 a queue per stream costs more than all of this module. Events are made only for what a service must know.
 
-**What is bounded** stands in `Limits`. What floods share is that they cost us and not the peer: frames that
+**What is bounded** stands in `WireLimits`. Floods cost us and not the peer: frames that
 carry nothing are counted per second in one sum, streams reset before their answer in another.
 """
 
@@ -32,11 +32,17 @@ from hpack import HPACKError
 
 from extproc.router.budget import Budget
 from extproc.router.wire import frames
-from extproc.router.wire.faults import Fault, require_connection, require_size, require_stream, what_else
-from extproc.router.wire.frames import Code
+from extproc.router.wire.frames import (
+    Code,
+    PeerFault,
+    require_connection,
+    require_size,
+    require_stream,
+    what_else,
+)
 from extproc.router.wire.headers import TABLE_OF_NOTHING, TooManySizes
 from extproc.router.wire.incoming import PRIORITY_BYTES, Incoming
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.streams import Failed
 
 # Of header blocks to decode in one turn; the last of them may go beyond. 8 KB of Huffman codes take 3 ms, and
@@ -57,7 +63,7 @@ class Connection(Incoming):
     `has_more`, some of what came waits for another turn: feed it with nothing, after others had theirs.
     """
 
-    def __init__(self, limits: Limits, budget: Budget, now_s: float) -> None:
+    def __init__(self, limits: WireLimits, budget: Budget, now_s: float) -> None:
         super().__init__(limits, budget, now_s)
         self.has_more = False
         self._buffer = b""
@@ -102,7 +108,7 @@ class Connection(Incoming):
         self._count_time(now_s)
         try:
             self._read(self._buffer + data if self._buffer else data)
-        except Fault as fault:
+        except PeerFault as fault:
             self._fail(fault.code, fault.reason)
         except TooManySizes:
             self._fail(Code.COMPRESSION_ERROR, "a header block of more than two table sizes")
@@ -176,7 +182,7 @@ class Connection(Incoming):
             start = place + frames.HEADER_BYTES
             end = start + (head >> 48)
             if end - start > frames.MAX_FRAME_BYTES:
-                raise Fault(Code.FRAME_SIZE_ERROR, "a frame longer than allowed")
+                raise PeerFault(Code.FRAME_SIZE_ERROR, "a frame longer than allowed")
             if end > len(data):
                 break
             place = end
@@ -186,7 +192,7 @@ class Connection(Incoming):
     def _read_preface(self, data: bytes) -> int:
         start = data[: len(frames.PREFACE)]
         if not frames.PREFACE.startswith(start):
-            raise Fault(Code.PROTOCOL_ERROR, what_else(data))
+            raise PeerFault(Code.PROTOCOL_ERROR, what_else(data))
         if start != frames.PREFACE:
             return 0
         self._has_preface = True
@@ -195,9 +201,9 @@ class Connection(Incoming):
 
     def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block.stream_id):
-            raise Fault(Code.PROTOCOL_ERROR, "a frame within a header block")  # §6.10
+            raise PeerFault(Code.PROTOCOL_ERROR, "a frame within a header block")  # §6.10
         if not self._is_greeted and kind != frames.SETTINGS:
-            raise Fault(Code.PROTOCOL_ERROR, "no SETTINGS after the preface")  # §3.4
+            raise PeerFault(Code.PROTOCOL_ERROR, "no SETTINGS after the preface")  # §3.4
         if kind < len(self._readers):
             self._readers[kind](flags, stream_id, payload)
         else:
@@ -209,10 +215,10 @@ class Connection(Incoming):
         require_connection(stream_id)
         self._count_control()
         if len(payload) % frames.SETTING.size or (flags & frames.ACK and payload):
-            raise Fault(Code.FRAME_SIZE_ERROR, "SETTINGS of a wrong length")
+            raise PeerFault(Code.FRAME_SIZE_ERROR, "SETTINGS of a wrong length")
         if flags & frames.ACK:
             if not self._is_greeted:
-                raise Fault(Code.PROTOCOL_ERROR, "no SETTINGS after the preface")  # §3.4
+                raise PeerFault(Code.PROTOCOL_ERROR, "no SETTINGS after the preface")  # §3.4
             return
         # Each may touch every stream: many of them are a flood even where a few frames are none.
         self._count_control(len(self.streams) // 16)
@@ -244,7 +250,7 @@ class Connection(Incoming):
         for stream in self.streams.values():
             stream.send_window += change
             if stream.send_window > frames.MAX_WINDOW:
-                raise Fault(Code.FLOW_CONTROL_ERROR, "a window past 2^31-1")
+                raise PeerFault(Code.FLOW_CONTROL_ERROR, "a window past 2^31-1")
 
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         require_connection(stream_id)
@@ -260,7 +266,7 @@ class Connection(Incoming):
         require_connection(stream_id)
         self._count_control()
         if len(payload) < 8:
-            raise Fault(Code.FRAME_SIZE_ERROR, "GOAWAY of a wrong length")
+            raise PeerFault(Code.FRAME_SIZE_ERROR, "GOAWAY of a wrong length")
 
     def _on_window_update(self, _: int, stream_id: int, payload: bytes) -> None:
         require_size(payload, 4)
@@ -270,7 +276,7 @@ class Connection(Incoming):
             self._send_window += increment
             if not increment or self._send_window > frames.MAX_WINDOW:
                 code = Code.FLOW_CONTROL_ERROR if increment else Code.PROTOCOL_ERROR
-                raise Fault(code, "a window opened by nothing, or too far")  # §6.9, §6.9.1
+                raise PeerFault(code, "a window opened by nothing, or too far")  # §6.9, §6.9.1
             self._send_blocked()
             return
         self._require_used(stream_id)
@@ -283,10 +289,10 @@ class Connection(Incoming):
         self._count_control()
         if len(payload) != PRIORITY_BYTES:
             # §6.3 asks for a stream error; a stream that is idle or closed has none to end.
-            raise Fault(Code.FRAME_SIZE_ERROR, "PRIORITY of a wrong length")
+            raise PeerFault(Code.FRAME_SIZE_ERROR, "PRIORITY of a wrong length")
 
     def _on_push_promise(self, _: int, __: int, ___: bytes) -> None:
-        raise Fault(Code.PROTOCOL_ERROR, "PUSH_PROMISE from a client")  # §8.4
+        raise PeerFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE from a client")  # §8.4
 
     # Ends.
 
@@ -338,8 +344,8 @@ def _check_setting(name: int, value: int) -> None:
     """Every value that is given has to be allowed, the ones that a later one replaces as well (§6.5.2)."""
     match name:
         case frames.ENABLE_PUSH if value > 1:
-            raise Fault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
+            raise PeerFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
         case frames.INITIAL_WINDOW_SIZE if value > frames.MAX_WINDOW:
-            raise Fault(Code.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE out of its range")
+            raise PeerFault(Code.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE out of its range")
         case frames.MAX_FRAME_SIZE if not frames.MAX_FRAME_BYTES <= value < 2**24:
-            raise Fault(Code.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of its range")
+            raise PeerFault(Code.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of its range")

@@ -82,7 +82,7 @@ class Head(Struct, frozen=True):
     content_length: int | None = None
 
 
-class Cut(Struct, frozen=True):
+class HeaderCut(Struct, frozen=True):
     """A block without what it says of a trace: what stands before and behind, and the values as coded."""
 
     front: bytes
@@ -135,7 +135,7 @@ class HeadReader:
         head = self._fill(cut) if cut is not None else None
         return head if head is not None else self._learn(block, cut)
 
-    def _fill(self, cut: Cut) -> Head | None:
+    def _fill(self, cut: HeaderCut) -> Head | None:
         """The head of a known form with these values; None if it has to be decoded as a whole."""
         form = self._forms.get(cut.key)
         if form is None:
@@ -149,7 +149,7 @@ class HeadReader:
             return None
         return replace(form.head, metadata={**form.head.metadata, **values})
 
-    def _learn(self, block: bytes, cut: Cut | None) -> Head:
+    def _learn(self, block: bytes, cut: HeaderCut | None) -> Head:
         fields, is_lasting = self._decode(block)
         head = read_head(fields)
         if is_lasting and len(block) <= _KEPT_BYTES:
@@ -160,7 +160,7 @@ class HeadReader:
                 _keep(self._kept, block, head)
         return head
 
-    def _form_of(self, head: Head, fields: Fields, cut: Cut) -> Form | None:
+    def _form_of(self, head: Head, fields: Fields, cut: HeaderCut) -> Form | None:
         """What a block that was just read is with other values, if it was cut between its fields."""
         decoder = self._decoder
         names = [name for name, _ in fields]
@@ -213,7 +213,7 @@ class HeadReader:
         )
 
 
-def cut_trace(block: bytes) -> Cut | None:
+def cut_trace(block: bytes) -> HeaderCut | None:
     """Cuts out the values of a trace's fields, where they seem to be: `HeadReader` knows whether they are."""
     start = end = block.find(_PARENT)
     if start < 0:
@@ -227,7 +227,7 @@ def cut_trace(block: bytes) -> Cut | None:
             if size > _SHORT or end > len(block):
                 return None
             values[name] = block[place:end]
-    return Cut(block[:start], block[end:], values)
+    return HeaderCut(block[:start], block[end:], values)
 
 
 def read_head(fields: Fields) -> Head:

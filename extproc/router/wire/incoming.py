@@ -10,10 +10,9 @@ from msgspec import Struct
 from extproc.router.budget import Budget
 from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
-from extproc.router.wire.faults import Fault, require_size, require_stream, unpad
-from extproc.router.wire.frames import Code
+from extproc.router.wire.frames import Code, PeerFault, require_size, require_stream, unpad
 from extproc.router.wire.headers import HeadReader, MalformedRequest, encodings_block
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.messages import PREFIX_BYTES, MessageReader, Refused, Skipped
 from extproc.router.wire.outgoing import Outgoing
 from extproc.router.wire.streams import HalfClosed, Message, MessageSkipped, Opened, Stream
@@ -33,7 +32,7 @@ class Block(Struct):
 class Incoming(Outgoing):
     """Streams that open, are fed and end."""
 
-    def __init__(self, limits: Limits, budget: Budget, now_s: float) -> None:
+    def __init__(self, limits: WireLimits, budget: Budget, now_s: float) -> None:
         super().__init__(limits, budget, now_s)
         self._heads = HeadReader(limits.header_bytes)
         self._last_id = 0
@@ -51,7 +50,7 @@ class Incoming(Outgoing):
             payload = unpad(payload)
         if flags & frames.HAS_PRIORITY:
             if len(payload) < PRIORITY_BYTES:
-                raise Fault(Code.FRAME_SIZE_ERROR, "HEADERS too short for its priority")
+                raise PeerFault(Code.FRAME_SIZE_ERROR, "HEADERS too short for its priority")
             payload = payload[PRIORITY_BYTES:]  # §5.3.2: deprecated, ignored
         if flags & frames.END_HEADERS:
             self._on_block(stream_id, payload, is_end=bool(flags & frames.END_STREAM))
@@ -61,11 +60,11 @@ class Incoming(Outgoing):
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         block = self._block
         if block is None:
-            raise Fault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")  # §6.10
+            raise PeerFault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")  # §6.10
         block.data += payload
         block.frames += 1
         if len(block.data) > self._limits.header_bytes or block.frames > self._limits.continuations:
-            raise Fault(Code.ENHANCE_YOUR_CALM, "a header block longer than allowed")
+            raise PeerFault(Code.ENHANCE_YOUR_CALM, "a header block longer than allowed")
         if flags & frames.END_HEADERS:
             self._block = None
             self._on_block(stream_id, bytes(block.data), is_end=block.is_end)
@@ -81,7 +80,7 @@ class Incoming(Outgoing):
             self._heads.pass_over(block)
             self._end_late(stream_id, is_end=is_end)
         else:
-            raise Fault(Code.PROTOCOL_ERROR, "HEADERS of an even or a used stream")  # §5.1.1
+            raise PeerFault(Code.PROTOCOL_ERROR, "HEADERS of an even or a used stream")  # §5.1.1
 
     def _open(self, stream_id: int, block: bytes, *, is_end: bool) -> None:
         self._last_id = stream_id
@@ -193,7 +192,7 @@ class Incoming(Outgoing):
         """DATA of a stream that is not open; the connection's window has counted it (§6.9)."""
         require_stream(stream_id)
         if stream_id > self._last_id or not stream_id & 1:
-            raise Fault(Code.PROTOCOL_ERROR, "DATA on an idle stream")  # §5.1, idle
+            raise PeerFault(Code.PROTOCOL_ERROR, "DATA on an idle stream")  # §5.1, idle
         self._count_control()
         if stream_id in self._late:
             self._end_late(stream_id, is_end=bool(flags & frames.END_STREAM))
@@ -242,21 +241,21 @@ class Incoming(Outgoing):
     def _open_connection_window(self) -> None:
         """Opens the connection's window as soon as it is half used: what a stream may send bounds us."""
         if self._receive_window < 0:
-            raise Fault(Code.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
+            raise PeerFault(Code.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
         increment = self._limits.connection_window_bytes - self._receive_window
         self._receive_window += increment
         self._out.append(frames.window_update(0, increment))
 
     def _require_used(self, stream_id: int) -> None:
         if stream_id > self._last_id or not stream_id & 1:
-            raise Fault(Code.PROTOCOL_ERROR, "a frame on an idle stream")  # §5.1, idle
+            raise PeerFault(Code.PROTOCOL_ERROR, "a frame on an idle stream")  # §5.1, idle
 
     def _count_control(self, weight: int = 1) -> None:
         self._control_frames += weight
         if self._control_frames > self._limits.control_frames_per_s:
-            raise Fault(Code.ENHANCE_YOUR_CALM, "a flood of frames that carry nothing")
+            raise PeerFault(Code.ENHANCE_YOUR_CALM, "a flood of frames that carry nothing")
 
     def _count_early_reset(self) -> None:
         self._early_resets += 1
         if self._early_resets > self._limits.early_resets_per_s:
-            raise Fault(Code.ENHANCE_YOUR_CALM, "a flood of streams that are reset at once")
+            raise PeerFault(Code.ENHANCE_YOUR_CALM, "a flood of streams that are reset at once")

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 
-class Limits(Struct, frozen=True):
+class WireLimits(Struct, frozen=True):
     """Bounds of the listener and of each of its connections.
 
     A bound that an honest proxy could reach costs it as little as possible: a refused stream, a skipped

@@ -17,7 +17,7 @@ from typing import Final, Protocol, cast
 from extproc.router.budget import Budget
 from extproc.router.wire.calls import Handler, Routes, Status
 from extproc.router.wire.connection import Connection
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.streams import (
     Closed,
     Event,
@@ -59,7 +59,7 @@ class Host(Protocol):
     """Whose links these are."""
 
     routes: Routes
-    limits: Limits
+    limits: WireLimits
     budget: Budget
     refusals: Refusals
     memory: memoryview

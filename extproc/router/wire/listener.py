@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from extproc.router.budget import Budget
 from extproc.router.wire.accepting import Acceptor
 from extproc.router.wire.calls import Routes
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.link import READ_BYTES, Link, Refusals
 
 
 class Listener:
     """Serves gRPC calls by `routes` on one address, over HTTP/2 of our own."""
 
-    def __init__(self, routes: Routes, *, limits: Limits, budget: Budget) -> None:
+    def __init__(self, routes: Routes, *, limits: WireLimits, budget: Budget) -> None:
         self.routes = routes
         self.limits = limits
         self.budget = budget

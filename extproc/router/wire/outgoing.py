@@ -11,7 +11,7 @@ from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code
 from extproc.router.wire.headers import refusal_block, response_block, trailers_block
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.messages import PREFIX_BYTES
 from extproc.router.wire.streams import Closed, Event, Stream
 
@@ -25,7 +25,7 @@ _CHUNK_BYTES: Final = frames.MAX_FRAME_BYTES
 class Outgoing:
     """What is written, and which streams are open, late, or waiting for a window."""
 
-    def __init__(self, limits: Limits, budget: Budget, now_s: float) -> None:
+    def __init__(self, limits: WireLimits, budget: Budget, now_s: float) -> None:
         self.streams: dict[int, Stream] = {}
         self.events: list[Event] = []
         self.is_over = False

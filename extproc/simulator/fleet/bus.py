@@ -8,8 +8,8 @@ from typing import Final
 
 from extproc.router.routing.pool import Pool
 from extproc.router.share.copying import PAGE_S
-from extproc.router.share.messages import Letter
-from extproc.router.share.share import HEARTBEAT_S, Share
+from extproc.router.share.letters import Letter
+from extproc.router.share.pool_share import HEARTBEAT_S, Share
 from extproc.simulator.fleet.timeline import VirtualTimeline
 
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool, Snapshot
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.simulator.fleet.arms import build_arm
@@ -53,7 +53,7 @@ class Gateways:
         self.pools = [Pool("fleet", build(), fallbacks=_FALLBACKS) for build in builds]
         self._pickers = [Picker([Route(pool)]) for pool in self.pools]
         # Where the headers decide, a proxy need not send the body, and nobody has to write it here.
-        self.needs_body = self._pickers[0].plan(Ask("POST", _PATH, {})).needs_body
+        self.needs_body = self._pickers[0].plan(Query("POST", _PATH, {})).needs_body
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
         """Routes to these endpoints; strategies of one kind place them alike, so once is enough."""
@@ -69,7 +69,7 @@ class Gateways:
 
     def pick(self, gateway: int, body: bytes | None) -> Pick:
         """Picks for a chat, by its body if `needs_body`; raises `NoEndpoint`."""
-        return self._pickers[gateway].pick(Ask("POST", _PATH, {}, body)).pick
+        return self._pickers[gateway].pick(Query("POST", _PATH, {}, body)).pick
 
 
 _SYLLABLES: Final = "bcdfghjklmnpqrstvwxz2456789"

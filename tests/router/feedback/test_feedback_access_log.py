@@ -24,8 +24,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
-from extproc.router.feedback.access_log import MAX_ENTRIES, MAX_MESSAGE_BYTES, METHOD, AccessLogs, decode
-from extproc.router.feedback.outcome import Exchange, Fault, Outcome, Verdict
+from extproc.router.feedback.access_log import (
+    MAX_ENTRIES,
+    MAX_MESSAGE_BYTES,
+    METHOD,
+    AccessLogs,
+    read_entries,
+)
+from extproc.router.feedback.outcome import EndpointFault, Exchange, Outcome, Verdict
 from extproc.router.wire.calls import Status
 
 DESTINATION = "x-gateway-destination-endpoint"
@@ -132,7 +138,7 @@ class Heard:
 
 
 def test_an_entry_is_read_without_what_the_client_wrote() -> None:
-    (exchange,) = decode(message(entry()))
+    (exchange,) = read_entries(message(entry()))
 
     assert exchange == Exchange("llama", "10.0.0.1:8000", 200, 0.5, 0.1)
     assert "secret" not in repr(exchange)
@@ -162,8 +168,14 @@ def test_what_the_other_codec_writes_is_the_exchange_it_wrote(  # noqa: PLR0917 
 ) -> None:
     headers = {"x-other": "1"} | ({} if retry_after is None else {"retry-after": retry_after})
     written = entry(pool, address, status, duration_ms, first_byte_ms, flag, attempts, destinations, headers)
-    fault = Fault.CLIENT if flag in CLIENTS else Fault.ENDPOINT if flag in ENDPOINTS else Fault.NONE
-    (exchange,) = decode(message(written))
+    fault = (
+        EndpointFault.CLIENT
+        if flag in CLIENTS
+        else EndpointFault.ENDPOINT
+        if flag in ENDPOINTS
+        else EndpointFault.NONE
+    )
+    (exchange,) = read_entries(message(written))
 
     assert exchange.duration_s == pytest.approx(duration_ms / 1e3)
     assert (exchange.first_byte_s or 0) == pytest.approx((first_byte_ms or 0) / 1e3)
@@ -203,14 +215,14 @@ def test_the_first_token_is_that_of_a_stream_at_the_first_attempt(
     fields: dict[str, Any], first_token_s: float | None
 ) -> None:
     written = entry(**{"pick": TICKET, "first_body_us": "250000", "headers": STREAM} | fields)
-    (exchange,) = decode(message(written))
+    (exchange,) = read_entries(message(written))
 
     assert (exchange.ticket, exchange.first_token_s) == (255, first_token_s)
 
 
 @pytest.mark.parametrize("pick", [None, "", "ff", "g" * 16, "0" * 15 + "-", "_" * 16, "f" * 17, "0" * 16])
 def test_a_number_that_we_never_gave_is_none(pick: str | None) -> None:
-    (exchange,) = decode(message(entry(pick=pick, first_body_us="1000", headers=STREAM)))
+    (exchange,) = read_entries(message(entry(pick=pick, first_body_us="1000", headers=STREAM)))
 
     assert (exchange.ticket, exchange.first_token_s) == (0, None)
 
@@ -227,7 +239,7 @@ def test_only_what_has_a_number_is_settled() -> None:
 
 
 def test_an_ipv6_address_is_spelt_as_ours_are() -> None:
-    (exchange,) = decode(message(entry(address=("fd00::1", 8000))))
+    (exchange,) = read_entries(message(entry(address=("fd00::1", 8000))))
 
     assert exchange.address == "[fd00::1]:8000"
 
@@ -236,14 +248,14 @@ def test_an_endpoint_without_ip_and_port_is_none() -> None:
     at_a_path = entry(address=None)
     assert at_a_path.common_properties is not None
     at_a_path.common_properties.upstream_remote_address = Address(pipe=Pipe(path="/tmp/vllm"))
-    (exchange,) = decode(message(at_a_path))
+    (exchange,) = read_entries(message(at_a_path))
 
     assert exchange.address == ""
 
 
 def test_entries_of_exchanges_that_go_on_are_left_out() -> None:
     kinds = (AccessLogType.DownstreamPeriodic, AccessLogType.NotSet, AccessLogType.UpstreamEnd)
-    found = list(decode(message(*(entry(status=200 + kind, type_=kind) for kind in kinds))))
+    found = list(read_entries(message(*(entry(status=200 + kind, type_=kind) for kind in kinds))))
 
     assert [exchange.status for exchange in found] == [200]
 
@@ -293,13 +305,13 @@ def test_a_message_that_is_too_large_is_not_read() -> None:
 
     assert (heard.outcomes, heard.faults) == ([], ["unreadable", "too_large"])
     with pytest.raises(ProtocolError, match="too large"):
-        decode(bytes(MAX_MESSAGE_BYTES + 1))
+        read_entries(bytes(MAX_MESSAGE_BYTES + 1))
 
 
 def test_of_a_message_of_nothing_but_entries_a_bounded_number_is_read() -> None:
     heard = Heard()
     one = b"\x0a\x04\x0a\x02\x6a\x00"  # an entry with an empty address
-    found = list(decode(b"\x12" + _varint(len(one) * 10_000) + one * 10_000))
+    found = list(read_entries(b"\x12" + _varint(len(one) * 10_000) + one * 10_000))
 
     assert len(found) == MAX_ENTRIES
     assert heard.faults == []

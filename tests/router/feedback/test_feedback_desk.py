@@ -11,9 +11,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from extproc.router.feedback.cooling import Cooling, Rules
-from extproc.router.feedback.desk import Desk
-from extproc.router.feedback.metrics import FeedbackCollector
+from extproc.router.feedback.feedback_metrics import FeedbackCollector
 from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import LeastLoad, RandomChoice, RoundRobin
@@ -39,11 +39,11 @@ class Clock:
         return self.now_s
 
 
-def build(strategy: Strategy, clock: Clock) -> Desk:
+def build(strategy: Strategy, clock: Clock) -> PoolFeedback:
     cooling = Cooling(Rules(), clock=clock, rng=random.Random(3))
     pool = Pool("llama", strategy, gate=cooling)
     pool.replace(ENDPOINTS)
-    return Desk(pool, cooling)
+    return PoolFeedback(pool, cooling)
 
 
 def pick(pool: Pool, key: int = 0, **fields: Any) -> Pick:
@@ -61,7 +61,7 @@ def said(endpoint: Endpoint, verdict: Verdict, status: int = 200, duration_s: fl
     return Outcome("llama", endpoint.address, verdict, status, duration_s, 0.05)
 
 
-def cool(desk: Desk, endpoint: Endpoint = BAD) -> None:
+def cool(desk: PoolFeedback, endpoint: Endpoint = BAD) -> None:
     for _ in range(3):
         desk.observe(said(endpoint, Verdict.FAILED, 500, duration_s=0))
 
@@ -165,11 +165,11 @@ def test_a_draining_endpoint_is_counted_and_one_that_is_gone_is_forgotten() -> N
     desk.pool.replace([draining, *ENDPOINTS[1:]])
     desk.observe(said(BAD, Verdict.ANSWERED))
 
-    assert desk.tally.answers == {("e1", "2xx"): 1}
+    assert desk.counters.answers == {("e1", "2xx"): 1}
 
-    desk.tally.keep({"e2"})
+    desk.counters.keep({"e2"})
 
-    assert desk.tally.answers == {}
+    assert desk.counters.answers == {}
 
 
 class World:

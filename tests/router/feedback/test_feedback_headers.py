@@ -5,9 +5,8 @@ import random
 import pytest
 
 from extproc.router.feedback.cooling import Cooling, Rules, Why
-from extproc.router.feedback.desk import Desk
-from extproc.router.feedback.headers import judge_response
-from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.feedback.outcome import Outcome, Verdict, judge_response
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.balanced import RoundRobin
@@ -49,12 +48,12 @@ class Clock:
         return self.now_s
 
 
-def build() -> tuple[Desk, Clock]:
+def build() -> tuple[PoolFeedback, Clock]:
     clock = Clock()
     cooling = Cooling(Rules(jitter=0.0), clock=clock, rng=random.Random(1))
     pool = Pool("llama", RoundRobin(Outside(random.Random(1), clock)), gate=cooling)
     pool.replace([A, B])
-    return Desk(pool, cooling), clock
+    return PoolFeedback(pool, cooling), clock
 
 
 def test_headers_alone_are_enough() -> None:
@@ -63,7 +62,7 @@ def test_headers_alone_are_enough() -> None:
         desk.observe_response(told(500))
 
     assert desk.cooling.shut() == {"a": Why.COOLING}
-    assert desk.tally.answers == {("a", "5xx"): 3}
+    assert desk.counters.answers == {("a", "5xx"): 3}
 
     clock.now_s += 4
     desk.observe_response(told(200))
@@ -78,11 +77,11 @@ def test_a_failure_that_is_told_twice_counts_once() -> None:
         desk.observe(logged)
         desk.observe_response(told(500))
 
-    assert (desk.cooling.shut(), desk.tally.answers) == ({}, {("a", "5xx"): 2})
+    assert (desk.cooling.shut(), desk.counters.answers) == ({}, {("a", "5xx"): 2})
 
     desk.observe(logged)
     assert desk.cooling.shut() == {"a": Why.COOLING}
 
     clock.now_s += 4
     desk.observe_response(told(200))
-    assert (desk.cooling.shut(), desk.tally.answers) == ({}, {("a", "5xx"): 3})
+    assert (desk.cooling.shut(), desk.counters.answers) == ({}, {("a", "5xx"): 3})

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.feedback.outcome import (
+    EndpointFault,
     Exchange,
-    Fault,
     Outcome,
     Verdict,
     class_of,
@@ -20,11 +20,15 @@ NOW_S = 1_792_567_660.0
 A, B, C = "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"
 
 
-def answered(status: int, fault: Fault = Fault.NONE, retry_after: str | None = None) -> Exchange:
+def answered(
+    status: int, fault: EndpointFault = EndpointFault.NONE, retry_after: str | None = None
+) -> Exchange:
     return Exchange("llama", A, status, 0.5, 0.1, fault, retry_after=retry_after)
 
 
-def silent(status: int, fault: Fault = Fault.NONE, retry_after: str | None = None) -> Exchange:
+def silent(
+    status: int, fault: EndpointFault = EndpointFault.NONE, retry_after: str | None = None
+) -> Exchange:
     return Exchange("llama", A, status, 0.5, None, fault, retry_after=retry_after)
 
 
@@ -45,15 +49,15 @@ def silent(status: int, fault: Fault = Fault.NONE, retry_after: str | None = Non
         (answered(429, retry_after="7"), Verdict.BUSY, "4xx"),
         (answered(503), Verdict.FAILED, "5xx"),
         (answered(503, retry_after="7"), Verdict.BUSY, "5xx"),
-        (answered(200, Fault.CLIENT), Verdict.ANSWERED, "2xx"),
-        (answered(500, Fault.CLIENT), Verdict.FAILED, "5xx"),
-        (answered(200, Fault.ENDPOINT), Verdict.BROKEN, "broken"),
+        (answered(200, EndpointFault.CLIENT), Verdict.ANSWERED, "2xx"),
+        (answered(500, EndpointFault.CLIENT), Verdict.FAILED, "5xx"),
+        (answered(200, EndpointFault.ENDPOINT), Verdict.BROKEN, "broken"),
         (answered(700), Verdict.FAILED, "unknown"),
         # The status is Envoy's own here, and so is its header.
-        (silent(503, Fault.ENDPOINT), Verdict.FAILED, "none"),
-        (silent(503, Fault.ENDPOINT, retry_after="1"), Verdict.FAILED, "none"),
-        (silent(504, Fault.ENDPOINT), Verdict.FAILED, "none"),
-        (silent(0, Fault.CLIENT), Verdict.UNKNOWN, "unknown"),
+        (silent(503, EndpointFault.ENDPOINT), Verdict.FAILED, "none"),
+        (silent(503, EndpointFault.ENDPOINT, retry_after="1"), Verdict.FAILED, "none"),
+        (silent(504, EndpointFault.ENDPOINT), Verdict.FAILED, "none"),
+        (silent(0, EndpointFault.CLIENT), Verdict.UNKNOWN, "unknown"),
         (silent(413), Verdict.UNKNOWN, "unknown"),
         (silent(503), Verdict.UNKNOWN, "unknown"),
     ],
@@ -129,7 +133,7 @@ def test_nobody_is_judged_where_no_endpoint_was_reached() -> None:
         st.integers(0, 999),
         st.floats(0, 100),
         st.none() | st.floats(0, 100),
-        st.sampled_from(Fault),
+        st.sampled_from(EndpointFault),
         st.integers(0, 6),
         st.lists(st.sampled_from([A, B, C]), unique=True),
         st.none() | st.text(max_size=5),
@@ -142,5 +146,5 @@ def test_a_clients_doing_never_blames_the_endpoint_it_was_sent_to(exchange: Exch
 
     if exchange.status < 500 and is_answer:
         assert blamed == []
-    if exchange.fault is Fault.CLIENT and not is_answer:
+    if exchange.fault is EndpointFault.CLIENT and not is_answer:
         assert blamed == []

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientSession, ClientTimeout, web
 
 from extproc.router.feedback.cooling import Cooling, Rules, Why
-from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.probes import ProbePlan, Prober, ask_health
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
@@ -20,16 +20,16 @@ from extproc.router.routing.strategies.base import Outside
 from tests.stack.ports import free_ports
 
 
-def build(count: int) -> Desk:
+def build(count: int) -> PoolFeedback:
     outside = Outside(random.Random(1), lambda: 0.0)
     cooling = Cooling(Rules(), clock=outside.clock, rng=outside.rng)
     pool = Pool("llama", RoundRobin(outside), gate=cooling)
-    desk = Desk(pool, cooling)
+    desk = PoolFeedback(pool, cooling)
     install(desk, count)
     return desk
 
 
-def install(desk: Desk, count: int) -> None:
+def install(desk: PoolFeedback, count: int) -> None:
     endpoints = [Endpoint(f"e{n}", f"10.0.{n // 250}.{n % 250 + 1}:80") for n in range(count)]
     desk.pool.replace(endpoints)
 
@@ -61,7 +61,7 @@ class Health:
         return address not in self.sick
 
 
-def prober(desk: Desk, sleeps: Sleeps, plan: ProbePlan = ProbePlan()) -> Prober:  # noqa: B008  # frozen
+def prober(desk: PoolFeedback, sleeps: Sleeps, plan: ProbePlan = ProbePlan()) -> Prober:  # noqa: B008  # frozen
     return Prober(desk, plan, rng=random.Random(2), sleep=sleeps)
 
 

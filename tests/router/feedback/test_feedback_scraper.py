@@ -12,9 +12,9 @@ from aiohttp import ClientSession, ClientTimeout, web
 from prometheus_client import CollectorRegistry
 
 from extproc.router.feedback.cooling import Cooling, Rules
-from extproc.router.feedback.desk import Desk
-from extproc.router.feedback.metrics import FeedbackCollector
+from extproc.router.feedback.feedback_metrics import FeedbackCollector
 from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.scraper import MAX_PAGE_BYTES, ScrapePlan, Scraper, fetch_signals
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
@@ -33,11 +33,11 @@ LONG = parse("/v1/completions", "", b'{"prompt": "' + b"why " * 500 + b'"}')
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def build(*addresses: str, strategy: Strategy | None = None) -> Desk:
+def build(*addresses: str, strategy: Strategy | None = None) -> PoolFeedback:
     cooling = Cooling(Rules(), clock=OUTSIDE.clock, rng=OUTSIDE.rng)
     pool = Pool("llama", strategy or PrefixCache(OUTSIDE), gate=cooling)
     pool.replace([Endpoint(f"e{number}", address) for number, address in enumerate(addresses)])
-    return Desk(pool, cooling)
+    return PoolFeedback(pool, cooling)
 
 
 class Sleeps:
@@ -49,7 +49,7 @@ class Sleeps:
         await asyncio.sleep(0)
 
 
-def scraper(desk: Desk, sleeps: Sleeps, interval_s: float = 5.0) -> Scraper:
+def scraper(desk: PoolFeedback, sleeps: Sleeps, interval_s: float = 5.0) -> Scraper:
     return Scraper(desk, ScrapePlan(interval_s), rng=random.Random(2), sleep=sleeps)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from extproc.errors import Overloaded, OverShare, Sheddable
 from extproc.router.routing.admission import Admission, Crowd, Standing
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import Outside
@@ -31,7 +31,7 @@ def full_pool(limit: int, endpoints: int = 1, *, shares: bool = False) -> Pool:
 
 def send(pool: Pool, objective: str = "", client: str = "", subset: Sequence[str] | None = None) -> Pick:
     headers = {OBJECTIVE: objective, CLIENT: client}
-    ask = Ask("GET", "/v1/models", {name: value for name, value in headers.items() if value}, subset=subset)
+    ask = Query("GET", "/v1/models", {name: value for name, value in headers.items() if value}, subset=subset)
     return Picker([Route(pool)]).pick(ask).pick
 
 

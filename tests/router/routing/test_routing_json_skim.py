@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.errors import PromptError, PromptTooComplex
-from extproc.router.routing.prompt.json_effort import LIMITS, Limits
+from extproc.router.routing.prompt.json_effort import LIMITS, ReadLimits
 from extproc.router.routing.prompt.json_reader import RECODED_BYTES
 from extproc.router.routing.prompt.json_skim import Skim
 from extproc.router.routing.prompt.parse import Prompt, parse
@@ -47,7 +47,7 @@ def answers(prompt: Prompt, chars: int) -> list[str | None]:
 
 
 def read_both(
-    path: str, body: bytes, chars: int, limits: Limits
+    path: str, body: bytes, chars: int, limits: ReadLimits
 ) -> tuple[list[str | None], list[str | None]]:
     whole, skimmed = (parse(path, "", body, limits=given) for given in (WHOLE, limits))
     return answers(whole, chars), answers(skimmed, chars)
@@ -107,7 +107,7 @@ requests = st.fixed_dictionaries(
     st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}, {"indent": 9, "ensure_ascii": False}]),
 )
 def test_large_body_gives_the_prompt_that_a_small_one_gives(
-    path: str, request: dict[str, Any], chars: int, limits: Limits, written: dict[str, Any]
+    path: str, request: dict[str, Any], chars: int, limits: ReadLimits, written: dict[str, Any]
 ) -> None:
     body = json.dumps(request, **written).encode(errors="replace")
 

@@ -8,7 +8,7 @@ import pytest
 
 from extproc.errors import NoEndpoint, Overloaded, PromptError, PromptTooComplex, UnknownModel
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.balanced import NO_PREFIX, TURN, LeastLoad
 from extproc.router.routing.strategies.base import (
@@ -35,17 +35,17 @@ def pool(name: str, *endpoints: Endpoint, limit: int | None = None, strategy: St
     return built
 
 
-def ask(body: object = None, *, path: str = CHAT, method: str = "POST", **fields: object) -> Ask:
+def ask(body: object = None, *, path: str = CHAT, method: str = "POST", **fields: object) -> Query:
     raw = None if body is None else orjson.dumps(body)
-    return Ask(method, path, {"content-type": "application/json"}, raw, **fields)  # type: ignore[arg-type]
+    return Query(method, path, {"content-type": "application/json"}, raw, **fields)  # type: ignore[arg-type]
 
 
-def chat(model: str | None, text: str = "hello", **fields: str) -> Ask:
+def chat(model: str | None, text: str = "hello", **fields: str) -> Query:
     named = {} if model is None else {"model": model}
     return ask({**named, "messages": [{"role": "user", "content": text}], **fields})
 
 
-def pool_of(picker: Picker, request: Ask) -> str:
+def pool_of(picker: Picker, request: Query) -> str:
     return picker.pick(request).pick.pool.name
 
 
@@ -148,12 +148,12 @@ def test_several_pools_need_a_model(several: Picker) -> None:
 
     assert caught.value.status == 400
     with pytest.raises(PromptError):
-        several.pick(Ask("POST", CHAT, {}, b"not json"))
+        several.pick(Query("POST", CHAT, {}, b"not json"))
 
 
 def test_a_sole_pool_needs_no_model() -> None:
     picker = Picker([Route(pool("llama"), ("llama-8b",))])
-    unreadable = picker.pick(Ask("POST", CHAT, {}, b"not json"))
+    unreadable = picker.pick(Query("POST", CHAT, {}, b"not json"))
 
     assert unreadable.pick.reason is NO_PREFIX
     assert unreadable.fault is not None
@@ -165,7 +165,7 @@ def test_a_sole_pool_needs_no_model() -> None:
 @pytest.mark.parametrize("kind", ["small objects", "members of a message", "white space everywhere"])
 def test_a_body_that_takes_too_much_is_routed_by_its_model(several: Picker, kind: str) -> None:
     body = HOSTILE[kind](4_000_000)._replace(path=CHAT).data.replace(b'"model":"m"', b'"model":"phi"')
-    decision = several.pick(Ask("POST", CHAT, {}, body))
+    decision = several.pick(Query("POST", CHAT, {}, body))
 
     assert decision.pick.pool.name == pool_of(several, chat("phi"))
     assert isinstance(decision.fault, PromptTooComplex)
@@ -176,15 +176,15 @@ def test_a_body_that_takes_too_much_and_hides_its_model_is_refused_by_several_po
     body = b'{"messages":[%b0],"model":"phi","tools":[%b0]}' % (tools, tools)
 
     with pytest.raises(PromptTooComplex):
-        several.pick(Ask("POST", CHAT, {}, body))
+        several.pick(Query("POST", CHAT, {}, body))
     sole = Picker([Route(pool("llama"))])
-    assert isinstance(sole.pick(Ask("POST", CHAT, {}, body)).fault, PromptTooComplex)
+    assert isinstance(sole.pick(Query("POST", CHAT, {}, body)).fault, PromptTooComplex)
 
 
 def test_the_operators_pool_wins(several: Picker) -> None:
-    assert several.pick(Ask("POST", CHAT, {}, chat("sql").body, pool="qwen")).pick.pool.name == "qwen"
+    assert several.pick(Query("POST", CHAT, {}, chat("sql").body, pool="qwen")).pick.pool.name == "qwen"
     with pytest.raises(NoEndpoint, match="no pool 'nope'"):
-        several.pick(Ask("POST", CHAT, {}, None, pool="nope"))
+        several.pick(Query("POST", CHAT, {}, None, pool="nope"))
 
 
 def test_all_names_are_listed_but_globs(several: Picker) -> None:
@@ -240,16 +240,16 @@ BODYLESS = [ask(method="GET", path="/v1/models"), ask(method="POST", path="/heal
 
 
 @pytest.mark.parametrize("request_", BODYLESS)
-def test_a_request_without_a_prompt_needs_no_body(several: Picker, request_: Ask) -> None:
+def test_a_request_without_a_prompt_needs_no_body(several: Picker, request_: Query) -> None:
     assert not several.plan(request_).needs_body
 
 
 def test_the_body_is_needed_only_where_it_may_change_the_decision(several: Picker) -> None:
     blind, by_header = LeastLoad(OUTSIDE), PrefixHash(OUTSIDE, key=["header:x-session", FIRST_USER])
     learnt = Endpoint("e", "10.0.0.1:80", adapters=frozenset({"sql"}))
-    plain = Ask("POST", CHAT, {})
-    with_session = Ask("POST", CHAT, {"x-session": "1"})
-    to_b = Ask("POST", CHAT, {}, pool="b")
+    plain = Query("POST", CHAT, {})
+    with_session = Query("POST", CHAT, {"x-session": "1"})
+    to_b = Query("POST", CHAT, {}, pool="b")
 
     assert several.plan(plain).needs_body
     assert Picker([Route(pool("a", strategy=blind), ("model",)), Route(pool("b"))]).plan(plain).needs_body

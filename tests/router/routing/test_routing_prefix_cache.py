@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from extproc.errors import SettingsError
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.prompt.chain import chain_of
 from extproc.router.routing.prompt.parse import parse
@@ -22,8 +22,7 @@ from extproc.router.routing.ring import Ring
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import NO_PREFIX
 from extproc.router.routing.strategies.base import NOWHERE, Ending, Outside
-from extproc.router.routing.strategies.prefix_cache.backlog import Backlog, Backlogs
-from extproc.router.routing.strategies.prefix_cache.cost import Stretch
+from extproc.router.routing.strategies.prefix_cache.cost import Backlog, Backlogs, Stretch
 from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX, SESSION, PrefixCache
 from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash
@@ -78,12 +77,12 @@ class Fleet:
         return {offer["endpoint"]: offer for offer in told}
 
 
-def ask(*texts: str, system: str = "", **fields: Any) -> Ask:
+def ask(*texts: str, system: str = "", **fields: Any) -> Query:
     """A chat: a system text, then user and assistant in turns."""
     roles = ("user", "assistant")
     messages = [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
     body = {"messages": [{"role": "system", "content": system}, *messages], **fields}
-    return Ask("POST", CHAT, {}, orjson.dumps(body))
+    return Query("POST", CHAT, {}, orjson.dumps(body))
 
 
 def words(start: str, tokens: int) -> str:
@@ -91,7 +90,7 @@ def words(start: str, tokens: int) -> str:
 
 
 def test_a_prompt_has_to_be_seen_whole() -> None:
-    assert Fleet().picker.plan(Ask("POST", CHAT, {})).needs_body
+    assert Fleet().picker.plan(Query("POST", CHAT, {})).needs_body
 
 
 def test_a_conversation_stays_where_it_began() -> None:
@@ -230,7 +229,7 @@ def test_only_eligible_endpoints_are_chosen() -> None:
     addresses = [fleet.pool.snapshot.ready[name].address for name in others]
     request = ask(words("Why?", 1_000))
     picks = [
-        fleet.picker.pick(Ask("POST", CHAT, {}, request.body, subset=addresses[:2])).pick for _ in range(5)
+        fleet.picker.pick(Query("POST", CHAT, {}, request.body, subset=addresses[:2])).pick for _ in range(5)
     ]
 
     assert {pick.endpoint.name for pick in picks} <= set(others[:2])
@@ -239,7 +238,7 @@ def test_only_eligible_endpoints_are_chosen() -> None:
 def test_a_request_without_a_prompt_goes_to_the_least_loaded() -> None:
     fleet = Fleet("ab")
     busy = fleet.pick("Why?").endpoint.name
-    picks = [fleet.picker.pick(Ask("POST", CHAT, {}, body)).pick for body in (b"not json", b"{}")]
+    picks = [fleet.picker.pick(Query("POST", CHAT, {}, body)).pick for body in (b"not json", b"{}")]
 
     assert {pick.reason for pick in picks} == {NO_PREFIX}
     assert picks[0].endpoint.name != busy

@@ -13,12 +13,11 @@ from extproc.errors import Cold, NoEndpoint, Overloaded, OverShare, PromptError,
 from extproc.router.budget import Budget
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
-from extproc.router.routing.queue import TICK_S, End, Lane, Limits, Queue, Waiter
+from extproc.router.routing.queue import TICK_S, Lane, Queue, QueueEnd, QueueLimits, Waiter
 from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import Outside
-from extproc.router.share.messages import Echo, Letter, Standing
-from extproc.router.share.names import name_of
-from extproc.router.share.share import Share
+from extproc.router.share.letters import Echo, Heartbeat, Letter, name_of
+from extproc.router.share.pool_share import Share
 
 OUTSIDE = Outside(random.Random(0), lambda: 0.0)
 PREMIUM, USUAL, BATCH = Lane(10), Lane(), Lane(-10)
@@ -74,10 +73,10 @@ class Door:
         if self.places and waiter.lane not in self.closed:
             self.places -= 1
             self.served.append(name)
-            self.queue.leave(waiter, End.SERVED)
+            self.queue.leave(waiter, QueueEnd.SERVED)
         elif is_last:
             self.refused.append(name)
-            self.queue.leave(waiter, End.REFUSED)
+            self.queue.leave(waiter, QueueEnd.REFUSED)
 
     def open(self, count: int = 1) -> None:
         self.places += count
@@ -85,7 +84,7 @@ class Door:
         self.clock.pass_by()
 
     @property
-    def ends(self) -> dict[End, int]:
+    def ends(self) -> dict[QueueEnd, int]:
         return {end: sum(stays.counts) for end, stays in self.queue.stays.items()}
 
 
@@ -93,7 +92,7 @@ def build_door(
     requests: int = 10, limit_bytes: int = 1_000, wait_s: float = 30.0, settle_s: float = 1.0
 ) -> Door:
     clock = Clock()
-    limits = Limits(wait_s, requests, settle_s)
+    limits = QueueLimits(wait_s, requests, settle_s)
     return Door(clock, Queue(limits, Budget(limit_bytes), clock=clock, later=clock.later))
 
 
@@ -216,10 +215,10 @@ def test_one_who_leaves_is_asked_no_more_and_leaves_its_bytes() -> None:
     waiter = door.send("a", size_bytes=100)
     assert waiter is not None
     for _ in range(2):
-        door.queue.leave(waiter, End.ABORTED)
+        door.queue.leave(waiter, QueueEnd.ABORTED)
     door.open(1)
 
-    assert (door.asked, door.ends[End.ABORTED]) == (0, 1)
+    assert (door.asked, door.ends[QueueEnd.ABORTED]) == (0, 1)
     assert door.send("b", size_bytes=100) is not None
 
 
@@ -287,9 +286,9 @@ def test_stays_are_counted_by_how_they_ended() -> None:
     door.open(1)
     door.clock.pass_by(20)
 
-    assert door.ends == {End.SERVED: 1, End.REFUSED: 1, End.ABORTED: 0}
-    assert door.queue.stays[End.SERVED].sum_s == pytest.approx(3)
-    assert door.queue.stays[End.REFUSED].sum_s == pytest.approx(20, abs=2 * TICK_S)
+    assert door.ends == {QueueEnd.SERVED: 1, QueueEnd.REFUSED: 1, QueueEnd.ABORTED: 0}
+    assert door.queue.stays[QueueEnd.SERVED].sum_s == pytest.approx(3)
+    assert door.queue.stays[QueueEnd.REFUSED].sum_s == pytest.approx(20, abs=2 * TICK_S)
 
 
 # A pool with a queue.
@@ -319,9 +318,9 @@ def ask_pool(pool: Pool, queue: Queue, taken: list[Pick]) -> Waiter:
             taken.append(pick(pool))
         except RequestError:
             if is_last:
-                queue.leave(waiter, End.REFUSED)
+                queue.leave(waiter, QueueEnd.REFUSED)
         else:
-            queue.leave(waiter, End.SERVED)
+            queue.leave(waiter, QueueEnd.SERVED)
 
     assert queue.enter(waiter)
     waiter.ask = ask
@@ -349,7 +348,7 @@ def test_an_end_that_a_peer_tells_of_lets_one_in() -> None:
     def tell(sent_us: int, counts: dict[int, int], now: float) -> None:
         ours = share.heartbeat(now)
         echo = Echo(7, ours.sent_us, 0)
-        share.hear(Letter(peer, heard, sent_us, [Standing(sent_us, counts)], [echo]), now + 0.001)
+        share.hear(Letter(peer, heard, sent_us, [Heartbeat(sent_us, counts)], [echo]), now + 0.001)
 
     tell(1, {name_of("e0"): 1}, 10.0)
     tell(2, {name_of("e0"): 1}, 10.1)
@@ -382,7 +381,7 @@ def test_another_queue_refuses_who_waits_in_the_one_before() -> None:
     ask_pool(pool, door.queue, taken)
     pool.hold(other.queue)
 
-    assert (len(door.queue), door.ends[End.REFUSED]) == (0, 1)
+    assert (len(door.queue), door.ends[QueueEnd.REFUSED]) == (0, 1)
     pool.hold(None)
     assert pool.queue is None
     assert pool.book.on_less is None
@@ -442,7 +441,7 @@ class _Anything(RuleBasedStateMachine):
         queued = self.queued()
         if number < len(queued):
             self.aborted.add(queued[number])
-            self.door.queue.leave(self.waiting[queued[number]], End.ABORTED)
+            self.door.queue.leave(self.waiting[queued[number]], QueueEnd.ABORTED)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]))
     def pass_by(self, seconds: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside, Strategy, StrategySettings
 from extproc.router.routing.strategies.registry import STRATEGIES, StrategyRegistry
@@ -72,7 +72,7 @@ def test_a_strategy_in_one_file_is_configured_and_picks(newest: type[Strategy]) 
     strategy = registry.build(settings.name, settings.options(), Outside(random.Random(1), float))
     pool = Pool("llama", strategy)
     pool.replace([Endpoint(f"e{number}", f"10.0.0.{number}:80") for number in (1, 2, 3)])
-    pick = Picker([Route(pool)]).pick(Ask("POST", "/v1/chat/completions", {})).pick
+    pick = Picker([Route(pool)]).pick(Query("POST", "/v1/chat/completions", {})).pick
 
     assert (pick.endpoint.name, pick.strategy, pick.reason) == ("e2", "newest", "newest")
     assert (pool.shares_picks, pool.reads_signals) == (None, None)

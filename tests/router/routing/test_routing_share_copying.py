@@ -3,8 +3,16 @@
 import pytest
 
 from extproc.router.share.copying import PAGE_S
-from extproc.router.share.messages import PAGE_BLOCKS, Asked, End, Letter, Page, links_in, page
-from extproc.router.share.names import name_of
+from extproc.router.share.letters import (
+    PAGE_BLOCKS,
+    IndexPage,
+    IndexRequest,
+    Letter,
+    PageEnd,
+    links_in,
+    name_of,
+    tell_links,
+)
 from extproc.router.share.sealed import Seal
 from tests.router.routing.test_routing_prefix_cache import words
 from tests.router.routing.test_routing_share_peers import Gateway, Town, town
@@ -137,7 +145,7 @@ def test_who_gets_no_answer_asks_a_few_times_and_does_without() -> None:
         both.wait(1.0)
         for sender in both.gateways:
             letter = sender.share.heartbeat(sender.clock.now)
-            asked += sum(isinstance(news, Asked) for news in letter.news if sender is fresh)
+            asked += sum(isinstance(news, IndexRequest) for news in letter.news if sender is fresh)
             for gateway in both.gateways:
                 if gateway is not sender:
                     gateway.hear([letter])
@@ -163,25 +171,25 @@ def test_what_was_heard_meanwhile_is_newer_than_the_copy() -> None:
 def test_pieces_that_nobody_asked_for_are_left_alone() -> None:
     both = old_town()
     fresh = join(both)
-    told = page(fresh.share.copying._me, name_of("a"), [(5, 0, 256)])
+    told = tell_links(fresh.share.copying._me, name_of("a"), [(5, 0, 256)])
     fresh.hear([Letter(1_000, name_of("llama"), 1, [told])])
 
     assert len(fresh.strategy.index) == 0
 
     both.beat(3)
-    strangers = page(fresh.share.copying._me, name_of("z"), [(5, 0, 256)])
+    strangers = tell_links(fresh.share.copying._me, name_of("z"), [(5, 0, 256)])
     fresh.hear([Letter(one, name_of("llama"), 1, [strangers]) for one in (1_000, 1_001)])
-    fresh.hear([Letter(1_001, name_of("llama"), 1, [page(7, name_of("a"), [(5, 0, 256)])])])
+    fresh.hear([Letter(1_001, name_of("llama"), 1, [tell_links(7, name_of("a"), [(5, 0, 256)])])])
 
     assert len(fresh.strategy.index) == 0
 
 
 def test_a_piece_says_the_same_when_it_is_read() -> None:
     links = [(1, 0, 256), (2, 1, 100), (3, 2, 256), (7, 2, 256), (8, 7, 300), (9, 0, 256)]
-    told = page(5, 6, links)
+    told = tell_links(5, 6, links)
     seal = Seal("llm", b"a secret of 16 bytes or more", 1)
-    most = page(5, 6, [((1 << 64) - 1 - place, 1 << 63, 999) for place in range(PAGE_BLOCKS)])
-    letter = Letter(1, 2, 3, [told, most, Page(5, end=End.WHOLE), Asked(4, 5)])
+    most = tell_links(5, 6, [((1 << 64) - 1 - place, 1 << 63, 999) for place in range(PAGE_BLOCKS)])
+    letter = Letter(1, 2, 3, [told, most, IndexPage(5, end=PageEnd.WHOLE), IndexRequest(4, 5)])
 
     assert links_in(told) == links
     assert told.parents == {3: 2, 5: 0}

@@ -18,23 +18,22 @@ from extproc.router.routing.strategies.prefix_cache.holding import Taken
 from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, SESSION
 from extproc.router.routing.strategies.prefix_hash import HOME
-from extproc.router.share.kept import KEPT, KEPT_BLOCKS, Kept
-from extproc.router.share.messages import (
+from extproc.router.share.letters import (
     LETTER_BLOCKS,
     LETTER_NEWS,
     MAX_ENDPOINTS,
     Echo,
     Ended,
+    Heartbeat,
     Letter,
     News,
     Picked,
-    Standing,
     Withdrawn,
+    name_of,
 )
-from extproc.router.share.names import name_of
 from extproc.router.share.outbox import Outbox
-from extproc.router.share.peers import MAX_PEERS, MAX_STRANGERS
-from extproc.router.share.share import Share
+from extproc.router.share.peers import MAX_PEERS, MAX_PICK_BLOCKS, MAX_PICKS, MAX_STRANGERS, PeerPicks
+from extproc.router.share.pool_share import Share
 from tests.router.routing.test_routing_prefix_cache import Fleet, Shut, ask, words
 
 
@@ -360,7 +359,7 @@ def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
     """No block, no count, not even that it is there; an answer to a letter of long ago is none."""
     gateway = Gateway(0, "abcd")
     pick = Picked(1, name_of("a"), 5, (1, 2, 3))
-    stand = Standing(1, {name_of("a"): 1})
+    stand = Heartbeat(1, {name_of("a"): 1})
     gateway.clock.now = 100.0
     gateway.hear([Letter(7, name_of("llama"), 1, [pick, stand], [Echo(8, 1, 0)])])
     gateway.hear([answered(gateway, 7, pick, stand, ago_s=10.1)])
@@ -423,8 +422,8 @@ def test_a_letter_of_an_old_conversation_counts_for_nobody() -> None:
 def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
     _, other = town(2).gateways
     sent_us = int(other.clock.now * 1e6)
-    picks = [Picked(number + 10, 5, 0, (number,)) for number in range(KEPT + 10)]
-    here = [Picked(number + 10, name_of("a"), 0, (number,), {7: 3}) for number in range(KEPT + 10)]
+    picks = [Picked(number + 10, 5, 0, (number,)) for number in range(MAX_PICKS + 10)]
+    here = [Picked(number + 10, name_of("a"), 0, (number,), {7: 3}) for number in range(MAX_PICKS + 10)]
     for news in (*picks, *here[: len(here) // 2]):
         other.hear([Letter(1_000, name_of("llama"), sent_us, [news])])
     other.hear([answered(other, 5_000)])
@@ -432,22 +431,22 @@ def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
         other.hear([Letter(5_000, name_of("llama"), sent_us, [news])])
     kept = [len(peer.picks) for peer in other.share.peers._peers.values()]
 
-    assert kept == [0, KEPT]
+    assert kept == [0, MAX_PICKS]
 
 
 def test_of_long_prompts_fewer_are_kept() -> None:
-    kept = Kept()
+    kept = PeerPicks()
     long = [Picked(number, 7, 0, tuple(range(4_096))) for number in range(100)]
     for pick in (*long, *long[-3:]):
         kept.put(pick)
-    at_most = KEPT_BLOCKS // 4_096
+    at_most = MAX_PICK_BLOCKS // 4_096
 
     assert len(kept) == at_most
     assert kept.take(99 - at_most) is None
     assert [kept.take(number) for number in range(100 - at_most, 100)] == long[-at_most:]
-    for number in range(KEPT + 5):
+    for number in range(MAX_PICKS + 5):
         kept.put(Picked(number, 7, 0, (number,)))
-    assert len(kept) == KEPT
+    assert len(kept) == MAX_PICKS
 
 
 def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:
@@ -504,7 +503,7 @@ def test_letters_are_bounded_and_lose_nothing() -> None:
     for _ in range(12):
         gateway.visit(words("Why?", 100_000), after_s=0)
     letters = gateway.share.letters(0.0)
-    numbers = [news.number for letter in letters for news in letter.news if not isinstance(news, Standing)]  # type: ignore[union-attr]
+    numbers = [news.number for letter in letters for news in letter.news if not isinstance(news, Heartbeat)]  # type: ignore[union-attr]
 
     assert numbers == [*range(1, 2 * (2 * LETTER_NEWS + 13) + 1)]
     assert max(len(letter.news) for letter in letters) <= LETTER_NEWS
@@ -588,7 +587,7 @@ MAD_NEWS = st.one_of(
     st.builds(Picked, MAD_NUMBERS, st.just(name_of("a")), st.just(0), MAD_HASHES, MAD_ODD),
     st.builds(Ended, MAD_NUMBERS, st.just(name_of("a")), MAD_NUMBERS),
     st.builds(Withdrawn, st.just(name_of("a")), st.integers(0, 6), MAD_HASHES),
-    st.builds(Standing, MAD_NUMBERS, st.dictionaries(st.just(name_of("a")), st.integers(1, 9))),
+    st.builds(Heartbeat, MAD_NUMBERS, st.dictionaries(st.just(name_of("a")), st.integers(1, 9))),
 )
 
 

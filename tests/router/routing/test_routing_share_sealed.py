@@ -9,17 +9,17 @@ from msgspec.msgpack import encode
 
 from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain, chain_of
 from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT
-from extproc.router.share.messages import (
+from extproc.router.share.letters import (
     LETTER_BLOCKS,
     LETTER_NEWS,
     MAX_BLOCKS,
     MAX_ENDPOINTS,
     Echo,
     Ended,
-    Left,
+    Goodbye,
+    Heartbeat,
     Letter,
     Picked,
-    Standing,
     tell_pick,
 )
 from extproc.router.share.sealed import MAX_BYTES, LetterError, Seal, read
@@ -38,8 +38,8 @@ NEWS = st.one_of(
         st.dictionaries(st.integers(0, MAX_BLOCKS - 1), st.integers(1, 400), max_size=5),
     ),
     st.builds(Ended, NUMBERS, NAMES, NUMBERS),
-    st.builds(Standing, st.integers(0, 2**62), st.dictionaries(NAMES, st.integers(1, 10**6), max_size=5)),
-    st.just(Left()),
+    st.builds(Heartbeat, st.integers(0, 2**62), st.dictionaries(NAMES, st.integers(1, 10**6), max_size=5)),
+    st.just(Goodbye()),
 )
 LETTERS = st.builds(
     Letter,
@@ -179,7 +179,7 @@ def test_the_longest_letters_are_within_their_bound() -> None:
         for blocks in (MAX_BLOCKS, LETTER_BLOCKS - MAX_BLOCKS)
     ]
     many = [Ended(most, OTHER, most)] * (LETTER_NEWS - len(picks))
-    standing = Standing(most, {OTHER - place: 1_000_000 for place in range(MAX_ENDPOINTS)})
+    standing = Heartbeat(most, {OTHER - place: 1_000_000 for place in range(MAX_ENDPOINTS)})
 
     full = Letter(ME, OTHER, most, [*picks, *many], [])
     beat = Letter(ME, OTHER, most, [standing], [Echo(OTHER, most, most)] * 256)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import Cold
-from extproc.router.routing.strategies.prefix_cache.shedding import Shedding
+from extproc.router.routing.strategies.prefix_cache.strategy import Shedding
 from tests.router.routing.test_routing_prefix_cache import Fleet, words
 
 # One conversation that is long as four of these fills an endpoint's cache.

@@ -13,7 +13,7 @@ from msgspec.json import decode
 
 from extproc.router.app import Application, Start
 from extproc.router.feedback.outcome import Outcome, Verdict
-from extproc.router.routing.picker import Ask, Decision
+from extproc.router.routing.picker import Decision, Query
 from extproc.router.service.admin import build_admin
 from extproc.router.service.connection_limit import ConnectionLimit, serve_admin
 from extproc.router.service.live.service_state import State
@@ -37,7 +37,7 @@ class Live:
 
     def request(self, text: str = "hello", pool_name: str | None = None) -> Decision:
         """Decides as a stream does, and tells the observer."""
-        asked = Ask("POST", CHAT, {"content-type": "application/json"}, ask(text), pool=pool_name)
+        asked = Query("POST", CHAT, {"content-type": "application/json"}, ask(text), pool=pool_name)
         decision = self.app.pools.picker.pick(asked)
         self.app.processor.observer.routed(decision, 1e-5)
         return decision

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from extproc.router.app import Application, Start
-from extproc.router.routing.picker import Ask, Found, Picker, Plan
+from extproc.router.routing.picker import Found, Picker, Query, RequestPlan
 from extproc.router.service.admin import build_admin
 from extproc.router.service.connection_limit import ConnectionLimit, serve_admin
 from extproc.router.service.process import Shares, raise_limit, share
@@ -156,7 +156,7 @@ async def test_a_body_is_read_off_the_loop_to_be_explained(
 ) -> None:
     threads = []
 
-    def find(picker: Picker, ask: Ask, plan: Plan | None = None) -> Found:
+    def find(picker: Picker, ask: Query, plan: RequestPlan | None = None) -> Found:
         threads.append(threading.get_ident())
         return real(picker, ask, plan)
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.feedback.cooling import Cooling, Rules
-from extproc.router.feedback.desk import Desk
 from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.base import Outside
@@ -50,7 +50,7 @@ class Running:
 
     pool: Pool
     keeper: Keeper
-    feedback: Desk
+    feedback: PoolFeedback
     name: str = "llama"
 
 
@@ -67,7 +67,7 @@ class Stage:
         cooling = Cooling(Rules(), clock=self.clock, rng=outside.rng)
         self.pool = Pool("llama", STRATEGIES.build(self.strategy, {}, outside), gate=cooling)
         self.pool.replace([Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(self.size)])
-        self.desk = Desk(self.pool, cooling)
+        self.desk = PoolFeedback(self.pool, cooling)
         self.pools = [Running(self.pool, Keeper(self.pool), self.desk)]
         self.picker = Picker([Route(self.pool)])
         self.configuration = Configuration(SETTINGS, "file", self.clock())
@@ -83,7 +83,7 @@ class Stage:
         return []
 
     def pick(self, text: str) -> str:
-        decision = self.picker.pick(Ask("POST", "/v1/chat/completions", {}, ask(text)))
+        decision = self.picker.pick(Query("POST", "/v1/chat/completions", {}, ask(text)))
         self.recording.note(decision)
         return decision.pick.endpoint.name
 

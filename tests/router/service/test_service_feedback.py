@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.errors import SettingsError
-from extproc.router.feedback.outcome import Exchange, Fault, Outcome, Verdict
+from extproc.router.feedback.outcome import EndpointFault, Exchange, Outcome, Verdict
 from extproc.router.feedback.probes import ProbePlan
-from extproc.router.routing.picker import Ask
+from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pick
 from extproc.router.service.admin import describe_pool
 from extproc.router.service.explain import explain_decision
@@ -57,7 +57,7 @@ async def test_operators_see_who_cools_down() -> None:
         def endpoints(pool: str, state: str) -> float | None:
             return metrics.registry.get_sample_value("extproc_pool_endpoints", {"pool": pool, "state": state})
 
-        told = explain_decision(pools.picker, Ask("POST", "/v1/chat/completions", {}, b'{"model": "a"}'))
+        told = explain_decision(pools.picker, Query("POST", "/v1/chat/completions", {}, b'{"model": "a"}'))
 
         assert states(pools) == {
             "10.0.0.1:80": "cooling",
@@ -87,7 +87,7 @@ async def test_response_headers_reach_the_pool() -> None:
         pools.feedback.observe_response(Served("gone", "10.0.1.2:80", ResponseHeaders(status=500)), 0.1)
 
         assert [name for name, state in states(pools).items() if state == "cooling"] == ["10.0.1.2:80"]
-        assert pools["b"].feedback.tally.answers == {("10.0.1.2:80", "5xx"): 3}
+        assert pools["b"].feedback.counters.answers == {("10.0.1.2:80", "5xx"): 3}
 
 
 CACHES = TWO_POOLS.replace("probe: false", "probe: false, strategy: {name: prefix_cache, learn: true}")
@@ -96,7 +96,7 @@ LONG = orjson.dumps({"model": "a", "messages": [{"role": "user", "content": "why
 
 def take(pools: Pools) -> tuple[Pick, int]:
     """A request that has been and gone, and its number."""
-    pick = pools.picker.pick(Ask("POST", "/v1/chat/completions", {}, LONG)).pick
+    pick = pools.picker.pick(Query("POST", "/v1/chat/completions", {}, LONG)).pick
     number = pools.feedback.tickets.give(pick)
     pick.release()
     pools.feedback.tickets.end(number)
@@ -105,7 +105,7 @@ def take(pools: Pools) -> tuple[Pick, int]:
 
 def matches(pools: Pools) -> dict[str, int]:
     """Tokens of the prompt that each endpoint is believed to hold."""
-    told = explain_decision(pools.picker, Ask("POST", "/v1/chat/completions", {}, LONG))
+    told = explain_decision(pools.picker, Query("POST", "/v1/chat/completions", {}, LONG))
     return {offer["endpoint"]: offer["match_tokens"] for offer in told["candidates"]}  # type: ignore[attr-defined]
 
 
@@ -125,7 +125,7 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
     "exchange",
     [
         Exchange("a", "10.0.0.1:80", 500, 1.0, 0.1),
-        Exchange("a", "10.0.0.1:80", 503, 1.0, fault=Fault.ENDPOINT),
+        Exchange("a", "10.0.0.1:80", 503, 1.0, fault=EndpointFault.ENDPOINT),
         Exchange("a", "", 503, 1.0),
         Exchange("a", "10.9.9.9:80", 200, 1.0, 0.1),
     ],
@@ -153,7 +153,9 @@ async def test_a_retry_that_another_endpoint_answered_is_known_there() -> None:
 async def test_a_client_that_left_takes_nothing_back() -> None:
     async with two_pools(CACHES) as pools:
         pick, number = take(pools)
-        pools.feedback.settle(Exchange("a", pick.endpoint.address, 0, 1.0, fault=Fault.CLIENT, ticket=number))
+        pools.feedback.settle(
+            Exchange("a", pick.endpoint.address, 0, 1.0, fault=EndpointFault.CLIENT, ticket=number)
+        )
 
         assert matches(pools)[pick.endpoint.address] > 0
 

@@ -9,13 +9,13 @@ import pytest
 from prometheus_client import Metric
 
 from extproc.router.app import Application, Start
-from extproc.router.feedback.metrics import EXPECTED_CLASSES
-from extproc.router.routing.queue import End as QueueEnd
+from extproc.router.feedback.feedback_metrics import EXPECTED_CLASSES
+from extproc.router.routing.queue import QueueEnd
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.tree import parse_settings
 from extproc.router.share.courier import RESULTS as SHARE_RESULTS
-from extproc.router.share.messages import Echo, Letter
+from extproc.router.share.letters import Echo, Letter
 from extproc.router.telemetry import (
     LOG_FAULTS,
     OUTCOMES,

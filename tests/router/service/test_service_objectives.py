@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from extproc.errors import Overloaded, Sheddable
-from extproc.router.routing.picker import Ask
+from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pool
 from extproc.router.service.pools import Pools
 from extproc.router.settings.tree import parse_settings
@@ -21,8 +21,8 @@ LLM_D_OBJECTIVES = "llm-d.ai/v1alpha2/inferenceobjectives"
 OBJECTIVES = "inference.networking.x-k8s.io/v1alpha2/inferenceobjectives"
 
 
-def ask(name: str) -> Ask:
-    return Ask("GET", "/", {"x-gateway-inference-objective": name})
+def ask(name: str) -> Query:
+    return Query("GET", "/", {"x-gateway-inference-objective": name})
 
 
 class Cluster:

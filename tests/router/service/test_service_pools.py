@@ -15,7 +15,7 @@ from extproc.errors import NoEndpoint
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Sink, Source
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask
+from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.ring import Ring
 from extproc.router.routing.strategies.balanced import LeastLoad, RoundRobin
@@ -169,7 +169,7 @@ async def test_how_many_fallbacks_a_pick_names_changes_live(tmp_path: Path) -> N
             text = f"pools: [{{name: a, fallbacks: {count}, endpoints: {{{static}}}}}]"
             configure(pools, text)
             await synced(pools)
-            named.append(len(pools.picker.pick(Ask("GET", "/", {})).pick.fallbacks))
+            named.append(len(pools.picker.pick(Query("GET", "/", {})).pick.fallbacks))
 
     assert [0, 2, 1] == named
 
@@ -177,8 +177,8 @@ async def test_how_many_fallbacks_a_pick_names_changes_live(tmp_path: Path) -> N
 async def test_objectives_and_fairness_change_live(tmp_path: Path) -> None:
     """A request in flight keeps what it began with, and ends as that."""
     wanted = "endpoints: {static: ['10.0.0.1:80']}, max_in_flight: 1"
-    batch = Ask("GET", "/", {"x-gateway-inference-objective": "batch"})
-    named = Ask("GET", "/", {"x-gateway-inference-fairness-id": "a"})
+    batch = Query("GET", "/", {"x-gateway-inference-objective": "batch"})
+    named = Query("GET", "/", {"x-gateway-inference-fairness-id": "a"})
     async with running(f"pools: [{{name: a, {wanted}}}]", tmp_path, Clock()) as pools:
         await synced(pools)
         ordinary = pools.picker.pick(batch).pick
@@ -303,9 +303,9 @@ async def test_a_pool_that_is_added_without_a_list_leaves_the_service_ready(tmp_
             pools.picker.pick(request("b"))
 
 
-def request(model: str) -> Ask:
+def request(model: str) -> Query:
     body = orjson.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}]})
-    return Ask("POST", "/v1/chat/completions", {"content-type": "application/json"}, body)
+    return Query("POST", "/v1/chat/completions", {"content-type": "application/json"}, body)
 
 
 async def test_a_service_without_pools_yet_is_not_ready(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from extproc.router import app as app_module
 from extproc.router.app import Application, Start
-from extproc.router.routing.picker import Ask
+from extproc.router.routing.picker import Query
 from extproc.router.service.admin import describe_pool
 from extproc.router.service.running_pool import RunningPool
 from extproc.router.service.wiring import Wiring
@@ -141,7 +141,7 @@ def fail_at(owner: type, name: str, call: int, patch: pytest.MonkeyPatch) -> Non
 
 
 def placed(app: Application, name: str) -> str:
-    pick = app.pools.picker.pick(Ask("GET", "/", {}, pool=name)).pick
+    pick = app.pools.picker.pick(Query("GET", "/", {}, pool=name)).pick
     pick.release()
     return pick.endpoint.name
 

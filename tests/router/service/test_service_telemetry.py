@@ -11,7 +11,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from extproc.errors import NoEndpoint, NoRoomForBody
 from extproc.router.logs import JsonFormatter, RateLimit, configure_logging
-from extproc.router.routing.picker import Ask
+from extproc.router.routing.picker import Query
 from extproc.router.stream.answers import refuse
 from extproc.router.stream.events import Phase, Routed
 from extproc.router.telemetry import Metrics
@@ -61,8 +61,8 @@ def test_an_exception_is_logged_by_its_type_alone() -> None:
 def test_requests_are_told_by_pool_and_by_how_long_their_picks_took() -> None:
     metrics, picker = Metrics(), one_pool()
     for elapsed_s in (1e-5, 5e-5, 3e-4, 2.0):
-        metrics.routed(picker.pick(Ask("POST", "/v1/completions", {"x-session": "s"})), elapsed_s)
-    metrics.routed(picker.pick(Ask("POST", "/v1/completions", {}, fault=NoRoomForBody("full"))), 3e-4)
+        metrics.routed(picker.pick(Query("POST", "/v1/completions", {"x-session": "s"})), elapsed_s)
+    metrics.routed(picker.pick(Query("POST", "/v1/completions", {}, fault=NoRoomForBody("full"))), 3e-4)
     metrics.answered("llama", "overloaded")
     metrics.answered("", "models")
     metrics.opened()
@@ -89,7 +89,7 @@ def test_requests_are_told_by_pool_and_by_how_long_their_picks_took() -> None:
 
 def test_a_traced_request_is_an_exemplar_of_what_counted_it_in_openmetrics_alone() -> None:
     metrics, picker = Metrics(), one_pool()
-    decision = picker.pick(Ask("POST", "/v1/completions", {"x-session": "s"}))
+    decision = picker.pick(Query("POST", "/v1/completions", {"x-session": "s"}))
     metrics.routed(decision, 3e-4)
     metrics.traced(Routed(Phase.REQUEST_HEADERS, decision), 3e-4, "a" * 32)
     metrics.answered("llama", "no_endpoint")

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from extproc.errors import NoEndpoint
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
@@ -29,7 +29,7 @@ from extproc.router.service.tracing import build_tracer, wants_traces
 from extproc.router.stream.answers import refuse
 from extproc.router.stream.events import Phase, Routed
 from extproc.router.stream.names import PROCESS
-from extproc.router.stream.tracing import MODEL_CHARS, Origin
+from extproc.router.stream.spans import MODEL_CHARS, Origin
 from tests.router.stream.conversations import headers
 from tests.router.stream.wire import write
 from tests.stack.otlp import Receiver, receiving, receiving_grpc, tracing_to, until_spans
@@ -47,7 +47,7 @@ def routed(model: str = '"llama"') -> Routed:
     pool = Pool("llama", PrefixCache(Outside(random.Random(0), lambda: 0.0)))
     pool.replace([Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")])
     body = b'{"model": %s, "messages": [{"role": "user", "content": "Why?"}]}' % model.encode()
-    return Routed(Phase.REQUEST_BODY, Picker([Route(pool)]).pick(Ask("POST", CHAT, {}, body)))
+    return Routed(Phase.REQUEST_BODY, Picker([Route(pool)]).pick(Query("POST", CHAT, {}, body)))
 
 
 class Kept:

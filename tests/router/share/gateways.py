@@ -9,14 +9,13 @@ from time import monotonic, thread_time
 from extproc.router.cluster.source import Source
 from extproc.router.cluster.static import StaticSource
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.base import Outside, PeerCounts
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.share.courier import Carrier, Courier, LetterCounts
+from extproc.router.share.letters import Echo, Ended, Letter, name_of
 from extproc.router.share.mesh import Mesh
-from extproc.router.share.messages import Echo, Ended, Letter
-from extproc.router.share.names import name_of
 from extproc.router.share.sealed import Seal
 
 SECRET = b"a secret of 16 bytes or more"
@@ -57,7 +56,7 @@ class Gateway:
 
     def pick(self, text: str = "hello") -> Pick:
         body = b'{"model": "llama", "messages": [{"role": "user", "content": "%s"}]}' % text.encode()
-        return self.picker.pick(Ask("POST", "/v1/chat/completions", {}, body)).pick
+        return self.picker.pick(Query("POST", "/v1/chat/completions", {}, body)).pick
 
     @property
     def neighbours(self) -> PeerCounts:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from extproc.router.share.courier import MOST_SENDERS
-from extproc.router.share.messages import Letter
-from extproc.router.share.names import name_of
+from extproc.router.share.letters import Letter, name_of
 from extproc.router.share.sealed import Seal
 from tests.router.share.gateways import SECRET, Gateway, meshed
 

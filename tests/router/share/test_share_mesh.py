@@ -12,8 +12,7 @@ import uvloop
 
 from extproc.errors import SettingsError
 from extproc.router.routing.strategies.base import PeerCounts
-from extproc.router.share.messages import Letter, Picked
-from extproc.router.share.names import name_of
+from extproc.router.share.letters import Letter, Picked, name_of
 from extproc.router.share.sealed import MAX_BYTES, Seal
 from tests.router.share.gateways import SECRET, Gateway, lies, meshed
 from tests.stack.ports import free_ports

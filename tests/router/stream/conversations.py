@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
@@ -493,7 +493,7 @@ def overload(conversation: Conversation) -> Conversation:
     if conversation.name != "overload":
         return conversation
     picker = one_pool(ADDRESSES[:1], limit=1)
-    picker.pick(Ask("GET", "/", {}))
+    picker.pick(Query("GET", "/", {}))
     return Conversation(conversation.name, conversation.turns, picker)
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from extproc.router.budget import Budget
 from extproc.router.routing.picker import Picker
-from extproc.router.routing.queue import End, Later, Limits, Queue
+from extproc.router.routing.queue import Later, Queue, QueueEnd, QueueLimits
 from extproc.router.stream.events import (
     Answer,
     BodyMode,
@@ -69,7 +69,7 @@ def full(picker: Picker, requests: int = 10, later: Later = never) -> Iterator[l
     limits = [pool.max_in_flight for pool in pools]
     queues = []
     for pool in pools:
-        queue = Queue(Limits(WAIT_S, requests), Budget(1 << 24), clock=lambda: 0.0, later=later)
+        queue = Queue(QueueLimits(WAIT_S, requests), Budget(1 << 24), clock=lambda: 0.0, later=later)
         pool.hold(queue)
         pool.max_in_flight = 0
         queues.append(queue)
@@ -150,7 +150,7 @@ def test_one_that_is_closed_while_it_waits_leaves_nothing() -> None:
         assert before == (1, len(BODY))
         assert (len(queue), budget.used) == (0, 0)
         assert session.on(Room(is_last=True)) == []
-        assert sum(queue.stays[End.ABORTED].counts) == 1
+        assert sum(queue.stays[QueueEnd.ABORTED].counts) == 1
 
 
 def test_a_buffered_body_is_not_kept_while_its_request_waits() -> None:
@@ -318,7 +318,7 @@ async def test_an_abort_while_a_request_waits_takes_it_out_of_the_queue() -> Non
         calls[1].cancel()
         await until(lambda: len(queue) == 2)
 
-        assert sum(queue.stays[End.ABORTED].counts) == 1
+        assert sum(queue.stays[QueueEnd.ABORTED].counts) == 1
         make_room(served.picker)
         queue.stir()
         await until(lambda: served.in_flight == 2)

@@ -24,7 +24,7 @@ from extproc.router.stream.events import (
     ResponseBody,
     ResponseHeaders,
 )
-from extproc.router.stream.kept import PIECE_BYTES
+from extproc.router.stream.held_body import PIECE_BYTES
 from extproc.router.stream.names import PROCESS
 from extproc.router.stream.server import ExternalProcessor
 from extproc.router.telemetry import Metrics

@@ -17,7 +17,7 @@ from extproc.router.routing.admission import FAIRNESS_ID, OBJECTIVE, Admission
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Found, Picker, Route
 from extproc.router.routing.pool import Pool
-from extproc.router.routing.queue import Limits, Queue
+from extproc.router.routing.queue import Queue, QueueLimits
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.tickets import Tickets
@@ -594,7 +594,7 @@ def holding_pool() -> Picker:
     """An empty one, and who comes is held; it is tried again when `Room` comes."""
     picker = one_pool(())
     pool = picker.routes["llama"].pool
-    pool.hold(Queue(Limits(), Budget(1 << 20), clock=lambda: 0.0, later=lambda *_: None))
+    pool.hold(Queue(QueueLimits(), Budget(1 << 20), clock=lambda: 0.0, later=lambda *_: None))
     return picker
 
 
@@ -607,7 +607,7 @@ def opening_pool() -> Picker:
     def later(_: float, action: Callable[[], None]) -> None:
         pool.replace([Endpoint("a", ADDRESSES[0])])
 
-    pool.hold(Queue(Limits(), Budget(1 << 20), clock=lambda: 0.0, later=later))
+    pool.hold(Queue(QueueLimits(), Budget(1 << 20), clock=lambda: 0.0, later=later))
     return picker
 
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Decision, Picker, Route
+from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.stream.events import Answer, Phase, RequestBody, Routed
 from extproc.router.stream.server import ExternalProcessor
-from extproc.router.stream.tracing import MODEL_CHARS, Origin, Sampling, clean, describe
+from extproc.router.stream.spans import MODEL_CHARS, Origin, Sampling, clean, describe_span
 from extproc.router.telemetry import Metrics
 from tests.router.stream.conversations import BODY, MAX_BODY_BYTES, headers, one_pool
 from tests.router.stream.wire import write
@@ -95,14 +95,14 @@ def decide(*texts: str) -> Decision:
     picker = Picker([Route(pool)])
     for text in texts:
         body = orjson.dumps({"model": "llama", "messages": [{"role": "user", "content": text}]})
-        decision = picker.pick(Ask("POST", CHAT, {}, body))
+        decision = picker.pick(Query("POST", CHAT, {}, body))
     return decision
 
 
 def test_a_span_says_what_spoke_for_the_choice_before_it_was_made() -> None:
     text = "lorem ipsum " * 200
     decision = decide(text, text)
-    told: Mapping[str, Any] = describe(Routed(Phase.REQUEST_BODY, decision), CHAT)
+    told: Mapping[str, Any] = describe_span(Routed(Phase.REQUEST_BODY, decision), CHAT)
     first, *others = told["extproc.candidates"]
 
     assert told["gen_ai.operation.name"] == "chat"

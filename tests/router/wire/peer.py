@@ -10,7 +10,7 @@ from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.connection import Connection
 from extproc.router.wire.frames import Code
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.streams import (
     Closed,
     Event,
@@ -46,11 +46,11 @@ class Peer:
     """Frames in, events and frames out. `say` returns what was told; `heard` what was sent since."""
 
     def __init__(
-        self, limits: Limits | None = None, *, budget_bytes: int = 1_000_000, greets: bool = True
+        self, limits: WireLimits | None = None, *, budget_bytes: int = 1_000_000, greets: bool = True
     ) -> None:
         self.budget = Budget(budget_bytes)
         self.now_s = 0.0
-        self.connection = Connection(limits or Limits(), self.budget, self.now_s)
+        self.connection = Connection(limits or WireLimits(), self.budget, self.now_s)
         self.encoder = Encoder()
         self.decoder = Decoder()
         self._streams: dict[int, Stream] = {}

@@ -10,7 +10,7 @@ import grpc.aio
 from extproc.router.budget import Budget
 from extproc.router.wire.accepting import bind
 from extproc.router.wire.calls import Call
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.listener import Listener
 
 ECHO = "/test.Service/Echo"
@@ -48,7 +48,7 @@ class Fail(Echo):
 class Served:
     """What a test sees of the listener: its port, its calls, how many of them have ended."""
 
-    def __init__(self, limits: Limits, budget: Budget) -> None:
+    def __init__(self, limits: WireLimits, budget: Budget) -> None:
         self.ends: list[str] = []
         self.feeds: list[Call] = []
         self.listener = Listener(
@@ -74,13 +74,13 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    limits: Limits | None = None,
+    limits: WireLimits | None = None,
     *,
     budget: Budget | None = None,
     tls: ssl.SSLContext | None = None,
     listen: str = "127.0.0.1:0",
 ) -> AsyncIterator[Served]:
-    served = Served(limits or Limits(), budget or Budget(1 << 26))
+    served = Served(limits or WireLimits(), budget or Budget(1 << 26))
     served.port = served.listener.listen(await bind(listen), tls)
     await served.listener.start()
     try:

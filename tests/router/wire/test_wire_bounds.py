@@ -6,7 +6,7 @@ import pytest
 
 from extproc.router.wire import frames
 from extproc.router.wire.frames import Code, frame
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from tests.router.wire.peer import END, Peer, Told, code_of, cut, data, framed, ping, sent_reset
 
 # Frames that cost us and not the peer (CVE-2019-9512 to 9518).
@@ -31,7 +31,7 @@ NOTHING = {
 
 @pytest.mark.parametrize("flood", NOTHING.values(), ids=NOTHING)
 def test_frames_that_carry_nothing_are_bounded_per_second(flood: bytes) -> None:
-    peer = Peer(Limits(control_frames_per_s=50))
+    peer = Peer(WireLimits(control_frames_per_s=50))
     peer.open(1, 3)
     peer.reset(3)
     peer.say(peer.request(5, END))
@@ -46,7 +46,7 @@ def test_frames_that_carry_nothing_are_bounded_per_second(flood: bytes) -> None:
 
 
 def test_settings_weigh_more_with_many_streams() -> None:
-    peer = Peer(Limits(control_frames_per_s=50))
+    peer = Peer(WireLimits(control_frames_per_s=50))
     peer.open(*range(1, 321, 2))
     peer.now_s += 1
 
@@ -56,7 +56,7 @@ def test_settings_weigh_more_with_many_streams() -> None:
 
 
 def test_messages_and_their_answers_are_no_flood() -> None:
-    peer = Peer(Limits(control_frames_per_s=5, early_resets_per_s=5))
+    peer = Peer(WireLimits(control_frames_per_s=5, early_resets_per_s=5))
     for stream_id in range(1, 101, 2):
         told = peer.say(peer.request(stream_id), data(stream_id, framed(b"x"), END))
         peer.send(stream_id, b"y")
@@ -82,7 +82,7 @@ EARLY: dict[str, Callable[[int], bytes]] = {
 
 @pytest.mark.parametrize("end", EARLY.values(), ids=EARLY)
 def test_streams_reset_before_their_answer_are_bounded_per_second(end: Callable[[int], bytes]) -> None:
-    peer = Peer(Limits(early_resets_per_s=10, stream_window_bytes=100))
+    peer = Peer(WireLimits(early_resets_per_s=10, stream_window_bytes=100))
     ids = iter(range(1, 1_000, 2))
 
     def churn(count: int) -> list[Told]:
@@ -98,7 +98,7 @@ def test_streams_reset_before_their_answer_are_bounded_per_second(end: Callable[
 
 
 def test_malformed_requests_count_likewise() -> None:
-    peer = Peer(Limits(early_resets_per_s=2))
+    peer = Peer(WireLimits(early_resets_per_s=2))
     bad = [("a", "b")]
 
     assert peer.say(peer.request(1, fields=bad), peer.request(3, fields=bad)) == []
@@ -107,7 +107,7 @@ def test_malformed_requests_count_likewise() -> None:
 
 @pytest.mark.parametrize("way", ["reset", "a window of nothing"])
 def test_streams_reset_after_their_answer_began_are_no_flood(way: str) -> None:
-    peer = Peer(Limits(early_resets_per_s=1))
+    peer = Peer(WireLimits(early_resets_per_s=1))
     for stream_id in (1, 3, 5):
         peer.open(stream_id)
         peer.send(stream_id, b"x")
@@ -115,7 +115,7 @@ def test_streams_reset_after_their_answer_began_are_no_flood(way: str) -> None:
 
 
 def test_20_000_rapid_resets_leave_nothing_behind() -> None:
-    peer = Peer(Limits(early_resets_per_s=30_000, control_frames_per_s=30_000))
+    peer = Peer(WireLimits(early_resets_per_s=30_000, control_frames_per_s=30_000))
     peer.say(peer.request(1), frames.rst_stream(1, Code.CANCEL))
     block = peer.block()
     for stream_id in range(3, 40_003, 2):

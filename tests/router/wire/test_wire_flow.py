@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from tests.router.wire.peer import END, Frame, Peer, cut, data, framed, sent_reset
 
 WINDOW = frames.INITIAL_WINDOW_SIZE
@@ -363,7 +363,7 @@ def test_whatever_block_comes_first_says_it(way: str) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 10, 100])
 def test_a_stream_of_ours_opens_its_window_before_it_is_used_up(window: int) -> None:
-    peer = Peer(Limits(stream_window_bytes=window))
+    peer = Peer(WireLimits(stream_window_bytes=window))
     peer.open(1)
     granted, message = window, framed(bytes(300))
     told = []
@@ -380,7 +380,7 @@ def test_a_stream_of_ours_opens_its_window_before_it_is_used_up(window: int) -> 
 
 
 def test_padding_counts() -> None:
-    peer = Peer(Limits(stream_window_bytes=1_000))
+    peer = Peer(WireLimits(stream_window_bytes=1_000))
     peer.open(1)
 
     peer.say(data(1, bytes((250,)) + framed(b"") + bytes(250), frames.PADDED))
@@ -389,7 +389,7 @@ def test_padding_counts() -> None:
 
 
 def test_data_beyond_a_streams_window_is_a_stream_error() -> None:
-    peer = Peer(Limits(stream_window_bytes=100))
+    peer = Peer(WireLimits(stream_window_bytes=100))
     peer.open(1)
 
     assert peer.say(data(1, bytes(101))) == [("closed", 1)]
@@ -398,7 +398,7 @@ def test_data_beyond_a_streams_window_is_a_stream_error() -> None:
 
 def test_a_stream_whose_answers_wait_is_granted_no_more() -> None:
     """What a peer sends and does not take back in is bounded by one window."""
-    peer = Peer(Limits(stream_window_bytes=100))
+    peer = Peer(WireLimits(stream_window_bytes=100))
     peer.say(frames.settings({WINDOW: 5}))
     peer.open(1)
     peer.send(1, b"waits")
@@ -412,7 +412,7 @@ def test_a_stream_whose_answers_wait_is_granted_no_more() -> None:
 
 
 def test_a_stream_that_has_ended_its_side_is_granted_no_more() -> None:
-    peer = Peer(Limits(stream_window_bytes=10))
+    peer = Peer(WireLimits(stream_window_bytes=10))
     peer.open(1)
 
     peer.say(data(1, framed(b"abcde"), END))
@@ -421,7 +421,7 @@ def test_a_stream_that_has_ended_its_side_is_granted_no_more() -> None:
 
 
 def test_the_connections_window_is_opened_for_all_data_even_of_closed_streams() -> None:
-    limits = Limits(connection_window_bytes=frames.DEFAULT_WINDOW + 1)
+    limits = WireLimits(connection_window_bytes=frames.DEFAULT_WINDOW + 1)
     peer = Peer(limits)
     peer.open(1)
     peer.reset(1)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from extproc.router.wire import frames
 from extproc.router.wire.frames import Code, frame
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from tests.router.wire.peer import END, REQUEST, Peer, code_of, cut, data, framed, ping
 
 GREETING = frames.PREFACE + frames.settings({})
@@ -20,7 +20,7 @@ def test_greets_with_settings_and_a_wider_window_as_soon_as_the_preface_is_there
     peer.say(frames.PREFACE[-1:])
     settings, update = peer.heard()
 
-    limits = Limits()
+    limits = WireLimits()
     values = dict(frames.SETTING.iter_unpack(settings[3]))
     assert settings[:3] == (frames.SETTINGS, 0, 0)
     assert values == {
@@ -263,7 +263,7 @@ def test_more_pieces_than_allowed_are_a_flood() -> None:
 
 
 def test_more_bytes_than_allowed_are_a_flood() -> None:
-    peer = Peer(Limits(header_bytes=100))
+    peer = Peer(WireLimits(header_bytes=100))
     start = frame(frames.HEADERS, 0, 1, bytes(60))
 
     assert peer.say(start, frame(frames.CONTINUATION, 0, 1, bytes(40))) == []

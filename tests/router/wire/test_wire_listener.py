@@ -12,7 +12,7 @@ from extproc.router.budget import Budget
 from extproc.router.wire import frames
 from extproc.router.wire.certificates import Certificates, SelfSigned
 from extproc.router.wire.frames import Code, frame
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from tests.router.wire.serving import ECHO, FAIL, FEED, echo, serving
 
 SIZES = b"a header block of more than two table sizes"
@@ -114,7 +114,7 @@ async def test_compressed_messages_are_refused_as_unimplemented() -> None:
 
 
 async def test_a_message_longer_than_allowed_is_refused_by_its_length() -> None:
-    limits = Limits(message_bytes=100_000)
+    limits = WireLimits(message_bytes=100_000)
     async with serving(limits) as served, grpc.aio.insecure_channel(served.target) as channel:
         call = channel.stream_stream(ECHO, None, None)(None)
         await call.write(bytes(100_001))
@@ -191,14 +191,14 @@ async def test_a_flood_of_strangers_is_one_line_a_second(caplog: pytest.LogCaptu
 
 
 async def test_a_silent_stranger_is_closed_in_time(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(Limits(preface_s=0.1, tick_s=0.05)) as served:
+    async with serving(WireLimits(preface_s=0.1, tick_s=0.05)) as served:
         assert await say(served.port, b"PRI * HTTP/2.0") == b""
 
     assert "no HTTP/2 preface in time" in caplog.text
 
 
 async def test_connections_beyond_the_limit_are_closed() -> None:
-    async with serving(Limits(connections=2)) as served:
+    async with serving(WireLimits(connections=2)) as served:
         kept = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
         for _, writer in kept:
             writer.write(open_call(ECHO))
@@ -212,7 +212,7 @@ async def test_connections_beyond_the_limit_are_closed() -> None:
 
 async def test_who_never_asked_makes_room_for_who_comes(caplog: pytest.LogCaptureFixture) -> None:
     """A flood of silent connections shuts out neither a proxy nor a health check."""
-    async with serving(Limits(connections=3)) as served:
+    async with serving(WireLimits(connections=3)) as served:
         _, asked = await asyncio.open_connection("127.0.0.1", served.port)
         asked.write(open_call(ECHO))
         silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(10)]
@@ -230,7 +230,7 @@ async def test_who_never_asked_makes_room_for_who_comes(caplog: pytest.LogCaptur
 
 async def test_a_silent_handshake_ends_in_time(caplog: pytest.LogCaptureFixture) -> None:
     tls = Certificates(SelfSigned()).context()
-    async with serving(Limits(preface_s=0.1, tick_s=0.05), tls=tls) as served:
+    async with serving(WireLimits(preface_s=0.1, tick_s=0.05), tls=tls) as served:
         assert await say(served.port, b"") == b""
         assert not served.listener.links
 
@@ -240,7 +240,7 @@ async def test_a_silent_handshake_ends_in_time(caplog: pytest.LogCaptureFixture)
 async def test_the_oldest_handshake_makes_room_for_who_comes() -> None:
     """1. Three connections are allowed, five begin a handshake. 2. The first two are closed, and no other."""
     tls = Certificates(SelfSigned()).context()
-    async with serving(Limits(connections=3), tls=tls) as served:
+    async with serving(WireLimits(connections=3), tls=tls) as served:
         silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(5)]
         for reader, _ in silent[:2]:
             assert await asyncio.wait_for(reader.read(), 10) == b""
@@ -265,7 +265,7 @@ async def test_who_drains_waits_for_no_handshake() -> None:
 
 async def test_a_peer_that_vanished_is_found_out_and_its_calls_are_ended() -> None:
     """A node that lost its network sends no FIN: a socket that says nothing and reads nothing."""
-    limits = Limits(idle_s=0.2, answer_s=0.2, tick_s=0.05)
+    limits = WireLimits(idle_s=0.2, answer_s=0.2, tick_s=0.05)
     async with serving(limits) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(open_call(ECHO))
@@ -279,7 +279,7 @@ async def test_a_peer_that_vanished_is_found_out_and_its_calls_are_ended() -> No
 
 
 async def test_a_peer_that_reads_nothing_is_paused_then_closed(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(Limits(answer_s=0.2, tick_s=0.05)) as served:
+    async with serving(WireLimits(answer_s=0.2, tick_s=0.05)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1_000)
         writer.write(open_call(FEED) + WIDE_WINDOWS)
         while not served.feeds:  # noqa: ASYNC110  # a claim over the service
@@ -296,7 +296,7 @@ async def test_a_peer_that_reads_nothing_is_paused_then_closed(caplog: pytest.Lo
 
 async def test_twenty_thousand_rapid_resets_leave_others_alone(caplog: pytest.LogCaptureFixture) -> None:
     # A tenth of the shipped limit: even a machine that takes seconds over the attack passes it.
-    limits = Limits(early_resets_per_s=500)
+    limits = WireLimits(early_resets_per_s=500)
     async with serving(limits) as served, grpc.aio.insecure_channel(served.target) as channel:
         assert [b"before"] == await echo(channel, b"before")
         attack = b"".join(headers_frame(number, ECHO) + rst_frame(number) for number in range(3, 40_003, 2))

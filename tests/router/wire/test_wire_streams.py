@@ -7,7 +7,7 @@ import pytest
 from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code, frame
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from tests.router.wire.peer import ANSWER, END, REQUEST, Frame, Peer, Told, data, framed, sent_reset
 
 CANCEL = frames.rst_stream(1, Code.CANCEL)
@@ -168,7 +168,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("said", "status"), REFUSED.values(), ids=REFUSED)
 def test_a_message_that_will_not_be_read_ends_its_call_with_a_status(said: bytes, status: Status) -> None:
-    peer = Peer(Limits(message_bytes=100))
+    peer = Peer(WireLimits(message_bytes=100))
     peer.open(1)
 
     assert peer.say(said) == [("closed", 1)]
@@ -178,7 +178,7 @@ def test_a_message_that_will_not_be_read_ends_its_call_with_a_status(said: bytes
 
 
 def test_a_message_as_long_as_allowed_is_read() -> None:
-    peer = Peer(Limits(message_bytes=100))
+    peer = Peer(WireLimits(message_bytes=100))
     peer.open(1)
     message = bytes(100)
 
@@ -417,7 +417,7 @@ def test_ids_that_were_left_out_are_closed() -> None:
 
 
 def test_a_stream_too_many_is_refused_and_the_others_go_on() -> None:
-    peer = Peer(Limits(streams=2))
+    peer = Peer(WireLimits(streams=2))
     peer.open(1, 3)
 
     assert peer.say(peer.request(5)) == []
@@ -429,7 +429,7 @@ def test_a_stream_too_many_is_refused_and_the_others_go_on() -> None:
 
 
 def test_a_refused_header_block_goes_through_the_header_table() -> None:
-    peer = Peer(Limits(streams=1))
+    peer = Peer(WireLimits(streams=1))
     peer.open(1)
     fields = (*REQUEST, ("x-checksum", "abc"))
     peer.say(peer.request(3, END, fields), CANCEL)
@@ -480,7 +480,7 @@ def test_tells_whether_any_call_was_ever_opened() -> None:
 
 
 def test_names_for_log_lines() -> None:
-    peer = Peer(Limits(streams=2))
+    peer = Peer(WireLimits(streams=2))
     peer.open(1)
 
     assert repr(peer.stream(1)) == "<Stream 1 /test.Service/Echo>"

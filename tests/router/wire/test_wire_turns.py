@@ -13,7 +13,7 @@ from extproc.router.wire import frames
 from extproc.router.wire.accepting import bind
 from extproc.router.wire.calls import Call
 from extproc.router.wire.frames import frame
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.listener import Listener
 from tests.router.wire.peer import REQUEST, Peer
 
@@ -75,7 +75,7 @@ async def count_before(kind: str) -> tuple[int, int]:
         opened.append(len(call.metadata.get("x-long", "")))
         return heard(call)
 
-    listener = Listener({PATH: open_call}, limits=Limits(), budget=Budget(1 << 26))
+    listener = Listener({PATH: open_call}, limits=WireLimits(), budget=Budget(1 << 26))
     port = listener.listen(await bind("127.0.0.1:0"))
     await listener.start()
     with socket.socket() as flooder, socket.socket() as other:

@@ -20,7 +20,7 @@ from h2.settings import SettingCodes
 
 from extproc.router.budget import Budget
 from extproc.router.wire.connection import Connection
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.streams import Failed, HalfClosed, Message
 from tests.slow.fuzz.choices import Choices
 from tests.slow.fuzz.http2_reference import TRANSITIONS
@@ -33,7 +33,7 @@ REQUEST: Final = (
     ("content-type", "application/grpc"),
     ("te", "trailers"),
 )
-LIMITS: Final = Limits(streams=100, stream_window_bytes=100)
+LIMITS: Final = WireLimits(streams=100, stream_window_bytes=100)
 ALL: Final = 1_000_000
 PREFIX_BYTES: Final = 5
 

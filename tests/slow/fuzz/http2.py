@@ -16,14 +16,14 @@ from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.connection import Connection
 from extproc.router.wire.frames import Code
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.streams import Closed, Event, Failed, HalfClosed, Message, MessageSkipped, Opened
 from tests.slow.fuzz.choices import Choices
 from tests.slow.fuzz.http2_client import Client
 from tests.slow.fuzz.http2_reference import Call, Fact, Reference, frames_of, head_of
 
 # Small enough for short conversations to reach them.
-TIGHT: Final = Limits(
+TIGHT: Final = WireLimits(
     streams=3,
     message_bytes=40,
     header_bytes=400,
@@ -32,7 +32,7 @@ TIGHT: Final = Limits(
     connection_window_bytes=frames.DEFAULT_WINDOW + 1,
 )
 ROOMY: Final = 1_000_000
-WORLDS: Final = ((TIGHT, ROOMY), (TIGHT, ROOMY), (TIGHT, 15), (Limits(), ROOMY))
+WORLDS: Final = ((TIGHT, ROOMY), (TIGHT, ROOMY), (TIGHT, 15), (WireLimits(), ROOMY))
 PASSING_S: Final = (1.0, 8.0, 11.0, 21.0, 40.0)
 STATUSES: Final = (Status.OK, Status.OK, Status.INTERNAL, Status.NOT_FOUND)
 
@@ -209,7 +209,7 @@ RULES: Final = (
 class Match:
     """One conversation, held by our connection and by the reference."""
 
-    def __init__(self, limits: Limits, budget_bytes: int) -> None:
+    def __init__(self, limits: WireLimits, budget_bytes: int) -> None:
         self.limits = limits
         self.budget_bytes = budget_bytes
         self.ours = Connection(limits, Budget(budget_bytes), 0.0)

@@ -31,7 +31,7 @@ from hpack import Decoder
 from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code
-from extproc.router.wire.limits import Limits
+from extproc.router.wire.limits import WireLimits
 
 Fields = tuple[tuple[bytes, bytes], ...]
 # What a step shows from outside: calls opened, their messages, their half-closes, their ends.
@@ -78,7 +78,7 @@ class Call:
 class Reference:
     """The same connection, seen by `h2`. `take` frames one at a time, then `sent` what our server sent."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: WireLimits) -> None:
         self.limits = limits
         self.calls: dict[int, Call] = {}
         self.late: set[int] = set()

@@ -25,9 +25,9 @@ from extproc.router.routing.prompt.parse import Prompt, parse
 from extproc.router.routing.prompt.prefix import parse_key, prefix_of, routing_key
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
-from extproc.router.share.names import name_of
+from extproc.router.share.letters import name_of
+from extproc.router.share.pool_share import Share
 from extproc.router.share.sealed import LetterError, Seal, read
-from extproc.router.share.share import Share
 from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.events import (
     Answer,
@@ -46,7 +46,7 @@ from extproc.router.stream.events import (
     Routed,
     StreamConfig,
 )
-from extproc.router.stream.kept import PIECE_BYTES
+from extproc.router.stream.held_body import PIECE_BYTES
 from extproc.router.stream.names import READ_HEADERS
 from extproc.router.stream.session import Session
 from tests.slow.fuzz.blocks import blocks

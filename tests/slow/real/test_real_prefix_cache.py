@@ -13,10 +13,10 @@ import orjson
 import pytest
 
 from extproc.router.feedback.cooling import Cooling, Rules
-from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.scraper import fetch_signals
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Ask, Picker, Route
+from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
@@ -75,7 +75,7 @@ async def test_what_is_foreseen_is_what_vllm_finds_within_one_block(addresses: l
     strategy = PrefixCache(Outside(random.Random(1), monotonic))
     pool = Pool("tiny", strategy)
     pool.replace([Endpoint(address, address) for address in addresses])
-    desk = Desk(pool, Cooling(Rules(), clock=monotonic, rng=random.Random(2)))
+    desk = PoolFeedback(pool, Cooling(Rules(), clock=monotonic, rng=random.Random(2)))
     picker, talks = Picker([Route(pool)]), Talks(2026)
     pairs: list[tuple[float, int, int]] = []
     async with aiohttp.ClientSession() as client:
@@ -88,7 +88,7 @@ async def test_what_is_foreseen_is_what_vllm_finds_within_one_block(addresses: l
             talk = talks.ask()
             body = {"model": "tiny", "messages": talk, "max_tokens": 3, "temperature": 0}
             before = _foreseen(strategy)
-            pick = picker.pick(Ask("POST", CHAT, {}, orjson.dumps(body))).pick
+            pick = picker.pick(Query("POST", CHAT, {}, orjson.dumps(body))).pick
             foreseen = _foreseen(strategy) - before
             _, answer = await post(client, f"http://{pick.endpoint.address}{CHAT}", body)
             pick.release()

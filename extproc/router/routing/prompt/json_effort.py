@@ -3,8 +3,12 @@
 The units are measured; `make bench` (hostile) shows the sum for the worst bodies we know.
 """
 
+import json
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final
+
+import orjson
 
 from extproc.errors import PromptTooComplex
 
@@ -24,7 +28,7 @@ TOO_COMPLEX: Final = "the body is too large and too complex to be read for routi
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReadLimits:
     """How much is read at once, and how much at all; sizes in bytes, effort in about nanoseconds.
 
     `reserve` is what there is for the prompt itself after finding the members took everything.
@@ -40,7 +44,7 @@ class Limits:
     reserve: int = 1_500_000
 
 
-LIMITS: Final = Limits()
+LIMITS: Final = ReadLimits()
 
 
 class Effort:
@@ -67,3 +71,28 @@ class Effort:
         self.spent += units
         if self.spent > self.limit:
             raise PromptTooComplex(TOO_COMPLEX)
+
+
+def load_string(written: bytes) -> str | None:
+    try:
+        value = orjson.loads(written)
+    except ValueError:
+        value = load_leniently(written)
+    return value if isinstance(value, str) else None
+
+
+def load_leniently(written: bytes) -> object:
+    """As vLLM reads, which is as Python's `json` does; `None` for what cannot be read.
+
+    Takes numbers of any size, NaN and the infinities (as `None`), lone surrogates (as `?`).
+    """
+    try:
+        value = json.loads(written, parse_float=_finite, parse_constant=_finite)
+        return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _finite(written: str) -> float | None:
+    number = float(written)
+    return number if isfinite(number) else None

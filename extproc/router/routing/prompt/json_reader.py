@@ -16,8 +16,7 @@ import orjson
 from msgspec import Raw
 
 from extproc.errors import PromptError, PromptTooComplex
-from extproc.router.routing.prompt.json_effort import LIMITS, Limits
-from extproc.router.routing.prompt.json_lenient import load_leniently
+from extproc.router.routing.prompt.json_effort import LIMITS, ReadLimits, load_leniently
 from extproc.router.routing.prompt.json_skim import DIGITS, Array, Skim, Text, head_of_numbers
 from extproc.router.routing.prompt.json_walk import Cut, Malformed
 
@@ -64,7 +63,7 @@ def open_object(
     *,
     is_partial: bool = False,
     texts: Container[str] = (),
-    limits: Limits = LIMITS,
+    limits: ReadLimits = LIMITS,
 ) -> Object:
     """Opens the one object that `body` is.
 
@@ -193,7 +192,7 @@ class LargeObject:
             return None
 
 
-def is_large(body: bytes | bytearray, limits: Limits = LIMITS) -> bool:
+def is_large(body: bytes | bytearray, limits: ReadLimits = LIMITS) -> bool:
     """Whether an object for every value would take too long: 64 KB of brackets take 6 ms, and again."""
     size = len(body)
     if size > limits.whole_bytes:
@@ -218,7 +217,7 @@ def _open_partial(body: bytes, texts: Container[str]) -> WholeObject:
     return WholeObject(members)
 
 
-def _open_large(body: bytes | bytearray, limits: Limits, *, is_partial: bool) -> LargeObject:
+def _open_large(body: bytes | bytearray, limits: ReadLimits, *, is_partial: bool) -> LargeObject:
     skim = Skim(_recoded(body), limits)
     starts: dict[str, int] = {}
     model = None

@@ -15,8 +15,15 @@ from msgspec import Raw
 from xxhash import xxh3_64
 
 from extproc.errors import PromptTooComplex
-from extproc.router.routing.prompt.json_effort import ITEM_UNITS, LENIENT_UNITS, LIMITS, LOAD_UNITS, Limits
-from extproc.router.routing.prompt.json_lenient import load_leniently, load_string
+from extproc.router.routing.prompt.json_effort import (
+    ITEM_UNITS,
+    LENIENT_UNITS,
+    LIMITS,
+    LOAD_UNITS,
+    ReadLimits,
+    load_leniently,
+    load_string,
+)
 from extproc.router.routing.prompt.json_walk import (
     CLOSE_ARRAY,
     CLOSE_OBJECT,
@@ -117,7 +124,7 @@ class Array:
 class Skim(Walk):
     """The values of one body. `fault` says why something was left out, if anything was."""
 
-    def __init__(self, body: bytes | bytearray, limits: Limits = LIMITS) -> None:
+    def __init__(self, body: bytes | bytearray, limits: ReadLimits = LIMITS) -> None:
         super().__init__(body, limits)
         self.fault: PromptTooComplex | None = None
         self.has_started = False

@@ -29,7 +29,7 @@ from extproc.router.routing.prompt.json_effort import (
     SKIP_UNITS,
     TOO_COMPLEX,
     Effort,
-    Limits,
+    ReadLimits,
 )
 
 WINDOW: Final = 64 * 1024
@@ -68,7 +68,7 @@ class Cut(Malformed):
 class Walk:
     """Places in one body. May raise `Malformed`, `Cut` where the body ends early, and `PromptTooComplex`."""
 
-    def __init__(self, body: bytes | bytearray, limits: Limits = LIMITS) -> None:
+    def __init__(self, body: bytes | bytearray, limits: ReadLimits = LIMITS) -> None:
         self.body = body
         self.limits = limits
         self.effort = Effort(limits.effort)

@@ -12,7 +12,7 @@ from xxhash import xxh3_64
 
 from extproc.errors import PromptError
 from extproc.router.routing.prompt.apis import Api, api_of, reads_body
-from extproc.router.routing.prompt.json_effort import LIMITS, Limits
+from extproc.router.routing.prompt.json_effort import LIMITS, ReadLimits
 from extproc.router.routing.prompt.json_reader import Object, open_object
 from extproc.router.routing.prompt.multipart import is_form, open_form
 from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT, Turn, turns_of
@@ -93,7 +93,7 @@ def parse(
     body: bytes | bytearray | memoryview,
     *,
     is_partial: bool = False,
-    limits: Limits = LIMITS,
+    limits: ReadLimits = LIMITS,
 ) -> Prompt:
     """Reads the request that `path` names out of `body`.
 

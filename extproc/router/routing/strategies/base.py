@@ -24,10 +24,9 @@ from pydantic import BaseModel, ConfigDict
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.load import LoadBook
-from extproc.router.routing.prompt.chain import Blocks, Chain
+from extproc.router.routing.prompt.chain import Blocks, Chain, Link
 from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.signals import EndpointSignals
-from extproc.router.routing.strategies.prefix_cache.holding import Link
 
 Colour = Literal["green", "blue", "magenta", "red", "yellow", "cyan", "orange", "grey"]
 

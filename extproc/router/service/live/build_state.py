@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc import __version__
-from extproc.router.feedback.desk import Desk
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.service.configuration import Configuration
@@ -118,12 +118,12 @@ class StateBuilder:
             pools.append((yield from _build_pool(one)))  # noqa: PERF401  # no comprehension may yield
         return replace(state, pools=pools)
 
-    def _count(self, desk: Desk) -> EndpointCounts:
+    def _count(self, desk: PoolFeedback) -> EndpointCounts:
         found = {name: (signals.queried_tokens, signals.hit_tokens) for name, signals in desk.signals.items()}
         picks = dict(self._recording.picks.get(desk.pool.name, {}))
         strategy = desk.pool.reads_signals
         sent = strategy.predicted_by_endpoint() if strategy is not None else {}
-        return EndpointCounts(picks, dict(desk.tally.first_byte_sums), sent, found)
+        return EndpointCounts(picks, dict(desk.counters.first_byte_sums), sent, found)
 
     def _remember(
         self, now_s: float, counts: dict[str, EndpointCounts]
@@ -167,7 +167,9 @@ class _PoolMoment(Struct, frozen=True):
     then: EndpointCounts
 
 
-def _read_pool(keeper: PoolKeeper, desk: Desk, now: EndpointCounts, then: EndpointCounts) -> _PoolMoment:
+def _read_pool(
+    keeper: PoolKeeper, desk: PoolFeedback, now: EndpointCounts, then: EndpointCounts
+) -> _PoolMoment:
     pool = keeper.pool
     states = list(pool.states())
     in_flight, elsewhere = pool.book.counts(), pool.book.elsewhere()

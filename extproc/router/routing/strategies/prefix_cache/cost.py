@@ -20,7 +20,7 @@
 # speed. With all of them compared, a queue keeps its prompts' blocks pinned, so the index counts more and
 # more of them there, and more arrives: that runs away near capacity (simulated).
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -28,7 +28,6 @@ from msgspec import Struct
 
 from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.base import Candidates, CostRow, Outside
-from extproc.router.routing.strategies.prefix_cache.backlog import Backlogs
 from extproc.router.routing.strategies.prefix_cache.engine_model import EngineModel
 from extproc.router.routing.strategies.prefix_cache.holding import Holding
 from extproc.router.routing.strategies.prefix_cache.homes import (
@@ -39,6 +38,57 @@ from extproc.router.routing.strategies.prefix_cache.homes import (
     find_root,
 )
 from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
+
+_DRAIN: Final = 0.8
+
+# Of less backlog than this, chance made some: it says nothing of what others have sent.
+_MUCH_MS: Final = 100.0
+
+
+class Backlog:
+    """Prefill sent to one endpoint and not done yet, in milliseconds, by the clock."""
+
+    __slots__ = ("_at", "_ms")
+
+    def __init__(self) -> None:
+        self._ms = self._at = 0.0
+
+    def ms(self, now: float) -> float:
+        return max(0.0, self._ms - (now - self._at) * 1000 * _DRAIN)
+
+    def add(self, ms: float, now: float) -> None:
+        self._ms = self.ms(now) + ms
+        self._at = now
+
+
+class Backlogs:
+    """The backlogs of endpoints by name; of one that is not followed there is none, and nothing is added."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[str, Backlog] = {}
+
+    def follow(self, names: Iterable[str]) -> None:
+        self._known = {name: self._known.get(name) or Backlog() for name in names}
+
+    def add(self, name: str, ms: float, now: float) -> None:
+        backlog = self._known.get(name)
+        if backlog is not None:
+            backlog.add(ms, now)
+
+    def ms(self, name: str, now: float) -> float:
+        backlog = self._known.get(name)
+        return backlog.ms(now) if backlog is not None else 0.0
+
+    def with_others(self, name: str, now: float, times: float) -> float:
+        """With what gateways have sent that we do not hear of: about as much as we know, where that is much.
+
+        `times`: how many times what we know of is sent by all of them together.
+        """
+        ms = self.ms(name, now)
+        return ms + (times - 1) * max(0.0, ms - _MUCH_MS)
+
 
 _KEEP: Final = 3.0
 

@@ -15,10 +15,6 @@ from extproc.router.routing.prompt.chain import Chain
 ENTRY_BYTES: Final = 128
 
 
-Link = tuple[int, int, int]
-"""A block, the one that leads to it, 0 where none does, and its length in bytes."""
-
-
 class Holding:
     """The blocks that one endpoint holds: those of open requests, and idle ones in order of eviction."""
 

@@ -21,8 +21,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from extproc.router.routing.prompt.chain import Blocks, Chain
-from extproc.router.routing.strategies.prefix_cache.holding import ENTRY_BYTES, Holding, Link, Taken
+from extproc.router.routing.prompt.chain import Blocks, Chain, Link
+from extproc.router.routing.strategies.prefix_cache.holding import ENTRY_BYTES, Holding, Taken
 
 # What all of them have at most, whatever their capacities: 1 GB.
 MOST_ENTRIES: Final = 2_700_000

@@ -5,9 +5,9 @@ from enum import IntEnum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
+from xxhash import xxh3_64_intdigest
 
-from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain
-from extproc.router.routing.strategies.prefix_cache.holding import Link
+from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain, Link
 
 # A prompt's blocks beyond that are not told: of 256 bytes each, a megabyte of text.
 MAX_BLOCKS: Final = 4_096
@@ -64,14 +64,14 @@ class Ended(Struct, frozen=True, array_like=True, tag=2, gc=False):
     pick: Number
 
 
-class Standing(Struct, frozen=True, array_like=True, tag=3, gc=False):
+class Heartbeat(Struct, frozen=True, array_like=True, tag=3, gc=False):
     """A heartbeat: what the peer has open on each endpoint after its news up to `number`; else nothing."""
 
     number: Annotated[int, Meta(ge=0, le=_MOST)]
     open: Annotated[dict[Name, _Count], Meta(max_length=MAX_ENDPOINTS)]
 
 
-class Left(Struct, frozen=True, array_like=True, tag=4, gc=False):
+class Goodbye(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """The peer goes, and nobody need wait for it."""
 
 
@@ -83,14 +83,14 @@ class Withdrawn(Struct, frozen=True, array_like=True, tag=5, gc=False):
     hashes: Annotated[tuple[Name, ...], Meta(max_length=MAX_BLOCKS)]
 
 
-class Asked(Struct, frozen=True, array_like=True, tag=6, gc=False):
+class IndexRequest(Struct, frozen=True, array_like=True, tag=6, gc=False):
     """Asks one `peer` what it knows of the endpoints, from `endpoint` on by their names' order."""
 
     peer: Name
     endpoint: Name = 0
 
 
-class End(IntEnum):
+class PageEnd(IntEnum):
     """Whether an answer ends here."""
 
     NOT_YET = 0
@@ -98,7 +98,7 @@ class End(IntEnum):
     PARTIAL = 2  # by one who came in a moment ago and was asking, too
 
 
-class Page(Struct, frozen=True, array_like=True, tag=7, gc=False):
+class IndexPage(Struct, frozen=True, array_like=True, tag=7, gc=False):
     """A piece of an answer `to` who asked: blocks that an endpoint holds, the newest first.
 
     Each one is led to by the one before it in `hashes`, but for those in `parents`, by place. `odd` as in
@@ -110,10 +110,10 @@ class Page(Struct, frozen=True, array_like=True, tag=7, gc=False):
     hashes: Annotated[tuple[Name, ...], Meta(max_length=PAGE_BLOCKS)] = ()
     parents: Annotated[dict[_Place, Name], Meta(max_length=PAGE_BLOCKS)] = {}
     odd: Annotated[dict[_Place, _Length], Meta(max_length=PAGE_BLOCKS)] = {}
-    end: End = End.NOT_YET
+    end: PageEnd = PageEnd.NOT_YET
 
 
-News = Picked | Ended | Standing | Left | Withdrawn | Asked | Page
+News = Picked | Ended | Heartbeat | Goodbye | Withdrawn | IndexRequest | IndexPage
 
 
 class Echo(Struct, frozen=True, array_like=True, gc=False):
@@ -150,7 +150,7 @@ def tell_withdrawal(endpoint: int, chain: Chain, had: int) -> Withdrawn:
     return Withdrawn(endpoint, min(had, MAX_BLOCKS), tuple(chain.hashes[:MAX_BLOCKS]))
 
 
-def page(to: int, endpoint: int, links: Sequence[Link]) -> Page:
+def tell_links(to: int, endpoint: int, links: Sequence[Link]) -> IndexPage:
     """Returns a piece of an answer; `PAGE_BLOCKS` links at most."""
     parents: dict[int, int] = {}
     odd: dict[int, int] = {}
@@ -161,10 +161,10 @@ def page(to: int, endpoint: int, links: Sequence[Link]) -> Page:
         if length != BLOCK_BYTES:
             odd[place] = length
         before = block
-    return Page(to, endpoint, tuple(block for block, _, _ in links), parents, odd)
+    return IndexPage(to, endpoint, tuple(block for block, _, _ in links), parents, odd)
 
 
-def links_in(told: Page) -> list[Link]:
+def links_in(told: IndexPage) -> list[Link]:
     hashes, parents = told.hashes, [0, *told.hashes][: len(told.hashes)]
     for place, parent in told.parents.items():
         if place < len(parents):
@@ -178,3 +178,8 @@ def _lengths(blocks: int, odd: Mapping[int, int]) -> list[int]:
         if place < blocks:
             lengths[place] = length
     return lengths
+
+
+def name_of(text: str) -> int:
+    """Returns 64 bits that are the same for all gateways; they go sealed, see `sealed`."""
+    return xxh3_64_intdigest(text.encode(errors="surrogatepass"))

@@ -7,8 +7,8 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.router.feedback.desk import Desk
-from extproc.router.feedback.tally import FIRST_BYTE_BOUNDS_S, Times
+from extproc.router.feedback.counters import FIRST_BYTE_BOUNDS_S, Times
+from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.telemetry import Buckets, buckets, exemplar
 
 # Shown as 0 from the start, so that `increase()` sees the first one.
@@ -18,7 +18,7 @@ EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
 class FeedbackCollector(Collector):
     """Answers, coolings and cache hits by endpoint, time to the first byte and predicted hits by pool."""
 
-    def __init__(self, desks: Callable[[], Iterable[Desk]]) -> None:
+    def __init__(self, desks: Callable[[], Iterable[PoolFeedback]]) -> None:
         self._desks = desks
 
     def collect(self) -> Iterator[Metric]:
@@ -59,7 +59,7 @@ class FeedbackCollector(Collector):
             for name, signals in desk.signals.items():
                 measured.add_metric([desk.pool.name, name, "yes"], signals.hit_tokens)
                 measured.add_metric([desk.pool.name, name, "no"], signals.queried_tokens - signals.hit_tokens)
-            pool, tally = desk.pool.name, desk.tally
+            pool, tally = desk.pool.name, desk.counters
             names = desk.pool.snapshot.names
             told = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | tally.answers
             for (name, class_), count in told.items():

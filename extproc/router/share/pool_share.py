@@ -12,8 +12,7 @@ from typing import Final
 from extproc.router.routing.pool import Pool
 from extproc.router.share.copying import Copying
 from extproc.router.share.delay import wait_s
-from extproc.router.share.messages import Letter, News
-from extproc.router.share.names import name_of
+from extproc.router.share.letters import Letter, News, name_of
 from extproc.router.share.outbox import Outbox
 from extproc.router.share.peers import Peers
 

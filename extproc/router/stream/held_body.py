@@ -21,7 +21,7 @@ _LENGTH: Final = compile_pattern(r"[0-9]{1,18}")
 NO_REQUEST: Final = RequestHeaders({})
 
 
-class Kept:
+class HeldBody:
     """The headers, the subset, and what came of the body, in so many `messages`.
 
     `budget` is the process's, for held bodies; `announced` likewise, for what proxies are to buffer; `None`
@@ -50,7 +50,7 @@ class Kept:
         self.messages = 0
 
     def __repr__(self) -> str:
-        return f"<Kept {len(self.body)} bytes in {self.messages} messages>"
+        return f"<HeldBody {len(self.body)} bytes in {self.messages} messages>"
 
     def begin(self, request: RequestHeaders) -> None:
         self.request, self.subset = request, request.subset

@@ -77,7 +77,7 @@ class Tracer(Protocol):
         ...
 
 
-def describe(told: Routed | Answer, path: str) -> dict[str, Value]:
+def describe_span(told: Routed | Answer, path: str) -> dict[str, Value]:
     """The attributes of a decision: the GenAI semantic conventions' where they have one, else `extproc.*`.
 
     Never a prompt. Of what the client chose only the model's name, cut, its broken characters replaced.

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Collection
 
 from extproc.router.feedback.cooling import Change, Cooling
+from extproc.router.feedback.counters import Counters
 from extproc.router.feedback.outcome import Outcome, Verdict
-from extproc.router.feedback.tally import Tally
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.signals import EndpointSignals
@@ -13,18 +13,18 @@ from extproc.router.routing.signals import EndpointSignals
 log = logging.getLogger(__name__)
 
 
-class Desk:
+class PoolFeedback:
     """Knows a pool's endpoints by their addresses; hands what is heard to its `cooling` and its `tally`."""
 
     def __init__(self, pool: Pool, cooling: Cooling) -> None:
         self.pool = pool
         self.cooling = cooling
-        self.tally = Tally()
+        self.counters = Counters()
         self.signals: dict[str, EndpointSignals] = {}
         self.has_log = False
 
     def __repr__(self) -> str:
-        return f"<Desk of {self.pool.name}: {self.cooling!r}, {self.tally!r}>"
+        return f"<PoolFeedback of {self.pool.name}: {self.cooling!r}, {self.counters!r}>"
 
     def knows(self, address: str) -> bool:
         return self._name(address) is not None
@@ -66,7 +66,7 @@ class Desk:
 
     def keep(self, names: Collection[str]) -> None:
         """Forgets what was counted of endpoints that are gone."""
-        self.tally.keep(names)
+        self.counters.keep(names)
         self.signals = {name: signals for name, signals in self.signals.items() if name in names}
 
     def _take(self, outcome: Outcome, *, is_counted: bool, trace_id: str = "") -> None:
@@ -74,7 +74,7 @@ class Desk:
         if name is None:
             return
         if is_counted:
-            self.tally.count(name, outcome, self._zone(name), trace_id)
+            self.counters.count(name, outcome, self._zone(name), trace_id)
         change = self.cooling.observe(name, outcome)
         if change is None:
             return
@@ -82,7 +82,7 @@ class Desk:
         if change is Change.COOLED and outcome.status == 0 and strategy is not None:
             # No answer at all: the process is gone, and its cache with it.
             strategy.forget_cache(name)
-        self.tally.count_change(name, change)
+        self.counters.count_change(name, change)
         self._tell(name, change)
 
     def _name(self, address: str) -> str | None:

@@ -31,7 +31,7 @@ class Times:
             self.traces[place] = (trace_id, took_s)
 
 
-class Tally:
+class Counters:
     """What was counted since the pool exists.
 
     `answers` by endpoint and class, `coolings` by endpoint; `first_bytes` by the endpoint's zone, empty where
@@ -45,7 +45,7 @@ class Tally:
         self.first_byte_sums: dict[str, tuple[int, float]] = {}
 
     def __repr__(self) -> str:
-        return f"<Tally of {sum(self.answers.values())} answers>"
+        return f"<Counters of {sum(self.answers.values())} answers>"
 
     def count(self, name: str, outcome: Outcome, zone: str = "", trace_id: str = "") -> None:
         """Takes what an endpoint's request came to; `trace_id` is empty where nobody traces it."""

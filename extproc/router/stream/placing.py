@@ -1,0 +1,117 @@
+"""A request that is held until its pool has room: how it comes into the pool's queue, and how it leaves."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from extproc.errors import NoEndpoint, Overloaded
+from extproc.router.routing.picker import Found, Query
+from extproc.router.routing.pool import Pick
+from extproc.router.routing.queue import Queue, QueueEnd, Waiter
+from extproc.router.routing.tickets import Tickets
+from extproc.router.stream.events import Continue, Phase, Reply, ResponseHeaders, Served
+
+Route = Callable[[Query, Found], list[Reply]]
+"""Routes a request, and says what to answer; raises `NoEndpoint` or `Overloaded` where there is no room."""
+
+
+class Wait:
+    """One stay of a request in `queue`, its pool's."""
+
+    __slots__ = ("_ask", "_found", "_queue", "_route", "waiter")
+
+    def __init__(self, queue: Queue, waiter: Waiter, ask: Query, found: Found, route: Route) -> None:
+        self._queue = queue
+        self.waiter = waiter
+        # What was found in the body is kept, not the body.
+        self._ask, self._found = replace(ask, body=None), found
+        self._route = route
+
+    def __repr__(self) -> str:
+        return f"<Wait of {self.waiter!r}>"
+
+    @property
+    def wait_s(self) -> float:
+        return self.waiter.until_s - self.waiter.since_s
+
+    def again(self, *, is_last: bool) -> list[Reply]:
+        """Routes the request, if there is room for it now; empty: not yet. The last time raises a refusal."""
+        try:
+            replies = self._route(self._ask, self._found)
+        except (NoEndpoint, Overloaded) as refusal:
+            if is_last or not self._found.pool.may_pass(refusal):
+                raise
+            return []
+        self.end(QueueEnd.SERVED)
+        return replies
+
+    def end(self, end: QueueEnd) -> None:
+        """Leaves the queue, as often as one likes."""
+        self._queue.leave(self.waiter, end)
+
+
+def seek(queue: Queue, ask: Query, found: Found, route: Route) -> list[Reply] | Wait:
+    """Routes a request at once, or holds it in `queue`, its pool's; raises where neither can be."""
+    pool = found.pool
+    lane = pool.lane(ask.headers, found.adapter, ask.subset)
+    try:
+        if not queue.precedes(lane):
+            return route(ask, found)
+    except (NoEndpoint, Overloaded) as refusal:
+        if not pool.may_pass(refusal):
+            raise
+    waiter = Waiter(lane, len(ask.body or b""))
+    if not queue.enter(waiter):
+        return route(ask, found)  # says why not
+    return Wait(queue, waiter, ask, found, route)
+
+
+class Counted:
+    """One pick at most, released once. `tickets` find it again when the proxy's access log tells of it."""
+
+    __slots__ = ("_pick", "_tickets", "has_response", "ticket")
+
+    def __init__(self, tickets: Tickets | None) -> None:
+        self._tickets = tickets
+        self._pick: Pick | None = None
+        self.ticket = 0
+        self.has_response = False
+
+    def __repr__(self) -> str:
+        return f"<Counted {self._pick!r}>"
+
+    def take(self, pick: Pick) -> None:
+        """Counts a pick that was taken."""
+        self._pick = pick
+        self.ticket = 0 if self._tickets is None else self._tickets.give(pick)
+
+    def hear(self, event: ResponseHeaders) -> Reply:
+        """Takes what a gateway tells of the response first; the pick counts where it was answered."""
+        reply: Reply = Continue(Phase.RESPONSE_HEADERS)
+        pick = self._pick
+        if pick is not None and not self.has_response:
+            address = event.served or pick.endpoint.address
+            is_elsewhere = address != pick.endpoint.address
+            if is_elsewhere:
+                self._pick = pick.pool.move(pick, address)
+            if is_elsewhere or event.status:
+                reply = Served(pick.pool.name, address, event, is_elsewhere, self.ticket)
+        self.has_response = True
+        return reply
+
+    def leave(self) -> Pick | None:
+        """Gives up the pick: whoever takes it must release it."""
+        pick, self._pick = self._pick, None
+        self._end_ticket()
+        return pick
+
+    def release(self) -> None:
+        """Releases the pick, as often as one likes."""
+        pick, self._pick = self._pick, None
+        if pick is not None:
+            pick.release()
+            self._end_ticket()
+
+    def _end_ticket(self) -> None:
+        if self.ticket and self._tickets is not None:
+            self._tickets.end(self.ticket)
