@@ -12,7 +12,7 @@ from extproc.bench.report.headline import show
 from extproc.operator.shown import Body, read_status
 from extproc.operator.status import COMPARED, TOLERANCE, trace_history
 from extproc.pages import page
-from extproc.pages.page import Cell, Link
+from extproc.pages.page import Cell, PageLink
 
 _LIST: Final = ("benchmark", "phase", "verdict", "progress", "req/s", "TTFT p95", "last run", "next run")
 _SHOWN: Final = ("req_per_s", "total_tok_per_s", "ttft_median_ms", "ttft_p99_ms", "e2e_median_ms")
@@ -24,7 +24,7 @@ HasReport = Callable[[Body, str], bool]
 
 def build_page(bodies: Sequence[Body], has_report: HasReport) -> str:
     """The whole page; nothing in it is executed, or fetched."""
-    return page.page(
+    return page.html_page(
         "Benchmarks", METHOD.format(runs=COMPARED, tolerance=TOLERANCE), _parts(bodies, has_report)
     )
 
@@ -47,7 +47,7 @@ def _list_one(body: Body) -> tuple[Cell, ...]:
     summary = status["summary"]
     name = name_benchmark(body)
     return (
-        Link(name, f"#{quote(name, safe='')}"),
+        PageLink(name, f"#{quote(name, safe='')}"),
         _show_phase(status),
         status["verdict"] or DASH,
         status["progress"] or DASH,
@@ -68,7 +68,7 @@ def _show_one(body: Body, has_report: HasReport) -> Iterator[str]:
     status = read_status(body)
     name, phase = name_benchmark(body), status["phase"]
     faults = [*status["faults"], *status["regressions"]]
-    yield page.heading(name, quote(name, safe=""))
+    yield page.anchored_heading(name, quote(name, safe=""))
     yield page.notice(_title(status), faults, is_good=not faults and phase not in {"Invalid", "Failed"})
     yield page.remarks([*status["remarks"], *_say_where(status)])
     spec = body.get("spec") or {}
@@ -93,7 +93,7 @@ def _say_where(status: Body) -> Iterator[str]:
 def _run_row(number: int, body: Body, line: Line, has_report: HasReport) -> tuple[Cell, ...]:
     entry = line.entries[number]
     figures = (show(name, entry.figures.get(name)) for name in _SHOWN)
-    report = Link("report", report_path(body, entry.source)) if has_report(body, entry.source) else DASH
+    report = PageLink("report", report_path(body, entry.source)) if has_report(body, entry.source) else DASH
     return str(number + 1), _show_time(entry.at), *figures, entry.verdict, report
 
 

@@ -1,7 +1,6 @@
-"""How a fleet took a changing load: seconds that missed their limits, reaction, recovery, endpoint-seconds.
+"""How a fleet took a changing load: missed seconds, reaction, recovery, endpoint-seconds.
 
-The benchmark measures a real fleet by these rules and the simulator a virtual one, so that their figures
-compare. Pure: times are seconds from the start of a run.
+The benchmark measures a real fleet by these rules, the simulator a virtual one. Times are seconds of the run.
 """
 
 import math
@@ -60,16 +59,13 @@ def add_up_over(steps: Steps, start_s: float, end_s: float) -> float:
 
 def respond(rise: Rise, ready: Steps, missed: Sequence[int] | None) -> Response:
     """What became of a rise; `ready` counts endpoints, `missed` is `None` without limits."""
-    return Response(rise.name, _react(rise, ready), None if missed is None else _recover(rise, missed))
-
-
-def _react(rise: Rise, ready: Steps) -> float | None:
     before = [count for at_s, count in ready if at_s <= rise.start_s]
     more = (
-        at_s for at_s, count in ready if before and rise.start_s < at_s < rise.until_s and count > before[-1]
+        at_s - rise.start_s
+        for at_s, count in ready
+        if before and rise.start_s < at_s < rise.until_s and count > before[-1]
     )
-    first_s = next(more, None)
-    return None if first_s is None else first_s - rise.start_s
+    return Response(rise.name, next(more, None), None if missed is None else _recover(rise, missed))
 
 
 def _recover(rise: Rise, missed: Sequence[int]) -> float | None:

@@ -1,25 +1,25 @@
-"""The pieces of a page."""
+"""The pieces of a page, and other people's texts as HTML."""
 
+import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
-
-from extproc.pages.plain import escape
+from unicodedata import category
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class PageLink:
     """A cell of a table that leads elsewhere."""
 
     text: str
     href: str
 
 
-Cell = str | Link
+Cell = str | PageLink
 
 
-def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
+def html_page(title: str, subtitle: str, parts: Iterable[str]) -> str:
     """A whole document; the parts are HTML, the texts are not."""
     template = Template(files("extproc.pages").joinpath("page.html").read_text("utf-8"))
     texts = {"title": escape(title), "subtitle": escape(subtitle), "body": "\n".join(parts)}
@@ -59,8 +59,8 @@ def cards(plots: Mapping[str, str]) -> str:
     return f'<div class="cards">{"".join(boxes)}</div>'
 
 
-def heading(text: str, anchor: str) -> str:
-    """The title of a section that a `Link` leads to."""
+def anchored_heading(text: str, anchor: str) -> str:
+    """The title of a section that a `PageLink` leads to."""
     return f'<h2 id="{escape(anchor)}">{escape(text)}</h2>'
 
 
@@ -76,7 +76,7 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> 
 
 
 def _cell(cell: Cell) -> str:
-    if isinstance(cell, Link):
+    if isinstance(cell, PageLink):
         return f'<a href="{escape(cell.href)}">{escape(cell.text)}</a>'
     return escape(cell)
 
@@ -89,3 +89,14 @@ def definitions(terms: Mapping[str, str]) -> str:
 def folded(title: str, text: str) -> str:
     """Preformatted text that opens on a click."""
     return f'<details class="card"><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>'
+
+
+def escape(text: str) -> str:
+    """As `html.escape`, without characters that turn a line around or hide in it.
+
+    A name must not change how its neighbours read. The live page does the same (`page.js`).
+    """
+    if text.isprintable():
+        return html.escape(text)
+    shown = ("\ufffd" if category(char)[0] == "C" and char not in "\n\t" else char for char in text)
+    return html.escape("".join(shown))

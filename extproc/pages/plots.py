@@ -1,21 +1,20 @@
 """Small plots as inline SVG: lines and bars. Colours come from the page's style sheet.
 
-No plot library: a page must open from a file without a network, follow the reader's light or dark scheme, be
-read at the width of a telephone and as a picture, and stay small. What draws in the browser (plotly, bokeh,
-vega) puts megabytes of script into each page or fetches them; matplotlib's SVG has its colours baked in. A
-sweep's whole page is 15 to 40 kB here.
+No plot library: a page opens from a file without a network, follows the reader's light or dark scheme, and
+stays small (15 to 40 kB). Libraries that draw in browsers add megabytes of script, matplotlib fixed colours.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from extproc.pages.plain import escape
+from extproc.pages.page import escape
 
 _WIDTH, _HEIGHT = 640, 310
 # Room for labels of 22 units, which is what a reader of a telephone needs: the page's style sheet sets them.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 28, 24, 60
 _MARKED = 16
+_NOTHING = '<p class="nothing">Nothing to plot.</p>'
 # Units that a letter takes: on a desk, on a telephone.
 _DESK, _TELEPHONE = 8, 12.5
 
@@ -109,7 +108,7 @@ def lines(
     """A line plot with a legend; says so when there is nothing to plot."""
     points = [(x, y) for line in series for x, y in _kept(line, is_log_x=is_log_x, is_log_y=is_log_y)]
     if not points:
-        return _nothing()
+        return _NOTHING
     x_axis = _axis([x for x, _ in points], _LEFT, _WIDTH - _RIGHT, is_log=is_log_x)
     heights = [*([0.0] if is_from_zero else ()), *(y for _, y in points)]
     y_axis = _axis(heights, _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
@@ -117,11 +116,10 @@ def lines(
         _path(index, line, x_axis, y_axis, _kept(line, is_log_x=is_log_x, is_log_y=is_log_y))
         for index, line in enumerate(series)
     ]
-    return _figure(
-        [*_grid(x_axis, y_axis), *body, *_labels(x_label, y_label)],
-        {_css(index): line.label for index, line in enumerate(series)},
-        f"{y_label} by {x_label}",
-    )
+    ticks = [_tick(x_axis.px(tick), tick) for tick in x_axis.ticks()]
+    keys = {_css(index): line.label for index, line in enumerate(series)}
+    parts = [*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)]
+    return _figure(parts, keys, f"{y_label} by {x_label}")
 
 
 def dotted(
@@ -133,17 +131,29 @@ def dotted(
     is_log_y: bool = False,
 ) -> str:
     """A line per name through its dots, with whiskers; the x axis has a tick at every dot."""
-    found = {label: _keep_dots(dots, is_log_y=is_log_y) for label, dots in lines_of_dots.items()}
+    found = {
+        label: [dot for dot in dots if math.isfinite(dot.y) and (dot.y > 0 or not is_log_y)]
+        for label, dots in lines_of_dots.items()
+    }
     heights = [dot.y for dots in found.values() for dot in dots]
     if not heights:
-        return _nothing()
+        return _NOTHING
     # Two runs may leave an interval that is wider than anything measured: its whisker ends with the plot.
     room = (min(heights) / 10, max(heights) * 10) if is_log_y else (0.0, max(heights) * 1.6)
-    kept = {label: [_clip(dot, *room) for dot in dots] for label, dots in found.items() if dots}
+    kept = {label: dots for label, dots in found.items() if dots}
     every = [dot for dots in kept.values() for dot in dots]
     places = sorted({dot.x for dot in every})
-    ends = [end for dot in every for end in (dot.y, dot.low, dot.high) if end is not None]
-    x_axis = _pad_axis(places, _LEFT + 12, _WIDTH - _RIGHT - 12, is_log=is_log_x)
+    ends = [
+        min(max(end, room[0]), room[1])
+        for dot in every
+        for end in (dot.y, dot.low, dot.high)
+        if end is not None
+    ]
+    first, last = places[0], places[-1]
+    if first == last:
+        # A sole place stands in the middle.
+        first, last = first / 2, first * (2 if is_log_x else 1.5)
+    x_axis = Axis(first, last, _LEFT + 12, _WIDTH - _RIGHT - 12, is_log=is_log_x)
     # An axis that begins near its values makes a small difference look large.
     y_axis = _axis(ends if is_log_y else [0.0, *ends], _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
     # Side by side, or else one whisker would hide the other.
@@ -155,28 +165,8 @@ def dotted(
     ]
     ticks = [_tick(x_axis.px(place), place) for place in places]
     keys = {_css(index): label for index, label in enumerate(kept)}
-    return _figure(
-        [*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)], keys, f"{y_label} by {x_label}"
-    )
-
-
-def _keep_dots(dots: Sequence[Dot], *, is_log_y: bool) -> list[Dot]:
-    return [dot for dot in dots if math.isfinite(dot.y) and (dot.y > 0 or not is_log_y)]
-
-
-def _clip(dot: Dot, low: float, high: float) -> Dot:
-    """The dot with whiskers that end within a range."""
-    if dot.low is None or dot.high is None:
-        return dot
-    return replace(dot, low=min(max(dot.low, low), high), high=min(max(dot.high, low), high))
-
-
-def _pad_axis(places: Sequence[float], start_px: float, end_px: float, *, is_log: bool) -> Axis:
-    """From the first place to the last; a sole place stands in the middle."""
-    low, high = places[0], places[-1]
-    if low == high:
-        low, high = low / 2, high * (2 if is_log else 1.5)
-    return Axis(low, high, start_px, end_px, is_log=is_log)
+    parts = [*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)]
+    return _figure(parts, keys, f"{y_label} by {x_label}")
 
 
 def _draw(index: int, dots: Sequence[Dot], x_axis: Axis, y_axis: Axis, aside_px: float) -> Iterator[str]:
@@ -185,8 +175,8 @@ def _draw(index: int, dots: Sequence[Dot], x_axis: Axis, y_axis: Axis, aside_px:
     for dot in dots:
         x, y = x_axis.px(dot.x) + aside_px, y_axis.px(dot.y)
         if dot.low is not None and dot.high is not None:
-            ends = (x, y_axis.px(dot.low)), (x, y_axis.px(dot.high))
-            yield _stroke(f"spread {_css(index)}", *ends)
+            low, high = (min(max(end, y_axis.low), y_axis.high) for end in (dot.low, dot.high))
+            yield _stroke(f"spread {_css(index)}", (x, y_axis.px(low)), (x, y_axis.px(high)))
         css = f"dot {_css(index)}{' hollow' if dot.is_hollow else ''}"
         title = f"<title>{escape(dot.title)}</title>"
         yield f'<circle class="{css}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>'
@@ -196,12 +186,13 @@ def bars(items: Sequence[Bar], *, y_label: str) -> str:
     """A bar per item with its value above it, and whiskers where it has an interval."""
     items = [item for item in items if math.isfinite(item.value)]
     if not items:
-        return _nothing()
+        return _NOTHING
     top = max(max(item.value, item.high or 0.0) for item in items)
     y_axis = Axis(0.0, top * 1.12 or 1.0, _HEIGHT - _BOTTOM, _TOP)
     width = (_WIDTH - _LEFT - _RIGHT) / len(items)
     # Names that do not fit below their bars stand above the plot, if each has a colour of its own.
-    is_keyed = len({item.colour for item in items}) == len(items) > 1 and _is_crowded(items, width)
+    is_crowded = max(len(item.label) for item in items) * _TELEPHONE > width
+    is_keyed = is_crowded and len({item.colour for item in items}) == len(items) > 1
     named = [replace(item, label="") for item in items] if is_keyed else items
     # All values or none: a few of them would look chosen.
     are_told = all(len(number(item.value)) * _DESK <= width for item in items)
@@ -213,10 +204,6 @@ def bars(items: Sequence[Bar], *, y_label: str) -> str:
     ]
     keys = {_css(item.colour): item.label for item in items} if is_keyed else {}
     return _figure([*_rules(y_axis), *body, *_labels("", y_label)], keys, y_label)
-
-
-def _is_crowded(items: Sequence[Bar], width: float) -> bool:
-    return max(len(item.label) for item in items) * _TELEPHONE > width
 
 
 def _kept(line: Series, *, is_log_x: bool, is_log_y: bool) -> list[tuple[float, float]]:
@@ -248,25 +235,16 @@ def _path(index: int, line: Series, x_axis: Axis, y_axis: Axis, points: Sequence
     line_ = f'<polyline class="line {_css(index)}" points="{steps}">{title}</polyline>'
     # A few points were measured one by one, and a single one would not be seen at all.
     marked = points if len(points) <= _MARKED else ()
-    return line_ + "".join(_dot(index, line.label, x_axis, y_axis, point) for point in marked)
-
-
-def _dot(index: int, label: str, x_axis: Axis, y_axis: Axis, point: tuple[float, float]) -> str:
-    x, y = point
-    place = f'cx="{x_axis.px(x):.1f}" cy="{y_axis.px(y):.1f}" r="3"'
-    title = f"<title>{escape(label)}: {y:.4g} at {x:.4g}</title>"
-    return f'<circle class="dot {_css(index)}" {place}>{title}</circle>'
+    return line_ + "".join(
+        f'<circle class="dot {_css(index)}" cx="{x_axis.px(x):.1f}" cy="{y_axis.px(y):.1f}" r="3">'
+        f"<title>{escape(line.label)}: {y:.4g} at {x:.4g}</title></circle>"
+        for x, y in marked
+    )
 
 
 def _css(index: int) -> str:
     """Six colours; whoever comes after them has dashes."""
     return f"s{index % 6}" + (f" d{index // 6 % 3}" if index >= 6 else "")
-
-
-def _grid(x_axis: Axis, y_axis: Axis) -> Iterator[str]:
-    yield from _rules(y_axis)
-    for tick in x_axis.ticks():
-        yield _tick(x_axis.px(tick), tick)
 
 
 def _tick(x: float, value: float) -> str:
@@ -293,9 +271,12 @@ def _bar(item: Bar, x: float, slot: float, y_axis: Axis, *, is_spare: bool, is_t
     shape = f'x="{x - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
     title = f"<title>{escape(item.label)}: {item.value:.6g}</title>"
     spare = " spare" if is_spare else ""
+    # The end of a name, where names differ, is what fits; nothing if only scraps do.
+    room, label = int(slot / _DESK), item.label
+    label = label if len(label) <= room else f"…{label[1 - room :]}" if room > 3 else ""
     parts = [
         f'<rect class="bar s{item.colour % 6}{" hollow" if item.is_hollow else ""}" {shape}>{title}</rect>',
-        _text(x, bottom + 25, _fit(item.label, slot), css=f"x{spare}"),
+        _text(x, bottom + 25, label, css=f"x{spare}"),
     ]
     if item.low is not None and item.high is not None:
         top = y_axis.px(item.high)
@@ -303,14 +284,6 @@ def _bar(item: Bar, x: float, slot: float, y_axis: Axis, *, is_spare: bool, is_t
     if is_told:
         parts.append(_text(x, top - 5, number(item.value), css=f"value{spare}"))
     return "".join(parts)
-
-
-def _fit(text: str, width: float) -> str:
-    """The end of a text, where names differ, that fits into so many pixels; nothing if only scraps do."""
-    room = int(width / _DESK)
-    if len(text) <= room:
-        return text
-    return f"…{text[1 - room :]}" if room > 3 else ""
 
 
 def _text(x: float, y: float, text: str, *, css: str = "x") -> str:
@@ -328,7 +301,3 @@ def _figure(body: Sequence[str], legend: Mapping[str, str], name: str) -> str:
     head = f'<div class="legend">{keys}</div>' if legend else ""
     frame = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(name)}"'
     return f"{head}<svg {frame}>{''.join(body)}</svg>"
-
-
-def _nothing() -> str:
-    return '<p class="nothing">Nothing to plot.</p>'

@@ -8,7 +8,7 @@ import click
 _COMMANDS: Final = {
     "vllm": "extproc.simulator.server_commands",
     "fleet": "extproc.simulator.fleet_commands",
-    "matrix": "extproc.simulator.matrix_command",
+    "matrix": "extproc.simulator.fleet_commands",
 }
 
 

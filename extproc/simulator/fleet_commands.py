@@ -1,7 +1,9 @@
-"""`extproc simulate fleet`."""
+"""`extproc simulate fleet` and `extproc simulate matrix`."""
 
+import math
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -12,35 +14,108 @@ import orjson
 from click.core import ParameterSource
 
 from extproc import __version__
+from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE, find_profile
 from extproc.simulator.fleet import autoscaler, seed_preset
+from extproc.simulator.fleet.arms import parse_arm
 from extproc.simulator.fleet.autoscaler import parse_scaling
 from extproc.simulator.fleet.bus import BusFault
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.changes import SCENARIOS
+from extproc.simulator.fleet.matrix import Matrix, Row, render_rows, run_matrix
 from extproc.simulator.fleet.progress import ProgressLine
 from extproc.simulator.fleet.report import flatten, render_summaries, write_csv
 from extproc.simulator.fleet.summary import Summary
 from extproc.simulator.fleet.trace import read_trace
 from extproc.simulator.fleet.traffic import SPIKE_SYNTAX, parse_spike
-from extproc.simulator.fleet_options import (
-    LETTERS,
-    LOSS,
-    POSITIVE,
-    RATE,
-    SECONDS,
-    SHARE_DELAY,
-    SHARE_FAULT,
-    SHARE_LOSS,
-    Seeds,
-    arms_option,
-    check_names,
-    check_workloads,
-    csv_option,
-    measured_option,
-    warmup_option,
-    write_file,
+from extproc.simulator.fleet.workloads import WORKLOADS, find_workload
+from extproc.simulator.peers.registry import PEERS
+
+ARMS: Final = ("round_robin", "least_load", "prefix_hash")
+
+
+class Number(click.FloatRange):
+    """A range that takes no NaN and no infinity, which compare with nothing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+class Seeds(click.ParamType[Sequence[int]]):
+    """`3`, `1,5` or `1-8`."""
+
+    name = "seeds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Sequence[int]:
+        if not isinstance(value, str):
+            return tuple(value)
+        try:
+            return [seed for part in value.split(",") for seed in _range(part)]
+        except ValueError:
+            self.fail(f"{value!r}: write 3, 1,5 or 1-8.", param, ctx)
+
+
+def _range(text: str) -> Sequence[int]:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def check_names(name: str, check: Callable[[str], object]) -> Callable[..., Sequence[str] | str]:
+    """Returns a click callback that checks one name or several by `check`, which raises `SettingsError`."""
+
+    def callback(
+        _ctx: click.Context, _param: click.Parameter, given: Sequence[str] | str
+    ) -> Sequence[str] | str:
+        for value in (given,) if isinstance(given, str) else given:
+            try:
+                check(value)
+            except SettingsError as fault:
+                raise click.BadParameter(str(fault)) from None
+        return given
+
+    callback.__name__ = name
+    return callback
+
+
+POSITIVE: Final = click.IntRange(1)
+SECONDS: Final = Number(0)
+RATE: Final = Number(0, min_open=True)
+LOSS: Final = Number(0, 1)
+LETTERS: Final = ", ".join(f"{one.letter} {one.name}" for one in WORKLOADS.values())
+check_workloads: Final = check_names("check_workloads", find_workload)
+SHARE_DELAY: Final = "Gateways send each other their picks; milliseconds until they arrive. [default: never]"
+SHARE_LOSS: Final = "Share of these messages that is lost."
+SHARE_FAULT: Final = "What is wrong with the connection between gateways."
+
+arms_option = click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    default=ARMS,
+    show_default=True,
+    callback=check_names("check_arms", parse_arm),
+    metavar="NAME[:OPTION=VALUE,…]",
+    help=f"A strategy with its settings, or a peer: {', '.join(PEERS)}. All get the same arrivals.",
 )
+csv_option = click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="A line per run.")
+warmup_option = click.option("--warmup-s", type=SECONDS, help="Not measured. [default: the workload's]")
+measured_option = click.option(
+    "--measured-s", type=RATE, help="Measured after that. [default: the workload's]"
+)
+
+
+def write_file(path: Path | None, content: bytes) -> None:
+    """Writes an output file, if there is a path; raises `SettingsError` where that fails."""
+    if path is None:
+        return
+    try:
+        path.write_bytes(content)
+    except OSError as fault:
+        raise SettingsError(f"{path}: {fault.strerror}") from None
+
 
 _NO_SCALER: Final = "none"
 _BESIDE_PRESET: Final = {"preset", "profiles", "seeds", "json_path", "csv_path"}
@@ -227,3 +302,80 @@ def _print_preset(
 
 def _encode(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2)
+
+
+@click.command
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@arms_option
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    default=["sessions"],
+    show_default=True,
+    callback=check_workloads,
+    help=f"Names or letters: {LETTERS}.",
+)
+@click.option("--load", "loads", type=RATE, multiple=True, default=[0.4, 0.75], show_default=True)
+@click.option("--endpoints", type=POSITIVE, multiple=True, default=[8], show_default=True)
+@click.option("--gateways", type=POSITIVE, multiple=True, default=[1], show_default=True)
+@click.option(
+    "--share-delay",
+    "share_delays_ms",
+    type=SECONDS,
+    multiple=True,
+    default=[None],
+    metavar="MS",
+    help=SHARE_DELAY,
+)
+@click.option("--share-loss", "share_losses", type=LOSS, multiple=True, default=[0.0], help=SHARE_LOSS)
+@click.option(
+    "--share-fault",
+    "share_faults",
+    type=click.Choice(BusFault, case_sensitive=False),
+    multiple=True,
+    default=[BusFault.NONE],
+    help=SHARE_FAULT,
+)
+@click.option("--scenario", "scenarios", type=click.Choice([*SCENARIOS]), multiple=True, default=["plain"])
+@click.option(
+    "--profile",
+    "profiles",
+    multiple=True,
+    default=[DEFAULT_PROFILE],
+    show_default=True,
+)
+@click.option("--seeds", type=Seeds(), default="11-13", show_default=True)
+@warmup_option
+@measured_option
+@click.option("--workers", type=POSITIVE, help="Processes. [default: one per core]")
+@csv_option
+def matrix(
+    folder: Path,
+    *,
+    workers: int | None,
+    csv_path: Path | None,
+    **axes: Any,
+) -> None:
+    """Simulate every combination, on all cores, and keep the figures in FOLDER.
+
+    What FOLDER has is not run again: a command that was stopped continues, and one with more arms, loads or
+    seeds adds to it.
+    """
+    cells = [*Matrix(**axes).cells()]
+    progress = ProgressLine(1.0, sys.stderr, monotonic)
+    rows = run_matrix(
+        cells,
+        folder,
+        workers or os.cpu_count() or 1,
+        lambda share, row: progress.show(share, _name_row(row)),
+        __version__,
+    )
+    progress.close()
+    click.echo(render_rows(rows), nl=False)
+    write_file(csv_path, write_csv(rows).encode())
+
+
+def _name_row(row: Row) -> str:
+    named = ("workload", "load", "endpoints", "gateways", "scenario", "seed", "arm")
+    return " ".join(str(row[name]) for name in named)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import time
+from typing import Any
 
 import click
 import uvloop
@@ -72,47 +73,31 @@ def read_ports(text: str) -> list[int]:
 @click.option(
     "--fail", "faults", multiple=True, metavar="NAME=VALUE", help=f"One of {', '.join(Faults.model_fields)}."
 )
-def vllm(  # noqa: PLR0917, click passes every option by name
-    port: int | None,
-    ports: str | None,
-    host: str,
-    name: str,
-    models: tuple[str, ...],
-    adapters: tuple[str, ...],
-    max_loras: int,
-    profile: str,
-    speed: float,
-    block_size: int | None,
-    max_model_len: int | None,
-    tokenizer: Path | None,
-    answer_tokens: int,
-    force_include_usage: bool,
-    prompt_tokens_details: bool,
-    kv_events: str | None,
-    kv_topic: str,
-    faults: tuple[str, ...],
-) -> None:
+def vllm(*, port: int | None, ports: str | None, host: str, name: str, speed: float, **options: Any) -> None:
     """Simulate vLLM endpoints over HTTP, in real or scaled time, until SIGINT or SIGTERM."""
     if (port is None) == (ports is None):
         raise click.UsageError("give either --port or --ports")
     numbers = [port] if port is not None else read_ports(ports or "")
-    options = ServerOptions(
-        profile=_adapt(find_profile(profile), block_size, max_model_len),
+    tokenizer = options["tokenizer"]
+    profile = _adapt(find_profile(options["profile"]), options["block_size"], options["max_model_len"])
+    shared = ServerOptions(
+        profile=profile,
         tokenizer=FileTokenizer(tokenizer) if tokenizer else FourByteTokenizer(),
-        models=models,
-        adapters=adapters,
-        max_loras=max_loras,
-        answer_tokens=answer_tokens,
-        forces_usage=force_include_usage,
-        shows_cached=prompt_tokens_details,
-        faults=Faults.parse(faults),
+        models=options["models"],
+        adapters=options["adapters"],
+        max_loras=options["max_loras"],
+        answer_tokens=options["answer_tokens"],
+        forces_usage=options["force_include_usage"],
+        shows_cached=options["prompt_tokens_details"],
+        faults=Faults.parse(options["faults"]),
     )
     names = [name] if len(numbers) == 1 else [f"{name}-{index}" for index in range(len(numbers))]
-    publishers = _open_publishers(names, kv_events, kv_topic.replace("{model}", models[0]))
+    topic = options["kv_topic"].replace("{model}", options["models"][0])
+    publishers = _open_publishers(names, options["kv_events"], topic)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     clock = Clock(speed)
     endpoints = [
-        SimulatedEndpoint(endpoint, options, clock, time, publisher)
+        SimulatedEndpoint(endpoint, shared, clock, time, publisher)
         for endpoint, publisher in zip(names, publishers, strict=True)
     ]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

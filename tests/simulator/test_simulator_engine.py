@@ -211,6 +211,19 @@ def test_last_admitted_gives_way_even_if_it_is_the_one_that_needs_a_block() -> N
     assert sum(result.emitted.count("b") for result in results) == 5
 
 
+def test_step_that_preempts_admits_nobody_even_where_the_victim_would_fit_at_once() -> None:
+    """Two alike: the survivor has named the block of which the victim holds a copy, so it needs one less."""
+    engine = Engine(replace(PROFILE, kv_tokens=8, block_size=2, max_model_len=8))
+    for name in ("a", "b"):
+        engine.add(name, [2, 1], 4, output=[1, 0, 1, 1], now=0)
+
+    results = run(engine)
+
+    (place,) = (place for place, result in enumerate(results) if result.preempted)
+    assert (results[place].preempted, results[place].admitted) == (("b",), ())
+    assert [one.request_id for one in results[place + 1].admitted] == ["b"]
+
+
 def test_request_that_is_still_prefilling_can_be_preempted() -> None:
     engine = Engine(replace(PROFILE, kv_tokens=40))
     engine.add_hashed("a", 15, text(1, 8), 12, now=0)

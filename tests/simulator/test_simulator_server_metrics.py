@@ -14,9 +14,11 @@ Family = tuple[str, frozenset[tuple[str, ...]]]
 
 
 def read_families(text: str) -> dict[str, Family]:
-    """Returns each family's type and the sets of label names of its samples, by name."""
+    """Returns type and label names of each family by name, without those of vLLM's web framework."""
     families = {}
     for family in text_string_to_metric_families(text):
+        if family.name.startswith("http_"):
+            continue
         labels = frozenset(tuple(sorted(sample.labels)) for sample in family.samples)
         families[family.name] = (family.type, labels)
     return families
@@ -26,7 +28,7 @@ def read_buckets(text: str) -> dict[str, set[str]]:
     buckets = defaultdict(set)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if "le" in sample.labels:
+            if "le" in sample.labels and not family.name.startswith("http_"):
                 buckets[family.name].add(sample.labels["le"])
     return buckets
 

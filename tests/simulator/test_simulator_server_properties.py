@@ -12,10 +12,9 @@ from extproc.simulator.http.apis.chat import Chat
 from extproc.simulator.http.apis.completions import Completions
 from extproc.simulator.http.apis.messages import Messages
 from extproc.simulator.http.apis.responses import Responses
-from extproc.simulator.http.bodies import decode_body
 from extproc.simulator.http.driver import Clock
 from extproc.simulator.http.endpoint import SimulatedEndpoint
-from extproc.simulator.http.refusals import VllmRefusal, refuse_unsupported
+from extproc.simulator.http.refusals import VllmRefusal, decode_body, refuse_unsupported
 from tests.simulator.face import NOON, QUICK_OPTIONS
 
 JSON = st.recursive(

@@ -104,7 +104,7 @@ def _row(trial: Trial) -> dict[str, object]:
 
 def ab_html(report: AbReport) -> str:
     subtitle = f"{report.model} · baseline {report.baseline} · {len(report.trials)} runs"
-    return page.page(f"{report.name}: strategies compared", subtitle, _parts(report))
+    return page.html_page(f"{report.name}: strategies compared", subtitle, _parts(report))
 
 
 def _parts(report: AbReport) -> Iterator[str]:

@@ -82,7 +82,7 @@ def _show_change(drift: Drift) -> str:
 
 def history_html(history: Sequence[Line], *, tolerance: float, runs: int) -> str:
     """One page: a verdict, then for each kind of run its figures over time."""
-    return page.page("History", METHOD.format(runs=runs, tolerance=tolerance), _parts(history))
+    return page.html_page("History", METHOD.format(runs=runs, tolerance=tolerance), _parts(history))
 
 
 def _parts(history: Sequence[Line]) -> Iterator[str]:

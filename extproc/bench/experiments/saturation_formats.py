@@ -75,7 +75,7 @@ def _state(rung: Rung, *, is_saturated: bool) -> str:
 
 
 def saturation_html(found: Saturation) -> str:
-    return page.page(f"{found.name}: saturation", found.model, _parts(found))
+    return page.html_page(f"{found.name}: saturation", found.model, _parts(found))
 
 
 def _parts(found: Saturation) -> Iterator[str]:

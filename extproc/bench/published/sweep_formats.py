@@ -201,7 +201,7 @@ def _show_ratio(spot: Spot, name: str) -> str:
 def sweep_html(sweep: Sweep) -> str:
     strategies = ", ".join(dict.fromkeys(name for part in sweep.parts for name in part.strategies))
     repeats = f"{sweep.repeats} repeat{'s' if sweep.repeats > 1 else ''}"
-    return page.page(f"{sweep.name}: strategies by load", f"{strategies} · {repeats}", _parts(sweep))
+    return page.html_page(f"{sweep.name}: strategies by load", f"{strategies} · {repeats}", _parts(sweep))
 
 
 def _parts(sweep: Sweep) -> Iterator[str]:

@@ -29,7 +29,7 @@ _CURVE_POINTS = 200
 def html_report(result: RunResult, said: Report) -> str:
     started = said.started_at[:19].replace("T", " ")
     subtitle = f"{said.model} · {started} UTC · seed {said.seed} · schedule {said.schedule}"
-    return page.page(said.name, subtitle, _parts(result, said))
+    return page.html_page(said.name, subtitle, _parts(result, said))
 
 
 def _parts(result: RunResult, said: Report) -> Iterator[str]:

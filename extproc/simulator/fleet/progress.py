@@ -1,26 +1,16 @@
 """How far a simulation is: on a terminal one line that changes, elsewhere a line now and then."""
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, TextIO
 
 # Without a terminal, so much of the work at least between two lines.
 _STEP: Final = 0.05
 
 
-class Terminal(Protocol):
-    """Where progress is written."""
-
-    def write(self, text: str, /) -> object: ...
-
-    def flush(self) -> object: ...
-
-    def isatty(self) -> bool: ...
-
-
 class ProgressLine:
     """Shows which share of `total` is done, and how long the rest takes at this pace."""
 
-    def __init__(self, total: float, out: Terminal, clock: Callable[[], float]) -> None:
+    def __init__(self, total: float, out: TextIO, clock: Callable[[], float]) -> None:
         self._total = total
         self._out, self._clock = out, clock
         self._is_live = out.isatty()

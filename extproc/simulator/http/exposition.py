@@ -82,39 +82,17 @@ ABSENT = {
     "mm_cache_hits": "Multi-modal cache hits, in terms of number of cached items.",
 }
 # What a CPU build of 0.32.0 tells of its cache; the sizes are filled in from the profile.
-CACHE_CONFIG = {
-    "_block_size_resolved": "True",
-    "cache_dtype": "auto",
-    "cache_hit_alignment_tokens": "None",
-    "enable_mamba_shared_prefix_checkpoint": "False",
-    "enable_prefix_caching": "True",
-    "gpu_memory_utilization": "0.92",
-    "hash_block_size": "None",
-    "is_attention_free": "False",
-    "kv_cache_dtype_skip_layers": "[]",
-    "kv_cache_layout": "None",
-    "kv_cache_memory_bytes": "None",
-    "kv_offloading_backend": "native",
-    "kv_offloading_size": "None",
-    "kv_sharing_fast_prefill": "False",
-    "mamba_block_size": "None",
-    "mamba_cache_dtype": "auto",
-    "mamba_cache_mode": "none",
-    "mamba_page_size_padded": "None",
-    "mamba_ssm_cache_dtype": "auto",
-    "num_cpu_blocks": "None",
-    "num_gpu_blocks_override": "None",
-    "prefix_cache_retention_interval": "0",
-    "prefix_caching_hash_algo": "sha256",
-    "prefix_match_unit": "None",
-    "replayssm_buffer_len": "16",
-    "skip_page_size_padded": "None",
-    "sliding_window": "None",
-    "swa_bounded_replay": "True",
-    "use_kda_recoverssm": "False",
-    "use_replayssm": "False",
-    "user_specified_block_size": "True",
-}
+CACHE_CONFIG_LABELS = """
+    _block_size_resolved=True cache_dtype=auto cache_hit_alignment_tokens=None
+    enable_mamba_shared_prefix_checkpoint=False enable_prefix_caching=True gpu_memory_utilization=0.92
+    hash_block_size=None is_attention_free=False kv_cache_dtype_skip_layers=[] kv_cache_layout=None
+    kv_cache_memory_bytes=None kv_offloading_backend=native kv_offloading_size=None
+    kv_sharing_fast_prefill=False mamba_block_size=None mamba_cache_dtype=auto mamba_cache_mode=none
+    mamba_page_size_padded=None mamba_ssm_cache_dtype=auto num_cpu_blocks=None num_gpu_blocks_override=None
+    prefix_cache_retention_interval=0 prefix_caching_hash_algo=sha256 prefix_match_unit=None
+    replayssm_buffer_len=16 skip_page_size_padded=None sliding_window=None swa_bounded_replay=True
+    use_kda_recoverssm=False use_replayssm=False user_specified_block_size=True
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +249,7 @@ class EndpointCollector(Collector):
 
     def _info(self, profile: Profile) -> Metric:
         tokens = profile.blocks * profile.block_size
-        labels = CACHE_CONFIG | {
+        labels = dict(pair.split("=") for pair in CACHE_CONFIG_LABELS.split()) | {
             "block_size": str(profile.block_size),
             "effective_attention_block_size": str(profile.block_size),
             "engine": "0",

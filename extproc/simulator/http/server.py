@@ -7,10 +7,8 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from extproc.errors import SettingsError
-from extproc.simulator.http.bodies import send_json
 from extproc.simulator.http.endpoint import SimulatedEndpoint
-from extproc.simulator.http.refusals import VllmRefusal
-from extproc.simulator.http.request_metrics import HttpMetrics
+from extproc.simulator.http.refusals import VllmRefusal, send_json
 from extproc.simulator.http.serving import add_serving_routes
 from extproc.simulator.http.side_routes import SideRoutes
 
@@ -23,11 +21,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def build_app(endpoint: SimulatedEndpoint) -> web.Application:
     """Builds the HTTP face of one endpoint, which works while the application runs."""
-    http_metrics = HttpMetrics(endpoint.registry)
-
-    @web.middleware
-    async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
-        return await http_metrics.measure(request, handler)
 
     async def sign(_request: web.Request, response: web.StreamResponse) -> None:
         response.headers[ENDPOINT_HEADER] = endpoint.name
@@ -38,7 +31,7 @@ def build_app(endpoint: SimulatedEndpoint) -> web.Application:
         task.cancel()
         await asyncio.wait([task])
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[measure, word_refusals])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[word_refusals])
     app.on_response_prepare.append(sign)
     app.cleanup_ctx.append(work)
     add_serving_routes(app, endpoint)

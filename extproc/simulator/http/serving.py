@@ -14,9 +14,14 @@ from extproc.simulator.http.apis.chat import Chat
 from extproc.simulator.http.apis.completions import Completions
 from extproc.simulator.http.apis.messages import Messages
 from extproc.simulator.http.apis.responses import Responses
-from extproc.simulator.http.bodies import read_json, send_json
 from extproc.simulator.http.endpoint import SimulatedEndpoint
-from extproc.simulator.http.refusals import VllmRefusal, refuse_response_id, refuse_unsupported
+from extproc.simulator.http.refusals import (
+    VllmRefusal,
+    read_json,
+    refuse_response_id,
+    refuse_unsupported,
+    send_json,
+)
 
 # The hash of the body as it arrived, so that a test of a gateway can prove that it came as it was sent.
 BODY_HEADER = "x-simulated-body-xxh3"

@@ -9,11 +9,10 @@ from pydantic import ValidationError
 
 from extproc.simulator.http.apis.fields import ChatMessage, Fields, Token, render
 from extproc.simulator.http.apis.messages import count_tokens
-from extproc.simulator.http.bodies import read_json, send_json
 from extproc.simulator.http.embeddings import describe_embeddings, read_embedding
 from extproc.simulator.http.endpoint import SimulatedEndpoint
 from extproc.simulator.http.faults import Faults
-from extproc.simulator.http.refusals import refuse_shape
+from extproc.simulator.http.refusals import read_json, refuse_shape, send_json
 
 VERSION = "0.32.0"
 

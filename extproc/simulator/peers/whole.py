@@ -1,13 +1,9 @@
 """What the peers have in common: they look at the whole prompt, and place nothing on a ring."""
 
 from collections.abc import Mapping
-from typing import Final
 
 from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.strategies.base import Strategy, StrategySettings
-
-# Longer than any prompt here.
-ANY_CHARS: Final = 1 << 24
 
 
 class WholePrompt(Strategy):
@@ -21,4 +17,4 @@ class WholePrompt(Strategy):
 
 def text_of(prompt: Prompt | None) -> str:
     """The whole prompt, roles and texts in order; empty where there is none."""
-    return prompt.head(ANY_CHARS) if prompt else ""
+    return prompt.head(1 << 24) if prompt else ""

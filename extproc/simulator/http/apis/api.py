@@ -38,7 +38,7 @@ class Api(Protocol):
 
     def describe(self, refusal: VllmRefusal) -> dict[str, Any]:
         """Returns the body of an error."""
-        ...
+        return refusal.describe()
 
     def frames(self, head: AnswerHead, request: ApiRequest) -> Frames: ...
 

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
-from extproc.simulator.http.apis.api import FINGERPRINT, Frames
+from extproc.simulator.http.apis.api import FINGERPRINT, Api, Frames
 from extproc.simulator.http.apis.fields import ChatMessage, SamplingFields, render
 from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
@@ -23,7 +23,7 @@ class ChatRequest(SamplingFields):
     tools: list[dict[str, Any]] | None = None
 
 
-class Chat:
+class Chat(Api):
     id_prefix = "chatcmpl-"
 
     def read(self, body: object, tokenizer: Tokenizer) -> ApiRequest:
@@ -32,23 +32,11 @@ class Chat:
         if request.tools == []:
             raise VllmRefusal(EMPTY_TOOLS, param="tools")
         is_new_name = request.max_completion_tokens is not None
-        return ApiRequest(
-            prompts=[tokenizer.encode(render(request.messages, request.tools))],
-            model=request.model,
+        return request.build(
+            [tokenizer.encode(render(request.messages, request.tools))],
             max_tokens=request.max_completion_tokens if is_new_name else request.max_tokens,
             max_tokens_name="max_completion_tokens" if is_new_name else "max_tokens",
-            min_tokens=request.min_tokens,
-            ignore_eos=request.ignore_eos,
-            n=request.n,
-            seed=request.seed or 0,
-            cache_salt=request.cache_salt or "",
-            is_stream=bool(request.stream),
-            wants_usage=request.wants_usage,
-            wants_continuous_usage=request.wants_continuous_usage,
         )
-
-    def describe(self, refusal: VllmRefusal) -> dict[str, Any]:
-        return refusal.describe()
 
     def frames(self, head: AnswerHead, request: ApiRequest) -> Frames:
         return ChatFrames(head, request)

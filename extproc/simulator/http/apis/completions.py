@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
-from extproc.simulator.http.apis.api import FINGERPRINT, Frames
+from extproc.simulator.http.apis.api import FINGERPRINT, Api, Frames
 from extproc.simulator.http.apis.chat import running_usage
 from extproc.simulator.http.apis.fields import SamplingFields, Token
 from extproc.simulator.http.refusals import VllmRefusal
@@ -19,30 +19,14 @@ class CompletionRequest(SamplingFields):
     max_tokens: int | None = 16
 
 
-class Completions:
+class Completions(Api):
     id_prefix = "cmpl-"
 
     def read(self, body: object, tokenizer: Tokenizer) -> ApiRequest:
         request = CompletionRequest.read(body)
         request.check()
-        return ApiRequest(
-            prompts=read_prompts(request.prompt, tokenizer),
-            is_text=_is_text(request.prompt),
-            model=request.model,
-            max_tokens=request.max_tokens,
-            min_tokens=request.min_tokens,
-            ignore_eos=request.ignore_eos,
-            n=request.n,
-            seed=request.seed or 0,
-            cache_salt=request.cache_salt or "",
-            is_stream=bool(request.stream),
-            wants_usage=request.wants_usage,
-            wants_continuous_usage=request.wants_continuous_usage,
-            echoes=bool(request.echo),
-        )
-
-    def describe(self, refusal: VllmRefusal) -> dict[str, Any]:
-        return refusal.describe()
+        prompts = read_prompts(request.prompt, tokenizer)
+        return request.build(prompts, is_text=_is_text(request.prompt), echoes=bool(request.echo))
 
     def frames(self, head: AnswerHead, request: ApiRequest) -> Frames:
         return CompletionFrames(head, request)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from extproc.simulator.http.api_request import ApiRequest
 from extproc.simulator.http.refusals import VllmRefusal, refuse_shape, refuse_value
 
 MOST_ANSWERS = 16_384
@@ -67,6 +68,24 @@ class SamplingFields(Fields):
     stream_options: StreamOptions | None = None
     echo: bool | None = False
 
+    def build(self, prompts: Sequence[Sequence[int]], **more: Any) -> ApiRequest:
+        """Returns the request; `more` are the fields that only one API has, or names differently."""
+        options = self.stream_options or StreamOptions()
+        common = {
+            "prompts": prompts,
+            "model": self.model,
+            "max_tokens": self.max_tokens,
+            "min_tokens": self.min_tokens,
+            "ignore_eos": self.ignore_eos,
+            "n": self.n,
+            "seed": self.seed or 0,
+            "cache_salt": self.cache_salt or "",
+            "is_stream": bool(self.stream),
+            "wants_usage": options.include_usage,
+            "wants_continuous_usage": options.include_usage and options.continuous_usage_stats,
+        }
+        return ApiRequest(**common | more)
+
     def check(self) -> None:
         """Raises `VllmRefusal` for values that vLLM refuses."""
         if self.stream_options is not None and not self.stream:
@@ -74,7 +93,13 @@ class SamplingFields(Fields):
                 "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
                 param="stream_options",
             )
-        self._check_n(self.n)
+        if self.n < 1:
+            raise VllmRefusal(f"n must be at least 1, got {self.n}.")
+        if self.n > MOST_ANSWERS:
+            raise VllmRefusal(
+                f"n must be at most {MOST_ANSWERS}, got {self.n}. "
+                "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
+            )
         if self.min_tokens < 0:
             raise VllmRefusal(f"min_tokens must be greater than or equal to 0, got {self.min_tokens}.")
         if self.cache_salt == "":
@@ -83,26 +108,6 @@ class SamplingFields(Fields):
         if self.temperature is not None and not 0 <= self.temperature <= 2:
             message = f"temperature must be in [0, 2], got {self.temperature}."
             raise refuse_value(message, "temperature", self.temperature)
-
-    @staticmethod
-    def _check_n(n: int) -> None:
-        if n < 1:
-            raise VllmRefusal(f"n must be at least 1, got {n}.")
-        if n > MOST_ANSWERS:
-            raise VllmRefusal(
-                f"n must be at most {MOST_ANSWERS}, got {n}. "
-                "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
-            )
-
-    @property
-    def wants_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def wants_continuous_usage(self) -> bool:
-        return self.wants_usage and (
-            self.stream_options is not None and self.stream_options.continuous_usage_stats
-        )
 
 
 def render(messages: Sequence[ChatMessage], tools: Sequence[Any] | None = None) -> list[str]:

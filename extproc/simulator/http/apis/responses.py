@@ -6,9 +6,8 @@ from typing import Any, Final
 import orjson
 
 from extproc.simulator.http.api_request import AnswerHead, ApiRequest, FinishedAnswer, NewText, TokenUsage
-from extproc.simulator.http.apis.api import Frames
+from extproc.simulator.http.apis.api import Api, Frames
 from extproc.simulator.http.apis.fields import ChatMessage, Fields, MessagePart, render
-from extproc.simulator.http.refusals import VllmRefusal
 from extproc.simulator.http.tokens import Tokenizer
 
 _REPEATED: Final = {"temperature", "top_p", "metadata", "user", "parallel_tool_calls"}
@@ -84,7 +83,7 @@ class ResponseRequest(Fields):
         return fields
 
 
-class Responses:
+class Responses(Api):
     id_prefix = "resp_"
 
     def read(self, body: object, tokenizer: Tokenizer) -> ApiRequest:
@@ -101,9 +100,6 @@ class Responses:
             is_stream=bool(request.stream),
             repeated=request.repeated(),
         )
-
-    def describe(self, refusal: VllmRefusal) -> dict[str, Any]:
-        return refusal.describe()
 
     def frames(self, head: AnswerHead, request: ApiRequest) -> Frames:
         return ResponseFrames(head, request)
