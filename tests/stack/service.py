@@ -61,13 +61,31 @@ class Service(Process):
         self._listen = listen or f"127.0.0.1:{port}"
         self._admin = f"127.0.0.1:{admin_port}"
         self._health = self._listen
+        self._fixed: tuple[Any, Any] | None = None  # what no reload changes
 
     def configure(self, pools: Sequence[Pool], *, share: Any = None, **server: Any) -> None:
         """Writes the configuration file, in one step as an editor or a ConfigMap would."""
         fields = {"listen": self._listen, "admin": self._admin, "drain_s": 5, **self._transport, **server}
         self._health = fields.get("health", self._listen)
         shared = {} if share is None else {"share": share}
+        self._fixed = (fields, share)
         self.write(yaml.safe_dump({"server": fields, "pools": list(pools), **shared}))
+
+    def apply(self, pools: Sequence[Pool], *, share: Any = None, **server: Any) -> None:
+        """As `configure`, of a service that may run: returns when what it says is in force."""
+        before, earlier = self.config.read_text() if self.config.exists() else "", self._fixed
+        is_running = self.is_running
+        applied = self._applied() if is_running else 0
+        self.configure(pools, share=share, **server)
+        if not is_running or self._fixed != earlier:
+            self.kill()
+            self.start()
+            self.wait_ready()
+        elif self.config.read_text() != before:
+            self.wait_until(lambda: self._applied() > applied)
+
+    def _applied(self) -> float:
+        return self.metric("extproc_config_reloads_total", result="applied")
 
     def write(self, text: str) -> None:
         """Replaces the configuration file by any text."""

@@ -1,13 +1,18 @@
-"""The whole path of a request: Envoy, the service and simulated vLLM endpoints, on free ports."""
+"""The whole path of a request: Envoy, the service and simulated vLLM endpoints, on free ports.
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+A stack is shared: a test says what it needs with `use`, and `restore` puts everything back after it.
+"""
+
+import copy
+import json
+import signal
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.stack.gateway import Edit, Gateway, edited, load
+from tests.stack.gateway import Edit, Gateway, Tree, add_variant, discover, edited, load, write_endpoints
 from tests.stack.otlp import tracing_to
 from tests.stack.ports import free_ports
 from tests.stack.service import Pool, Service, pool
@@ -17,26 +22,78 @@ from tests.stack.simulators import Simulators
 SHIPPED_PORTS = (8080, 9901, 9002, 9090, 8001, 8002, 8003, 8004)
 
 
-@dataclass(frozen=True, slots=True)
 class Stack:
-    """Running parts. `ports` are those of the four endpoints of envoy/standalone.yaml."""
+    """Running parts: four simulated endpoints at `addresses`, and `spare` addresses where nobody listens."""
 
-    gateway: Gateway
-    service: Service
-    ports: Sequence[int]
-    simulators: Sequence[Simulators]
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        edits: Sequence[Edit] = (),
+        variants: Mapping[str, Edit] | None = None,
+        simulate: Sequence[str] = ("--speed", "10"),
+        otlp_port: int | None = None,
+        threads: int = 2,
+    ) -> None:
+        ports = free_ports(len(SHIPPED_PORTS) + 4 + len(variants or {}))
+        client, admin, ext_proc, service_admin = ports[:4]
+        self.addresses = [f"127.0.0.1:{port}" for port in ports[4:8]]
+        self.spare = [f"127.0.0.1:{port}" for port in ports[8:12]]
+        self._assignment = directory / "endpoints.json"
+        self._variant_ports = dict(zip(variants or {}, ports[12:], strict=True))
+        moved = dict(zip(SHIPPED_PORTS, ports[:8], strict=True)) | {4318: otlp_port or 4318}
+        shipped = edited(load("standalone.yaml", marks="otlp" if otlp_port else ""), moved)
+
+        def edit(tree: Tree, *more: Edit) -> Tree:
+            for change in more:
+                change(tree)
+            discover(tree, self._assignment)
+            return tree
+
+        tree = edit(copy.deepcopy(shipped), *edits)
+        for name, change in (variants or {}).items():
+            add_variant(tree, name, self._variant_ports[name], edit(copy.deepcopy(shipped), change))
+        parts = {"vllm-a": ports[4:7], "vllm-b": ports[7:8]}
+        self.simulators = [Simulators(directory, own, *simulate, name=name) for name, own in parts.items()]
+        self.service = Service(
+            directory,
+            port=ext_proc,
+            admin_port=service_admin,
+            environment=tracing_to(otlp_port) if otlp_port else {},
+        )
+        self.gateway = Gateway(directory, tree, port=client, admin_port=admin, threads=threads)
+        self._placed: list[str] = []
+        self._place(self.addresses)
 
     @property
     def url(self) -> str:
         return self.gateway.url
 
-    @property
-    def addresses(self) -> list[str]:
-        return [f"127.0.0.1:{port}" for port in self.ports]
+    def through(self, variant: str) -> "Stack":
+        """Returns this stack with the listener of a variant as its gateway."""
+        other = copy.copy(self)
+        other.gateway = self.gateway.variant(variant, self._variant_ports[variant])
+        return other
 
-    def wait_ready(self) -> None:
-        for part in (*self.simulators, self.service, self.gateway):
-            part.wait_ready()
+    def use(
+        self, *pools: Pool, endpoints: Sequence[str] | None = None, share: Any = None, **server: Any
+    ) -> None:
+        """Has the service run with these pools, and Envoy with these addresses, and waits for both.
+
+        Without `pools` there is one of the `endpoints`, without those it has the simulated ones. Pools are
+        changed live; other settings of `server` start the service again.
+        """
+        addresses = self.addresses if endpoints is None else list(endpoints)
+        self._place(addresses)
+        self.service.apply(pools or [pool(addresses)], share=share, **server)
+        self.gateway.wait_until(lambda: self.gateway.has_endpoints(addresses))
+        if server.get("tls") is None:
+            self.gateway.wait_until(self.gateway.sees_service)
+
+    def _place(self, addresses: list[str]) -> None:
+        if addresses != self._placed:
+            write_endpoints(self._assignment, addresses)
+            self._placed = addresses
 
     def restart_service(self) -> None:
         """Starts the service again and waits until Envoy asks it."""
@@ -44,57 +101,52 @@ class Stack:
         self.service.wait_ready()
         self.gateway.wait_until(self.gateway.sees_service)
 
+    def fault(self, address: str, **faults: object) -> None:
+        """Has a simulated endpoint do this wrong, and nothing else."""
+        body = json.dumps(faults).encode()
+        request = urllib.request.Request(f"http://{address}/simulate/fail", body)
+        request.add_header("content-type", "application/json")
+        urllib.request.urlopen(request, timeout=60).close()
+        self._faulty = {*self._faulty, address} if faults else self._faulty - {address}
 
-@contextmanager
-def run_stack(
-    directory: Path,
-    *,
-    edits: Sequence[Edit] = (),
-    pools: Callable[[list[str]], list[Pool]] = lambda addresses: [pool(addresses)],
-    simulate: Sequence[str] | None = ("--speed", "10"),
-    transport: str = "native",
-    otlp_port: int | None = None,
-    threads: int = 2,
-    **server: Any,
-) -> Iterator[Stack]:
-    """Starts envoy/standalone.yaml (after `edits`), the service and four endpoints; stops them all.
+    _faulty: frozenset[str] = frozenset()
 
-    `pools` makes the service's pools from the endpoints' addresses; `server` are further settings of
-    its section of that name, `transport` how it serves gRPC, `threads` Envoy's; `simulate` are options of
-    the simulated endpoints, `None` starts none. With an `otlp_port` Envoy's block for traces is uncommented
-    and the service has a variable: both send there.
-    """
-    ports = free_ports(len(SHIPPED_PORTS))
-    client, admin, ext_proc, service_admin = ports[:4]
-    moved = dict(zip(SHIPPED_PORTS, ports, strict=True))
-    environment = {}
-    if otlp_port is not None:
-        moved[4318] = otlp_port
-        environment = tracing_to(otlp_port)
-    tree = edited(load("standalone.yaml", marks="otlp" if otlp_port else ""), moved, edits)
-    parts = {} if simulate is None else {"vllm-a": ports[4:7], "vllm-b": ports[7:8]}
-    simulators = [Simulators(directory, own, *(simulate or ()), name=name) for name, own in parts.items()]
-    service = Service(
-        directory, port=ext_proc, admin_port=service_admin, transport=transport, environment=environment
-    )
-    gateway = Gateway(directory, tree, port=client, admin_port=admin, threads=threads)
-    stack = Stack(gateway, service, ports[4:], simulators)
-    service.configure(pools(stack.addresses), **server)
-    with ExitStack() as running:
-        for part in (*simulators, service):
-            running.enter_context(part)
-        service.wait_ready()
-        running.enter_context(gateway)
-        stack.wait_ready()
-        gateway.wait_until(gateway.sees_service)
-        yield stack
+    def restore(self) -> None:
+        """Puts back what a test left changed."""
+        for part in (*self.simulators, self.service):
+            if part.is_running:
+                part.send(signal.SIGCONT)
+            else:
+                part.start()
+                part.wait_ready()
+        for address in self._faulty:
+            self.fault(address)
+        self.use()
+
+    @contextmanager
+    def running(self, *pools: Pool, **server: Any) -> Iterator["Stack"]:
+        """Starts all parts; stops them at the end."""
+        with ExitStack() as stack:
+            for part in self.simulators:
+                stack.enter_context(part)
+            stack.callback(self.service.stop)
+            self.service.apply(pools or [pool(self.addresses)], **server)
+            stack.enter_context(self.gateway)
+            for part in (*self.simulators, self.gateway):
+                part.wait_ready()
+            self.gateway.wait_until(self.gateway.sees_service)
+            yield self
 
 
-def eventually(is_true: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    """Polls until `is_true`, at most `timeout_s`; returns whether it became so."""
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+def states(stack: Stack) -> dict[str, str]:
+    """The endpoints' states in the service's only pool."""
+    (shown,) = stack.service.pools()
+    return {endpoint["address"]: endpoint["state"] for endpoint in shown["endpoints"]}
+
+
+def in_flight(stack: Stack) -> int:
+    """What the service counts in its only pool."""
+    (shown,) = stack.service.pools()
+    total = sum(int(endpoint["in_flight"]) for endpoint in shown["endpoints"])
+    assert total == shown["in_flight"]
+    return total
