@@ -25,7 +25,7 @@ from tests.router.stream.wire import write
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
 from tests.stack.service import Service, pool
-from tests.stack.stack import Stack, run_stack
+from tests.stack.stack import Stack
 
 STREAMS = 8_000
 CONNECTIONS = 4
@@ -158,11 +158,18 @@ class Answering(asyncio.Protocol):
         self._transport.write(data)
 
 
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
 async def stream_all(stack: Stack, count: int) -> int:
     """Opens `count` streaming answers, checks them in flight, ends them; returns the memory meanwhile."""
     Answering.open = []
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(Answering, "127.0.0.1", port, backlog=4_096) for port in stack.ports]
+    servers = [
+        await loop.create_server(Answering, "127.0.0.1", port, backlog=4_096)
+        for port in map(port_of, stack.addresses)
+    ]
     request = build_requests()[0]
     port = int(stack.url.rpartition(":")[2])
     clients = []
@@ -191,7 +198,7 @@ async def stream_all(stack: Stack, count: int) -> int:
 def through_envoy(directory: Path, transport: str) -> list[Row]:
     below = directory / f"envoy-{transport}"
     below.mkdir()
-    with run_stack(below, simulate=None, transport=transport) as stack:
+    with Stack(below, simulate=None).running(transport=transport) as stack:
         uvloop.run(stream_all(stack, 1_000))
         before = memory_bytes(stack.service)
         waves = [(uvloop.run(stream_all(stack, STREAMS)), memory_bytes(stack.service)) for _ in range(WAVES)]

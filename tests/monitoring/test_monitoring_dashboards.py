@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,8 +25,7 @@ from tests.slow.monitoring.prometheus import Prometheus, needs_prometheus
 from tests.stack.gateway import SHIPPED
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
-from tests.stack.service import Pool
-from tests.stack.stack import Stack, run_stack
+from tests.stack.stack import Stack
 
 BOARD_NAMES = [board.uid for board in BOARDS]
 # What Grafana fills in. The interval is longer than the run: nothing of it is over before it is asked for.
@@ -54,10 +53,10 @@ class Handler(SimpleHTTPRequestHandler):
         """Says nothing: what is not there yet is asked for each second."""
 
 
-def shipped_pools(addresses: list[str]) -> list[Pool]:
-    """Returns the pool of envoy/extproc.yaml at these addresses."""
+def shipped(stack: Stack) -> AbstractContextManager[Stack]:
+    """Runs the stack with the pool of envoy/extproc.yaml."""
     (pool,) = yaml.safe_load((SHIPPED / "extproc.yaml").read_text())["pools"]
-    return [pool | {"endpoints": {"static": addresses}}]
+    return stack.running(pool | {"endpoints": {"static": stack.addresses}})
 
 
 @contextmanager
@@ -94,7 +93,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     (folder / "out").mkdir()
     [port] = free_ports(1)
     with (
-        run_stack(folder, pools=shipped_pools, simulate=("--speed", "3")) as stack,
+        shipped(Stack(folder, simulate=("--speed", "3"))) as stack,
         serving(folder / "out") as files,
     ):
         targets = {

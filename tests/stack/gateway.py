@@ -72,7 +72,7 @@ def cluster(tree: Tree, name: str) -> Tree:
 
 
 def discover(tree: Tree, assignment: Path) -> None:
-    """Has the cluster `vllm`, if it is there and static, read its endpoints from a file whenever it changes."""
+    """Has the cluster `vllm`, if it is there and static, read its endpoints from a file."""
     tree["node"] = {"id": "envoy", "cluster": "test"}
     for vllm in (each for each in tree["static_resources"]["clusters"] if each["name"] == "vllm"):
         if vllm["type"] == "STATIC":
@@ -165,7 +165,7 @@ class Gateway(Process):
     def is_ready(self) -> bool:
         return answers(f"{self.admin_url}/ready")
 
-    def counters(self, prefix: str) -> dict[str, int]:
+    def counters(self, prefix: str = "") -> dict[str, int]:
         """Returns Envoy's counters and gauges whose names start with `prefix`."""
         query = urlencode({"filter": f"^{re.escape(prefix)}"})
         lines = (line.partition(": ") for line in get(f"{self.admin_url}/stats?{query}").splitlines())

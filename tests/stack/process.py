@@ -5,12 +5,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-START_S = 30.0
+START_S = 60.0
 STOP_S = 10.0
+# Even a test run that is killed leaves nothing: the kernel ends a child with its parent, and means a thread.
+# So every child is started by one that lives as long as the run.
+_SPAWNER = ThreadPoolExecutor(1, "spawner")
 
 
 class Process:
@@ -48,9 +52,11 @@ class Process:
 
     def start(self) -> None:
         assert not self.is_running
-        # Even a test run that is killed leaves nothing: the kernel ends the child with its parent.
+        self._child = _SPAWNER.submit(self._spawn).result()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            self._child = subprocess.Popen(
+            return subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

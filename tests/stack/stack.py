@@ -6,20 +6,24 @@ A stack is shared: a test says what it needs with `use`, and `restore` puts ever
 import copy
 import json
 import signal
+import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.stack.gateway import Edit, Gateway, Tree, add_variant, discover, edited, load, write_endpoints
 from tests.stack.otlp import tracing_to
 from tests.stack.ports import free_ports
+from tests.stack.process import Process
 from tests.stack.service import Pool, Service, pool
 from tests.stack.simulators import Simulators
 
 # Clients, admin, ext_proc, the service's admin, and four endpoints: three in one process, the last one alone.
 SHIPPED_PORTS = (8080, 9901, 9002, 9090, 8001, 8002, 8003, 8004)
+
+DEFAULTS: Final[dict[str, Any]] = {"drain_s": 60}
 
 
 class Stack:
@@ -31,7 +35,7 @@ class Stack:
         *,
         edits: Sequence[Edit] = (),
         variants: Mapping[str, Edit] | None = None,
-        simulate: Sequence[str] = ("--speed", "10"),
+        simulate: Sequence[str] | None = ("--speed", "10"),
         otlp_port: int | None = None,
         threads: int = 2,
     ) -> None:
@@ -53,8 +57,10 @@ class Stack:
         tree = edit(copy.deepcopy(shipped), *edits)
         for name, change in (variants or {}).items():
             add_variant(tree, name, self._variant_ports[name], edit(copy.deepcopy(shipped), change))
-        parts = {"vllm-a": ports[4:7], "vllm-b": ports[7:8]}
-        self.simulators = [Simulators(directory, own, *simulate, name=name) for name, own in parts.items()]
+        parts = {} if simulate is None else {"vllm-a": ports[4:7], "vllm-b": ports[7:8]}
+        self.simulators = [
+            Simulators(directory, own, *(simulate or ()), name=name) for name, own in parts.items()
+        ]
         self.service = Service(
             directory,
             port=ext_proc,
@@ -62,6 +68,7 @@ class Stack:
             environment=tracing_to(otlp_port) if otlp_port else {},
         )
         self.gateway = Gateway(directory, tree, port=client, admin_port=admin, threads=threads)
+        self._faulty: frozenset[str] = frozenset()
         self._placed: list[str] = []
         self._place(self.addresses)
 
@@ -85,7 +92,7 @@ class Stack:
         """
         addresses = self.addresses if endpoints is None else list(endpoints)
         self._place(addresses)
-        self.service.apply(pools or [pool(addresses)], share=share, **server)
+        self.service.apply(pools or [pool(addresses)], share=share, **DEFAULTS | server)
         self.gateway.wait_until(lambda: self.gateway.has_endpoints(addresses))
         if server.get("tls") is None:
             self.gateway.wait_until(self.gateway.sees_service)
@@ -107,9 +114,7 @@ class Stack:
         request = urllib.request.Request(f"http://{address}/simulate/fail", body)
         request.add_header("content-type", "application/json")
         urllib.request.urlopen(request, timeout=60).close()
-        self._faulty = {*self._faulty, address} if faults else self._faulty - {address}
-
-    _faulty: frozenset[str] = frozenset()
+        self._faulty = self._faulty | {address} if faults else self._faulty - {address}
 
     def restore(self) -> None:
         """Puts back what a test left changed."""
@@ -127,15 +132,26 @@ class Stack:
     def running(self, *pools: Pool, **server: Any) -> Iterator["Stack"]:
         """Starts all parts; stops them at the end."""
         with ExitStack() as stack:
-            for part in self.simulators:
-                stack.enter_context(part)
+            for endpoints in self.simulators:
+                stack.enter_context(endpoints)
             stack.callback(self.service.stop)
-            self.service.apply(pools or [pool(self.addresses)], **server)
+            self.service.apply(pools or [pool(self.addresses)], **DEFAULTS | server)
             stack.enter_context(self.gateway)
-            for part in (*self.simulators, self.gateway):
+            parts: list[Process] = [*self.simulators, self.gateway]
+            for part in parts:
                 part.wait_ready()
             self.gateway.wait_until(self.gateway.sees_service)
             yield self
+
+
+def eventually(is_true: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    """Polls until `is_true`, at most `timeout_s`; returns whether it became so."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def states(stack: Stack) -> dict[str, str]:

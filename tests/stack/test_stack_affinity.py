@@ -8,7 +8,7 @@ import pytest
 
 from tests.stack.client import Conversation, connect, statuses
 from tests.stack.service import pool, prefix_hash
-from tests.stack.stack import Stack
+from tests.stack.stack import DEFAULTS, Stack
 from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
@@ -39,7 +39,7 @@ async def test_every_turn_of_a_conversation_meets_its_prefix(stack: Stack) -> No
 
 
 async def test_round_robin_scatters_and_no_request_fails_while_strategies_change(stack: Stack) -> None:
-    """1. Each turn meets the next endpoint. 2. While requests go on, the strategy becomes prefix_hash. 3. They stay."""
+    """1. Turns meet endpoint after endpoint. 2. Under load the strategy becomes prefix_hash. 3. They stay."""
     stack.use(pool(stack.addresses, {"name": "round_robin"}))
     before, during, after = ([Conversation(first + n) for n in range(3)] for first in (2_000, 3_000, 4_000))
     async with connect(stack.url) as session:
@@ -65,7 +65,7 @@ async def test_strategy_that_is_wrong_is_refused_and_the_old_one_stays(stack: St
         return stack.service.metric("extproc_config_reloads_total", result="refused")
 
     earlier = refused()
-    stack.service.configure([pool(stack.addresses, {"name": "no_such_strategy"})])
+    stack.service.configure([pool(stack.addresses, {"name": "no_such_strategy"})], **DEFAULTS)
     await until(lambda: refused() == earlier + 1)
 
     assert stack.service.pools()[0]["strategy"] == "prefix_hash"

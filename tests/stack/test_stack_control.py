@@ -1,98 +1,164 @@
 """Who may choose: the service alone. And what operators see of it."""
 
 import asyncio
-from collections import Counter
-from pathlib import Path
+import signal
+from collections.abc import Sequence
 
 import pytest
 
-from tests.stack.client import ask, connect, send
-from tests.stack.gateway import Tree, cluster
+from tests.stack.client import Answer, ask, connect, send, statuses
+from tests.stack.gateway import Tree
 from tests.stack.service import pool
-from tests.stack.stack import Stack, eventually, run_stack
+from tests.stack.stack import Stack
 from tests.stack.upstream import serve
+from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 
 CONTROL = ("x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset", "x-extproc-pool")
-REQUESTS = 30
+# Its address counts as internal here, so Envoy alone would heed its x-envoy headers.
+CLAIMS = {
+    "x-gateway-destination-endpoint-served": "1.1.1.1:1",
+    "X-Gateway-Model-Name": "claim",
+    "x-extproc-pool": "claim",
+    "x-extproc-reason": "claim",
+    "x-envoy-upstream-rq-timeout-ms": "1",
+    "x-envoy-max-retries": "9",
+    "x-envoy-original-path": "/metrics",
+    "x-envoy-force-trace": "true",
+    "x-served-by": "claim",
+    "x_extproc_pool": "claim",
+}
+ORDERS = {
+    "x-gateway-inference-objective": "batch",
+    "x-gateway-inference-fairness-id": "somebody",
+    "x-llm-d-inference-objective": "premium",
+    "x-llm-d-inference-fairness-id": "somebody",
+}
+TEXTS = [f"mine {number}" for number in range(16)]
 
 
-async def _served(stack: Stack, headers: dict[str, str]) -> list[str]:
+async def ask_all(stack: Stack, claimed: str = "") -> list[Answer]:
+    """Asks once per text, one after the other, with control headers that name an address."""
+    headers = dict.fromkeys(CONTROL, claimed) if claimed else {}
     async with connect(stack.url) as session:
-        answers = [await send(session, ask(f"mine {number}"), headers=headers) for number in range(REQUESTS)]
-    assert {answer.status for answer in answers} == {200}
+        answers = [await send(session, ask(text), headers=headers) for text in TEXTS]
+    assert statuses(answers) == {200: len(TEXTS)}
+    return answers
+
+
+def servers(answers: Sequence[Answer]) -> list[str]:
     return [answer.served_by for answer in answers]
 
 
-async def test_clients_own_control_headers_change_nothing(stack: Stack) -> None:
-    for address in stack.addresses[:2]:
-        claimed = await _served(stack, dict.fromkeys(CONTROL, address))
+async def test_control_headers_of_clients_change_nothing(stack: Stack) -> None:
+    homes = servers(await ask_all(stack))
+    claimed = [servers(await ask_all(stack, address)) for address in stack.addresses[:2]]
 
-        assert claimed == await _served(stack, {})
-
-
-async def test_clients_own_control_headers_change_nothing_without_the_service(tmp_path: Path) -> None:
-    with run_stack(tmp_path) as stack:
-        stack.service.kill()
-        claimed = Counter(await _served(stack, dict.fromkeys(CONTROL, stack.addresses[0])))
-
-    # Nobody picks, so Envoy's own policy spreads them over the pool.
-    assert len(claimed) > 1
+    assert claimed == [homes, homes]
 
 
-@pytest.mark.parametrize("is_up", [True, False])
-async def test_address_outside_the_pool_cannot_be_reached(tmp_path: Path, is_up: bool) -> None:
-    reached = 0
+async def test_address_outside_the_pool_cannot_be_reached(stack: Stack) -> None:
+    """Even where the service itself picks it: Envoy knows better."""
+    *known, outside = stack.spare
+    stack.use(pool(stack.spare, probe=False), endpoints=known)
+    async with serve(known), serve([outside]) as decoy:
+        served = {*servers(await ask_all(stack, outside))}
+        stack.use(pool([outside], probe=False), endpoints=known)
+        served |= {*servers(await ask_all(stack, outside))}
 
-    async def decoy(_: bytes) -> bytes:
-        nonlocal reached
-        reached += 1
-        return b"{}"
+    assert decoy.requests == []
+    assert served <= {*known}
 
-    # The fourth port is an endpoint of nobody's pool: Envoy's cluster is told of three.
-    def drop_last(tree: Tree) -> None:
-        endpoints = cluster(tree, "vllm")["load_assignment"]["endpoints"][0]["lb_endpoints"]
-        del endpoints[-1]
 
-    with run_stack(tmp_path, edits=[drop_last], simulate=None) as stack:
+async def test_endpoints_get_no_header_that_only_gateways_say(stack: Stack) -> None:
+    """Nor what is said about priorities and clients; and no claim of a client is in its answer."""
+    stack.use(pool(stack.spare, probe=False), endpoints=stack.spare)
+    async with serve(stack.spare) as endpoints, connect(stack.url) as session:
+        answer = await send(session, ask("hello"), headers={**CLAIMS, **ORDERS, "x-mine": "kept"})
 
-        async def answer(_: bytes) -> bytes:
-            return b"{}"
-
-        async with serve(stack.ports[:3], answer), serve(stack.ports[3:], decoy):
-            if not is_up:
-                stack.service.kill()
-            # Even where the service itself picks it: Envoy knows better.
-            served = await _served(stack, dict.fromkeys(CONTROL, stack.addresses[3]))
-
-    assert reached == 0
-    assert set(served) <= set(stack.addresses[:3])
+    [request] = endpoints.requests
+    assert (answer.status, request.headers["x-mine"], request.headers["x-extproc-pool"]) == (
+        200,
+        "kept",
+        "vllm",
+    )
+    assert not {name.lower() for name in (*CLAIMS, *ORDERS)} & {*request.headers} - {"x-extproc-pool"}
+    assert "claim" not in (*answer.headers.values(), *request.headers.values())
+    assert "somebody" not in stack.service.log.read_text()
 
 
 async def test_decision_is_in_the_response_and_in_the_access_log(stack: Stack) -> None:
     async with connect(stack.url) as session:
         answer = await send(session, ask("who"), headers={"x-request-id": "seen-in-the-log"})
+    lines: list[Tree] = []
 
-    assert answer.headers["x-extproc-pool"] == "vllm"
-    assert answer.headers["x-extproc-reason"]
-    assert answer.served_by in stack.addresses
+    def is_logged() -> bool:
+        lines[:] = [line for line in stack.gateway.access_log() if line["request_id"] == "seen-in-the-log"]
+        return bool(lines)
 
-    assert eventually(
-        lambda: any(line["request_id"] == "seen-in-the-log" for line in stack.gateway.access_log())
-    )
-    (line,) = (line for line in stack.gateway.access_log() if line["request_id"] == "seen-in-the-log")
+    await until(is_logged)
+    [line] = lines
+
     assert (line["pool"], line["strategy"], line["status"]) == ("vllm", "prefix_hash", 200)
+    assert answer.headers["x-extproc-pool"] == "vllm"
     assert line["endpoint"] == line["served_by"] == answer.served_by
-    assert line["reason"] == answer.headers["x-extproc-reason"]
+    assert line["reason"] == answer.headers["x-extproc-reason"] != ""
     assert len(line["prefix"]) == 16
 
 
-async def test_without_the_service_the_response_claims_no_pool(tmp_path: Path) -> None:
-    with run_stack(tmp_path, pools=lambda addresses: [pool(addresses)]) as stack:
-        stack.service.kill()
-        async with connect(stack.url) as session:
-            answers = await asyncio.gather(*(send(session, ask(str(number))) for number in range(4)))
+async def test_service_is_killed_and_comes_back(stack: Stack) -> None:
+    """1. An answer streams. 2. The service is killed: new requests are spread, and claim no pool.
 
-    assert {answer.status for answer in answers} == {200}
-    assert {answer.headers.get("x-extproc-pool") for answer in answers} == {None}
+    3. Clients' own headers choose nothing all the same, and an outside address stays out of reach; Envoy's
+    health is its own. 4. The stream ends whole. 5. The service is back: so is affinity.
+    """
+    addresses = [*stack.spare[:3], stack.addresses[0]]
+    stack.use(pool(addresses, probe=False), endpoints=addresses)
+    async with (
+        serve(stack.spare[:3]) as endpoints,
+        serve(stack.spare[3:]) as decoy,
+        connect(stack.url) as session,
+    ):
+        homes = servers(await ask_all(stack))
+        streams = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(8)]
+        await until(lambda: sum(stream.done() for stream in streams) + endpoints.held == 8)
+        stack.service.kill()
+        without = await ask_all(stack, stack.spare[3])
+        claiming = await send(session, ask("claims"), headers={**CLAIMS, **ORDERS})
+        health = await send(session, b"", path="/health", method="GET")
+        endpoints.release()
+        streamed = await asyncio.gather(*streams)
+        await asyncio.to_thread(stack.restart_service)
+        back = servers(await ask_all(stack))
+
+    assert {*servers(without)} <= {*addresses}
+    assert len({*servers(without)}) > 1
+    assert {answer.headers.get("x-extproc-pool") for answer in (*without, claiming)} == {None}
+    assert "claim" not in claiming.headers.values()
+    for request in endpoints.requests:
+        assert not {name.lower() for name in (*CLAIMS, *ORDERS)} & {*request.headers} - {"x-extproc-pool"}
+    assert decoy.requests == []
+    assert (health.status, health.body) == (200, b"")
+    assert {answer.body for answer in streamed if answer.served_by in stack.spare} == {b"first last"}
+    assert back == homes
+
+
+async def test_service_drains(stack: Stack) -> None:
+    """SIGTERM: open streams end whole, new requests pass it by; status 0: none was cut."""
+    stack.use(pool(stack.spare, probe=False), endpoints=stack.spare)
+    async with serve(stack.spare) as endpoints, connect(stack.url) as session:
+        streams = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(8)]
+        await until(lambda: endpoints.held == 8)
+        stack.service.send(signal.SIGTERM)
+        await until(lambda: not stack.gateway.sees_service())
+        meanwhile = await ask_all(stack)
+        is_draining = stack.service.is_running
+        endpoints.release()
+        answers = await asyncio.gather(*streams)
+        status = await asyncio.to_thread(stack.service.wait, 60)
+
+    assert is_draining
+    assert {(answer.status, answer.body) for answer in answers} == {(200, b"first last")}
+    assert {answer.headers.get("x-extproc-pool") for answer in meanwhile} == {None}
+    assert status == 0

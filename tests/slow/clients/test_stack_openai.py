@@ -1,15 +1,14 @@
 """The `openai` client through Envoy: it works, and our errors are the exceptions its users catch."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from pathlib import Path
+from collections.abc import AsyncGenerator
 
 import openai
 import pytest
 
 from tests.stack.client import ask, connect, send
 from tests.stack.service import pool
-from tests.stack.stack import Stack, run_stack
+from tests.stack.stack import Stack
 from tests.stack.upstream import serve
 
 pytestmark = pytest.mark.envoy
@@ -18,17 +17,14 @@ MODEL = "simulated"
 NEVER_RETRY = 0
 
 
-@pytest.fixture(scope="module")
-def two_pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Model names are needed here; only the first pool has endpoints that answer to theirs."""
-    with run_stack(
-        tmp_path_factory.mktemp("openai"),
-        pools=lambda addresses: [
-            pool(addresses[:2], name="simulated", models=[MODEL]),
-            pool(addresses[2:], name="other", models=["other"]),
-        ],
-    ) as stack:
-        yield stack
+@pytest.fixture
+def two_pools(stack: Stack) -> Stack:
+    """Model names are needed here."""
+    stack.use(
+        pool(stack.addresses[:2], name="simulated", models=[MODEL]),
+        pool(stack.addresses[2:], name="other", models=["other"]),
+    )
+    return stack
 
 
 @pytest.fixture
@@ -116,33 +112,29 @@ async def test_body_over_the_limit_raises_the_status(client: openai.AsyncOpenAI)
     assert (caught.value.status_code, caught.value.code) == (413, "body_too_large")
 
 
-async def test_no_endpoint_raises_internal_server_error(tmp_path: Path) -> None:
-    with run_stack(tmp_path, simulate=None) as stack:
-        async with _connect(stack) as client:
-            with pytest.raises(openai.InternalServerError) as caught:
-                await client.completions.create(model=MODEL, prompt="x")
+async def test_no_endpoint_raises_internal_server_error(stack: Stack) -> None:
+    stack.use(pool(stack.spare, probe=False), endpoints=stack.spare)
+    async with _connect(stack) as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.completions.create(model=MODEL, prompt="x")
 
     assert (caught.value.status_code, caught.value.type) == (503, "service_unavailable")
 
 
-async def test_overload_raises_rate_limit_error(tmp_path: Path) -> None:
+async def test_overload_raises_rate_limit_error(stack: Stack) -> None:
     """One request per endpoint in flight is all this pool takes; the fifth is told to come again."""
-    release, arrived = asyncio.Event(), asyncio.Semaphore(0)
-
-    async def hold(_: bytes) -> bytes:
-        arrived.release()
-        await release.wait()
-        return b"{}"
-
-    with run_stack(tmp_path, simulate=None, pools=lambda a: [pool(a, max_in_flight=1)]) as stack:
-        async with serve(stack.ports, hold), connect(stack.url) as session, _connect(stack) as client:
-            held = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(4)]
-            for _ in held:
-                await arrived.acquire()
-            with pytest.raises(openai.RateLimitError) as caught:
-                await client.completions.create(model=MODEL, prompt="x")
-            release.set()
-            await asyncio.gather(*held)
+    stack.use(pool(stack.spare, max_in_flight=1, probe=False), endpoints=stack.spare)
+    async with (
+        serve(stack.spare, holds=b"") as endpoints,
+        connect(stack.url) as session,
+        _connect(stack) as client,
+    ):
+        held = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(4)]
+        await endpoints.until_arrived(4)
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.completions.create(model=MODEL, prompt="x")
+        endpoints.release()
+        await asyncio.gather(*held)
 
     assert caught.value.code == "overloaded"
     assert int(caught.value.response.headers["retry-after"]) >= 1

@@ -27,7 +27,7 @@ from tests.slow.monitoring.planted import plant
 from tests.slow.monitoring.prometheus import Prometheus, needs_prometheus
 from tests.stack.client import chat_body, connect, send
 from tests.stack.service import Pool, pool
-from tests.stack.stack import Stack, run_stack
+from tests.stack.stack import Stack
 
 pytestmark = [pytest.mark.envoy, pytest.mark.slow, needs_prometheus, pytest.mark.timeout(400)]
 
@@ -140,13 +140,8 @@ async def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerat
     rules.write_text(hasten(RULES.read_text()))
     monkeypatch.setenv("PYTHONPATH", str(plant(folder / "planted")))
     options = ["--speed", "10", *(option for model in MODELS for option in ("--model", model))]
-    with run_stack(
-        folder,
-        pools=lambda addresses: pools(addresses, folder),
-        simulate=options,
-        xds=True,
-        budget_bytes=BUDGET_BYTES,
-    ) as stack:
+    stack = Stack(folder, simulate=options)
+    with stack.running(*pools(stack.addresses, folder), xds=True, budget_bytes=BUDGET_BYTES):
         targets = {
             "extproc": f"{stack.service.admin_url}/metrics".removeprefix("http://"),
             "envoy": f"{stack.gateway.admin_url}/stats/prometheus".removeprefix("http://"),

@@ -4,6 +4,7 @@ What differs from envoy/standalone.yaml, written after the gateways' sources: Is
 Envoy AI Gateway (its two failure modes) and the Envoy that llm-d's charts install.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,10 @@ class Picked:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def listener(self) -> str:
+        return re.sub(r"\W+", "_", self.name)
 
 
 def speak_tls(tree: Tree, *alpn: str) -> None:

@@ -7,19 +7,19 @@ a time and never a burst; what is asked is how many of them failed.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.stack.client import CHAT, Answer, ask, connect, send, statuses
-from tests.stack.gateway import Edit, Tree, ext_proc_filter, find
-from tests.stack.service import Pool, pool, prefix_hash
-from tests.stack.stack import Stack, eventually, run_stack
+from tests.stack.service import pool, prefix_hash
+from tests.stack.stack import Stack, states
+from tests.waiting import until
 
-pytestmark = [pytest.mark.envoy, pytest.mark.slow]
+pytestmark = pytest.mark.envoy
 
 PAUSE_S = 0.015
 # What ten seconds hold at that pace.
@@ -27,18 +27,17 @@ TEN_SECONDS = 600
 # Long enough for a dozen in flight, so that the one that fails at once is always the least loaded.
 TOKENS = 120
 
+NUMBERS = count()
 LEAST_LOAD = {"name": "least_load"}
 STRATEGIES = [LEAST_LOAD, prefix_hash()]
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=["least_load", "prefix_hash"])
 
 
-def running(
-    directory: Path, strategy: dict[str, Any], *, edits: Sequence[Edit] = (), **fields: Any
-) -> AbstractContextManager[Stack]:
-    def pools(addresses: list[str]) -> list[Pool]:
-        return [pool(addresses, strategy, **fields)]
-
-    return run_stack(directory, pools=pools, edits=edits, simulate=("--speed", "10"))
+def use(stack: Stack, strategy: dict[str, Any], **fields: Any) -> str:
+    """Has a pool of a new name, of which nothing is remembered; returns the name."""
+    name = f"pool-{next(NUMBERS)}"
+    stack.use(pool(stack.addresses, strategy, name=name, **fields))
+    return name
 
 
 async def load(session: aiohttp.ClientSession, count: int, text: str) -> list[Answer]:
@@ -49,14 +48,6 @@ async def load(session: aiohttp.ClientSession, count: int, text: str) -> list[An
         sent.append(asyncio.create_task(send(session, body)))
         await asyncio.sleep(PAUSE_S)
     return list(await asyncio.gather(*sent))
-
-
-async def fault(address: str, **faults: object) -> None:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"http://{address}/simulate/fail", json=faults) as answer,
-    ):
-        assert answer.status == 200
 
 
 @asynccontextmanager
@@ -80,11 +71,6 @@ def servers(answers: Sequence[Answer]) -> Counter[str]:
     return Counter(answer.served_by for answer in answers)
 
 
-def states(stack: Stack) -> dict[str, str]:
-    (known,) = stack.service.pools()
-    return {endpoint["address"]: endpoint["state"] for endpoint in known["endpoints"]}
-
-
 async def until_back(stack: Stack, session: aiohttp.ClientSession, timeout_s: float = 30.0) -> None:
     """Goes on sending until every endpoint is ready."""
     async with asyncio.timeout(timeout_s):
@@ -94,24 +80,24 @@ async def until_back(stack: Stack, session: aiohttp.ClientSession, timeout_s: fl
 
 @each_strategy
 async def test_one_that_answers_500_at_once_costs_few_requests_and_gets_its_share_back(
-    tmp_path: Path, strategy: dict[str, Any]
+    stack: Stack, strategy: dict[str, Any]
 ) -> None:
     """1. All well. 2. One fails: ten seconds, ten more. 3. It works again: within 30 s it has its share."""
-    with running(tmp_path, strategy) as stack:
-        bad = stack.addresses[3]
-        async with connect(stack.url) as session:
-            well = await load(session, 100, "well")
-            await fault(bad, error_rate=1)
-            first = await load(session, TEN_SECONDS, "first")
-            while_failing = await asyncio.to_thread(states, stack)
-            after = await load(session, TEN_SECONDS, "after")
-            await fault(bad)
-            await until_back(stack, session)
-            back = await load(session, 200, "back")
-        coolings = stack.service.metric("extproc_endpoint_coolings_total", pool="vllm", endpoint=bad)
-        told = stack.service.metric("extproc_answers_total", endpoint=bad, **{"class": "5xx"})
-        timed = stack.service.metric("extproc_first_byte_seconds_count", pool="vllm")
-        unusable = stack.service.metric("extproc_access_log_faults_total")
+    name = use(stack, strategy)
+    bad = stack.addresses[3]
+    async with connect(stack.url) as session:
+        well = await load(session, 100, "well")
+        stack.fault(bad, error_rate=1)
+        first = await load(session, TEN_SECONDS, "first")
+        while_failing = await asyncio.to_thread(states, stack)
+        after = await load(session, TEN_SECONDS, "after")
+        stack.fault(bad)
+        await until_back(stack, session)
+        back = await load(session, 200, "back")
+    coolings = stack.service.metric("extproc_endpoint_coolings_total", pool=name, endpoint=bad)
+    told = stack.service.metric("extproc_answers_total", pool=name, endpoint=bad, **{"class": "5xx"})
+    timed = stack.service.metric("extproc_first_byte_seconds_count", pool=name)
+    unusable = stack.service.metric("extproc_access_log_faults_total")
 
     assert statuses(well) == {200: 100}
     assert errors(first) < 0.02 * len(first)
@@ -126,45 +112,44 @@ async def test_one_that_answers_500_at_once_costs_few_requests_and_gets_its_shar
     assert unusable == 0
 
 
-async def test_without_cooling_it_is_a_black_hole(tmp_path: Path) -> None:
+async def test_without_cooling_it_is_a_black_hole(stack: Stack) -> None:
     """What the tests above would measure if nothing were done."""
-    with running(tmp_path, LEAST_LOAD, cool_after=None) as stack:
-        async with connect(stack.url) as session:
-            await fault(stack.addresses[3], error_rate=1)
-            answers = await load(session, 200, "lost")
+    use(stack, LEAST_LOAD, cool_after=None)
+    async with connect(stack.url) as session:
+        stack.fault(stack.addresses[3], error_rate=1)
+        answers = await load(session, 200, "lost")
 
     assert errors(answers) > 0.5 * len(answers)
 
 
-async def test_one_that_resets_connections_costs_few_requests(tmp_path: Path) -> None:
-    with running(tmp_path, LEAST_LOAD) as stack:
-        bad = stack.addresses[3]
-        await asyncio.to_thread(stack.simulators[1].kill)
-        async with connect(stack.url) as session, resetting(bad):
-            first = await load(session, TEN_SECONDS, "first")
-            state = (await asyncio.to_thread(states, stack))[bad]
-        answers = stack.service.metric("extproc_answers_total", endpoint=bad, **{"class": "none"})
+async def test_one_that_resets_connections_costs_few_requests(stack: Stack) -> None:
+    name = use(stack, LEAST_LOAD)
+    bad = stack.addresses[3]
+    await asyncio.to_thread(stack.simulators[1].kill)
+    async with connect(stack.url) as session, resetting(bad):
+        first = await load(session, TEN_SECONDS, "first")
+        state = (await asyncio.to_thread(states, stack))[bad]
+    answers = stack.service.metric("extproc_answers_total", pool=name, endpoint=bad, **{"class": "none"})
 
     assert errors(first) < 0.02 * len(first)
     assert state == "cooling"
     assert answers == errors(first)
 
 
-async def test_one_that_refuses_connections_is_soon_not_tried_any_more(tmp_path: Path) -> None:
+async def test_one_that_refuses_connections_is_soon_not_tried_any_more(stack: Stack) -> None:
     """Envoy's retries hide it from clients; they end, too, when the first of those answers have ended."""
-    with running(tmp_path, prefix_hash(), probe=False) as stack:
-        bad = stack.addresses[3]
-        async with connect(stack.url) as session:
-            await asyncio.to_thread(stack.simulators[1].kill)
-            first = await load(session, TEN_SECONDS, "first")
-            state = (await asyncio.to_thread(states, stack))[bad]
-            retries = stack.gateway.counters("cluster.vllm.upstream_rq_retry")[
-                "cluster.vllm.upstream_rq_retry"
-            ]
-            await asyncio.to_thread(stack.simulators[1].start)
-            await asyncio.to_thread(stack.simulators[1].wait_ready)
-            await until_back(stack, session)
-            back = await load(session, 200, "back")
+    use(stack, prefix_hash(), probe=False)
+    bad = stack.addresses[3]
+    async with connect(stack.url) as session:
+        await asyncio.to_thread(stack.simulators[1].kill)
+        before = stack.gateway.cluster("vllm", "upstream_rq_retry")
+        first = await load(session, TEN_SECONDS, "first")
+        state = (await asyncio.to_thread(states, stack))[bad]
+        retries = stack.gateway.cluster("vllm", "upstream_rq_retry") - before
+        await asyncio.to_thread(stack.simulators[1].start)
+        await asyncio.to_thread(stack.simulators[1].wait_ready)
+        await until_back(stack, session)
+        back = await load(session, 200, "back")
 
     assert statuses(first) == {200: len(first)}
     assert 3 <= retries < 0.1 * len(first)
@@ -173,24 +158,24 @@ async def test_one_that_refuses_connections_is_soon_not_tried_any_more(tmp_path:
 
 
 @each_strategy
-async def test_a_trial_is_over_when_its_answer_begins(tmp_path: Path, strategy: dict[str, Any]) -> None:
+async def test_a_trial_is_over_when_its_answer_begins(stack: Stack, strategy: dict[str, Any]) -> None:
     """Answers of half a minute: the log tells of the first one long after the endpoint is back."""
-    with running(tmp_path, strategy) as stack:
-        bad = stack.addresses[3]
-        async with connect(stack.url) as session:
-            await fault(bad, error_rate=1)
-            await load(session, 40, "first")
-            assert (await asyncio.to_thread(states, stack))[bad] == "cooling"
-            await fault(bad)
-            ends = asyncio.Event()
-            streams: list[asyncio.Task[None]] = []
-            async with asyncio.timeout(20):
-                while (await asyncio.to_thread(states, stack))[bad] != "ready":
-                    streams.append(asyncio.create_task(_open(session, f"long {len(streams)}", ends)))
-                    await asyncio.sleep(0.2)
-            is_over = [stream.done() for stream in streams]
-            ends.set()
-            await asyncio.gather(*streams)
+    use(stack, strategy)
+    bad = stack.addresses[3]
+    async with connect(stack.url) as session:
+        stack.fault(bad, error_rate=1)
+        await load(session, 40, "first")
+        assert (await asyncio.to_thread(states, stack))[bad] == "cooling"
+        stack.fault(bad)
+        ends = asyncio.Event()
+        streams: list[asyncio.Task[None]] = []
+        async with asyncio.timeout(20):
+            while (await asyncio.to_thread(states, stack))[bad] != "ready":
+                streams.append(asyncio.create_task(_open(session, f"long {len(streams)}", ends)))
+                await asyncio.sleep(0.2)
+        is_over = [stream.done() for stream in streams]
+        ends.set()
+        await asyncio.gather(*streams)
 
     assert not any(is_over)
 
@@ -203,39 +188,32 @@ async def _open(session: aiohttp.ClientSession, text: str, ends: asyncio.Event) 
         await ends.wait()
 
 
-def _headers_instead_of_the_log(tree: Tree) -> None:
-    """A gateway that sends response headers and keeps no log for us."""
-    (logs,) = find(tree["static_resources"]["listeners"][0], "access_log")
-    del logs[1]
-    ext_proc_filter(tree)["processing_mode"]["response_header_mode"] = "SEND"
-
-
-async def test_response_headers_are_enough(tmp_path: Path) -> None:
-    with running(tmp_path, prefix_hash(), edits=[_headers_instead_of_the_log]) as stack:
-        bad = stack.addresses[3]
-        async with connect(stack.url) as session:
-            await fault(bad, error_rate=1)
-            first = await load(session, TEN_SECONDS, "first")
-            state = (await asyncio.to_thread(states, stack))[bad]
-        told = stack.service.metric("extproc_answers_total", endpoint=bad, **{"class": "5xx"})
+async def test_response_headers_are_enough(stack: Stack) -> None:
+    name = use(stack, prefix_hash())
+    bad = stack.addresses[3]
+    async with connect(stack.through("headers_instead_of_the_log").url) as session:
+        stack.fault(bad, error_rate=1)
+        first = await load(session, TEN_SECONDS, "first")
+        state = (await asyncio.to_thread(states, stack))[bad]
+    told = stack.service.metric("extproc_answers_total", pool=name, endpoint=bad, **{"class": "5xx"})
 
     assert errors(first) < 0.02 * len(first)
     assert state == "cooling"
     assert told == errors(first)
 
 
-async def test_a_pool_that_fails_as_a_whole_is_left_as_it_is(tmp_path: Path) -> None:
-    with running(tmp_path, LEAST_LOAD) as stack:
-        async with connect(stack.url) as session:
-            for address in stack.addresses:
-                await fault(address, error_rate=1)
-            await load(session, 100, "first")
-            failing = await load(session, 400, "failing")
-            state = await asyncio.to_thread(states, stack)
-            for address in stack.addresses:
-                await fault(address)
-            await until_back(stack, session)
-            back = await load(session, 200, "back")
+async def test_a_pool_that_fails_as_a_whole_is_left_as_it_is(stack: Stack) -> None:
+    use(stack, LEAST_LOAD)
+    async with connect(stack.url) as session:
+        for address in stack.addresses:
+            stack.fault(address, error_rate=1)
+        await load(session, 100, "first")
+        failing = await load(session, 400, "failing")
+        state = await asyncio.to_thread(states, stack)
+        for address in stack.addresses:
+            stack.fault(address)
+        await until_back(stack, session)
+        back = await load(session, 200, "back")
 
     assert statuses(failing) == {500: 400}
     assert min(servers(failing)[address] for address in stack.addresses) > 0.12 * len(failing)
@@ -243,16 +221,16 @@ async def test_a_pool_that_fails_as_a_whole_is_left_as_it_is(tmp_path: Path) -> 
     assert statuses(back) == {200: 200}
 
 
-async def test_an_endpoint_that_is_not_healthy_is_known_without_a_request(tmp_path: Path) -> None:
+async def test_an_endpoint_that_is_not_healthy_is_known_without_a_request(stack: Stack) -> None:
     probe = {"interval_s": 0.2, "timeout_s": 2}
-    with running(tmp_path, LEAST_LOAD, probe=probe) as stack:
-        sick = stack.addresses[3]
-        await fault(sick, is_sick=True)
-        assert await asyncio.to_thread(eventually, lambda: states(stack)[sick] == "unhealthy")
-        async with connect(stack.url) as session:
-            answers = await load(session, 60, "well")
-        await fault(sick)
-        assert await asyncio.to_thread(eventually, lambda: states(stack)[sick] == "ready")
+    use(stack, LEAST_LOAD, probe=probe)
+    sick = stack.addresses[3]
+    stack.fault(sick, is_sick=True)
+    await until(lambda: states(stack)[sick] == "unhealthy")
+    async with connect(stack.url) as session:
+        answers = await load(session, 60, "well")
+    stack.fault(sick)
+    await until(lambda: states(stack)[sick] == "ready")
 
     assert statuses(answers) == {200: 60}
     assert sick not in servers(answers)

@@ -2,44 +2,27 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.stack.client import ask, connect, send
-from tests.stack.gateway import Tree, find
-from tests.stack.service import Pool, pool
-from tests.stack.stack import Stack, eventually, run_stack
-
-pytestmark = [pytest.mark.envoy, pytest.mark.slow]
-
-DOCS = Path(__file__).parents[3] / "docs/envoy.md"
+from tests.stack.fetch import get
+from tests.stack.service import pool
+from tests.stack.stack import Stack
+from tests.waiting import until
 
 
-def tell_first_tokens(tree: Tree) -> None:
-    """Adds what docs/envoy.md says that `learn` needs."""
-    [tag] = re.findall(r"custom_tags: \[\{tag: (\S+), value: \"(\S+)\"\}\]", DOCS.read_text())
-    for logs in find(tree, "access_log"):
-        for log in logs:
-            if log["name"] == "envoy.access_loggers.http_grpc":
-                log["typed_config"]["common_config"]["custom_tags"] = [{"tag": tag[0], "value": tag[1]}]
-                log["typed_config"]["additional_response_headers_to_log"].append("content-type")
+@pytest.fixture
+def learning(stack: Stack, transport: str) -> Stack:
+    learner = {"name": "prefix_cache", "learn": True}
+    stack.use(pool(stack.addresses, learner, name="learner", signals={"scrape_s": 0.5}), transport=transport)
+    other = stack.through("first_tokens_in_the_log")
+    other.gateway.wait_until(other.gateway.sees_service)
+    return other
 
 
-def pools(addresses: list[str]) -> list[Pool]:
-    return [pool(addresses, {"name": "prefix_cache", "learn": True}, signals={"scrape_s": 0.5})]
-
-
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def stack(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Stack]:
-    directory = tmp_path_factory.mktemp("learning")
-    simulate = ("--profile", "l4-llama8b-fp8", "--speed", "4")
-    with run_stack(
-        directory, edits=[tell_first_tokens], pools=pools, simulate=simulate, transport=request.param
-    ) as running:
-        yield running
+pytestmark = [pytest.mark.envoy, pytest.mark.parametrize("transport", ["native", "grpcio"])]
 
 
 def learnt(stack: Stack) -> Any:
@@ -47,12 +30,19 @@ def learnt(stack: Stack) -> Any:
     return known["learnt"]
 
 
-async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(stack: Stack) -> None:
+def cache_tokens(stack: Stack) -> int:
+    """The size of an endpoint's cache, as it says it to Prometheus."""
+    text = get(f"http://{stack.addresses[0]}/metrics")
+    size, count = (re.findall(rf'{name}="(\d+)"', text)[0] for name in ("block_size", "num_gpu_blocks"))
+    return int(size) * int(count)
+
+
+async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(learning: Stack) -> None:
     """1. A stream tells its first token, whole answers do not. 2. Twelve streams under one id are twelve."""
-    async with connect(stack.url) as session:
+    async with connect(learning.url) as session:
         await send(session, ask("first", stream=True))
-        assert await asyncio.to_thread(eventually, lambda: learnt(stack)["source"] == "access_log")
-        before = learnt(stack)["samples"]
+        await until(lambda: learnt(learning)["source"] == "access_log")
+        before = learnt(learning)["samples"]
         for number in range(6):
             assert (await send(session, ask(f"whole {number}"))).status == 200
         for number in range(12):
@@ -62,26 +52,33 @@ async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(stac
             )
             assert answer.status == 200
 
-    assert await asyncio.to_thread(eventually, lambda: learnt(stack)["samples"] >= before + 12)
+    await until(lambda: learnt(learning)["samples"] >= before + 12)
     await asyncio.sleep(0.5)
-    assert learnt(stack)["samples"] == before + 12
+    assert learnt(learning)["samples"] == before + 12
 
 
-async def test_what_endpoints_say_is_told(stack: Stack) -> None:
+async def test_what_endpoints_say_is_told(learning: Stack) -> None:
     """The size of their caches, and what they found there, beside what was foreseen."""
 
     def sizes() -> set[int]:
-        return {one["cache_tokens"] for one in learnt(stack)["endpoints"].values()}
+        return {one["cache_tokens"] for one in learnt(learning)["endpoints"].values()}
 
-    assert await asyncio.to_thread(eventually, lambda: sizes() == {84_000})
+    await until(lambda: sizes() == {cache_tokens(learning)})
 
+    def counted() -> dict[str, float]:
+        return {
+            name: learning.service.metric(f"extproc_{name}_tokens_total", pool="learner", cached="yes")
+            for name in ("foreseen", "measured")
+        }
+
+    def more() -> list[float]:
+        return [now - before[name] for name, now in counted().items()]
+
+    before = counted()
     text = "said twice " + "word " * 400
-    async with connect(stack.url) as session:
+    async with connect(learning.url) as session:
         for _ in range(2):
             await send(session, ask(text))
 
-    def found(family: str) -> float:
-        return stack.service.metric(f"extproc_{family}_tokens_total", cached="yes")
-
-    assert await asyncio.to_thread(eventually, lambda: found("measured") > 400)
-    assert found("foreseen") == pytest.approx(found("measured"), rel=0.1)
+    await until(lambda: more()[1] > 400, more)
+    assert more()[0] == pytest.approx(more()[1], rel=0.1)

@@ -14,7 +14,7 @@ import pytest
 from tests.manifests.rendering import MANIFESTS, containers, files, pods
 from tests.stack.client import CHAT, ask, connect, send
 from tests.stack.gateway import SHIPPED, Tree, find, load
-from tests.stack.stack import Stack, run_stack
+from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.envoy
 
@@ -154,9 +154,9 @@ def pressure(stack: Stack) -> int:
     return stack.gateway.counters(name)[name]
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Stack]:
-    with run_stack(tmp_path, edits=[shrink]) as stack:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(tmp_path_factory.mktemp("small"), edits=[shrink]).running() as stack:
         yield stack
 
 
@@ -178,7 +178,7 @@ async def test_uploads_that_stop_are_survived_while_others_are_served(small: Sta
 
 async def test_without_the_rules_the_same_uploads_hold_more_than_the_heap(tmp_path: Path) -> None:
     """The test above can fail."""
-    with run_stack(tmp_path, edits=[shrink, unprotect]) as stack:
+    with Stack(tmp_path, edits=[shrink, unprotect]).running() as stack:
         async with attack(stack, upload_http1):
             await asyncio.to_thread(stack.gateway.wait_until, lambda: pressure(stack) > 150)
 

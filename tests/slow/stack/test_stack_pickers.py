@@ -11,12 +11,13 @@ import orjson
 import pytest
 import xxhash
 
+from tests.slow.stack.bodies import SIZES, body_of
 from tests.slow.stack.pickers import GATEWAYS, Picked, answers_in_duplex
-from tests.slow.stack.test_stack_modes import SIZES, body_of
 from tests.stack.client import CHAT, MODEL, ask, connect, send
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
-from tests.stack.stack import Stack, run_stack
+from tests.stack.stack import Stack, in_flight
+from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 
@@ -32,27 +33,30 @@ def picked(request: pytest.FixtureRequest) -> Picked:
 
 
 @pytest.fixture(scope="module")
-def stack(picked: Picked, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(picked: Picked, shared_stack: Stack) -> Iterator[Stack]:
+    """The gateway's listener of the shared Envoy, and the service as the gateway asks it."""
     [health] = free_ports(1)
-    with run_stack(
-        tmp_path_factory.mktemp("picker"),
-        edits=[picked.edit],
-        pools=lambda addresses: [pool(addresses, fallbacks=picked.fallbacks)],
+    shared_stack.use(
+        pool(shared_stack.addresses, fallbacks=picked.fallbacks),
         health=f"127.0.0.1:{health}",
         **picked.server,
-    ) as stack:
-        yield stack
+    )
+    gateway = shared_stack.through(picked.listener)
+    gateway.gateway.wait_until(gateway.gateway.sees_service)
+    yield gateway
+    shared_stack.restore()
 
 
-@pytest.mark.parametrize("size_bytes", SIZES.values(), ids=SIZES)
-async def test_a_body_arrives_unchanged_at_a_picked_endpoint(stack: Stack, size_bytes: int) -> None:
-    body = body_of(size_bytes)
+async def test_bodies_arrive_unchanged_at_a_picked_endpoint(stack: Stack) -> None:
+    bodies = [body_of(size_bytes) for size_bytes in SIZES.values()]
     before = stack.service.metric("extproc_picks_total")
     async with connect(stack.url) as session:
-        answer = await send(session, body)
+        answers = [await send(session, body) for body in bodies]
 
-    assert answer.headers["x-simulated-body-xxh3"] == xxhash.xxh3_64_hexdigest(body)
-    assert stack.service.metric("extproc_picks_total") == before + 1
+    assert [answer.headers["x-simulated-body-xxh3"] for answer in answers] == [
+        xxhash.xxh3_64_hexdigest(body) for body in bodies
+    ]
+    assert stack.service.metric("extproc_picks_total") == before + len(bodies)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -89,7 +93,7 @@ async def test_requests_count_while_their_answers_last(stack: Stack) -> None:
         streams = [
             asyncio.create_task(send(session, ask(f"{n}", stream=True, max_tokens=400))) for n in range(6)
         ]
-        await _until(lambda: _in_flight(stack) == 6)
+        await until(lambda: in_flight(stack) == 6)
         answers = await asyncio.gather(*streams)
 
     assert {answer.status for answer in answers} == {200}
@@ -216,16 +220,5 @@ async def _served_alike(session: aiohttp.ClientSession, address: str) -> bool:
     return set(served) == {address}
 
 
-def _in_flight(stack: Stack) -> int:
-    [told] = stack.service.pools()
-    return sum(endpoint["in_flight"] for endpoint in told["endpoints"])
-
-
 async def _until_idle(stack: Stack) -> None:
-    await _until(lambda: _in_flight(stack) == 0)
-
-
-async def _until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not await asyncio.to_thread(is_true):  # noqa: ASYNC110  # it is another process's state
-            await asyncio.sleep(0.02)
+    await until(lambda: in_flight(stack) == 0)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -12,9 +13,16 @@ from tests.stack.gateway import Gateway, Tree, cluster, edited, find, load
 from tests.stack.ports import free_ports
 from tests.stack.service import Service, pool
 from tests.stack.simulators import Simulators
-from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.envoy
+
+
+class Sidecar(NamedTuple):
+    """The running parts."""
+
+    gateway: Gateway
+    service: Service
+    simulators: Simulators
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +31,7 @@ def metrics_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def sidecar(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Iterator[Stack]:
+def sidecar(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Iterator[Sidecar]:
     directory = tmp_path_factory.mktemp("sidecar")
     client, admin, service_admin, vllm = free_ports(4)
     socket = directory / "ext_proc.sock"
@@ -45,18 +53,18 @@ def sidecar(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Iter
             running.enter_context(part)
             part.wait_ready()
         gateway.wait_until(gateway.sees_service)
-        yield Stack(gateway, service, simulators.ports, [simulators])
+        yield Sidecar(gateway, service, simulators)
 
 
-async def test_request_is_routed_over_the_unix_socket(sidecar: Stack) -> None:
-    async with connect(sidecar.url) as session:
+async def test_request_is_routed_over_the_unix_socket(sidecar: Sidecar) -> None:
+    async with connect(sidecar.gateway.url) as session:
         answer = await send(session, ask("hello"))
 
-    assert (answer.status, answer.served_by) == (200, sidecar.addresses[0])
+    assert (answer.status, answer.served_by) == (200, sidecar.simulators.addresses[0])
     assert answer.headers["x-extproc-pool"] == "vllm"
 
 
-def test_prometheus_finds_metrics_and_nothing_else(sidecar: Stack, metrics_port: int) -> None:
+def test_prometheus_finds_metrics_and_nothing_else(sidecar: Sidecar, metrics_port: int) -> None:
     """The listener that is open to the network shows two paths of the admin port, not the port."""
     open_port = f"http://127.0.0.1:{metrics_port}"
 
@@ -66,7 +74,7 @@ def test_prometheus_finds_metrics_and_nothing_else(sidecar: Stack, metrics_port:
     assert not answers(f"{open_port}/quitquitquit")
 
 
-def test_socket_is_the_services_own(sidecar: Stack) -> None:
+def test_socket_is_the_services_own(sidecar: Sidecar) -> None:
     """Nobody else may write to it: what it says decides where prompts go."""
     socket = Path(sidecar.service.config).with_name("ext_proc.sock")
 

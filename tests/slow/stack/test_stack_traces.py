@@ -11,7 +11,7 @@ from tests.stack.client import MODEL, ask, connect, send
 from tests.stack.gateway import Tree, find, load
 from tests.stack.otlp import Receiver, Span, receiving, until_spans
 from tests.stack.service import pool
-from tests.stack.stack import Stack, run_stack
+from tests.stack.stack import Stack
 
 pytestmark = pytest.mark.envoy
 
@@ -28,11 +28,8 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Stack]:
     """The shipped configuration with exactly its block for traces uncommented."""
-    with run_stack(
-        tmp_path_factory.mktemp("traces"),
-        pools=lambda addresses: [pool(addresses, {"name": "prefix_cache"})],
-        otlp_port=receiver.port,
-    ) as stack:
+    stack = Stack(tmp_path_factory.mktemp("traces"), otlp_port=receiver.port)
+    with stack.running(pool(stack.addresses, {"name": "prefix_cache"})):
         yield stack
 
 

@@ -44,7 +44,7 @@ _NONE: Api = ()
 # does not tell.
 _BY_FIELDS: Api = (*_ANTHROPIC, *_COMPLETION, Field("input", has_turns=True), *_SCORE)
 
-_APIS: Final = MappingProxyType(
+APIS: Final = MappingProxyType(
     {
         "chat/completions": _CHAT,
         "chat/completions/batch": _CHAT,
@@ -90,7 +90,7 @@ def api_of(path: str) -> Api:
     """Returns the API that `path` names, whatever stands before its version; empty if there is none."""
     if not path:
         return _BY_FIELDS
-    return _APIS.get(_route(path), _NONE)
+    return APIS.get(_route(path), _NONE)
 
 
 def operation_of(path: str) -> str:
