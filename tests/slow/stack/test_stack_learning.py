@@ -60,10 +60,10 @@ async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(lear
 async def test_what_endpoints_say_is_told(learning: Stack) -> None:
     """The size of their caches, and what they found there, beside what was foreseen."""
 
-    def sizes() -> set[int]:
-        return {one["cache_tokens"] for one in learnt(learning)["endpoints"].values()}
+    def sizes() -> list[int]:
+        return [one["cache_tokens"] for one in learnt(learning)["endpoints"].values()]
 
-    await until(lambda: sizes() == {cache_tokens(learning)})
+    await until(lambda: sizes() == [cache_tokens(learning)] * 4)
 
     def counted() -> dict[str, float]:
         return {
