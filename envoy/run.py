@@ -29,7 +29,7 @@ STOP_S: Final = 10.0
 PAGE: Final = "http://127.0.0.1:9090/"
 
 TOLD: Final = f"""
-  see it live                 {PAGE}   (in a terminal: {Path(sys.executable).parent}/extproc top)
+  see it live                 {PAGE}
   OpenAI API, through Envoy   http://127.0.0.1:8080/v1
   simulated vLLM endpoints    http://127.0.0.1:8001 … 8004
   service: pools and metrics  http://127.0.0.1:9090/pools   http://127.0.0.1:9090/metrics

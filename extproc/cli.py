@@ -12,7 +12,7 @@ import click
 
 from extproc import __version__
 from extproc.errors import ExtprocError
-from extproc.router.settings.flags import Flags, given_without_effect, picker_flags
+from extproc.router.settings.picker_flags import Flags, given_without_effect, picker_flags
 
 if TYPE_CHECKING:
     pass
@@ -71,7 +71,7 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
 
     from extproc.router.app import Start, serve_until_signal  # noqa: PLC0415
     from extproc.router.logs import configure_logging  # noqa: PLC0415
-    from extproc.router.settings.tree import parse_settings, read_environment  # noqa: PLC0415
+    from extproc.router.settings.reading import parse_settings, read_environment  # noqa: PLC0415
 
     if (config is None) == (flags["pool_name"] is None):
         raise click.UsageError("give either --config or --pool-name")
@@ -92,7 +92,7 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
 @click.argument("file", type=_FILE)
 def check(file: Path) -> None:
     """Check a configuration FILE: exit 0 if it can be used, 2 with every fault and where it is."""
-    from extproc.router.settings.tree import load_settings, read_environment  # noqa: PLC0415
+    from extproc.router.settings.reading import load_settings, read_environment  # noqa: PLC0415
 
     settings = load_settings(file, read_environment())
     click.echo(f"{file}: ok, {len(settings.pools)} pool(s)")
@@ -114,7 +114,7 @@ def schema() -> None:
 def explain(*, config: Path, path: str, headers: tuple[str, ...], timeout: float) -> None:
     """Say which endpoint the request body on standard input would get, and why."""
     from extproc.router.service.explain import explain_once  # noqa: PLC0415
-    from extproc.router.settings.tree import load_settings, read_environment  # noqa: PLC0415
+    from extproc.router.settings.reading import load_settings, read_environment  # noqa: PLC0415
 
     settings = load_settings(config, read_environment())
     body = sys.stdin.buffer.read()

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from extproc.router.settings.flags import WITHOUT_EFFECT, picker_flags
+from extproc.router.settings.picker_flags import WITHOUT_EFFECT, picker_flags
 
 DOCS = Path(__file__).parents[1] / "docs" / "gateways.md"
 # Of KubeAI's Model, kubeai.org/v1, as of 2026 (substratusai/kubeai, api/k8s/v1).

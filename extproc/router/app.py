@@ -33,7 +33,9 @@ from extproc.router.service.process import prepare_for_long_bodies, raise_limit,
 from extproc.router.service.tracing import FLUSH_S, build_tracer
 from extproc.router.service.transport import Transport, build_health_transport, build_transport
 from extproc.router.service.wiring import Wiring, build_courier
-from extproc.router.settings.tree import ServerSettings, Settings, parse_settings, read_environment
+from extproc.router.settings.reading import parse_settings, read_environment
+from extproc.router.settings.server_settings import ServerSettings
+from extproc.router.settings.tree import Settings
 from extproc.router.share.courier import Courier
 from extproc.router.share.share_metrics import ShareCollector
 from extproc.router.stream.server import ExternalProcessor

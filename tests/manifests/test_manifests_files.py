@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from extproc.cli import cli
-from extproc.router.settings.tree import load_settings
+from extproc.router.settings.reading import load_settings
 from tests.manifests.rendering import (
     MANIFESTS,
     OVERLAYS,

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from extproc.router.settings.share import ShareSettings
+from extproc.router.settings.share_settings import ShareSettings
 from monitoring.dashboards import BOARDS
 from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import MANIFESTS, Object, render, render_folder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.router.settings.tree import parse_settings
+from extproc.router.settings.reading import parse_settings
 from tests.manifests.rendering import (
     MANIFESTS,
     PICKERS,

@@ -31,12 +31,11 @@ class KubeClients:
     """Opens clients of one cluster: that of a kubeconfig, or the one we run in.
 
     Each `open` reads the credentials again, so a rotated token, a changed certificate authority or an
-    expired login is a matter of the next try. With neither `kubeconfig` nor `context` given it is the
+    expired login is a matter of the next try. Without a `kubeconfig` it is the
     Pod's service account inside a cluster, ~/.kube/config outside.
     """
 
     kubeconfig: str | None = None
-    context: str | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -56,9 +55,7 @@ class KubeClients:
         if self._is_in_cluster:
             self._load_service_account(configuration)
         else:
-            await load_kube_config(
-                self.kubeconfig, self.context, client_configuration=configuration, persist_config=False
-            )
+            await load_kube_config(self.kubeconfig, client_configuration=configuration, persist_config=False)
 
     def own_namespace(self) -> str:
         """Returns the Pod's namespace, `default` where we are in none."""
@@ -69,7 +66,7 @@ class KubeClients:
 
     @property
     def _is_in_cluster(self) -> bool:
-        return self.kubeconfig is None and self.context is None and SERVICE_HOST_ENV_NAME in self.environment
+        return self.kubeconfig is None and SERVICE_HOST_ENV_NAME in self.environment
 
     def _load_service_account(self, configuration: Configuration) -> None:
         loader = InClusterConfigLoader(

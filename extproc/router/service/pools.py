@@ -14,7 +14,7 @@ from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.feedback import Feedback
 from extproc.router.service.running_pool import RunningPool, Shared
 from extproc.router.service.wiring import Wiring
-from extproc.router.settings.tree import PoolSettings
+from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.share.courier import Courier
 from extproc.router.share.pool_share import Share
 from extproc.router.telemetry import Metrics

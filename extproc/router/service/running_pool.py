@@ -17,7 +17,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.wiring import Wiring, build_probe, build_rules, build_scrape
-from extproc.router.settings.tree import PoolSettings
+from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.share.courier import Courier
 from extproc.router.telemetry import Metrics
 

@@ -10,7 +10,7 @@ import grpc.aio
 
 from extproc.errors import SettingsError
 from extproc.router.budget import Budget
-from extproc.router.settings.tree import ServerSettings, TlsSettings
+from extproc.router.settings.server_settings import ServerSettings, TlsSettings
 from extproc.router.wire.accepting import bind
 from extproc.router.wire.calls import Routes
 from extproc.router.wire.certificates import Certificates, Files, Pems, SelfSigned

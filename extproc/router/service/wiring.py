@@ -27,8 +27,8 @@ from extproc.router.routing.queue import Later, Queue, QueueLimits
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import EndpointsSettings, InferencePoolSettings, KubernetesSettings
-from extproc.router.settings.share import NatsSettings, ShareSettings
-from extproc.router.settings.tree import PoolSettings, ProbeSettings
+from extproc.router.settings.pool_settings import PoolSettings, ProbeSettings
+from extproc.router.settings.share_settings import NatsSettings, ShareSettings
 from extproc.router.share.courier import Carrier, Courier, LetterCounts
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
@@ -65,7 +65,7 @@ class Wiring:
         return Restarting(source, rng=self._outside.rng)
 
     def objectives(self, settings: InferencePoolSettings) -> ObjectivesSource:
-        clients = KubeClients(settings.kubeconfig, settings.context)
+        clients = KubeClients(settings.kubeconfig)
         namespace = settings.namespace or clients.own_namespace()
         return ObjectivesSource(KubeAccess(clients.open, self._outside.rng), namespace, settings.name)
 
@@ -101,7 +101,9 @@ def build_courier(
     if settings.nats is not None:
         carrier: Carrier = _build_nats(settings.nats, settings.cluster, base, environment, tally)
     elif settings.mesh is not None:
-        peers = Restarting(_endpoint_source(settings.mesh.peers, base, outside.rng), rng=outside.rng)
+        peers = Restarting(
+            _endpoint_source(settings.mesh.peers.endpoints(), base, outside.rng), rng=outside.rng
+        )
         carrier = Mesh(settings.mesh.listen, peers, tally, rng=outside.rng, clock=outside.clock)
     secret = settings.secret.read(base, environment)
     names = SystemRandom()
@@ -148,7 +150,7 @@ def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> So
 
 
 def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesSource:
-    clients = KubeClients(settings.kubeconfig, settings.context)
+    clients = KubeClients(settings.kubeconfig)
     return KubernetesSource(
         KubeAccess(clients.open, rng),
         settings.namespace or clients.own_namespace(),
@@ -159,7 +161,7 @@ def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesS
 
 
 def _inference_pool_source(settings: InferencePoolSettings, rng: Random) -> InferencePoolSource:
-    clients = KubeClients(settings.kubeconfig, settings.context)
+    clients = KubeClients(settings.kubeconfig)
     namespace = settings.namespace or clients.own_namespace()
     pool = PoolName(namespace, settings.name, settings.address_family)
     return InferencePoolSource(KubeAccess(clients.open, rng), pool)

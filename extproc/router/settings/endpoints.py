@@ -8,25 +8,16 @@ from extproc.errors import AddressError
 from extproc.router.routing.endpoint import parse_address, parse_target
 from extproc.router.settings.sections import HostPort, Name, Section
 
+PortNumber = Annotated[int, Field(ge=1, le=65_535)]
 
-class _ClusterSection(Section):
-    """Objects of a Kubernetes cluster, and how it is reached."""
+
+class ServiceSettings(Section):
+    """The EndpointSlices of a Service, in the cluster that we run in."""
 
     namespace: Name | None = None
     """Omitted: the Pod's own, so that a manifest says it once; outside a cluster `default`."""
-    kubeconfig: str | None = None
-    """Path of a kubeconfig file; omitted: the Pod's service account, else ~/.kube/config."""
-    context: Name | None = None
-    """Context of the kubeconfig; omitted: its current one."""
-    address_family: Literal["IPv4", "IPv6"] = "IPv4"
-    """Which address of a dual-stack pod is used; the other serves where this one is missing."""
-
-
-class KubernetesSettings(_ClusterSection):
-    """The EndpointSlices of a Service."""
-
     service: Name
-    port: Name | int | Annotated[list[Name | int], Field(min_length=1, max_length=8)]
+    port: Name | PortNumber | Annotated[list[Name | PortNumber], Field(min_length=1, max_length=8)]
     """The port's name or number in the EndpointSlices (the container's port, not the Service's). A list where
     a pod has several that serve, as data-parallel ranks do: each is an endpoint of its own."""
 
@@ -42,25 +33,36 @@ class KubernetesSettings(_ClusterSection):
         return tuple(self.port) if isinstance(self.port, list) else (self.port,)
 
 
+class _ClusterSection(Section):
+    """How a Kubernetes cluster is reached."""
+
+    kubeconfig: str | None = None
+    """Path of a kubeconfig file; omitted: the Pod's service account, else ~/.kube/config."""
+    address_family: Literal["IPv4", "IPv6"] = "IPv4"
+    """Which address of a dual-stack pod is used; the other serves where this one is missing."""
+
+
+class KubernetesSettings(ServiceSettings, _ClusterSection):
+    """The EndpointSlices of a Service."""
+
+
 class InferencePoolSettings(_ClusterSection):
     """The InferencePool of a gateway: its pods, at all of its ports."""
 
+    namespace: Name | None = None
+    """Omitted: the Pod's own."""
     name: Name
 
 
-class EndpointsSettings(Section):
-    """Where a pool's endpoints are known from: exactly one of these."""
+class _AddressSettings(Section):
+    """Where addresses are known from: exactly one of these."""
 
     static: list[str] | None = None
     """`ip:port` each; an IPv6 address in brackets."""
-    file: str | None = None
+    file: Annotated[str, Field(min_length=1)] | None = None
     """A YAML file with a list of {name, address, port}, watched. Relative to the configuration file."""
     dns: HostPort | None = None
     """`name:port`: every address the name resolves to, as of a headless Service."""
-    kubernetes: KubernetesSettings | None = None
-    """The EndpointSlices of a Service, watched."""
-    inference_pool: InferencePoolSettings | None = None
-    """The pods of an InferencePool (Gateway API Inference Extension), both watched."""
 
     @field_validator("static")
     @classmethod
@@ -83,10 +85,30 @@ class EndpointsSettings(Section):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if len(self.model_fields_set) != 1:
-            raise ValueError("give exactly one of static, file, dns, kubernetes, inference_pool")
+            raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}")
         return self
+
+
+class EndpointsSettings(_AddressSettings):
+    """Where a pool's endpoints are known from: exactly one of these."""
+
+    kubernetes: KubernetesSettings | None = None
+    """The EndpointSlices of a Service, watched."""
+    inference_pool: InferencePoolSettings | None = None
+    """The pods of an InferencePool (Gateway API Inference Extension), both watched."""
 
     @property
     def tells_health(self) -> bool:
         """Whether the list is of endpoints that somebody has found healthy: the kubelet."""
         return self.kubernetes is not None or self.inference_pool is not None
+
+
+class PeersSettings(_AddressSettings):
+    """Where the gateways of a mesh are known from: exactly one of these."""
+
+    kubernetes: ServiceSettings | None = None
+    """The EndpointSlices of a headless Service of their own, watched."""
+
+    def endpoints(self) -> EndpointsSettings:
+        """Says the same as a pool's endpoints."""
+        return EndpointsSettings.model_validate(self.model_dump(exclude_unset=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.pools import Pools
 from extproc.router.service.wiring import Wiring
-from extproc.router.settings.tree import parse_settings
+from extproc.router.settings.reading import parse_settings
 from extproc.router.telemetry import Metrics
 
 

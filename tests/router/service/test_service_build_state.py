@@ -20,7 +20,7 @@ from extproc.router.service.configuration import Configuration
 from extproc.router.service.live.build_state import STEP, WINDOW_S, StateBuilder
 from extproc.router.service.live.recorder import KEPT, Recording
 from extproc.router.service.live.service_state import EndpointRow, State
-from extproc.router.settings.tree import parse_settings
+from extproc.router.settings.reading import parse_settings
 from tests.router.service.live_service import finish
 from tests.stack.client import ask
 

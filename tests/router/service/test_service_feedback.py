@@ -18,7 +18,7 @@ from extproc.router.service.explain import explain_decision
 from extproc.router.service.pool_metrics import PoolCollector
 from extproc.router.service.pools import Pools
 from extproc.router.service.wiring import build_probe
-from extproc.router.settings.tree import parse_settings
+from extproc.router.settings.reading import parse_settings
 from extproc.router.stream.events import ResponseHeaders, Served
 from extproc.router.telemetry import Metrics
 from tests.router.service.running import running, synced

@@ -15,8 +15,9 @@ from click.testing import CliRunner
 
 from extproc.cli import cli
 from extproc.errors import SettingsError
-from extproc.router.settings.flags import WITHOUT_EFFECT, Flags, given_without_effect, picker_flags
-from extproc.router.settings.tree import Settings, parse_settings
+from extproc.router.settings.picker_flags import WITHOUT_EFFECT, Flags, given_without_effect, picker_flags
+from extproc.router.settings.reading import parse_settings
+from extproc.router.settings.tree import Settings
 from tests.router.cluster.api_server import OLD_POOLS, POOLS, ApiServer, serving, write_kubeconfig
 from tests.router.cluster.pool_objects import objective, pool_object, running_pod
 from tests.router.service.test_service_serve import health_at

@@ -13,7 +13,7 @@ from extproc.router.feedback.feedback_metrics import EXPECTED_CLASSES
 from extproc.router.routing.queue import QueueEnd
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.registry import STRATEGIES
-from extproc.router.settings.tree import parse_settings
+from extproc.router.settings.reading import parse_settings
 from extproc.router.share.courier import RESULTS as SHARE_RESULTS
 from extproc.router.share.letters import Echo, Letter
 from extproc.router.telemetry import (

@@ -9,7 +9,7 @@ from extproc.errors import Overloaded, Sheddable
 from extproc.router.routing.picker import Query
 from extproc.router.routing.pool import Pool
 from extproc.router.service.pools import Pools
-from extproc.router.settings.tree import parse_settings
+from extproc.router.settings.reading import parse_settings
 from extproc.router.telemetry import Metrics
 from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.router.cluster.pool_objects import objective, pool_object, running_pod

@@ -15,7 +15,8 @@ from extproc.router.routing.picker import Query
 from extproc.router.service.admin import describe_pool
 from extproc.router.service.running_pool import RunningPool
 from extproc.router.service.wiring import Wiring
-from extproc.router.settings.tree import Settings, parse_settings
+from extproc.router.settings.reading import parse_settings
+from extproc.router.settings.tree import Settings
 from extproc.router.share.courier import Courier
 from tests.waiting import until
 

@@ -13,12 +13,9 @@ from extproc.router.routing.strategies.prefix_hash import PrefixHashSettings
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.service.wiring import build_probe
 from extproc.router.settings.endpoints import EndpointsSettings
-from extproc.router.settings.tree import (
-    Settings,
-    TlsSettings,
-    load_settings,
-    parse_settings,
-)
+from extproc.router.settings.reading import REMOVED, load_settings, parse_settings
+from extproc.router.settings.server_settings import TlsSettings
+from extproc.router.settings.tree import Settings, list_settings
 
 GOOD = """
 server:
@@ -62,6 +59,32 @@ def test_a_full_file_is_read() -> None:
     assert qwen.endpoints.kubernetes is not None
 
 
+# A setting that one user in a thousand needs costs all others a line of documentation.
+MOST_SETTINGS = 75
+
+
+def test_there_are_no_more_settings_than_one_can_read() -> None:
+    places = set(list_settings())
+
+    assert len(places) <= MOST_SETTINGS
+    assert {"server.tls.key", "pools.strategy.load_factor", "share.mesh.peers.kubernetes.port"} <= places
+
+
+@pytest.mark.parametrize("place", REMOVED)
+def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> None:
+    """In the file with its line; as a variable, too, where it was one."""
+    assert place not in set(list_settings())
+    value: object = 1
+    for step in reversed(place.split(".")):
+        value = {step: [value]} if step == "pools" else {step: value}
+
+    assert f"{place} was removed in 0.2: " in faults(yaml.safe_dump(value))
+    if place.startswith("server."):
+        assert f"{place} was removed in 0.2: " in faults(
+            MINIMAL, **{f"EXTPROC_{place.replace('.', '__').upper()}": "1"}
+        )
+
+
 def test_defaults_are_the_contract() -> None:
     settings = parse_settings(MINIMAL, {})
     strategy = settings.pools[0].strategy
@@ -98,7 +121,15 @@ def test_defaults_are_the_contract() -> None:
     [
         ("server: {lissten: x}", "f.yaml:1: server.lissten: there is no such setting"),
         ("server: {listen: 127.0.0.1}", "f.yaml:1: server.listen: '127.0.0.1' does not match"),
-        ("server: {workers: 2}", "server.workers was removed in 0.2: run more replicas"),
+        ("pools: [{name: a, endpoints: {file: ''}}]", "endpoints.file: String should have at least 1"),
+        (
+            "pools: [{name: a, endpoints: {kubernetes: {service: v, port: 0}}}]",
+            "Input should be greater than or equal to 1",
+        ),
+        (
+            "pools: [{name: a, endpoints: {kubernetes: {service: v, port: 99999}}}]",
+            "Input should be less than or equal to 65535",
+        ),
         ("server: {drain_s: '30'}", "server.drain_s: Input should be a valid number"),
         ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
         ("server: {tls: {self_signed: true, key: a}}", "server.tls: self_signed goes with no files"),

@@ -17,7 +17,7 @@ from extproc.errors import SettingsError
 from extproc.router.budget import Budget
 from extproc.router.service.health import Health
 from extproc.router.service.transport import build_transport
-from extproc.router.settings.tree import ServerSettings, TlsSettings
+from extproc.router.settings.server_settings import ServerSettings, TlsSettings
 from extproc.router.stream.names import PROCESS
 from tests.router.stream.conversations import headers
 from tests.router.stream.wire import write

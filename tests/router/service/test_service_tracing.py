@@ -100,7 +100,7 @@ STARTED = """
 import asyncio, logging, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from extproc.router.app import Application, Start
-from extproc.router.settings.tree import parse_settings
+from extproc.router.settings.reading import parse_settings
 async def open_one():
     text = 'pools: [{name: llama, endpoints: {static: ["10.0.0.1:80"]}}]'
     app = Application(Start(parse_settings(text, {})))

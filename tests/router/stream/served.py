@@ -11,7 +11,7 @@ import grpc.aio
 from extproc.router.budget import Budget
 from extproc.router.routing.picker import Picker
 from extproc.router.service.transport import Transport, build_transport
-from extproc.router.settings.tree import ServerSettings
+from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.stream.names import PROCESS
 from extproc.router.stream.server import ExternalProcessor
 from extproc.router.telemetry import Metrics

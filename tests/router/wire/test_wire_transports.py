@@ -14,7 +14,7 @@ import pytest
 from extproc.router.budget import Budget
 from extproc.router.routing.picker import Picker
 from extproc.router.service.transport import build_transport
-from extproc.router.settings.tree import ServerSettings
+from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.stream.events import (
     BodyMode,
     Continue,

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from extproc.errors import SettingsError
-from extproc.router.settings.endpoints import EndpointsSettings
+from extproc.router.settings.endpoints import PeersSettings
 from extproc.router.settings.sections import Listen, Name, Section
 
 
@@ -42,14 +42,12 @@ class MeshSettings(Section):
 
     listen: Listen = "0.0.0.0:9004"
     """Where the others' lines come in, `host:port`."""
-    peers: EndpointsSettings
+    peers: PeersSettings
     """Where the gateways are known from, this one among them or not: in Kubernetes a headless Service of
     their own."""
 
     @model_validator(mode="after")
     def _are_gateways(self) -> Self:
-        if self.peers.inference_pool is not None:
-            raise ValueError("an InferencePool has model servers, not gateways")
         if self.listen.startswith("unix:"):
             raise ValueError("the others cannot reach a unix socket")
         return self

@@ -1,0 +1,130 @@
+"""Reads the configuration: a YAML file, and variables that override its section `server`."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from extproc.documents import Document, describe, parse_document, read_document
+from extproc.errors import SettingsError
+from extproc.router.settings.server_settings import ServerSettings
+from extproc.router.settings.tree import Settings
+
+ENVIRONMENT_PREFIX: Final = "EXTPROC_"
+
+# What Kubernetes tells every Pod beside a Service called extproc or extproc-something.
+_SERVICE_LINK: Final = re.compile(
+    r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$|_PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?$"
+)
+
+
+REMOVED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "server.workers": "was removed in 0.2: run more replicas, or several services behind one "
+        "Envoy cluster; see docs/sharing.md",
+        **dict.fromkeys(
+            ("pools.endpoints.kubernetes.context", "pools.endpoints.inference_pool.context"),
+            "was removed in 0.2: give a `kubeconfig` whose current context it is",
+        ),
+        **dict.fromkeys(
+            [f"share.mesh.peers.kubernetes.{name}" for name in ("kubeconfig", "context", "address_family")],
+            "was removed in 0.2: gateways find each other in the cluster they run in; see docs/sharing.md",
+        ),
+    }
+)
+"""Settings of former releases, by their places, and what to do instead."""
+
+
+def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
+    """Reads a YAML file and the overrides of `environment` (`EXTPROC_SERVER__LISTEN`).
+
+    Raises `SettingsError` that lists every fault, each with its place in the file.
+    """
+    return build_settings(read_document(path), environment or {})
+
+
+def parse_settings(text: str | bytes, environment: Mapping[str, str], where: str = "settings") -> Settings:
+    """Parses YAML text, see `load_settings`."""
+    return build_settings(parse_document(text, where), environment)
+
+
+def build_settings(document: Document, environment: Mapping[str, str]) -> Settings:
+    overrides = read_overrides(environment)
+    if not isinstance(document.tree, dict):
+        raise SettingsError(f"{document.where}:1: expected a mapping with the keys server and pools")
+    for name, (path, value) in overrides.items():
+        _override(document.tree, path, value, name)
+    try:
+        return Settings.model_validate(document.tree)
+    except ValidationError as error:
+        raise SettingsError(
+            "\n".join(_tell(document, overrides, fault) for fault in error.errors())
+        ) from None
+
+
+def read_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
+
+
+Overrides = Mapping[str, tuple[tuple[str, ...], Any]]
+"""Names of variables with the place in the tree that they override, and the value, read as YAML."""
+
+
+def read_overrides(environment: Mapping[str, str]) -> Overrides:
+    """Raises `SettingsError` for every variable of our prefix that overrides nothing: it was meant to."""
+    known = {name: path for path in _server_paths(ServerSettings) for name in [_variable(path)]}
+    ours = [name for name in sorted(environment) if name.startswith(ENVIRONMENT_PREFIX)]
+    strange = [
+        name for name in ours if name not in known and ("__" in name or not _SERVICE_LINK.search(name))
+    ]
+    if strange:
+        raise SettingsError("\n".join(_ask_back(name, known) for name in strange))
+    return {
+        name: (known[name], parse_document(environment[name], name).tree) for name in ours if name in known
+    }
+
+
+def _server_paths(
+    section: type[BaseModel], above: tuple[str, ...] = ("server",)
+) -> Iterator[tuple[str, ...]]:
+    for name, field in section.model_fields.items():
+        yield (*above, name)
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _server_paths(kind, (*above, name))
+
+
+def _variable(path: tuple[str, ...]) -> str:
+    return ENVIRONMENT_PREFIX + "__".join(path).upper()
+
+
+def _ask_back(name: str, known: Iterable[str]) -> str:
+    place = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+    if place in REMOVED:
+        return f"{name}: {place} {REMOVED[place]}"
+    [nearest] = get_close_matches(name, known, n=1, cutoff=0)
+    return f"{name}: there is no such variable; {nearest} is the nearest"
+
+
+def _override(tree: dict[str, Any], path: tuple[str, ...], value: Any, name: str) -> None:
+    for step in path[:-1]:
+        below = tree.get(step)
+        if below is not None and not isinstance(below, dict):
+            raise SettingsError(f"{name}: {step} is not a mapping in the file")
+        tree[step] = tree = below or {}
+    tree[path[-1]] = value
+
+
+def _tell(document: Document, overrides: Overrides, fault: ErrorDetails) -> str:
+    """A fault with its place: in the file, or the variable that overrides it."""
+    place = tuple(str(step) for step in fault["loc"])
+    at = next((name for name, (path, _) in overrides.items() if place[: len(path)] == path), None)
+    name = ".".join(step for step in fault["loc"] if isinstance(step, str))
+    what = f"{name} {REMOVED[name]}" if name in REMOVED else describe(fault)
+    return f"{at or document.at(fault['loc'])}: {what}"
