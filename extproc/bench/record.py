@@ -128,24 +128,21 @@ class ClientStats:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStats:
-    """How one machine of a distributed run fared; `starts`, or `users` of a closed loop, were its share.
+class PartStats:
+    """One part of a run on several machines: its share are `starts`, or `users` of a closed loop.
 
-    `skew_s` is how far its time of day was ahead of the leader's. The start does not depend on that, but on a
-    clock that round trips compared: it is off by `error_s` at most, and moved by `drift_s` during the run.
-    `records` of its requests came back; `lost`: why the others never did, and `lost_s` since when.
+    `start_at` is when it began by its own clock, `clock_offset_s` how far that was ahead of the server's, as
+    far as the server tells. `lost`: why its journal is missing or ends early.
     """
 
-    worker: str
-    processes: tuple[int, ...]
-    starts: int
-    users: int
-    skew_s: float
-    error_s: float
+    number: int
+    count: int
+    starts: int = 0
+    users: int = 0
+    start_at: float = 0.0
+    clock_offset_s: float | None = None
     records: int = 0
-    drift_s: float | None = None
     lost: str | None = None
-    lost_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +207,8 @@ class RunInfo:
     `schedule_s` holds the offered starts (of requests, or of conversations in sessions), whether sent
     or not; it is empty in a closed loop. `offered_rps` is the request rate that the schedule asks for.
     `prompts`: how many requests the dataset holds before it begins again. `interrupted_s`: when the run
-    was ended before its time. `fleet`: the endpoints every few seconds, if they were watched. `workers`: the
-    machines that offered the load, if they were others than the leader's.
+    was ended before its time. `fleet`: the endpoints every few seconds, if they were watched. `parts`: the
+    shares of a run on several machines, its own of one part.
     """
 
     spec: Spec
@@ -227,7 +224,7 @@ class RunInfo:
     interrupted_s: float | None = None
     fleet: tuple[FleetSample, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
-    workers: tuple[WorkerStats, ...] = ()
+    parts: tuple[PartStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

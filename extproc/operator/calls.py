@@ -17,8 +17,6 @@ from extproc.router.cluster.reason import describe, shorten
 _ANSWER_S: Final = 30.0
 _PLURALS: Final = {
     "ConfigMap": ("api/v1", "configmaps"),
-    "Secret": ("api/v1", "secrets"),
-    "Service": ("api/v1", "services"),
     "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
     "Pod": ("api/v1", "pods"),
     "Job": ("apis/batch/v1", "jobs"),

@@ -1,13 +1,14 @@
 """The objects that a run is made of, as the API server takes them. Pure.
 
-A run is a leader's Job and, with several workers, an Indexed Job of workers behind a headless Service, which
-share a token. Whatever is made belongs to the Benchmark: it goes when that goes.
+A run is one Job. With several workers it is an Indexed Job, whose Pods offer a part of the load each and
+write their journals to the claim, and then a Job that merges them. Whatever is made belongs to the Benchmark:
+it goes when that goes.
 """
 
 import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import yaml
@@ -22,20 +23,19 @@ BENCHMARK_LABEL: Final = "extproc.dev/benchmark"
 RUN_LABEL: Final = "extproc.dev/run"
 PART_LABEL: Final = "extproc.dev/part"
 DUE_ANNOTATION: Final = "extproc.dev/due"
-LEADER, WORKERS = "leader", "workers"
+# A run ends with its main Job; with several workers the Indexed Job of its parts comes first.
+MAIN, PARTS = "main", "parts"
 
-PORT: Final = 9200
 BOARD_PORT: Final = 9201
 # The kubelet takes a minute and more until a changed ConfigMap is in a Pod's files.
 _SWITCH_TIMEOUT: Final = "5m"
-_SPEC, _TOKEN, _DATA, _RESULTS = "/etc/benchmark", "/etc/benchmark-token", "/data", "/results"
+_SPEC, _DATA, _RESULTS = "/etc/benchmark", "/data", "/results"
 _DATASET: Final = "/etc/benchmark-dataset"
 # A ConfigMap holds 1 MiB.
 MOST_BYTES: Final = 900_000
 _LAST_WORDS: Final = "/dev/termination-log"
 # Long enough to break off what is in flight, and to write what is known.
 _GRACE_S: Final = 120
-_READY_WITHIN: Final = "10m"
 _USER: Final = 65532
 _OPERATIONS: Final = {field.alias or name for name, field in Operation.model_fields.items()}
 
@@ -52,7 +52,7 @@ class Dataset:
 class Run:
     """One run of a Benchmark: its name, and when it was due if a schedule says so.
 
-    Without a `dataset` the leader prepares what it needs, and keeps it on the claim for later runs.
+    Without a `dataset` its Pods prepare what they need, and keeps it on the claim for later runs.
     """
 
     benchmark: Benchmark
@@ -61,17 +61,9 @@ class Run:
     dataset: Dataset | None = None
 
     @property
-    def workers_name(self) -> str:
-        """The workers' Job: with an index it is the name of a host, which has no dots."""
+    def parts_name(self) -> str:
+        """The parts' Job: with an index it is the name of a host, which has no dots."""
         return f"load-{self.name}".replace(".", "-")
-
-    @property
-    def crew_name(self) -> str:
-        """The workers' Service and the Secret of their token, as every run has them that asks the same.
-
-        A schedule would leave some behind with each run. Two runs of a Benchmark never go at once.
-        """
-        return f"load-{self.benchmark.stem}".replace(".", "-")
 
     @property
     def claim(self) -> str:
@@ -95,25 +87,18 @@ class Run:
     def report(self) -> str:
         return f"{self.claim}/{self.folder}"
 
-    def locations(self) -> list[str]:
-        """Where the workers listen: an Indexed Job's Pods have names below their Service."""
-        count = self.benchmark.operation.workers
-        return [f"{self.workers_name}-{i}.{self.crew_name}:{PORT}" for i in range(count)]
 
-
-def list_objects(run: Run, image: str, token: str) -> Iterator[Object]:
-    """Yields what a run needs, in the order in which it is to be made; the leader comes last."""
-    operation = run.benchmark.operation
+def list_objects(run: Run, image: str, now: datetime) -> Iterator[Object]:
+    """Yields what a run needs, in the order in which it is to be made; its Job comes last."""
     yield _spec_map(run)
     if run.dataset is not None:
         yield _dataset_map(run, run.dataset)
-    if operation.results.claim is None:
+    if run.benchmark.operation.results.claim is None:
         yield _claim(run)
-    if operation.workers > 1:
-        yield _token_secret(run, token)
-        yield _service(run)
-        yield _workers_job(run, image)
-    yield _leader_job(run, image)
+    if run.benchmark.operation.workers > 1:
+        yield _parts_job(run, image, now)
+    else:
+        yield _main_job(run, image)
 
 
 def _shared_metadata(run: Run, name: str, part: str) -> Object:
@@ -185,64 +170,51 @@ def _claim(run: Run) -> Object:
     metadata = _shared_metadata(run, run.claim, "results")
     if results.keep:
         del metadata["ownerReferences"]
+    default = "ReadWriteMany" if run.benchmark.operation.workers > 1 else "ReadWriteOnce"
     storage = {"storageClassName": results.storage_class} if results.storage_class else {}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": metadata,
         "spec": {
-            "accessModes": ["ReadWriteOnce"],
+            "accessModes": [results.access_mode or default],
             "resources": {"requests": {"storage": results.size}},
             **storage,
         },
     }
 
 
-def _token_secret(run: Run, token: str) -> Object:
-    metadata = _shared_metadata(run, run.crew_name, WORKERS)
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": token}}
-
-
-def _service(run: Run) -> Object:
-    """Gives the workers names; a leader waits for them itself."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _shared_metadata(run, run.crew_name, WORKERS),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {BENCHMARK_LABEL: run.benchmark.name, PART_LABEL: WORKERS},
-            "ports": [{"name": "load", "port": PORT}],
-        },
-    }
-
-
-def _workers_job(run: Run, image: str) -> Object:
-    count = run.benchmark.operation.workers
-    arguments = ["worker", "--listen", f"0.0.0.0:{PORT}", "--token-file", f"{_TOKEN}/token"]
-    pod = _pod(run, WORKERS, image, arguments)
-    pod["spec"]["subdomain"] = run.crew_name
-    pod["spec"]["containers"][0]["ports"] = [{"name": "load", "containerPort": PORT}]
-    job = _job(run, run.workers_name, WORKERS, pod)
+def _parts_job(run: Run, image: str, now: datetime) -> Object:
+    """All parts begin at one instant, by when each of them must be ready."""
+    operation = run.benchmark.operation
+    count = operation.workers
+    start_at = write_time(now + timedelta(seconds=operation.start_within_seconds))
+    # The Job controller sets the variable in each Pod, the kubelet puts it in.
+    arguments = [*_run_arguments(run), "--part", f"$(JOB_COMPLETION_INDEX)/{count}", "--start-at", start_at]
+    job = _job(run, run.parts_name, PARTS, _pod(run, PARTS, image, arguments))
     job["spec"] |= {"completionMode": "Indexed", "completions": count, "parallelism": count}
     return job
 
 
-def _leader_job(run: Run, image: str) -> Object:
-    operation = run.benchmark.operation
-    arguments = [operation.mode, f"{_SPEC}/benchmark.yaml", "--quiet"]
-    arguments += ["--output", f"{_RESULTS}/{run.folder}", "--brief", _LAST_WORDS]
+def merge_job(run: Run, image: str) -> Object:
+    """Merges the parts' journals into the run's report."""
+    folder = f"{_RESULTS}/{run.folder}"
+    arguments = ["report", folder, "--output", folder, "--brief", _LAST_WORDS]
+    return _job(run, run.name, MAIN, _pod(run, MAIN, image, arguments))
+
+
+def _main_job(run: Run, image: str) -> Object:
+    arguments = [*_run_arguments(run), "--brief", _LAST_WORDS]
+    return _job(run, run.name, MAIN, _pod(run, MAIN, image, arguments))
+
+
+def _run_arguments(run: Run) -> list[str]:
+    arguments = [run.benchmark.operation.mode, f"{_SPEC}/benchmark.yaml", "--quiet"]
+    arguments += ["--output", f"{_RESULTS}/{run.folder}"]
     if run.dataset is not None:
         arguments += ["--datasets", _DATASET]
     arguments += ["--datasets", f"{_RESULTS}/{run.shelf}"]
-    arguments += ["--board", f"0.0.0.0:{BOARD_PORT}"]
-    if operation.workers > 1:
-        arguments += ["--workers", ",".join(run.locations()), "--workers-token", f"{_TOKEN}/token"]
-        arguments += ["--workers-within", _READY_WITHIN]
-    pod = _pod(run, LEADER, image, arguments)
-    pod["spec"]["containers"][0]["ports"] = [{"name": "board", "containerPort": BOARD_PORT}]
-    return _job(run, run.name, LEADER, pod)
+    return [*arguments, "--board", f"0.0.0.0:{BOARD_PORT}"]
 
 
 def _job(run: Run, name: str, part: str, pod: Object) -> Object:
@@ -261,7 +233,7 @@ def _job(run: Run, name: str, part: str, pod: Object) -> Object:
 
 def _pod(run: Run, part: str, image: str, arguments: list[str]) -> Object:
     options = run.benchmark.operation.pods
-    volumes = dict(_volumes(run, part))
+    volumes = dict(_volumes(run))
     container: Object = {
         "name": "benchmark",
         "image": image,
@@ -277,6 +249,7 @@ def _pod(run: Run, part: str, image: str, arguments: list[str]) -> Object:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
+        "ports": [{"name": "board", "containerPort": BOARD_PORT}],
         "volumeMounts": [
             {"name": path.strip("/").replace("/", "-"), "mountPath": path, **_read_only(path)}
             for path in volumes
@@ -310,14 +283,10 @@ def _read_only(path: str) -> Object:
     return {} if path in {_RESULTS, "/tmp"} else {"readOnly": True}  # noqa: S108  # an emptyDir
 
 
-def _volumes(run: Run, part: str) -> Iterator[tuple[str, Object]]:
-    """Yields where a part finds what: only the leader reads the spec and the data, and writes results."""
+def _volumes(run: Run) -> Iterator[tuple[str, Object]]:
+    """Yields where a Pod finds what."""
     operation = run.benchmark.operation
     yield "/tmp", {"emptyDir": {}}  # noqa: S108
-    if operation.workers > 1:
-        yield _TOKEN, {"secret": {"secretName": run.crew_name}}
-    if part == WORKERS:
-        return
     yield _SPEC, {"configMap": {"name": run.benchmark.stem}}
     if run.dataset_map is not None:
         yield _DATASET, {"configMap": {"name": run.dataset_map}}

@@ -1,6 +1,6 @@
-"""What there is of a Benchmark: Jobs, Pods and ConfigMaps as the API server has them; what leaders report.
+"""What there is of a Benchmark: Jobs, Pods and ConfigMaps as the API server has them; what Pods report.
 
-A leader's Pod has no credentials to write to the API server: the operator asks it over HTTP.
+The Pods of a run have no credentials to write to the API server: the operator asks them over HTTP.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from extproc.operator.objects import (
     BENCHMARK_LABEL,
     BOARD_PORT,
     DUE_ANNOTATION,
-    LEADER,
+    MAIN,
     PART_LABEL,
     RUN_LABEL,
     Object,
@@ -48,16 +48,16 @@ async def find_held(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
 
 
 async def observe(benchmark: Benchmark, observed: Observation, calls: KubeCalls) -> Observation:
-    """Adds the Pods of runs, what leaders report, and the router."""
+    """Adds the Pods of runs, what they report, and the router."""
     found = await calls.list("Pod", benchmark.namespace, f"{BENCHMARK_LABEL}={benchmark.name}")
     pods = [pod for pod in found if {RUN_LABEL, PART_LABEL} <= pod["metadata"]["labels"].keys()]
-    leaders = [pod for pod in pods if pod["metadata"]["labels"][PART_LABEL] == LEADER]
+    main = [pod for pod in pods if pod["metadata"]["labels"][PART_LABEL] == MAIN]
     name = benchmark.operation.router.config_map
     return replace(
         observed,
         starts=read_starts(pods),
-        last_words={run: words for run, words in map(read_last_words, leaders) if words is not None},
-        notices=await read_notices(leaders),
+        last_words={run: words for run, words in map(read_last_words, main) if words is not None},
+        notices=await read_notices(pods),
         router=await calls.get("ConfigMap", benchmark.namespace, name) if name else None,
     )
 
@@ -89,19 +89,32 @@ def _read_start(pod: Object) -> PodStart:
     return PodStart(False, "PodIsPending", "", since)
 
 
-async def read_notices(leaders: Iterable[Object]) -> dict[str, Notice]:
-    """What leaders report, by run."""
-    notices = {}
-    for pod in leaders:
+async def read_notices(pods: Iterable[Object]) -> dict[str, Notice]:
+    """What the Pods of each run report; several parts are added up."""
+    notices: dict[str, Notice] = {}
+    for pod in pods:
         url = find_address(pod)
-        notice = await ask_leader(url) if url is not None else None
+        notice = await ask_pod(url) if url is not None else None
         if notice is not None:
-            notices[pod["metadata"]["labels"][RUN_LABEL]] = notice
+            run = pod["metadata"]["labels"][RUN_LABEL]
+            notices[run] = add_up(notices[run], notice) if run in notices else notice
     return notices
 
 
+def add_up(one: Notice, other: Notice) -> Notice:
+    """Two parts of a run: counts and rates add up, latencies of two parts do not."""
+    rates = [each.figures["req_per_s"] for each in (one, other) if "req_per_s" in each.figures]
+    return Notice(
+        doing=one.doing,
+        progress=min(one.progress, other.progress, key=lambda text: (len(text), text)),
+        finished=one.finished + other.finished,
+        planned=None if one.planned is None or other.planned is None else one.planned + other.planned,
+        figures={"req_per_s": sum(rates)} if rates else {},
+    )
+
+
 def find_address(pod: Mapping[str, Any]) -> str | None:
-    """Where a leader's Pod reports its progress; `None` before it runs, and after."""
+    """Where a Pod reports its progress; `None` before it runs, and after."""
     status = pod.get("status", {})
     is_over = any("terminated" in each.get("state", {}) for each in status.get("containerStatuses", ()))
     ip = status.get("podIP")
@@ -110,8 +123,8 @@ def find_address(pod: Mapping[str, Any]) -> str | None:
     return f"http://[{ip}]:{BOARD_PORT}/" if ":" in ip else f"http://{ip}:{BOARD_PORT}/"
 
 
-async def ask_leader(url: str) -> Notice | None:
-    """Returns what a leader reports; `None` for one that does not answer, as before it begins."""
+async def ask_pod(url: str) -> Notice | None:
+    """Returns what a Pod reports; `None` for one that does not answer, as before it begins."""
     timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as http, http.get(url) as answer:
@@ -156,7 +169,7 @@ def _name_failure(condition: Mapping[str, str]) -> str:
 
 
 def read_last_words(pod: Mapping[str, Any]) -> tuple[str, LastWords | None]:
-    """A leader's Pod: its run, and how its container ended if it did."""
+    """A Pod of a main Job: its run, and how its container ended if it did."""
     run = pod["metadata"]["labels"][RUN_LABEL]
     for container in pod.get("status", {}).get("containerStatuses", ()):
         ended = container.get("state", {}).get("terminated")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from extproc.operator.objects import LEADER, WORKERS, Object, Run, list_objects
+from extproc.operator.objects import MAIN, PARTS, Object, Run, list_objects, merge_job
 from extproc.operator.resource import Benchmark
 from extproc.operator.router import find_fault, list_held, settle_router
 from extproc.operator.runs import end_runs, find_run, list_history
@@ -19,13 +19,8 @@ from extproc.operator.state import Action, Create, Delete, Observation, Replace,
 from extproc.operator.status import build_status, refuse_status
 
 
-def reconcile(
-    benchmark: Benchmark, observed: Observation, now: datetime, *, image: str, token: str
-) -> list[Action]:
-    """Returns what is to be done now, in this order; nothing where all is as it should be.
-
-    `token` is a fresh secret for a run that begins.
-    """
+def reconcile(benchmark: Benchmark, observed: Observation, now: datetime, *, image: str) -> list[Action]:
+    """Returns what is to be done now, in this order; nothing where all is as it should be."""
     if fault := find_fault(benchmark, observed.router):
         planned = replace(observed.planned, faults=(*observed.planned.faults, fault))
         observed = replace(observed, planned=planned)
@@ -44,27 +39,32 @@ def reconcile(
         # A router belongs to a run before it begins, and to nobody else.
         *(Replace(body) for body in settle_router(asked, observed.router, held, wanted)),
         # A run first, then the status: a time that is noted as gone by is not gone back to.
-        *(Create(body) for body in _begin(observed, asked, image, token)),
+        *(Create(body) for body in _begin(observed, asked, image, now)),
         # What the status says of a run that ended must not be lost with its Jobs.
         *([WriteStatus(status)] if status != benchmark.status else []),
         *_list_needless(observed, asked, runs, history),
     ]
 
 
-def _begin(observed: Observation, asked: Run | None, image: str, token: str) -> Iterator[Object]:
+def _begin(observed: Observation, asked: Run | None, image: str, now: datetime) -> Iterator[Object]:
     """What a run lacks that is to go on; nothing while there are Pods of another one."""
     if asked is None:
         return
     others = [job for job in observed.jobs if job.run != asked.name and not job.is_over]
-    is_led = any(job.part == LEADER for job in observed.jobs if job.run == asked.name)
-    if not (others or is_led or any(job.is_deleting for job in observed.jobs)):
-        yield from list_objects(asked, image, token)
+    own = {job.part: job for job in observed.jobs if job.run == asked.name}
+    if others or MAIN in own or any(job.is_deleting for job in observed.jobs):
+        return
+    if PARTS not in own:
+        yield from list_objects(asked, image, now)
+    elif own[PARTS].is_over:
+        # However the parts ended: their journals say what is missing.
+        yield merge_job(asked, image)
 
 
 def _list_needless(
     observed: Observation, asked: Run | None, runs: Sequence[Object], history: Sequence[Object]
 ) -> list[Delete]:
-    """Jobs of runs that may not go on, workers whose leader has ended, and runs that nobody remembers."""
+    """Jobs of runs that may not go on, parts whose run has ended, and runs that nobody remembers."""
     name = None if asked is None else asked.name
     ended, known = {entry["run"] for entry in runs}, {entry["run"] for entry in history}
     return [
@@ -73,7 +73,7 @@ def _list_needless(
         if not job.is_deleting
         and (
             (not job.is_over and job.run != name)
-            or (job.part == WORKERS and job.run in ended)
+            or (job.part == PARTS and job.run in ended)
             or (job.is_over and job.run in ended - known)
         )
     ]

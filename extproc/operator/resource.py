@@ -70,12 +70,14 @@ class Results(Section):
     """Where reports stay: a folder for each run on a volume claim.
 
     `claim` names one of yours, which outlives the Benchmark. Without it one of `size` is made, and deleted
-    with the Benchmark unless `keep`; `storage_class` is that one's.
+    with the Benchmark unless `keep`; `storage_class` and `access_mode` are that one's. Several workers write
+    to it at once: unless all of them run on one node it must be `ReadWriteMany`, which is what they get.
     """
 
     claim: str | None = None
     size: str = Field(default="1Gi", pattern=r"^[0-9]+(Mi|Gi|Ti)$")
     storage_class: str | None = None
+    access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] | None = None
     keep: bool = False
 
 
@@ -83,16 +85,17 @@ class Operation(Section):
     """How a Benchmark is run in a cluster.
 
     `mode`: `run` is one run, `ab` compares strategies, `sweep` does so by load and dataset, `saturate`
-    looks for the highest rate. `workers` Pods offer the load; with several, one more leads them and merges
-    what they noted. `schedule` runs it again and again, by the five fields of cron, in UTC; a run that is
-    due while another one goes is left out. `history_limit` runs are kept in the status. `suspend` ends what
-    is running and begins nothing. `deadline_seconds` ends a run that lasts too long. `router` says whose
-    strategy `ab` and `sweep` change. `files` are mounted for the spec's paths; `results` says where reports
-    stay; `pods` is what Pods get.
+    looks for the highest rate. `workers` Pods offer the load of a `run`, an equal part each, and one more
+    merges their journals; they begin together `start_within_seconds` after their Job was made. `schedule`
+    runs it again and again, by the five fields of cron, in UTC; a run that is due while another one goes is
+    left out. `history_limit` runs are kept in the status. `suspend` ends what is running and begins nothing.
+    `deadline_seconds` ends a run that lasts too long. `router` says whose strategy `ab` and `sweep` change.
+    `files` are mounted for the spec's paths; `results` says where reports stay; `pods` is what Pods get.
     """
 
     mode: Literal["run", "ab", "sweep", "saturate"] = "run"
     workers: int = Field(default=1, ge=1, le=100)
+    start_within_seconds: int = Field(default=60, ge=1)
     schedule: str | None = None
     history_limit: int = Field(default=10, ge=1, le=100)
     suspend: bool = False
@@ -182,7 +185,9 @@ def parse_benchmark(body: Mapping[str, Any]) -> Benchmark:
 
 
 def _find_contradictions(operation: Operation, spec: Spec) -> Iterator[str]:
-    """What is wrong with both together: how strategies are changed."""
+    """What is wrong with both together: how load is split, and how strategies are changed."""
+    if operation.workers > 1 and operation.mode != "run":
+        yield f"workers: only mode run can be split over Pods; in {operation.mode} one Pod has processes"
     if operation.mode not in SWITCHED_MODES:
         return
     if spec.ab.settings_file is not None:

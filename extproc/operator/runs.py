@@ -1,13 +1,14 @@
 """The runs of a Benchmark: which one is to go on or to begin, and what became of those that ended. Pure."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from cronsim import CronSim
 
 from extproc.bench.report.brief import Brief, decode_brief
-from extproc.operator.objects import LEADER, Object, Run
+from extproc.operator.objects import MAIN, PARTS, Object, Run
 from extproc.operator.resource import Benchmark, read_time, write_time
 from extproc.operator.router import is_elsewhere
 from extproc.operator.state import JobState, LastWords, Observation, PodStart
@@ -30,8 +31,9 @@ def find_run(
     stem = benchmark.stem
     ended = {entry["run"] for entry in history}
     for job in observed.jobs:
-        goes_on = not (job.is_over or job.is_deleting or job.run in ended)
-        if job.part == LEADER and goes_on and job.run.startswith(stem):
+        goes_on = job.run not in ended and not job.is_deleting
+        # Parts that are over are still to be merged.
+        if goes_on and job.run.startswith(stem) and (job.part == PARTS or not job.is_over):
             return Run(benchmark, job.run, job.due, observed.planned.dataset)
     if is_elsewhere(benchmark, observed.router):
         return None
@@ -72,12 +74,15 @@ def end_runs(benchmark: Benchmark, observed: Observation, now: datetime) -> Iter
     """Yields what the status shall remember of runs that have ended and are not in it yet."""
     known = {entry["run"] for entry in list_history(benchmark)}
     for job in observed.jobs:
-        if job.part != LEADER or job.run in known:
+        if job.run in known:
             continue
-        if job.is_over:
-            yield _enter(job, observed.last_words.get(job.run), benchmark, now)
-        elif (start := observed.starts.get(job.run)) is not None and _never_heals(start, now):
-            yield _enter(job, LastWords(1, describe_start(start)), benchmark, now)
+        started = [each.started for each in observed.jobs if each.run == job.run and each.started is not None]
+        whole = replace(job, started=min(started, default=None))
+        start = observed.starts.get(job.run)
+        if job.is_over and job.part == MAIN:
+            yield _enter(whole, observed.last_words.get(job.run), benchmark, now)
+        elif not job.is_over and start is not None and _never_heals(start, now):
+            yield _enter(whole, LastWords(1, describe_start(start)), benchmark, now)
 
 
 def _never_heals(start: PodStart, now: datetime) -> bool:
@@ -113,7 +118,7 @@ def _judge(job: JobState, words: LastWords | None, brief: Brief | None) -> tuple
     if brief is not None:
         return ("Valid" if brief.is_good else "Invalid"), brief.title, brief.faults
     if words is None:
-        return "Failed", "failed", [job.failure or "the leader's Pod is gone without a word"]
+        return "Failed", "failed", [job.failure or "its Pod is gone without a word"]
     told = split_lines(words.text)[-5:] or [words.reason or f"exit status {words.exit_code}"]
     return "Failed", "failed", told
 

@@ -42,7 +42,7 @@ class PodStart:
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """What the leader's Pod of a run ended with: its exit status, and its termination message."""
+    """What the Pod of a run's main Job ended with: its exit status, and its termination message."""
 
     exit_code: int
     text: str
@@ -62,8 +62,8 @@ class Planned:
 class Observation:
     """What there is: the Benchmark's Jobs, how their Pods start and ended by run, and the plan.
 
-    `notices` are what running leaders report. `router` is the ConfigMap that the spec names, `held` are
-    those that the Benchmark has.
+    `notices` are what the Pods of running Jobs report, by run. `router` is the ConfigMap that the
+    spec names, `held` are those that the Benchmark has.
     """
 
     jobs: tuple[JobState, ...] = ()

@@ -8,7 +8,7 @@ from extproc.bench.board import Notice
 from extproc.bench.experiments.history import Entry, Line, trace_lines
 from extproc.bench.experiments.history_formats import list_regressions
 from extproc.bench.report.report import DEFINITIONS
-from extproc.operator.objects import LEADER, Object, Run
+from extproc.operator.objects import Object, Run
 from extproc.operator.resource import Benchmark, write_time
 from extproc.operator.router import is_elsewhere
 from extproc.operator.runs import find_due, find_next, last_due, split_lines
@@ -26,8 +26,7 @@ def build_status(
     benchmark: Benchmark, observed: Observation, asked: Run | None, history: Sequence[Object], now: datetime
 ) -> Object:
     running = next(
-        (j for j in observed.jobs if asked and j.run == asked.name and j.part == LEADER and not j.is_over),
-        None,
+        (job for job in observed.jobs if asked and job.run == asked.name and job.started is not None), None
     )
     # What the status says is of what is asked now; what was asked before is in the history.
     same = [entry for entry in history if entry.get("digest") == benchmark.digest]
@@ -101,7 +100,7 @@ def _tell_dataset(run: Run) -> str:
 
 
 def _tell_progress(notice: Notice | None, known: Mapping[str, Any]) -> Object:
-    """What the leader says, where that is another hundredth or another run: not every look is a write."""
+    """What its Pods report, where that is another hundredth or another run: not every look is a write."""
     so_far = known.get("soFar", {})
     is_news = notice is not None and (notice.progress, notice.doing) != (
         known.get("progress", ""),

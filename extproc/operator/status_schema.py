@@ -64,7 +64,7 @@ def _now() -> Schema:
             "description": "Whether the run measured the server at all, and if not, what else.",
         },
         "run": {"type": "string", "description": "The run that the figures are of, or that goes on."},
-        "startedAt": _time("When the leader's Job began."),
+        "startedAt": _time("When its first Job began."),
         "finishedAt": _time("When it ended."),
         "progress": {
             "type": "string",
@@ -140,7 +140,7 @@ def _run() -> Schema:
         "properties": {
             "run": _text("Its name, and its folder's."),
             "digest": _text("Of what was asked: equal ones asked the same."),
-            "startedAt": _time("When the leader's Job began."),
+            "startedAt": _time("When its first Job began."),
             "finishedAt": _time("When it ended."),
             "phase": {**_text("Valid, Invalid or Failed."), "enum": ["Valid", "Invalid", "Failed"]},
             "verdict": _text("As that of the last run, above."),

@@ -5,7 +5,6 @@ Everything is read anew for each look, Jobs before Pods: a Job that says that it
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,7 +23,6 @@ from extproc.operator.state import Action, Key, Observation, Planned, Replace
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.reason import describe as describe_error
 
-_TOKEN_BYTES: Final = 24
 _RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 log = logging.getLogger(__name__)
@@ -127,8 +125,7 @@ class WorkQueue:
         except SpecRefused as refused:
             return refuse_spec(body, str(refused), observed, self._now())
         observed = replace(await observe(benchmark, observed, calls), planned=await self._plan(benchmark))
-        token = secrets.token_urlsafe(_TOKEN_BYTES)
-        return reconcile(benchmark, observed, self._now(), image=self._options.image, token=token)
+        return reconcile(benchmark, observed, self._now(), image=self._options.image)
 
     async def _plan(self, benchmark: Benchmark) -> Planned:
         """Plans once for each generation of a spec."""

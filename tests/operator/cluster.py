@@ -1,7 +1,6 @@
 """As much of a cluster as a Benchmark needs: the scripted API server with every verb, Jobs, and a collector.
 
-A Pod of a Job is a process on this machine: what its volumes hold is in folders, and names of workers are
-ports.
+A Pod of a Job is a process on this machine: what its volumes hold is in folders.
 """
 
 import asyncio
@@ -35,8 +34,6 @@ _PLURALS = {
     "Job": "jobs",
     "PersistentVolumeClaim": "persistentvolumeclaims",
     "Pod": "pods",
-    "Secret": "secrets",
-    "Service": "services",
 }
 
 

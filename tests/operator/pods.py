@@ -1,10 +1,8 @@
-"""What a Pod's command is on this machine: folders in place of mounts, ports in place of Pods' names."""
+"""What a Pod's command is on this machine: folders in place of mounts."""
 
 import base64
 from pathlib import Path
 from typing import Any, Protocol
-
-from tests.stack.ports import free_ports
 
 Object = dict[str, Any]
 
@@ -25,13 +23,7 @@ def translate(cluster: Holds, folder: Path, job: Object, index: int, words: Path
     if "etc-benchmark-dataset" in volumes:
         name = volumes["etc-benchmark-dataset"]["configMap"]["name"]
         places["/etc/benchmark-dataset"] = _mount(folder / name, _find(cluster, "v1/configmaps", name))
-    if "etc-benchmark-token" in volumes:
-        service = volumes["etc-benchmark-token"]["secret"]["secretName"]
-        secret = _find(cluster, "v1/secrets", service)
-        places["/etc/benchmark-token/token"] = _lay(folder, f"{run}.token", secret["stringData"]["token"])
-        ports = _find_ports(folder / f"{run}.ports")
-        places |= {f"load-{run}-{i}.{service}:9200": f"127.0.0.1:{port}" for i, port in enumerate(ports)}
-        places["0.0.0.0:9200"] = f"127.0.0.1:{ports[index]}" if index < len(ports) else ""
+    places["$(JOB_COMPLETION_INDEX)"] = str(index)
     return [_replace(word, places) for word in pod["containers"][0]["command"]]
 
 
@@ -60,9 +52,3 @@ def _lay(folder: Path, name: str, text: str) -> str:
     path = folder / name
     path.write_text(text)
     return str(path)
-
-
-def _find_ports(path: Path) -> list[int]:
-    if not path.exists():
-        path.write_text(" ".join(map(str, free_ports(4))))
-    return [int(port) for port in path.read_text().split()]

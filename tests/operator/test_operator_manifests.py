@@ -5,7 +5,7 @@ import os
 import pytest
 import yaml
 
-from extproc.operator.objects import PORT
+from extproc.operator.objects import BOARD_PORT
 from tests.manifests.rendering import MANIFESTS, Object, render_folder
 from tests.manifests.test_manifests_types import KUBERNETES, check
 from tests.operator.test_operator_objects import EVERYTHING, objects_of
@@ -76,24 +76,17 @@ def test_operator_names_its_image_once_so_that_a_registry_of_ones_own_reaches_ev
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
 
 
-def test_only_leaders_reach_workers_and_nobody_reaches_leaders(rendered: list[Object]) -> None:
+def test_only_the_operator_reaches_the_pods_of_runs(rendered: list[Object]) -> None:
     """By the labels that the operator really gives to Pods."""
     jobs = [made for made in objects_of(**EVERYTHING) if made["kind"] == "Job"]
-    labels = {
-        job["metadata"]["labels"]["extproc.dev/part"]: job["spec"]["template"]["metadata"]["labels"]
-        for job in jobs
-    }
     everyone = find(rendered, "NetworkPolicy", "extproc-benchmark")["spec"]
-    workers = find(rendered, "NetworkPolicy", "extproc-benchmark-workers")["spec"]
-    [rule] = workers["ingress"]
+    reports = find(rendered, "NetworkPolicy", "extproc-benchmark-reports")["spec"]
 
-    for each in labels.values():
-        assert everyone["podSelector"]["matchLabels"].items() <= each.items()
+    for job in jobs:
+        labels = job["spec"]["template"]["metadata"]["labels"]
+        assert everyone["podSelector"]["matchLabels"].items() <= labels.items()
+        assert reports["podSelector"]["matchLabels"].items() <= labels.items()
     assert "ingress" not in everyone
     assert everyone["policyTypes"] == ["Ingress"]
-    assert workers["podSelector"]["matchLabels"].items() <= labels["workers"].items()
-    assert not workers["podSelector"]["matchLabels"].items() <= labels["leader"].items()
-    [leader] = rule["from"]
-    assert leader["podSelector"]["matchLabels"].items() <= labels["leader"].items()
-    assert not leader["podSelector"]["matchLabels"].items() <= labels["workers"].items()
-    assert rule["ports"] == [{"port": PORT}]
+    [rule] = reports["ingress"]
+    assert rule == {"from": [{"podSelector": {"matchLabels": OPERATOR}}], "ports": [{"port": BOARD_PORT}]}

@@ -49,7 +49,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 async def test_comparison_switches_every_replica_and_leaves_the_router_as_it_was(
     served: Served, null_server: int, tmp_path: Path
 ) -> None:
-    """Two arms, two workers, two replicas; writes of the ConfigMap and of the status conflict now and then.
+    """Two arms, two replicas; writes of the ConfigMap and of the status conflict now and then.
 
     1. Each arm in turn is written, and heard by both replicas.
     2. While it runs the status tells requests and figures so far; the operator is killed, and goes on.
@@ -62,7 +62,7 @@ async def test_comparison_switches_every_replica_and_leaves_the_router_as_it_was
         ("GET", "configmaps"): [500],
     }
     async with routing(served, tmp_path, text) as router, operating(served) as operator:
-        served.cluster.apply("b", comparing(null_server, router.admin, 4.0, workers=2))
+        served.cluster.apply("b", comparing(null_server, router.admin, 4.0))
         await served.wait(lambda: "soFar" in served.benchmark("b").get("status", {}))
         await served.wait(lambda: bool(served.benchmark("b")["status"]["soFar"]["figures"]))
         running = served.benchmark("b")["status"]

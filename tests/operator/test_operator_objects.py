@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.bench.report.brief import Brief, build_brief, decode_brief, encode_brief
 from extproc.bench.spec.tree import parse_spec
-from extproc.operator.objects import Dataset, Object, Run, list_objects
+from extproc.operator.objects import Dataset, Object, Run, list_objects, merge_job
 from extproc.operator.planning import plan_apart, plan_benchmark, read_cpu
 from extproc.operator.resource import parse_benchmark
 from extproc.operator.state import Planned
@@ -20,7 +20,7 @@ from tests.operator.world import NOON, SPEC, World, brief
 
 def objects_of(**spec: object) -> list[Object]:
     benchmark = parse_benchmark(World(spec={**SPEC, **spec}).body())
-    return list(list_objects(Run(benchmark, f"b-{benchmark.digest}", NOON), "image:1", "token"))
+    return list(list_objects(Run(benchmark, f"b-{benchmark.digest}", NOON), "image:1", NOON))
 
 
 EVERYTHING = {
@@ -53,26 +53,23 @@ def test_whatever_is_made_belongs_to_the_benchmark_and_is_hardened(spec: Object)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "8b", "a" * 32])
-def test_workers_have_names_that_can_be_hosts_whatever_the_benchmark_is_called(name: str) -> None:
-    """A Service is a DNS label that begins with a letter; an Indexed Job's Pods are hosts of its name."""
+def test_parts_have_names_that_can_be_hosts_whatever_the_benchmark_is_called(name: str) -> None:
+    """An Indexed Job's Pods are hosts of its name: a DNS label that begins with a letter."""
     world = World(spec={**SPEC, "workers": 100})
     body = world.body()
     benchmark = parse_benchmark(body | {"metadata": body["metadata"] | {"name": name}})
-    made = list(list_objects(Run(benchmark, f"{benchmark.stem}-29881500", NOON), "image:1", "token"))
-    [service] = [each for each in made if each["kind"] == "Service"]
-    [workers] = [each for each in made if each.get("spec", {}).get("completionMode") == "Indexed"]
-    [leader] = [each for each in made if each["kind"] == "Job" and each is not workers]
-    command = leader["spec"]["template"]["spec"]["containers"][0]["command"]
-    hosts = [each.partition(":")[0] for each in command[command.index("--workers") + 1].split(",")]
+    [*_, parts] = list_objects(Run(benchmark, f"{benchmark.stem}-29881500", NOON), "image:1", NOON)
 
-    label, at = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", service["metadata"]["name"]
-    assert re.fullmatch(label, at)
-    assert hosts == [f"{workers['metadata']['name']}-{i}.{at}" for i in range(100)]
-    assert all(re.fullmatch(label, host.partition(".")[0]) for host in hosts)
-    assert workers["spec"]["template"]["spec"]["subdomain"] == at
-    selector = service["spec"]["selector"].items()
-    assert selector <= workers["spec"]["template"]["metadata"]["labels"].items()
-    assert not selector <= leader["spec"]["template"]["metadata"]["labels"].items()
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", f"{parts['metadata']['name']}-99")
+
+
+def test_merging_needs_the_results_alone() -> None:
+    benchmark = parse_benchmark(World(spec={**SPEC, **EVERYTHING}).body())
+    made = merge_job(Run(benchmark, "b-1", NOON), "image:1")
+    command = made["spec"]["template"]["spec"]["containers"][0]["command"]
+
+    assert list(unknown_fields(made, "V1Job")) == []
+    assert command[2:5] == ["report", "/results/b/b-1", "--output"]
 
 
 def test_reports_outlive_the_benchmark_if_that_is_asked() -> None:
@@ -125,17 +122,6 @@ def test_plan_has_the_dataset_of_a_run_if_it_is_small(prompts: int, mode: str, h
 
     assert planned.faults == ()
     assert (planned.dataset is not None) is has_object
-
-
-def test_workers_see_neither_spec_nor_results() -> None:
-    jobs = [made for made in objects_of(**EVERYTHING) if made["kind"] == "Job"]
-    paths = [
-        [mount["mountPath"] for mount in job["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]]
-        for job in jobs
-    ]
-
-    assert paths[0] == ["/tmp", "/etc/benchmark-token"]
-    assert set(paths[1]) - set(paths[0]) == {"/etc/benchmark", "/results", "/data"}
 
 
 def test_spec_file_of_a_run_is_the_resources_own() -> None:

@@ -167,18 +167,20 @@ async def ask(operator: Container, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def test_workers_of_an_indexed_job_offer_one_schedule_together(
+@pytest.mark.slow
+async def test_parts_of_an_indexed_job_offer_one_schedule_together(
     served: Served, null_server: int, tmp_path: Path
 ) -> None:
     async with operating(served):
-        served.cluster.apply("b", build_spec(null_server, workers=2))
+        spec = build_spec(null_server, workers=2, **{"start-within-seconds": 25})
+        served.cluster.apply("b", spec)
         status = await served.until("b", "Valid")
         await served.wait(lambda: len(served.cluster.of(JOBS).objects) == 1)
 
     report = msgspec.json.decode(
         (tmp_path / "results" / status["report"].partition("/")[2] / "report.json").read_bytes()
     )
-    assert [worker["starts"] for worker in report["workers"]] == [20, 20]
+    assert [part["starts"] for part in report["parts"]] == [20, 20]
     assert report["whole"]["counts"]["completed"] == 40
     assert list(served.cluster.of(JOBS).objects) == [status["run"]]
 

@@ -1,11 +1,13 @@
 """What is done about a Benchmark: what there is, what follows, and a crash between any two acts."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.bench.board import Notice
-from extproc.operator.objects import LEADER, WORKERS
+from extproc.operator.objects import MAIN, PARTS
 from extproc.operator.state import Create, Delete, Planned, PodStart, WriteStatus
 from tests.operator.world import SPEC, World, brief
 
@@ -63,24 +65,39 @@ def test_refused_spec_that_is_mended_runs() -> None:
     assert world.condition("Planned") == ("True", "Possible")
 
 
-def test_several_workers_are_an_indexed_job_behind_a_service_and_end_with_their_leader() -> None:
-    world = World(spec={**SPEC, "workers": 3})
+def test_several_workers_are_parts_of_an_indexed_job_and_a_job_that_merges_them() -> None:
+    """However the parts ended: what is missing is for the report to say."""
+    world = World(spec={**SPEC, "workers": 3, "start-within-seconds": 90})
     world.settle()
-    jobs = {job.part: job for job in world.active()}
-    workers = world.objects["Job", jobs[WORKERS].name]["spec"]
-    leader = world.objects["Job", jobs[LEADER].name]["spec"]["template"]["spec"]["containers"][0]["command"]
+    [parts] = world.active()
+    job = world.objects["Job", parts.name]["spec"]
+    command = job["template"]["spec"]["containers"][0]["command"]
 
-    assert (workers["completionMode"], workers["completions"], workers["parallelism"]) == ("Indexed", 3, 3)
-    service = jobs[WORKERS].name
-    assert leader[leader.index("--workers") + 1] == ",".join(
-        f"{service}-{i}.{service}:9200" for i in range(3)
-    )
-    assert ("Service", service) in world.objects
-    assert ("Secret", service) in world.objects
+    assert parts.part == PARTS
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 3, 3)
+    assert command[-4:] == ["--part", "$(JOB_COMPLETION_INDEX)/3", "--start-at", "2026-11-22T12:01:30Z"]
+    assert world.objects["PersistentVolumeClaim", "b-results"]["spec"]["accessModes"] == ["ReadWriteMany"]
 
-    world.end(brief())
+    world.after(minutes=5)
+    world.jobs[parts.name] = replace(parts, finished=world.now, failure="BackoffLimitExceeded")
     world.settle()
-    assert [job.part for job in world.jobs.values()] == [LEADER]
+    [main] = world.active()
+    merging = world.objects["Job", main.name]["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert (main.part, main.run, merging[2]) == (MAIN, parts.run, "report")
+    world.end(brief(is_good=False, title="invalid: share missing", faults=["part 1 of 3 is missing"]))
+    world.settle()
+    assert [job.part for job in world.jobs.values()] == [MAIN]
+    assert (world.status["phase"], world.status["message"]) == ("Invalid", "part 1 of 3 is missing")
+    assert world.status["startedAt"] == "2026-11-22T12:00:00Z"
+
+
+def test_only_one_run_is_split_over_pods() -> None:
+    world = World(spec={**SPEC, "workers": 2, "mode": "saturate"})
+    world.settle()
+
+    assert world.status["faults"] == [
+        "workers: only mode run can be split over Pods; in saturate one Pod has processes"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +166,7 @@ def test_suspended_benchmark_ends_what_runs_begins_nothing_and_goes_on_later() -
     world.change(suspend=False)
     world.settle()
 
-    assert len(world.active()) == 2
+    assert len(world.active()) == 1
     assert world.status["phase"] == "Running"
 
 
@@ -189,10 +206,12 @@ def test_operator_that_dies_between_any_two_acts_ends_up_where_it_would_have(dat
         actions = world.decide()
         for action in actions[: data.draw(st.integers(0, len(actions)))]:
             world.act(action)
-        match data.draw(st.sampled_from(["time", "end", "collect", "change", "suspend", "look"])):
+        match data.draw(st.sampled_from(["time", "parts", "end", "collect", "change", "suspend", "look"])):
             case "time":
                 world.after(minutes=data.draw(st.integers(1, 5)))
-            case "end" if world.active(lambda job: job.part == LEADER):
+            case "parts" if parts := world.active(lambda job: job.part == PARTS):
+                world.jobs[parts[0].name] = replace(parts[0], finished=world.now)
+            case "end" if world.active(lambda job: job.part == MAIN):
                 ended.add(world.end(brief(req_per_s=1)))
             case "collect":
                 world.collect()
@@ -200,8 +219,7 @@ def test_operator_that_dies_between_any_two_acts_ends_up_where_it_would_have(dat
                 world.change(seed=data.draw(st.integers(0, 2)))
             case "suspend":
                 world.change(suspend=data.draw(st.booleans()))
-        leaders = world.active(lambda job: job.part == LEADER)
-        assert len(leaders) <= 1
+        assert len(world.active()) <= 1
     world.change(suspend=False)
     world.collect()
     world.settle()
@@ -221,20 +239,18 @@ def test_run_that_ended_is_in_the_status_before_its_jobs_go() -> None:
     assert [type(action) for action in world.decide()] == [WriteStatus, Delete]
 
 
-def test_leader_is_made_last_and_what_was_made_before_a_crash_is_enough() -> None:
+def test_job_is_made_last_and_what_was_made_before_a_crash_is_enough() -> None:
     world = World(spec={**SPEC, "workers": 2})
     created = [action.body for action in world.decide() if isinstance(action, Create)]
 
-    kinds = [body["kind"] for body in created]
-    assert kinds == ["ConfigMap", "PersistentVolumeClaim", "Secret", "Service", "Job", "Job"]
-    assert created[-1]["metadata"]["labels"]["extproc.dev/part"] == LEADER
-    for action in world.decide()[:5]:
+    assert [body["kind"] for body in created] == ["ConfigMap", "PersistentVolumeClaim", "Job"]
+    for action in world.decide()[:2]:
         world.act(action)
     world.settle()
-    assert len(world.active()) == 2
+    assert len(world.active()) == 1
 
 
-def test_progress_is_what_the_leader_says() -> None:
+def test_progress_is_what_the_pod_reports() -> None:
     """1. Nothing is known before it says something. 2. Its figures so far are what `kubectl get` shows."""
     world = World()
     world.settle()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.operator.objects import APP, BOARD_PORT, LEADER, PART_LABEL
+from extproc.operator.objects import APP, BOARD_PORT
 from tests.operator.cluster import JOBS, Served, serving
 from tests.operator.test_operator_modes import comparing, write_settings
 from tests.operator.test_operator_operator import operating
@@ -29,13 +29,13 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 async def test_role_allows_what_the_operator_does_and_nothing_else(served: Served, null_server: int) -> None:
     """A story that needs all of it; the server of every other test refuses what the Role does not allow.
 
-    1. A comparison of two workers takes the router and is asked for an arm. 2. Somebody deletes the leader's
+    1. A comparison takes the router and is asked for an arm. 2. Somebody deletes the run's
     Job: what a run needs is found to be there. 3. It is suspended.
     """
     cluster = served.cluster
     text, data = write_settings(null_server), {"name": "extproc"}
     cluster.add({"apiVersion": "v1", "kind": "ConfigMap", "metadata": data, "data": {"extproc.yaml": text}})
-    spec = comparing(null_server, "127.0.0.1:1", workers=2)
+    spec = comparing(null_server, "127.0.0.1:1")
     async with operating(served):
         cluster.apply("b", spec)
         await served.wait(
@@ -43,7 +43,7 @@ async def test_role_allows_what_the_operator_does_and_nothing_else(served: Serve
         )
         run = served.benchmark("b")["status"]["run"]
         await cluster.remove(JOBS, run)
-        await served.wait(lambda: cluster.asked.count("POST jobs") == 4)
+        await served.wait(lambda: cluster.asked.count("POST jobs") == 2)
         cluster.apply("b", {**spec, "suspend": True})
         await served.wait(lambda: not cluster.of(JOBS).objects)
 
@@ -51,7 +51,7 @@ async def test_role_allows_what_the_operator_does_and_nothing_else(served: Serve
     assert cluster.of("v1/configmaps").objects["extproc"]["data"]["extproc.yaml"] == text
 
 
-LEADER_POD = {"app.kubernetes.io/name": APP, PART_LABEL: LEADER}
+RUN_POD = {"app.kubernetes.io/name": APP}
 OPERATOR_POD = {"app.kubernetes.io/name": "extproc-operator"}
 ROUTER_POD = {"app.kubernetes.io/name": "extproc"}
 
@@ -90,10 +90,10 @@ def _matches(selector: Object, labels: Object) -> bool:
 @pytest.mark.parametrize(
     ("source", "target", "port", "expected"),
     [
-        (OPERATOR_POD, LEADER_POD, BOARD_PORT, True),
-        (LEADER_POD, ROUTER_POD, 9090, True),
-        (LEADER_POD, ROUTER_POD, 9002, False),
-        (ROUTER_POD, LEADER_POD, BOARD_PORT, False),
+        (OPERATOR_POD, RUN_POD, BOARD_PORT, True),
+        (RUN_POD, ROUTER_POD, 9090, True),
+        (RUN_POD, ROUTER_POD, 9002, False),
+        (ROUTER_POD, RUN_POD, BOARD_PORT, False),
     ],
 )
 def test_policies_let_through_what_a_comparison_needs(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from extproc.bench.board import Notice
 from extproc.bench.experiments.router_settings import lay_strategy, read_strategy
-from extproc.operator.objects import LEADER
+from extproc.operator.objects import MAIN
 from extproc.operator.resource import SpecRefused, parse_benchmark
 from extproc.operator.router import KEPT_ANNOTATION, SWITCHED_LABEL, read_hold
 from extproc.operator.state import Create, Replace
@@ -55,7 +55,7 @@ def text_of(world: World) -> str:
 
 def ask(world: World, arm: Object) -> None:
     """Has the leader of the run that goes say that it wants an arm."""
-    (leader,) = world.active(lambda job: job.part == LEADER)
+    (leader,) = world.active(lambda job: job.part == MAIN)
     world.notices[leader.run] = Notice("least_load, repeat 1 of 3", "3%", wanted=arm)
     world.settle()
 
@@ -302,7 +302,7 @@ def test_router_is_given_back_wherever_the_operator_is_cut_off(data: st.DataObje
         actions = world.decide()
         for action in actions[: data.draw(st.integers(0, len(actions)))]:
             world.act(action)
-        leaders = world.active(lambda job: job.part == LEADER)
+        leaders = world.active(lambda job: job.part == MAIN)
         match data.draw(st.sampled_from(["time", "end", "collect", "change", "suspend", "ask"])):
             case "time":
                 world.after(minutes=data.draw(st.integers(1, 5)))

@@ -8,7 +8,7 @@ from typing import Any
 from extproc.bench.board import Notice
 from extproc.bench.report.brief import Brief, encode_brief
 from extproc.operator.crd import build_crd
-from extproc.operator.objects import DUE_ANNOTATION, LEADER, PART_LABEL, RUN_LABEL
+from extproc.operator.objects import DUE_ANNOTATION, MAIN, PART_LABEL, PARTS, RUN_LABEL
 from extproc.operator.reconcile import reconcile, refuse_spec
 from extproc.operator.resource import SpecRefused, parse_benchmark, read_time
 from extproc.operator.router import SWITCHED_LABEL
@@ -85,7 +85,7 @@ class World:
             return refuse_spec(self.body(), str(refused), observed, self.now)
         router = self.routers.get(benchmark.operation.router.config_map or "")
         observed = replace(observed, router=router)
-        return reconcile(benchmark, observed, self.now, image="image:1", token="t" * 32)
+        return reconcile(benchmark, observed, self.now, image="image:1")
 
     def _read_starts(self) -> dict[str, PodStart]:
         return {job.run: PodStart(has_started=True) for job in self.jobs.values()} | self.starts
@@ -142,8 +142,11 @@ class World:
         self.now += timedelta(**span)
 
     def end(self, words: str = "", exit_code: int = 0, failure: str | None = None) -> str:
-        """Ends the leader's Job that goes; returns its run."""
-        (job,) = [job for job in self.active() if job.part == LEADER]
+        """Ends the run that goes, its parts first; returns its run."""
+        for parts in self.active(lambda job: job.part == PARTS):
+            self.jobs[parts.name] = replace(parts, finished=self.now)
+            self.settle()
+        (job,) = self.active(lambda job: job.part == MAIN)
         self.jobs[job.name] = replace(job, finished=self.now, failure=failure)
         if words:
             self.words[job.run] = LastWords(exit_code, words)

@@ -3,16 +3,13 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
-from extproc.bench.commands.workers import (
+from extproc.bench.commands.options import (
     board_option,
     brief_option,
-    crew_options,
-    read_crew,
     read_shelf,
     shelf_option,
     until_told_on,
@@ -28,7 +25,6 @@ from extproc.bench.experiments.plan import plan_text
 from extproc.bench.experiments.run import show_runs
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
 from extproc.bench.experiments.sweep_rows import write_rows
-from extproc.bench.load.crew import Crew
 from extproc.bench.pace import Pace
 from extproc.bench.published.sweep import gather
 from extproc.bench.published.sweep_formats import sweep_html, sweep_markdown
@@ -101,7 +97,6 @@ def _read_report(path: Path) -> report.Report:
 @brief_option
 @board_option
 @shelf_option
-@crew_options
 def ab(
     *,
     spec_file: Path,
@@ -111,14 +106,13 @@ def ab(
     brief: Path | None,
     board: str | None,
     datasets: tuple[Path, ...],
-    **workers: Any,
 ) -> None:
     """Compare strategies over the same schedule at equal offered load.
 
     Each arm is switched to live, caches are emptied, then it is measured; again with other seeds. Exit 3
     if the arms are not comparable.
     """
-    spec, crew, shelf = read_spec(spec_file), read_crew(**workers), read_shelf(datasets)
+    spec, shelf = read_spec(spec_file), read_shelf(datasets)
     if output is not None:
         make_folder(output)
     pace = Pace(count_runs(spec.ab))
@@ -126,7 +120,7 @@ def ab(
         board,
         lambda stop, on: run_ab(
             spec,
-            show_runs(stop, pace, quiet=quiet, crew=crew, board=on, shelf=shelf),
+            show_runs(stop, pace, quiet=quiet, board=on, shelf=shelf),
             output,
             board=on,
             stop=stop,
@@ -155,7 +149,6 @@ def ab(
 @brief_option
 @board_option
 @shelf_option
-@crew_options
 def sweep_command(
     *,
     spec_file: Path,
@@ -166,18 +159,17 @@ def sweep_command(
     brief: Path | None,
     board: str | None,
     datasets: tuple[Path, ...],
-    **workers: Any,
 ) -> None:
     """Measure every strategy at every concurrency, with every dataset, in every repeat.
 
     What the folder has is not done again: the same command goes on after it was stopped, and more arms,
     loads or repeats add to what is there. Exit 3 if runs are missing or not valid.
     """
-    spec, crew, shelf = read_spec(spec_file), read_crew(**workers), read_shelf(datasets)
+    spec, shelf = read_spec(spec_file), read_shelf(datasets)
     tasks = sweep.list_tasks(spec)
     make_folder(output)
     missing = sweep.find_missing(tasks, output, again=again)
-    _do_missing(spec, missing, output, crew, board, shelf=shelf, quiet=quiet)
+    _do_missing(spec, missing, output, board, shelf=shelf, quiet=quiet)
     done = gather(
         spec.name,
         sweep.build_cells(tasks, output),
@@ -199,7 +191,6 @@ def _do_missing(
     spec: Spec,
     missing: Sequence[sweep.Task],
     output: Path,
-    crew: Crew | None,
     board: str | None,
     *,
     shelf: Shelf | None,
@@ -216,7 +207,7 @@ def _do_missing(
         lambda stop, on: sweep.run_sweep(
             spec,
             missing,
-            show_runs(stop, pace, quiet=quiet, crew=crew, board=on, shelf=shelf),
+            show_runs(stop, pace, quiet=quiet, board=on, shelf=shelf),
             output,
             tell,
             board=on,
@@ -246,7 +237,6 @@ def page_command(table: Path, output: Path, baseline: str | None, title: str | N
 @brief_option
 @board_option
 @shelf_option
-@crew_options
 def saturate_command(
     *,
     spec_file: Path,
@@ -255,21 +245,18 @@ def saturate_command(
     brief: Path | None,
     board: str | None,
     datasets: tuple[Path, ...],
-    **workers: Any,
 ) -> None:
     """Find the rate beyond which more requests bring latency and no throughput.
 
     Exit 3 if the client was the limit before the server was.
     """
-    spec, crew, shelf = read_spec(spec_file), read_crew(**workers), read_shelf(datasets)
+    spec, shelf = read_spec(spec_file), read_shelf(datasets)
     if output is not None:
         make_folder(output)
     pace = Pace(spec.saturate.steps, is_known=False)
     rungs = until_told_on(
         board,
-        lambda stop, on: saturate.climb(
-            spec, show_runs(stop, pace, quiet=quiet, crew=crew, board=on, shelf=shelf)
-        ),
+        lambda stop, on: saturate.climb(spec, show_runs(stop, pace, quiet=quiet, board=on, shelf=shelf)),
     )
     found = saturate.summarise_rungs(rungs, spec.saturate)
     click.echo(saturation_markdown(found), nl=False)

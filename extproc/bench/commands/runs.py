@@ -5,7 +5,6 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -20,24 +19,20 @@ from extproc.bench.commands.experiments import (
     saturate_command,
     sweep_command,
 )
-from extproc.bench.commands.serve import serve_command
-from extproc.bench.commands.specs import init_command, schema_command
-from extproc.bench.commands.workers import (
+from extproc.bench.commands.options import (
     board_option,
     brief_option,
-    crew_options,
-    read_crew,
     read_shelf,
     shelf_option,
     until_told_on,
-    worker_command,
 )
+from extproc.bench.commands.serve import serve_command
+from extproc.bench.commands.specs import init_command, schema_command
 from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.datasets.shelf import Shelf
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
-from extproc.bench.load.crew import Crew
-from extproc.bench.load.journal import read_journal
+from extproc.bench.load.parts import Part, parse_part, read_run
 from extproc.bench.load.registry import Renderer, open_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.progress import Exporter, exporting, watching
@@ -49,6 +44,7 @@ from extproc.bench.report.report import Report
 from extproc.bench.report.report import build as build_report
 from extproc.bench.spec.section import parse_duration
 from extproc.bench.spec.tree import Spec, read_spec
+from extproc.errors import SettingsError
 
 # Exit statuses beside 0 and 2 (the spec cannot be run): the result does not hold; it misses a threshold.
 DOES_NOT_HOLD = 3
@@ -56,6 +52,7 @@ THRESHOLD_MISSED = 4
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_PATH = click.Path(exists=True, path_type=Path)
 
 
 def _read_duration(text: str) -> float:
@@ -74,12 +71,13 @@ def bench() -> None:
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
 @click.option("--linger", type=_read_duration, default="0s", help="Serve them that much longer, such as 30s.")
 @click.option("--pushgateway", metavar="URL", help="Push the final figures there.")
+@click.option("--part", metavar="I/N", help="Offer share I (from 0) of N equal ones; needs --output.")
+@click.option("--start-at", metavar="TIME", help="When all parts begin: RFC 3339 or seconds since 1970.")
 @click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
 @brief_option
 @board_option
 @shelf_option
-@crew_options
 def run_command(
     *,
     spec_file: Path,
@@ -87,22 +85,27 @@ def run_command(
     metrics_port: int | None,
     linger: float,
     pushgateway: str | None,
+    part: str | None,
+    start_at: str | None,
     quiet: bool,
     allow_client_limited: bool,
     brief: Path | None,
     board: str | None,
     datasets: tuple[Path, ...],
-    **workers: Any,
 ) -> None:
     """Run a benchmark. Exit 3 if the result does not hold, 4 if it misses a threshold.
 
-    A first Ctrl-C or SIGTERM ends the run early and reports what was done, marked as partial.
+    A first Ctrl-C or SIGTERM ends the run early and reports what was done, marked as partial. A part of a run
+    makes no report: `extproc bench report FOLDER` makes one of all parts' journals.
     """
-    spec, crew = read_spec(spec_file), read_crew(**workers)
+    spec, own = read_spec(spec_file), _read_part(part, start_at, output)
     if output is not None:
         make_folder(output)
     with exporting(metrics_port, linger) as exporter:
-        result = _run(spec, output, exporter, crew, board, shelf=read_shelf(datasets), quiet=quiet)
+        result = _run(spec, output, exporter, board, own, shelf=read_shelf(datasets), quiet=quiet)
+        if own is not None:
+            click.echo(f"{own}: {len(result.records):,} requests; extproc bench report {output}", err=True)
+            return
         said = build_report(result)
         _tell(result, said, output, open_registry(spec).reports)
         write_brief(brief, brief_report(said))
@@ -112,23 +115,33 @@ def run_command(
     _end(said, is_excused=is_excused)
 
 
+def _read_part(text: str | None, start_at: str | None, output: Path | None) -> Part | None:
+    if text is None:
+        if start_at is not None:
+            raise SettingsError("--start-at: give --part i/n, too")
+        return None
+    if output is None:
+        raise SettingsError("--part: give --output, the folder of all parts' journals")
+    return parse_part(text, start_at)
+
+
 def _run(
     spec: Spec,
     output: Path | None,
     exporter: Exporter | None,
-    crew: Crew | None,
     address: str | None,
+    part: Part | None,
     *,
     shelf: Shelf | None,
     quiet: bool,
 ) -> RunResult:
-    journal = None if output is None else output / "run.jsonl"
+    journal = None if output is None else output / ("run.jsonl" if part is None else part.journal)
 
     async def work(stop: asyncio.Event, board: Board | None) -> RunResult:
         if board is not None:
             board.begin(spec.name)
         with watching(spec.name, Console(stderr=True), exporter, board, quiet=quiet) as progress:
-            return await run(spec, progress=progress, stop=stop, journal=journal, crew=crew, shelf=shelf)
+            return await run(spec, progress=progress, stop=stop, journal=journal, part=part, shelf=shelf)
 
     return until_told_on(address, work)
 
@@ -149,13 +162,20 @@ def _end(said: Report, *, is_excused: bool) -> None:
 
 
 @bench.command("report")
-@click.argument("journal", metavar="RUN.jsonl", type=_FILE)
+@click.argument("journals", metavar="RUN.jsonl|FOLDER...", nargs=-1, required=True, type=_PATH)
 @click.option("--output", type=_FOLDER, help="Folder for every report.")
-def report_command(journal: Path, output: Path | None) -> None:
-    """Make the reports of a run from what it wrote while it went, even if it was killed."""
-    result = read_journal(journal)
+@brief_option
+def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path | None) -> None:
+    """Make the reports of a run from what it wrote while it went, even if it was killed.
+
+    The journals of a run's parts are merged into one report; a part that is missing makes it invalid.
+    """
+    result = read_run(journals)
     said = build_report(result)
+    if output is not None:
+        make_folder(output)
     _tell(result, said, output, open_registry(result.info.spec).reports)
+    write_brief(brief, brief_report(said))
     _end(said, is_excused=False)
 
 
@@ -187,6 +207,5 @@ for _command in (
     import_command,
     init_command,
     schema_command,
-    worker_command,
 ):
     bench.add_command(_command)

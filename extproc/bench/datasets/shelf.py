@@ -5,7 +5,7 @@ what counts.
 """
 
 import gzip
-import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ class Shelf:
     def keep(self, name: str, conversations: Sequence[Conversation]) -> None:
         """Writes a dataset in one step; raises `SettingsError`."""
         path = self.folders[-1] / name_file(name)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             draft.write_bytes(zip_dataset(conversations))

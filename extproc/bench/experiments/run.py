@@ -4,12 +4,11 @@ import asyncio
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -21,11 +20,10 @@ from extproc.bench.datasets.shelf import Shelf
 from extproc.bench.experiments.gpus import watch_gpus
 from extproc.bench.experiments.scrape import pair, scrape
 from extproc.bench.experiments.watch import FleetWatch, build_watch
-from extproc.bench.load.crew import Crew, Offered, drive_crew
-from extproc.bench.load.driver import LoadError, drive
+from extproc.bench.load.driver import LoadError, drive, start_soon
 from extproc.bench.load.generator import Share
-from extproc.bench.load.journal import clip, close_journal, find_end, find_parts, open_journal
-from extproc.bench.load.parts import FolderStore, RecordStore
+from extproc.bench.load.journal import clip, close_journal, find_end, open_journal
+from extproc.bench.load.parts import Part, find_clock_offset
 from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.pace import Goal, Pace
@@ -33,7 +31,7 @@ from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.credentials import NoToken, open_keys
 from extproc.bench.processors.http import name_fault
 from extproc.bench.progress import Progress, Toward, watching
-from extproc.bench.record import Record, RunClock, RunInfo, RunResult, Window
+from extproc.bench.record import ClientStats, PartStats, Record, RunClock, RunInfo, RunResult, Window
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec
 from extproc.errors import ExtprocError, SettingsError
@@ -52,19 +50,19 @@ async def run(
     progress: Progress,
     stop: asyncio.Event | None = None,
     journal: Path | None = None,
-    crew: Crew | None = None,
+    part: Part | None = None,
     shelf: Shelf | None = None,
 ) -> RunResult:
     """Runs a benchmark and returns what happened; cancelled, it still ends its processes.
 
     Set `stop`, and the run ends early: the result says so. `journal` is a file that keeps every request as it
-    ends, in parts beside it where `crew` offers the load from other machines, with the spec's processes on
-    each. `shelf` keeps the dataset for later runs. Raises `SettingsError` for a spec that cannot be run,
+    ends. Of a `part` only its share is offered, from its start on, with the spec's processes in each part.
+    `shelf` keeps the dataset for later runs. Raises `SettingsError` for a spec that cannot be run,
     `LoadError` if the client itself fails, `Interrupted` if it was stopped before it began. What goes wrong
     at the server is in the records.
     """
     stop = stop or asyncio.Event()
-    machines = 1 if crew is None else len(crew.workers)
+    machines = 1 if part is None else part.count
     spec = spread(spec, machines)
     registry = open_registry(spec)
     await check_target(spec, registry)
@@ -76,18 +74,28 @@ async def run(
     info = _begin(spec, model, workload)
     endpoint = await find_direct(spec.base_url)
     shares = share_out(spec, model, workload, journal=journal, endpoint=endpoint, machines=machines)
+    if part is not None:
+        shares = shares[part.number :: part.count]
+        info = replace(info, parts=(await _describe_part(part, shares, spec.base_url),))
     if journal is not None:
         open_journal(journal, info)
     toward, watch = Toward(find_goal(spec, workload), progress), build_watch(spec)
     async with _watched(watch), watch_gpus(spec.dcgm) as gpus:
-        offered = await _offer(shares, crew, toward, stop, journal)
+        try:
+            done = await drive(shares, toward, stop, start_soon if part is None else part.agree(stop))
+        except LoadError as error:
+            if journal is not None and part is not None:
+                open_journal(journal, replace(info, parts=(replace(info.parts[0], lost=str(error)),)))
+            raise
     scrapes = pair(spec.scrape, before, await scrape(spec.scrape))
-    records = tuple(sorted(offered.records, key=lambda record: record.index))
-    ended = _end(info, workload, records, offered, is_stopped=stop.is_set() or not offered.is_whole)
+    found = (record for each in done for record in each.records)
+    records = tuple(sorted(found, key=lambda record: record.index))
+    clients = tuple(each.stats for each in done)
+    ended = _end(info, workload, records, clients, is_stopped=stop.is_set())
     fleet = watch.samples(toward.start_s) if watch and toward.start_s is not None else ()
     ended = replace(ended, scrapes=scrapes, fleet=fleet, gpus=gpus.list_uses())
     if journal is not None:
-        close_journal(journal, ended, () if crew is None else records)
+        close_journal(journal, ended)
     return RunResult(ended, records)
 
 
@@ -102,24 +110,15 @@ def spread(spec: Spec, machines: int) -> Spec:
         raise SettingsError(list_faults(error)) from None
 
 
-async def _offer(
-    shares: Sequence[Share], crew: Crew | None, progress: Progress, stop: asyncio.Event, journal: Path | None
-) -> Offered:
-    if crew is not None:
-        with _keeping(journal) as store:
-            return await drive_crew(crew, shares, progress, stop, store)
-    done = await drive(shares, progress, stop)
-    return Offered(tuple(record for d in done for record in d.records), tuple(d.stats for d in done))
-
-
-@contextmanager
-def _keeping(journal: Path | None) -> Iterator[RecordStore]:
-    """Where what workers note is kept: beside the journal, else for as long as the run goes."""
-    if journal is not None:
-        yield find_parts(journal)
-        return
-    with TemporaryDirectory() as folder:
-        yield FolderStore(Path(folder))
+async def _describe_part(part: Part, shares: Sequence[Share], base_url: str) -> PartStats:
+    return PartStats(
+        part.number,
+        part.count,
+        starts=sum(len(share.starts) for share in shares),
+        users=sum(share.users for share in shares),
+        start_at=part.start_at,
+        clock_offset_s=await find_clock_offset(base_url),
+    )
 
 
 @asynccontextmanager
@@ -146,7 +145,6 @@ def show_runs(
     pace: Pace,
     *,
     quiet: bool,
-    crew: Crew | None = None,
     board: Board | None = None,
     shelf: Shelf | None = None,
 ) -> Run:
@@ -157,7 +155,7 @@ def show_runs(
         if board is not None:
             board.begin(title, pace)
         with watching(title, Console(stderr=True), board, quiet=quiet, pace=pace) as progress:
-            return await run(spec, progress=progress, stop=stop, crew=crew, shelf=shelf)
+            return await run(spec, progress=progress, stop=stop, shelf=shelf)
 
     return run_one
 
@@ -178,17 +176,21 @@ def _begin(spec: Spec, model: str, workload: Workload) -> RunInfo:
 
 
 def _end(
-    info: RunInfo, workload: Workload, records: Sequence[Record], offered: Offered, *, is_stopped: bool
+    info: RunInfo,
+    workload: Workload,
+    records: Sequence[Record],
+    clients: tuple[ClientStats, ...],
+    *,
+    is_stopped: bool,
 ) -> RunInfo:
     duration_s, window = find_end(records), find_window(info.spec, workload, records)
     # A signal at the very end finds nothing left to break off.
-    interrupted_s = max(client.wall_s for client in offered.clients) if is_stopped else None
+    interrupted_s = max(client.wall_s for client in clients) if is_stopped else None
     return replace(
         info,
         duration_s=duration_s,
         window=window if interrupted_s is None else clip(window, interrupted_s),
-        clients=offered.clients,
-        workers=offered.workers,
+        clients=clients,
         interrupted_s=interrupted_s,
     )
 

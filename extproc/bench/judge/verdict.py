@@ -19,6 +19,7 @@ FAILED = "requests failed"
 NOTHING = "nothing measured"
 MISSING = "share missing"
 CLIENT_LIMITED = "client-limited"
+CLOCKS = "clocks apart"
 
 # With fewer in flight on average the samples are too coarse to check anything.
 _FEW_IN_FLIGHT = 1.0
@@ -26,6 +27,9 @@ _FEW_IN_FLIGHT = 1.0
 _RAMPED = 0.9
 # Below this a p99 is no more than the largest value.
 _FEW_REQUESTS = 100
+# `Date` has whole seconds: two readings of it differ by up to one.
+_CLOCKS_APART_S = 2.0
+_APART_S = 0.001
 _MOST_CAUSES = 4
 _MOST_WORDS = 120
 
@@ -95,12 +99,12 @@ def judge(result: RunResult) -> Verdict:
     limits = result.info.spec.limits
     figures = _measure(result)
     reasons = (
-        *_find_missing_shares(result.info),
+        *_find_part_faults(result.info),
         *_find_interruption(result.info),
         *_find_failures(result, limits.errors),
         *_find_nothing(result),
         *_find_client_limits(figures, limits),
-        *_find_clock_limits(result.info),
+        *_find_clock_faults(result.info),
     )
     return build_verdict(
         reasons,
@@ -109,32 +113,32 @@ def judge(result: RunResult) -> Verdict:
     )
 
 
-def _find_missing_shares(info: RunInfo) -> Iterator[Reason]:
+def _find_part_faults(info: RunInfo) -> Iterator[Reason]:
     """A part of a load is another load: whatever the others measured, it was not what was asked for."""
-    for worker in info.workers:
-        if worker.lost is None:
-            continue
-        total = len(info.schedule_s) or info.spec.traffic.concurrency or worker.users
-        share = f"{worker.starts or worker.users:,} of {total:,} {'starts' if worker.starts else 'users'}"
-        when = "" if worker.lost_s is None else f" after {worker.lost_s:.1f} s"
-        told = f", but for {worker.records:,} requests that it had told of" if worker.records else ""
-        yield Reason(
-            MISSING,
-            f"worker {worker.worker} was lost{when} ({worker.lost}): its share, {share}, is missing{told}",
-        )
-
-
-def _find_clock_limits(info: RunInfo) -> Iterator[Reason]:
-    """Machines that do not agree when the run began do not offer one schedule."""
-    limit_s = info.spec.limits.lag_p99
-    for worker in info.workers:
-        error_s = worker.error_s + abs(worker.drift_s or 0.0)
-        if error_s > limit_s:
-            yield Reason(
-                CLIENT_LIMITED,
-                f"the clock of worker {worker.worker} is known to {error_s * 1e3:.1f} ms, "
-                f"{limit_s * 1e3:.0f} ms allowed",
+    numbers = Counter(part.number for part in info.parts)
+    for part in info.parts:
+        if part.lost is not None:
+            share = (
+                f"{part.starts:,} starts" if part.starts else f"{part.users:,} users" if part.users else ""
             )
+            told = f"; {part.records:,} of its requests are counted" if part.records else ""
+            of = f" of {share}" if share else ""
+            yield Reason(MISSING, f"part {part.number} of {part.count} is missing{of}: {part.lost}{told}")
+    for number, times in numbers.items():
+        if times > 1:
+            yield Reason(MISSING, f"part {number} was given {times} times: parts overlap")
+
+
+def _find_clock_faults(info: RunInfo) -> Iterator[Reason]:
+    """Machines that do not begin together do not offer one schedule."""
+    there = [part for part in info.parts if part.start_at]
+    starts = [part.start_at for part in there]
+    if starts and max(starts) - min(starts) > _APART_S:
+        yield Reason(CLOCKS, f"parts began {max(starts) - min(starts):.3f} s apart: their --start-at differs")
+    offsets = [part.clock_offset_s for part in there if part.clock_offset_s is not None]
+    if offsets and max(offsets) - min(offsets) > _CLOCKS_APART_S:
+        apart = max(offsets) - min(offsets)
+        yield Reason(CLOCKS, f"the parts' clocks are about {apart:.0f} s apart, by the server's Date")
 
 
 def _find_interruption(info: RunInfo) -> Iterator[Reason]:

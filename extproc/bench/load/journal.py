@@ -13,22 +13,23 @@ from typing import Any
 
 import msgspec
 
-from extproc.bench.load.parts import FolderStore, decode_lines, encode_lines, merge
 from extproc.bench.record import (
     ClientStats,
     EndpointScrape,
     FleetSample,
     GpuUse,
+    PartStats,
     Record,
     RunInfo,
     RunResult,
     Window,
-    WorkerStats,
 )
 from extproc.bench.spec.tree import Spec
 from extproc.errors import ExtprocError
 
 _FORMAT = "extproc-run/1"
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Record)
 
 
 class JournalError(ExtprocError):
@@ -46,6 +47,7 @@ class _Facts(msgspec.Struct):
     schedule_s: tuple[float, ...]
     offered_rps: float | None
     prompts: int | None
+    parts: tuple[PartStats, ...] = ()
 
 
 class _End(msgspec.Struct):
@@ -58,7 +60,6 @@ class _End(msgspec.Struct):
     interrupted_s: float | None
     fleet: tuple[FleetSample, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
-    workers: tuple[WorkerStats, ...] = ()
 
 
 class Journal:
@@ -76,14 +77,21 @@ class Journal:
         os.close(self._file)
 
 
-def find_parts(path: Path) -> FolderStore:
-    """Where the records of a run on several machines are while it goes: beside its journal."""
-    return FolderStore(path.with_suffix(".parts"))
+def encode_lines(records: Iterable[Record]) -> bytes:
+    return b"".join(_ENCODER.encode(record) + b"\n" for record in records)
+
+
+def decode_lines(text: bytes) -> list[Record]:
+    """Reads requests; raises `ValueError`. The last line may be half a line, as of who was killed."""
+    *lines, last = text.splitlines() or [b""]
+    records = [_DECODER.decode(line) for line in lines]
+    with suppress(msgspec.DecodeError):
+        records.append(_DECODER.decode(last))
+    return records
 
 
 def open_journal(path: Path, info: RunInfo) -> None:
     """Begins the file anew with the facts of a run."""
-    find_parts(path).clear()
     spec = info.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     facts = _Facts(
         _FORMAT,
@@ -94,12 +102,13 @@ def open_journal(path: Path, info: RunInfo) -> None:
         info.schedule_s,
         info.offered_rps,
         info.prompts,
+        info.parts,
     )
     path.write_bytes(msgspec.json.encode(facts) + b"\n")
 
 
-def close_journal(path: Path, info: RunInfo, merged: Iterable[Record] = ()) -> None:
-    """Adds the end of a run, and before it what came in parts, which are then no longer needed."""
+def close_journal(path: Path, info: RunInfo) -> None:
+    """Adds the end of a run."""
     end = _End(
         info.duration_s,
         info.window,
@@ -108,15 +117,13 @@ def close_journal(path: Path, info: RunInfo, merged: Iterable[Record] = ()) -> N
         info.interrupted_s,
         info.fleet,
         info.gpus,
-        info.workers,
     )
     with path.open("ab") as file:
-        file.write(encode_lines(merged) + msgspec.json.encode(end) + b"\n")
-    find_parts(path).clear()
+        file.write(msgspec.json.encode(end) + b"\n")
 
 
 def read_journal(path: Path) -> RunResult:
-    """Rebuilds a run, from its parts if it was not put together; one without its end was interrupted.
+    """Rebuilds a run; one without its end was killed. A request may come twice: its last line counts.
 
     Raises `JournalError`.
     """
@@ -124,8 +131,8 @@ def read_journal(path: Path) -> RunResult:
         head, _, text = path.read_bytes().partition(b"\n")
         facts = msgspec.json.decode(head, type=_Facts)
         body, end = _split_end(text)
-        parts = find_parts(path)
-        records = merge(map(decode_lines, [body, *map(parts.read, parts.list_parts())]))
+        found = {record.index: record for record in decode_lines(body)}
+        records = [found[index] for index in sorted(found)]
     except (OSError, ValueError) as error:
         raise JournalError(f"{path}: not the record of a run: {error}") from None
     if facts.format != _FORMAT:
@@ -141,6 +148,7 @@ def read_journal(path: Path) -> RunResult:
         clients=(),
         scrapes=(),
         prompts=facts.prompts,
+        parts=facts.parts,
     )
     return RunResult(_finish(info, end, records), tuple(records))
 
@@ -154,9 +162,15 @@ def _split_end(text: bytes) -> tuple[bytes, _End | None]:
 
 def _finish(info: RunInfo, end: _End | None, records: Sequence[Record]) -> RunInfo:
     if end is not None:
-        return replace(info, **msgspec.structs.asdict(end))
+        cut_s = end.interrupted_s
+        lost = None if cut_s is None else f"interrupted after {cut_s:.1f} s"
+        parts = tuple(replace(part, lost=lost) for part in info.parts)
+        return replace(info, **msgspec.structs.asdict(end), parts=parts)
     last_s = find_end(records)
-    return replace(info, duration_s=last_s, window=clip(info.window, last_s), interrupted_s=last_s)
+    parts = tuple(replace(part, lost=part.lost or f"killed after {last_s:.1f} s") for part in info.parts)
+    return replace(
+        info, duration_s=last_s, window=clip(info.window, last_s), interrupted_s=last_s, parts=parts
+    )
 
 
 def find_end(records: Iterable[Record]) -> float:

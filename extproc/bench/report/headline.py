@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from extproc.bench.measure.stats import Stats
 from extproc.bench.measure.words import DASH, fixed, milliseconds, percent
-from extproc.bench.record import WorkerStats
+from extproc.bench.record import PartStats
 from extproc.bench.report.figures import FIGURES, read_figures
 from extproc.bench.report.markdown import markdown_table
 from extproc.bench.report.phases import PHASE_HEADER, elasticity_figures, list_phase
@@ -102,21 +102,20 @@ def _lines(said: Report) -> Iterator[str]:
     if said.phases:
         yield ""
         yield from markdown_table(PHASE_HEADER, [list_phase(phase) for phase in said.phases]).splitlines()
-    yield from (_line(f"worker {worker.worker}", name_worker(worker)) for worker in said.workers)
+    yield from (_line(f"part {part.number} of {part.count}", describe_part(part)) for part in said.parts)
     if said.elasticity:
         yield from (_line(heading, value) for heading, value in elasticity_figures(said.elasticity).items())
     for outcome in said.thresholds:
         yield f"{'✓' if outcome.is_met else '✗'} {outcome.text}  ({outcome.shown})"
 
 
-def name_worker(worker: WorkerStats) -> str:
-    """One machine of a distributed run: its share, and how well its clock is known."""
-    share = f"{worker.starts:,} starts" if worker.starts else f"{worker.users:,} users"
-    if worker.lost is not None:
-        return f"lost ({worker.lost}), and {share} with it"
-    drift = "" if worker.drift_s is None else f", drift {milliseconds(1e3 * worker.drift_s)}"
-    skew, error = milliseconds(1e3 * worker.skew_s), milliseconds(1e3 * worker.error_s)
-    return f"{share}, began within {error}{drift}; time of day {skew} ahead"
+def describe_part(part: PartStats) -> str:
+    """One part of a run on several machines: its share, and what its clock showed."""
+    share = f"{part.starts:,} starts" if part.starts else f"{part.users:,} users"
+    if part.lost is not None:
+        return f"missing: {part.lost}"
+    offset = part.clock_offset_s
+    return share if offset is None else f"{share}, clock {offset:+.0f} s by the server's Date"
 
 
 def _line(heading: str, value: str) -> str:

@@ -18,7 +18,7 @@ from extproc.bench.measure.phases import (
     measure_elasticity,
     measure_phases,
 )
-from extproc.bench.record import FleetSample, GpuUse, RunInfo, RunResult, WorkerStats
+from extproc.bench.record import FleetSample, GpuUse, PartStats, RunInfo, RunResult
 from extproc.errors import ExtprocError
 
 # Raised when a field changes its meaning or goes; new fields leave it alone.
@@ -83,8 +83,8 @@ class Report:
     schedule into a queue, so that its times say nothing about the load; the whole run is then measured.
     `thresholds` are the spec's, each with the value that it was held against. `phases` are the parts of a
     load that changes, `elasticity` how it was taken, `fleet` the endpoints every few seconds.
-    `labels` and `stack` are the spec's, for a catalogue. `workers` are the machines of a distributed run,
-    with how far their clocks were off.
+    `labels` and `stack` are the spec's, for a catalogue. `parts` are the shares of
+    a run on several machines.
     """
 
     schema: str
@@ -111,7 +111,7 @@ class Report:
     stack: dict[str, Any] = field(default_factory=dict)
     gpus: tuple[GpuUse, ...] = ()
     spending: Spending = Spending()
-    workers: tuple[WorkerStats, ...] = ()
+    parts: tuple[PartStats, ...] = ()
 
     @property
     def is_good(self) -> bool:
@@ -171,7 +171,7 @@ def build(result: RunResult) -> Report:
         labels=dict(info.spec.labels),
         stack=info.spec.stack.model_dump(exclude_none=True),
         gpus=info.gpus,
-        workers=info.workers,
+        parts=info.parts,
     )
     failed = said.whole.counts.failed_share
     return replace(
