@@ -158,7 +158,7 @@ def memory_mb(count: int) -> float:
             hashes = [rng.getrandbits(64) for _ in ends]
             chain = Chain(hashes, ends, ends, ends[-1], hashes[0], 0)
             if holding is not None:
-                index.release(holding, chain, index.take(holding, chain, 0.0))
+                index.release(holding, chain, index.take(holding, chain, 0.0), 0.0)
     return _resident_mb() - before
 
 

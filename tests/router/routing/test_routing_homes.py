@@ -1,5 +1,6 @@
 """Homes: what is presumed where, and how many gateways conversations tell of."""
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Final
@@ -12,6 +13,7 @@ from extproc.router.routing.strategies.base import PeerCounts
 from extproc.router.routing.strategies.prefix_cache.homes import NO_HOMES, GatewayCount, Homes, find_homes
 
 ROOT, HOME = 1, 2
+QUESTIONS = itertools.count()
 
 
 def walk(key: int) -> Iterator[str]:
@@ -23,7 +25,9 @@ def nowhere(key: int) -> Iterator[str]:  # no endpoint at all
 
 
 def chain(answered: int = 0, rooted: int = 0) -> Chain:
-    return Chain([5], [900], [900], 900, HOME, answered, ROOT if rooted else 0, rooted)
+    """A turn of a conversation that nobody has seen before."""
+    root, question = ROOT if rooted else 0, next(QUESTIONS)
+    return Chain([5], [900], [900], 900, HOME, answered, root, rooted, question, answers=2 * bool(answered))
 
 
 @pytest.mark.parametrize(
@@ -55,13 +59,42 @@ def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
 @pytest.mark.parametrize("gateways", [1, 2, 3, 4, 8, 12])
 @pytest.mark.parametrize("seed", range(20))
 def test_company_is_found_out_from_turns(gateways: int, seed: int) -> None:
-    rng, company, followed = random.Random(seed), GatewayCount(), chain(answered=800)
+    rng, company = random.Random(seed), GatewayCount()
     for _ in range(600):
-        company.take(followed, 900 if rng.randrange(gateways) == 0 else 0)
+        company.take(chain(answered=800), 900 if rng.randrange(gateways) == 0 else 0)
 
     assert 1 <= company.count <= 64
     assert gateways / 3 <= company.count <= max(1, gateways * 6)
     assert (company.count == 1) is (gateways == 1)
+
+
+def test_a_turn_is_ours_if_its_last_one_was_whatever_became_of_its_blocks() -> None:
+    """Evicted blocks, or a head that changes with each turn, make no second gateway."""
+    company, first = GatewayCount(), chain()
+    company.take(first, 0)
+    for answers in range(1, 200):
+        company.take(replace(first, answered=800, answers=answers), 0)
+
+    assert company.is_alone
+
+
+def test_a_turn_is_not_ours_if_another_gateway_had_the_last_one() -> None:
+    company, first = GatewayCount(), chain()
+    for answers in range(0, 400, 2):
+        company.take(replace(first, answered=800, answers=answers), 0)
+
+    assert company.count > 8
+
+
+def test_conversations_are_forgotten_beyond_a_bound() -> None:
+    company, first = GatewayCount(), chain()
+    company.take(first, 0)
+    for _ in range(100_000):
+        company.take(chain(), 0)
+    before = company.count
+    company.take(replace(first, answered=800, answers=1), 0)
+
+    assert company.count >= before
 
 
 def test_first_turns_tell_nothing() -> None:

@@ -38,7 +38,7 @@ def at(index: PrefixIndex, name: str) -> Holding:
 def visit(index: PrefixIndex, name: str, *path: int, now: float = 0.0) -> None:
     """A request that comes and goes."""
     asked = chain(*path)
-    index.release(at(index, name), asked, index.take(at(index, name), asked, now))
+    index.release(at(index, name), asked, index.take(at(index, name), asked, now), now)
 
 
 def depth(index: PrefixIndex, name: str, *path: int) -> int:
@@ -117,7 +117,7 @@ def test_tails_of_open_requests_beyond_the_bound_are_left_out() -> None:
     assert taken == Taken(0, most)
     assert index.take(at(index, "a"), chain(50), 0.0) == Taken(0, 0)
 
-    index.release(at(index, "a"), asked, taken)
+    index.release(at(index, "a"), asked, taken, 0.0)
 
     assert len(at(index, "a")) == 8
 
@@ -127,11 +127,11 @@ def test_what_two_requests_use_stays_until_both_have_ended() -> None:
     holding = at(index, "a")
     long, short = chain(1, 2, 3), chain(1, 2)
     first, second = index.take(holding, long, 0.0), index.take(holding, short, 0.0)
-    index.release(holding, long, first)
+    index.release(holding, long, first, 0.0)
 
     assert (holding.pinned_bytes, holding.idle_bytes) == (2 * SIZE, SIZE)
 
-    index.release(holding, short, second)
+    index.release(holding, short, second, 0.0)
 
     assert (holding.pinned_bytes, holding.idle_bytes) == (0, 3 * SIZE)
     assert list(holding.idle) == [*reversed(long.hashes)]
@@ -151,7 +151,7 @@ def test_an_endpoint_that_goes_or_comes_back_elsewhere_holds_nothing(after: dict
     assert len(index) == 2
 
     # Its last request ends now.
-    index.release(old, asked, taken)
+    index.release(old, asked, taken, 0.0)
     index.withdraw(old, asked, taken)
 
     assert len(at(index, "a")) == 0
@@ -221,7 +221,7 @@ def test_what_was_never_read_is_taken_back() -> None:
 
     assert depth(index, "a", 1, 2, 3, 4) == 4  # its request is open yet
 
-    index.release(holding, asked, taken)
+    index.release(holding, asked, taken, 0.0)
     index.withdraw(holding, asked, taken)
 
     assert depth(index, "a", 1, 2, 3, 4) == 2
@@ -237,7 +237,7 @@ def test_what_others_asked_for_since_is_not_taken_back() -> None:
     index = index_of("a")
     holding, asked = at(index, "a"), chain(1, 2, 3)
     taken = index.take(holding, asked, 0.0)
-    index.release(holding, asked, taken)
+    index.release(holding, asked, taken, 0.0)
     visit(index, "a", 1, 2, 9)
     index.withdraw(holding, asked, taken)
 
@@ -257,7 +257,7 @@ def test_memory_stays_below_what_is_promised(endpoints: int) -> None:
         for _ in range(capacity // ENTRY_BYTES // 100 * 2):
             hashes = [rng.getrandbits(64) for _ in range(100)]
             asked = Chain(hashes, range(64, 6_401, 64), range(64, 6_401, 64), 6_400, hashes[0], 0)
-            index.release(holding, asked, index.take(holding, asked, 0.0))
+            index.release(holding, asked, index.take(holding, asked, 0.0), 0.0)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -282,7 +282,7 @@ def test_a_request_from_before_the_loss_may_end_any_time() -> None:
     taken = index.take(before, asked, 0.0)
     index.lose("a")
     visit(index, "a", 1, 2)
-    index.release(before, asked, taken)
+    index.release(before, asked, taken, 0.0)
     index.withdraw(before, asked, taken)
 
     assert depth(index, "a", 1, 2, 3) == 2
@@ -452,7 +452,7 @@ class IndexMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         if self.open:
             ended = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
-            self.index.release(ended.holding, ended.asked, ended.taken)
+            self.index.release(ended.holding, ended.asked, ended.taken, 0.0)
             if data.draw(st.booleans()):
                 self.index.withdraw(ended.holding, ended.asked, ended.taken)
 

@@ -613,9 +613,9 @@ def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
             assert all(block in holding.pinned for block in one)
             assert [*index.holders(one, index.known(one))]
         elif ours:
-            index.release(holding, *ours.popleft())
+            index.release(holding, *ours.popleft(), 100.0)
     for chain, taken in ours:
-        index.release(holding, chain, taken)
+        index.release(holding, chain, taken, 100.0)
 
     assert (holding.pinned, holding.pinned_bytes) == ({}, 0)
     links = index.links("a", holding.idle)

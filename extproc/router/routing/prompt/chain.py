@@ -58,7 +58,8 @@ class Chain(Struct, frozen=True):
     there: the block's end, or the end of the answer that it gave then. `size` counts the whole prompt.
     `home` is the same for all turns of a conversation; `answered` is the end of its last answer so far, 0
     in the first turn. `root` names what stands before the user first speaks, and `rooted` is its end, 0
-    where that is too short to count.
+    where that is too short to count. `question` names what the user says first, whatever stands before it,
+    and `answers` counts the model's answers so far.
     """
 
     hashes: Sequence[int]
@@ -69,6 +70,8 @@ class Chain(Struct, frozen=True):
     answered: int
     root: int = 0
     rooted: int = 0
+    question: int = 0
+    answers: int = 0
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -90,8 +93,10 @@ def chain_of(text: str, seed: int) -> Chain:
     cutter = _Cutter(data, seed)
     root, rooted = _cut_root(data, cutter)
     reaches: list[int] = []
-    answered, home = 0, 0
+    answered, home, answers, asked = 0, 0, 0, len(data)
     for stop, answered in _answers(data):
+        answers += 1
+        asked = min(asked, stop)
         cutter.cut(stop)
         reaches += cutter.ends[len(reaches) :]
         if reaches:
@@ -102,7 +107,10 @@ def chain_of(text: str, seed: int) -> Chain:
     reaches += cutter.ends[len(reaches) :]
     if hashes:
         home = home or hashes[-1 if is_chat else 0]
-    return Chain(hashes, cutter.ends, reaches, len(data), home or seed, answered, root, rooted)
+    question = xxh3_64_intdigest(data[max(0, data.find(_ASKED)) : asked], seed)
+    return Chain(
+        hashes, cutter.ends, reaches, len(data), home or seed, answered, root, rooted, question, answers
+    )
 
 
 def _cut_root(data: bytes, cutter: "_Cutter") -> tuple[int, int]:

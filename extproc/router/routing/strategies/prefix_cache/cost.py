@@ -2,7 +2,7 @@
 
 # The rule. All in milliseconds of engine time, for one request and one endpoint e:
 #
-#   cost(e) = KEEP · prefill · Σ A(part) · missing(e, part)  +  backlog(e)  +  step / 4 · in flight(e)
+#   cost(e) = KEEP · busy · prefill · Σ A(part) · missing(e, part) + evicted(e) + backlog(e) + w · in flight(e)
 #
 # and the least cost wins.
 #
@@ -14,6 +14,13 @@
 #   it in one place or the other; moving it costs the prefill now, and evicts what others would have found.
 # - backlog(e) is the prefill that was sent to e and cannot be done yet, drained by the clock at 0.8 of
 #   real time. Without it a burst of new prompts meets on one endpoint.
+# - busy is 1 + 0.02 · the mean in flight: where much is in flight, a prefill holds up more of it. Without it
+#   a pool near its capacity copies prefixes to idle endpoints, evicts others for them, and tips over
+#   (simulated).
+# - evicted(e) is prefill · missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted
+#   next was last used `age` ago. What was used a moment ago is soon asked for, and prefilled, again.
+# - w is what a request in flight costs the next one: a quarter of a step, and at least a tenth of the mean
+#   prefill of a request. On a fast engine a step is short, while an agent's context keeps a cache filled.
 # - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote it itself.
 #
 # Compared are the two endpoints that hold most of the prompt, and the two with least to do. Not only for
@@ -91,6 +98,7 @@ class Backlogs:
 
 
 _KEEP: Final = 3.0
+_BUSY: Final = 0.02
 
 # Endpoints nominated, of so many looked at: the least of 16 is hardly worse than the least of 1,000.
 _NOMINEES: Final = 2
@@ -122,6 +130,7 @@ class _Request(Struct, frozen=True):
     stretches: Sequence[Stretch]
     homes: Homes
     times: float
+    busy: float
 
 
 class CostModel:
@@ -152,7 +161,8 @@ class CostModel:
     def _see(self, chain: Chain, candidates: Candidates) -> _Request:
         now, known = self._clock(), self._index.known(chain.hashes)
         stretches, homes = self._stretches(chain, known, now), self._homes(chain, known, candidates)
-        return _Request(chain, candidates, now, known, stretches, homes, self._gateways.times)
+        busy = 1 + _BUSY * candidates.total / len(candidates)
+        return _Request(chain, candidates, now, known, stretches, homes, self._gateways.times, busy)
 
     def _homes(self, chain: Chain, known: int, candidates: Candidates) -> Homes:
         reach, gateways = chain.reach(known), self._gateways
@@ -182,6 +192,9 @@ class CostModel:
         *shared, own = request.stretches
         keep = 1.0 if name == request.homes.own else _KEEP
         missing = _KEEP * sum([stretch.missing(reach) for stretch in shared]) + keep * own.missing(reach)
+        missing *= request.busy
+        if holding is not None:
+            missing += holding.evicts(chain.size - reach, request.now)
         backlog_ms = self._backlogs.with_others(name, request.now, request.times)
         in_flight = request.candidates.in_flight(name)
         cost_ms = missing * engine.ms_per_byte + backlog_ms + in_flight * engine.ms_per_request

@@ -22,6 +22,7 @@ from extproc.router.routing.strategies.prefix_cache.signal_history import (
 )
 
 _STEPS_PER_REQUEST: Final = 0.25
+_PREFILL_PER_REQUEST: Final = 0.1
 
 # What a new figure counts against those before it: of many requests, and of one.
 _SLOWLY: Final = 0.25
@@ -85,6 +86,11 @@ class EngineModel:
         self._slowdowns: dict[str, Slowdown] = {}
         self._histories: dict[str, SignalHistory] = {}
         self._mean_ms = 0.0
+
+    @property
+    def ms_per_request(self) -> float:
+        """What one request in flight costs the next: its part of a step, or of the prefills it will bring."""
+        return max(self._step_ms_per_request, _PREFILL_PER_REQUEST * self._mean_ms)
 
     def follow(self, ready: Collection[str]) -> None:
         self._slowdowns = {name: self._slowdowns.get(name) or Slowdown() for name in ready}
@@ -210,4 +216,4 @@ class EngineModel:
     def _use(self, costs: LearntCosts) -> None:
         self._costs = costs
         self.ms_per_byte = costs.ms_per_byte
-        self.ms_per_request = costs.step_ms * _STEPS_PER_REQUEST
+        self._step_ms_per_request = costs.step_ms * _STEPS_PER_REQUEST

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from itertools import chain, islice
+from math import exp
 from typing import Final
 
 from msgspec import Struct
@@ -13,6 +14,10 @@ from extproc.router.routing.prompt.chain import Chain
 # What an endpoint's index costs at most: one entry for so many bytes of its capacity, about 350 bytes of
 # memory each. What a chat's cuts need is less: its blocks have 170 bytes and more on average.
 ENTRY_BYTES: Final = 128
+
+
+# Among blocks that were used this long ago, a third is asked for again soon.
+_EVICT_S: Final = 10.0
 
 
 class Holding:
@@ -38,7 +43,7 @@ class Holding:
         self.most_entries = max(1, capacity // ENTRY_BYTES)
         self.is_gone = False
         self.alone = (self,)
-        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.idle: OrderedDict[int, float] = OrderedDict()  # by when each was last used
         self.pinned: dict[int, int] = {}  # by how many requests
         self.idle_bytes = self.pinned_bytes = 0
 
@@ -90,7 +95,17 @@ class Holding:
         self.pinned_bytes += moved
         return blocks
 
-    def unpin(self, chain: Chain, blocks: int) -> None:
+    def evicts(self, size: int, now: float) -> float:
+        """Bytes that `size` more would push out, weighed by how soon they are missed: `exp(-age / 10 s)`.
+
+        0 where there is room for all of them.
+        """
+        if self.idle_bytes + self.pinned_bytes + size <= self.capacity:
+            return 0.0
+        age_s = now - self.idle[next(iter(self.idle))] if self.idle else 0.0
+        return size * exp(-age_s / _EVICT_S)
+
+    def unpin(self, chain: Chain, blocks: int, now: float) -> None:
         """Counts one request less on them."""
         hashes, idle, pinned = chain.hashes, self.idle, self.pinned
         # Likewise: those that no other request pins stand last.
@@ -100,22 +115,24 @@ class Holding:
         # The tail first: it is evicted before the head.
         for block in reversed(hashes[first:blocks]):
             del pinned[block]
-            idle[block] = None
+            idle[block] = now
         moved = chain.bytes_between(first, blocks)
         self.pinned_bytes -= moved
         self.idle_bytes += moved
 
-    def touch(self, hashes: Sequence[int], blocks: int) -> None:
+    def touch(self, hashes: Sequence[int], blocks: int, now: float) -> None:
         """Makes the first `blocks` of a chain, all of which it holds, young again."""
         idle, first = self.idle, 0
         if self.pinned:
             # Likewise: the pinned ones stand first, and are not evicted.
             first = bisect_left(range(blocks), True, key=lambda number: hashes[number] in idle)
         # The tail first. Without a loop of our own: each request of all gateways comes here twice.
-        try:  # noqa: SIM105  # and likewise without a context
-            deque(map(idle.move_to_end, reversed(hashes[first:blocks])), maxlen=0)
+        touched = hashes[first:blocks]
+        try:
+            deque(map(idle.move_to_end, reversed(touched)), maxlen=0)
         except KeyError:
-            pass  # these are no chain's blocks, but what a mad peer made up
+            return  # these are no chain's blocks, but what a mad peer made up
+        idle.update(dict.fromkeys(touched, now))
 
 
 class Taken(Struct, frozen=True):

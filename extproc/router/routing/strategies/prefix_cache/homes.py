@@ -12,7 +12,11 @@
 #   So it decides alone, and the home of the question, which is another one each time, is not asked.
 #
 # How many gateways there are, conversations tell: with n of them, one turn in n follows one of our own. A
-# client that stays with one gateway makes that gateway alone, which is the truth for our purpose.
+# client that stays with one gateway makes that gateway alone, which is the truth for our purpose. Whether the
+# last turn was ours, the index cannot say: its blocks may be evicted, and a head that changes with each turn
+# makes them others. So a conversation is also known by its first question, and by how many answers it had
+# when we last saw it. Without that a single gateway near its capacity takes itself for several, looks for
+# prompts at their homes, and drowns (simulated: 46 s to the first token instead of 13).
 #
 # Gateways that share their picks see with each other's eyes: what one of them did counts as our own. So they
 # have no homes while all of them are heard, and need none: homes on top of that would only send away what
@@ -45,6 +49,7 @@ _WEIGHT: Final = 0.02
 # With a smaller share we are not alone. Turns of ours get lost, too: evicted, or sent before a restart.
 _ALONE: Final = 0.7
 _MOST: Final = 64.0
+_GENERATION: Final = 50_000
 
 # After a loss, what share of a conversation tells where it is; and after how long silence is noticed.
 _SEEN: Final = 0.3
@@ -100,11 +105,12 @@ class GatewayCount:
     Those that tell each other their picks are one in this. `gateways` counts each of them.
     """
 
-    __slots__ = ("_configured", "_cut_s", "_ours", "_peers", "_quick")
+    __slots__ = ("_configured", "_cut_s", "_ours", "_peers", "_quick", "_seen")
 
     def __init__(self, gateways: int | None = None) -> None:
         self._configured = gateways
         self._ours = 1.0
+        self._seen = _Conversations()
         self._peers = PeerCounts()
         self._quick = 0.0  # the share of turns that come within `_QUICK_S`
         self._cut_s = 0.0  # when we were last cut off
@@ -165,8 +171,30 @@ class GatewayCount:
 
     def take(self, chain: Chain, reach: int, ago_s: float = 0.0) -> None:
         """Takes a prompt, and how much of it we have seen, the last of that so long ago."""
+        answers = self._seen.swap(chain.question, chain.answers)
         if chain.answered:
-            is_ours = reach >= chain.answered
+            is_ours = reach >= chain.answered or answers >= chain.answers - 1
             self._ours += _WEIGHT * (is_ours - self._ours)
             if is_ours:
                 self._quick += _WEIGHT * ((ago_s < _QUICK_S) - self._quick)
+
+
+class _Conversations:
+    """How many answers each conversation had when last seen, by its first question; 100,000 at most.
+
+    Two generations: when the young one is full, the old one is forgotten. About 100 bytes a conversation.
+    """
+
+    __slots__ = ("_old", "_young")
+
+    def __init__(self) -> None:
+        self._young: dict[int, int] = {}
+        self._old: dict[int, int] = {}
+
+    def swap(self, question: int, answers: int) -> int:
+        """Notes `answers`, and returns how many there were before; -1 for a conversation never seen."""
+        before = self._young.get(question, self._old.get(question, -1))
+        self._young[question] = answers
+        if len(self._young) >= _GENERATION:
+            self._young, self._old = {}, self._young
+        return before

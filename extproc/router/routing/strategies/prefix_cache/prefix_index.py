@@ -200,13 +200,13 @@ class PrefixIndex:
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
             # The tail first: it is evicted before the head.
-            fresh = dict.fromkeys(reversed(hashes[had:stop]))
+            fresh = dict.fromkeys(reversed(hashes[had:stop]), now)
             is_held = any(map(idle.__contains__, fresh)) or any(map(holding.pinned.__contains__, fresh))
             if is_held or len(fresh) < stop - had:
                 return  # no chain's blocks, but what a mad peer made up
             idle.update(fresh)
             holding.idle_bytes += self._insert(holding, chain, had, stop, now)
-        holding.touch(hashes, had)
+        holding.touch(hashes, had, now)
         if stop > had:
             self._make_room(holding)
 
@@ -244,14 +244,15 @@ class PrefixIndex:
                 self._inherit(parent, block, now)
         else:
             found.holders += holding.alone
-        holding.idle[block] = None
+        # How long it has been there nobody says: for longer than what we know of.
+        holding.idle[block] = now - _LONGEST_S
         holding.idle.move_to_end(block, last=False)
         holding.idle_bytes += found.length
 
-    def release(self, holding: Holding, chain: Chain, taken: Taken) -> None:
+    def release(self, holding: Holding, chain: Chain, taken: Taken, now: float) -> None:
         """Ends one request's use of what it took; the holding may be gone."""
         if not holding.is_gone:
-            holding.unpin(chain, taken.blocks)
+            holding.unpin(chain, taken.blocks, now)
             self._make_room(holding)
 
     def withdraw(self, holding: Holding, chain: Chain, taken: Taken) -> None:

@@ -215,6 +215,9 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         self._backlogs.add(holding.name, to_do * self.engine.ms_per_byte, now)
         return start
 
+    def release(self, holding: Holding, chain: Chain, taken: Taken) -> None:
+        self.index.release(holding, chain, taken, self._clock())
+
     def is_shed(self, chain: Chain) -> bool:
         """Whether a prompt is a new conversation's that should not begin now."""
         if self._shedding is None or chain.answered or not self._shedding.refused:
@@ -315,7 +318,7 @@ class _CacheReading(Reading):
     def ended(self, _endpoint: str, /) -> None:
         self._is_open = False
         if self._holding is not None:
-            self._strategy.index.release(self._holding, self._chain, self._start.taken)
+            self._strategy.release(self._holding, self._chain, self._start.taken)
         if self._late is not None:
             late, self._late = self._late, None
             self.learn(*late)
