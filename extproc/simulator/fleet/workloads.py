@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import inf
+from itertools import accumulate
+from math import exp, inf, log
 from random import Random
 from types import MappingProxyType
 from typing import Final
@@ -196,6 +197,57 @@ def _agent_prompts(turns: int, rng: Random) -> Chat:
     return prompts
 
 
+ZIPF_TENANTS_PER_ENDPOINT: Final = 125
+_ZIPF, _ZIPF_TOKENS, _ZIPF_TURNS = 1.05, (300, 12_000), (1, 4)
+_ZIPF_REPLY: Final = lognormal(200, 0.6, 8, 800)
+
+
+def _zipf_tenants(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
+    """Many tenants, few of them busy, with system prompts from short to very long."""
+    count = max(1, ZIPF_TENANTS_PER_ENDPOINT * demand.endpoints)
+    shortest, longest = map(log, _ZIPF_TOKENS)
+    heads = [
+        CommonText(tenant, round(exp(rng.uniform(shortest, longest))), _error(rng)) for tenant in range(count)
+    ]
+    weights = list(accumulate(1 / (rank + 1) ** _ZIPF for rank in range(count)))
+    missing, owner = demand.requests, 0
+    while missing > 0:
+        (head,) = rng.choices(heads, cum_weights=weights)
+        prompts, tokens = [], head.tokens
+        for _ in range(rng.randint(*_ZIPF_TURNS)):
+            tokens += round(_QUESTION(rng))
+            prompts.append((tokens, round(_ZIPF_REPLY(rng))))
+            tokens += prompts[-1][1]
+        yield PlannedSession(
+            owner, _pause(prompts, demand.think_s, rng), (head,), chars_per_token=_error(rng)
+        )
+        missing -= len(prompts)
+        owner += 1
+
+
+_CODING_HEAD, _CODING_TURNS, _CODING_LAST = 9_000, (20, 50), (30_000, 100_000)
+_CODING_REPLY: Final = lognormal(300, 0.8, 20, 2_000)
+_CODING_TOOL_S: Final = lognormal(4.0, 0.97, 0.1, 120)  # its median is 2.5 s
+
+
+def _coding_agents(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
+    """Contexts of 30,000 to 100,000 tokens behind common instructions; tools answer within seconds."""
+    head = CommonText(0, _CODING_HEAD, _error(rng))
+    missing, owner = demand.requests, 0
+    while missing > 0:
+        turns, last = rng.randint(*_CODING_TURNS), rng.randint(*_CODING_LAST)
+        step = (last - _CODING_HEAD) // turns
+        planned, tokens = [], _CODING_HEAD + 500
+        for turn in range(turns):
+            reply = min(round(_CODING_REPLY(rng)), max(16, step - 16))
+            pause = _CODING_TOOL_S(rng) if turn else 0.0
+            planned.append(PlannedTurn(tokens, reply, pause))
+            tokens += reply + max(16, round(rng.uniform(0.5, 1.5) * (step - reply)))
+        yield PlannedSession(owner, tuple(planned), (head,), chars_per_token=_error(rng))
+        missing -= turns
+        owner += 1
+
+
 _ALL: Final = (
     FleetWorkload("replay", "A", "800 prompts, shuffled, gone through 10 times", 11.7, _replay, 0, 0, None),
     FleetWorkload("distinct", "B", "8,000 prompts once each, shuffled", 11.7, _distinct, 0, 0, None),
@@ -216,6 +268,24 @@ _ALL: Final = (
     FleetWorkload("unique", "U", "nothing in common, 800 tokens in, 82 out", 4.34, _unique),
     FleetWorkload(
         "agents", "G", "20 to 40 turns, from 2,000 to 30,000 tokens", 0.37, _agents, _AGENT_THINK_S, 600, 1200
+    ),
+    FleetWorkload(
+        "zipf",
+        "Z",
+        "1,000 tenants of very unequal demand, system prompts of 300 to 12,000 tokens",
+        2.1,
+        _zipf_tenants,
+        10.0,
+    ),
+    FleetWorkload(
+        "coding-agents",
+        "S",
+        "20 to 50 turns, to 100,000 tokens; for h100-llama8b-bf16",
+        1.3,
+        _coding_agents,
+        2.5,
+        600,
+        900,
     ),
     FleetWorkload("k6-chat", "K", "KubeAI's k6 threads, 10 tokens out", 6.0, _chats(K6_CHAT), 0, 0, None),
 )
