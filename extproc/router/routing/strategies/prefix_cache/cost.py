@@ -2,7 +2,8 @@
 
 # The rule. All in milliseconds of engine time, for one request and one endpoint e:
 #
-#   cost(e) = KEEP · busy · prefill · Σ A(part) · missing(e, part) + evicted(e) + backlog(e) + w · in flight(e)
+#   cost(e) = KEEP · busy · prefill · Σ A(part) · missing(e, part)
+#           + evicted(e) + backlog(e) + w · in flight(e)
 #
 # and the least cost wins.
 #
