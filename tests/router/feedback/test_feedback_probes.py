@@ -152,7 +152,7 @@ async def test_health_is_an_answer_below_500(status: int, is_healthy: bool) -> N
 async def test_silence_and_a_closed_port_are_no_health() -> None:
     [closed] = free_ports(1)
     timeout = ClientTimeout(total=0.2)
-    async with serving(200, delay_s=5) as slow, ClientSession(timeout=timeout) as session:
+    async with serving(200, delay_s=1) as slow, ClientSession(timeout=timeout) as session:
         assert not await ask_health(session, slow)
         assert not await ask_health(session, f"http://127.0.0.1:{closed}/health")
 

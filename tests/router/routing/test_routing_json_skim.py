@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import PromptError, PromptTooComplex
@@ -98,7 +98,6 @@ requests = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(PATHS),
     requests,

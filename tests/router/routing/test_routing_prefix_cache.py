@@ -1,11 +1,10 @@
 """The cost of a prompt, endpoint by endpoint; and where prompts go by it."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-import orjson
 import pytest
 import yaml
 from hypothesis import given
@@ -15,9 +14,8 @@ from msgspec.structs import replace
 from extproc.errors import SettingsError
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
-from extproc.router.routing.pool import Pick, Pool
+from extproc.router.routing.pool import Pool
 from extproc.router.routing.prompt.chain import chain_of
-from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.ring import Ring
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import NO_PREFIX
@@ -27,66 +25,10 @@ from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX, SESSION, PrefixCache
 from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash
 from extproc.router.routing.strategies.registry import STRATEGIES
+from tests.router.routing.fleet import CHAT, Fleet, Shut, ask, words
 
-CHAT = "/v1/chat/completions"
 L4_MS_PER_TOKEN = 0.19
 L4_MS_PER_REQUEST = 39 / 4
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Fleet:
-    """A pool of endpoints `a`, `b`, … and the requests that are open on it."""
-
-    def __init__(self, names: str = "abcd", seed: int = 0, **options: object) -> None:
-        self.clock = Clock()
-        self.outside = Outside(random.Random(seed), self.clock)
-        self.strategy = PrefixCache(self.outside, **options)  # type: ignore[arg-type]
-        self.pool = Pool("llama", self.strategy, fallbacks=2)
-        self.follow(names)
-        self.picker = Picker([Route(self.pool)])
-
-    def follow(self, names: str, subnet: int = 0) -> None:
-        self.pool.replace([Endpoint(name, f"10.0.{subnet}.{ord(name)}:80") for name in names])
-
-    def pick(self, *texts: str, system: str = "") -> Pick:
-        return self.picker.pick(ask(*texts, system=system)).pick
-
-    def visit(self, *texts: str, system: str = "", after_s: float = 10.0) -> Pick:
-        """A request that comes, goes, and is long gone."""
-        pick = self.pick(*texts, system=system)
-        pick.release()
-        self.clock.now += after_s
-        return pick
-
-    def read(self, *texts: str) -> str:
-        prompt = parse(CHAT, "", ask(*texts).body or b"")
-        return prompt.head(100_000)
-
-    def explain(self, *texts: str, system: str = "") -> dict[str, dict[str, object]]:
-        """What is told of each candidate, by its name."""
-        decision = self.picker.propose(ask(*texts, system=system))
-        told = decision.pick.reading.explain(self.pool.candidates())["candidates"]
-        assert isinstance(told, list)
-        return {offer["endpoint"]: offer for offer in told}
-
-
-def ask(*texts: str, system: str = "", **fields: Any) -> Query:
-    """A chat: a system text, then user and assistant in turns."""
-    roles = ("user", "assistant")
-    messages = [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
-    body = {"messages": [{"role": "system", "content": system}, *messages], **fields}
-    return Query("POST", CHAT, {}, orjson.dumps(body))
-
-
-def words(start: str, tokens: int) -> str:
-    return start + " " + "word" * tokens
 
 
 def test_a_prompt_has_to_be_seen_whole() -> None:
@@ -621,29 +563,6 @@ def test_who_holds_most_of_a_prompt_gets_nothing_while_it_is_left_out() -> None:
     fleet.pool.gate = Shut(frozenset(first.endpoint.name))
 
     assert fleet.pick(*said, "Because.", "How?").endpoint.name != first.endpoint.name
-
-
-class Shut:
-    """A gate that leaves some out."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-
-    def set_members(self, names: Iterable[str]) -> None: ...
-
-    def closed(self) -> frozenset[str]:
-        return self._names
-
-    def picked(self, name: str) -> None: ...
-
-    def shut(self) -> dict[str, str]:
-        return {}
-
-    def has_trial(self) -> bool:
-        return False
-
-    def wants_response(self, name: str) -> bool:
-        return False
 
 
 def gateways(count: int) -> list[Fleet]:

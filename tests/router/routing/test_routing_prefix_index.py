@@ -245,7 +245,7 @@ def test_what_others_asked_for_since_is_not_taken_back() -> None:
     assert depth(index, "a", 1, 2, 3) == 2
 
 
-@pytest.mark.parametrize("endpoints", [8, 32])
+@pytest.mark.parametrize("endpoints", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_memory_stays_below_what_is_promised(endpoints: int) -> None:
     """A thousand endpoints of 84k tokens take 1 GB at most, eight 20 MB: 380 bytes an entry."""
     rng, capacity = Random(1), 336_000

@@ -472,7 +472,7 @@ class _Anything(RuleBasedStateMachine):
 
 
 def test_every_held_request_leaves_exactly_once_in_order_and_within_bounds() -> None:
-    run_state_machine_as_test(_Anything, settings=settings(max_examples=50, stateful_step_count=30))
+    run_state_machine_as_test(_Anything, settings=settings(stateful_step_count=30))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=40), st.integers(1, 3))

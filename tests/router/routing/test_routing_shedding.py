@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from extproc.errors import Cold
 from extproc.router.routing.strategies.prefix_cache.strategy import Shedding
-from tests.router.routing.test_routing_prefix_cache import Fleet, words
+from tests.router.routing.fleet import Fleet, words
 
 # One conversation that is long as four of these fills an endpoint's cache.
 TOKENS = 4_096

@@ -1,6 +1,5 @@
 """The ext_proc service on a real socket, and a channel to it."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -82,12 +81,6 @@ async def serving(picker: Picker, budget: Budget | None = None) -> AsyncIterator
     async with served.channel:
         yield served
     await server.stop()
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not is_true():  # noqa: ASYNC110  # the other side of a socket has no event to wait for
-            await asyncio.sleep(0.005)
 
 
 async def receive(call: Call) -> bytes:

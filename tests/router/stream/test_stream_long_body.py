@@ -1,7 +1,7 @@
 """A long body is cut out of its message where it stands; protobuf says what must come of it."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
@@ -109,7 +109,6 @@ def test_place_that_cannot_be_told_is_none(message: bytes) -> None:
     assert find_body(message) is None
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=400), st.integers(0, 100_000), st.booleans())
 def test_spoilt_message_is_read_as_protobuf_reads_it(noise: bytes, place: int, is_behind: bool) -> None:
     message = request(request_body=pb.HttpBody(body=LONG, end_of_stream=True)).SerializeToString()

@@ -42,12 +42,15 @@ from tests.router.stream.conversations import (
     overload,
 )
 from tests.router.stream.gateways import GATEWAYS
-from tests.router.stream.served import UNSEEN_S, chosen, reader, receive, serving, until
+from tests.router.stream.served import UNSEEN_S, chosen, reader, receive, serving
 from tests.router.stream.wire import read, write
 from tests.router.wire.calls import RecordedCall
+from tests.waiting import until
+
+GRPCIO = [pytest.param(name, marks=pytest.mark.slow) for name in ("grpcio", "grpcio, apart")]
 
 
-@pytest.fixture(autouse=True, params=["native", "grpcio", "native, apart", "grpcio, apart"])
+@pytest.fixture(autouse=True, params=["native", "native, apart", *GRPCIO])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     name, _, apart = request.param.partition(", ")
     monkeypatch.setitem(chosen, "transport", name)

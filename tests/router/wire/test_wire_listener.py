@@ -14,14 +14,9 @@ from extproc.router.wire.certificates import Certificates, SelfSigned
 from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
 from tests.router.wire.serving import ECHO, FAIL, FEED, echo, serving
+from tests.waiting import until
 
 SIZES = b"a header block of more than two table sizes"
-
-
-async def until_ended(ends: list[str], count: int) -> None:
-    async with asyncio.timeout(10):
-        while len(ends) < count:  # noqa: ASYNC110  # a claim over the service
-            await asyncio.sleep(0.005)
 
 
 async def test_messages_come_back_in_their_order() -> None:
@@ -29,7 +24,7 @@ async def test_messages_come_back_in_their_order() -> None:
         messages = [b"", b"a", b"b" * 70_000, b"c"]
 
         assert messages == await echo(channel, *messages)
-        await until_ended(served.ends, 1)
+        await until(lambda: len(served.ends) >= 1)
 
 
 async def test_a_message_larger_than_every_window_comes_back() -> None:
@@ -47,7 +42,7 @@ async def test_many_calls_at_once_are_kept_apart() -> None:
         answers = await asyncio.gather(*(echo(channel, message) for message in sent))
 
         assert [[message] for message in sent] == answers
-        await until_ended(served.ends, 500)
+        await until(lambda: len(served.ends) >= 500)
 
 
 async def test_a_service_may_speak_whenever_it_likes() -> None:
@@ -61,7 +56,7 @@ async def test_a_service_may_speak_whenever_it_likes() -> None:
         served.feeds[0].finish()
 
         assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
-        await until_ended(served.ends, 1)
+        await until(lambda: len(served.ends) >= 1)
 
 
 async def test_an_unknown_method_is_unimplemented() -> None:
@@ -76,7 +71,7 @@ async def test_the_clients_own_limit_ends_a_call() -> None:
         call = channel.stream_stream(ECHO, None, None)(None, timeout=0.2)
 
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until_ended(served.ends, 1)
+        await until(lambda: len(served.ends) >= 1)
 
 
 async def test_a_service_that_raises_tells_nobody_what(caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +96,7 @@ async def test_a_client_that_is_gone_has_ended_its_calls() -> None:
             await call.read()
         await channel.close(None)
 
-        await until_ended(served.ends, 20)
+        await until(lambda: len(served.ends) >= 20)
 
 
 async def test_compressed_messages_are_refused_as_unimplemented() -> None:
@@ -255,8 +250,7 @@ async def test_who_drains_waits_for_no_handshake() -> None:
     tls = Certificates(SelfSigned()).context()
     async with serving(tls=tls) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        while not served.listener.links:  # noqa: ASYNC110  # a claim over the service
-            await asyncio.sleep(0.005)
+        await until(lambda: served.listener.links)
         served.listener.drain()
 
         assert await asyncio.wait_for(reader.read(), 10) == b""
@@ -269,12 +263,11 @@ async def test_a_peer_that_vanished_is_found_out_and_its_calls_are_ended() -> No
     async with serving(limits) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(open_call(ECHO))
-        while not served.opened:  # noqa: ASYNC110  # a claim over the service
-            await asyncio.sleep(0.005)
+        await until(lambda: served.opened)
         # Nobody answers the PING.
         await asyncio.wait_for(reader.read(), 10)
 
-        await until_ended(served.ends, 1)
+        await until(lambda: len(served.ends) >= 1)
         writer.close()
 
 
@@ -282,31 +275,30 @@ async def test_a_peer_that_reads_nothing_is_paused_then_closed(caplog: pytest.Lo
     async with serving(WireLimits(answer_s=0.2, tick_s=0.05)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1_000)
         writer.write(open_call(FEED) + WIDE_WINDOWS)
-        while not served.feeds:  # noqa: ASYNC110  # a claim over the service
-            await asyncio.sleep(0.005)
+        await until(lambda: served.feeds)
         for _ in range(40):
             served.feeds[0].send(bytes(1_000_000))
 
-        await until_ended(served.ends, 1)
+        await until(lambda: len(served.ends) >= 1)
         writer.close()
         del reader
     assert "it does not read what it asked for" in caplog.text
     assert served.listener.budget.used == 0
 
 
-async def test_twenty_thousand_rapid_resets_leave_others_alone(caplog: pytest.LogCaptureFixture) -> None:
-    # A tenth of the shipped limit: even a machine that takes seconds over the attack passes it.
-    limits = WireLimits(early_resets_per_s=500)
+async def test_rapid_resets_leave_others_alone(caplog: pytest.LogCaptureFixture) -> None:
+    # A hundredth of the shipped limit: even a machine that takes seconds over the attack passes it.
+    limits = WireLimits(early_resets_per_s=50)
     async with serving(limits) as served, grpc.aio.insecure_channel(served.target) as channel:
         assert [b"before"] == await echo(channel, b"before")
-        attack = b"".join(headers_frame(number, ECHO) + rst_frame(number) for number in range(3, 40_003, 2))
+        attack = b"".join(headers_frame(number, ECHO) + rst_frame(number) for number in range(3, 4_003, 2))
         _, *others = await asyncio.gather(
             say(served.port, open_call(ECHO) + attack), *(echo(channel, b"%d" % n) for n in range(50))
         )
 
         assert [[b"%d" % n] for n in range(50)] == others
         assert "a flood of streams that are reset at once" in caplog.text
-        assert served.opened < 10_000
+        assert served.opened < 1_000
 
 
 async def test_a_drain_lets_calls_end_and_takes_no_new_ones() -> None:
@@ -325,9 +317,7 @@ async def test_a_drain_lets_calls_end_and_takes_no_new_ones() -> None:
         await open_one.done_writing()
         assert await open_one.code() is grpc.StatusCode.OK
         # The connection ends with its last call.
-        async with asyncio.timeout(10):
-            while served.listener.links:  # noqa: ASYNC110  # a claim over the service
-                await asyncio.sleep(0.005)
+        await until(lambda: not served.listener.links)
 
 
 async def test_stopping_cuts_what_is_open() -> None:

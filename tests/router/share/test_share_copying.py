@@ -14,8 +14,8 @@ from extproc.router.share.letters import (
     tell_links,
 )
 from extproc.router.share.sealed import Seal
-from tests.router.routing.test_routing_prefix_cache import words
-from tests.router.routing.test_routing_share_peers import Gateway, Town, town
+from tests.router.routing.fleet import words
+from tests.router.share.town import Gateway, Town, town
 
 CHATS = [words(f"{number} Why?", 500) for number in range(40)]
 

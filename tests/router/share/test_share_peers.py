@@ -2,10 +2,10 @@
 
 import random
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -34,60 +34,8 @@ from extproc.router.share.letters import (
 from extproc.router.share.outbox import Outbox
 from extproc.router.share.peers import MAX_PEERS, MAX_PICK_BLOCKS, MAX_PICKS, MAX_STRANGERS, PeerPicks
 from extproc.router.share.pool_share import Share
-from tests.router.routing.test_routing_prefix_cache import Fleet, Shut, ask, words
-
-
-class Gateway(Fleet):
-    """A fleet's gateway with its share; letters it wrote wait in `sent`."""
-
-    def __init__(self, place: int, names: str, **options: object) -> None:
-        super().__init__(names, seed=place, **options)
-        self.share = Share(self.pool, 1_000 + place)
-
-    @property
-    def neighbours(self) -> PeerCounts:
-        return self.share.peers.counts
-
-    def hear(self, letters: Iterable[Letter]) -> None:
-        for letter in letters:
-            self.share.hear(letter, self.clock.now)
-
-
-class Town:
-    """Gateways on one clock, and a bus that brings everything at once, unless it is told otherwise."""
-
-    def __init__(self, count: int, names: str = "abcd", **options: object) -> None:
-        self.gateways = [Gateway(place, names, **options) for place in range(count)]
-
-    def wait(self, seconds: float) -> None:
-        for gateway in self.gateways:
-            gateway.clock.now += seconds
-
-    def post(self) -> None:
-        """Everybody's news go to all the others."""
-        for sender in self.gateways:
-            letters = sender.share.letters(sender.clock.now)
-            for gateway in self.gateways:
-                if gateway is not sender:
-                    gateway.hear(letters)
-
-    def beat(self, rounds: int = 1, late_s: float = 0.0) -> None:
-        """So many heartbeats of everybody, a second each."""
-        for _ in range(rounds):
-            self.wait(1.0 - late_s)
-            letters = [(one, one.share.heartbeat(one.clock.now)) for one in self.gateways]
-            self.wait(late_s)
-            for sender, letter in letters:
-                for gateway in self.gateways:
-                    if gateway is not sender:
-                        gateway.hear([letter])
-
-
-def town(count: int, **options: object) -> Town:
-    """Gateways that know how late each other's letters are: not at all."""
-    found = Town(count, **options)  # type: ignore[arg-type]
-    found.beat(3)
-    return found
+from tests.router.routing.fleet import Fleet, Shut, ask, words
+from tests.router.share.town import Gateway, Town, town
 
 
 def counts(gateway: Gateway) -> dict[str, int]:
@@ -550,7 +498,6 @@ class BadBus:
                 under_way.remove((to, letter))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.5]), st.integers(2, 4))
 def test_whatever_is_lost_late_or_told_twice_all_have_the_truth_two_heartbeats_later(
     seed: int, loss: float, gateways: int
@@ -591,7 +538,6 @@ MAD_NEWS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(MAD_NEWS | st.sampled_from([(1, 2, 3, 4), (1, 2, 5), (6, 7, 8), ()]), max_size=40))
 def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
     story: list[News | tuple[int, ...]],
@@ -629,7 +575,6 @@ def _too_few(gateway: Gateway) -> list[str]:
     return [name for name, count in counts(gateway).items() if count < ours[name] or ours[name] < 0]
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32))
 def test_the_same_picks_make_the_same_picture_everywhere(seed: int) -> None:
     """Whoever picked, and whoever only heard of it: the same counts, and the same blocks at each endpoint."""
