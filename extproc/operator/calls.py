@@ -12,7 +12,7 @@ from extproc.errors import ExtprocError
 from extproc.operator.objects import Object
 from extproc.operator.resource import GROUP, PLURAL, VERSION
 from extproc.router.cluster.kubeclient import KubeClients
-from extproc.router.cluster.reason import describe, shorten
+from extproc.router.cluster.reason import describe_error, shorten
 
 _ANSWER_S: Final = 30.0
 _PLURALS: Final = {
@@ -102,7 +102,7 @@ class KubeCalls:
                     raise ApiRefusal(response.status, _read_reason(text))
                 return json.loads(text)
         except (ClientError, OSError, TimeoutError, ValueError) as error:
-            raise ApiRefusal(0, describe(error)) from error
+            raise ApiRefusal(0, describe_error(error)) from error
 
 
 def _path(kind: str, namespace: str, name: str = "") -> str:

@@ -21,7 +21,7 @@ from extproc.operator.resource import LONGEST_NAME, Benchmark, SpecRefused, pars
 from extproc.operator.router import give_back
 from extproc.operator.state import Action, Key, Observation, Planned, Replace
 from extproc.router.cluster.kubeclient import KubeClients
-from extproc.router.cluster.reason import describe as describe_error
+from extproc.router.cluster.reason import describe_error
 
 _RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 

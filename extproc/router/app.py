@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 from extproc.documents import read_file
 from extproc.errors import SettingsError
 from extproc.router.budget import Budget
-from extproc.router.cluster.reason import describe
+from extproc.router.cluster.reason import describe_error
 from extproc.router.feedback.access_log import AccessLogs
 from extproc.router.feedback.feedback_metrics import FeedbackCollector
 from extproc.router.routing.pool import Pool
@@ -30,9 +30,9 @@ from extproc.router.service.live.recorder import Recorder, Recording
 from extproc.router.service.pool_metrics import PoolCollector
 from extproc.router.service.pools import Pools
 from extproc.router.service.process import prepare_for_long_bodies, raise_limit, share
-from extproc.router.service.tracing import FLUSH_S, build_tracer
+from extproc.router.service.tracer import FLUSH_S, build_tracer
 from extproc.router.service.transport import Transport, build_health_transport, build_transport
-from extproc.router.service.wiring import Wiring, build_courier
+from extproc.router.service.wiring import PoolWiring, build_courier
 from extproc.router.settings.reading import parse_settings, read_environment
 from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.settings.tree import Settings
@@ -87,7 +87,7 @@ class Application:
         self.courier = _build_courier(start, outside)
         self.pools = Pools(
             self.metrics,
-            wiring=Wiring(start.base, outside),
+            wiring=PoolWiring(start.base, outside),
             outside=outside,
             publish=self.xds.publish if self.xds else lambda *_: None,
             retract=self.xds.remove if self.xds else lambda _: None,
@@ -179,8 +179,8 @@ class Application:
             log.error("the changed configuration is refused, the old one stays: %s", error)  # noqa: TRY400
             return
         except Exception as error:  # noqa: BLE001  # a bug: the old pools stay, and the next change counts
-            self.refuse(describe(error))
-            log.error("the changed configuration cannot be applied: %s", describe(error))  # noqa: TRY400
+            self.refuse(describe_error(error))
+            log.error("the changed configuration cannot be applied: %s", describe_error(error))  # noqa: TRY400
             return
         tell_what_waits(self.configuration.settings, settings)
         self.configuration = self.configuration.replaced(settings, monotonic())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import count
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.xds.messages import Request
+from extproc.router.xds.requests import Request
 from extproc.router.xds.resources import ASSIGNMENTS, Catalog
 from extproc.router.xds.state import Subscriber
 from tests.benchmarks.report import Row, report, time_us

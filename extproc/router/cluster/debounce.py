@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from extproc.router.cluster.source import Sink
 from extproc.router.routing.endpoint import Endpoint
 
-_log = logging.getLogger("extproc.router.cluster")
+log = logging.getLogger(__name__)
 
 
 class Lack(NamedTuple):
@@ -96,5 +96,5 @@ class DebouncedSink:
         remarks = self._knowledge.remarks()
         for name in sorted(remarks):
             if remarks[name] != self._remarks.get(name):
-                _log.warning("%s %s", name, remarks[name])
+                log.warning("%s %s", name, remarks[name])
         self._remarks = remarks

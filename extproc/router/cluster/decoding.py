@@ -13,7 +13,7 @@ class Unreadable(ExtprocError):
     """Bytes are not the JSON that was asked for."""
 
 
-def decode(data: bytes | msgspec.Raw, type_: type[T]) -> T:
+def decode_json(data: bytes | msgspec.Raw, type_: type[T]) -> T:
     """Decodes JSON into `type_`, skipping what it does not declare. Raises `Unreadable` and nothing else."""
     try:
         return msgspec.json.decode(data, type=type_)

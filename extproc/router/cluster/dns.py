@@ -14,7 +14,7 @@ from dns.rdatatype import AAAA, A
 from dns.resolver import NXDOMAIN, Answer, NoAnswer
 
 from extproc.router.cluster.backoff import Backoff
-from extproc.router.cluster.reason import describe
+from extproc.router.cluster.reason import describe_error
 from extproc.router.cluster.slices import AddressFamily
 from extproc.router.cluster.source import Sink
 from extproc.router.routing.endpoint import Endpoint, join_address, parse_target
@@ -79,7 +79,7 @@ class DnsSource:
         return ttl_s * self._rng.uniform(1.0, 1.2)
 
     def _refuse(self, error: Exception, sink: Sink) -> float:
-        sink.restarted(_word(error), describe(error))
+        sink.restarted(_word(error), describe_error(error))
         return self._backoff.next_s()
 
 

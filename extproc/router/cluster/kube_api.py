@@ -14,8 +14,8 @@ from aiohttp import ClientError, ClientResponse, StreamReader
 from kubernetes.aio.client import ApiClient
 
 from extproc.errors import ExtprocError
-from extproc.router.cluster.decoding import Unreadable, decode
-from extproc.router.cluster.reason import describe, shorten
+from extproc.router.cluster.decoding import Unreadable, decode_json
+from extproc.router.cluster.reason import describe_error, shorten
 
 OpenClient = Callable[[], Awaitable[ApiClient]]
 
@@ -156,7 +156,7 @@ class KubeApi(Generic[T]):
             page = await self._page(token)
             for raw in page.items or ():
                 with _losses():
-                    items.append(decode(raw, self._resource.type))
+                    items.append(decode_json(raw, self._resource.type))
             token = page.metadata.continue_
             if not token:
                 return Listing(page.metadata.resource_version, items)
@@ -185,7 +185,7 @@ class KubeApi(Generic[T]):
             async with asyncio.timeout(self._patience.answer_s):
                 response = await self._get(self._patience.answer_s, limit=str(_PAGE), **going_on)
                 async with response:
-                    return decode(await _read(response.content), _Page)
+                    return decode_json(await _read(response.content), _Page)
 
     async def _get(self, timeout_s: float, **parameters: str) -> ClientResponse:
         request = await self._client.param_serialize(
@@ -238,16 +238,16 @@ def read_event(line: bytes, type_: type[T]) -> tuple[str, T]:
 
     Raises `Unreadable`, and for an ERROR event `WatchLost`.
     """
-    event = decode(line, _Event)
+    event = decode_json(line, _Event)
     if event.type == "ERROR":
-        status = decode(event.object, _Status)
+        status = decode_json(event.object, _Status)
         raise _loss(status.code, status.message)
-    return event.type, decode(event.object, type_)
+    return event.type, decode_json(event.object, type_)
 
 
 def _refusal(code: int, body: bytes, after: str) -> WatchLost:
     try:
-        message = decode(body, _Status).message
+        message = decode_json(body, _Status).message
     except Unreadable:
         message = "no reason given"
     return _loss(code, message, read_retry_after(after))
@@ -278,6 +278,6 @@ def _losses() -> Iterator[None]:
     except TimeoutError as error:
         raise WatchLost("stalled", "no word from the API server", keeps_version=True) from error
     except (ClientError, OSError) as error:
-        raise WatchLost("connection", describe(error), keeps_version=True) from error
+        raise WatchLost("connection", describe_error(error), keeps_version=True) from error
     except Unreadable as error:
         raise WatchLost("garbled", shorten(str(error))) from error

@@ -12,7 +12,7 @@ from kubernetes.aio.config import ConfigException, load_kube_config
 from kubernetes.aio.config.incluster_config import SERVICE_HOST_ENV_NAME, InClusterConfigLoader
 
 from extproc.router.cluster.kube_api import WatchLost
-from extproc.router.cluster.reason import describe, shorten
+from extproc.router.cluster.reason import describe_error, shorten
 
 # What the client's loaders raise; a file that is half written gets the built-in ones out of them.
 _UNUSABLE: Final = (
@@ -49,7 +49,7 @@ class KubeClients:
         except ConfigException as error:
             raise _unusable(shorten(str(error))) from error
         except _UNUSABLE as error:
-            raise _unusable(describe(error)) from error
+            raise _unusable(describe_error(error)) from error
 
     async def _load(self, configuration: Configuration) -> None:
         if self._is_in_cluster:

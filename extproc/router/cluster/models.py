@@ -16,17 +16,17 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from extproc.errors import ExtprocError
 from extproc.router.cluster.backoff import Backoff
 from extproc.router.cluster.debounce import DebouncedSink
-from extproc.router.cluster.decoding import Unreadable, decode
-from extproc.router.cluster.reason import describe
+from extproc.router.cluster.decoding import Unreadable, decode_json
+from extproc.router.cluster.reason import describe_error
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Sink, Source
 from extproc.router.routing.endpoint import Endpoint
 
-_log = logging.getLogger("extproc.router.cluster")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModels:
     """What one endpoint serves."""
 
     models: frozenset[str] = frozenset()
@@ -46,13 +46,13 @@ class _Cards(msgspec.Struct):
     data: list[_Card]
 
 
-AskModels = Callable[[str], Awaitable[Served]]
-Learn = Callable[[Served], None]
+AskModels = Callable[[str], Awaitable[ServedModels]]
+Learn = Callable[[ServedModels], None]
 _Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class AskPace:
     """How eagerly endpoints are asked; durations in seconds.
 
     `refresh_s` is slow because adapters come and go with people's deployments; a new endpoint is asked
@@ -76,7 +76,7 @@ class ModelsSource:
         self,
         source: Source,
         *,
-        pace: Pace = Pace(),
+        pace: AskPace = AskPace(),
         rng: Random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -110,9 +110,9 @@ class ModelsSource:
                 learn(await ask(address))
             except Exception as error:  # noqa: BLE001  # one endpoint's answer must not end all the others'
                 delay_s = backoff.next_s()
-                if describe(error) != fault:
-                    _log.warning("%s does not tell its models: %s", address, describe(error))
-                fault = describe(error)
+                if describe_error(error) != fault:
+                    log.warning("%s does not tell its models: %s", address, describe_error(error))
+                fault = describe_error(error)
             else:
                 delay_s = self._pace.refresh_s * self._rng.uniform(0.8, 1.2)
                 backoff.reset()
@@ -130,7 +130,7 @@ class _Learner:
         self._follow = follow
         self._debounced = DebouncedSink(sink, self, settle_s)
         self._endpoints: Sequence[Endpoint] = ()
-        self._served: dict[_Key, Served] = {}
+        self._served: dict[_Key, ServedModels] = {}
         self._tasks: dict[_Key, asyncio.Task[None]] = {}
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
@@ -157,13 +157,13 @@ class _Learner:
         for task in self._tasks.values():
             task.cancel()
 
-    def _learn(self, key: _Key, served: Served) -> None:
+    def _learn(self, key: _Key, served: ServedModels) -> None:
         if served != self._served.get(key):
             self._served[key] = served
             self._debounced.changed()
 
     def endpoints(self) -> list[Endpoint]:
-        known = ((endpoint, self._served.get(_key(endpoint), Served())) for endpoint in self._endpoints)
+        known = ((endpoint, self._served.get(_key(endpoint), ServedModels())) for endpoint in self._endpoints)
         return [replace(e, models=served.models, adapters=served.adapters) for e, served in known]
 
     def lack(self) -> None:
@@ -173,16 +173,16 @@ class _Learner:
         return {}
 
 
-async def ask_models(session: ClientSession, slots: asyncio.Semaphore, address: str) -> Served:
+async def ask_models(session: ClientSession, slots: asyncio.Semaphore, address: str) -> ServedModels:
     """Asks one endpoint. A model with a parent is a LoRA adapter (vLLM 0.32). Raises `ModelsUnknown`."""
     try:
         async with slots, session.get(f"http://{address}/v1/models", allow_redirects=False) as response:
             if response.status != 200:
                 raise ModelsUnknown(f"it answers {response.status}")
-            cards = decode(await response.read(), _Cards).data
+            cards = decode_json(await response.read(), _Cards).data
     except (ClientError, OSError, TimeoutError, Unreadable) as error:
-        raise ModelsUnknown(describe(error)) from error
-    return Served(
+        raise ModelsUnknown(describe_error(error)) from error
+    return ServedModels(
         models=frozenset(card.id for card in cards if card.parent is None),
         adapters=frozenset(card.id for card in cards if card.parent is not None),
     )

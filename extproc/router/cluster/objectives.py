@@ -17,9 +17,9 @@ import msgspec
 from extproc.router.cluster.backoff import Backoff
 from extproc.router.cluster.kube_api import ObjectMeta, Resource, WatchLost
 from extproc.router.cluster.listwatch import KubeAccess, ListWatch
-from extproc.router.cluster.reason import describe
+from extproc.router.cluster.reason import describe_error
 
-_log = logging.getLogger("extproc.router.cluster")
+log = logging.getLogger(__name__)
 
 # Upstream's, and llm-d's, which took the kind over: its objects go first where both have a name.
 APIS: Final = ("inference.networking.x-k8s.io/v1alpha2", "llm-d.ai/v1alpha2")
@@ -134,7 +134,7 @@ class _Follower:
             try:
                 await watch.run(self)
             except Exception as error:  # noqa: BLE001  # whatever it raises
-                _log.error("objectives of pool %s: %s", self._pool, describe(error))
+                log.error("objectives of pool %s: %s", self._pool, describe_error(error))  # noqa: TRY400  # one line
                 self._sink.restarted("internal")
             await self._access.sleep(backoff.next_s())
 
@@ -171,7 +171,7 @@ class _Follower:
             return
         self._sink.restarted(lost.why)
         if is_new and lost.reason is not None:
-            _log.warning("objectives of pool %s (%s): %s: %s", self._pool, self._api, lost.why, lost.reason)
+            log.warning("objectives of pool %s (%s): %s: %s", self._pool, self._api, lost.why, lost.reason)
 
     async def _sleep(self, delay_s: float) -> None:
         await self._access.sleep(_UNKNOWN_S if self._why == "not_found" else delay_s)

@@ -16,7 +16,7 @@ _CHARS: Final = 300
 _QUOTABLE: Final = (ExtprocError, ClientError, OSError, DNSException)
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Returns the kind of the error and what it says, or where it was raised if it may say too much."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

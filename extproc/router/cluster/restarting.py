@@ -7,7 +7,7 @@ from random import Random
 from typing import Final
 
 from extproc.router.cluster.backoff import Backoff
-from extproc.router.cluster.reason import describe
+from extproc.router.cluster.reason import describe_error
 from extproc.router.cluster.source import Sink, Source
 
 # A source that ran this long had got over what ended it before.
@@ -55,7 +55,7 @@ class Restarting:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return describe(error)
+            return describe_error(error)
         except Exception as error:  # noqa: BLE001  # whatever it raises
-            return describe(error)
+            return describe_error(error)
         return "the source ended by itself"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from extproc.router.cluster.identity import keep_distinct
-from extproc.router.cluster.slices import AddressFamily, EndpointSlice, Reading, read_slice
+from extproc.router.cluster.slices import AddressFamily, EndpointSlice, SliceReading, read_slice
 from extproc.router.routing.endpoint import Endpoint
 
 
@@ -18,7 +18,7 @@ class SliceBook:
     def __init__(self, ports: tuple[int | str, ...], *, family: AddressFamily = "IPv4") -> None:
         self._ports = ports
         self._family = family
-        self._readings: dict[str, Reading] = {}
+        self._readings: dict[str, SliceReading] = {}
 
     def __repr__(self) -> str:
         return f"<SliceBook slices={len(self._readings)}>"

@@ -50,7 +50,7 @@ class EndpointSlice(Struct, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SliceReading:
     """What one slice says: its endpoints that are ready or draining, and why others are missing.
 
     `lacks_port` says that it has endpoints, and none at the port that was asked for.
@@ -62,14 +62,14 @@ class Reading:
     lacks_port: bool = False
 
 
-def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> Reading:
+def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> SliceReading:
     """Reads the endpoints of one slice at each of the ports of these names or numbers."""
     family = slice_.address_type
     if family not in ("IPv4", "IPv6"):
-        return Reading(family, fault=f"has addresses of type {family!r}")
+        return SliceReading(family, fault=f"has addresses of type {family!r}")
     if not slice_.endpoints:
         # A Service without pods keeps one slice, empty, that names no ports.
-        return Reading(family)
+        return SliceReading(family)
     found = {port: find_port(slice_.ports or [], port) for port in ports}
     numbers = list(dict.fromkeys(number for number in found.values() if number is not None))
     lacking = [port for port, number in found.items() if number is None]
@@ -80,7 +80,7 @@ def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> Reading:
             endpoints += _read_endpoint(entry, slice_.metadata.namespace, numbers, is_alone=len(ports) == 1)
         except AddressError as error:
             fault = str(error)
-    return Reading(family, tuple(endpoints), fault, lacks_port=not numbers)
+    return SliceReading(family, tuple(endpoints), fault, lacks_port=not numbers)
 
 
 def _describe_lack(lacking: Sequence[int | str], ports: list[EndpointPort]) -> str:

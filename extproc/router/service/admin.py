@@ -21,7 +21,7 @@ from extproc.router.service.connection_limit import ConnectionLimit
 from extproc.router.service.explain import explain_decision
 from extproc.router.service.live.build_state import LiveService
 from extproc.router.service.live.page import LivePage, build_page
-from extproc.router.service.live.publisher import Publisher
+from extproc.router.service.live.publisher import StatePublisher
 from extproc.router.service.running_pool import RunningPool
 from extproc.router.share.pool_share import Share
 from extproc.router.share.share_metrics import describe_share
@@ -34,7 +34,7 @@ EXPLAIN_BYTES: Final = 1_048_576
 def build_admin(service: LiveService, registry: CollectorRegistry, limit: ConnectionLimit) -> web.Application:
     """Every route of the admin port."""
     app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=[limit.middleware])
-    publisher, admin = Publisher(service, limit), _Admin(service, registry)
+    publisher, admin = StatePublisher(service, limit), _Admin(service, registry)
     app.on_shutdown.append(publisher.close)
     app.router.add_get("/", _show(build_page()))
     app.router.add_get("/live", publisher.serve)

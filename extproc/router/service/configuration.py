@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from extproc.router.cluster.file import wakeups
 from extproc.router.settings.tree import Settings
 
-log = logging.getLogger("extproc.router.app")
+log = logging.getLogger(__name__)
 
 _POLL_S: Final = 5.0
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from extproc.router.cluster.reason import describe
+from extproc.router.cluster.reason import describe_error
 from extproc.router.cluster.source import Source
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool, Snapshot
@@ -122,7 +122,7 @@ class PoolKeeper:
                 await self._install()
             except Exception as error:  # noqa: BLE001  # the next list must be heard all the same
                 self._told = None
-                self.restarted("internal", f"a list that cannot be placed: {describe(error)}")
+                self.restarted("internal", f"a list that cannot be placed: {describe_error(error)}")
 
     async def _install(self) -> None:
         endpoints, strategy = self._endpoints, self._strategy

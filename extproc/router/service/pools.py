@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 from extproc.router.budget import Budget
-from extproc.router.cluster.reason import describe
+from extproc.router.cluster.reason import describe_error
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.feedback import Feedback
 from extproc.router.service.running_pool import RunningPool, Shared
-from extproc.router.service.wiring import Wiring
+from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.share.courier import Courier
 from extproc.router.share.pool_share import Share
@@ -39,7 +39,7 @@ class Pools:
         self,
         metrics: Metrics,
         *,
-        wiring: Wiring,
+        wiring: PoolWiring,
         outside: Outside,
         publish: Callable[[str, Sequence[Endpoint]], None] = lambda *_: None,
         retract: Callable[[str], None] = lambda _: None,
@@ -152,4 +152,4 @@ def _run(step: Callable[[], object]) -> None:
     try:
         step()
     except Exception as error:  # noqa: BLE001  # as said
-        log.error("a pool was not changed as a whole: %s", describe(error))  # noqa: TRY400  # one line
+        log.error("a pool was not changed as a whole: %s", describe_error(error))  # noqa: TRY400  # one line

@@ -16,7 +16,7 @@ from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
 from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.keeper import PoolKeeper
-from extproc.router.service.wiring import Wiring, build_probe, build_rules, build_scrape
+from extproc.router.service.wiring import PoolWiring, build_probe, build_rules, build_scrape
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.share.courier import Courier
 from extproc.router.telemetry import Metrics
@@ -37,7 +37,7 @@ class Shared:
     called when another strategy has taken over. `held` bounds the bodies of requests that wait for room.
     """
 
-    wiring: Wiring
+    wiring: PoolWiring
     metrics: Metrics
     clock: Callable[[], float]
     publish: Callable[[str, Sequence[Endpoint]], None]

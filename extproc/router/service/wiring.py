@@ -34,7 +34,7 @@ from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
 
 
-class Wiring:
+class PoolWiring:
     """Builds the parts of a pool that its settings describe; nothing runs yet.
 
     `base` is the folder that relative paths start from. Each method may raise `SettingsError`.

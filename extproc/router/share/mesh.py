@@ -34,7 +34,7 @@ from extproc.router.share.peers import MAX_PEERS
 from extproc.router.share.sealed import MAX_BYTES
 from extproc.router.share.token_bucket import TokenBucket
 
-log = logging.getLogger("extproc.router.share")
+log = logging.getLogger(__name__)
 
 _HEAD: Final = 4
 # What may wait for a peer that does not read, beside the kernel's buffers.

@@ -23,7 +23,7 @@ from nats.errors import Error, SlowConsumerError
 from extproc.router.share.courier import LetterCounts, Receiver
 from extproc.router.share.sealed import MAX_BYTES
 
-log = logging.getLogger("extproc.router.share")
+log = logging.getLogger(__name__)
 
 _QUEUED: Final = 64
 _PENDING_LETTERS: Final = 1_024

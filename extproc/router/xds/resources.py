@@ -16,7 +16,7 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.xds.clusters import build_cluster
-from extproc.router.xds.messages import WireAssignment, WireLocality
+from extproc.router.xds.requests import WireAssignment, WireLocality
 
 CLUSTERS: Final = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 ASSIGNMENTS: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
@@ -26,7 +26,7 @@ DEFAULT_CLUSTER: Final = "_default"
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class XdsResource:
     """A serialised google.protobuf.Any and the hash of its content."""
 
     body: bytes
@@ -44,15 +44,15 @@ class Catalog:
     def __init__(self, pools: Iterable[str], open_pool: str | None = None) -> None:
         self._pools = dict.fromkeys(pools)
         self._open_pool = open_pool
-        self._clusters: dict[str, Resource] = {}
-        self._assignments: dict[str, Resource] = {}
+        self._clusters: dict[str, XdsResource] = {}
+        self._assignments: dict[str, XdsResource] = {}
         self._encoded: dict[str, dict[tuple[str, bool], bytes]] = {}
         self._rebuild_clusters()
 
     def __repr__(self) -> str:
         return f"<Catalog pools={list(self._pools)} told={list(self._assignments)}>"
 
-    def __getitem__(self, type_url: str) -> Mapping[str, Resource]:
+    def __getitem__(self, type_url: str) -> Mapping[str, XdsResource]:
         """Returns the resources of a type by name; raises `KeyError` for a type that we do not serve."""
         return {CLUSTERS: self._clusters, ASSIGNMENTS: self._assignments}[type_url]
 
@@ -101,12 +101,12 @@ def encode_assignment(pool: str, endpoints: list[bytes]) -> bytes:
     return bytes(WireAssignment(cluster_name=pool, endpoints=localities))
 
 
-def version_of(resources: Mapping[str, Resource]) -> str:
+def version_of(resources: Mapping[str, XdsResource]) -> str:
     """Returns one version for resources of a type, whatever their order."""
     content = (f"{name}={resource.version}" for name, resource in sorted(resources.items()))
     return xxhash.xxh3_64_hexdigest("\n".join(content).encode())
 
 
-def _resource(type_url: str, message: bytes) -> Resource:
+def _resource(type_url: str, message: bytes) -> XdsResource:
     body = bytes(Any(type_url=type_url, value=message))
-    return Resource(body, xxhash.xxh3_64_hexdigest(body))
+    return XdsResource(body, xxhash.xxh3_64_hexdigest(body))

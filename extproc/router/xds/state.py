@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from extproc.router.xds.messages import Request, WireResponse
-from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog, Resource, version_of
+from extproc.router.xds.requests import Request, WireResponse
+from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog, XdsResource, version_of
 
 # Clusters first: endpoints of a cluster that Envoy does not know yet would be dropped.
 _ORDER: Final = (CLUSTERS, ASSIGNMENTS)
@@ -77,7 +77,7 @@ class Subscriber:
                     return self._send(type_url, subscription, owed, version_of(wanted))
         return None
 
-    def _wanted(self, type_url: str, names: frozenset[str]) -> dict[str, Resource]:
+    def _wanted(self, type_url: str, names: frozenset[str]) -> dict[str, XdsResource]:
         resources = self._catalog[type_url]
         # Clusters that nobody names are all clusters; endpoints are always asked for by name.
         if type_url == CLUSTERS and (not names or _WILDCARD in names):
@@ -85,7 +85,7 @@ class Subscriber:
         return {name: resources[name] for name in names & resources.keys()}
 
     def _send(
-        self, type_url: str, subscription: Subscription, owed: dict[str, Resource], version: str
+        self, type_url: str, subscription: Subscription, owed: dict[str, XdsResource], version: str
     ) -> WireResponse:
         if type_url == CLUSTERS:
             subscription.sent.clear()
@@ -100,7 +100,7 @@ class Subscriber:
         )
 
 
-def _owed(type_url: str, wanted: dict[str, Resource], sent: dict[str, str]) -> dict[str, Resource]:
+def _owed(type_url: str, wanted: dict[str, XdsResource], sent: dict[str, str]) -> dict[str, XdsResource]:
     changed = {name: resource for name, resource in wanted.items() if resource.version != sent.get(name)}
     if type_url == ASSIGNMENTS:
         return changed

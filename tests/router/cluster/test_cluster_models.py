@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extproc.router.cluster.models import ModelsSource, Pace
+from extproc.router.cluster.models import AskPace, ModelsSource
 from extproc.router.cluster.source import Sink
 from extproc.router.cluster.static import StaticSource
 from extproc.router.routing.endpoint import Endpoint
@@ -16,7 +16,7 @@ from tests.router.cluster.harness import RecordingSink, running
 
 BASE = {"id": "llama", "object": "model", "parent": None}
 LORA = {"id": "sql-lora", "object": "model", "parent": "llama"}
-QUICK = Pace(settle_s=0.01)
+QUICK = AskPace(settle_s=0.01)
 
 
 class Told:
@@ -81,7 +81,7 @@ def delays() -> list[float]:
     return []
 
 
-def learning(source: Told, delays: list[float], pace: Pace = QUICK) -> ModelsSource:
+def learning(source: Told, delays: list[float], pace: AskPace = QUICK) -> ModelsSource:
     async def nap(delay_s: float) -> None:
         delays.append(delay_s)
         await asyncio.sleep(0.005)
@@ -158,7 +158,7 @@ async def test_a_silent_endpoint_is_asked_again_after_a_back_off(
 ) -> None:
     caplog.set_level(logging.WARNING)
     vllm.delay_s = 0.5
-    async with running(learning(Told(endpoint), delays, Pace(timeout_s=0.1)), sink):
+    async with running(learning(Told(endpoint), delays, AskPace(timeout_s=0.1)), sink):
         await sink.until(lambda _: len(delays) >= 3)
         assert all(delay <= 2**number for number, delay in enumerate(delays))
         vllm.delay_s = 0
@@ -245,7 +245,7 @@ async def test_only_a_few_are_asked_at_a_time_and_told_together(
 ) -> None:
     vllm.delay_s = 0.01
     many = [Endpoint(f"default/{number}", endpoint.address) for number in range(40)]
-    pace = Pace(parallel=4, settle_s=0.05)
+    pace = AskPace(parallel=4, settle_s=0.05)
     async with running(learning(Told(*many), delays, pace), sink):
         await sink.until(lambda told: told.lists and all(e.models for e in told.lists[-1]))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.pools import Pools
-from extproc.router.service.wiring import Wiring
+from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.reading import parse_settings
 from extproc.router.telemetry import Metrics
 
@@ -25,7 +25,7 @@ def build_pools(
     directory: Path | None = None, clock: Callable[[], float] | None = None, metrics: Metrics | None = None
 ) -> Pools:
     outside = Outside(random.Random(0), clock or Clock())
-    return Pools(metrics or Metrics(), wiring=Wiring(directory or Path(), outside), outside=outside)
+    return Pools(metrics or Metrics(), wiring=PoolWiring(directory or Path(), outside), outside=outside)
 
 
 def configure(pools: Pools, text: str) -> None:

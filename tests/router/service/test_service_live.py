@@ -11,7 +11,7 @@ import pytest
 from extproc.router.feedback.outcome import Verdict
 from extproc.router.service import admin
 from extproc.router.service.connection_limit import ConnectionLimit
-from extproc.router.service.live.publisher import Publisher
+from extproc.router.service.live.publisher import StatePublisher
 from tests.router.service.live_service import events, looking, next_state
 from tests.stack.service import pool
 from tests.waiting import until
@@ -110,7 +110,7 @@ async def test_a_viewer_that_does_not_read_is_shown_out_and_the_others_see_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing piles up for it: one state is on its way at most."""
-    monkeypatch.setattr(admin, "Publisher", partial(Publisher, pace_s=0.02, slow_s=0.5))
+    monkeypatch.setattr(admin, "StatePublisher", partial(StatePublisher, pace_s=0.02, slow_s=0.5))
     many = [pool([f"10.{n // 250}.0.{n % 250}:80" for n in range(2_000)], {"name": "random"}, probe=False)]
     async with looking(tmp_path, many) as live:
         deaf = socket.socket()

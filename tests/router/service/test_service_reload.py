@@ -14,7 +14,7 @@ from extproc.router.app import Application, Start
 from extproc.router.routing.picker import Query
 from extproc.router.service.admin import describe_pool
 from extproc.router.service.running_pool import RunningPool
-from extproc.router.service.wiring import Wiring
+from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings
 from extproc.router.share.courier import Courier
@@ -120,11 +120,11 @@ share: {cluster: llm, secret: {file: secret}, mesh: {peers: {static: []}}}
 # Every step of building a pool, and which of its calls fails: the first is for c, the second for a.
 SEAMS = [
     *(
-        (Wiring, name, call)
+        (PoolWiring, name, call)
         for name in ("strategy", "queue", "source", "prober", "scraper")
         for call in (1, 2)
     ),
-    *((Wiring, name, 1) for name in ("cooling", "objectives")),
+    *((PoolWiring, name, 1) for name in ("cooling", "objectives")),
     (Courier, "keep", 1),
 ]
 

@@ -25,7 +25,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.service.otel import SPAN, OtelTracer, build_exporter
-from extproc.router.service.tracing import build_tracer, wants_traces
+from extproc.router.service.tracer import build_tracer, wants_traces
 from extproc.router.stream.answers import refuse
 from extproc.router.stream.events import Phase, Routed
 from extproc.router.stream.names import PROCESS

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from extproc.errors import ProtocolError
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.xds.clusters import build_cluster
-from extproc.router.xds.messages import Request, WireResponse, decode_request
+from extproc.router.xds.requests import Request, WireResponse, decode_request
 from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog
 
 STANDALONE = Path(__file__).parents[3] / "envoy" / "standalone.yaml"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.xds.messages import Request, WireResponse
+from extproc.router.xds.requests import Request, WireResponse
 from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS, Catalog
 from extproc.router.xds.state import Rejection, Subscriber
 

@@ -55,7 +55,7 @@ class _Subscriber:
         return self._state
 
 
-class Publisher:
+class StatePublisher:
     """Sends the state of `service` to its subscribers, `most` of them at a time."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Publisher:
         self._history: deque[Reasons] = deque(maxlen=_HISTORY)
 
     def __repr__(self) -> str:
-        return f"<Publisher to {len(self._subscribers)}>"
+        return f"<StatePublisher to {len(self._subscribers)}>"
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if len(self._subscribers) >= self._most:
