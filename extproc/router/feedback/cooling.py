@@ -189,7 +189,9 @@ class Cooling:
             case Verdict.ANSWERED:
                 return self._answer(name, case, outcome, now_s)
             case Verdict.BUSY:
-                self._rest(name, case, now_s + min(outcome.retry_after_s, self.rules.retry_after_cap_s))
+                until_s = now_s + min(outcome.retry_after_s, self.rules.retry_after_cap_s)
+                case.busy_until_s = max(case.busy_until_s, until_s)
+                self._file(name, case)
                 return self._answer(name, case, outcome, now_s)
         if self._is_news(case, now_s - outcome.duration_s):
             # A trial that proved nothing: the next one may come.
@@ -222,7 +224,8 @@ class Cooling:
             case.failed_s = now_s
             if case.row < self.rules.failures:
                 return None
-            case.level = max(0, case.level - self._forgotten(case, now_s)) + 1
+            forgotten = 0 if case.back_s is None else int((now_s - case.back_s) / self.rules.calm_s)
+            case.level = max(0, case.level - forgotten) + 1
         elif now_s >= case.until_s and self._is_news(case, began_s):
             case.level += 1
         else:
@@ -247,9 +250,6 @@ class Cooling:
         """Whether a request began after its endpoint was cooled down."""
         return case.cooled_s is not None and began_s - self.rules.slack_s > case.cooled_s
 
-    def _forgotten(self, case: _Case, now_s: float) -> int:
-        return 0 if case.back_s is None else int((now_s - case.back_s) / self.rules.calm_s)
-
     def _cool(self, name: str, case: _Case, now_s: float) -> None:
         rules = self.rules
         # The exponent is bounded, too: an endpoint may fail its trials for years.
@@ -257,10 +257,6 @@ class Cooling:
         delay_s = min(rules.cap_s, rules.base_s * 2.0 ** (steps - 1))
         case.cooled_s, case.trial_s = now_s, None
         case.until_s = now_s + delay_s * self._rng.uniform(1 - rules.jitter, 1 + rules.jitter)
-        self._file(name, case)
-
-    def _rest(self, name: str, case: _Case, until_s: float) -> None:
-        case.busy_until_s = max(case.busy_until_s, until_s)
         self._file(name, case)
 
     def _file(self, name: str, case: _Case) -> None:

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from extproc.router.feedback.counters import FIRST_BYTE_BOUNDS_S, Times
 from extproc.router.feedback.pool_feedback import PoolFeedback
-from extproc.router.telemetry import Buckets, buckets, exemplar
+from extproc.router.telemetry import buckets, exemplar
 
 # Shown as 0 from the start, so that `increase()` sees the first one.
 EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
@@ -69,10 +69,7 @@ class FeedbackCollector(Collector):
             zones = {endpoint.zone or "" for endpoint in desk.pool.snapshot.ready.values()}
             expected = {(zone, "2xx"): Times() for zone in zones}
             for labels, times in (expected | tally.first_bytes).items():
-                first_byte.add_metric([pool, *labels], _buckets(times), times.sum_s)
+                traces = {place: exemplar(*trace) for place, trace in times.traces.items()}
+                filled = buckets(FIRST_BYTE_BOUNDS_S, times.counts, traces)
+                first_byte.add_metric([pool, *labels], filled, times.sum_s)
         yield from (answers, coolings, first_byte, predicted, saved, measured)
-
-
-def _buckets(times: Times) -> Buckets:
-    traces = {place: exemplar(*trace) for place, trace in times.traces.items()}
-    return buckets(FIRST_BYTE_BOUNDS_S, times.counts, traces)

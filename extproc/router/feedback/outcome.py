@@ -104,7 +104,8 @@ def outcomes(exchange: Exchange, now_s: float) -> Iterator[Outcome]:
         yield Outcome(exchange.pool, address, Verdict.FAILED, 0, exchange.duration_s)
     if exchange.address:
         began = exchange.first_byte_s is not None
-        verdict = judge_answer(exchange) if began else _judge_silence(exchange)
+        silence = Verdict.FAILED if exchange.fault is EndpointFault.ENDPOINT else Verdict.UNKNOWN
+        verdict = judge_answer(exchange) if began else silence
         yield Outcome(
             exchange.pool,
             exchange.address,
@@ -125,10 +126,6 @@ def judge_answer(exchange: Exchange) -> Verdict:
     if status >= 500 and status not in _NOT_HERE:
         return Verdict.FAILED
     return Verdict.BROKEN if exchange.fault is EndpointFault.ENDPOINT else Verdict.ANSWERED
-
-
-def _judge_silence(exchange: Exchange) -> Verdict:
-    return Verdict.FAILED if exchange.fault is EndpointFault.ENDPOINT else Verdict.UNKNOWN
 
 
 def parse_retry_after(text: str | None, now_s: float) -> float:

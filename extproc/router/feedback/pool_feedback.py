@@ -74,7 +74,9 @@ class PoolFeedback:
         if name is None:
             return
         if is_counted:
-            self.counters.count(name, outcome, self._zone(name), trace_id)
+            endpoint = self.pool.snapshot.ready.get(name)
+            zone = (endpoint.zone or "") if endpoint is not None else ""
+            self.counters.count(name, outcome, zone, trace_id)
         change = self.cooling.observe(name, outcome)
         if change is None:
             return
@@ -91,10 +93,6 @@ class PoolFeedback:
         if names:
             return names[0]
         return next((one.name for one in snapshot.draining if one.address == address), None)
-
-    def _zone(self, name: str) -> str:
-        endpoint = self.pool.snapshot.ready.get(name)
-        return (endpoint.zone or "") if endpoint is not None else ""
 
     def _tell(self, name: str, change: Change) -> None:
         if change is Change.BACK:

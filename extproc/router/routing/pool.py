@@ -1,6 +1,6 @@
 """A pool: an immutable snapshot of its endpoints, a strategy, and the load book."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Protocol, Self
@@ -59,14 +59,16 @@ class Snapshot:
         """
         all_ = {endpoint.name: endpoint for endpoint in endpoints}
         ready = {name: endpoint for name, endpoint in all_.items() if endpoint.is_ready}
+        adapters = [(adapter, name) for name, endpoint in ready.items() for adapter in endpoint.adapters]
+        places = [(at, name) for name, one in ready.items() for at in (one.address, one.ip)]
         return cls(
             names=tuple(ready),
             ready=ready,
             draining=tuple(endpoint for endpoint in all_.values() if not endpoint.is_ready),
             placement=strategy.place(ready, before),
             models=frozenset().union(*(endpoint.models for endpoint in ready.values())),
-            by_adapter={key: frozenset(names) for key, names in _group(_adapters(ready.values())).items()},
-            by_location={key: tuple(names) for key, names in _group(_locations(ready.values())).items()},
+            by_adapter={key: frozenset(names) for key, names in _group(adapters).items()},
+            by_location={key: tuple(names) for key, names in _group(places).items()},
         )
 
     def locate(self, subset: Iterable[str]) -> frozenset[str]:
@@ -86,16 +88,6 @@ class Snapshot:
         for location in unknown:
             names.update(self.by_location.get(canonical_location(location), ()))
         return frozenset(names)
-
-
-def _adapters(endpoints: Collection[Endpoint]) -> Iterable[tuple[str, str]]:
-    return ((adapter, endpoint.name) for endpoint in endpoints for adapter in endpoint.adapters)
-
-
-def _locations(endpoints: Collection[Endpoint]) -> Iterable[tuple[str, str]]:
-    for endpoint in endpoints:
-        yield endpoint.address, endpoint.name
-        yield endpoint.ip, endpoint.name
 
 
 def _group(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """Our own picks of a pool, as the letters that tell the others of them. Sends nothing itself."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from extproc.router.routing.pool import Pick
@@ -86,7 +86,8 @@ class Outbox:
 
     def stand(self) -> Heartbeat:
         """Returns a heartbeat."""
-        return Heartbeat(self._number, _most(self._counts))
+        busiest = sorted(self._counts.items(), key=lambda item: -item[1])[:MAX_ENDPOINTS]
+        return Heartbeat(self._number, dict(busiest))
 
     def leave(self) -> Goodbye:
         return Goodbye()
@@ -103,9 +104,3 @@ class Outbox:
                 self._names.clear()  # most of them are long gone
             found = self._names[endpoint] = name_of(endpoint)
         return found
-
-
-def _most(counts: Mapping[int, int]) -> dict[int, int]:
-    if len(counts) <= MAX_ENDPOINTS:
-        return dict(counts)
-    return dict(sorted(counts.items(), key=lambda item: -item[1])[:MAX_ENDPOINTS])

@@ -112,7 +112,7 @@ class Peers:
             gap_s = min((letter.sent_us - peer.sent_us) / 1e6, _LONGEST_GAP_S)
             peer.gap_s += _SMOOTH * (gap_s - peer.gap_s)
             peer.sent_us, peer.arrived_s = letter.sent_us, now
-        self._listen(peer, letter, now)
+        self._read_echoes(peer, letter, now)
         if letter.peer not in self._peers and not self._believe(letter.peer, peer):
             return others
         self._follow()
@@ -195,7 +195,7 @@ class Peers:
         self._tell()
         return True
 
-    def _listen(self, peer: _Peer, letter: Letter, now: float) -> None:
+    def _read_echoes(self, peer: _Peer, letter: Letter, now: float) -> None:
         for echo in letter.echoes:
             if echo.peer == self._me:
                 peer.delay.echo(letter.sent_us / 1e6, now, now - (echo.sent_us + echo.held_us) / 1e6)

@@ -31,22 +31,12 @@ def refuse(error: RequestError, path: str = "") -> Answer:
     # A client's model name may hold what UTF-8 cannot: a lone surrogate.
     message = error.message.encode(errors="replace").decode()
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    told = _to_anthropics(error, message) if _is_anthropics(path) else _to_openais(error, message)
-    return Answer(error.status, orjson.dumps(told), error.code or "bad_request", headers, error.pool)
-
-
-def _to_openais(error: RequestError, message: str) -> dict[str, object]:
-    return {"error": {"message": message, "type": error.kind, "param": error.param, "code": error.code}}
-
-
-def _to_anthropics(error: RequestError, message: str) -> dict[str, object]:
-    other = "invalid_request_error" if error.status < 500 else "api_error"
-    return {"type": "error", "error": {"type": _ANTHROPIC.get(error.status, other), "message": message}}
-
-
-def _is_anthropics(path: str) -> bool:
-    """Whatever stands before its version: `/llama/v1/messages?beta=true`."""
-    return "/v1/messages" in path.partition("?")[0]
+    if "/v1/messages" in path.partition("?")[0]:  # or behind a prefix: `/llama/v1/messages?beta=true`
+        other = "invalid_request_error" if error.status < 500 else "api_error"
+        body = {"type": "error", "error": {"type": _ANTHROPIC.get(error.status, other), "message": message}}
+    else:
+        body = {"error": {"message": message, "type": error.kind, "param": error.param, "code": error.code}}
+    return Answer(error.status, orjson.dumps(body), error.code or "bad_request", headers, error.pool)
 
 
 def list_models(names: Sequence[str]) -> Answer:

@@ -155,7 +155,9 @@ def encode(reply: Reply) -> bytes:  # noqa: PLR0911  # one for each kind of repl
         case Piece():
             return _piece(reply)
         case Queued():
-            return _later(reply)
+            response = pb.ProcessingResponse()
+            response.override_message_timeout.FromNanoseconds(int((reply.wait_s + _SPARE_S) * 1e9))
+            return response.SerializeToString()
         case BodyToRead():
             raise ProtocolError("nothing to be said yet")
     return _answer(reply)
@@ -379,12 +381,6 @@ def _piece(reply: Piece) -> bytes:
         heads.append(tag + varint(size))
         size += len(heads[-1])
     return b"".join([*reversed(heads), reply.data, tail])
-
-
-def _later(reply: Queued) -> bytes:
-    response = pb.ProcessingResponse()
-    response.override_message_timeout.FromNanoseconds(int((reply.wait_s + _SPARE_S) * 1e9))
-    return response.SerializeToString()
 
 
 def _answer(reply: Answer) -> bytes:

@@ -86,7 +86,9 @@ class ExternalProcessor:
         self.on_served = on_served
         self._pass_headers = frozenset(pass_headers)
         self._unseen_s = unseen_s
-        self._later = later or _call_later
+        self._later = later or (
+            lambda delay_s, action: asyncio.get_running_loop().call_later(delay_s, action)
+        )
         self._reader = reader
         self._tickets = tickets
         self.tracer = tracer
@@ -111,7 +113,7 @@ class ExternalProcessor:
         picker = self._picker()
         session = Session(
             picker,
-            new_request_id=_new_request_id,
+            new_request_id=lambda: str(uuid4()),
             max_body_bytes=self._max_body_bytes,
             clear_route_cache=self._clear_route_cache,
             # The operator's Envoy configuration may name the pool in the stream's own metadata. A client's
@@ -193,9 +195,6 @@ class _Inbox:
         while self._postponed and self._flow is _Flow.OPEN:
             self._postponed.popleft()()
 
-    def _close(self) -> None:
-        self._flow, self._postponed = _Flow.CLOSED, None
-
 
 class _Stream(_Inbox):
     """One open stream. Small: thousands stay open while their responses stream."""
@@ -235,7 +234,7 @@ class _Stream(_Inbox):
         self._call.finish()
 
     def on_close(self) -> None:
-        self._close()
+        self._flow, self._postponed = _Flow.CLOSED, None
         self._session.close()
         self._service.closed()
 
@@ -377,11 +376,3 @@ class _TracedStream(_Stream):
         trace_id = tracer.record(origin, told, elapsed_s) if tracer is not None else ""
         if trace_id:
             self._service.traced(told, elapsed_s, trace_id)
-
-
-def _call_later(delay_s: float, action: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(delay_s, action)
-
-
-def _new_request_id() -> str:
-    return str(uuid4())

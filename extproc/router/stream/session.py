@@ -77,7 +77,7 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 # BUFFERED without the request's headers does not work (Envoy picks its host first: 503); keeping pieces in a
 # list lets a client of one-byte pieces hold forty times its bytes.
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -231,7 +231,7 @@ class Session:
             case BodyRead():
                 return self._go_on_with(event)
             case Room():
-                return self._try(event)
+                return self._wait.again(is_last=event.is_last) if self.is_waiting and self._wait else []
             case ResponseHeaders() | ResponseBody() | ResponseTrailers():
                 return self._on_response(event)
         return []  # observed: the proxy waits for nothing
@@ -416,9 +416,6 @@ class Session:
             self._kept.drop()
         return [Queued(sought.waiter, sought.wait_s, self._config is not UNTOLD)]
 
-    def _try(self, event: Room) -> list[Reply]:
-        return self._wait.again(is_last=event.is_last) if self.is_waiting and self._wait else []
-
     def _stop_waiting(self, end: QueueEnd) -> None:
         wait, self._wait = self._wait, None
         if wait is not None:
@@ -494,7 +491,11 @@ class Session:
             phase,
             decision,
             request_id=None if REQUEST_ID in request.headers else self._new_request_id(),
-            remove_headers=self._unwanted(request.headers),
+            remove_headers=[
+                name
+                for name in request.headers
+                if name.startswith(GUARDED) and name not in self._pass_headers
+            ],
             clear_route_cache=self._clear_route_cache,
             skip_body=skip_body,
             tell_response=skip_body and pick.pool.wants_response(pick.endpoint),
@@ -504,10 +505,6 @@ class Session:
     def _route_without_body(self, phase: Phase) -> Routed:
         ask = self._ask(None, fault=_no_room())
         return self._route(phase, ask, self._find(ask))
-
-    def _unwanted(self, headers: Iterable[str]) -> list[str]:
-        passed = self._pass_headers
-        return [name for name in headers if name.startswith(GUARDED) and name not in passed]
 
     def _forget(self) -> None:
         """Keeps nothing of the request: an open stream may last for minutes after its decision."""

@@ -322,10 +322,9 @@ class Link(asyncio.BufferedProtocol):
         stream.owner = call
         call.handler = service(call)
         if stream.head.timeout_s is not None:
-            call.timer = self._loop.call_later(stream.head.timeout_s, self._time_out, call)
-
-    def _time_out(self, call: WireCall) -> None:
-        call.finish(Status.DEADLINE_EXCEEDED, "the client's own limit")
+            call.timer = self._loop.call_later(
+                stream.head.timeout_s, call.finish, Status.DEADLINE_EXCEEDED, "the client's own limit"
+            )
 
 
 def _name(accepted: socket.socket) -> str:

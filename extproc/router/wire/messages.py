@@ -84,17 +84,14 @@ class MessageReader:
     def _read_part(self, data: bytes, place: int) -> int:
         part = data[place : place + self._size - self._have]
         self._have += len(part)
-        if not self._is_skipped and self._take(len(part)):
+        extra = self._budget.limit_bytes // 2 if self._size <= _SMALL_BYTES else 0
+        if not self._is_skipped and self._budget.take(len(part), extra=extra):
             self._kept += part
         elif not self._is_skipped:
             self._is_skipped = True
             self._budget.give(len(self._kept))
             self._kept = bytearray()
         return place + len(part)
-
-    def _take(self, count: int) -> bool:
-        extra = self._budget.limit_bytes // 2 if self._size <= _SMALL_BYTES else 0
-        return self._budget.take(count, extra=extra)
 
     def _end(self) -> bytes | bytearray | Skipped:
         told: bytes | bytearray | Skipped = Skipped(self._size) if self._is_skipped else self._kept

@@ -100,7 +100,7 @@ def operation_of(path: str) -> str:
 
 def reads_body(method: str, path: str) -> bool:
     """Tells whether the body of a request may matter to its routing, by the model that it names at least."""
-    return method.upper() in {"POST", "PUT", "PATCH"} and _last(path) not in _BODYLESS
+    return method.upper() in {"POST", "PUT", "PATCH"} and next(reversed(_segments(path)), "") not in _BODYLESS
 
 
 def _route(path: str) -> str:
@@ -110,10 +110,6 @@ def _route(path: str) -> str:
         if segments[index] in {"v1", "v2"}:
             return "/".join(segments[index + 1 :])
     return segments[-1] if segments else ""
-
-
-def _last(path: str) -> str:
-    return next(reversed(_segments(path)), "")
 
 
 _SHORT: Final = 256

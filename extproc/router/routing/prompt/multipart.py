@@ -47,13 +47,13 @@ def open_form(content_type: str, body: bytes | bytearray | memoryview) -> WholeO
     pieces = [bytes(end) for end in ends if delimiter in bytes(end)]
     if not pieces:
         raise PromptError("the form has no part")
-    fields = (field for piece in pieces for field in _fields(delimiter, piece))
+    found = (
+        _field(piece, start, end)
+        for piece in pieces
+        for start, end in islice(_spans(delimiter, piece), MAX_PARTS)
+    )
+    fields = filter(None, found)
     return WholeObject({name: Raw(msgspec.json.encode(value)) for name, value in fields})
-
-
-def _fields(delimiter: bytes, data: bytes) -> Iterator[tuple[str, str]]:
-    found = (_field(data, start, end) for start, end in islice(_spans(delimiter, data), MAX_PARTS))
-    return filter(None, found)
 
 
 def _spans(delimiter: bytes, data: bytes) -> Iterator[tuple[int, int]]:

@@ -61,7 +61,8 @@ class Prompt:
         for turn in self._turns(chars):
             if chars <= 0:
                 break
-            piece = _introduced(turn, chars)
+            start = f"{TURN_START}{turn.role}{TURN_TEXT}" if turn.role else ""
+            piece = (start + turn.rendered(chars))[:chars]
             pieces.append(piece)
             chars -= len(piece)
         return "".join(pieces)
@@ -107,11 +108,6 @@ def parse(
         texts = {field.name for field in api} if is_partial else ()
         fields = open_object(body, is_partial=is_partial, texts=texts, limits=limits)
     return Prompt(fields.string("model"), fields.string("cache_salt") or "", api, fields)
-
-
-def _introduced(turn: Turn, chars: int) -> str:
-    introduction = f"{TURN_START}{turn.role}{TURN_TEXT}" if turn.role else ""
-    return (introduction + turn.rendered(chars))[:chars]
 
 
 def _digest(turns: list[Turn]) -> str:

@@ -147,16 +147,12 @@ def _medium(part: Mapping[str, object]) -> str:
     """An image, a sound, a video or a file as the digest of what tells it from others."""
     for name in _MEDIA:
         value = part.get(name)
-        data = _first_text(value) if isinstance(value, dict) else value
+        texts = map(value.get, _MEDIA_DATA) if isinstance(value, dict) else [value]
+        data = next((text for text in texts if isinstance(text, str | Text)), None)
         if data and isinstance(data, str | Text):
             digest = data.digest() if isinstance(data, Text) else xxh3_64_hexdigest(data.encode())
             return f"{TURN_TEXT}{name}:{digest}"
     return ""
-
-
-def _first_text(medium: Mapping[str, object]) -> object:
-    texts = (medium.get(name) for name in _MEDIA_DATA)
-    return next((text for text in texts if isinstance(text, str | Text)), None)
 
 
 def _feed(hasher: xxh3_64, piece: str | Text) -> None:

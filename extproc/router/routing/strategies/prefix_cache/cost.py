@@ -30,6 +30,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct
@@ -152,8 +153,10 @@ class CostModel:
     def rows(self, chain: Chain, candidates: Candidates) -> list[CostRow]:
         """What the endpoints worth comparing would cost, the cheapest first; never empty."""
         request = self._see(chain, candidates)
-        nominees = dict.fromkeys((*self._warmest(request), *self._idlest(request), *request.homes.names))
-        return sorted([self._row(name, request) for name in nominees], key=_cost)
+        warmest = self._warmest(request)
+        idle = self._least([*islice(candidates.least_loaded(self._rng), _LOOKED_AT)], request)
+        nominees = dict.fromkeys((*warmest, *idle[:_NOMINEES], *request.homes.names))
+        return sorted([self._row(name, request) for name in nominees], key=attrgetter("cost_ms"))
 
     def stretches(self, chain: Chain) -> Sequence[Stretch]:
         """The parts of a prompt, and what they weigh now."""
@@ -218,10 +221,6 @@ class CostModel:
                 break
         return found
 
-    def _idlest(self, request: _Request) -> list[str]:
-        names = [*islice(request.candidates.least_loaded(self._rng), _LOOKED_AT)]
-        return self._least(names, request)[:_NOMINEES]
-
     def _least(self, names: list[str], request: _Request) -> list[str]:
         """Those with least to do first."""
         now, in_flight, per_request = request.now, request.candidates.in_flight, self._engine.ms_per_request
@@ -243,7 +242,3 @@ class CostModel:
             return holders
         start = int(self._rng.random() * (len(holders) - _LOOKED_AT + 1))
         return holders[start : start + _LOOKED_AT]
-
-
-def _cost(row: CostRow) -> float:
-    return row.cost_ms

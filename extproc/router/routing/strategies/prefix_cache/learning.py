@@ -95,7 +95,11 @@ class Learner:
         if self.samples % _EACH or len(self._recent) < 2 * _EACH:
             return False
         line = fit_line(list(self._recent), self._rng)
-        if line is None or line.rising < _RISING or not self._is_near(line.slope):
+        if (
+            line is None
+            or line.rising < _RISING
+            or not 1 / _FAR <= line.slope / self._start.ms_per_byte <= _FAR
+        ):
             return False
         self.lines += 1
         start, now = self._start, self.costs
@@ -106,9 +110,6 @@ class Learner:
     def forget(self) -> None:
         """Begins anew with its samples: those to come are of another kind."""
         self._recent.clear()
-
-    def _is_near(self, slope: float) -> bool:
-        return self._start.ms_per_byte / _FAR <= slope <= self._start.ms_per_byte * _FAR
 
 
 def _toward(now: float, aim: float) -> float:

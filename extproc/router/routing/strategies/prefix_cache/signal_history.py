@@ -137,13 +137,10 @@ class SignalHistory:
         waiting = smoothed + _SMOOTH * (signals.waiting - smoothed)
         self.waiting = waiting if waiting > _NOBODY else 0.0
         if is_first or not signals.is_after(before):
-            self._begin(signals)
+            self._sized = signals
+            self._was_sent, self._was_sized = _copy(self.sent), _copy(self.sent)
             return SignalChange(is_lost=not is_first)
         return SignalChange(self._judge(before, signals), self._size(signals), _prefill(before, signals))
-
-    def _begin(self, signals: EndpointSignals) -> None:
-        self._sized = signals
-        self._was_sent, self._was_sized = _copy(self.sent), _copy(self.sent)
 
     def _judge(self, before: EndpointSignals, signals: EndpointSignals) -> bool:
         size, cached = self.sent.size - self._was_sent.size, self.sent.cached - self._was_sent.cached
