@@ -214,7 +214,7 @@ def _zipf_tenants(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
     while missing > 0:
         (head,) = rng.choices(heads, cum_weights=weights)
         prompts, tokens = [], head.tokens
-        for _ in range(rng.randint(*_ZIPF_TURNS)):
+        for _ in range(min(rng.randint(*_ZIPF_TURNS), missing)):
             tokens += round(_QUESTION(rng))
             prompts.append((tokens, round(_ZIPF_REPLY(rng))))
             tokens += prompts[-1][1]
@@ -238,13 +238,13 @@ def _coding_agents(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
         turns, last = rng.randint(*_CODING_TURNS), rng.randint(*_CODING_LAST)
         step = (last - _CODING_HEAD) // turns
         planned, tokens = [], _CODING_HEAD + 500
-        for turn in range(turns):
+        for turn in range(min(turns, missing)):
             reply = min(round(_CODING_REPLY(rng)), max(16, step - 16))
             pause = _CODING_TOOL_S(rng) if turn else 0.0
             planned.append(PlannedTurn(tokens, reply, pause))
             tokens += reply + max(16, round(rng.uniform(0.5, 1.5) * (step - reply)))
         yield PlannedSession(owner, tuple(planned), (head,), chars_per_token=_error(rng))
-        missing -= turns
+        missing -= len(planned)
         owner += 1
 
 
