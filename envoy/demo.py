@@ -20,7 +20,7 @@ from itertools import cycle
 from typing import Any, Final
 
 import yaml
-from run import ENDPOINT_PORTS, EXTPROC, HERE, LOGS, PAGE, check, perform, simulate, start, start_all
+from run import ENDPOINT_PORTS, EXTPROC, LOGS, PAGE, check, perform, shipped, simulate, start, start_all
 
 FOLDER: Final = LOGS / "demo"
 CONFIG: Final = FOLDER / "extproc.yaml"
@@ -99,13 +99,13 @@ class _Demo:
             _say(f"127.0.0.1:{KILLED[0]} is back, with an empty cache")
 
     def _start_load(self) -> subprocess.Popen[bytes]:
-        words = ["bench", "run", "--quiet", "--output", str(FOLDER / "load"), str(HERE / "demo-load.yaml")]
+        words = ["bench", "run", "--quiet", "--output", str(FOLDER / "load"), str(shipped("demo-load.yaml"))]
         return start(self._stack, "load", [*EXTPROC, *words])
 
 
 def _use(strategy: str) -> None:
     """Writes the configuration in one step, as an editor does."""
-    tree = yaml.safe_load((HERE / "extproc.yaml").read_text())
+    tree = yaml.safe_load(shipped("extproc.yaml").read_text())
     [pool] = tree["pools"]
     pool["strategy"] = (pool["strategy"] if strategy == "prefix_cache" else {}) | {"name": strategy}
     pool["signals"] = {"scrape_s": 1}

@@ -1,10 +1,12 @@
 """`make run`: the whole stack on this machine, until Ctrl-C.
 
 Envoy with standalone.yaml, the service with extproc.yaml, four simulated vLLM endpoints; all on
-loopback. Each process's output goes to a file in `.run/`.
+loopback. Each process's output goes to a file in `.run/`. With `RUN_PORT_OFFSET=10000` in the environment
+every port is so much higher, and the folder is `.run-10000/`: a second stack beside the first.
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,26 +21,29 @@ from typing import Final
 
 HERE: Final = Path(__file__).parent
 EXTPROC: Final = (sys.executable, "-m", "extproc")
-LOGS: Final = HERE.parent.joinpath(".run")
+OFFSET: Final = int(os.environ.get("RUN_PORT_OFFSET", "0"))
+LOGS: Final = HERE.parent.joinpath(f".run-{OFFSET}" if OFFSET else ".run")
 MODEL: Final = "tiny"
-ENDPOINT_PORTS: Final = range(8001, 8005)
-PORTS: Final = {"Envoy": 8080, "Envoy admin": 9901, "ext_proc": 9002, "service admin": 9090}
+ENDPOINT_PORTS: Final = range(8001 + OFFSET, 8005 + OFFSET)
+_SHIPPED: Final = {"Envoy": 8080, "Envoy admin": 9901, "ext_proc": 9002, "service admin": 9090}
+PORTS: Final = {name: port + OFFSET for name, port in _SHIPPED.items()}
+ENVOY: Final = f"http://127.0.0.1:{PORTS['Envoy']}"
 START_S: Final = 60.0
 STOP_S: Final = 10.0
 
-PAGE: Final = "http://127.0.0.1:9090/"
+PAGE: Final = f"http://127.0.0.1:{PORTS['service admin']}/"
 
 TOLD: Final = f"""
   see it live                 {PAGE}
-  OpenAI API, through Envoy   http://127.0.0.1:8080/v1
-  simulated vLLM endpoints    http://127.0.0.1:8001 … 8004
-  service: pools and metrics  http://127.0.0.1:9090/pools   http://127.0.0.1:9090/metrics
-  Envoy admin                 http://127.0.0.1:9901
-  logs                        .run/
+  OpenAI API, through Envoy   {ENVOY}/v1
+  simulated vLLM endpoints    http://127.0.0.1:{ENDPOINT_PORTS[0]} … {ENDPOINT_PORTS[-1]}
+  service: pools and metrics  {PAGE}pools   {PAGE}metrics
+  Envoy admin                 http://127.0.0.1:{PORTS["Envoy admin"]}
+  logs                        {LOGS.name}/
 
 Ask it something, twice; the header x-served-by stays, the cached tokens grow:
 
-  curl -si http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
+  curl -si {ENVOY}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Tell me about prefix caches, \
 and why the next turn of a conversation should find the one that it filled."}}], \
 "max_tokens": 40}}'
@@ -77,24 +82,38 @@ def perform(play: Callable[[ExitStack], None]) -> int:
 
 
 def _run(stack: ExitStack) -> None:
-    started = start_all(stack, [ENDPOINT_PORTS], HERE / "extproc.yaml")
+    started = start_all(stack, [ENDPOINT_PORTS], shipped("extproc.yaml"))
     print(TOLD, flush=True)
     while True:
         check(started)
         time.sleep(0.5)
 
 
+def shipped(name: str) -> Path:
+    """Returns a configuration of this folder; moved to our ports, if these are others."""
+    if not OFFSET:
+        return HERE / name
+    moved = LOGS / name
+    ports = [*_SHIPPED.values(), *(port - OFFSET for port in ENDPOINT_PORTS)]
+    names = "|".join(map(str, ports))
+    moved.write_text(
+        re.sub(rf"\b({names})\b", lambda found: str(int(found[1]) + OFFSET), (HERE / name).read_text())
+    )
+    return moved
+
+
 def start_all(stack: ExitStack, endpoints: Iterable[range], config: Path) -> list[subprocess.Popen[bytes]]:
     """Starts endpoints, a process for each range of ports, the service and Envoy, and waits for them."""
     print("starting …", flush=True)
+    options = ["--use-dynamic-base-id", "-c", str(shipped("standalone.yaml")), "--log-level", "warning"]
     started = [
         *(simulate(stack, ports) for ports in endpoints),
         start(stack, "extproc", [*EXTPROC, "serve", "--config", str(config)]),
-        start(stack, "envoy", [_envoy(), "-c", str(HERE / "standalone.yaml"), "--log-level", "warning"]),
+        start(stack, "envoy", [_envoy(), *options]),
     ]
-    _wait_for("http://127.0.0.1:9090/readyz", started)
+    _wait_for(f"{PAGE}readyz", started)
     # Envoy serves without us, too: only an answer that names a pool has been through the service.
-    _wait_for("http://127.0.0.1:8080/v1/models", started, header="x-extproc-pool")
+    _wait_for(f"{ENVOY}/v1/models", started, header="x-extproc-pool")
     return started
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from tests.benchmarks.report import Row, report
 from tests.slow.share.faults import CARRIERS, FAULTS, GATEWAYS, Carriage, carried
-from tests.slow.share.test_stack_share import Sharing, build, hit_rate, started
+from tests.slow.share.sharing import Sharing, build, hit_rate, started
 
 CONVERSATIONS: Final = 40
 TURNS: Final = 6

@@ -17,8 +17,8 @@ from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import Demand, draw_sessions
 from extproc.simulator.http.driver import Clock, Driver, Generation, Job
 from extproc.simulator.http.exposition import Distributions
-from tests.benchmarks.trace import write_prompt
 from tests.simulator.face import QUICK
+from tests.simulator.prompts import write_prompt
 
 
 class VirtualClock(Clock):

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from tests.router.share.gateways import end, lies
 from tests.slow.share.broker import Broker
 from tests.slow.share.relay import Relay, mesh_frames, nats_frames
-from tests.slow.share.test_stack_share import LONG_S, Sharing, build, share_settings, started
+from tests.slow.share.sharing import LONG_S, Sharing, build, share_settings, started
 from tests.stack.ports import free_ports
 
 GATEWAYS = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.slow.share.faults import CARRIERS, GATEWAYS, STUCK_S, carried
-from tests.slow.share.test_stack_share import build, hit_rate, started
+from tests.slow.share.sharing import build, hit_rate, started
 
 CONVERSATIONS, TURNS = 30, 4
 # Of 90 turns chance makes a tenth more or less; by an index alone it were a quarter of them.

@@ -1,0 +1,161 @@
+"""Several `extproc serve` that share their picks, and what an Envoy does with them."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any, cast
+
+import grpc.aio
+import orjson
+
+from extproc.router.feedback.access_log import METHOD as LOG
+from extproc.router.stream.events import Continue, Phase, RequestBody
+from extproc.router.stream.names import PROCESS
+from tests.router.stream.conversations import Went, headers
+from tests.router.stream.wire import asks_for_time, read, write
+from tests.stack.ports import free_ports
+from tests.stack.service import Service, pool
+
+SECRET = "a secret of 16 bytes or more"
+LONG_S = 60.0
+ENDPOINTS = [f"10.0.0.{number}:8000" for number in range(1, 5)]
+
+
+class Sharing(Service):
+    """A service whose file has a section `share`."""
+
+    def __init__(self, directory: Path, ports: Sequence[int]) -> None:
+        directory.mkdir(parents=True)
+        self.mesh_port = ports[2]
+        super().__init__(
+            directory,
+            port=ports[0],
+            admin_port=ports[1],
+            environment={"SECRET": SECRET, "PASSWORD": "password"},
+        )
+
+    def share(self, **share: Any) -> None:
+        """Shares so; not at all without anything said."""
+        self.configure([pool(ENDPOINTS, {"name": "prefix_cache"}, probe=False)], share=share or None)
+
+    def peers(self, state: str = "prompt") -> float:
+        return self.metric("extproc_share_peers", state=state)
+
+    def is_whole(self) -> bool:
+        """Whether it knows what the others knew when it came in."""
+        [shown] = self.pools()
+        return bool(shown["share"]["is_whole"])
+
+    def in_flight(self) -> int:
+        [shown] = self.pools()
+        return int(shown["in_flight"])
+
+
+def build(tmp_path: Path, count: int, *, is_shared: bool = True) -> list[Sharing]:
+    ports = free_ports(3 * count)
+    services = [Sharing(tmp_path / f"{place}", ports[3 * place : 3 * place + 3]) for place in range(count)]
+    meshes = [f"127.0.0.1:{service.mesh_port}" for service in services]
+    for service, listen in zip(services, meshes, strict=True):
+        mesh = {"listen": listen, "peers": {"static": meshes}}
+        service.share(**(share_settings(mesh=mesh) if is_shared else {}))
+    return services
+
+
+def share_settings(**carrier: Any) -> dict[str, Any]:
+    return {"cluster": "llm", "secret": {"env": "SECRET"}, **carrier}
+
+
+def started(services: list[Sharing], stack: ExitStack) -> list[Sharing]:
+    for service in services:
+        stack.enter_context(service)
+    for service in services:
+        service.wait_until(service.is_ready, LONG_S)
+    return services
+
+
+class Proxy:
+    """What an Envoy does: one channel to each service, a stream for each request."""
+
+    def __init__(self, services: Sequence[Service]) -> None:
+        # A connection each, be it twice to one service.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channels = [
+            grpc.aio.insecure_channel(f"127.0.0.1:{service.port}", options) for service in services
+        ]
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close(None)
+
+    @asynccontextmanager
+    async def asking(self, place: int, messages: Sequence[str]) -> AsyncGenerator[str]:
+        """Yields the endpoint, when there is room for the request; it is in flight until the end."""
+        async with self.asked(place, messages) as message:
+            reply = read(message)
+            assert isinstance(reply, Went)
+            yield str(reply.address)
+
+    @asynccontextmanager
+    async def asked(self, place: int, messages: Sequence[str]) -> AsyncGenerator[bytes]:
+        """As `asking`; yields the service's whole answer."""
+        roles = ("user", "assistant")
+        chat = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(messages)]
+        call = self._channels[place].stream_stream(PROCESS, None, None)(None)
+        body = orjson.dumps({"model": "llama", "messages": chat})
+        await call.write(write(headers(content_length=str(len(body)))))
+        first = read(cast("bytes", await call.read()))
+        assert first == Continue(Phase.REQUEST_HEADERS), first
+        await call.write(write(RequestBody(body, True)))
+        while asks_for_time(message := cast("bytes", await call.read())):
+            pass
+        yield message
+        await call.done_writing()
+        await call.read()
+
+    async def log(self, place: int, message: bytes) -> None:
+        """Tells of requests by the access log of one connection."""
+        call = self._channels[place].stream_stream(LOG, None, None)(None)
+        await call.write(message)
+        await call.done_writing()
+        await call.read()
+
+
+async def hit_rate(
+    services: Sequence[Service],
+    conversations: int,
+    turns: int,
+    *,
+    seed: int = 1,
+    waits_s: list[float] | None = None,
+) -> float:
+    """The share of later turns that went where the turn before went, each turn by a gateway at random.
+
+    Other conversations for each `seed`. `waits_s` gets how long each decision took.
+    """
+    proxy = Proxy(services)
+    rng = random.Random(seed)
+    hits = 0
+
+    async def talk(number: int) -> None:
+        nonlocal hits
+        said: list[str] = []
+        before = None
+        await asyncio.sleep(rng.random())
+        for turn in range(turns):
+            said.append(f"question {seed} {number} {turn} " + "words " * 200)
+            asked_s = monotonic()
+            async with proxy.asking(rng.randrange(len(services)), said) as endpoint:
+                if waits_s is not None:
+                    waits_s.append(monotonic() - asked_s)
+                await asyncio.sleep(0.1)
+            hits += endpoint == before
+            before = endpoint
+            said.append(f"answer {seed} {number} {turn} " + "words " * 100)
+            await asyncio.sleep(0.2 + 0.2 * rng.random())
+
+    await asyncio.gather(*(talk(number) for number in range(conversations)))
+    await proxy.close()
+    return hits / (conversations * (turns - 1))
