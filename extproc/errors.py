@@ -5,7 +5,7 @@ Errors that a room raises and catches itself, as the frames of `wire` do, live t
 
 
 class ExtprocError(Exception):
-    """The root of the tree: catch it and you have caught what was foreseen."""
+    """The root of the tree: catch it and you have caught what was expected."""
 
 
 class SettingsError(ExtprocError):

@@ -34,7 +34,7 @@ BENCHMARK: Final = Board(
                     (Query("extproc_bench_failures", "{{kind}}", may_be_empty=True),),
                 ),
                 Panel(
-                    "Time to the first token",
+                    "Time to first token",
                     "From the intended start.",
                     quantiles("extproc_bench_ttft_seconds", labels=""),
                     "s",
@@ -49,7 +49,7 @@ BENCHMARK: Final = Board(
                     "s",
                 ),
                 Panel(
-                    "Whole time",
+                    "End-to-end latency",
                     "To the last byte, from the intended start.",
                     quantiles("extproc_bench_e2e_seconds", labels=""),
                     "s",
@@ -60,13 +60,13 @@ BENCHMARK: Final = Board(
                     (Query(_so_far("extproc_bench_tokens"), "{{kind}}"),),
                 ),
                 Panel(
-                    "How late the client was",
+                    "Client lag",
                     "Beyond some milliseconds the run measures itself.",
                     quantiles("extproc_bench_lag_seconds", labels=""),
                     "s",
                 ),
                 Panel(
-                    "The router meanwhile",
+                    "Picks by the router",
                     "Picks by reason.",
                     (Query(rate("extproc_picks_total", "", "reason") + " > 0", "{{reason}}"),),
                     "reqps",
@@ -75,16 +75,16 @@ BENCHMARK: Final = Board(
             ),
         ),
         Row(
-            "Runs that are over",
+            "Finished runs",
             (
                 Panel(
-                    "Time to the first token, p95",
+                    "Time to first token, p95",
                     "Of the measured part.",
                     (Query('extproc_bench_ttft_seconds{quantile="0.95"}', "{{benchmark}}"),),
                     "s",
                 ),
                 Panel(
-                    "Found in caches",
+                    "Prefix cache hit rate",
                     "Share of the prompts' tokens.",
                     (Query("extproc_bench_prefix_hit_ratio", "{{benchmark}}"),),
                     "percentunit",

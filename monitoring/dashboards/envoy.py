@@ -40,7 +40,7 @@ ENVOY: Final = Board(
                     12,
                 ),
                 Panel(
-                    "Answers, as the service heard",
+                    "Answers, by the access log",
                     "By class, from the access log; the endpoints' alone.",
                     (Query(rate("extproc_answers_total", by="class"), "{{class}}"),),
                     "reqps",
@@ -53,7 +53,7 @@ ENVOY: Final = Board(
             "Between the two",
             (
                 Panel(
-                    "Passed by",
+                    "Fail-open requests",
                     "Requests a second that Envoy sent on without the service's answer; and timeouts.",
                     (
                         Query(rate(f"{EXT_PROC}_failure_mode_allowed", CLIENTS, "instance"), "{{instance}}"),
@@ -66,7 +66,7 @@ ENVOY: Final = Board(
                 ),
                 Panel(
                     "Healthy replicas of the service",
-                    "As each Envoy sees them. 0: it is passed by.",
+                    "As each Envoy sees them. 0: requests pass unrouted (fail-open).",
                     (
                         Query(
                             f'envoy_cluster_membership_healthy{{{IN},envoy_cluster_name="extproc"}}',
@@ -89,7 +89,7 @@ ENVOY: Final = Board(
             "Endpoints, as Envoy sees them",
             (
                 Panel(
-                    "Time of whole answers",
+                    "Upstream response time",
                     "Of an endpoint's answers to their end, by cluster; in Envoy's buckets.",
                     (
                         Query(
@@ -123,7 +123,7 @@ ENVOY: Final = Board(
                     "reqps",
                 ),
                 Panel(
-                    "Connections that failed",
+                    "Failed connections",
                     "A second, by cluster.",
                     (
                         Query(
@@ -149,7 +149,7 @@ ENVOY: Final = Board(
                     "percent",
                 ),
                 Panel(
-                    "Refused for want of memory",
+                    "Refused by the overload manager",
                     "Requests a second that were refused or cut.",
                     (
                         Query(
@@ -160,7 +160,7 @@ ENVOY: Final = Board(
                     "reqps",
                 ),
                 Panel(
-                    "No door",
+                    "Path not allowed (404)",
                     "Requests a second for a path that is not served.",
                     (Query(rate("envoy_http_rbac_denied", CLIENTS, "instance"), "{{instance}}"),),
                     "reqps",

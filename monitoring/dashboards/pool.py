@@ -54,11 +54,11 @@ ONE_POOL: Final = Board(
                     6,
                 ),
                 Panel(
-                    "Tokens foreseen, by reason",
+                    "Predicted cached tokens, by reason",
                     "Prompts' tokens a second that were believed to be in the picked endpoint's cache.",
                     (
                         Query(
-                            rate("extproc_foreseen_tokens_total", f'{POOLS},cached="yes"', "reason"),
+                            rate("extproc_predicted_tokens_total", f'{POOLS},cached="yes"', "reason"),
                             "{{reason}}",
                         ),
                     ),
@@ -73,7 +73,7 @@ ONE_POOL: Final = Board(
                     width=6,
                 ),
                 Panel(
-                    "Found, by endpoint",
+                    "Measured hit rate, by endpoint",
                     "Share of the tokens that came to it which its cache had. Needs `signals`.",
                     (
                         Query(
@@ -92,7 +92,7 @@ ONE_POOL: Final = Board(
             "Time",
             (
                 Panel(
-                    "Time to the first byte",
+                    "Time to first byte",
                     "From a request's first byte at the proxy to its answer's; of good answers.",
                     quantiles("extproc_first_byte_seconds", f'{POOLS},class="2xx"'),
                     "s",

@@ -34,7 +34,7 @@ _NOW: Final = Row(
             4,
         ),
         Panel(
-            "Found in caches",
+            "Prefix cache hit rate",
             "Share of the prompts' tokens, as vLLM counts them. Needs `signals`.",
             (Query(f"pool:extproc_measured_tokens_cached:ratio_rate10m{{{IN}}}", "{{pool}}"),),
             "percentunit",
@@ -50,7 +50,7 @@ _NOW: Final = Row(
             4,
         ),
         Panel(
-            "Passed by",
+            "Fail-open requests",
             "Share of the requests that Envoy sent on without an answer of the service.",
             (Query(f"namespace:envoy_requests_passed_by:ratio_rate5m{{{IN}}}"),),
             "percentunit",
@@ -93,11 +93,11 @@ _PAYS: Final = Row(
     "Whether it pays",
     (
         Panel(
-            "Foreseen and found",
+            "Predicted and found",
             "Share of the prompts' tokens that was believed to be in a cache, and that vLLM found there. "
             "The two should be close.",
             (
-                Query(f"pool:extproc_foreseen_tokens_cached:ratio_rate10m{{{IN}}}", "{{pool}} foreseen"),
+                Query(f"pool:extproc_predicted_tokens_cached:ratio_rate10m{{{IN}}}", "{{pool}} predicted"),
                 Query(f"pool:extproc_measured_tokens_cached:ratio_rate10m{{{IN}}}", "{{pool}} found"),
             ),
             "percentunit",
@@ -115,14 +115,14 @@ _PAYS: Final = Row(
             (Query(f"pool:extproc_in_flight:max_to_mean{{{IN}}}", "{{pool}}"),),
         ),
         Panel(
-            "Time to the first byte",
+            "Time to first byte",
             "From a request's first byte at the proxy to its answer's; of good answers.",
             quantiles("extproc_first_byte_seconds", GOOD, by="pool", legend="{{pool}}"),
             "s",
             width=12,
         ),
         Panel(
-            "Time to the first byte by zone",
+            "Time to first byte by zone",
             "Of good answers, p95, by the endpoint's zone; empty where no source tells zones.",
             (
                 Query(
@@ -214,7 +214,7 @@ _COSTS: Final = Row(
             (Query(f"extproc_streams_open{{{IN}}}", "{{instance}}"),),
         ),
         Panel(
-            "Bodies that were no help",
+            "Bodies that could not be read",
             "Requests routed without their body, by why.",
             (Query(rate("extproc_prompt_errors_total", by="why"), "{{why}}"),),
             "reqps",

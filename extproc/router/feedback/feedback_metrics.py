@@ -36,7 +36,7 @@ class FeedbackCollector(Collector):
             labels=["pool", "zone", "class"],
         )
         predicted = CounterMetricFamily(
-            "extproc_foreseen_tokens",
+            "extproc_predicted_tokens",
             "Tokens of prompts, by whether their endpoint was believed to hold them.",
             labels=["pool", "reason", "cached"],
         )

@@ -211,7 +211,7 @@ def test_what_an_endpoint_held_is_gone_with_its_process(status: int, is_dropped:
     assert (len(strategy.index) == 0) == is_dropped
 
 
-def test_operators_see_what_was_foreseen_and_what_was_found() -> None:
+def test_operators_see_what_was_predicted_and_what_was_found() -> None:
     strategy = PrefixCache(OUTSIDE)
     desk = build("10.0.0.1:80", strategy=strategy)
     for _ in range(2):
@@ -223,9 +223,9 @@ def test_operators_see_what_was_foreseen_and_what_was_found() -> None:
     def told(family: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"extproc_{family}_tokens_total", {"pool": "llama", **labels})
 
-    assert told("foreseen", reason="cold", cached="yes") == 0
-    assert told("foreseen", reason="cold", cached="no") == 500
-    assert told("foreseen", reason="prefix", cached="yes") == pytest.approx(500, abs=64)
+    assert told("predicted", reason="cold", cached="yes") == 0
+    assert told("predicted", reason="cold", cached="no") == 500
+    assert told("predicted", reason="prefix", cached="yes") == pytest.approx(500, abs=64)
     saved_s = registry.get_sample_value(
         "extproc_saved_prefill_seconds_total", {"pool": "llama", "reason": "prefix"}
     )

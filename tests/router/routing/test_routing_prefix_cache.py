@@ -406,7 +406,7 @@ def test_an_endpoint_that_is_lost_is_cold() -> None:
     assert fleet.visit(words("Why?", 1_000)).reason is COLD
 
 
-def test_an_endpoint_that_never_finds_what_was_foreseen_is_distrusted() -> None:
+def test_an_endpoint_that_never_finds_what_was_predicted_is_distrusted() -> None:
     fleet = Fleet("a")
     said = SAID
     seen = []
@@ -425,7 +425,7 @@ def test_an_endpoint_that_never_finds_what_was_foreseen_is_distrusted() -> None:
     assert told["measured_hit_rate"] == 0
 
 
-def test_what_is_foreseen_is_counted_by_reason() -> None:
+def test_what_is_predicted_is_counted_by_reason() -> None:
     fleet = Fleet("a")
     for _ in range(3):
         fleet.visit(words("Why?", 1_000))
@@ -439,7 +439,7 @@ def test_what_is_foreseen_is_counted_by_reason() -> None:
     assert told[COLD].saved_ms == 0
 
 
-def test_blocks_are_foreseen_whole_where_their_size_is_known() -> None:
+def test_blocks_are_predicted_whole_where_their_size_is_known() -> None:
     fleet = Fleet("a")
     sense(fleet, "a", replace(SAID, kv_tokens=84_000, block_tokens=128))
     for _ in range(2):
@@ -635,7 +635,7 @@ def test_a_turn_of_ours_tells_where_a_conversation_is_whatever_its_home() -> Non
         assert fleet.visit(*said, "So.", "Oh?").endpoint.name == moved.endpoint.name
 
 
-def test_what_another_gateway_placed_at_its_home_is_foreseen_there() -> None:
+def test_what_another_gateway_placed_at_its_home_is_predicted_there() -> None:
     one, other = gateways(2)
     said = [words("Why?", 500)]
     one.visit(*said)

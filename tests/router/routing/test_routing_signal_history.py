@@ -17,9 +17,9 @@ from extproc.router.routing.strategies.prefix_cache.signal_history import (
 FIRST = EndpointSignals(queried_tokens=10, prefills=1, started_s=1e9)
 
 
-def rounds(trust: Trust, foreseen: float, found: Iterable[float]) -> list[bool]:
-    """A round for each share that is found where `foreseen` was."""
-    return [trust.take(20_000, 20_000 * share, foreseen) for share in found]
+def rounds(trust: Trust, predicted: float, found: Iterable[float]) -> list[bool]:
+    """A round for each share that is found where `predicted` was."""
+    return [trust.take(20_000, 20_000 * share, predicted) for share in found]
 
 
 def test_three_wrong_rounds_make_an_index_worth_dropping() -> None:
@@ -46,7 +46,7 @@ def test_trust_comes_back_as_slowly_as_it_goes() -> None:
     assert levels == [2, 2, 2, 1, 1, 1, 0]
 
 
-def test_an_endpoint_that_finds_more_than_was_foreseen_is_trusted() -> None:
+def test_an_endpoint_that_finds_more_than_was_predicted_is_trusted() -> None:
     trust = Trust()
 
     assert not any(rounds(trust, 0.2, [0.9] * 20))
@@ -69,9 +69,9 @@ def test_trust_is_never_lost_in_less_than_three_rounds_and_never_all_of_it(
     heard: list[tuple[float, float]],
 ) -> None:
     trust, since = Trust(), 0
-    for foreseen, found in heard:
+    for predicted, found in heard:
         level, since = trust.level, since + 1
-        is_wrong = trust.take(20_000, 20_000 * found, foreseen)
+        is_wrong = trust.take(20_000, 20_000 * found, predicted)
         if is_wrong or trust.level != level:
             assert since >= 3
             assert is_wrong == (trust.level > level or trust.level == level == 3)
@@ -82,10 +82,10 @@ def test_trust_is_never_lost_in_less_than_three_rounds_and_never_all_of_it(
 
 
 @given(st.lists(st.floats(0, 0.099), min_size=1, max_size=50), shares)
-def test_an_index_that_is_right_is_never_dropped(errors: list[float], foreseen: float) -> None:
+def test_an_index_that_is_right_is_never_dropped(errors: list[float], predicted: float) -> None:
     trust = Trust()
 
-    assert not any(rounds(trust, foreseen, [max(0.0, foreseen - error) for error in errors]))
+    assert not any(rounds(trust, predicted, [max(0.0, predicted - error) for error in errors]))
     assert trust.level == 0
 
 

@@ -171,7 +171,7 @@ def test_a_picture_is_drawn_in_steps_and_is_of_the_moment_of_the_first() -> None
     assert told == quiet.draw()
 
 
-def test_hits_foreseen_and_found_are_told_by_endpoint_and_of_the_pool() -> None:
+def test_hits_predicted_and_found_are_told_by_endpoint_and_of_the_pool() -> None:
     stage = Stage()
     stage.draw()
     text = "the same prompt " * 100
@@ -184,9 +184,9 @@ def test_hits_foreseen_and_found_are_told_by_endpoint_and_of_the_pool() -> None:
     state = stage.draw()
     row = next(row for row in state.pools[0].endpoints if row.name == first)
 
-    assert row.foreseen == 0.5
+    assert row.predicted == 0.5
     assert row.found == 0.4
-    assert (state.pools[0].foreseen, state.pools[0].found) == (0.5, 0.4)
+    assert (state.pools[0].predicted, state.pools[0].found) == (0.5, 0.4)
 
 
 def test_an_engine_that_began_again_is_told_by_what_it_counts_since() -> None:

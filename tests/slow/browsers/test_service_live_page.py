@@ -192,7 +192,7 @@ async def test_an_endpoints_load_is_shown_against_what_limits_it(tmp_path: Path,
     ]
 
 
-async def test_hits_foreseen_and_found_are_shown_by_endpoint_and_by_pool(
+async def test_hits_predicted_and_found_are_shown_by_endpoint_and_by_pool(
     tmp_path: Path, browser: Browser
 ) -> None:
     pools = [pool(["127.0.0.1:1", "127.0.0.1:2"], {"name": "prefix_cache"}, probe=False)]
@@ -209,7 +209,7 @@ async def test_hits_foreseen_and_found_are_shown_by_endpoint_and_by_pool(
 
     assert len(warm) == 1
     assert rows == {name: ["50 %", "40 %"] if name in warm else ["\N{EN DASH}", "0 %"] for name in rows}
-    assert "50 % hits foreseen" in facts
+    assert "50 % hits predicted" in facts
     assert "20 % found" in facts
 
 
@@ -355,7 +355,7 @@ async def test_the_page_has_landmarks_and_headers_and_is_walked_by_keys(
         "In flight",
         "Share of picks",
         "First byte",
-        "Hits foreseen",
+        "Hits predicted",
         "Hits found",
     ):
         assert f'columnheader "{header}"' in tree

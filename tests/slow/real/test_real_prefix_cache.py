@@ -70,8 +70,8 @@ class Talks:
         return " ".join(self._rng.choice(WORDS) for _ in range(words))
 
 
-async def test_what_is_foreseen_is_what_vllm_finds_within_one_block(addresses: list[str]) -> None:
-    """1. Some requests tell how long a token is. 2. Of 200 more, 95 % find what was foreseen."""
+async def test_what_is_predicted_is_what_vllm_finds_within_one_block(addresses: list[str]) -> None:
+    """1. Some requests tell how long a token is. 2. Of 200 more, 95 % find what was predicted."""
     strategy = PrefixCache(Outside(random.Random(1), monotonic))
     pool = Pool("tiny", strategy)
     pool.replace([Endpoint(address, address) for address in addresses])
@@ -87,25 +87,25 @@ async def test_what_is_foreseen_is_what_vllm_finds_within_one_block(addresses: l
                     )
             talk = talks.ask()
             body = {"model": "tiny", "messages": talk, "max_tokens": 3, "temperature": 0}
-            before = _foreseen(strategy)
+            before = _predicted(strategy)
             pick = picker.pick(Query("POST", CHAT, {}, orjson.dumps(body))).pick
-            foreseen = _foreseen(strategy) - before
+            predicted = _predicted(strategy) - before
             _, answer = await post(client, f"http://{pick.endpoint.address}{CHAT}", body)
             pick.release()
             talk.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
-            pairs.append((foreseen, *_usage(answer)))
+            pairs.append((predicted, *_usage(answer)))
     measured = pairs[WARM_UP:]
-    within = sum(abs(foreseen - found) <= BLOCK_TOKENS for foreseen, found, _ in measured)
+    within = sum(abs(predicted - found) <= BLOCK_TOKENS for predicted, found, _ in measured)
     totals = [round(sum(pair[place] for pair in measured)) for place in range(3)]
     per_token = strategy.engine.bytes_per_token
     told = f"{within} of {len(measured)} within {BLOCK_TOKENS}; {per_token:.2f} bytes a token"
-    print(f"\n{told}; tokens foreseen, found, asked: {totals}")  # noqa: T201
+    print(f"\n{told}; tokens predicted, found, asked: {totals}")  # noqa: T201
 
     assert within >= 0.95 * len(measured)
     assert sum(found > BLOCK_TOKENS for _, found, _ in measured) > MEASURED / 2
 
 
-def _foreseen(strategy: PrefixCache) -> float:
+def _predicted(strategy: PrefixCache) -> float:
     """Tokens believed to be cached, of all picks so far."""
     return sum(told.cached for told in strategy.predicted().values())
 

@@ -58,7 +58,7 @@ async def test_streams_alone_teach_and_each_once_whatever_its_client_writes(lear
 
 
 async def test_what_endpoints_say_is_told(learning: Stack) -> None:
-    """The size of their caches, and what they found there, beside what was foreseen."""
+    """The size of their caches, and what they found there, beside what was predicted."""
 
     def sizes() -> list[int]:
         return [one["cache_tokens"] for one in learnt(learning)["endpoints"].values()]
@@ -68,7 +68,7 @@ async def test_what_endpoints_say_is_told(learning: Stack) -> None:
     def counted() -> dict[str, float]:
         return {
             name: learning.service.metric(f"extproc_{name}_tokens_total", pool="learner", cached="yes")
-            for name in ("foreseen", "measured")
+            for name in ("predicted", "measured")
         }
 
     def more() -> list[float]:

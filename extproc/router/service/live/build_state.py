@@ -67,7 +67,7 @@ _NOTHING: Final = (0.0, 0.0)
 class EndpointCounts(Struct, frozen=True):
     """What was counted of a pool's endpoints up to one moment, by name.
 
-    Pairs: answers and their seconds to the first byte; bytes sent and foreseen in the cache; tokens looked
+    Pairs: answers and their seconds to the first byte; bytes sent and predicted in the cache; tokens looked
     for and found there.
     """
 
@@ -191,7 +191,7 @@ def _read_pool(
         picks=sum(now.picks.values()) - sum(then.picks.values()),
         states=Counter(state for _, state in states),
         first_byte_s=None,
-        foreseen=None,
+        predicted=None,
         found=None,
         endpoints=(),
         elsewhere=sum(elsewhere.get(name, 0) for name in pool.snapshot.names),
@@ -206,11 +206,11 @@ def _build_pool(seen: _PoolMoment) -> Generator[None, None, PoolState]:
         yield
     first_byte_s = _mean_of_all(seen.now.first_bytes, seen.then.first_bytes)
     yield
-    foreseen = _mean_of_all(seen.now.sent, seen.then.sent)
+    predicted = _mean_of_all(seen.now.sent, seen.then.sent)
     yield
     found = _mean_of_all(seen.now.found, seen.then.found)
     yield
-    return replace(seen.pool, first_byte_s=first_byte_s, foreseen=foreseen, found=found, endpoints=rows)
+    return replace(seen.pool, first_byte_s=first_byte_s, predicted=predicted, found=found, endpoints=rows)
 
 
 def _build_row(seen: _PoolMoment, endpoint: Endpoint, state: str) -> EndpointRow:

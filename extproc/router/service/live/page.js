@@ -84,7 +84,7 @@ function drawTiles() {
     ["requests a second", rate < 10 ? rate.toFixed(1) : count(Math.round(rate))],
     ["in flight", count(sum(pools.map((pool) => pool.in_flight)))],
     ["endpoints ready", count(ready), ` of ${count(endpoints)}`],
-    ["of prompts foreseen in caches", percent(weighed("foreseen"))],
+    ["of prompts predicted to be cached", percent(weighed("predicted"))],
     ["found there, as endpoints say", percent(weighed("found"))],
     ["to the first byte", seconds(weighed("first_byte_s"))],
   ];
@@ -175,7 +175,7 @@ function drawLegend(seen, names) {
 
 const HEADS = [
   ["Endpoint", ""], ["State", ""], ["In flight", "n"], ["Share of picks", "n"], ["First byte", "n"],
-  ["Hits foreseen", "n"], ["Hits found", "n"],
+  ["Hits predicted", "n"], ["Hits measured", "n"],
 ];
 
 function makePool() {
@@ -233,7 +233,7 @@ function drawPool(section, pool) {
     ...(known(pool.bound) ? [[count(pool.bound), " fill an endpoint"]] : []),
     ...(known(pool.max_in_flight) ? [[count(pool.max_in_flight), " each fill the pool"]] : []),
     ...(known(pool.bound) || known(pool.max_in_flight) || !pool.endpoints.length ? [] : [["no limit", " to what an endpoint gets"]]),
-    ...(known(pool.foreseen) ? [[percent(pool.foreseen), " hits foreseen"]] : []),
+    ...(known(pool.predicted) ? [[percent(pool.predicted), " hits predicted"]] : []),
     ...(known(pool.found) ? [[percent(pool.found), " found"]] : []),
     ...(known(pool.first_byte_s) ? [[seconds(pool.first_byte_s), " to the first byte"]] : []),
     [age(pool.age_s), known(pool.age_s) ? " since its list was confirmed" : " no list yet"],
@@ -289,7 +289,7 @@ function gauge(td, value, text) {
 }
 
 function drawRow(tr, row, pool, most, share) {
-  const [name, address, state, inFlight, part, left, firstByte, foreseen, found, zone] = row;
+  const [name, address, state, inFlight, part, left, firstByte, predicted, found, zone] = row;
   const [th, ...cells] = tr.children, bound = known(pool.bound) ? pool.bound : pool.max_in_flight;
   put(th.children[0], name);
   put(th.children[1], [name === address ? "" : address, zone].filter(Boolean).join(" · "));
@@ -300,7 +300,7 @@ function drawRow(tr, row, pool, most, share) {
   cells[1].firstElementChild.classList.toggle("full", known(bound) && inFlight >= bound);
   gauge(cells[2], (part || 0) / share, percent(part));
   put(cells[3].firstElementChild, seconds(firstByte));
-  gauge(cells[4], foreseen, percent(foreseen));
+  gauge(cells[4], predicted, percent(predicted));
   gauge(cells[5], found, percent(found));
 }
 

@@ -13,7 +13,7 @@ class EndpointRow(Struct, frozen=True, array_like=True):
     """One endpoint. Shares are between 0 and 1, `None` where nothing tells.
 
     `elsewhere` of those in flight are other gateways'. `share` is of the pool's picks. `left_s` is how long
-    it is left alone yet. `foreseen` is how much of its prompts it was believed to hold, `found` how much it
+    it is left alone yet. `predicted` is how much of its prompts it was believed to hold, `found` how much it
     found, as it says.
     """
 
@@ -24,7 +24,7 @@ class EndpointRow(Struct, frozen=True, array_like=True):
     share: float | None
     left_s: float | None
     first_byte_s: float | None
-    foreseen: float | None
+    predicted: float | None
     found: float | None
     zone: str | None
     elsewhere: int = 0
@@ -59,7 +59,7 @@ class PoolState(Struct, frozen=True):
     picks: int
     states: Mapping[str, int]
     first_byte_s: float | None
-    foreseen: float | None
+    predicted: float | None
     found: float | None
     endpoints: Sequence[EndpointRow]
     elsewhere: int = 0

@@ -11,7 +11,7 @@ Nothing here decides. Time comes in as an argument.
 # - It is written in the same step as the pick, not when the answer comes: of a burst of one new prefix
 #   every request finds the first one's blocks.
 # - The engine is never asked. Where it forgets earlier than we think, a request pays for a prefill that was
-#   not foreseen. Where we forget earlier than it does, prompts leave warm endpoints for cold ones, and that
+#   not predicted. Where we forget earlier than it does, prompts leave warm endpoints for cold ones, and that
 #   costs more (measured: a quarter too small, 24 % more time to the first token; half, five times). So blocks
 #   of open requests never count against the room for the others as a whole: a tenth of it is always theirs.
 
