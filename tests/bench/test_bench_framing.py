@@ -5,11 +5,10 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.processors.framing import Read, cut_json, cut_sse
+from extproc.bench.processors.framing import Read, cut_sse
 
 EVENTS = ["naïve 👋🏽", "", '{"a": "b\\n"}', "[DONE]"]
 STREAM = "".join(f": ping\r\n\r\nevent: x\ndata: {data}\n\n" for data in EVENTS).encode()
-OBJECTS = b'{"a": "\xc3\xa9 }{"}\n{\n "b": [1, {}]\n} {"c": "\\u00e9\\""}'
 
 
 def cut(data: bytes, cuts: list[int]) -> list[Read]:
@@ -22,13 +21,6 @@ def test_events_are_the_same_however_they_are_cut(cuts: list[int]) -> None:
     events = [data.decode() for _, data in cut_sse(cut(STREAM, cuts))]
 
     assert events == EVENTS
-
-
-@given(st.lists(st.integers(min_value=0)))
-def test_objects_are_the_same_however_they_are_cut(cuts: list[int]) -> None:
-    objects = [data for _, data in cut_json(cut(OBJECTS, cuts))]
-
-    assert objects == [b'{"a": "\xc3\xa9 }{"}', b'{\n "b": [1, {}]\n}', b'{"c": "\\u00e9\\""}']
 
 
 def test_event_has_the_time_of_its_last_byte() -> None:
@@ -48,4 +40,3 @@ def test_any_bytes_can_be_cut(chunks: list[bytes]) -> None:
     reads = [(0.0, chunk) for chunk in chunks]
 
     assert sum(len(data) for _, data in cut_sse(reads)) <= sum(map(len, chunks))
-    assert sum(len(data) for _, data in cut_json(reads)) <= sum(map(len, chunks))

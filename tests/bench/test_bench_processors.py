@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from extproc.bench.datasets.conversation import Message
 from extproc.bench.processors.anthropic import AnthropicMessages
 from extproc.bench.processors.collector import collect_stream, collect_whole
-from extproc.bench.processors.generate import JetStreamHttp, SGLang, Tgi, Triton
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import Processor, Query
 from extproc.bench.record import Record, TokenSource
@@ -26,10 +25,6 @@ ALL: list[Processor] = [
     OpenAICompletions(),
     OpenAIResponses(),
     AnthropicMessages(),
-    SGLang(),
-    Tgi(),
-    Triton(),
-    JetStreamHttp(),
 ]
 
 
@@ -74,30 +69,6 @@ ALL: list[Processor] = [
                 "max_tokens": 5,
                 "stream": True,
             },
-        ),
-        (
-            SGLang(),
-            "/generate",
-            {
-                "text": "be brief\n\nhi",
-                "sampling_params": {"max_new_tokens": 5, "ignore_eos": True},
-                "stream": True,
-            },
-        ),
-        (
-            Tgi(),
-            "/generate_stream",
-            {"inputs": "be brief\n\nhi", "parameters": {"max_new_tokens": 5, "details": True}},
-        ),
-        (
-            Triton(),
-            "/v2/models/m/generate_stream",
-            {"text_input": "be brief\n\nhi", "max_tokens": 5, "stream": True},
-        ),
-        (
-            JetStreamHttp(),
-            "/v1/generate",
-            {"text_content": {"text": "be brief\n\nhi"}, "max_tokens": 5},
         ),
     ],
     ids=lambda value: type(value).__name__,
@@ -153,29 +124,6 @@ def stream_cases() -> Iterator[tuple[Processor, bytes, tuple[int, int, int | Non
         ),
         (9, 2, 8),
     )
-    meta = {"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 8}
-    yield (
-        SGLang(),
-        sse({"text": "he", "meta_info": {}}, {"text": "hello", "meta_info": meta}),
-        (9, 2, 8),
-    )
-    yield (
-        Tgi(),
-        sse(
-            {"token": {"text": "he"}},
-            {"token": {"text": "llo"}},
-            {
-                "token": {"text": "</s>", "special": True},
-                "generated_text": "hello",
-                "details": {"generated_tokens": 2, "input_length": 9},
-            },
-            done=False,
-        ),
-        (9, 2, None),
-    )
-    yield Triton(), sse({"text_output": "he"}, {"text_output": "llo"}, done=False), None
-    samples = [{"streamContent": {"samples": [{"text": part, "tokenIds": [1]}]}} for part in ("he", "llo")]
-    yield JetStreamHttp(), b"\n".join(orjson.dumps(s, option=orjson.OPT_INDENT_2) for s in samples), None
 
 
 @pytest.mark.parametrize(
@@ -216,9 +164,6 @@ def test_stream_gives_text_chunks_and_tokens(
                 "usage": {"input_tokens": 9, "output_tokens": 2},
             },
         ),
-        (SGLang(), {"text": "hello", "meta_info": {"prompt_tokens": 9, "completion_tokens": 2}}),
-        (Tgi(), {"generated_text": "hello", "details": {"generated_tokens": 2}}),
-        (Triton(), {"text_output": "hello"}),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -237,9 +182,6 @@ def test_whole_answer_gives_text(processor: Processor, answer: dict[str, Any]) -
         (OpenAIResponses(), {"type": "response.failed", "response": {"error": {"message": "broken"}}}),
         (OpenAIResponses(), {"type": "error", "message": "broken"}),
         (AnthropicMessages(), {"type": "error", "error": {"type": "overloaded_error", "message": "broken"}}),
-        (SGLang(), {"error": {"message": "broken"}}),
-        (Tgi(), {"error": "broken", "error_type": "generation"}),
-        (Triton(), {"error": "broken"}),
     ],
 )
 def test_error_in_a_stream_is_the_servers_failure(processor: Processor, payload: dict[str, Any]) -> None:

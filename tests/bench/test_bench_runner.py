@@ -275,8 +275,7 @@ def test_plugin_that_cannot_be_used_is_told(name: str, text: str, fault: str, tm
             {"target": {"api": {"name": "openai-chat", "colour": 1}}},
             "openai-chat has no such options: colour",
         ),
-        ({"target": {"api": {"name": "tgi", "framing": "json"}}}, "tgi has no such options: framing"),
-        ({"target": {"api": {"name": "grpc", "colour": 1}}}, "grpc has no options"),
+        ({"target": {"api": {"name": "tgi"}}}, "target.api: tgi was removed in 0.2: write a processor"),
         ({"target": {"api-key-env": "EXTPROC_TEST_NO_SUCH_KEY"}}, "EXTPROC_TEST_NO_SUCH_KEY is not set"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The commands of a catalogue of results: `history` over many of them, `import` of vLLM's."""
+"""`extproc bench history`: many reports, lined up."""
 
 import sys
 from collections.abc import Iterator
@@ -7,17 +7,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from extproc.bench.experiments.history import Entry, enter_report, enter_summary, trace_lines
+from extproc.bench.experiments.history import Entry, enter_report, trace_lines
 from extproc.bench.experiments.history_formats import (
     history_html,
     history_markdown,
     list_regressions,
     list_remarks,
 )
-from extproc.bench.published.vllm_result import read_summary, read_vllm_result, rebuild_run
 from extproc.bench.report import report
-from extproc.bench.report.headline import summary_text
-from extproc.bench.report.outputs import make_folder, print_faults, print_verdict, write_reports, write_texts
+from extproc.bench.report.outputs import make_folder, print_faults, write_texts
 
 # The exit status of a figure that is not what it should be, as of a threshold.
 _WORSE = 4
@@ -41,12 +39,12 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 def history_command(folder: Path, runs: int, tolerance: float, output: Path | None) -> None:
     """Line up the runs below DIR by kind and time; exit 4 if the last valid one of a kind got worse.
 
-    Reads every report.json and, where there is none beside it, vLLM's result files. Runs are of a kind if
-    name, model, load, accelerators, engine and labels are the same; versions may differ.
+    Reads every report.json. Runs are of a kind if name, model, load, accelerators, engine and labels are the
+    same; versions may differ.
     """
     entries = list(_read_entries(folder))
     if not entries:
-        raise report.ReportError(f"{folder}: neither report.json nor a result of vLLM in it")
+        raise report.ReportError(f"{folder}: no report.json in it")
     history = trace_lines(entries, tolerance=tolerance, runs=runs)
     text = history_markdown(history, tolerance=tolerance, runs=runs)
     click.echo(text, nl=False)
@@ -68,35 +66,3 @@ def _read_entries(folder: Path) -> Iterator[Entry]:
             yield enter_report(report.decode(path.read_bytes()), str(path))
         except report.ReportError as error:
             click.echo(f"left out: {path}: {error}", err=True)
-    known = {path.parent for path in reports}
-    for path in sorted(folder.rglob("*.json")):
-        if path.parent not in known and _is_vllms(path):
-            said = read_vllm_result(path)
-            load = said.num_prompts, said.request_rate, said.burstiness, said.max_concurrency, said.backend
-            name = said.label or path.parent.name
-            at = said.at.isoformat()
-            yield enter_summary(
-                read_summary(path), source=str(path), name=name, model=said.model_id, at=at, load=load
-            )
-
-
-def _is_vllms(path: Path) -> bool:
-    try:
-        read_vllm_result(path)
-    except (report.ReportError, ValueError):
-        return False
-    return True
-
-
-@click.command("import")
-@click.argument("file", metavar="RESULT.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--output", type=_FOLDER, help="Folder for every report.")
-def import_command(file: Path, output: Path | None) -> None:
-    """Measure and judge a result of `vllm bench serve --save-detailed` as a run of our own."""
-    result = rebuild_run(read_vllm_result(file), file.stem)
-    said = report.build(result)
-    click.echo(summary_text(said))
-    print_verdict(said, Console(stderr=True))
-    if output is not None:
-        for path in write_reports(result, said, output, {}):
-            click.echo(str(path), err=True)

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from extproc.bench.board import Board
-from extproc.bench.commands.catalogue import history_command, import_command
+from extproc.bench.commands.catalogue import history_command
 from extproc.bench.commands.experiments import (
     ab,
     compare_command,
@@ -204,7 +204,6 @@ for _command in (
     plan_command,
     serve_command,
     history_command,
-    import_command,
     init_command,
     schema_command,
 ):

@@ -1,152 +1,124 @@
-"""`extproc bench serve`: vLLM's own benchmark by its arguments, run by this one."""
+"""`extproc bench serve`: the published prefix-hash runs by their own arguments.
+
+It takes the flags that KubeAI's published jobs gave to their copy of vLLM's benchmark, and no other.
+"""
 
 import asyncio
 import os
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 import yaml
+from pydantic import ValidationError
 from rich.console import Console
 
-from extproc.bench.experiments.run import Interrupted, run
-from extproc.bench.load.driver import LoadError
+from extproc.bench.experiments.run import run
 from extproc.bench.load.registry import open_registry
-from extproc.bench.progress import Broadcast, Exporter, Progress, exporting, until_told, watching
+from extproc.bench.progress import until_told, watching
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
-from extproc.bench.report.outputs import make_folder, print_verdict, push_report, write_reports, write_texts
-from extproc.bench.report.serve import name_result_file, serve_json, serve_text
-from extproc.bench.spec.serve import Serve, translate
-from extproc.bench.spec.serve_arguments import build_parser, parse_arguments
+from extproc.bench.report.outputs import make_folder, print_verdict, write_reports
+from extproc.bench.report.vllm import vllm_text
+from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec
+from extproc.errors import SettingsError
 
 # The exit status of a result that does not hold, as of `bench run`.
 _DOES_NOT_HOLD = 3
-_RETRY_S = 5.0
+# vLLM waits this long for an answer.
+_TIMEOUT_S = 6 * 60 * 60
 
 
-@click.command(
-    "serve", add_help_option=False, context_settings={"ignore_unknown_options": True, "help_option_names": []}
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def serve_command(arguments: Sequence[str]) -> None:
-    """Take the arguments of `vllm bench serve`; print vLLM's text and write its JSON. `--help` lists them.
+@click.command("serve", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.option("--backend", type=click.Choice(["openai"]), default="openai")
+@click.option("--base-url", required=True)
+@click.option("--dataset-name", type=click.Choice(["sharegpt"]), default="sharegpt")
+@click.option("--dataset-path", required=True, help="ShareGPT's JSON: prompts of whole conversations.")
+@click.option("--model", required=True)
+@click.option("--tokenizer", help="A local folder or tokenizer.json, or a name in the local hub cache.")
+@click.option("--seed", type=int, default=0)
+@click.option("--request-rate", type=float, default=float("inf"))
+@click.option("--max-concurrency", type=int)
+@click.option("--num-prompts", type=click.IntRange(1), default=1000)
+@click.option("--max-conversations", type=int, help="So many prompts, in the file's order.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder for all reports.")
+@click.option("--print-spec", is_flag=True, help="Print the spec that this is, and run nothing.")
+@click.pass_context
+def serve_command(
+    context: click.Context, /, *, output: Path | None, print_spec: bool, **flags: object
+) -> None:
+    """Run a published benchmark of KubeAI by its own flags; print vLLM's text.
 
-    Exit 3 if the result does not hold, 2 for arguments that would mean another benchmark here.
+    Exit 3 if the result does not hold.
     """
-    if {"-h", "--help"} & set(arguments):
-        click.echo(build_parser().format_help(), nl=False)
-        return
-    parsed = parse_arguments(arguments)
-    asked = translate(parsed, os.environ)
-    for warning in asked.warnings:
-        click.echo(f"warning: {warning}", err=True)
-    if parsed.print_spec:
-        tree = asked.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    if context.args:
+        name = context.args[0].partition("=")[0]
+        raise SettingsError(
+            f"{name} is not supported; use vLLM's own `vllm bench serve`, or write a spec: docs/benchmark.md"
+        )
+    spec = build_serve_spec(flags, os.environ)
+    if print_spec:
+        tree = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         click.echo(yaml.safe_dump(tree, sort_keys=False), nl=False)
         return
-    folder = None if parsed.output is None else Path(parsed.output)
-    options = _Options(
-        folder,
-        parsed.num_warmups,
-        parsed.ready_check_timeout_sec,
-        is_quiet=parsed.disable_tqdm,
-    )
-    if folder is not None:
-        make_folder(folder)
-    with exporting(parsed.metrics_port, parsed.linger) as exporter:
-        result = _run(asked.spec, options, exporter)
-        said = report.build(result)
-        click.echo(serve_text(result, said.whole, asked.telling), nl=False)
-        print_verdict(said, Console(stderr=True))
-        if parsed.pushgateway is not None:
-            push_report(said, parsed.pushgateway)
-    if folder is not None:
-        _name(write_reports(result, said, folder, open_registry(asked.spec).reports))
-    if parsed.save_result or parsed.append_result:
-        _name(
-            [_save(asked, result, said, parsed.result_dir, parsed.result_filename, is_new=parsed.save_result)]
-        )
-    if not said.verdict.is_valid and not (
-        parsed.allow_client_limited and said.verdict.is_client_limited_only
-    ):
+    if output is not None:
+        make_folder(output)
+
+    async def work(stop: asyncio.Event) -> RunResult:
+        with watching(spec.name, Console(stderr=True), quiet=False) as progress:
+            journal = None if output is None else output / "run.jsonl"
+            return await run(spec, progress=progress, stop=stop, journal=journal)
+
+    result = until_told(work)
+    said = report.build(result)
+    click.echo(vllm_text(said.whole), nl=False)
+    print_verdict(said, Console(stderr=True))
+    if output is not None:
+        for path in write_reports(result, said, output, open_registry(spec).reports):
+            click.echo(str(path), err=True)
+    if not said.verdict.is_valid:
         sys.exit(_DOES_NOT_HOLD)
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """How a run is prepared and watched."""
-
-    folder: Path | None
-    warmups: int
-    ready_within_s: float
-    is_quiet: bool
-
-
-def _run(spec: Spec, options: _Options, exporter: Exporter | None) -> RunResult:
-    journal = None if options.folder is None else options.folder / "run.jsonl"
-
-    async def work(stop: asyncio.Event) -> RunResult:
-        await _wait_until_ready(spec, options.ready_within_s, stop)
-        if options.warmups:
-            await run(_only_first(spec, options.warmups), progress=Broadcast([]), stop=stop)
-        return await run(spec, progress=progress, stop=stop, journal=journal)
-
-    progress: Progress
-    with watching(spec.name, Console(stderr=True), exporter, quiet=options.is_quiet) as progress:
-        return until_told(work)
-
-
-def _only_first(spec: Spec, count: int) -> Spec:
-    """The first prompt alone, `count` times, as soon as the cap allows."""
-    tree = spec.model_dump(by_alias=True, exclude_defaults=True)
-    traffic = tree["performance"]["traffic-shape"]
-    for name in ("arrivals", "burstiness"):
-        traffic.pop(name, None)
-    traffic |= {"req-rate": float("inf"), "total-prompts": count}
-    traffic["dataset"] |= {"max-prompts": 1}
-    return Spec.model_validate({**tree, "processes": 1})
+def build_serve_spec(flags: Mapping[str, object], environment: Mapping[str, str]) -> Spec:
+    """The spec of a published run; raises `SettingsError`."""
+    tokenizer = find_tokenizer(str(flags["tokenizer"] or flags["model"]), environment)
+    dataset = {"name": "kubeai-sharegpt", "path": flags["dataset_path"], "seed": flags["seed"]}
+    traffic = {
+        "req-rate": flags["request_rate"],
+        "total-prompts": flags["num_prompts"],
+        "max-concurrency": flags["max_concurrency"],
+        "dataset": dataset | {"max-prompts": flags["max_conversations"]},
+    }
+    if flags["request_rate"] != float("inf"):
+        traffic["arrivals"] = "poisson"
+    target = {"api": "openai-completions", "model": flags["model"], "timeout": _TIMEOUT_S}
+    tree = {
+        "name": flags["dataset_name"],
+        "endpoint": flags["base_url"],
+        "seed": flags["seed"],
+        "target": target if tokenizer is None else target | {"tokenizer": str(tokenizer)},
+        "performance": {"traffic-shape": traffic},
+    }
+    try:
+        return Spec.model_validate(tree)
+    except ValidationError as error:
+        raise SettingsError(list_faults(error)) from None
 
 
-async def _wait_until_ready(spec: Spec, within_s: float, stop: asyncio.Event) -> None:
-    """Asks the first prompt until it is answered, for `within_s` at most; 0 asks nothing."""
-    until_s = time.monotonic() + within_s
-    while within_s and not stop.is_set():
-        try:
-            result = await run(_only_first(spec, 1), progress=Broadcast([]), stop=stop)
-            fault = result.records[0].failure_detail or result.records[0].failure
-        except LoadError as error:
-            fault = str(error)
-        if fault is None:
-            return
-        if time.monotonic() + _RETRY_S > until_s:
-            raise LoadError(f"the server is not ready after {within_s:g} s: {fault}")
-        await asyncio.sleep(_RETRY_S)
-    if stop.is_set():
-        raise Interrupted("interrupted before the first request")
+def find_tokenizer(name: str, environment: Mapping[str, str]) -> Path | None:
+    """Returns a tokenizer.json on this machine: a file, in a folder, or in the hub's cache; else `None`.
 
-
-def _save(
-    asked: Serve,
-    result: RunResult,
-    said: report.Report,
-    folder: str | None,
-    name: str | None,
-    *,
-    is_new: bool,
-) -> Path:
-    text = serve_json(result, said.whole, asked.telling)
-    at = result.info.started_at.strftime("%Y%m%d-%H%M%S")
-    path = Path(folder or ".") / (name or name_result_file(asked.telling, result.info.model, at))
-    make_folder(path.parent)
-    before = "" if is_new or not path.exists() else path.read_text("utf-8")
-    return write_texts(path.parent, {path.name: before + text})[0]
-
-
-def _name(paths: Sequence[Path]) -> None:
-    for path in paths:
-        click.echo(str(path), err=True)
+    Nothing is downloaded. Without one, lengths are counted at four bytes a token.
+    """
+    given = Path(name)
+    if given.is_file():
+        return given
+    if (given / "tokenizer.json").is_file():
+        return given / "tokenizer.json"
+    home = Path(environment.get("HF_HOME") or Path.home() / ".cache/huggingface")
+    cache = Path(environment.get("HF_HUB_CACHE") or home / "hub")
+    found = sorted(cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/tokenizer.json"))
+    return found[-1] if found else None

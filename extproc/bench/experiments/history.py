@@ -25,7 +25,6 @@ WATCHED = (
     "hit_rate",
     "goodput",
     "total_tok_per_dollar",
-    "joules_per_tok",
 )
 # 1.4826 median deviations are one standard deviation of a normal sample; three of them are no chance.
 _DEVIATIONS = 3 * 1.4826
@@ -100,28 +99,6 @@ def enter_report(report: Report, source: str) -> Entry:
         labels=report.labels,
         stack=stack,
         figures=read_figures(report),
-    )
-
-
-def enter_summary(
-    figures: dict[str, float | None], *, source: str, name: str, model: str, at: str, load: object
-) -> Entry:
-    """The place of figures that somebody else has measured; valid as long as less than 1 % failed."""
-    failed = figures.get("failed") or 0.0
-    has_result = bool(figures.get("req_per_s"))
-    is_valid = has_result and failed <= 0.01
-    return Entry(
-        source=source,
-        kind=_name_kind(name, model, {}, load, {}),
-        name=name,
-        model=model,
-        at=at,
-        is_valid=is_valid,
-        verdict="imported" if is_valid else "invalid: requests failed",
-        version="",
-        labels={},
-        stack={},
-        figures=figures,
     )
 
 

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from extproc.bench.board import Board
 from extproc.bench.datasets.shelf import Shelf
-from extproc.bench.experiments.gpus import watch_gpus
 from extproc.bench.experiments.scrape import pair, scrape
 from extproc.bench.experiments.watch import FleetWatch, build_watch
 from extproc.bench.load.driver import LoadError, drive, start_soon
@@ -80,7 +79,7 @@ async def run(
     if journal is not None:
         open_journal(journal, info)
     toward, watch = Toward(find_goal(spec, workload), progress), build_watch(spec)
-    async with _watched(watch), watch_gpus(spec.dcgm) as gpus:
+    async with _watched(watch):
         try:
             done = await drive(shares, toward, stop, start_soon if part is None else part.agree(stop))
         except LoadError as error:
@@ -93,7 +92,7 @@ async def run(
     clients = tuple(each.stats for each in done)
     ended = _end(info, workload, records, clients, is_stopped=stop.is_set())
     fleet = watch.samples(toward.start_s) if watch and toward.start_s is not None else ()
-    ended = replace(ended, scrapes=scrapes, fleet=fleet, gpus=gpus.list_uses())
+    ended = replace(ended, scrapes=scrapes, fleet=fleet)
     if journal is not None:
         close_journal(journal, ended)
     return RunResult(ended, records)

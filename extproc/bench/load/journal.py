@@ -17,7 +17,6 @@ from extproc.bench.record import (
     ClientStats,
     EndpointScrape,
     FleetSample,
-    GpuUse,
     PartStats,
     Record,
     RunInfo,
@@ -59,7 +58,6 @@ class _End(msgspec.Struct):
     scrapes: tuple[EndpointScrape, ...]
     interrupted_s: float | None
     fleet: tuple[FleetSample, ...] = ()
-    gpus: tuple[GpuUse, ...] = ()
 
 
 class Journal:
@@ -116,7 +114,6 @@ def close_journal(path: Path, info: RunInfo) -> None:
         info.scrapes,
         info.interrupted_s,
         info.fleet,
-        info.gpus,
     )
     with path.open("ab") as file:
         file.write(msgspec.json.encode(end) + b"\n")

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from extproc.bench.datasets.bodies import read_bodies
 from extproc.bench.datasets.chats import read_openorca, read_sharegpt
+from extproc.bench.datasets.kubeai import read_kubeai_sharegpt
 from extproc.bench.datasets.prepared import read_prepared
 from extproc.bench.datasets.source import Source
 from extproc.bench.datasets.synthetic import (
@@ -21,20 +22,11 @@ from extproc.bench.datasets.synthetic import (
 from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.datasets.tokens import read_ruler
 from extproc.bench.datasets.traces import replay_trace
-from extproc.bench.datasets.vllm import (
-    generate_prefix_repetition,
-    read_kubeai_sharegpt,
-    read_vllm_custom,
-    read_vllm_sharegpt,
-)
 from extproc.bench.judge.verdict import Verdict
 from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_sine, build_steps
 from extproc.bench.processors.anthropic import AnthropicMessages
 from extproc.bench.processors.client import Client, ClientFactory, Wiring
-from extproc.bench.processors.generate import JetStreamHttp, SGLang, Tgi, Triton
-from extproc.bench.processors.grpc import GrpcClient
 from extproc.bench.processors.http import HttpClient
-from extproc.bench.processors.kserve import KServeClient, KServeOptions
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import Processor
 from extproc.bench.record import RunResult
@@ -44,6 +36,8 @@ from extproc.errors import SettingsError
 
 Renderer = Callable[[RunResult, Verdict], str]
 _T = TypeVar("_T")
+_REMOVED = frozenset({"tgi", "triton", "triton-grpc", "kserve-grpc", "grpc", "jetstream", "jetstream-http"})
+_OWN_PROCESSOR = "write a processor of your own in ten lines, docs/benchmark.md#benchmark-as-code"
 
 
 @dataclass(slots=True)
@@ -75,6 +69,8 @@ class Registry:
         return _find(self.shapes, name, "shape")
 
     def client(self, name: str) -> ClientFactory:
+        if name in _REMOVED and name not in self.clients:
+            raise SettingsError(f"target.api: {name} was removed in 0.2: {_OWN_PROCESSOR}")
         return _find(self.clients, name, "api")
 
     def report(self, name: str) -> Renderer:
@@ -96,8 +92,6 @@ def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registr
     _add_datasets(registry)
     registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps, sine=build_sine)
     _add_processors(registry)
-    registry.clients.update(grpc=_build_grpc, jetstream=_build_grpc)
-    registry.clients["kserve-grpc"] = registry.clients["triton-grpc"] = _build_kserve
     for plugin in plugins:
         _import(plugin).register(registry)
     return registry
@@ -116,10 +110,7 @@ def _add_datasets(registry: Registry) -> None:
             "trace": partial(replay_trace, ruler=registry.ruler),
             "openai-bodies": read_bodies,
             "prepared": read_prepared,
-            "vllm-sharegpt": partial(read_vllm_sharegpt, ruler=registry.ruler),
-            "vllm-custom": read_vllm_custom,
             "kubeai-sharegpt": partial(read_kubeai_sharegpt, ruler=registry.ruler),
-            "prefix-repetition": partial(generate_prefix_repetition, ruler=registry.ruler),
         }
     )
 
@@ -132,10 +123,7 @@ def _add_processors(registry: Registry) -> None:
         ("anthropic", AnthropicMessages()),
         ("vllm", OpenAIChat(forces_length=True)),
         ("vllm-completions", OpenAICompletions(forces_length=True)),
-        ("sglang", SGLang()),
-        ("tgi", Tgi()),
-        ("triton", Triton()),
-        ("jetstream-http", JetStreamHttp()),
+        ("sglang", OpenAIChat(forces_length=True)),
     ):
         registry.add_processor(name, processor)
 
@@ -147,21 +135,6 @@ def _configure(processor: Processor, api: Component) -> Processor:
         return replace(processor, **api.options)  # type: ignore[type-var]  # TypeError if it is no dataclass
     except (TypeError, ValueError):
         raise SettingsError(f"target.api: {api.name} has no such options: {', '.join(api.options)}") from None
-
-
-def _build_kserve(wiring: Wiring) -> Client:
-    api = wiring.target.api
-    try:
-        options = KServeOptions(**api.options)  # type: ignore[arg-type]  # checked by itself
-    except (TypeError, ValueError):
-        raise SettingsError(f"target.api: {api.name} has no such options: {', '.join(api.options)}") from None
-    return KServeClient(wiring, options)
-
-
-def _build_grpc(wiring: Wiring) -> Client:
-    if wiring.target.api.options:
-        raise SettingsError(f"target.api: {wiring.target.api.name} has no options")
-    return GrpcClient(wiring)
 
 
 def _find(known: dict[str, _T], name: str, kind: str) -> _T:

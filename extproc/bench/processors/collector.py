@@ -1,12 +1,12 @@
 """The response processor: from stamped bytes to what a record says. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import orjson
 
 from extproc.bench.datasets.text import estimate_tokens
-from extproc.bench.processors.framing import DONE, Read, cut_json, cut_sse
+from extproc.bench.processors.framing import DONE, Read, cut_sse
 from extproc.bench.processors.processor import Piece, Processor, Usage
 from extproc.bench.record import Record, TokenSource
 
@@ -40,7 +40,7 @@ def collect_stream(record: Record, reads: Sequence[Read], processor: Processor) 
     """Reads a streamed answer into the record; a first failure, such as a disconnect, stays."""
     answer = _Answer(is_complete=not processor.has_terminator)
     try:
-        for at_s, payload in _read_events(reads, processor):
+        for at_s, payload in cut_sse(reads):
             if payload == DONE:
                 answer.is_complete = True
             else:
@@ -67,10 +67,6 @@ def fail(record: Record, failure: str, detail: str = "") -> None:
     """Notes the first failure of a request; later ones follow from it."""
     if record.failure is None:
         record.failure, record.failure_detail = failure, detail[:_MAX_DETAIL]
-
-
-def _read_events(reads: Iterable[Read], processor: Processor) -> Iterator[Read]:
-    return cut_json(reads) if processor.framing == "json" else cut_sse(reads)
 
 
 def _fill(record: Record, answer: _Answer) -> None:

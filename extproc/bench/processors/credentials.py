@@ -1,18 +1,14 @@
-"""How a request shows who asks: a key from the environment, a token that changes, or Amazon's signature."""
+"""How a request shows who asks: a key from the environment, or a token that changes."""
 
 import asyncio
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from yarl import URL
-
 from extproc.bench.record import Clock
-from extproc.bench.spec.tree import Sign, Target
-from extproc.errors import ExtprocError, SettingsError
+from extproc.bench.spec.tree import Target
+from extproc.errors import ExtprocError
 
 # After a refusal a new token is asked for, but no sooner than this after the last one: every request of a
 # load may be refused at once.
@@ -134,59 +130,3 @@ def _check_token(text: str, source: str) -> str:
     if not token or not token.isascii() or not token.isprintable():
         raise NoToken(f"{source}: no token in it")
     return token
-
-
-class Signer:
-    """Amazon's Signature Version 4, through its Common Runtime.
-
-    The runtime, not botocore: that one does not install beside the Kubernetes client (python-dateutil).
-    Credentials come from its default chain, which renews them itself.
-    """
-
-    def __init__(self, sign: Sign, provider: Any = None, now: Callable[[], datetime] | None = None) -> None:
-        self._auth, self._http = _import_runtime()
-        self._sign = sign
-        self._provider = provider or self._open_provider(sign.profile)
-        self._now = now or (lambda: datetime.now(UTC))
-
-    def _open_provider(self, profile: str | None) -> Any:
-        providers = self._auth.AwsCredentialsProvider
-        return providers.new_profile(profile_name=profile) if profile else providers.new_default_chain()
-
-    async def sign(self, method: str, url: str, body: bytes) -> Mapping[str, str]:
-        """Returns the headers to add; raises `NoToken` where there are no credentials."""
-        target = URL(url)
-        request = self._http.HttpRequest(
-            method,
-            target.raw_path_qs,
-            self._http.HttpHeaders([("host", _name_host(target))]),
-            io.BytesIO(body),
-        )
-        config = self._auth.AwsSigningConfig(
-            algorithm=self._auth.AwsSigningAlgorithm.V4,
-            signature_type=self._auth.AwsSignatureType.HTTP_REQUEST_HEADERS,
-            credentials_provider=self._provider,
-            region=self._sign.region,
-            service=self._sign.service,
-            date=self._now(),
-        )
-        try:
-            await asyncio.wrap_future(self._auth.aws_sign_request(request, config))
-        except Exception as error:  # the runtime raises bare exceptions of its own
-            raise NoToken(f"target.sign: {error}") from error
-        return {name: value for name, value in request.headers if name.lower() != "host"}
-
-
-def _name_host(url: URL) -> str:
-    """The host as the client's header has it: without the scheme's own port."""
-    host = url.raw_host or ""
-    bracketed = f"[{host}]" if ":" in host else host
-    return bracketed if url.is_default_port() else f"{bracketed}:{url.port}"
-
-
-def _import_runtime() -> tuple[Any, Any]:
-    try:
-        from awscrt import auth, http  # noqa: PLC0415  an optional extra
-    except ImportError:
-        raise SettingsError("target.sign needs the extra `aws`") from None
-    return auth, http

@@ -4,7 +4,6 @@ Bytes are stamped on arrival and read later; these functions are pure and see th
 """
 
 from collections.abc import Iterable, Iterator
-from json import JSONDecoder
 
 Read = tuple[float, bytes]
 """Bytes of a response and the time they arrived."""
@@ -28,23 +27,3 @@ def cut_sse(reads: Iterable[Read]) -> Iterator[Read]:
             elif not line and data:
                 yield at_s, b"\n".join(data)
                 data = []
-
-
-def cut_json(reads: Iterable[Read]) -> Iterator[Read]:
-    """Yields each of the JSON objects that follow one another, separated by white space or nothing."""
-    rest = b""
-    for at_s, chunk in reads:
-        rest = (rest + chunk).lstrip()
-        while size := _measure_object(rest):
-            yield at_s, rest[:size]
-            rest = rest[size:].lstrip()
-
-
-def _measure_object(data: bytes) -> int:
-    """Returns the length of the JSON value that the data begins with; zero if it is not complete."""
-    text = data.decode("utf-8", "ignore")
-    try:
-        _, end = JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):  # not complete; or a number, or a depth, beyond Python's limits
-        return 0
-    return len(text[:end].encode())

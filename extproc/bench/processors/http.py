@@ -10,7 +10,7 @@ import orjson
 
 from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.collector import collect_stream, collect_whole, fail
-from extproc.bench.processors.credentials import NoToken, Signer, open_keys
+from extproc.bench.processors.credentials import NoToken, open_keys
 from extproc.bench.processors.fields import get_error
 from extproc.bench.processors.framing import Read
 from extproc.bench.processors.processor import Processor, Query
@@ -28,7 +28,6 @@ class HttpClient:
         self._wiring, self._processor = wiring, processor
         self._clock = wiring.clock
         self._keys = open_keys(wiring.target, wiring.api_key, wiring.clock)
-        self._signer = None if wiring.target.sign is None else Signer(wiring.target.sign)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=wiring.target.timeout),
@@ -64,7 +63,7 @@ class HttpClient:
     async def _exchange(self, ask: Query, record: Record, reads: list[Read]) -> None:
         url = self._wiring.base_url + (self._wiring.target.path or self._processor.path(ask))
         body = orjson.dumps({**self._processor.body(ask), **self._wiring.target.body})
-        headers = await self._authorise(url, body)
+        headers = await self._authorise()
         async with self._session.post(url, data=body, headers=headers, trace_request_ctx=record) as response:
             record.status = response.status
             if response.status == HTTPStatus.UNAUTHORIZED:
@@ -74,11 +73,9 @@ class HttpClient:
             async for data in response.content.iter_any():
                 reads.append((self._clock(), data))  # noqa: PERF401  what came before a failure must stay
 
-    async def _authorise(self, url: str, body: bytes) -> dict[str, str]:
+    async def _authorise(self) -> dict[str, str]:
         """The headers that say who asks; a target's own win."""
         headers = self._processor.headers(await self._keys.get())
-        if self._signer is not None:
-            headers |= await self._signer.sign("POST", url, body)
         own = {name.lower() for name in self._wiring.target.headers}
         return {name: value for name, value in headers.items() if name.lower() not in own}
 

@@ -50,7 +50,7 @@ class Processor(Protocol):
     """One API over HTTP.
 
     `is_cumulative`: a piece's text holds all text so far. `has_terminator`: a stream that ends
-    without a last piece was cut short. `framing`: `sse`, or `json` for objects in a row.
+    without a last piece was cut short.
     """
 
     @property
@@ -58,9 +58,6 @@ class Processor(Protocol):
 
     @property
     def has_terminator(self) -> bool: ...
-
-    @property
-    def framing(self) -> str: ...
 
     def path(self, ask: Query) -> str:
         """Returns the URL's path."""
@@ -85,7 +82,6 @@ class HttpApi:
 
     is_cumulative: bool = field(default=False, init=False)
     has_terminator: bool = field(default=True, init=False)
-    framing: str = field(default="sse", init=False)
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         return {"Authorization": f"Bearer {api_key}"} if api_key else {}

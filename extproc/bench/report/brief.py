@@ -27,7 +27,6 @@ _SHOWN = (
     "goodput",
     "failed",
     "total_tok_per_dollar",
-    "joules_per_tok",
 )
 
 

@@ -70,8 +70,6 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         ),
         "total_tok_per_dollar": _spent("tok/$", "total_tok_per_dollar", is_better_high=True),
         "output_tok_per_dollar": _spent("out tok/$", "output_tok_per_dollar", is_better_high=True),
-        "joules_per_tok": _spent("J/tok", "joules_per_tok", is_better_high=False),
-        "joules_per_output_tok": _spent("J/out tok", "joules_per_output_tok", is_better_high=False),
         "failed": Figure("failed", lambda report: report.whole.counts.failed_share, is_better_high=False),
     }
 )

@@ -22,8 +22,8 @@ _SHOWN = (
     "hit_rate",
     "goodput",
 )
-# Only where a price or an energy is known.
-_SPENT = ("total_tok_per_dollar", "output_tok_per_dollar", "joules_per_tok", "joules_per_output_tok")
+# Only where a price is known.
+_SPENT = ("total_tok_per_dollar", "output_tok_per_dollar")
 SHARES = frozenset({"hit_rate", "goodput", "failed"})
 _LATENCIES = {
     "TTFT": "ttft",
@@ -55,16 +55,12 @@ def headlines(said: Report) -> dict[str, str]:
     shown |= {
         FIGURES[name].heading: show(name, value) for name in _SPENT if (value := figures[name]) is not None
     }
-    if said.spending.gpu_utilisation is not None:
-        shown["GPUs busy"] = percent(said.spending.gpu_utilisation)
     return {**shown, "failed, of the whole run": name_failed(said)}
 
 
 def show(name: str, value: float | None) -> str:
     if name in SHARES:
         return percent(value)
-    if name.startswith("joules"):
-        return fixed(value, 4)
     return milliseconds(value) if name.endswith("_ms") else fixed(value, 0 if "tok" in name else 2)
 
 

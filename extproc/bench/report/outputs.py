@@ -15,7 +15,6 @@ from extproc.bench.record import RunResult
 from extproc.bench.report.brief import Brief, encode_brief
 from extproc.bench.report.csv_table import csv_table
 from extproc.bench.report.headline import summary_text
-from extproc.bench.report.k6 import k6_text
 from extproc.bench.report.report import Report, encode
 from extproc.bench.report.run_page import html_report
 from extproc.bench.report.textfile import fill_registry, textfile
@@ -36,7 +35,6 @@ REPORTS: Mapping[str, Render] = MappingProxyType(
         "report.json": lambda _, said: encode(said).decode(),
         "report.html": html_report,
         "summary.txt": lambda _, said: summary_text(said),
-        "k6.txt": k6_text,
         "report.txt": lambda _, said: vllm_text(said.whole),
         "vllm.json": lambda result, said: vllm_json(result, said.whole),
         "requests.csv": lambda result, _: csv_table(result),

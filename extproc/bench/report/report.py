@@ -18,7 +18,7 @@ from extproc.bench.measure.phases import (
     measure_elasticity,
     measure_phases,
 )
-from extproc.bench.record import FleetSample, GpuUse, PartStats, RunInfo, RunResult
+from extproc.bench.record import FleetSample, PartStats, RunInfo, RunResult
 from extproc.errors import ExtprocError
 
 # Raised when a field changes its meaning or goes; new fields leave it alone.
@@ -40,7 +40,6 @@ DEFINITIONS = {
     "recovery": "from a rise of the load until the end of the last missed second after it",
     "endpoint-seconds": "endpoints ready, summed over the run's seconds",
     "tokens per dollar": "tokens per second of the measured part / the stack's price per second",
-    "joules per token": "energy of all GPUs over the whole run / tokens of its completed requests",
     "percentiles": "exact, linear interpolation, completed requests",
     "throughput": "completed requests; what arrived in the window per second of it",
 }
@@ -60,18 +59,11 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What the measured part's tokens cost: in dollars by the stack's price, in energy by the GPUs' counters.
-
-    Tokens per dollar are of the measured part's throughput; joules are of the whole run, by its own tokens.
-    """
+    """What the measured part's tokens cost, in dollars by the stack's price."""
 
     total_tok_per_dollar: float | None = None
     output_tok_per_dollar: float | None = None
     dollars: float | None = None
-    energy_j: float | None = None
-    joules_per_tok: float | None = None
-    joules_per_output_tok: float | None = None
-    gpu_utilisation: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +101,6 @@ class Report:
     fleet: tuple[FleetSample, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
     stack: dict[str, Any] = field(default_factory=dict)
-    gpus: tuple[GpuUse, ...] = ()
     spending: Spending = Spending()
     parts: tuple[PartStats, ...] = ()
 
@@ -170,7 +161,6 @@ def build(result: RunResult) -> Report:
         spec=info.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True),
         labels=dict(info.spec.labels),
         stack=info.spec.stack.model_dump(exclude_none=True),
-        gpus=info.gpus,
         parts=info.parts,
     )
     failed = said.whole.counts.failed_share
@@ -187,18 +177,11 @@ def _find_end(info: RunInfo) -> float:
 
 
 def _find_spending(said: Report, info: RunInfo) -> Spending:
-    price, flow, tokens = info.spec.stack.price_per_hour, said.measured.throughput, said.whole.tokens
-    energies = [use.energy_j for use in info.gpus if use.energy_j is not None]
-    energy_j = sum(energies) if energies else None
-    busy = [use.utilisation for use in info.gpus if use.utilisation is not None]
+    price, flow = info.spec.stack.price_per_hour, said.measured.throughput
     return Spending(
         total_tok_per_dollar=_per(flow.total_tps * 3600, price),
         output_tok_per_dollar=_per(flow.output_tps * 3600, price),
         dollars=None if price is None else price * info.duration_s / 3600,
-        energy_j=energy_j,
-        joules_per_tok=_per(energy_j, tokens.input + tokens.output),
-        joules_per_output_tok=_per(energy_j, tokens.output),
-        gpu_utilisation=sum(busy) / len(busy) if busy else None,
     )
 
 

@@ -56,8 +56,6 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
     if said.stack or said.labels:
         facts = {**said.stack, **said.labels}
         yield page.table("What serves", ("", ""), [(name, str(value)) for name, value in facts.items()])
-    if said.gpus:
-        yield _gpu_table(said)
     yield _tokens_table(said)
     yield _verdict_table(said)
     yield page.definitions(said.definitions)
@@ -207,20 +205,6 @@ def _tokens_table(said: Report) -> str:
     sources = ", ".join(f"{source} {count:,}" for source, count in tokens.sources.items())
     row = (f"{tokens.input:,}", f"{tokens.output:,}", sources, percent(tokens.estimate_error))
     return page.table("Tokens", ("input", "output", "counted by, requests", "estimate off by"), [row])
-
-
-def _gpu_table(said: Report) -> str:
-    rows = [
-        (
-            f"{use.exporter} {use.gpu} {use.model}",
-            percent(use.utilisation),
-            fixed(use.power_w, 1),
-            fixed(use.energy_j, 1),
-            str(use.samples),
-        )
-        for use in said.gpus
-    ]
-    return page.table("GPUs over the whole run", ("", "busy", "W", "J", "looks"), rows)
 
 
 def _verdict_table(said: Report) -> str:

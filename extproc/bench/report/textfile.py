@@ -48,8 +48,6 @@ def _singles(said: Report) -> dict[str, float | None]:
         "slo_seconds_missed": elasticity.slo_seconds_missed if elasticity else None,
         "endpoint_seconds": elasticity.endpoint_seconds if elasticity else None,
         "tokens_per_dollar": said.spending.total_tok_per_dollar,
-        "joules_per_token": said.spending.joules_per_tok,
-        "gpu_utilisation_ratio": said.spending.gpu_utilisation,
     }
 
 

@@ -62,18 +62,6 @@ class Limits(Section):
     latencies: float = Field(default=5.0, ge=0)
 
 
-class Sign(Section):
-    """Amazon's Signature Version 4: the `service` as it signs (`bedrock`, `sagemaker`, `execute-api`).
-
-    `region` is where it serves. Credentials come from the environment, a `profile`, or the machine's role,
-    and are renewed.
-    """
-
-    service: str
-    region: str
-    profile: str | None = None
-
-
 class Target(Section):
     """How to speak to the server.
 
@@ -82,7 +70,7 @@ class Target(Section):
     answers come in pieces, without which there is no time to first token. `headers` and `body` are added to
     every request; `timeout` is how long an answer may take. `api_key_env` names the
     environment variable with the key. A bearer token that changes comes from `token_file`, or from what
-    `token_command` prints, anew every `token_refresh` and when the server refuses it; `sign` signs. An
+    `token_command` prints, anew every `token_refresh` and when the server refuses it. An
     `https` endpoint is verified: `SSL_CERT_FILE` in the environment names an authority of your own.
     `endpoint_header` is the response header that tells who served; `tokenizer` a local `tokenizer.json` for
     servers that report no usage.
@@ -98,10 +86,16 @@ class Target(Section):
     token_file: Path | None = None
     token_command: tuple[str, ...] = ()
     token_refresh: Seconds = Field(default=60.0, gt=0)
-    sign: Sign | None = None
     endpoint_header: str = "x-served-by"
     tokenizer: Path | None = None
     timeout: Seconds = Field(default=600.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_signature(cls, value: object) -> object:
+        if isinstance(value, dict) and "sign" in value:
+            raise ValueError("sign was removed in 0.2: send requests through a proxy that signs them")
+        return value
 
     @model_validator(mode="after")
     def _shows_one_thing(self) -> Self:
@@ -109,7 +103,6 @@ class Target(Section):
             "api-key-env": self.api_key_env,
             "token-file": self.token_file,
             "token-command": self.token_command,
-            "sign": self.sign,
         }
         if len(names := [name for name, value in given.items() if value]) > 1:
             raise ValueError(f"give one of {' and '.join(names)}")
@@ -151,8 +144,8 @@ class Spec(Section):
     measurement. `plugins` are modules, or `.py` files, with datasets, shapes, processors and reports of your
     own. `ab`, `sweep` and `saturate` are for the commands, or modes, of these names.
     `scrape` lists `ip:port` whose `/metrics` hold prefix-cache counters; `watch` has them looked at while
-    the run goes. `dcgm` lists DCGM exporters, which tell what the GPUs used. `labels` and `stack` tell runs
-    apart in a catalogue. `thresholds` are what the figures must meet, such as `ttft_ms.p95 < 500`.
+    the run goes. `labels` and `stack` tell runs apart in a catalogue. `thresholds` are what the figures must
+    meet, such as `ttft_ms.p95 < 500`.
     """
 
     name: str = "benchmark"
@@ -162,7 +155,6 @@ class Spec(Section):
     performance: Performance
     scrape: tuple[str, ...] = ()
     watch: Watching | None = None
-    dcgm: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
     stack: Stack = Stack()
     seed: int = Field(default=0, ge=0)
@@ -179,6 +171,8 @@ class Spec(Section):
     def _from_resource(cls, value: object) -> object:
         if not isinstance(value, dict):
             raise ValueError("give fields, such as `endpoint: 127.0.0.1:8000`")  # noqa: TRY004
+        if "dcgm" in value:
+            raise ValueError("dcgm was removed in 0.2: Prometheus has the GPUs' power and use")
         if not isinstance(value.get("spec"), dict):
             return value
         metadata = value.get("metadata")
