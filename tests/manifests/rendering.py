@@ -46,7 +46,7 @@ def render_folder(folder: Path) -> list[Object]:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert not result.stderr, result.stderr
-    return list(yaml.safe_load_all(result.stdout))
+    return list(yaml.load_all(result.stdout, yaml.CSafeLoader))
 
 
 def of_kind(overlay: str, *kinds: str) -> list[Object]:

@@ -14,9 +14,10 @@ from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import MANIFESTS, Object, render, render_folder
 
 
-@pytest.fixture(params=["sidecar", "gateway"])
-def rendered(request: pytest.FixtureRequest, tmp_path: Path) -> list[Object]:
-    ours = os.path.relpath(MANIFESTS, tmp_path.resolve())
+@pytest.fixture(scope="module", params=["sidecar", "gateway"])
+def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
+    folder = tmp_path_factory.mktemp("own")
+    ours = os.path.relpath(MANIFESTS, folder.resolve())
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -25,8 +26,8 @@ def rendered(request: pytest.FixtureRequest, tmp_path: Path) -> list[Object]:
         "components": [f"{ours}/components/monitoring"],
         "images": [{"name": "extproc-router", "newName": "images.example/extproc", "newTag": "9.9.9"}],
     }
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    return render_folder(tmp_path)
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return render_folder(folder)
 
 
 def test_a_pod_monitor_of_vllm_is_a_component(tmp_path: Path) -> None:

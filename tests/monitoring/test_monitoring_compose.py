@@ -6,7 +6,6 @@ from typing import Any
 import yaml
 
 from monitoring.generate import COMPONENT, ROOT
-from tests.slow.monitoring.prometheus import needs_prometheus, promtool
 
 COMPOSE = ROOT / "tests" / "slow" / "compose"
 CONFIG = ROOT / "monitoring" / "prometheus.yaml"
@@ -25,11 +24,6 @@ def mounts(service: str) -> dict[str, Path]:
     """Returns what is mounted, by its place in the container."""
     volumes = (volume.split(":") for volume in services()[service]["volumes"])
     return {place: (COMPOSE / source).resolve() for source, place, _ in volumes}
-
-
-@needs_prometheus
-def test_prometheus_takes_its_configuration() -> None:
-    assert promtool("check", "config", str(CONFIG)) == ""
 
 
 def test_prometheus_has_its_configuration_with_the_rules_beside_it() -> None:
