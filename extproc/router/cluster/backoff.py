@@ -29,9 +29,6 @@ class Backoff:
         self._bound_s = base_s
         self._tries = 0
 
-    def __repr__(self) -> str:
-        return f"<Backoff next<={self._bound_s}s>"
-
     def next_s(self) -> float:
         """Returns the next delay in seconds; each call doubles the bound of the one after."""
         delay_s = self._rng.uniform(0, self._bound_s)

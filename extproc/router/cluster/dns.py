@@ -49,9 +49,6 @@ class DnsSource:
         self._sleep = sleep
         self._backoff = Backoff(rng)
 
-    def __repr__(self) -> str:
-        return f"<DnsSource {self._host}:{self._port}>"
-
     async def run(self, sink: Sink) -> None:
         while True:
             try:

@@ -46,9 +46,6 @@ class FileSource:
         self._good: bytes | None = None
         self._fault: str | None = None
 
-    def __repr__(self) -> str:
-        return f"<FileSource path={str(self._path)!r}>"
-
     async def run(self, sink: Sink) -> None:
         self._good = self._fault = None
         await self._refresh(sink)

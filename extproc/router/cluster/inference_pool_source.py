@@ -55,9 +55,6 @@ class InferencePoolSource:
         self._pool = pool
         self._settle_s = settle_s
 
-    def __repr__(self) -> str:
-        return f"<InferencePoolSource {self._pool}>"
-
     async def run(self, sink: Sink) -> None:
         async with asyncio.TaskGroup() as tasks:
             heard = _Heard(self._access, self._pool, tasks, sink, self._settle_s)

@@ -35,9 +35,6 @@ class KubernetesSource:
         slices = Resource("discovery.k8s.io/v1", namespace, "endpointslices", EndpointSlice, selector)
         self._slices = ListWatch(access, slices)
 
-    def __repr__(self) -> str:
-        return f"<KubernetesSource {self._service}>"
-
     async def run(self, sink: Sink) -> None:
         heard = _Slices(self._book, self._service, sink, self._settle_s)
         try:

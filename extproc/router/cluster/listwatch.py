@@ -73,9 +73,6 @@ class ListWatch(Generic[T]):
         self._version: str | None = None
         self._may_list_at_once = True
 
-    def __repr__(self) -> str:
-        return f"<ListWatch {self._resource.path} version={self._version}>"
-
     async def run(self, follower: Follower[T]) -> None:
         """Follows until cancelled. May be run again after it raised."""
         self._version = None

@@ -86,9 +86,6 @@ class ModelsSource:
         self._rng = rng
         self._sleep = sleep
 
-    def __repr__(self) -> str:
-        return f"<ModelsSource of {self._source!r}>"
-
     async def run(self, sink: Sink) -> None:
         timeout = ClientTimeout(total=self._pace.timeout_s)
         async with ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:

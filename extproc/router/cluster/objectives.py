@@ -78,9 +78,6 @@ class ObjectivesSource:
         self._pool = pool
         self._followers: list[_Follower] = []
 
-    def __repr__(self) -> str:
-        return f"<ObjectivesSource {self._namespace}/{self._pool}>"
-
     @property
     def age_s(self) -> float | None:
         """Seconds since what is known was last confirmed, by the group that was longest ago.

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from msgspec import Struct, field
 
 from extproc.errors import AddressError
-from extproc.router.cluster.identity import keep_distinct, name_endpoint
 from extproc.router.cluster.kube_api import ObjectMeta
-from extproc.router.cluster.slices import AddressFamily
+from extproc.router.cluster.slices import AddressFamily, keep_distinct, name_endpoint
 from extproc.router.routing.endpoint import Endpoint, join_address
 
 # `gc=False`: they are trees, of which there may be thousands for the garbage collector to walk.
@@ -93,9 +92,6 @@ class PodBook:
         self._family = family
         self._pods: dict[str, Pod] = {}
         self._readings: dict[str, PodReading] = {}
-
-    def __repr__(self) -> str:
-        return f"<PodBook pods={len(self._pods)} ports={self._ports}>"
 
     def use_ports(self, ports: tuple[int, ...]) -> None:
         """Reads every pod again, at other ports."""

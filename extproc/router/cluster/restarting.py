@@ -34,9 +34,6 @@ class Restarting:
         self._clock = clock
         self._sleep = sleep
 
-    def __repr__(self) -> str:
-        return f"<Restarting {self._source!r}>"
-
     async def run(self, sink: Sink) -> None:
         while True:
             start_s = self._clock()

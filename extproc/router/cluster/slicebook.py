@@ -2,8 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 
-from extproc.router.cluster.identity import keep_distinct
-from extproc.router.cluster.slices import AddressFamily, EndpointSlice, SliceReading, read_slice
+from extproc.router.cluster.slices import (
+    AddressFamily,
+    EndpointSlice,
+    SliceReading,
+    keep_distinct,
+    read_slice,
+)
 from extproc.router.routing.endpoint import Endpoint
 
 
@@ -19,9 +24,6 @@ class SliceBook:
         self._ports = ports
         self._family = family
         self._readings: dict[str, SliceReading] = {}
-
-    def __repr__(self) -> str:
-        return f"<SliceBook slices={len(self._readings)}>"
 
     def replace(self, slices: Iterable[EndpointSlice]) -> None:
         """Takes a fresh list: a slice that is not in it is gone."""

@@ -4,14 +4,13 @@ Only what we read is declared; everything else in the JSON is skipped. Fields fo
 `discovery.k8s.io/v1` (Kubernetes 1.37).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import Struct
 
 from extproc.errors import AddressError
-from extproc.router.cluster.identity import name_endpoint
 from extproc.router.cluster.kube_api import ObjectMeta
 from extproc.router.routing.endpoint import Endpoint, join_address
 
@@ -133,3 +132,24 @@ def _describe(ports: list[EndpointPort]) -> str:
         ", ".join(f"{port.name or 'unnamed'}={port.port}/{port.protocol or 'TCP'}" for port in ports)
         or "none"
     )
+
+
+def name_endpoint(namespace: str, pod: str, port: int, *, is_alone: bool) -> str:
+    """Names the endpoint at `port` of a pod: `namespace/pod`, and `namespace/pod:port` if it has others.
+
+    Several ports of one pod are ranks of one engine (data parallel), each with a cache of its own, so each
+    has a place of its own on the ring. A port that is alone needs no number: the pod keeps its place
+    whatever kind of source it is known from.
+    """
+    return f"{namespace}/{pod}" if is_alone else f"{namespace}/{pod}:{port}"
+
+
+def keep_distinct(ranked: Iterable[Endpoint]) -> list[Endpoint]:
+    """Returns each name once and each address once, the first of several, in the order of names."""
+    kept: dict[str, Endpoint] = {}
+    addresses: set[str] = set()
+    for endpoint in ranked:
+        if endpoint.name not in kept and endpoint.address not in addresses:
+            kept[endpoint.name] = endpoint
+            addresses.add(endpoint.address)
+    return [kept[name] for name in sorted(kept)]

@@ -1,5 +1,6 @@
 """The seam between what knows endpoints (a source) and what routes to them (a sink)."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -46,3 +47,17 @@ class Source(Protocol):
         May be run again after it raised.
         """
         ...
+
+
+class StaticSource:
+    """Tells one list, once, and confirms it every `confirm_s`: what is configured is never stale."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], *, confirm_s: float = 5.0) -> None:
+        self._endpoints = tuple(endpoints)
+        self._confirm_s = confirm_s
+
+    async def run(self, sink: Sink) -> None:
+        sink.replace(self._endpoints)
+        while True:
+            await asyncio.sleep(self._confirm_s)
+            sink.confirm()

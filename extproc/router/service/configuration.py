@@ -61,11 +61,6 @@ async def changes(path: Path, content: bytes) -> AsyncGenerator[bytes]:
 _WITH_RESTART: Final = ("server", "share")
 
 
-def with_restart(before: Settings, after: Settings) -> Settings:
-    """Returns the changed settings with the sections that take effect with a restart as they were."""
-    return after.model_copy(update={section: getattr(before, section) for section in _WITH_RESTART})
-
-
 def tell_what_waits(before: Settings, after: Settings) -> None:
     """Says which sections take effect with a restart only."""
     for section in _WITH_RESTART:

@@ -37,9 +37,6 @@ class ConnectionLimit:
         self.idle_s = idle_s
         self.connections: dict[asyncio.BaseTransport, _Connection] = {}
 
-    def __repr__(self) -> str:
-        return f"<ConnectionLimit {len(self.connections)} of {self.most}>"
-
     def protocol(self, served: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
         """A protocol for one connection; `served` makes the one that serves it once it is let in."""
         return _Connection(self, served())

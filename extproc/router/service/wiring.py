@@ -16,8 +16,7 @@ from extproc.router.cluster.listwatch import KubeAccess
 from extproc.router.cluster.models import ModelsSource
 from extproc.router.cluster.objectives import ObjectivesSource
 from extproc.router.cluster.restarting import Restarting
-from extproc.router.cluster.source import Source
-from extproc.router.cluster.static import StaticSource
+from extproc.router.cluster.source import Source, StaticSource
 from extproc.router.feedback.cooling import Cooling, Rules
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.feedback.probes import ProbePlan, Prober

@@ -55,9 +55,6 @@ class Nats:
         self._queue: deque[bytes] = deque()
         self._filled = asyncio.Event()
 
-    def __repr__(self) -> str:
-        return f"<Nats {self._subject}, {'connected' if self._client.is_connected else 'not connected'}>"
-
     async def open(self) -> None:
         """Nothing of this machine is needed; that a server is there is not waited for."""
 

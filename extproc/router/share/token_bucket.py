@@ -12,9 +12,6 @@ class TokenBucket:
         self._left = most
         self._then_s: float | None = None
 
-    def __repr__(self) -> str:
-        return f"<TokenBucket of {self._per_s} a second, {self._left} left>"
-
     def wait_s(self, now: float) -> float:
         """Returns for how long nothing should be spent, seconds; 0: there is some left."""
         if self._then_s is not None and now > self._then_s:

@@ -49,9 +49,6 @@ class Catalog:
         self._encoded: dict[str, dict[tuple[str, bool], bytes]] = {}
         self._rebuild_clusters()
 
-    def __repr__(self) -> str:
-        return f"<Catalog pools={list(self._pools)} told={list(self._assignments)}>"
-
     def __getitem__(self, type_url: str) -> Mapping[str, XdsResource]:
         """Returns the resources of a type by name; raises `KeyError` for a type that we do not serve."""
         return {CLUSTERS: self._clusters, ASSIGNMENTS: self._assignments}[type_url]

@@ -47,9 +47,6 @@ class Xds:
         self._logged_s = float("-inf")
         self._silent = 0
 
-    def __repr__(self) -> str:
-        return f"<Xds streams={self.streams_open} {self._catalog!r}>"
-
     @property
     def streams_open(self) -> int:
         return len(self._envoys)

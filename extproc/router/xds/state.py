@@ -43,10 +43,6 @@ class Subscriber:
         self._subscriptions: dict[str, Subscription] = {}
         self._nonces = count(1)
 
-    def __repr__(self) -> str:
-        kinds = [type_url.rpartition(".")[2] for type_url in self._subscriptions]
-        return f"<Subscriber to {' '.join(kinds) or 'nothing'}>"
-
     def on(self, request: Request) -> Rejection | None:
         """Takes a request in; returns what it refuses, if it does.
 

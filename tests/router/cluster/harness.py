@@ -8,6 +8,7 @@ from extproc.router.cluster.kube_api import Patience
 from extproc.router.cluster.kubernetes import KubernetesSource
 from extproc.router.cluster.source import Source
 from extproc.router.routing.endpoint import Endpoint
+from tests.waiting import LIMIT_S, until
 
 PATIENT = Patience()
 IMPATIENT = Patience(answer_s=0.5, silence_s=0.5)
@@ -45,11 +46,8 @@ class RecordingSink:
     def lacks(self, why: str, reason: str) -> None:
         self.lacking.append((why, reason))
 
-    async def until(self, claim: Callable[["RecordingSink"], object], timeout_s: float = 20.0) -> None:
-        """Waits until `claim` holds; raises `TimeoutError` if it does not in time."""
-        async with asyncio.timeout(timeout_s):
-            while not claim(self):  # noqa: ASYNC110 - a claim is any expression over what was told
-                await asyncio.sleep(0.002)
+    async def until(self, claim: Callable[["RecordingSink"], object], limit_s: float = LIMIT_S) -> None:
+        await until(lambda: claim(self), lambda: vars(self), limit_s)
 
 
 @asynccontextmanager

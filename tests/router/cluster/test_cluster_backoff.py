@@ -43,7 +43,3 @@ def test_delays_are_spread_over_the_whole_bound() -> None:
     assert delays[0] < 0.1
     assert delays[-1] > 9.9
     assert delays[500] == pytest.approx(5, abs=0.5)
-
-
-def test_backoff_says_its_bound_in_logs() -> None:
-    assert repr(Backoff(Random(7))) == "<Backoff next<=0.5s>"

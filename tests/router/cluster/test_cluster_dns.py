@@ -192,7 +192,3 @@ async def test_a_missing_resolver_configuration_is_a_failure_like_others(
 def test_a_target_that_is_no_name_is_refused() -> None:
     with pytest.raises(AddressError, match="give it as static"):
         DnsSource("10.0.0.1:8000", rng=Random(1))
-
-
-def test_dns_source_says_its_target_in_logs() -> None:
-    assert repr(DnsSource("vllm:8000", rng=Random(1))) == "<DnsSource vllm:8000>"

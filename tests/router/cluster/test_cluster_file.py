@@ -28,8 +28,8 @@ async def change_until_two(change: Callable[[], None], sink: RecordingSink) -> N
     """Makes the change until it is seen: the watch of the directory starts in a thread, sometime."""
     for _ in range(20):
         change()
-        with suppress(TimeoutError):
-            return await sink.until(lambda told: len(told.addresses) == 2, timeout_s=0.5)
+        with suppress(AssertionError):
+            return await sink.until(lambda told: len(told.addresses) == 2, limit_s=1.0)
     raise AssertionError("no change was seen")
 
 
@@ -204,7 +204,3 @@ async def test_file_source_stops_at_once_when_cancelled(path: Path, sink: Record
         start = loop.time()
 
     assert loop.time() - start < 2
-
-
-def test_file_source_says_its_path_in_logs() -> None:
-    assert repr(FileSource("/etc/endpoints.yaml")) == "<FileSource path='/etc/endpoints.yaml'>"

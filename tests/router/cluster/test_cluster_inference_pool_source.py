@@ -509,5 +509,4 @@ async def test_it_may_be_run_again_and_says_its_pool_in_logs(
         await sink.until(lambda _: not server.of(PODS).watchers)
         sink.lists.clear()
 
-    assert repr(source) == "<InferencePoolSource default/vllm>"
     assert LABELS.items() <= server.of(PODS).objects["a"]["metadata"]["labels"].items()

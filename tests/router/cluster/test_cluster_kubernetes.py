@@ -173,7 +173,3 @@ async def test_idling_costs_less_than_one_percent_of_a_core(
 
         assert (thread_time() - start_s) / 2 < 0.01
         assert sink.confirmed_total == 2
-
-
-def test_kubernetes_source_says_its_service_in_logs(build: BuildSource) -> None:
-    assert repr(build()) == "<KubernetesSource default/vllm>"

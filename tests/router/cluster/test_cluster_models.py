@@ -10,7 +10,6 @@ from aiohttp import web
 
 from extproc.router.cluster.models import AskPace, ModelsSource
 from extproc.router.cluster.source import Sink
-from extproc.router.cluster.static import StaticSource
 from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.harness import RecordingSink, running
 
@@ -277,9 +276,3 @@ async def test_nothing_is_left_running_when_the_source_is_cancelled(
         assert len(asking()) == 2
 
     assert asking() == []
-
-
-def test_models_source_says_its_source_in_logs() -> None:
-    source = ModelsSource(StaticSource([]), rng=Random(1))
-
-    assert repr(source) == "<ModelsSource of <Restarting <StaticSource endpoints=0>>>"

@@ -18,6 +18,7 @@ from extproc.router.cluster.listwatch import KubeAccess
 from extproc.router.cluster.objectives import APIS, ObjectivesSource
 from tests.router.cluster.api_server import line, status, status_object, write_kubeconfig
 from tests.router.cluster.objects import Object
+from tests.waiting import until
 
 UPSTREAM, LLM_D = APIS
 END = b""
@@ -80,9 +81,7 @@ class Told:
         self.restarts.append(why)
 
     async def until(self, claim: Callable[["Told"], object]) -> None:
-        async with asyncio.timeout(5):
-            while not claim(self):  # noqa: ASYNC110  # any expression over what was told
-                await asyncio.sleep(0.002)
+        await until(lambda: claim(self))
 
     async def until_last(self, **priorities: int) -> None:
         await self.until(lambda told: told.all_ and told.all_[-1] == priorities)

@@ -66,6 +66,7 @@ async def test_gateways_find_each_other_by_the_endpoint_slices_of_their_service(
     await check(port, build, find)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["peers", "peers.default.svc.cluster.local"])
 async def test_gateways_find_each_other_by_a_name(host: str) -> None:
     [port] = free_ports(1)

@@ -145,7 +145,3 @@ def test_changes_one_by_one_are_the_list_of_what_is_left(
     endpoints = followed.endpoints()
     assert endpoints == book_of(*left.values(), ports=(8000, 8001)).endpoints()
     assert len({endpoint.address for endpoint in endpoints}) == len(endpoints)
-
-
-def test_pod_book_says_what_it_holds_in_logs() -> None:
-    assert repr(book_of(running_pod("a"))) == "<PodBook pods=1 ports=(8000,)>"

@@ -115,7 +115,3 @@ async def test_cancelling_it_ends_it(sink: RecordingSink) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert sink.restarts == []
-
-
-def test_it_says_what_it_runs_in_logs() -> None:
-    assert repr(Restarting(Source(), rng=Random(7))) == "<Restarting <Source>>"

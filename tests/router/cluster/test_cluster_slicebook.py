@@ -112,10 +112,6 @@ def test_a_service_without_a_slice_is_missing() -> None:
     assert book.is_missing
 
 
-def test_book_says_its_size_in_logs() -> None:
-    assert repr(book_of(slice_object("s1"), slice_object("s2"))) == "<SliceBook slices=2>"
-
-
 conditions = st.sampled_from([True, False, None])
 pods = st.builds(
     lambda name, address, zone, ready, serving, terminating: pod(

@@ -1,4 +1,4 @@
-from extproc.router.cluster.static import StaticSource
+from extproc.router.cluster.source import StaticSource
 from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.harness import RecordingSink, running
 
@@ -11,7 +11,3 @@ async def test_static_source_tells_its_list_once_and_then_confirms_it(sink: Reco
 
     assert sink.lists == [ENDPOINTS]
     assert sink.restarts == []
-
-
-def test_static_source_says_its_size_in_logs() -> None:
-    assert repr(StaticSource(ENDPOINTS)) == "<StaticSource endpoints=2>"

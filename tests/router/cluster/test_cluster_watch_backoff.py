@@ -18,6 +18,7 @@ from tests.router.cluster.harness import BuildSource, RecordingSink, has, runnin
 from tests.router.cluster.objects import A, B, C, slice_object
 
 
+@pytest.mark.slow
 async def test_an_outage_keeps_the_pool_and_backs_off(
     build: BuildSource, server: ApiServer, sink: RecordingSink, delays: list[float]
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_retry_after_is_whole_seconds_and_no_more_than_two_minutes(text: str, 
     assert read_retry_after(text) == read_s
 
 
+@pytest.mark.slow
 async def test_a_restart_of_the_api_server_costs_seconds(
     build: BuildSource, server: ApiServer, sink: RecordingSink
 ) -> None:

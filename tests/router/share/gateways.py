@@ -6,8 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic, thread_time
 
-from extproc.router.cluster.source import Source
-from extproc.router.cluster.static import StaticSource
+from extproc.router.cluster.source import Source, StaticSource
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import grpc
@@ -16,6 +16,7 @@ from extproc.router.stream.names import DISCOVER
 from extproc.router.wire.grpcio import add_routes
 from extproc.router.xds.resources import ASSIGNMENTS, CLUSTERS
 from extproc.router.xds.service import Xds
+from tests.waiting import until
 
 
 class Proxy:
@@ -54,12 +55,6 @@ async def serving(xds: Xds) -> AsyncGenerator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
-
-
-async def until(claim: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not claim():  # noqa: ASYNC110 - a claim is any expression over the service
-            await asyncio.sleep(0.005)
 
 
 def endpoint(number: int, *, is_ready: bool = True) -> Endpoint:
@@ -122,7 +117,7 @@ async def test_a_refusal_is_counted_and_logged_without_line_breaks(
     assert len(line) < 700
 
 
-async def test_ten_thousand_refusals_are_one_line_a_second(
+async def test_many_refusals_are_one_line_a_second(
     rejections: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 0.0
@@ -131,12 +126,12 @@ async def test_ten_thousand_refusals_are_one_line_a_second(
         proxy = Proxy(channel)
         await proxy.ask(CLUSTERS)
         first = await proxy.hear()
-        for _ in range(10_000):
+        for _ in range(500):
             await proxy.answer(first, fault="no")
-        await until(lambda: len(rejections) == 10_000, 60)
+        await until(lambda: len(rejections) == 500)
         now_s = 1.0
         await proxy.answer(first, fault="still no")
-        await until(lambda: len(rejections) == 10_001)
+        await until(lambda: len(rejections) == 501)
 
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert [line.partition(" refused ")[2] for line in lines] == [
@@ -187,7 +182,7 @@ async def test_a_stream_that_is_gone_is_forgotten(xds: Xds) -> None:
             proxy = Proxy(channel)
             await proxy.ask(CLUSTERS)
             await proxy.hear()
-            assert repr(xds).startswith("<Xds streams=1 ")
+            assert xds.streams_open == 1
         await until(lambda: xds.streams_open == 0)
 
 

@@ -81,9 +81,6 @@ class StatePublisher:
         self._last: bytes | None = None
         self._history: deque[Reasons] = deque(maxlen=_HISTORY)
 
-    def __repr__(self) -> str:
-        return f"<StatePublisher to {len(self._subscribers)}>"
-
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if len(self._subscribers) >= self._most:
             text = f"{len(self._subscribers)} others are looking already\n"

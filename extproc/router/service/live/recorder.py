@@ -32,9 +32,6 @@ class Recording:
         self.picks: dict[str, dict[str, int]] = {}
         self.reasons: dict[str, dict[str, int]] = {}
 
-    def __repr__(self) -> str:
-        return f"<Recording of {self.total} decisions>"
-
     def note(self, decision: Decision) -> None:
         pick = decision.pick
         pool, reason, endpoint = pick.pool.name, str(pick.reason), pick.endpoint.name
