@@ -120,7 +120,12 @@ class Pick(Struct, frozen=True):
         return ",".join([self.endpoint.address, *(endpoint.address for endpoint in self.fallbacks)])
 
     def take(self) -> None:
-        """Counts the request on the endpoint."""
+        """Counts the request on the endpoint, and reports it in a fixed order, as `release` does.
+
+        The pool's own count comes first, since all others may read it; then the reading, which knows what the
+        cache gains or loses; then who limits (admission, gate); last the witness, which tells other gateways
+        what all of these made of it.
+        """
         name = self.endpoint.name
         self.pool.book.take(name)
         self.reading.taken(name)
