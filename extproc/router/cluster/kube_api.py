@@ -7,17 +7,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
 from aiohttp import ClientError, ClientResponse, StreamReader
-from kubernetes.aio.client import ApiClient
 
 from extproc.errors import ExtprocError
 from extproc.router.cluster.decoding import Unreadable, decode_json
 from extproc.router.cluster.reason import describe_error, shorten
 
-OpenClient = Callable[[], Awaitable[ApiClient]]
+if TYPE_CHECKING:
+    from kubernetes.aio.client import ApiClient
+
+OpenClient = Callable[[], Awaitable["ApiClient"]]
 
 # A page of pods is decoded in a few milliseconds, in which no request is picked for.
 _PAGE: Final = 100
@@ -140,7 +142,7 @@ class _Status(msgspec.Struct):
 class KubeApi(Generic[T]):
     """The objects of one resource. Both calls raise `WatchLost`, and nothing else of their own."""
 
-    def __init__(self, client: ApiClient, resource: Resource[T], patience: Patience) -> None:
+    def __init__(self, client: "ApiClient", resource: Resource[T], patience: Patience) -> None:
         self._client = client
         self._resource = resource
         self._patience = patience

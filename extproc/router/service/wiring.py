@@ -4,13 +4,13 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import TYPE_CHECKING
 
-from extproc.errors import SettingsError
+from extproc.errors import MissingExtra, SettingsError
 from extproc.router.budget import Budget
 from extproc.router.cluster.dns import DnsSource
 from extproc.router.cluster.file import FileSource
 from extproc.router.cluster.inference_pool_source import InferencePoolSource, PoolName
-from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.kubernetes import KubernetesSource
 from extproc.router.cluster.listwatch import KubeAccess
 from extproc.router.cluster.models import ModelsSource
@@ -31,6 +31,9 @@ from extproc.router.settings.share_settings import NatsSettings, ShareSettings
 from extproc.router.share.courier import Carrier, Courier, LetterCounts
 from extproc.router.share.mesh import Mesh
 from extproc.router.share.sealed import Seal
+
+if TYPE_CHECKING:
+    from extproc.router.cluster.kubeclient import KubeClients
 
 
 class PoolWiring:
@@ -64,7 +67,7 @@ class PoolWiring:
         return Restarting(source, rng=self._outside.rng)
 
     def objectives(self, settings: InferencePoolSettings) -> ObjectivesSource:
-        clients = KubeClients(settings.kubeconfig)
+        clients = _open_clients(settings.kubeconfig)
         namespace = settings.namespace or clients.own_namespace()
         return ObjectivesSource(KubeAccess(clients.open, self._outside.rng), namespace, settings.name)
 
@@ -124,7 +127,7 @@ def _build_nats(
     try:
         from extproc.router.share.nats import Nats, NatsAccess  # noqa: PLC0415  # an extra
     except ImportError:
-        raise SettingsError("share.nats: this needs the extra `nats`") from None
+        raise MissingExtra("share.nats", "nats") from None
     secret = settings.password
     password = secret.read(base, environment, "share.nats.password").decode() if secret else None
     try:
@@ -148,8 +151,16 @@ def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> So
     return StaticSource([Endpoint(address, address) for address in settings.static or ()])
 
 
+def _open_clients(kubeconfig: str | None) -> "KubeClients":
+    try:
+        from extproc.router.cluster.kubeclient import KubeClients  # noqa: PLC0415  # an extra
+    except ImportError:
+        raise MissingExtra("a Kubernetes source", "kubernetes") from None
+    return KubeClients(kubeconfig)
+
+
 def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesSource:
-    clients = KubeClients(settings.kubeconfig)
+    clients = _open_clients(settings.kubeconfig)
     return KubernetesSource(
         KubeAccess(clients.open, rng),
         settings.namespace or clients.own_namespace(),
@@ -160,7 +171,7 @@ def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesS
 
 
 def _inference_pool_source(settings: InferencePoolSettings, rng: Random) -> InferencePoolSource:
-    clients = KubeClients(settings.kubeconfig)
+    clients = _open_clients(settings.kubeconfig)
     namespace = settings.namespace or clients.own_namespace()
     pool = PoolName(namespace, settings.name, settings.address_family)
     return InferencePoolSource(KubeAccess(clients.open, rng), pool)

@@ -1,11 +1,11 @@
-"""KV cache events over ZMQ, in the format of vLLM 0.32.0 (extra `zmq`)."""
+"""KV cache events over ZMQ, in the format of vLLM 0.32.0 (extra `simulator`)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from extproc.errors import SettingsError
+from extproc.errors import MissingExtra, SettingsError
 from extproc.simulator.engine.records import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from extproc.simulator.http.driver import KEY_SEPARATOR
 
@@ -91,7 +91,7 @@ def open_socket(endpoint: str) -> Any:
     try:
         import zmq  # noqa: PLC0415, an optional extra
     except ImportError:
-        raise SettingsError("KV events need the extra: pip install extproc-router[zmq]") from None
+        raise MissingExtra("--kv-events", "simulator") from None
     socket: Any = zmq.Context.instance().socket(zmq.PUB)
     socket.set_hwm(HIGH_WATER_MARK)
     try:

@@ -6,7 +6,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, Protocol
 
-from extproc.errors import SettingsError
+from extproc.errors import MissingExtra, SettingsError
 from extproc.simulator.http.refusals import VllmRefusal
 
 BYTES_PER_TOKEN = 4
@@ -118,9 +118,7 @@ def _load(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer as Fast  # noqa: PLC0415, an optional extra
     except ImportError:
-        raise SettingsError(
-            "a tokenizer.json needs the extra: pip install extproc-router[tokenizers]"
-        ) from None
+        raise MissingExtra("a tokenizer.json", "tokenizers") from None
     try:
         return Fast.from_file(str(path))
     except Exception as fault:  # noqa: BLE001, tokenizers raises bare Exceptions

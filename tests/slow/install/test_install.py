@@ -1,0 +1,99 @@
+"""Real environments as users make them: their size, what works, and what says which extra it lacks."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.timeout(600)
+
+POOLS = """
+server: {listen: "127.0.0.1:0", admin: "127.0.0.1:0"}
+pools:
+  - {name: a, models: [a], endpoints: {static: ["127.0.0.1:8001"]}}
+  - {name: b, models: [b], endpoints: {file: endpoints.yaml}}
+  - {name: c, models: [c], endpoints: {dns: "localhost:8003"}}
+"""
+CLUSTER = "pools: [{name: a, models: [a], endpoints: {kubernetes: {service: x, namespace: y, port: 8000}}}]"
+
+
+def install(venv: Path, extras: str) -> Path:
+    done = subprocess.run([ROOT / "install.sh", venv, extras], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return venv
+
+
+def megabytes(folder: Path) -> int:
+    return int(subprocess.check_output(["du", "-sm", folder]).split()[0])
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The router alone."""
+    return install(tmp_path_factory.mktemp("router") / "venv", "")
+
+
+def call(venv: Path, folder: Path, *words: str) -> tuple[int, str]:
+    environment = {"PATH": os.environ["PATH"]}
+    command = [str(venv / "bin/extproc"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_router_alone_is_small(router: Path) -> None:
+    assert megabytes(router) <= 160
+
+
+def test_the_router_alone_serves_static_file_and_dns_pools(router: Path, tmp_path: Path) -> None:
+    tmp_path.joinpath("extproc.yaml").write_text(POOLS)
+    tmp_path.joinpath("endpoints.yaml").write_text("[{address: 127.0.0.1, port: 8002}]\n")
+    command = [str(router / "bin/extproc"), "serve", "--config", "extproc.yaml"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as service:
+        assert service.stderr is not None
+        ready: set[str] = set()
+        for line in service.stderr:
+            # There may be no name server here: that the pool looks its name up is enough.
+            ready |= {name for name in "abc" if f"pool {name}: 1 ready" in line}
+            ready |= {"c"} if "pool c: no word" in line and "dns_" in line else set()
+            if ready == set("abc"):
+                break
+        service.terminate()
+        service.stderr.read()
+
+    assert (ready, service.returncode) == (set("abc"), 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["bench", "run", "--help"], "bench"),
+        (["operate"], "operator"),
+        (["serve", "--config", "cluster.yaml"], "kubernetes"),
+        (["serve", "--pool-name", "x"], "kubernetes"),
+        (["simulate", "vllm", "--port", "0", "--kv-events", "tcp://127.0.0.1:1"], "simulator"),
+        (["simulate", "vllm", "--port", "0", "--tokenizer", "tokenizer.json"], "tokenizers"),
+    ],
+)
+def test_a_command_says_in_one_line_which_extra_it_lacks(
+    router: Path, tmp_path: Path, words: list[str], extra: str
+) -> None:
+    tmp_path.joinpath("cluster.yaml").write_text(CLUSTER)
+    status, output = call(router, tmp_path, *words)
+
+    assert (2, 1) == (status, len(output.splitlines())), output
+    assert output.endswith(f"needs the extra `{extra}`: pip install 'extproc-router[{extra}]'\n")
+
+
+def test_help_and_the_simulator_need_no_extra(router: Path, tmp_path: Path) -> None:
+    status, output = call(router, tmp_path, "--help")
+    fleet = call(router, tmp_path, "simulate", "fleet", "--requests", "20", "--arm", "prefix_cache")
+
+    assert (0, True) == (status, "serve" in output)
+    assert 0 == fleet[0], fleet[1]
+
+
+def test_what_make_run_installs_is_small(tmp_path: Path) -> None:
+    assert megabytes(install(tmp_path / "venv", "simulator,envoy")) <= 350
