@@ -1,6 +1,6 @@
 """What a run is doing while it goes, from the load process that looks at itself to who watches.
 
-A load process samples its event loop and tells its parent what is new (`Watch`); the parent tells the sum
+A load process samples its event loop and tells its parent what is new (`LoadWatch`); the parent tells the sum
 to a terminal (`Display`), to Prometheus (`Exporter`), to both or to nobody (`watching`).
 """
 
@@ -46,7 +46,7 @@ _LAG_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RunSnapshot:
     """What a run is doing now, summed over its processes; latencies are new since the last one.
 
     Gaps between chunks are too many to be told one by one: `gaps` counts them by `GAP_BUCKETS_S`, the last
@@ -82,10 +82,10 @@ class Standing:
 class Progress(Protocol):
     """Who watches a run. Calls come from the event loop about twice a second and return at once."""
 
-    def update(self, snapshot: Standing) -> None: ...
+    def update(self, snapshot: RunSnapshot) -> None: ...
 
 
-class Watched(Protocol):
+class LoadWork(Protocol):
     """What a load process is doing: every request so far, and how many are in flight."""
 
     @property
@@ -95,14 +95,14 @@ class Watched(Protocol):
     def in_flight(self) -> int: ...
 
 
-class Watch:
+class LoadWatch:
     """Samples the loop and tells `publish` what is new; both stop when their task is cancelled.
 
     `note` gets every request once, when a snapshot first finds it ended.
     """
 
     def __init__(
-        self, work: Watched, clock: Clock, note: Callable[[Sequence[Record]], None] | None = None
+        self, work: LoadWork, clock: Clock, note: Callable[[Sequence[Record]], None] | None = None
     ) -> None:
         self.samples: list[LoopSample] = []
         self._work, self._clock, self._note = work, clock, note
@@ -120,12 +120,12 @@ class Watch:
             lag_s = max(0.0, now_s - due_s)
             self.samples.append(LoopSample(now_s, lag_s, self._work.in_flight))
 
-    async def publish(self, tell: Callable[[Standing], None]) -> None:
+    async def publish(self, tell: Callable[[RunSnapshot], None]) -> None:
         while True:
             await asyncio.sleep(_NEWS_S)
             tell(self.snapshot())
 
-    def snapshot(self) -> Standing:
+    def snapshot(self) -> RunSnapshot:
         """Returns totals, and the latencies of requests that ended since the last snapshot."""
         records = self._work.records
         fresh = [*self._unfinished, *range(self._told, len(records))]
@@ -140,7 +140,7 @@ class Watch:
         self._output_tokens += sum(record.output_tokens for record in done)
         gaps = chunk_gaps(done)
         finished, in_flight = len(records) - len(self._unfinished), self._work.in_flight
-        return Standing(
+        return RunSnapshot(
             at_s=self._clock(),
             sent=finished + in_flight,
             in_flight=in_flight,
@@ -165,9 +165,9 @@ class Display:
         self._live = live
         self._ttft_s: deque[float] = deque(maxlen=_RECENT)
         self._lag_s: deque[float] = deque(maxlen=_RECENT)
-        self._last = Standing(0.0, 0, 0, 0, {}, (), ())
+        self._last = RunSnapshot(0.0, 0, 0, 0, {}, (), ())
 
-    def update(self, snapshot: Standing) -> None:
+    def update(self, snapshot: RunSnapshot) -> None:
         self._last = snapshot
         self._ttft_s.extend(snapshot.ttft_s)
         self._lag_s.extend(snapshot.lag_s)
@@ -203,7 +203,7 @@ def _points(sample_s: Sequence[float]) -> str:
     return f"p50 {milliseconds(1000 * p50)}   p99 {milliseconds(1000 * p99)}"
 
 
-class Toward:
+class GoalProgress:
     """Implements `Progress` by telling another one what the run is heading for, too.
 
     `start_s` is the clock's reading at the run's start, as near as news can tell; `None` before the first.
@@ -213,7 +213,7 @@ class Toward:
         self.start_s: float | None = None
         self._goal, self._watcher, self._clock = goal, watcher, clock
 
-    def update(self, snapshot: Standing) -> None:
+    def update(self, snapshot: RunSnapshot) -> None:
         # News takes a moment: the earliest start is the nearest.
         start_s = self._clock() - snapshot.at_s
         self.start_s = start_s if self.start_s is None else min(self.start_s, start_s)
@@ -226,7 +226,7 @@ class Broadcast:
     def __init__(self, watchers: Sequence[Progress]) -> None:
         self._watchers = watchers
 
-    def update(self, snapshot: Standing) -> None:
+    def update(self, snapshot: RunSnapshot) -> None:
         for watcher in self._watchers:
             watcher.update(snapshot)
 
@@ -301,7 +301,7 @@ class Exporter:
             "extproc_bench_updates", "Times the run reported its state", registry=registry
         )
 
-    def update(self, snapshot: Standing) -> None:
+    def update(self, snapshot: RunSnapshot) -> None:
         self._sent.set(snapshot.sent)
         self._finished.set(snapshot.finished)
         self._in_flight.set(snapshot.in_flight)
@@ -338,7 +338,7 @@ def serving(port: int, address: str = "0.0.0.0") -> Iterator[tuple[Exporter, int
         thread.join()
 
 
-def until_told(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
+def run_until_signal(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
     """Runs `work` in an event loop; the first SIGINT or SIGTERM sets its event, a second one cancels it."""
 
     async def obey() -> T:
@@ -356,10 +356,10 @@ def until_told(work: Callable[[asyncio.Event], Awaitable[T]]) -> T:
     try:
         return asyncio.run(obey())
     except asyncio.CancelledError:
-        raise Told("told twice to end: there is no report") from None
+        raise EndedTwice("told twice to end: there is no report") from None
 
 
-class Told(ExtprocError):
+class EndedTwice(ExtprocError):
     """Two signals ended a run at once."""
 
 
@@ -387,7 +387,7 @@ def exporting(port: int | None, linger_s: float = 0.0) -> Iterator[Exporter | No
     with serving(port) as (exporter, _):
         yield exporter
         if linger_s:
-            until_told(lambda stop: _linger(stop, linger_s))
+            run_until_signal(lambda stop: _linger(stop, linger_s))
 
 
 async def _linger(stop: asyncio.Event, for_s: float) -> None:

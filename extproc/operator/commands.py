@@ -47,8 +47,8 @@ def operate(
         click.echo(crd_text(), nl=False)
         return
     # The definition needs none of these.
-    from extproc.bench.board import split_location  # noqa: PLC0415
-    from extproc.bench.progress import until_told  # noqa: PLC0415
+    from extproc.bench.progress import run_until_signal  # noqa: PLC0415
+    from extproc.bench.status_server import split_location  # noqa: PLC0415
     from extproc.operator.operator import OperatorOptions, find_own_image, run_operator  # noqa: PLC0415
     from extproc.operator.work_queue import QueueOptions  # noqa: PLC0415
     from extproc.router.cluster.kubeclient import KubeClients  # noqa: PLC0415
@@ -66,7 +66,7 @@ def operate(
         )
         await run_operator(clients, options, stop)
 
-    until_told(work)
+    run_until_signal(work)
 
 
 def crd_text() -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from extproc.bench.datasets.shelf import name_file
+from extproc.bench.datasets.dataset_cache import name_file
 from extproc.operator.resource import API_VERSION, KIND, Benchmark, Operation, write_time
 
 Object = dict[str, Any]
@@ -41,7 +41,7 @@ _OPERATIONS: Final = {field.alias or name for name, field in Operation.model_fie
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset:
+class PreparedDataset:
     """A prepared dataset that fits into a ConfigMap, by the name of what was asked."""
 
     name: str
@@ -58,7 +58,7 @@ class Run:
     benchmark: Benchmark
     name: str
     due: datetime | None = None
-    dataset: Dataset | None = None
+    dataset: PreparedDataset | None = None
 
     @property
     def parts_name(self) -> str:
@@ -153,7 +153,7 @@ def _spec_map(run: Run) -> Object:
     }
 
 
-def _dataset_map(run: Run, dataset: Dataset) -> Object:
+def _dataset_map(run: Run, dataset: PreparedDataset) -> Object:
     metadata = _shared_metadata(run, str(run.dataset_map), "dataset")
     data = {name_file(dataset.name): base64.b64encode(dataset.data).decode()}
     return {

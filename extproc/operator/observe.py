@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from extproc.bench.board import Notice, decode_notice
+from extproc.bench.status_server import RunStatus, decode_status
 from extproc.operator.calls import KubeCalls
 from extproc.operator.objects import (
     BENCHMARK_LABEL,
@@ -23,7 +23,7 @@ from extproc.operator.objects import (
     Object,
 )
 from extproc.operator.resource import Benchmark, read_time
-from extproc.operator.router import SWITCHED_LABEL, read_hold
+from extproc.operator.router import SWITCHED_LABEL, read_switch
 from extproc.operator.state import JobState, Key, LastWords, Observation, PodStart
 
 _ANSWER_S: Final = 2.0
@@ -40,11 +40,11 @@ async def find_jobs(key: Key, uid: str, calls: KubeCalls) -> tuple[JobState, ...
     )
 
 
-async def find_held(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
+async def find_switched(key: Key, calls: KubeCalls) -> tuple[Object, ...]:
     """The ConfigMaps that a Benchmark of that name has, or had before it was gone."""
     found = await calls.list("ConfigMap", key[0], f"{SWITCHED_LABEL}={key[1]}")
     # What is in a list does not say what it is.
-    return tuple({**each, "apiVersion": "v1", "kind": "ConfigMap"} for each in found if read_hold(each))
+    return tuple({**each, "apiVersion": "v1", "kind": "ConfigMap"} for each in found if read_switch(each))
 
 
 async def observe(benchmark: Benchmark, observed: Observation, calls: KubeCalls) -> Observation:
@@ -57,7 +57,7 @@ async def observe(benchmark: Benchmark, observed: Observation, calls: KubeCalls)
         observed,
         starts=read_starts(pods),
         last_words={run: words for run, words in map(read_last_words, main) if words is not None},
-        notices=await read_notices(pods),
+        notices=await read_statuses(pods),
         router=await calls.get("ConfigMap", benchmark.namespace, name) if name else None,
     )
 
@@ -89,22 +89,22 @@ def _read_start(pod: Object) -> PodStart:
     return PodStart(False, "PodIsPending", "", since)
 
 
-async def read_notices(pods: Iterable[Object]) -> dict[str, Notice]:
+async def read_statuses(pods: Iterable[Object]) -> dict[str, RunStatus]:
     """What the Pods of each run report; several parts are added up."""
-    notices: dict[str, Notice] = {}
+    notices: dict[str, RunStatus] = {}
     for pod in pods:
         url = find_address(pod)
         notice = await ask_pod(url) if url is not None else None
         if notice is not None:
             run = pod["metadata"]["labels"][RUN_LABEL]
-            notices[run] = add_up(notices[run], notice) if run in notices else notice
+            notices[run] = add_statuses(notices[run], notice) if run in notices else notice
     return notices
 
 
-def add_up(one: Notice, other: Notice) -> Notice:
+def add_statuses(one: RunStatus, other: RunStatus) -> RunStatus:
     """Two parts of a run: counts and rates add up, latencies of two parts do not."""
     rates = [each.figures["req_per_s"] for each in (one, other) if "req_per_s" in each.figures]
-    return Notice(
+    return RunStatus(
         doing=one.doing,
         progress=min(one.progress, other.progress, key=lambda text: (len(text), text)),
         finished=one.finished + other.finished,
@@ -123,12 +123,12 @@ def find_address(pod: Mapping[str, Any]) -> str | None:
     return f"http://[{ip}]:{BOARD_PORT}/" if ":" in ip else f"http://{ip}:{BOARD_PORT}/"
 
 
-async def ask_pod(url: str) -> Notice | None:
+async def ask_pod(url: str) -> RunStatus | None:
     """Returns what a Pod reports; `None` for one that does not answer, as before it begins."""
     timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as http, http.get(url) as answer:
-            return decode_notice(await answer.content.read(_LONGEST))
+            return decode_status(await answer.content.read(_LONGEST))
     except (TimeoutError, aiohttp.ClientError, OSError):
         return None
 

@@ -22,7 +22,7 @@ HasReport = Callable[[Body, str], bool]
 """Whether the report of a Benchmark's run can be read here."""
 
 
-def build_page(bodies: Sequence[Body], has_report: HasReport) -> str:
+def build_runs_page(bodies: Sequence[Body], has_report: HasReport) -> str:
     """The whole page; nothing in it is executed, or fetched."""
     return page.html_page(
         "Benchmarks", METHOD.format(runs=COMPARED, tolerance=TOLERANCE), _parts(bodies, has_report)

@@ -7,15 +7,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from extproc.bench.datasets.shelf import zip_dataset
-from extproc.bench.experiments.plan import Host, plan
+from extproc.bench.datasets.dataset_cache import zip_dataset
+from extproc.bench.experiments.plan import ClientHost, plan
 from extproc.bench.experiments.run import spread
 from extproc.bench.experiments.sweep import list_tasks
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import Workload, build_workload, name_dataset
 from extproc.bench.spec.tree import Spec
 from extproc.errors import ExtprocError, SettingsError
-from extproc.operator.objects import MOST_BYTES, Dataset
+from extproc.operator.objects import MOST_BYTES, PreparedDataset
 from extproc.operator.resource import Benchmark
 from extproc.operator.state import Planned
 
@@ -79,7 +79,7 @@ def plan_benchmark(benchmark: Benchmark) -> Planned:
     except ExtprocError as error:
         return Planned(faults=(str(error),))
     cores = max(1, math.floor(read_cpu(operation.pods.cpu))) * operation.workers
-    host = Host(cores=cores, ports=_PORTS * operation.workers, files=_FILES)
+    host = ClientHost(cores=cores, ports=_PORTS * operation.workers, files=_FILES)
     made = plan(spec, workload, host, latency_s=_LATENCY_S)
     return Planned(made.faults, made.remarks, _keep(spec, workload) if operation.mode == "run" else None)
 
@@ -97,10 +97,10 @@ def _plan_sweep(spec: Spec) -> Planned:
     return Planned()
 
 
-def _keep(spec: Spec, workload: Workload) -> Dataset | None:
+def _keep(spec: Spec, workload: Workload) -> PreparedDataset | None:
     """The dataset as an object, if it is one of those; of a comparison's several each has its seed."""
     data = zip_dataset(workload.conversations)
-    return Dataset(name_dataset(spec), data) if len(data) <= MOST_BYTES else None
+    return PreparedDataset(name_dataset(spec), data) if len(data) <= MOST_BYTES else None
 
 
 def needs_its_pod(spec: Spec) -> bool:

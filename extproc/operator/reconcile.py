@@ -13,7 +13,7 @@ from typing import Any
 
 from extproc.operator.objects import MAIN, PARTS, Object, Run, list_objects, merge_job
 from extproc.operator.resource import Benchmark
-from extproc.operator.router import find_fault, list_held, settle_router
+from extproc.operator.router import find_fault, list_switched, settle_router
 from extproc.operator.runs import end_runs, find_run, list_history
 from extproc.operator.state import Action, Create, Delete, Observation, Replace, WriteStatus
 from extproc.operator.status import build_status, refuse_status
@@ -34,7 +34,7 @@ def reconcile(benchmark: Benchmark, observed: Observation, now: datetime, *, ima
     status = build_status(benchmark, observed, asked, history, now)
     notice = observed.notices.get(asked.name) if asked is not None else None
     wanted = None if notice is None else notice.wanted
-    held = observed.held if asked is not None else list_held(benchmark, observed.router, observed.held)
+    held = observed.held if asked is not None else list_switched(benchmark, observed.router, observed.held)
     return [
         # A router belongs to a run before it begins, and to nobody else.
         *(Replace(body) for body in settle_router(asked, observed.router, held, wanted)),

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from cronsim import CronSim, CronSimError
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from extproc.bench.spec.section import Section, list_faults
+from extproc.bench.spec.section import SpecSection, list_faults
 from extproc.bench.spec.tree import Spec
 from extproc.errors import ExtprocError
 
@@ -27,7 +27,7 @@ class SpecRefused(ExtprocError):
     """A Benchmark cannot be run; the message lists every fault."""
 
 
-class PodOptions(Section):
+class PodOptions(SpecSection):
     """What the Pods of a run get. The image is the operator's own.
 
     `cpu` and `memory` are requested for each Pod: a client that waits for CPU measures itself. `env_secret`
@@ -41,7 +41,7 @@ class PodOptions(Section):
     node_selector: dict[str, str] = Field(default_factory=dict)
 
 
-class Files(Section):
+class MountedFiles(SpecSection):
     """Files that the spec names, mounted at `/data`: one of a `config_map` or a volume `claim`."""
 
     config_map: str | None = None
@@ -54,7 +54,7 @@ class Files(Section):
         return self
 
 
-class Router(Section):
+class Router(SpecSection):
     """The router whose strategies `ab` and `sweep` compare, by the ConfigMap that its settings are in.
 
     The operator writes each arm into `key` of `config_map` in turn, and at the end, however that comes, what
@@ -66,7 +66,7 @@ class Router(Section):
     key: str = "extproc.yaml"
 
 
-class Results(Section):
+class Results(SpecSection):
     """Where reports stay: a folder for each run on a volume claim.
 
     `claim` names one of yours, which outlives the Benchmark. Without it one of `size` is made, and deleted
@@ -81,7 +81,7 @@ class Results(Section):
     keep: bool = False
 
 
-class Operation(Section):
+class Operation(SpecSection):
     """How a Benchmark is run in a cluster.
 
     `mode`: `run` is one run, `ab` compares strategies, `sweep` does so by load and dataset, `saturate`
@@ -101,7 +101,7 @@ class Operation(Section):
     suspend: bool = False
     deadline_seconds: int = Field(default=86400, ge=1)
     router: Router = Router()
-    files: Files | None = None
+    files: MountedFiles | None = None
     results: Results = Results()
     pods: PodOptions = PodOptions()
 

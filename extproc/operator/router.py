@@ -22,7 +22,7 @@ KEPT_ANNOTATION: Final = "extproc.dev/before-the-run"
 _LONGEST: Final = 200_000
 
 
-class Hold(msgspec.Struct, frozen=True):
+class SwitchedRouter(msgspec.Struct, frozen=True):
     """Which run has a ConfigMap, and what was there: the `text` of `key`, and the arm put in its place.
 
     `config_map` is its name: a copy of it belongs to nobody.
@@ -67,25 +67,27 @@ def is_elsewhere(benchmark: Benchmark, config_map: Object | None) -> bool:
     """Whether another Benchmark has the router of this one."""
     if config_map is None or not is_switched(benchmark):
         return False
-    hold = read_hold(config_map)
+    hold = read_switch(config_map)
     return hold is not None and hold.benchmark != benchmark.name
 
 
-def read_hold(config_map: Mapping[str, Any]) -> Hold | None:
+def read_switch(config_map: Mapping[str, Any]) -> SwitchedRouter | None:
     """Reads who has a ConfigMap; `None` if nobody has, or nobody can tell."""
     kept = config_map["metadata"].get("annotations", {}).get(KEPT_ANNOTATION)
     try:
-        hold = None if kept is None else msgspec.json.decode(kept, type=Hold)
+        hold = None if kept is None else msgspec.json.decode(kept, type=SwitchedRouter)
     except msgspec.DecodeError:
         return None
     return hold if hold is not None and hold.config_map == _name(config_map) else None
 
 
-def list_held(benchmark: Benchmark, config_map: Object | None, held: Sequence[Object]) -> Sequence[Object]:
+def list_switched(
+    benchmark: Benchmark, config_map: Object | None, held: Sequence[Object]
+) -> Sequence[Object]:
     """What a Benchmark has, with the router of its spec, which is known even without a label."""
     if config_map is None or any(_name(each) == _name(config_map) for each in held):
         return held
-    hold = read_hold(config_map)
+    hold = read_switch(config_map)
     return held if hold is None or hold.benchmark != benchmark.name else [*held, config_map]
 
 
@@ -99,7 +101,7 @@ def settle_router(
     if run is None or config_map is None or not is_switched(run.benchmark):
         return [give_back(each) for each in held]
     made = [give_back(each) for each in held if _name(each) != _name(config_map)]
-    hold = read_hold(config_map)
+    hold = read_switch(config_map)
     if hold is None or (hold.uid, hold.run) != (run.benchmark.uid, run.name):
         return [*made, take(config_map, run)]
     if all(_name(each) != _name(config_map) for each in held):
@@ -114,13 +116,13 @@ def take(config_map: Object, run: Run) -> Object:
     """The ConfigMap as a run takes it: as it is, or as it was before the run that had it."""
     benchmark, free = run.benchmark, give_back(config_map)
     key = benchmark.operation.router.key
-    hold = Hold(
+    hold = SwitchedRouter(
         _name(free), benchmark.name, benchmark.uid, run.name, key, benchmark.spec.ab.pool, free["data"][key]
     )
     return _hold(free, hold)
 
 
-def _switch(config_map: Object, hold: Hold, wanted: Mapping[str, object]) -> list[Object]:
+def _switch(config_map: Object, hold: SwitchedRouter, wanted: Mapping[str, object]) -> list[Object]:
     """The ConfigMap with the strategy that is wanted; nothing if it has it."""
     before = recall_text(config_map["data"][hold.key], hold)
     text = lay_strategy(before, hold.pool, wanted)
@@ -131,7 +133,7 @@ def _switch(config_map: Object, hold: Hold, wanted: Mapping[str, object]) -> lis
     return [_hold(made, held)]
 
 
-def recall_text(now: str, hold: Hold) -> str:
+def recall_text(now: str, hold: SwitchedRouter) -> str:
     """What the text would be had no run touched it: as it was found, or as somebody has written it since."""
     if hold.arm is None:
         return now
@@ -147,7 +149,7 @@ def recall_text(now: str, hold: Hold) -> str:
 
 def give_back(config_map: Object) -> Object:
     """The ConfigMap without any trace of a run."""
-    metadata, hold = dict(config_map["metadata"]), read_hold(config_map)
+    metadata, hold = dict(config_map["metadata"]), read_switch(config_map)
     for part, name in (("labels", SWITCHED_LABEL), ("annotations", KEPT_ANNOTATION)):
         left = {key: value for key, value in metadata.get(part, {}).items() if key != name}
         metadata = {**metadata, part: left} if left else {k: v for k, v in metadata.items() if k != part}
@@ -157,7 +159,7 @@ def give_back(config_map: Object) -> Object:
     return {**config_map, "metadata": metadata, "data": data}
 
 
-def _hold(config_map: Object, hold: Hold) -> Object:
+def _hold(config_map: Object, hold: SwitchedRouter) -> Object:
     metadata = config_map["metadata"]
     annotations = {**metadata.get("annotations", {}), KEPT_ANNOTATION: msgspec.json.encode(hold).decode()}
     labels = {**metadata.get("labels", {}), SWITCHED_LABEL: hold.benchmark}

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from extproc.bench.board import Notice
-from extproc.operator.objects import Dataset, Object
+from extproc.bench.status_server import RunStatus
+from extproc.operator.objects import Object, PreparedDataset
 
 Key = tuple[str, str]
 """A namespace and a name."""
@@ -55,7 +55,7 @@ class Planned:
 
     faults: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    dataset: Dataset | None = None
+    dataset: PreparedDataset | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Observation:
     starts: Mapping[str, PodStart] = field(default_factory=dict)
     last_words: Mapping[str, LastWords] = field(default_factory=dict)
     planned: Planned = Planned()
-    notices: Mapping[str, Notice] = field(default_factory=dict)
+    notices: Mapping[str, RunStatus] = field(default_factory=dict)
     router: Object | None = None
     held: tuple[Object, ...] = ()
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from extproc.bench.board import Notice
 from extproc.bench.experiments.history import Entry, Line, trace_lines
 from extproc.bench.experiments.history_formats import list_regressions
 from extproc.bench.report.report import DEFINITIONS
+from extproc.bench.status_server import RunStatus
 from extproc.operator.objects import Object, Run
 from extproc.operator.resource import Benchmark, write_time
 from extproc.operator.router import is_elsewhere
@@ -86,7 +86,9 @@ def _find_phase(benchmark: Benchmark, observed: Observation, asked: Run | None, 
     return "Waiting"
 
 
-def _tell_running(run: Run, job: JobState | None, notice: Notice | None, before: Mapping[str, Any]) -> Object:
+def _tell_running(
+    run: Run, job: JobState | None, notice: RunStatus | None, before: Mapping[str, Any]
+) -> Object:
     told: Object = {"run": run.name, "report": run.report, "dataset": _tell_dataset(run)}
     if job is None or job.started is None:
         return told
@@ -99,7 +101,7 @@ def _tell_dataset(run: Run) -> str:
     return f"configmap/{run.dataset_map}" if run.dataset_map else f"{run.claim}/{run.shelf}"
 
 
-def _tell_progress(notice: Notice | None, known: Mapping[str, Any]) -> Object:
+def _tell_progress(notice: RunStatus | None, known: Mapping[str, Any]) -> Object:
     """What its Pods report, where that is another hundredth or another run: not every look is a write."""
     so_far = known.get("soFar", {})
     is_news = notice is not None and (notice.progress, notice.doing) != (

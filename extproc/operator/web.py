@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from extproc.bench.report.outputs import REPORTS
 from extproc.errors import SettingsError
 from extproc.operator.metrics import describe_benchmarks, describe_watches
-from extproc.operator.page import build_page
+from extproc.operator.page import build_runs_page
 from extproc.operator.shown import Body, read_status
 from extproc.operator.state import Key
 from extproc.operator.watches import WatchHealth
@@ -80,7 +80,7 @@ class _Pages:
 
     async def page(self, _: web.Request) -> web.Response:
         bodies = self._list()
-        text = await asyncio.to_thread(build_page, bodies, self._has_report)
+        text = await asyncio.to_thread(build_runs_page, bodies, self._has_report)
         is_moving = any(read_status(body)["phase"] in {"Starting", "Running"} for body in bodies)
         headers = {**_HEADERS, **({"refresh": str(_AGAIN_S)} if is_moving else {})}
         return web.Response(text=text, content_type="text/html", headers=headers)

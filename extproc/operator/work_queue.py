@@ -14,7 +14,7 @@ from extproc.errors import ExtprocError
 from extproc.operator.acts import act, describe_action, describe_refusal
 from extproc.operator.calls import ApiRefusal, KubeCalls, opening
 from extproc.operator.objects import Object
-from extproc.operator.observe import find_held, find_jobs, observe
+from extproc.operator.observe import find_jobs, find_switched, observe
 from extproc.operator.planning import plan_apart
 from extproc.operator.reconcile import reconcile, refuse_spec
 from extproc.operator.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark
@@ -115,7 +115,7 @@ class WorkQueue:
     async def _decide(self, key: Key, body: Object | None, calls: KubeCalls) -> list[Action]:
         # A longer name is no label, and nothing was ever made for it.
         is_label = len(key[1]) <= LONGEST_NAME
-        held = await find_held(key, calls) if is_label else ()
+        held = await find_switched(key, calls) if is_label else ()
         if body is None or body["metadata"].get("deletionTimestamp"):
             return [Replace(give_back(each)) for each in held]
         jobs = await find_jobs(key, body["metadata"]["uid"], calls) if is_label else ()

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from extproc.bench.datasets.conversation import Message
+from extproc.bench.datasets.conversation import TurnMessage
 from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.http import HttpClient
 from extproc.bench.processors.openai import OpenAIChat
-from extproc.bench.processors.processor import Processor, Query
+from extproc.bench.processors.processor import ChatQuery, Processor
 from extproc.bench.record import Record, RunClock
 from extproc.bench.spec.tree import Target
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-ASK = Query("m", (Message("user", "hello there"),), 10)
+ASK = ChatQuery("m", (TurnMessage("user", "hello there"),), 10)
 
 Script = Sequence[tuple[float, bytes]]
 """Seconds to wait, then bytes to send."""
@@ -92,7 +92,7 @@ async def http_client(
 
 
 async def ask_server(
-    script: Script, *, ask: Query = ASK, target: Target | None = None
+    script: Script, *, ask: ChatQuery = ASK, target: Target | None = None
 ) -> tuple[Record, ScriptedServer]:
     """Sends one request to a scripted server and returns what was recorded at both ends."""
     record = Record(0, 0, 0, 0.0)
@@ -101,7 +101,7 @@ async def ask_server(
     return record, server
 
 
-async def ask_once(script: Script, *, ask: Query = ASK, target: Target | None = None) -> Record:
+async def ask_once(script: Script, *, ask: ChatQuery = ASK, target: Target | None = None) -> Record:
     """Sends one request to a scripted server and returns what the client recorded."""
     record, _ = await ask_server(script, ask=ask, target=target)
     return record

@@ -199,7 +199,7 @@ async def test_csv_begins_with_the_published_columns() -> None:
 
 
 async def test_json_has_every_trial_and_a_versioned_schema() -> None:
-    fields = json.loads(report.encode(await compared(World(), comparing())))
+    fields = json.loads(report.encode_report(await compared(World(), comparing())))
 
     assert fields["schema"] == "extproc-bench-ab/1"
     assert [trial["repeat"] for trial in fields["trials"]] == [0, 0, 1, 1, 2, 2]

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from extproc.bench.processors.processor import Query
+from extproc.bench.processors.processor import ChatQuery
 from extproc.bench.record import Record, RunClock, TokenSource
 from extproc.bench.spec.tree import Target
 from tests.bench.scripted import (
@@ -183,7 +183,7 @@ async def test_whole_answer_has_tokens_but_no_first_token() -> None:
     usage = b'"usage": {"prompt_tokens": 5, "completion_tokens": 1}'
     body = b'{"choices": [{"message": {"content": "hi"}}], %s}' % usage
     head = b"HTTP/1.1 200 OK\r\nx-served-by: 10.0.0.1:8000\r\nContent-Length: %d\r\n\r\n" % len(body)
-    ask = Query("m", ASK.messages, 10, is_streaming=False)
+    ask = ChatQuery("m", ASK.messages, 10, is_streaming=False)
     record = await ask_once([(0, head + body)], ask=ask)
 
     assert (record.text, record.input_tokens, record.output_tokens) == ("hi", 5, 1)

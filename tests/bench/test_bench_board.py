@@ -3,25 +3,27 @@
 import aiohttp
 import pytest
 
-from extproc.bench.board import Board, Notice, decode_notice
 from extproc.bench.pace import Goal, Pace
-from extproc.bench.progress import Standing
+from extproc.bench.progress import RunSnapshot
+from extproc.bench.status_server import RunStatus, StatusServer, decode_status
 from extproc.errors import SettingsError
 from tests.stack.ports import free_ports
 
 
-def standing(finished: int, at_s: float = 10.0, ttft_s: tuple[float, ...] = (), failed: int = 0) -> Standing:
+def standing(
+    finished: int, at_s: float = 10.0, ttft_s: tuple[float, ...] = (), failed: int = 0
+) -> RunSnapshot:
     failures = {"status 500": failed} if failed else {}
-    return Standing(at_s, finished, 0, finished, failures, ttft_s, (), goal=Goal(requests=200))
+    return RunSnapshot(at_s, finished, 0, finished, failures, ttft_s, (), goal=Goal(requests=200))
 
 
 def test_board_tells_requests_over_planned_ones_and_the_figures_of_all_so_far() -> None:
-    board = Board()
+    board = StatusServer()
     board.begin("chat")
     board.update(standing(50, 5.0, tuple(0.001 * i for i in range(1, 51))))
     board.update(standing(100, 10.0, tuple(0.001 * i for i in range(51, 101)), failed=10))
 
-    assert board.notice() == Notice(
+    assert board.notice() == RunStatus(
         doing="chat",
         progress="50%",
         finished=100,
@@ -32,7 +34,7 @@ def test_board_tells_requests_over_planned_ones_and_the_figures_of_all_so_far() 
 
 def test_board_of_an_experiment_tells_how_much_of_all_its_runs_is_done() -> None:
     """The second of four runs, a half of it: three eighths; figures are of the run that goes."""
-    board, pace = Board(), Pace(4)
+    board, pace = StatusServer(), Pace(4)
     for title in ("least_load, repeat 1 of 2", "prefix_hash, repeat 1 of 2"):
         pace.begin()
         board.begin(title, pace)
@@ -59,24 +61,24 @@ def test_progress_is_what_is_known_and_never_all_of_it(pace: Pace, share: float 
 
 
 def test_board_says_little_before_there_is_news() -> None:
-    board = Board()
+    board = StatusServer()
     board.begin("chat")
 
-    assert board.notice() == Notice(doing="chat")
+    assert board.notice() == RunStatus(doing="chat")
 
 
 async def test_board_is_read_over_http() -> None:
     (port,) = free_ports(1)
-    board = Board()
+    board = StatusServer()
     board.want({"name": "prefix_hash", "load_factor": 1.5})
     async with (
         board.serving("127.0.0.1", port),
         aiohttp.ClientSession() as http,
         http.get(f"http://127.0.0.1:{port}/") as answer,
     ):
-        told = decode_notice(await answer.read())
+        told = decode_status(await answer.read())
         with pytest.raises(SettingsError, match="in use"):
-            async with Board().serving("127.0.0.1", port):
+            async with StatusServer().serving("127.0.0.1", port):
                 pass
 
     assert told == board.notice()
@@ -84,4 +86,4 @@ async def test_board_is_read_over_http() -> None:
 
 @pytest.mark.parametrize("text", [b"", b"<html>", b"[1]", b'{"finished": "many"}'])
 def test_what_else_somebody_says_is_no_notice(text: bytes) -> None:
-    assert decode_notice(text) is None
+    assert decode_status(text) is None

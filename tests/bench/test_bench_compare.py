@@ -144,7 +144,7 @@ def test_capped_schedule_is_measured_as_a_whole() -> None:
 
 def write(path: Path, run: RunResult, seed: int = 0) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(report.encode(seeded(run, seed)))
+    path.write_bytes(report.encode_report(seeded(run, seed)))
     return str(path)
 
 

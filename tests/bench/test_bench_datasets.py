@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from extproc.bench.datasets.conversation import (
     ChatTurn,
     Conversation,
-    Message,
+    TurnMessage,
     build_prompts,
     count_prompt_tokens,
     join_prompt,
 )
-from extproc.bench.datasets.honesty import account, find_period
+from extproc.bench.datasets.dataset_account import account, find_period
 from extproc.bench.datasets.prepare import fit_messages, prepare
 from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.datasets.text import BYTES, Ruler, estimate_tokens, fit_text, trim_text
@@ -64,7 +64,7 @@ def test_sharegpt_is_cut_at_its_answers(tmp_path: Path) -> None:
     ]
     (conversation,) = build({"name": "share-gpt", "path": write_json(tmp_path / "s.json", rows)})
 
-    asked = (Message("system", "be brief"), Message("user", "a"), Message("user", "b"))
+    asked = (TurnMessage("system", "be brief"), TurnMessage("user", "a"), TurnMessage("user", "b"))
     assert conversation.turns == (ChatTurn(asked, 1, "one"),)
 
 
@@ -73,7 +73,7 @@ def test_openorca_rows_are_single_turns(tmp_path: Path) -> None:
     path.write_text('{"system_prompt": "s", "question": "q", "response": "r"}\n{"question": ""}\n')
     (conversation,) = build({"name": "open-orca", "path": path})
 
-    assert conversation.turns == (ChatTurn((Message("system", "s"), Message("user", "q")), 1, "r"),)
+    assert conversation.turns == (ChatTurn((TurnMessage("system", "s"), TurnMessage("user", "q")), 1, "r"),)
 
 
 def test_filters_of_both_published_benchmarks(tmp_path: Path) -> None:
@@ -222,9 +222,9 @@ def test_openai_bodies_keep_everything_but_model_and_length(tmp_path: Path) -> N
     )
     chat_body, completion = build({"name": "openai-bodies", "path": path})
 
-    assert chat_body.turns == (ChatTurn((Message("user", "hi"),), 3),)
+    assert chat_body.turns == (ChatTurn((TurnMessage("user", "hi"),), 3),)
     assert chat_body.body is not None
-    assert completion.turns[0].messages == (Message("user", "once"),)
+    assert completion.turns[0].messages == (TurnMessage("user", "once"),)
 
 
 def test_prepared_file_reads_back_what_was_written(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_fitted_text_has_its_length_and_keeps_its_head(text: str, tokens: int) -
 @given(TEXTS, TEXTS, TEXTS, st.integers(min_value=1, max_value=20))
 def test_fitting_keeps_common_prefixes(head: str, one: str, other: str, tokens: int) -> None:
     """Equal prompts stay equal; prompts share what they shared, as far as their new length goes."""
-    prompts = [(Message("system", head), Message("user", tail)) for tail in (one, other)]
+    prompts = [(TurnMessage("system", head), TurnMessage("user", tail)) for tail in (one, other)]
     a, b = ("\0".join(m.content for m in fit_messages(prompt, tokens)) for prompt in prompts)
 
     assert (a == b) or one != other
@@ -287,8 +287,8 @@ def test_fitting_keeps_common_prefixes(head: str, one: str, other: str, tokens: 
 
 def test_padding_does_not_continue_the_prompt_that_was_continued() -> None:
     """Were filler equal for all, a prompt and its continuation would share it by accident."""
-    short = (Message("user", "tell me"),)
-    long = (Message("user", "tell me more"),)
+    short = (TurnMessage("user", "tell me"),)
+    long = (TurnMessage("user", "tell me more"),)
     a, b = (fit_messages(prompt, 40)[0].content for prompt in (short, long))
 
     assert estimate_tokens(a) == estimate_tokens(b) == 40
@@ -307,16 +307,16 @@ def test_input_length_applies_to_prompts_and_variable_lengths_are_drawn(tmp_path
     assert len({estimate_tokens(join_prompt(c.turns[0].messages)) for c in varied}) > 3
 
 
-def prompt_of(*sizes: int) -> tuple[Message, ...]:
+def prompt_of(*sizes: int) -> tuple[TurnMessage, ...]:
     """Alternating messages of so many tokens, from a question on; the last is a question."""
     roles = ["user", "assistant"]
-    return tuple(Message(roles[place % 2], f"{place}ab " * size) for place, size in enumerate(sizes))
+    return tuple(TurnMessage(roles[place % 2], f"{place}ab " * size) for place, size in enumerate(sizes))
 
 
 @pytest.mark.parametrize("tokens", range(2, 60))
-@pytest.mark.parametrize("system", [(), (Message("system", "be brief " * 4),)])
+@pytest.mark.parametrize("system", [(), (TurnMessage("system", "be brief " * 4),)])
 def test_input_length_is_the_whole_prompts_and_ends_on_a_question(
-    tokens: int, system: tuple[Message, ...]
+    tokens: int, system: tuple[TurnMessage, ...]
 ) -> None:
     prompt = (*system, *prompt_of(10, 8, 6, 12, 4))
     fitted = fit_messages(prompt, tokens)
@@ -328,7 +328,7 @@ def test_input_length_is_the_whole_prompts_and_ends_on_a_question(
 
 
 def test_question_keeps_a_part_of_the_prompt_when_instructions_take_all() -> None:
-    fitted = fit_messages((Message("system", "law " * 500), Message("user", "why " * 50)), 80)
+    fitted = fit_messages((TurnMessage("system", "law " * 500), TurnMessage("user", "why " * 50)), 80)
 
     assert [(m.role, estimate_tokens(m.content)) for m in fitted] == [("system", 70), ("user", 10)]
 
@@ -405,7 +405,7 @@ def test_account_of_a_cycled_dataset_warns_of_its_period() -> None:
 
 def test_account_counts_hits_of_whole_blocks_and_recomputes_the_last() -> None:
     text = fit_text("", 32)
-    conversation = Conversation((ChatTurn((Message("user", text),), 1),))
+    conversation = Conversation((ChatTurn((TurnMessage("user", text),), 1),))
     honesty = account([conversation], 2, endpoints=8)
 
     assert honesty.ideal_hit_rate == 16 / 64
@@ -428,7 +428,7 @@ def test_sequence_without_repetition_has_no_period() -> None:
 
 
 def test_turns_without_reply_add_nothing_to_the_next_prompt() -> None:
-    turns = (ChatTurn((Message("user", "a"),), 1), ChatTurn((Message("user", "b"),), 1))
+    turns = (ChatTurn((TurnMessage("user", "a"),), 1), ChatTurn((TurnMessage("user", "b"),), 1))
     prompts = list(build_prompts(Conversation(turns)))
 
     assert [len(prompt.turns[0].messages) for prompt in prompts] == [1, 2]

@@ -12,7 +12,7 @@ import pytest
 
 from extproc.bench.experiments.run import run
 from extproc.bench.judge.verdict import judge
-from extproc.bench.progress import Standing
+from extproc.bench.progress import RunSnapshot
 from extproc.bench.record import RunResult
 from extproc.bench.spec.tree import Spec
 from tests.bench.ks import exponential_cdf, ks_distance, ks_limit, sampled_cdf
@@ -25,9 +25,9 @@ ATTEMPTS = 8
 
 class Silence:
     def __init__(self) -> None:
-        self.snapshots: list[Standing] = []
+        self.snapshots: list[RunSnapshot] = []
 
-    def update(self, snapshot: Standing) -> None:
+    def update(self, snapshot: RunSnapshot) -> None:
         self.snapshots.append(snapshot)
 
 

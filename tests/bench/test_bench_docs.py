@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from extproc.bench.commands import bench
-from extproc.bench.experiments.plan import Host, plan
+from extproc.bench.experiments.plan import ClientHost, plan
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.processors.collector import collect_stream
@@ -17,7 +17,7 @@ from extproc.bench.spec.tree import parse_spec
 from tests.bench.synthetic import steady
 
 DOCS = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text()
-LARGE = Host(cores=16, ports=60_000, files=100_000)
+LARGE = ClientHost(cores=16, ports=60_000, files=100_000)
 
 
 def blocks(language: str) -> list[str]:

@@ -8,13 +8,13 @@ import pytest
 import yaml
 from aiohttp import web
 
-from extproc.bench.board import Board
 from extproc.bench.experiments.arms import CommandSwitch, Lab, SettingsFileSwitch, build_switch
 from extproc.bench.experiments.replicas import Replicas, resolve
 from extproc.bench.experiments.router_settings import LabError, is_alike, lay_strategy
 from extproc.bench.experiments.run import Interrupted
-from extproc.bench.spec.experiments import Ab
+from extproc.bench.spec.experiment_sections import Ab
 from extproc.bench.spec.section import Component
+from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
 from extproc.router.telemetry import RELOADS
 
@@ -316,7 +316,7 @@ async def test_arm_is_asked_for_on_the_board_where_a_spec_has_no_way_of_its_own(
     http: aiohttp.ClientSession, router: Router
 ) -> None:
     """Who reads the board changes the router: the lab sees that it is done."""
-    board, ab = Board(), Ab(admin=router.address, pool="two")
+    board, ab = StatusServer(), Ab(admin=router.address, pool="two")
     lab = Lab(http, build_switch(ab, board), ab, ())
     preparing = asyncio.create_task(lab.prepare(PREFIX_HASH))
     while (wanted := board.notice().wanted) is None:  # noqa: ASYNC110  # who asks over HTTP polls, too

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.bench.commands import bench
 from extproc.bench.experiments.run import run
-from extproc.bench.progress import GAP_BUCKETS_S, Exporter, Watch, exporting
+from extproc.bench.progress import GAP_BUCKETS_S, Exporter, LoadWatch, exporting
 from extproc.bench.record import Record
 from extproc.bench.report.outputs import OutputError, push_report
 from extproc.bench.report.report import build
@@ -52,7 +52,7 @@ def test_exporter_tells_tokens_gaps_and_every_latency() -> None:
     """Two requests of ten gaps of 0.1 s, and one that failed; told in two parts."""
     registry = CollectorRegistry()
     exporter, work = Exporter(registry), Work(record(0, 0.0), failed(1, 0.0))
-    watch = Watch(work, lambda: 5.0)
+    watch = LoadWatch(work, lambda: 5.0)
     exporter.update(watch.snapshot())
     work.records.append(record(2, 1.0))
     exporter.update(watch.snapshot())
@@ -72,7 +72,7 @@ def test_exporter_tells_tokens_gaps_and_every_latency() -> None:
 def test_gap_as_long_as_a_bound_is_within_it(bound: float) -> None:
     registry = CollectorRegistry()
     exporter = Exporter(registry)
-    exporter.update(Watch(Work(record(0, 0.0, chunk_s=[0.0, bound])), lambda: 5.0).snapshot())
+    exporter.update(LoadWatch(Work(record(0, 0.0, chunk_s=[0.0, bound])), lambda: 5.0).snapshot())
 
     assert read(registry)[f"extproc_bench_itl_seconds_bucket{{{float(bound)}}}"] == 1
 
@@ -90,7 +90,7 @@ def test_metrics_stay_up_while_they_linger_and_a_signal_ends_that() -> None:
 
     with exporting(port, 3600) as exporter:
         assert exporter is not None
-        exporter.update(Watch(Work(record(0, 0.0)), lambda: 5.0).snapshot())
+        exporter.update(LoadWatch(Work(record(0, 0.0)), lambda: 5.0).snapshot())
         helper = threading.Thread(target=scrape_and_end)
         helper.start()
     helper.join()

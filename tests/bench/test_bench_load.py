@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
 from extproc.bench.load.cap import Cap
-from extproc.bench.load.generator import LoadGenerator, Share
+from extproc.bench.load.generator import LoadGenerator, LoadShare
 from extproc.bench.load.workload import Numbering
-from extproc.bench.processors.processor import Query
-from extproc.bench.progress import Watch
+from extproc.bench.processors.processor import ChatQuery
+from extproc.bench.progress import LoadWatch
 from extproc.bench.record import Record, RunClock
 from extproc.bench.spec.tree import Spec
 
 THREE_TURNS = Conversation(
-    tuple(ChatTurn((Message("user", f"question {i}"),), 5, f"recorded {i}") for i in range(3))
+    tuple(ChatTurn((TurnMessage("user", f"question {i}"),), 5, f"recorded {i}") for i in range(3))
 )
 
 
@@ -27,11 +27,11 @@ class FakeClient:
     def __init__(
         self, clock: RunClock, delay_s: float = 0.0, spoil: Callable[[Record], None] = lambda _: None
     ) -> None:
-        self.asks: list[Query] = []
+        self.asks: list[ChatQuery] = []
         self.most = self._now = 0
         self._clock, self._delay_s, self._spoil = clock, delay_s, spoil
 
-    async def send(self, ask: Query, record: Record) -> None:
+    async def send(self, ask: ChatQuery, record: Record) -> None:
         self.asks.append(ask)
         self._now += 1
         self.most = max(self.most, self._now)
@@ -55,15 +55,19 @@ def build_share(
     users: int = 0,
     cap: int | None = None,
     **traffic: Any,
-) -> Share:
+) -> LoadShare:
     rate = {} if users else {"req_rate": 10}
     shape = {"total_prompts": 100, "vus": users or None, **rate, **traffic}
     spec = Spec.model_validate({"endpoint": "x", "performance": {"traffic-shape": shape}})
-    return Share(0, spec, "m", tuple(conversations), requests, tuple(starts), users, cap=cap)
+    return LoadShare(0, spec, "m", tuple(conversations), requests, tuple(starts), users, cap=cap)
 
 
 def build_generator(
-    share: Share, *, delay_s: float = 0.0, spoil: Callable[[Record], None] = lambda _: None, jobs: int = 10**9
+    share: LoadShare,
+    *,
+    delay_s: float = 0.0,
+    spoil: Callable[[Record], None] = lambda _: None,
+    jobs: int = 10**9,
 ) -> tuple[LoadGenerator, FakeClient]:
     clock = RunClock()
     client = FakeClient(clock, delay_s, spoil)
@@ -96,7 +100,7 @@ async def test_session_quotes_recorded_answers_where_asked_to() -> None:
     generator, client = build_generator(build_share(starts=[(0, 0.0)], dataset=dataset))
     await generator.run()
 
-    assert client.asks[1].messages[1] == Message("assistant", "recorded 0")
+    assert client.asks[1].messages[1] == TurnMessage("assistant", "recorded 0")
 
 
 async def test_think_time_lies_between_an_answer_and_the_next_question() -> None:
@@ -223,7 +227,7 @@ async def test_watch_reports_totals_and_only_new_latencies() -> None:
         record.failure = "http 500" if record.index == 3 else None
 
     generator, _ = build_generator(build_share(starts=[(0, 0.0), (1, 0.0)]), spoil=spoil)
-    watch = Watch(generator, RunClock())
+    watch = LoadWatch(generator, RunClock())
     await generator.run()
     first, second = watch.snapshot(), watch.snapshot()
 
@@ -235,7 +239,7 @@ async def test_watch_reports_totals_and_only_new_latencies() -> None:
 
 async def test_watch_sees_a_blocked_event_loop() -> None:
     generator, _ = build_generator(build_share())
-    watch = Watch(generator, RunClock())
+    watch = LoadWatch(generator, RunClock())
     sampling = asyncio.create_task(watch.sample())
     await asyncio.sleep(0.03)
     blocked_until_s = asyncio.get_running_loop().time() + 0.1
@@ -287,7 +291,7 @@ async def test_no_more_users_ask_at_once_than_the_stages_say() -> None:
 
 async def test_pauses_that_a_dataset_knows_come_before_those_of_the_spec() -> None:
     turns = tuple(
-        ChatTurn((Message("user", "question"),), 5, think_s=think_s) for think_s in (9.0, 0.02, None)
+        ChatTurn((TurnMessage("user", "question"),), 5, think_s=think_s) for think_s in (9.0, 0.02, None)
     )
     share = build_share([Conversation(turns)], starts=[(0, 0.0)], think_time=0.05)
     generator, _ = build_generator(share)

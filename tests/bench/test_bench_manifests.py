@@ -6,7 +6,7 @@ import yaml
 from kubernetes import client
 
 from extproc.bench.commands import bench
-from extproc.bench.experiments.plan import Host, plan
+from extproc.bench.experiments.plan import ClientHost, plan
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.spec.tree import parse_spec
@@ -21,7 +21,10 @@ def load(name: str) -> Any:
 def test_spec_of_the_job_can_be_read_and_is_possible() -> None:
     spec = parse_spec((FOLDER / "benchmark.yaml").read_text())
     made = plan(
-        spec, build_workload(spec, build_registry()), Host(cores=2, ports=28_000, files=65_536), latency_s=5
+        spec,
+        build_workload(spec, build_registry()),
+        ClientHost(cores=2, ports=28_000, files=65_536),
+        latency_s=5,
     )
 
     assert made.faults == ()

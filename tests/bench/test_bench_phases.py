@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.bench.experiments.watch import FleetWatch, Gauges, add_up, read_gauges
-from extproc.bench.load.crowd import Crowd, Visit, build_crowd
+from extproc.bench.load.crowd import UserArrivals, Visit, build_crowd
 from extproc.bench.load.journal import close_journal, open_journal, read_journal
 from extproc.bench.measure.phases import find_missed, list_stretches, measure_elasticity
 from extproc.bench.record import FleetSample, Record
@@ -186,7 +186,7 @@ def test_report_has_phases_that_hold_every_request_once() -> None:
     assert sum(phase.figures.counts.offered for phase in said.phases) == 100
     assert [phase.slo_seconds_missed for phase in said.phases] == [0, 9, 5]
     assert [phase.ready for phase in said.phases] == [2, None, 3]
-    assert report.decode(report.encode(said)) == said
+    assert report.decode_report(report.encode_report(said)) == said
 
 
 def test_every_format_tells_the_phases() -> None:
@@ -327,7 +327,7 @@ def test_watching_nothing_is_refused() -> None:
 
 def test_users_come_one_by_one_and_the_last_to_come_is_the_first_to_go() -> None:
     """0 to 4 users in 8 s, 4 for 2 s, 4 to 0 in 4 s."""
-    crowd = Crowd([(0, 0), (8, 4), (10, 4), (14, 0)])
+    crowd = UserArrivals([(0, 0), (8, 4), (10, 4), (14, 0)])
 
     assert [crowd.list_stays(user) for user in range(5)] == [
         [(0, 14)],
@@ -354,7 +354,7 @@ def test_as_many_users_are_there_as_the_line_says(
 ) -> None:
     times = [0, *itertools.accumulate(width for width, _ in steps)]
     points = [*zip(times, [first, *(users for _, users in steps)], strict=True)]
-    there = sum(Visit(Crowd(points).list_stays(user)).is_there(at_s) for user in range(9))
+    there = sum(Visit(UserArrivals(points).list_stays(user)).is_there(at_s) for user in range(9))
     before = max((point for point in points if point[0] <= at_s), key=lambda point: point[0])
     after = min((point for point in points if point[0] > at_s), key=lambda point: point[0], default=None)
     if after is None:

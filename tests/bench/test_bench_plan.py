@@ -5,14 +5,14 @@ import yaml
 from click.testing import CliRunner
 
 from extproc.bench.commands import bench
-from extproc.bench.experiments.plan import Host, Plan, plan, plan_text
+from extproc.bench.experiments.plan import ClientHost, Plan, plan, plan_text
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 from tests.bench.synthetic import spec
 
-HOST = Host(cores=2, ports=28_000, files=1024)
+HOST = ClientHost(cores=2, ports=28_000, files=1024)
 TRAFFIC = {
     "req_rate": 10,
     "duration": 20,
@@ -21,7 +21,7 @@ TRAFFIC = {
 }
 
 
-def planned(host: Host = HOST, processes: int = 1, **traffic: object) -> Plan:
+def planned(host: ClientHost = HOST, processes: int = 1, **traffic: object) -> Plan:
     made = spec(**{**TRAFFIC, **traffic}).model_copy(update={"processes": processes})
     return plan(made, build_workload(made, build_registry()), host, latency_s=2.0)
 
@@ -47,19 +47,19 @@ def test_plan_of_a_closed_loop_has_no_schedule_and_one_connection_per_user() -> 
 @pytest.mark.parametrize(
     ("host", "traffic", "fault"),
     [
-        (Host(2, 10, 1024), {}, "20 connections at once from 10 local ports"),
-        (Host(2, 28_000, 70), {}, "84 open files per process, 70 allowed"),
+        (ClientHost(2, 10, 1024), {}, "20 connections at once from 10 local ports"),
+        (ClientHost(2, 28_000, 70), {}, "84 open files per process, 70 allowed"),
         (HOST, {"req_rate": 5000, "duration": 1}, "cores are needed"),
     ],
 )
 def test_impossible_runs_are_refused_with_the_reason(
-    host: Host, traffic: dict[str, object], fault: str
+    host: ClientHost, traffic: dict[str, object], fault: str
 ) -> None:
     assert any(fault in found for found in planned(host, 1, **traffic).faults)
 
 
 def test_more_processes_make_a_fast_run_possible() -> None:
-    host = Host(cores=8, ports=60_000, files=100_000)
+    host = ClientHost(cores=8, ports=60_000, files=100_000)
 
     assert planned(host, req_rate=1000, duration=1).faults
     assert not planned(host, req_rate=1000, duration=1, processes=8).faults

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.datasets.conversation import Message
+from extproc.bench.datasets.conversation import TurnMessage
 from extproc.bench.processors.anthropic import AnthropicMessages
 from extproc.bench.processors.collector import collect_stream, collect_whole
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
-from extproc.bench.processors.processor import Processor, Query
+from extproc.bench.processors.processor import ChatQuery, Processor
 from extproc.bench.record import Record, TokenSource
 
-CHAT = (Message("system", "be brief"), Message("user", "hi"))
-ASK = Query("m", CHAT, 5)
+CHAT = (TurnMessage("system", "be brief"), TurnMessage("user", "hi"))
+ASK = ChatQuery("m", CHAT, 5)
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
 RESPONSE_USAGE = {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 8}}
@@ -214,7 +214,7 @@ def test_recorded_body_is_sent_with_its_own_fields() -> None:
         "max_completion_tokens": 99,
     }
     processor = OpenAIChat(length_field="max_completion_tokens")
-    sent = processor.body(Query("m", CHAT, 5, is_streaming=False, body=body))
+    sent = processor.body(ChatQuery("m", CHAT, 5, is_streaming=False, body=body))
 
     assert sent == {
         "model": "m",

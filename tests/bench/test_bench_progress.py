@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from extproc.bench.pace import Goal, Pace, roughly
-from extproc.bench.progress import Broadcast, Display, Standing, Toward, serving, showing
+from extproc.bench.progress import Broadcast, Display, GoalProgress, RunSnapshot, serving, showing
 
-SNAPSHOT = Standing(
+SNAPSHOT = RunSnapshot(
     at_s=12.0,
     sent=1200,
     in_flight=34,
@@ -74,7 +74,7 @@ def test_exporter_serves_the_state_of_a_run_while_it_goes() -> None:
 )
 def test_display_shows_how_much_is_done_and_how_long_the_rest_takes(goal: Goal, shown: str) -> None:
     display = Display("a run")
-    Toward(goal, display).update(SNAPSHOT)
+    GoalProgress(goal, display).update(SNAPSHOT)
 
     (line,) = [line for line in text_of(display).splitlines() if "│ time " in line]
     assert " ".join(line.strip("│ ").split()) == f"time {' '.join(shown.split())}"

@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from extproc.bench.experiments.compare import compare, comparison_markdown
-from extproc.bench.judge.verdict import Figures, Reason, build_verdict, judge
+from extproc.bench.judge.verdict import FaultReason, Figures, build_verdict, judge
 from extproc.bench.measure import metrics
-from extproc.bench.measure.metrics import Counts, Metrics, Throughput, Tokens
+from extproc.bench.measure.metrics import Counts, RunMetrics, Throughput, Tokens
 from extproc.bench.measure.stats import Stats
 from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
@@ -32,9 +32,9 @@ def stats(mean: float, p50: float, p99: float) -> Stats:
     return Stats(8000, mean, 0, 0, 0, p50, 0, 0, 0, p99, 0, 0)
 
 
-def published() -> Metrics:
+def published() -> RunMetrics:
     """KubeAI's published cell: prefix hash, 800 requests at once."""
-    return Metrics(
+    return RunMetrics(
         window=Window(0.0, 104.67),
         counts=Counts(8000, 8000, 8000, 0, {}),
         throughput=Throughput(76.43, 76.43, 63594.68, 5813.11, 514),
@@ -91,7 +91,7 @@ def test_vllm_text_of_a_run_has_the_figures_of_the_whole_run_from_the_sending() 
 def test_vllm_text_adds_goodput_when_limits_are_set() -> None:
     goodput = metrics.Goodput(10, 0.1, 1.5)
     text = vllm_text(
-        Metrics(
+        RunMetrics(
             published().window, published().counts, published().throughput, published().tokens, goodput, {}
         )
     )
@@ -127,7 +127,7 @@ def test_report_survives_a_round_trip() -> None:
     run = result([record(0, 0.0), failed(1, 1.0)])
     said = report.build(run)
 
-    assert report.decode(report.encode(said)) == said
+    assert report.decode_report(report.encode_report(said)) == said
 
 
 def test_report_tells_its_schema_and_the_servers_hit_rate() -> None:
@@ -143,15 +143,15 @@ def test_report_tells_its_schema_and_the_servers_hit_rate() -> None:
 )
 def test_foreign_file_is_refused_as_a_report(text: bytes, fault: str) -> None:
     with pytest.raises(report.ReportError, match=fault):
-        report.decode(text)
+        report.decode_report(text)
 
 
 def test_report_of_another_schema_is_refused() -> None:
     run = steady(4)
-    other = report.encode(report.build(run)).replace(b"report/1", b"report/2")
+    other = report.encode_report(report.build(run)).replace(b"report/1", b"report/2")
 
     with pytest.raises(report.ReportError, match="this version reads"):
-        report.decode(other)
+        report.decode_report(other)
 
 
 def test_equal_schedules_have_equal_digests() -> None:
@@ -198,7 +198,7 @@ def test_every_report_is_written_and_a_users_own_goes_with_them(tmp_path: Path) 
 
 def test_verdict_is_printed_with_its_reasons_literally() -> None:
     file = io.StringIO()
-    verdict = build_verdict([Reason("client-limited", "[red] lag")], ["a remark"], Figures())
+    verdict = build_verdict([FaultReason("client-limited", "[red] lag")], ["a remark"], Figures())
 
     print_verdict(replace(report.build(steady(10)), verdict=verdict), Console(file=file, width=80))
 

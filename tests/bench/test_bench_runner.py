@@ -21,11 +21,11 @@ from extproc.bench.commands import DOES_NOT_HOLD, bench
 from extproc.bench.experiments.run import find_model, run, share_out
 from extproc.bench.experiments.scrape import read_cache_counters, scrape
 from extproc.bench.load.driver import LoadError
-from extproc.bench.load.process import Done, Ready, Start, _allow_files, run_process
+from extproc.bench.load.process import Done, Ready, StartAt, _allow_files, run_process
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.measure import metrics
-from extproc.bench.measure.metrics import Metrics, measure
+from extproc.bench.measure.metrics import RunMetrics, measure
 from extproc.bench.record import CacheCounters, Record, RunResult, Window
 from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import build
@@ -387,7 +387,7 @@ async def test_run_is_measured_once_however_many_formats_tell_it(
 ) -> None:
     windows: list[Window] = []
 
-    def count(records: Sequence[Record], window: Window, slo: Slo) -> Metrics:
+    def count(records: Sequence[Record], window: Window, slo: Slo) -> RunMetrics:
         windows.append(window)
         return measure(records, window, slo)
 
@@ -413,7 +413,7 @@ def test_process_with_much_to_tell_waits_for_a_parent_that_is_slow(null_server: 
     process.start()
     theirs.close()
     assert isinstance(mine.recv(), Ready)
-    mine.send(Start(time.monotonic()))
+    mine.send(StartAt(time.monotonic()))
     process.join(8)
     messages = iter(mine.recv, None)
     done = next(message for message in messages if isinstance(message, Done))

@@ -8,7 +8,7 @@ from extproc.bench.experiments.saturate import Rung, Saturation, next_rate, summ
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
 from extproc.bench.record import Window
 from extproc.bench.report import report
-from extproc.bench.spec.experiments import Ladder
+from extproc.bench.spec.experiment_sections import Ladder
 from tests.bench.synthetic import failed, record, result
 
 LADDER = Ladder(start=1, factor=2, steps=12, precision=0.1)
@@ -184,4 +184,4 @@ def test_reports_name_the_inflection_point() -> None:
     assert "Inflection point at 13.00 req/s" in text
     assert text.count("saturated") == 2
     assert "Inflection point" in saturation_html(found)
-    assert json.loads(report.encode(found))["schema"] == "extproc-bench-saturation/2"
+    assert json.loads(report.encode_report(found))["schema"] == "extproc-bench-saturation/2"

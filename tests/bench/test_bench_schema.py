@@ -21,7 +21,7 @@ def test_published_schema_is_that_of_the_reports() -> None:
 def test_report_of_an_earlier_version_follows_the_schema_and_is_read() -> None:
     """New fields have defaults; were one to go or to be needed, the number in `report.SCHEMA` would rise."""
     text = EARLIER.read_bytes()
-    said = report.decode(text)
+    said = report.decode_report(text)
 
     jsonschema.validate(json.loads(text), json.loads(SCHEMA.read_text()))
     assert (said.name, said.whole.counts.completed, said.server_hit_rate) == ("benchmark", 100, 0.6)
@@ -57,4 +57,4 @@ def test_what_the_schema_refuses_is_not_read_either(path: list[str], value: obje
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(spoilt, json.loads(SCHEMA.read_text()))
     with pytest.raises(report.ReportError):
-        report.decode(json.dumps(spoilt).encode())
+        report.decode_report(json.dumps(spoilt).encode())

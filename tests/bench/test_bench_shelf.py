@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
-from extproc.bench.datasets.shelf import Shelf, zip_dataset
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
+from extproc.bench.datasets.dataset_cache import DatasetCache, zip_dataset
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload, name_dataset
 from extproc.bench.spec.tree import Spec
@@ -25,7 +25,7 @@ def spec_of(shape: dict[str, Any], seed: int = 0) -> Spec:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_run_with_a_kept_dataset_is_the_run_that_prepared_it(shape: dict[str, Any], tmp_path: Path) -> None:
-    spec, shelf = spec_of(shape), Shelf((tmp_path / "claim",))
+    spec, shelf = spec_of(shape), DatasetCache((tmp_path / "claim",))
     prepared = build_workload(spec, build_registry(), shelf)
     assert [path.name for path in (tmp_path / "claim").iterdir()] == [f"{name_dataset(spec)}.jsonl.gz"]
 
@@ -34,8 +34,8 @@ def test_run_with_a_kept_dataset_is_the_run_that_prepared_it(shape: dict[str, An
 
 
 def test_what_is_kept_is_asked_whatever_would_be_drawn_today(tmp_path: Path) -> None:
-    spec, shelf = spec_of(SHAPES[1]), Shelf((tmp_path,))
-    kept = (Conversation((ChatTurn((Message("user", "as drawn by an older version"),), 5),)),)
+    spec, shelf = spec_of(SHAPES[1]), DatasetCache((tmp_path,))
+    kept = (Conversation((ChatTurn((TurnMessage("user", "as drawn by an older version"),), 5),)),)
     shelf.keep(name_dataset(spec), kept)
 
     assert build_workload(spec, build_registry(), shelf).conversations == kept
@@ -44,8 +44,8 @@ def test_what_is_kept_is_asked_whatever_would_be_drawn_today(tmp_path: Path) -> 
 def test_folders_are_looked_through_in_order_and_the_last_one_keeps(tmp_path: Path) -> None:
     """An object that cannot be written comes first, a claim last."""
     fixed, claim = tmp_path / "fixed", tmp_path / "claim"
-    spec, other, shelf = spec_of(SHAPES[1]), spec_of(SHAPES[1], seed=1), Shelf((fixed, claim))
-    Shelf((fixed,)).keep(name_dataset(spec), build_workload(spec, build_registry()).conversations)
+    spec, other, shelf = spec_of(SHAPES[1]), spec_of(SHAPES[1], seed=1), DatasetCache((fixed, claim))
+    DatasetCache((fixed,)).keep(name_dataset(spec), build_workload(spec, build_registry()).conversations)
     for each in (spec, other):
         build_workload(each, build_registry(), shelf)
 
@@ -78,11 +78,11 @@ def test_broken_dataset_is_told_by_its_name(data: bytes, tmp_path: Path) -> None
     path.write_bytes(data)
 
     with pytest.raises(SettingsError, match=path.name):
-        build_workload(spec, build_registry(), Shelf((tmp_path,)))
+        build_workload(spec, build_registry(), DatasetCache((tmp_path,)))
 
 
 def test_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(SettingsError, match="file"):
-        build_workload(spec_of(SHAPES[1]), build_registry(), Shelf((tmp_path / "file" / "claim",)))
+        build_workload(spec_of(SHAPES[1]), build_registry(), DatasetCache((tmp_path / "file" / "claim",)))

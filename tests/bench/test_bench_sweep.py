@@ -17,12 +17,12 @@ from extproc.bench.experiments.run import Interrupted
 from extproc.bench.experiments.sweep import Task, list_tasks
 from extproc.bench.experiments.sweep_rows import build_row, write_rows
 from extproc.bench.measure.stats import ratio_interval
-from extproc.bench.published.sweep import Spot, Sweep, gather
-from extproc.bench.published.sweep_formats import headlines, how, sweep_html, sweep_markdown
+from extproc.bench.published.sweep_formats import how, sweep_headlines, sweep_html, sweep_markdown
+from extproc.bench.published.sweep_table import Spot, SweepTable, gather
 from extproc.bench.published.tables import Cell, read_published
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
-from extproc.bench.spec.experiments import Load
+from extproc.bench.spec.experiment_sections import Load
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
@@ -53,7 +53,7 @@ def cell(strategy: str, cap: int = 100, *, repeat: int = 1, said: str = "valid",
     return Cell(strategy, {**base, **figures}, "", repeat, said)
 
 
-def spot(sweep: Sweep, strategy: str) -> Spot:
+def spot(sweep: SweepTable, strategy: str) -> Spot:
     return sweep.parts[0].of(strategy)[-1]
 
 
@@ -157,7 +157,7 @@ def do(tasks: Sequence[Task], folder: Path, world: World) -> list[str]:
     """Does what is missing as the command does it; returns the titles of what was run."""
 
     def keep(task: Task, _: RunResult, said: report.Report) -> None:
-        sweeping.append_kept(folder / sweeping.CELLS, sweeping.Kept(task.digest, task.title, said))
+        sweeping.append_kept(folder / sweeping.CELLS, sweeping.MeasuredCells(task.digest, task.title, said))
 
     asyncio.run(sweeping.run_tasks(sweeping.find_missing(tasks, folder), world.run, world, keep))
     return world.titles
@@ -166,12 +166,12 @@ def do(tasks: Sequence[Task], folder: Path, world: World) -> list[str]:
 def test_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     tasks = list_tasks(sweep_spec())
     first = do(tasks, tmp_path, World(stop_before=3))
-    faults = [*sweeping.find_faults(tasks, tmp_path)]
+    faults = [*sweeping.find_sweep_faults(tasks, tmp_path)]
     second = do(tasks, tmp_path, World())
 
     assert faults == ["partial: 5 of 8 runs are missing; the same command goes on"]
     assert [*first, *second] == [task.title for task in tasks]
-    assert [*sweeping.find_faults(tasks, tmp_path)] == []
+    assert [*sweeping.find_sweep_faults(tasks, tmp_path)] == []
     assert do(tasks, tmp_path, World()) == []
 
 
@@ -229,7 +229,7 @@ def test_runs_that_are_not_valid_are_done_again_on_request(tmp_path: Path) -> No
             run,
             world,
             lambda task, _, said: sweeping.append_kept(
-                tmp_path / sweeping.CELLS, sweeping.Kept(task.digest, task.title, said)
+                tmp_path / sweeping.CELLS, sweeping.MeasuredCells(task.digest, task.title, said)
             ),
         )
     )
@@ -244,11 +244,13 @@ def test_arms_with_different_schedules_are_told(tmp_path: Path) -> None:
 
     def keep(task: Task, made: RunResult, said: report.Report) -> None:
         said = replace(said, schedule=task.arm.name)
-        sweeping.append_kept(tmp_path / sweeping.CELLS, sweeping.Kept(task.digest, task.title, said))
+        sweeping.append_kept(tmp_path / sweeping.CELLS, sweeping.MeasuredCells(task.digest, task.title, said))
 
     asyncio.run(sweeping.run_tasks(tasks, world.run, world, keep))
 
-    assert [*sweeping.find_faults(tasks, tmp_path)] == ["100 in flight, repeat 1: the arms' schedules differ"]
+    assert [*sweeping.find_sweep_faults(tasks, tmp_path)] == [
+        "100 in flight, repeat 1: the arms' schedules differ"
+    ]
 
 
 # What is said.
@@ -293,7 +295,7 @@ def test_ratios_are_paired_by_repeat() -> None:
 def test_client_limited_strategy_has_a_lower_bound_for_throughput_and_no_latency() -> None:
     limited = cell("prefix_hash", said="invalid: client-limited", total_tok_per_s=145, ttft_mean_ms=2)
     sweep = gather("x", [cell("round_robin", total_tok_per_s=100, ttft_mean_ms=400), limited])
-    (line,) = headlines(sweep)
+    (line,) = sweep_headlines(sweep)
 
     assert spot(sweep, "prefix_hash").ratios == {}
     assert "tok/s at least +45%" in line
@@ -307,7 +309,7 @@ def test_strategy_whose_requests_failed_has_no_ratio_at_all() -> None:
     broken = cell("prefix_hash", said="invalid: requests failed", total_tok_per_s=145)
     sweep = gather("x", [cell("round_robin", total_tok_per_s=100), broken])
 
-    assert "no ratio" in headlines(sweep)[0]
+    assert "no ratio" in sweep_headlines(sweep)[0]
 
 
 def test_headline_is_of_the_highest_load_that_compares() -> None:
@@ -324,7 +326,9 @@ def test_headline_is_of_the_highest_load_that_compares() -> None:
     ]
     sweep = gather("x", cells)
 
-    assert headlines(sweep) == ["prefix_hash against round_robin, 800 in flight at most: TTFT mean 4x lower."]
+    assert sweep_headlines(sweep) == [
+        "prefix_hash against round_robin, 800 in flight at most: TTFT mean 4x lower."
+    ]
     assert sweep_html(sweep).count('class="dot s0 hollow"') == 1
     assert sweep_html(sweep).count('class="dot s1"') == 3
 
@@ -415,7 +419,7 @@ def test_archived_pair_of_4000_prompts_was_limited_by_its_client() -> None:
 def test_published_table_of_8_l4_shows_at_least_45_percent_and_no_latency_ratio() -> None:
     sweep = gather("seed", published("extproc.simulator.fleet", "kubeai-8xl4.csv"))
 
-    assert "tok/s at least +45%" in headlines(sweep)[-1]
+    assert "tok/s at least +45%" in sweep_headlines(sweep)[-1]
     assert len(sweep.faults) == 5
 
 

@@ -73,7 +73,7 @@ def test_thresholds_are_held_against_the_headline_figures() -> None:
 def test_thresholds_survive_the_report_file() -> None:
     said = judged("ttft_ms.p95 < 500.1")
 
-    assert report.decode(report.encode(said)) == said
+    assert report.decode_report(report.encode_report(said)) == said
 
 
 def run_with(tmp_path: Path, port: int, **fields: Any) -> int:

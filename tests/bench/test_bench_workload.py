@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
 from extproc.bench.datasets.draws import draw, draw_tokens
 from extproc.bench.datasets.text import ByteRuler
 from extproc.bench.datasets.tokens import TokenRuler, recount
@@ -104,7 +104,7 @@ def test_dataset_that_is_bounded_is_cycled_as_it_was_told() -> None:
 
 def test_source_that_has_no_more_is_not_asked_for_ever() -> None:
     registry = build_registry()
-    one = Conversation((ChatTurn((Message("user", "the only one"),), 1),))
+    one = Conversation((ChatTurn((TurnMessage("user", "the only one"),), 1),))
     registry.datasets["one"] = lambda dataset, need, rng: [one]
 
     spec = {
@@ -205,7 +205,7 @@ class Words(ByteRuler):
 
 def test_tokenizer_counts_beside_the_server_and_instead_of_nobody() -> None:
     told, untold = build_record(TokenSource.SERVER), build_record(TokenSource.ESTIMATE)
-    recount([told, untold], [(Message("user", "a b"),)] * 2, Words())
+    recount([told, untold], [(TurnMessage("user", "a b"),)] * 2, Words())
 
     assert (told.output_tokens, told.estimated_output_tokens) == (9, 3)
     assert told.token_source is TokenSource.SERVER

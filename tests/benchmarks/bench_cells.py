@@ -25,7 +25,7 @@ from extproc import __version__
 from extproc.bench.experiments.ab import label
 from extproc.bench.measure.words import DASH, fixed, percent
 from extproc.bench.report.markdown import markdown_table
-from extproc.bench.report.report import Report, decode
+from extproc.bench.report.report import Report, decode_report
 from extproc.bench.spec.section import Component
 from extproc.simulator.fleet.arms import parse_arm
 from extproc.simulator.fleet.cell import MatrixCell
@@ -140,12 +140,12 @@ def report_path(folder: Path, arm: str) -> Path:
 
 def is_done(folder: Path, arm: str) -> bool:
     path = report_path(folder, arm)
-    return path.exists() and decode(path.read_bytes()).verdict.is_valid
+    return path.exists() and decode_report(path.read_bytes()).verdict.is_valid
 
 
 def read_line(folder: Path, arm: str, rows: Sequence[Row]) -> Line:
     path = report_path(folder, arm)
-    report = decode(path.read_bytes()) if path.exists() else None
+    report = decode_report(path.read_bytes()) if path.exists() else None
     measured = None if report is None else read_report(report)
     verdict = "not measured" if report is None else report.verdict.text
     return Line(arm, [read_row(row) for row in rows], measured, verdict)

@@ -24,7 +24,7 @@ from extproc.bench.experiments.ab import Trial, run_trials
 from extproc.bench.experiments.arms import Lab, build_switch
 from extproc.bench.experiments.run import run
 from extproc.bench.measure.words import fixed, percent
-from extproc.bench.progress import Standing
+from extproc.bench.progress import RunSnapshot
 from extproc.bench.published.tables import Cell, judge_cell, read_published
 from extproc.bench.record import RunResult
 from extproc.bench.report.markdown import markdown_table
@@ -84,7 +84,7 @@ def read_waits(fleet: Fleet) -> Waits:
 class Silence:
     """Implements `Progress`: a line per cell is enough."""
 
-    def update(self, snapshot: Standing) -> None: ...
+    def update(self, snapshot: RunSnapshot) -> None: ...
 
 
 def build_spec(fleet: Fleet, row: Cell, options: argparse.Namespace) -> Spec:

@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from extproc.bench.board import Notice
+from extproc.bench.status_server import RunStatus
 from extproc.operator.metrics import describe_benchmarks
 from extproc.operator.watches import WatchHealth
 from extproc.operator.web import build_web
@@ -57,7 +57,7 @@ def running() -> World:
     world = World()
     world.settle()
     (leader,) = world.active()
-    world.notices[leader.run] = Notice("b", "45%", 450, 1000)
+    world.notices[leader.run] = RunStatus("b", "45%", 450, 1000)
     world.settle()
     return world
 
@@ -65,7 +65,7 @@ def running() -> World:
 def searching() -> World:
     world = running()
     (leader,) = world.active()
-    world.notices[leader.run] = Notice("3.38 req/s", "run 3 of at most 12")
+    world.notices[leader.run] = RunStatus("3.38 req/s", "run 3 of at most 12")
     world.settle()
     return world
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.bench.report.brief import Brief, build_brief, decode_brief, encode_brief
 from extproc.bench.spec.tree import parse_spec
-from extproc.operator.objects import Dataset, Object, Run, list_objects, merge_job
+from extproc.operator.objects import Object, PreparedDataset, Run, list_objects, merge_job
 from extproc.operator.planning import plan_apart, plan_benchmark, read_cpu
 from extproc.operator.resource import parse_benchmark
 from extproc.operator.state import Planned
@@ -82,7 +82,7 @@ def test_reports_outlive_the_benchmark_if_that_is_asked() -> None:
 
 def test_small_dataset_is_an_object_that_every_run_of_a_schedule_has() -> None:
     """It is made once, does not change, and belongs to the Benchmark."""
-    dataset = Dataset("d1", b"zipped")
+    dataset = PreparedDataset("d1", b"zipped")
     world = World(spec={**SPEC, "schedule": "* * * * *"}, planned=Planned(dataset=dataset))
     for _ in range(3):
         world.after(minutes=1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.bench.board import Notice
+from extproc.bench.status_server import RunStatus
 from extproc.operator.objects import MAIN, PARTS
 from extproc.operator.state import Create, Delete, Planned, PodStart, WriteStatus
 from tests.operator.world import SPEC, World, brief
@@ -257,7 +257,7 @@ def test_progress_is_what_the_pod_reports() -> None:
     (leader,) = world.active()
     assert "progress" not in world.status
     figures = {"req_per_s": 9.5, "ttft_p95_ms": 210.4}
-    world.notices[leader.run] = Notice("b", "45%", 450, 1000, figures)
+    world.notices[leader.run] = RunStatus("b", "45%", 450, 1000, figures)
     world.settle()
 
     assert world.status["progress"] == "45%"
@@ -274,13 +274,13 @@ def test_status_is_written_when_a_leader_has_come_further_and_not_at_every_look(
     world = World()
     world.settle()
     (leader,) = world.active()
-    world.notices[leader.run] = Notice("b", "45%", 450, 1000)
+    world.notices[leader.run] = RunStatus("b", "45%", 450, 1000)
     world.settle()
-    world.notices[leader.run] = Notice("b", "45%", 457, 1000)
+    world.notices[leader.run] = RunStatus("b", "45%", 457, 1000)
     assert world.decide() == []
     del world.notices[leader.run]  # it could not be asked this time
     assert world.decide() == []
-    world.notices[leader.run] = Notice("b", "46%", 460, 1000)
+    world.notices[leader.run] = RunStatus("b", "46%", 460, 1000)
     assert [type(action) for action in world.decide()] == [WriteStatus]
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.bench.board import Notice
 from extproc.bench.experiments.router_settings import lay_strategy, read_strategy
+from extproc.bench.status_server import RunStatus
 from extproc.operator.objects import MAIN
 from extproc.operator.resource import SpecRefused, parse_benchmark
-from extproc.operator.router import KEPT_ANNOTATION, SWITCHED_LABEL, read_hold
+from extproc.operator.router import KEPT_ANNOTATION, SWITCHED_LABEL, read_switch
 from extproc.operator.state import Create, Replace
 from tests.operator.world import SPEC, World, brief
 
@@ -56,7 +56,7 @@ def text_of(world: World) -> str:
 def ask(world: World, arm: Object) -> None:
     """Has the leader of the run that goes say that it wants an arm."""
     (leader,) = world.active(lambda job: job.part == MAIN)
-    world.notices[leader.run] = Notice("least_load, repeat 1 of 3", "3%", wanted=arm)
+    world.notices[leader.run] = RunStatus("least_load, repeat 1 of 3", "3%", wanted=arm)
     world.settle()
 
 
@@ -72,7 +72,7 @@ def test_router_is_taken_before_the_run_begins_and_not_changed_before_its_leader
     world.settle()
 
     assert text_of(world) == TEXT
-    hold = read_hold(world.routers["extproc"])
+    hold = read_switch(world.routers["extproc"])
     assert hold is not None
     assert (hold.benchmark, hold.run) == ("b", world.status["run"])
     assert world.routers["extproc"]["metadata"]["labels"] == {SWITCHED_LABEL: "b"}
@@ -136,7 +136,7 @@ def test_run_after_a_run_takes_what_the_operators_wrote_not_the_last_arm() -> No
     world.change(seed=5)
     world.settle()
 
-    hold = read_hold(world.routers["extproc"])
+    hold = read_switch(world.routers["extproc"])
     assert hold is not None
     assert (hold.run, hold.text, text_of(world)) == (world.status["run"], TEXT, TEXT)
 
@@ -146,7 +146,7 @@ def test_benchmark_made_again_under_its_name_takes_the_router_that_its_forerunne
     world.settle()
     ask(world, PREFIX_HASH)
     again = comparing()
-    hold = read_hold(world.routers["extproc"])
+    hold = read_switch(world.routers["extproc"])
     assert hold is not None
     left = world.routers["extproc"]["metadata"]["annotations"][KEPT_ANNOTATION].replace('"u"', '"gone"')
     again.routers["extproc"] = config_map(
@@ -206,7 +206,7 @@ def test_router_that_somebody_makes_unusable_during_a_run_ends_it_and_stays_thei
 
     assert (world.status["phase"], world.jobs) == ("Refused", {})
     assert text_of(world) == theirs
-    assert read_hold(world.routers["extproc"]) is None
+    assert read_switch(world.routers["extproc"]) is None
 
 
 def test_router_whose_settings_somebody_deletes_during_a_run_ends_it() -> None:
@@ -225,7 +225,7 @@ def test_copy_of_a_router_that_was_made_meanwhile_belongs_to_nobody() -> None:
     world.settle()
     ask(world, PREFIX_HASH)
     copy = world.routers["extproc"]
-    assert read_hold({**copy, "metadata": {**copy["metadata"], "name": "copy"}}) is None
+    assert read_switch({**copy, "metadata": {**copy["metadata"], "name": "copy"}}) is None
 
 
 @pytest.mark.parametrize("kept", ["", "{}", "[]", '{"config_map": "extproc"}'])
@@ -316,8 +316,8 @@ def test_router_is_given_back_wherever_the_operator_is_cut_off(data: st.DataObje
                 world.change(suspend=data.draw(st.booleans()))
             case "ask" if leaders:
                 arm = data.draw(st.sampled_from([LEAST_LOAD, PREFIX_HASH]))
-                world.notices[leaders[0].run] = Notice(wanted=arm)
-        hold = read_hold(world.routers["extproc"])
+                world.notices[leaders[0].run] = RunStatus(wanted=arm)
+        hold = read_switch(world.routers["extproc"])
         assert text_of(world) == TEXT or hold is not None
         assert hold is None or hold.text == TEXT
     world.change(suspend=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from extproc.bench.measure.words import DASH
-from extproc.operator.page import build_page
+from extproc.operator.page import build_runs_page
 from extproc.operator.watches import WatchHealth
 from extproc.operator.web import find_report
 from extproc.router.cluster.kube_api import WatchLost
@@ -59,7 +59,9 @@ def test_a_status_that_somebody_edited_is_shown_as_far_as_it_can_be(data: st.Dat
         lambda both: {**both[0], "history": both[1]} if isinstance(both[0], dict) else both[0]
     )
     body["status"] = data.draw(st.one_of(fields_of(written), statuses))
-    page = build_page([body], lambda _, run: find_report(Path("/tmp"), body, run, "report.html") is not None)
+    page = build_runs_page(
+        [body], lambda _, run: find_report(Path("/tmp"), body, run, "report.html") is not None
+    )
     generate_latest(Families([body]))
 
     assert page.encode().count(b"default/edited") >= 2

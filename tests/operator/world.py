@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from extproc.bench.board import Notice
 from extproc.bench.report.brief import Brief, encode_brief
+from extproc.bench.status_server import RunStatus
 from extproc.operator.crd import build_crd
 from extproc.operator.objects import DUE_ANNOTATION, MAIN, PART_LABEL, PARTS, RUN_LABEL
 from extproc.operator.reconcile import reconcile, refuse_spec
@@ -51,7 +51,7 @@ class World:
     starts: dict[str, PodStart] = field(default_factory=dict)
     words: dict[str, LastWords] = field(default_factory=dict)
     planned: Planned = field(default_factory=Planned)
-    notices: dict[str, Notice] = field(default_factory=dict)
+    notices: dict[str, RunStatus] = field(default_factory=dict)
     routers: dict[str, Object] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
 

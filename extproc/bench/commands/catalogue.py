@@ -63,6 +63,6 @@ def _read_entries(folder: Path) -> Iterator[Entry]:
     reports = sorted(folder.rglob("report.json"))
     for path in reports:
         try:
-            yield enter_report(report.decode(path.read_bytes()), str(path))
+            yield enter_report(report.decode_report(path.read_bytes()), str(path))
         except report.ReportError as error:
             click.echo(f"left out: {path}: {error}", err=True)

@@ -10,11 +10,11 @@ from rich.console import Console
 from extproc.bench.commands.options import (
     board_option,
     brief_option,
-    read_shelf,
+    read_cache,
+    run_with_status,
     shelf_option,
-    until_told_on,
 )
-from extproc.bench.datasets.shelf import Shelf
+from extproc.bench.datasets.dataset_cache import DatasetCache
 from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import count_runs, run_ab
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
@@ -26,8 +26,8 @@ from extproc.bench.experiments.run import show_runs
 from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
 from extproc.bench.experiments.sweep_rows import write_rows
 from extproc.bench.pace import Pace
-from extproc.bench.published.sweep import gather
 from extproc.bench.published.sweep_formats import sweep_html, sweep_markdown
+from extproc.bench.published.sweep_table import gather
 from extproc.bench.published.tables import published_markdown, read_published
 from extproc.bench.report import report
 from extproc.bench.report.brief import Brief, build_brief
@@ -84,7 +84,7 @@ def _read_reports(path: Path) -> list[report.Report]:
 
 def _read_report(path: Path) -> report.Report:
     try:
-        return report.decode(path.read_bytes())
+        return report.decode_report(path.read_bytes())
     except report.ReportError as error:
         raise report.ReportError(f"{path}: {error}") from None
 
@@ -112,11 +112,11 @@ def ab(
     Each arm is switched to live, caches are emptied, then it is measured; again with other seeds. Exit 3
     if the arms are not comparable.
     """
-    spec, shelf = read_spec(spec_file), read_shelf(datasets)
+    spec, shelf = read_spec(spec_file), read_cache(datasets)
     if output is not None:
         make_folder(output)
     pace = Pace(count_runs(spec.ab))
-    trials = until_told_on(
+    trials = run_with_status(
         board,
         lambda stop, on: run_ab(
             spec,
@@ -130,7 +130,7 @@ def ab(
     click.echo(ab_markdown(compared), nl=False)
     if output is not None:
         texts = {
-            "ab.json": report.encode(compared).decode(),
+            "ab.json": report.encode_report(compared).decode(),
             "ab.html": ab_html(compared),
             "ab.csv": ab_csv(compared),
             "ab.md": ab_markdown(compared),
@@ -165,7 +165,7 @@ def sweep_command(
     What the folder has is not done again: the same command goes on after it was stopped, and more arms,
     loads or repeats add to what is there. Exit 3 if runs are missing or not valid.
     """
-    spec, shelf = read_spec(spec_file), read_shelf(datasets)
+    spec, shelf = read_spec(spec_file), read_cache(datasets)
     tasks = sweep.list_tasks(spec)
     make_folder(output)
     missing = sweep.find_missing(tasks, output, again=again)
@@ -175,7 +175,7 @@ def sweep_command(
         sweep.build_cells(tasks, output),
         baseline=spec.ab.baseline,
         confidence=spec.ab.confidence,
-        faults=[*sweep.find_faults(tasks, output)],
+        faults=[*sweep.find_sweep_faults(tasks, output)],
         tolerance=spec.ab.tolerance,
     )
     click.echo(sweep_markdown(done), nl=False)
@@ -193,7 +193,7 @@ def _do_missing(
     output: Path,
     board: str | None,
     *,
-    shelf: Shelf | None,
+    shelf: DatasetCache | None,
     quiet: bool,
 ) -> None:
     primings = 2 if spec.ab.prime else 1
@@ -202,7 +202,7 @@ def _do_missing(
     def tell(task: sweep.Task, said: report.Report) -> None:
         click.echo(f"{pace.render(1.0)}: {task.title}: {said.title}", err=True)
 
-    until_told_on(
+    run_with_status(
         board,
         lambda stop, on: sweep.run_sweep(
             spec,
@@ -250,18 +250,21 @@ def saturate_command(
 
     Exit 3 if the client was the limit before the server was.
     """
-    spec, shelf = read_spec(spec_file), read_shelf(datasets)
+    spec, shelf = read_spec(spec_file), read_cache(datasets)
     if output is not None:
         make_folder(output)
     pace = Pace(spec.saturate.steps, is_known=False)
-    rungs = until_told_on(
+    rungs = run_with_status(
         board,
         lambda stop, on: saturate.climb(spec, show_runs(stop, pace, quiet=quiet, board=on, shelf=shelf)),
     )
     found = saturate.summarise_rungs(rungs, spec.saturate)
     click.echo(saturation_markdown(found), nl=False)
     if output is not None:
-        texts = {"saturation.json": report.encode(found).decode(), "saturation.html": saturation_html(found)}
+        texts = {
+            "saturation.json": report.encode_report(found).decode(),
+            "saturation.html": saturation_html(found),
+        }
         _name(write_texts(output, texts))
     good, bad = "the search holds", "the search does not hold"
     figures = {

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import click
 
-from extproc.bench.board import Board, split_location
-from extproc.bench.datasets.shelf import Shelf
-from extproc.bench.progress import until_told
+from extproc.bench.datasets.dataset_cache import DatasetCache
+from extproc.bench.progress import run_until_signal
+from extproc.bench.status_server import StatusServer, split_location
 
 _T = TypeVar("_T")
 
@@ -34,18 +34,20 @@ shelf_option = click.option(
 )
 
 
-def read_shelf(folders: tuple[Path, ...]) -> Shelf | None:
-    return Shelf(folders) if folders else None
+def read_cache(folders: tuple[Path, ...]) -> DatasetCache | None:
+    return DatasetCache(folders) if folders else None
 
 
-def until_told_on(address: str | None, work: Callable[[asyncio.Event, Board | None], Awaitable[_T]]) -> _T:
+def run_with_status(
+    address: str | None, work: Callable[[asyncio.Event, StatusServer | None], Awaitable[_T]]
+) -> _T:
     """Runs `work` until it is told to end, with a board that is served where `address` says."""
 
     async def show(stop: asyncio.Event) -> _T:
         if address is None:
             return await work(stop, None)
-        board = Board()
+        board = StatusServer()
         async with board.serving(*split_location(address)):
             return await work(stop, board)
 
-    return until_told(show)
+    return run_until_signal(show)

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from extproc.bench.board import Board
 from extproc.bench.commands.catalogue import history_command
 from extproc.bench.commands.experiments import (
     ab,
@@ -22,14 +21,14 @@ from extproc.bench.commands.experiments import (
 from extproc.bench.commands.options import (
     board_option,
     brief_option,
-    read_shelf,
+    read_cache,
+    run_with_status,
     shelf_option,
-    until_told_on,
 )
 from extproc.bench.commands.serve import serve_command
 from extproc.bench.commands.specs import init_command, schema_command
+from extproc.bench.datasets.dataset_cache import DatasetCache
 from extproc.bench.datasets.prepared import write_prepared
-from extproc.bench.datasets.shelf import Shelf
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
 from extproc.bench.load.parts import Part, parse_part, read_run
@@ -44,6 +43,7 @@ from extproc.bench.report.report import Report
 from extproc.bench.report.report import build as build_report
 from extproc.bench.spec.section import parse_duration
 from extproc.bench.spec.tree import Spec, read_spec
+from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
 
 # Exit statuses beside 0 and 2 (the spec cannot be run): the result does not hold; it misses a threshold.
@@ -102,7 +102,7 @@ def run_command(
     if output is not None:
         make_folder(output)
     with exporting(metrics_port, linger) as exporter:
-        result = _run(spec, output, exporter, board, own, shelf=read_shelf(datasets), quiet=quiet)
+        result = _run(spec, output, exporter, board, own, shelf=read_cache(datasets), quiet=quiet)
         if own is not None:
             click.echo(f"{own}: {len(result.records):,} requests; extproc bench report {output}", err=True)
             return
@@ -132,18 +132,18 @@ def _run(
     address: str | None,
     part: Part | None,
     *,
-    shelf: Shelf | None,
+    shelf: DatasetCache | None,
     quiet: bool,
 ) -> RunResult:
     journal = None if output is None else output / ("run.jsonl" if part is None else part.journal)
 
-    async def work(stop: asyncio.Event, board: Board | None) -> RunResult:
+    async def work(stop: asyncio.Event, board: StatusServer | None) -> RunResult:
         if board is not None:
             board.begin(spec.name)
         with watching(spec.name, Console(stderr=True), exporter, board, quiet=quiet) as progress:
             return await run(spec, progress=progress, stop=stop, journal=journal, part=part, shelf=shelf)
 
-    return until_told_on(address, work)
+    return run_with_status(address, work)
 
 
 def _tell(result: RunResult, said: Report, output: Path | None, own: dict[str, Renderer]) -> None:

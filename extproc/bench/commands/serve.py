@@ -16,7 +16,7 @@ from rich.console import Console
 
 from extproc.bench.experiments.run import run
 from extproc.bench.load.registry import open_registry
-from extproc.bench.progress import until_told, watching
+from extproc.bench.progress import run_until_signal, watching
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.outputs import make_folder, print_verdict, write_reports
@@ -71,7 +71,7 @@ def serve_command(
             journal = None if output is None else output / "run.jsonl"
             return await run(spec, progress=progress, stop=stop, journal=journal)
 
-    result = until_told(work)
+    result = run_until_signal(work)
     said = report.build(result)
     click.echo(vllm_text(said.whole), nl=False)
     print_verdict(said, Console(stderr=True))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
 from extproc.bench.datasets.source import Entry, read_objects, read_rows, read_text, require_path
 from extproc.bench.spec.traffic import Dataset
 
@@ -18,10 +18,10 @@ def read_bodies(dataset: Dataset, need: int, rng: np.random.Generator) -> list[C
 
 def _build(body: Entry) -> Conversation:
     messages = tuple(
-        Message(read_text(item, "role"), _read_content(item)) for item in read_objects(body, "messages")
+        TurnMessage(read_text(item, "role"), _read_content(item)) for item in read_objects(body, "messages")
     )
     if not messages:
-        messages = (Message("user", read_text(body, "prompt")),)
+        messages = (TurnMessage("user", read_text(body, "prompt")),)
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     output_tokens = limit if isinstance(limit, int) else _DEFAULT_OUTPUT_TOKENS
     return Conversation((ChatTurn(messages, output_tokens),), body=body)

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
 from extproc.bench.datasets.source import read_objects, read_rows, read_text, require_path
 from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.spec.traffic import Dataset
@@ -23,7 +23,7 @@ def read_sharegpt(
     conversations = []
     for row in read_rows(require_path(dataset)):
         messages = [
-            Message(_ROLES.get(read_text(item, "from"), "assistant"), read_text(item, "value"))
+            TurnMessage(_ROLES.get(read_text(item, "from"), "assistant"), read_text(item, "value"))
             for item in read_objects(row, "conversations")
         ]
         turns = build_turns(messages, ruler)
@@ -40,17 +40,17 @@ def read_openorca(
     conversations = []
     for row in read_rows(require_path(dataset)):
         system, question = read_text(row, "system_prompt"), read_text(row, "question")
-        messages = [Message("system", system)] if system else []
-        messages += [Message("user", question), Message("assistant", read_text(row, "response"))]
+        messages = [TurnMessage("system", system)] if system else []
+        messages += [TurnMessage("user", question), TurnMessage("assistant", read_text(row, "response"))]
         if question:
             conversations.append(Conversation(build_turns(messages, ruler)))
     return conversations
 
 
-def build_turns(messages: Iterable[Message], ruler: Ruler) -> tuple[ChatTurn, ...]:
+def build_turns(messages: Iterable[TurnMessage], ruler: Ruler) -> tuple[ChatTurn, ...]:
     """Cuts a chat at its answers; questions in a row are one turn, a last one unanswered is dropped."""
     turns: list[ChatTurn] = []
-    asked: tuple[Message, ...] = ()
+    asked: tuple[TurnMessage, ...] = ()
     for message in messages:
         if not message.content:
             continue

@@ -7,7 +7,7 @@ from extproc.bench.datasets.text import BYTES, Ruler
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class TurnMessage:
     """One message of a chat: a role of OpenAI's API and plain text."""
 
     role: str
@@ -22,7 +22,7 @@ class ChatTurn:
     asked `think_s` after the answer before it; `None`: after what the spec's `think-time` draws.
     """
 
-    messages: tuple[Message, ...]
+    messages: tuple[TurnMessage, ...]
     output_tokens: int
     reply: str = ""
     think_s: float | None = None
@@ -50,19 +50,19 @@ def build_prompts(conversation: Conversation) -> Iterator[Conversation]:
 
     A turn without a recorded reply contributes none to the history of the next.
     """
-    history: tuple[Message, ...] = ()
+    history: tuple[TurnMessage, ...] = ()
     for turn in conversation.turns:
         history += turn.messages
         yield replace(conversation, turns=(replace(turn, messages=history),))
         if turn.reply:
-            history += (Message("assistant", turn.reply),)
+            history += (TurnMessage("assistant", turn.reply),)
 
 
-def count_prompt_tokens(messages: Sequence[Message], ruler: Ruler = BYTES) -> int:
+def count_prompt_tokens(messages: Sequence[TurnMessage], ruler: Ruler = BYTES) -> int:
     """Returns the tokens of a prompt's messages, without what a chat template adds."""
     return sum(ruler.count(message.content) for message in messages)
 
 
-def join_prompt(messages: Sequence[Message]) -> str:
+def join_prompt(messages: Sequence[TurnMessage]) -> str:
     """Renders a prompt for an API without messages; a longer history extends a shorter one's text."""
     return "\n\n".join(message.content for message in messages)

@@ -6,17 +6,17 @@ from random import Random
 import numpy as np
 from pydantic import Field
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
 from extproc.bench.datasets.source import Entry, read_objects, read_rows, read_text, require_path
 from extproc.bench.datasets.text import BYTES, Ruler
-from extproc.bench.spec.section import Section
+from extproc.bench.spec.section import SpecSection
 from extproc.bench.spec.traffic import Dataset
 
 # The script's limits: tokens of a prompt or an answer at least, of a prompt at most.
 _LEAST, _MOST_IN = 4, 8192
 
 
-class KubeaiOptions(Section):
+class KubeaiOptions(SpecSection):
     """`seed` shuffles the prompts as Python's `random` does; `output_len` replaces recorded lengths."""
 
     seed: int = 0
@@ -44,7 +44,7 @@ def read_kubeai_sharegpt(
     for prompt, answer in prompts:
         size = options.output_len or ruler.count(answer)
         if _LEAST <= ruler.count(prompt) <= _MOST_IN and size >= _LEAST:
-            made.append(Conversation((ChatTurn((Message("user", prompt),), size),)))
+            made.append(Conversation((ChatTurn((TurnMessage("user", prompt),), size),)))
     return made
 
 

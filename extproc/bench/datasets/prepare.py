@@ -9,7 +9,7 @@ import numpy as np
 from extproc.bench.datasets.conversation import (
     ChatTurn,
     Conversation,
-    Message,
+    TurnMessage,
     build_prompts,
     count_prompt_tokens,
 )
@@ -91,7 +91,9 @@ def _fit_turn(turn: ChatTurn, input_tokens: int | None, output_tokens: int | Non
     return replace(turn, messages=messages, output_tokens=output_tokens or turn.output_tokens)
 
 
-def fit_messages(messages: tuple[Message, ...], tokens: int, ruler: Ruler = BYTES) -> tuple[Message, ...]:
+def fit_messages(
+    messages: tuple[TurnMessage, ...], tokens: int, ruler: Ruler = BYTES
+) -> tuple[TurnMessage, ...]:
     """Returns the head of a prompt at that many tokens, over all messages; it ends on a question.
 
     Messages are kept while there is room. The question that has too little is cut; if an answer has too
@@ -116,13 +118,13 @@ def fit_messages(messages: tuple[Message, ...], tokens: int, ruler: Ruler = BYTE
     return tuple(message for message in (*kept, fitted) if message.content)
 
 
-def _end_on_question(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def _end_on_question(messages: tuple[TurnMessage, ...]) -> tuple[TurnMessage, ...]:
     """Leaves out the answers at the end, unless there is nothing else."""
     last = next((i for i in reversed(range(len(messages))) if messages[i].role != "assistant"), None)
     return messages if last is None else messages[: last + 1]
 
 
-def _take_head(messages: Sequence[Message], tokens: int, ruler: Ruler) -> tuple[list[Message], int]:
+def _take_head(messages: Sequence[TurnMessage], tokens: int, ruler: Ruler) -> tuple[list[TurnMessage], int]:
     """Returns the messages that leave room for more, and that room in tokens."""
     kept, left = [], tokens
     for message in messages:

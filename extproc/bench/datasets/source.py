@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 
 from extproc.bench.datasets.conversation import Conversation
-from extproc.bench.spec.section import Section
+from extproc.bench.spec.section import SpecSection
 from extproc.bench.spec.traffic import Dataset
 from extproc.errors import SettingsError
 
@@ -17,7 +17,7 @@ Source = Callable[[Dataset, int, np.random.Generator], list[Conversation]]
 Entry = Mapping[str, object]
 
 
-def require_path(dataset: Dataset, options: type[Section] = Section) -> Path:
+def require_path(dataset: Dataset, options: type[SpecSection] = SpecSection) -> Path:
     """Returns the local file of a dataset; nothing is ever downloaded.
 
     Raises `SettingsError` without one, pydantic's `ValidationError` for options it does not have.

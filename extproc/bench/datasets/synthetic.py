@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 from pydantic import Field
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
 from extproc.bench.datasets.draws import Draws, draw, draw_tokens
 from extproc.bench.datasets.text import BYTES, Ruler
-from extproc.bench.spec.section import Section
+from extproc.bench.spec.section import SpecSection
 from extproc.bench.spec.traffic import Dataset, Distribution
 
 
-class SyntheticOptions(Section):
+class SyntheticOptions(SpecSection):
     """Conversations of any kind; the defaults stand in for ShareGPT with 16 messages or more.
 
     A conversation has `turns_min` turns and `turns_extra` more; `shared_system_tokens` open every
@@ -31,7 +31,7 @@ class SyntheticOptions(Section):
     max_prompt_tokens: int = Field(default=8192, gt=0)
 
 
-class RandomOptions(Section):
+class RandomOptions(SpecSection):
     """Unique prompts of one turn: no reuse at all, where affinity must not cost anything.
 
     `prefix_tokens` open every prompt alike, beside `input_tokens`.
@@ -42,7 +42,7 @@ class RandomOptions(Section):
     output_tokens: Distribution = Distribution(value=128)
 
 
-class SharedPrefixOptions(Section):
+class SharedPrefixOptions(SpecSection):
     """Prompts that open with one of `groups` prefixes: tenants' system prompts, or documents.
 
     The defaults are llm-d's published case. `hot_share` of the requests use the first group;
@@ -80,7 +80,7 @@ def generate_random(
     inputs = draw_tokens(options.input_tokens, need, rng)
     outputs = draw_tokens(options.output_tokens, need, rng)
     return [
-        Conversation((ChatTurn((Message("user", prefix + ruler.write(size, rng)),), output),))
+        Conversation((ChatTurn((TurnMessage("user", prefix + ruler.write(size, rng)),), output),))
         for size, output in zip(inputs, outputs, strict=True)
     ]
 
@@ -98,7 +98,11 @@ def generate_shared_prefix(
     outputs = draw_tokens(options.output_tokens, need, rng)
     return [
         Conversation(
-            (ChatTurn((Message("system", prefixes[g]), Message("user", ruler.write(size, rng))), output),)
+            (
+                ChatTurn(
+                    (TurnMessage("system", prefixes[g]), TurnMessage("user", ruler.write(size, rng))), output
+                ),
+            )
         )
         for g, size, output in zip(groups.tolist(), questions, outputs, strict=True)
     ]
@@ -171,7 +175,9 @@ def _measure(chats: list[Lengths], system: int) -> tuple[float, float, float]:
 
 
 def _write_turns(chat: Lengths, system: str, rng: np.random.Generator, ruler: Ruler) -> Iterator[ChatTurn]:
-    opening = (Message("system", system),) if system else ()
+    opening = (TurnMessage("system", system),) if system else ()
     for user, reply in chat:
-        yield ChatTurn((*opening, Message("user", ruler.write(user, rng))), reply, ruler.write(reply, rng))
+        yield ChatTurn(
+            (*opening, TurnMessage("user", ruler.write(user, rng))), reply, ruler.write(reply, rng)
+        )
         opening = ()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from extproc.bench.datasets.conversation import Message
+from extproc.bench.datasets.conversation import TurnMessage
 from extproc.bench.datasets.text import BYTES, Ruler, write_text
 from extproc.bench.record import Record, TokenSource
 from extproc.bench.spec.tree import Target
@@ -54,7 +54,7 @@ def _load(path: Path) -> Any:
         raise SettingsError(f"target.tokenizer: {path}: not a tokenizer: {error}") from None
 
 
-def recount(records: Sequence[Record], asked: Sequence[tuple[Message, ...]], ruler: Ruler) -> None:
+def recount(records: Sequence[Record], asked: Sequence[tuple[TurnMessage, ...]], ruler: Ruler) -> None:
     """Replaces the estimates by a tokenizer's counts, and missing server counts with them.
 
     What a chat template adds is not in them: the mismatch to the server's input tokens shows it.

@@ -12,10 +12,10 @@ import numpy as np
 import xxhash
 from pydantic import Field
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
 from extproc.bench.datasets.source import Entry, read_rows, require_path
 from extproc.bench.datasets.text import BYTES, Ruler
-from extproc.bench.spec.section import Section
+from extproc.bench.spec.section import SpecSection
 from extproc.bench.spec.traffic import Dataset
 from extproc.errors import SettingsError
 
@@ -23,7 +23,7 @@ from extproc.errors import SettingsError
 _MOONCAKE_BLOCK = 512
 
 
-class TraceOptions(Section):
+class TraceOptions(SpecSection):
     """`speed` above one replays faster. A trace's own sessions are not rebuilt: it holds no text.
 
     Text is written for every row: cut a long trace with `max-prompts`.
@@ -59,7 +59,7 @@ def replay_trace(
     first_s = rows[0].at_s if rows else 0.0
     return [
         Conversation(
-            (ChatTurn((Message("user", _write_prompt(row, number, seed, ruler)),), row.output_tokens),),
+            (ChatTurn((TurnMessage("user", _write_prompt(row, number, seed, ruler)),), row.output_tokens),),
             arrival_s=(row.at_s - first_s) / options.speed,
         )
         for number, row in enumerate(rows)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from extproc.bench.board import Board
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.run import Interrupted, Run
 from extproc.bench.load.registry import open_registry
@@ -15,9 +14,10 @@ from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import Report
-from extproc.bench.spec.experiments import Ab
+from extproc.bench.spec.experiment_sections import Ab
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
+from extproc.bench.status_server import StatusServer
 
 # Far from the seeds of measured runs: priming must not show the caches the prompts that are measured.
 _PRIME_SEED = 1_000_000
@@ -49,7 +49,7 @@ async def run_ab(
     run: Run,
     output: Path | None,
     *,
-    board: Board | None = None,
+    board: StatusServer | None = None,
     stop: asyncio.Event | None = None,
 ) -> list[Trial]:
     """Runs a comparison against the spec's router; every run's reports go into a folder of `output`.

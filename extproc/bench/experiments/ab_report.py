@@ -8,7 +8,7 @@ from extproc.bench.experiments.compare import find_faults, find_remarks
 from extproc.bench.measure.stats import Interval, mean_interval
 from extproc.bench.report.figures import FIGURES, read_figures
 from extproc.bench.report.report import Report
-from extproc.bench.spec.experiments import Ab
+from extproc.bench.spec.experiment_sections import Ab
 from extproc.errors import SettingsError
 
 AB_SCHEMA = "extproc-bench-ab/1"

@@ -10,13 +10,13 @@ from typing import Protocol
 
 import aiohttp
 
-from extproc.bench.board import Board
 from extproc.bench.experiments.replicas import Replicas
 from extproc.bench.experiments.router_settings import LabError, lay_strategy
 from extproc.bench.experiments.run import Interrupted
-from extproc.bench.spec.experiments import Ab
+from extproc.bench.spec.experiment_sections import Ab
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
+from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
 
 _POLL_S = 0.1
@@ -61,7 +61,7 @@ class SettingsFileSwitch:
 class BoardSwitch:
     """Asks for an arm on the board: who reads it changes the router, and leaves it as it was found."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: StatusServer) -> None:
         self._board = board
 
     async def put(self, arm: Component) -> None:
@@ -92,7 +92,7 @@ class CommandSwitch:
         return
 
 
-def build_switch(ab: Ab, board: Board | None = None) -> Switch:
+def build_switch(ab: Ab, board: StatusServer | None = None) -> Switch:
     """Picks the way that the spec gives, else the board; raises `SettingsError` for none, or two."""
     if ab.settings_file and ab.command:
         raise SettingsError("ab: give settings-file or command, not both")
@@ -185,7 +185,7 @@ class Lab:
 
 @asynccontextmanager
 async def open_lab(
-    spec: Spec, board: Board | None = None, stop: asyncio.Event | None = None
+    spec: Spec, board: StatusServer | None = None, stop: asyncio.Event | None = None
 ) -> AsyncIterator[Lab]:
     """Yields the lab of a spec; leaves the router as it was found, whatever happened meanwhile.
 

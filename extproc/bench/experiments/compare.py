@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FigureChange:
     """A figure of two sides: means, `ratio` b / a (`None` where one lacks it or a is 0), and the change.
 
     `change` is (b - a) / a, paired by repeat; with one run of each it has no interval.
@@ -40,7 +40,7 @@ class Comparison:
     """`faults` say why the two don't answer one question; latencies then mean nothing side by side."""
 
     part: str
-    changes: tuple[Change, ...]
+    changes: tuple[FigureChange, ...]
     faults: tuple[str, ...]
     remarks: tuple[str, ...]
 
@@ -68,12 +68,12 @@ def compare(
     )
 
 
-def _change(name: str, pairs: Sequence[tuple[float | None, float | None]], confidence: float) -> Change:
+def _change(name: str, pairs: Sequence[tuple[float | None, float | None]], confidence: float) -> FigureChange:
     known = [(x, y) for x, y in pairs if x is not None and y is not None]
     a, b = (_mean([pair[side] for pair in pairs]) for side in (0, 1))
     ratio = None if a is None or b is None or a == 0 else b / a
     change = mean_interval([y / x - 1 for x, y in known if x], confidence)
-    return Change(name, a, b, ratio, change, FIGURES[name].is_better_high)
+    return FigureChange(name, a, b, ratio, change, FIGURES[name].is_better_high)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -149,7 +149,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     return f"{comparison.part}\n\n{markdown_table(header, [_list_change(change) for change in known])}"
 
 
-def _list_change(change: Change) -> Sequence[str]:
+def _list_change(change: FigureChange) -> Sequence[str]:
     better = {None: "", True: "better", False: "worse"}[change.is_better]
     ratio = DASH if change.ratio is None else f"{change.ratio:.3f}"
     shown = (show(change.name, value) for value in (change.a, change.b))

@@ -5,7 +5,7 @@ import os
 import resource
 from pathlib import Path
 
-from extproc.bench.experiments.plan import Host, Plan, plan
+from extproc.bench.experiments.plan import ClientHost, Plan, plan
 from extproc.bench.experiments.run import check_target
 from extproc.bench.load.registry import open_registry
 from extproc.bench.load.workload import build_workload
@@ -22,7 +22,7 @@ def plan_here(spec: Spec, *, latency_s: float) -> Plan:
     return plan(spec, workload, _look_around(), latency_s=latency_s, ruler=registry.ruler)
 
 
-def _look_around() -> Host:
+def _look_around() -> ClientHost:
     low, high = map(int, _PORTS.read_text("ascii").split()) if _PORTS.exists() else (32768, 60999)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Host(cores=len(os.sched_getaffinity(0)), ports=high - low + 1, files=files)
+    return ClientHost(cores=len(os.sched_getaffinity(0)), ports=high - low + 1, files=files)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from extproc.bench.datasets.honesty import Honesty, account
+from extproc.bench.datasets.dataset_account import Honesty, account
 from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.load.workload import Workload
 from extproc.bench.spec.tree import Spec
@@ -20,7 +20,7 @@ _OTHER_FILES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class ClientHost:
     """What this machine has to give: cores, local ports, open files per process."""
 
     cores: int
@@ -59,7 +59,7 @@ def account_for(
 def plan(
     spec: Spec,
     workload: Workload,
-    host: Host,
+    host: ClientHost,
     *,
     latency_s: float,
     slices: int = 20,
@@ -104,7 +104,7 @@ def _find_in_flight(spec: Spec, peak_rps: float | None, requests: int, latency_s
     return max(1, min(wanted, requests, spec.traffic.concurrency or wanted))
 
 
-def _find_faults(spec: Spec, host: Host, in_flight: int, cpu_cores: float) -> Iterator[str]:
+def _find_faults(spec: Spec, host: ClientHost, in_flight: int, cpu_cores: float) -> Iterator[str]:
     if in_flight > host.ports:
         yield f"{in_flight} connections at once from {host.ports} local ports: widen ip_local_port_range"
     per_process = -(-in_flight // spec.processes) + _OTHER_FILES
@@ -118,7 +118,7 @@ def _find_faults(spec: Spec, host: Host, in_flight: int, cpu_cores: float) -> It
         )
 
 
-def _find_remarks(spec: Spec, host: Host, peak_rps: float | None, latency_s: float) -> Iterator[str]:
+def _find_remarks(spec: Spec, host: ClientHost, peak_rps: float | None, latency_s: float) -> Iterator[str]:
     cap = spec.traffic.max_concurrency
     if cap is not None and peak_rps is not None and peak_rps * latency_s > cap:
         yield (

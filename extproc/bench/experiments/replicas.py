@@ -9,9 +9,9 @@ from typing import Any, Final
 import aiohttp
 import yaml
 
-from extproc.bench.board import split_location
 from extproc.bench.experiments.router_settings import LabError, find_pool, is_alike, list_pools
 from extproc.bench.spec.section import Component
+from extproc.bench.status_server import split_location
 
 _REFUSED: Final = 'extproc_config_reloads_total{result="refused"} '
 _LOADED: Final = 'extproc_config_reloads_total{result="applied"} '

@@ -15,12 +15,11 @@ import aiohttp
 from pydantic import ValidationError
 from rich.console import Console
 
-from extproc.bench.board import Board
-from extproc.bench.datasets.shelf import Shelf
+from extproc.bench.datasets.dataset_cache import DatasetCache
 from extproc.bench.experiments.scrape import pair, scrape
 from extproc.bench.experiments.watch import FleetWatch, build_watch
 from extproc.bench.load.driver import LoadError, drive, start_soon
-from extproc.bench.load.generator import Share
+from extproc.bench.load.generator import LoadShare
 from extproc.bench.load.journal import clip, close_journal, find_end, open_journal
 from extproc.bench.load.parts import Part, find_clock_offset
 from extproc.bench.load.registry import Registry, open_registry
@@ -29,10 +28,11 @@ from extproc.bench.pace import Goal, Pace
 from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.credentials import NoToken, open_keys
 from extproc.bench.processors.http import name_fault
-from extproc.bench.progress import Progress, Toward, watching
+from extproc.bench.progress import GoalProgress, Progress, watching
 from extproc.bench.record import ClientStats, PartStats, Record, RunClock, RunInfo, RunResult, Window
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec
+from extproc.bench.status_server import StatusServer
 from extproc.errors import ExtprocError, SettingsError
 
 Run = Callable[[Spec, str], Awaitable[RunResult]]
@@ -50,7 +50,7 @@ async def run(
     stop: asyncio.Event | None = None,
     journal: Path | None = None,
     part: Part | None = None,
-    shelf: Shelf | None = None,
+    shelf: DatasetCache | None = None,
 ) -> RunResult:
     """Runs a benchmark and returns what happened; cancelled, it still ends its processes.
 
@@ -78,7 +78,7 @@ async def run(
         info = replace(info, parts=(await _describe_part(part, shares, spec.base_url),))
     if journal is not None:
         open_journal(journal, info)
-    toward, watch = Toward(find_goal(spec, workload), progress), build_watch(spec)
+    toward, watch = GoalProgress(find_goal(spec, workload), progress), build_watch(spec)
     async with _watched(watch):
         try:
             done = await drive(shares, toward, stop, start_soon if part is None else part.agree(stop))
@@ -109,7 +109,7 @@ def spread(spec: Spec, machines: int) -> Spec:
         raise SettingsError(list_faults(error)) from None
 
 
-async def _describe_part(part: Part, shares: Sequence[Share], base_url: str) -> PartStats:
+async def _describe_part(part: Part, shares: Sequence[LoadShare], base_url: str) -> PartStats:
     return PartStats(
         part.number,
         part.count,
@@ -144,8 +144,8 @@ def show_runs(
     pace: Pace,
     *,
     quiet: bool,
-    board: Board | None = None,
-    shelf: Shelf | None = None,
+    board: StatusServer | None = None,
+    shelf: DatasetCache | None = None,
 ) -> Run:
     """Returns what runs the runs of an experiment and shows each on the terminal, and on a board."""
 
@@ -246,7 +246,7 @@ def share_out(
     journal: Path | None = None,
     endpoint: str | None = None,
     machines: int = 1,
-) -> list[Share]:
+) -> list[LoadShare]:
     """Cuts one schedule over the processes, every n-th start to each; so, too, the concurrency.
 
     Processes go round `machines`; a closed loop's conversations, too, as machines share no counter.
@@ -256,7 +256,7 @@ def share_out(
     concurrency = spec.traffic.concurrency
     caps = [None if concurrency is None else _part(concurrency, count, i) for i in range(count)]
     return [
-        Share(
+        LoadShare(
             process=i,
             spec=spec,
             model=model,

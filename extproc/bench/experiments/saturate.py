@@ -11,7 +11,7 @@ from extproc.bench.experiments.run import Interrupted, Run
 from extproc.bench.judge.verdict import FAILED
 from extproc.bench.report import report
 from extproc.bench.report.report import Report
-from extproc.bench.spec.experiments import Ladder
+from extproc.bench.spec.experiment_sections import Ladder
 from extproc.bench.spec.tree import Spec
 
 SATURATION_SCHEMA = "extproc-bench-saturation/2"

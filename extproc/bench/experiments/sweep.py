@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 from pydantic import ValidationError
 
-from extproc.bench.board import Board
 from extproc.bench.experiments.ab import Prepares, label, prime, rotate
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.run import Interrupted, Run
@@ -23,11 +22,12 @@ from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import Report
-from extproc.bench.spec.experiments import Load
+from extproc.bench.spec.experiment_sections import Load
 from extproc.bench.spec.presets import apply_preset
 from extproc.bench.spec.section import Component, list_faults
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.bench.spec.tree import Spec
+from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
 
 CELLS: Final = "cells.jsonl"
@@ -63,7 +63,7 @@ class Task:
         return hashlib.sha256(f"{asked} {prepared} {self.arm.model_dump_json()}".encode()).hexdigest()[:16]
 
 
-class Kept(msgspec.Struct):
+class MeasuredCells(msgspec.Struct):
     """A line of the sweep's folder: which run, and what came of it."""
 
     digest: str
@@ -125,12 +125,12 @@ def _set_load(fields: dict[str, object], load: Load) -> dict[str, object]:
     return {**{name: fields[name] for name in fields if name != "arrivals"}, "vus": load.concurrency}
 
 
-def read_kept(folder: Path) -> dict[str, Kept]:
+def read_kept(folder: Path) -> dict[str, MeasuredCells]:
     """The runs that a folder has, by digest; a line that was cut off is none, nor one of another version."""
     path, kept = folder / CELLS, {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(msgspec.DecodeError):
-            one = msgspec.json.decode(line, type=Kept)
+            one = msgspec.json.decode(line, type=MeasuredCells)
             kept[one.digest] = one
     return kept
 
@@ -154,7 +154,7 @@ async def run_sweep(
     folder: Path,
     told: Told,
     *,
-    board: Board | None = None,
+    board: StatusServer | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Does `tasks` against the spec's router; every run's reports and its line go into `folder`.
@@ -165,7 +165,7 @@ async def run_sweep(
 
     def keep(task: Task, result: RunResult, said: Report) -> None:
         write_reports(result, said, folder / task.folder, reports)
-        append_kept(folder / CELLS, Kept(task.digest, task.title, said))
+        append_kept(folder / CELLS, MeasuredCells(task.digest, task.title, said))
         told(task, said)
 
     if tasks:
@@ -189,7 +189,7 @@ async def run_tasks(
             keep(task, result, report.build(result))
 
 
-def append_kept(path: Path, kept: Kept) -> None:
+def append_kept(path: Path, kept: MeasuredCells) -> None:
     # What was cut off must not swallow the next line.
     with path.open("ab") as file:
         file.write(b"\n" * bool(file.tell()) + msgspec.json.encode(kept))
@@ -200,7 +200,7 @@ def build_cells(tasks: Sequence[Task], folder: Path) -> list[Cell]:
     return list(_build_cells(tasks, read_kept(folder)))
 
 
-def _build_cells(tasks: Sequence[Task], kept: Mapping[str, Kept]) -> Iterator[Cell]:
+def _build_cells(tasks: Sequence[Task], kept: Mapping[str, MeasuredCells]) -> Iterator[Cell]:
     for task in tasks:
         if one := kept.get(task.digest):
             rate = task.spec.traffic.req_rate
@@ -208,7 +208,7 @@ def _build_cells(tasks: Sequence[Task], kept: Mapping[str, Kept]) -> Iterator[Ce
             yield build_row(one.report, task.dataset, label(task.arm), task.repeat + 1, load)
 
 
-def find_faults(tasks: Sequence[Task], folder: Path) -> Iterator[str]:
+def find_sweep_faults(tasks: Sequence[Task], folder: Path) -> Iterator[str]:
     """Says what keeps a sweep from being one: runs that are missing, schedules that differ."""
     kept = read_kept(folder)
     missing = sum(task.digest not in kept for task in tasks)

@@ -4,10 +4,10 @@ import csv
 import io
 from collections.abc import Sequence
 
-from extproc.bench.measure.metrics import Metrics
+from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.published.tables import COLUMNS, EXTRAS, Cell
 from extproc.bench.report.report import Report
-from extproc.bench.spec.experiments import Load
+from extproc.bench.spec.experiment_sections import Load
 
 # Published latencies count from the sending of a request.
 _MEASURES = (
@@ -43,7 +43,7 @@ def build_row(said: Report, dataset: str, strategy: str, repeat: int, load: Load
     return Cell(strategy, figures, dataset, repeat, said.verdict.text)
 
 
-def _latencies(part: Metrics) -> dict[str, float]:
+def _latencies(part: RunMetrics) -> dict[str, float]:
     found = {
         f"{short}_{point}_ms": getattr(part.latency_ms[measure], field)
         for short, measure in _MEASURES

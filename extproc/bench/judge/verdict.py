@@ -57,7 +57,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class FaultReason:
     """Why a run is no measurement: in one of a few words (`CLIENT_LIMITED` and so on), and in a sentence."""
 
     kind: str
@@ -65,7 +65,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RunVerdict:
     """`valid`, or `invalid:` and of what kinds, with the reasons, and what it was judged by."""
 
     is_valid: bool
@@ -84,17 +84,17 @@ class Verdict:
         return self.text
 
 
-def build_verdict(reasons: Iterable[Reason], remarks: Iterable[str], figures: Figures) -> Verdict:
+def build_verdict(reasons: Iterable[FaultReason], remarks: Iterable[str], figures: Figures) -> RunVerdict:
     """A verdict is valid as long as nothing speaks against it."""
     against = tuple(reasons)
     kinds = tuple(dict.fromkeys(reason.kind for reason in against))
     text = f"invalid: {', '.join(kinds)}" if against else "valid"
-    return Verdict(
+    return RunVerdict(
         not against, text, tuple(reason.text for reason in against), tuple(remarks), figures, kinds
     )
 
 
-def judge(result: RunResult) -> Verdict:
+def judge(result: RunResult) -> RunVerdict:
     """Judges a run by the limits of its spec. Linear in records and samples."""
     limits = result.info.spec.limits
     figures = _measure(result)
@@ -113,7 +113,7 @@ def judge(result: RunResult) -> Verdict:
     )
 
 
-def _find_part_faults(info: RunInfo) -> Iterator[Reason]:
+def _find_part_faults(info: RunInfo) -> Iterator[FaultReason]:
     """A part of a load is another load: whatever the others measured, it was not what was asked for."""
     numbers = Counter(part.number for part in info.parts)
     for part in info.parts:
@@ -123,36 +123,42 @@ def _find_part_faults(info: RunInfo) -> Iterator[Reason]:
             )
             told = f"; {part.records:,} of its requests are counted" if part.records else ""
             of = f" of {share}" if share else ""
-            yield Reason(MISSING, f"part {part.number} of {part.count} is missing{of}: {part.lost}{told}")
+            yield FaultReason(
+                MISSING, f"part {part.number} of {part.count} is missing{of}: {part.lost}{told}"
+            )
     for number, times in numbers.items():
         if times > 1:
-            yield Reason(MISSING, f"part {number} was given {times} times: parts overlap")
+            yield FaultReason(MISSING, f"part {number} was given {times} times: parts overlap")
 
 
-def _find_clock_faults(info: RunInfo) -> Iterator[Reason]:
+def _find_clock_faults(info: RunInfo) -> Iterator[FaultReason]:
     """Machines that do not begin together do not offer one schedule."""
     there = [part for part in info.parts if part.start_at]
     starts = [part.start_at for part in there]
     if starts and max(starts) - min(starts) > _APART_S:
-        yield Reason(CLOCKS, f"parts began {max(starts) - min(starts):.3f} s apart: their --start-at differs")
+        yield FaultReason(
+            CLOCKS, f"parts began {max(starts) - min(starts):.3f} s apart: their --start-at differs"
+        )
     offsets = [part.clock_offset_s for part in there if part.clock_offset_s is not None]
     if offsets and max(offsets) - min(offsets) > _CLOCKS_APART_S:
         apart = max(offsets) - min(offsets)
-        yield Reason(CLOCKS, f"the parts' clocks are about {apart:.0f} s apart, by the server's Date")
+        yield FaultReason(CLOCKS, f"the parts' clocks are about {apart:.0f} s apart, by the server's Date")
 
 
-def _find_interruption(info: RunInfo) -> Iterator[Reason]:
+def _find_interruption(info: RunInfo) -> Iterator[FaultReason]:
     if info.interrupted_s is not None:
-        yield Reason(PARTIAL, f"interrupted after {info.interrupted_s:.1f} s: the report holds what was done")
+        yield FaultReason(
+            PARTIAL, f"interrupted after {info.interrupted_s:.1f} s: the report holds what was done"
+        )
 
 
-def _find_failures(result: RunResult, limit: float) -> Iterator[Reason]:
+def _find_failures(result: RunResult, limit: float) -> Iterator[FaultReason]:
     """Holds the failures of the whole run against the limit, then those of the window."""
     for part, records in (("", result.records), (" in the window", _list_measured(result))):
         failed = [record for record in records if is_failure(record)]
         if failed and len(failed) > limit * len(records):
             share = f"{len(failed):,} of {len(records):,} requests{part} failed"
-            yield Reason(
+            yield FaultReason(
                 FAILED,
                 f"{share} ({len(failed) / len(records):.1%}, {limit:.1%} allowed): {name_causes(failed)}",
             )
@@ -179,15 +185,15 @@ def _quote(cause: str, records: Iterable[Record]) -> str:
     return f" ({detail[:_MOST_WORDS]})" if detail else ""
 
 
-def _find_nothing(result: RunResult) -> Iterator[Reason]:
+def _find_nothing(result: RunResult) -> Iterator[FaultReason]:
     traffic, window = result.info.spec.traffic, result.info.window
     if not traffic.is_queued and window.end_s <= window.start_s:
-        yield Reason(
+        yield FaultReason(
             NOTHING,
             f"warm-up ({traffic.warm_up:g} s) and cool-down ({traffic.cool_down:g} s) leave nothing of it",
         )
     elif not any(record.is_ok for record in _list_measured(result)):
-        yield Reason(NOTHING, "no request was completed where it was measured")
+        yield FaultReason(NOTHING, "no request was completed where it was measured")
 
 
 def _list_measured(result: RunResult) -> list[Record]:
@@ -291,8 +297,8 @@ def _mean_in_flight(client: ClientStats, start_s: float, end_s: float) -> float:
     return sum(seen) / len(seen) if seen else 0.0
 
 
-def _find_client_limits(figures: Figures, limits: Limits) -> Iterator[Reason]:
-    return (Reason(CLIENT_LIMITED, text) for text in _name_client_limits(figures, limits))
+def _find_client_limits(figures: Figures, limits: Limits) -> Iterator[FaultReason]:
+    return (FaultReason(CLIENT_LIMITED, text) for text in _name_client_limits(figures, limits))
 
 
 def _name_client_limits(figures: Figures, limits: Limits) -> Iterator[str]:

@@ -10,7 +10,7 @@ from extproc.bench.spec.traffic import TrafficShape
 Stay = tuple[float, float]
 
 
-class Crowd:
+class UserArrivals:
     """The number of users over time, straight lines between points; user `i` is there while it is above `i`.
 
     After the last point it stays what it was.
@@ -43,14 +43,14 @@ def _cut(user: int, first: tuple[float, float], last: tuple[float, float]) -> St
     return (crossed_s, end_s) if high > low else (start_s, crossed_s)
 
 
-def build_crowd(traffic: TrafficShape) -> Crowd:
+def build_crowd(traffic: TrafficShape) -> UserArrivals:
     """From the first number of users to that of each stage in turn; without stages, always the same."""
     users, at_s = float(traffic.vus or (0 if traffic.stages else traffic.concurrency or 0)), 0.0
     points = [(at_s, users)]
     for stage in traffic.stages:
         at_s += stage.duration
         points.append((at_s, float(stage.vus)))
-    return Crowd(points)
+    return UserArrivals(points)
 
 
 class Visit:

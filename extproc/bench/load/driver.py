@@ -9,9 +9,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 
-from extproc.bench.load.generator import Share
-from extproc.bench.load.process import Done, Ready, Start, Stop, run_process
-from extproc.bench.progress import Progress, Standing
+from extproc.bench.load.generator import LoadShare
+from extproc.bench.load.process import Done, Ready, StartAt, Stop, run_process
+from extproc.bench.progress import Progress, RunSnapshot
 from extproc.errors import ExtprocError
 
 # From the last process being ready to the start: by then every process must have heard of it.
@@ -36,17 +36,17 @@ class _Process:
         self.process, self.pipe = process, pipe
         self.is_ready = asyncio.Event()
         self.is_over = asyncio.Event()
-        self.snapshot: Standing | None = None
+        self.snapshot: RunSnapshot | None = None
         self.done: Done | None = None
         self.is_dead = False
 
-    def hear(self) -> Standing | None:
+    def hear(self) -> RunSnapshot | None:
         """Takes one message in; returns it if it is news."""
         try:
             message = self.pipe.recv()
         except (EOFError, ConnectionError):
             message = None
-        if isinstance(message, Standing):
+        if isinstance(message, RunSnapshot):
             self.snapshot = message
             return message
         self.is_ready.set()
@@ -73,7 +73,7 @@ async def start_soon() -> float:
 
 
 async def drive(
-    shares: Sequence[Share], progress: Progress, stop: asyncio.Event, agree: Agree = start_soon
+    shares: Sequence[LoadShare], progress: Progress, stop: asyncio.Event, agree: Agree = start_soon
 ) -> list[Done]:
     """Runs every share in a process of its own, from one common start, until all end or `stop` is set.
 
@@ -87,7 +87,7 @@ async def drive(
             _listen(process, processes, progress)
         await asyncio.gather(*(process.is_ready.wait() for process in processes))
         if not any(process.is_dead for process in processes):
-            _send(processes, Start(await agree()))
+            _send(processes, StartAt(await agree()))
             await _wait(processes, stop)
     finally:
         await asyncio.gather(*(process.end() for process in processes))
@@ -97,7 +97,7 @@ async def drive(
     return [process.done for process in processes if process.done is not None]
 
 
-def _spawn(context: SpawnContext, work: tuple[Share, object]) -> _Process:
+def _spawn(context: SpawnContext, work: tuple[LoadShare, object]) -> _Process:
     share, taken = work
     mine, theirs = context.Pipe()
     process = context.Process(target=run_process, args=(share, theirs, taken), daemon=True)
@@ -141,19 +141,19 @@ async def _wait_for_all(processes: Sequence[_Process]) -> bool:
     return True
 
 
-def _send(processes: Sequence[_Process], message: Start | Stop) -> None:
+def _send(processes: Sequence[_Process], message: StartAt | Stop) -> None:
     for process in processes:
         # One that has just died, or is just done, is heard of as such.
         with suppress(BrokenPipeError):
             process.pipe.send(message)
 
 
-def sum_standings(snapshots: Sequence[Standing], news: Standing) -> Standing:
+def sum_standings(snapshots: Sequence[RunSnapshot], news: RunSnapshot) -> RunSnapshot:
     """Adds up totals; latencies are those of the process that has news."""
     failures: Counter[str] = Counter()
     for snapshot in snapshots:
         failures.update(snapshot.failures)
-    return Standing(
+    return RunSnapshot(
         at_s=news.at_s,
         sent=sum(s.sent for s in snapshots),
         in_flight=sum(s.in_flight for s in snapshots),

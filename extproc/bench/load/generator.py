@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, Message, count_prompt_tokens
+from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage, count_prompt_tokens
 from extproc.bench.datasets.draws import draw
 from extproc.bench.load.cap import Cap
 from extproc.bench.load.crowd import Visit, build_crowd
 from extproc.bench.load.workload import Numbering
 from extproc.bench.processors.client import Client
-from extproc.bench.processors.processor import Query
+from extproc.bench.processors.processor import ChatQuery
 from extproc.bench.record import INTERRUPTED, Clock, Record
 from extproc.bench.spec.tree import Spec
 
@@ -30,7 +30,7 @@ Next = Callable[[], int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class LoadShare:
     """One process's part of a run: its starts as (number, time), or the `users` of a closed loop.
 
     `numbers` are the conversations that users take in turn, together with those of the machine's other
@@ -53,9 +53,9 @@ class Share:
 class LoadGenerator:
     """Runs a share against a client. Records hold every request that was due, sent or not."""
 
-    def __init__(self, share: Share, client: Client, clock: Clock, take_next: Next) -> None:
+    def __init__(self, share: LoadShare, client: Client, clock: Clock, take_next: Next) -> None:
         self.records: list[Record] = []
-        self.asked: list[tuple[Message, ...]] = []
+        self.asked: list[tuple[TurnMessage, ...]] = []
         self.cap = Cap(share.cap, clock)
         self._share, self._client, self._clock, self._take_next = share, client, clock, take_next
         self._traffic = share.spec.traffic
@@ -121,7 +121,7 @@ class LoadGenerator:
         conversation = self._share.conversations[number % len(self._share.conversations)]
         thinks = self._list_pauses(number, conversation.turns)
         first = self._numbering.first_index(number)
-        history: tuple[Message, ...] = ()
+        history: tuple[TurnMessage, ...] = ()
         for turn_number, turn in enumerate(conversation.turns):
             if self._is_beyond(first + turn_number) or (turn_number and self._has_left(visit, at_s)):
                 break
@@ -137,12 +137,12 @@ class LoadGenerator:
         return at_s
 
     async def _ask(
-        self, record: Record, turn: ChatTurn, history: tuple[Message, ...], conversation: Conversation
+        self, record: Record, turn: ChatTurn, history: tuple[TurnMessage, ...], conversation: Conversation
     ) -> None:
         self.records.append(record)
         self.asked.append(history)
         record.estimated_input_tokens = count_prompt_tokens(history)
-        ask = Query(
+        ask = ChatQuery(
             model=self._share.model,
             messages=history,
             max_tokens=turn.output_tokens,
@@ -161,10 +161,10 @@ class LoadGenerator:
             record.failure, record.end_s = INTERRUPTED, self._clock()
             raise
 
-    def _quote(self, turn: ChatTurn, record: Record) -> tuple[Message, ...]:
+    def _quote(self, turn: ChatTurn, record: Record) -> tuple[TurnMessage, ...]:
         is_real = self._traffic.dataset.replies == "real"
         reply = record.text if is_real else turn.reply
-        return (Message("assistant", reply),) if reply else ()
+        return (TurnMessage("assistant", reply),) if reply else ()
 
     def _list_pauses(self, number: int, turns: Sequence[ChatTurn]) -> Sequence[float]:
         """How long the user thinks after each answer: as the dataset says, else as the spec does."""

@@ -13,11 +13,11 @@ from multiprocessing.sharedctypes import Synchronized
 import uvloop
 
 from extproc.bench.datasets.tokens import TokenRuler, recount
-from extproc.bench.load.generator import LoadGenerator, Next, Share
+from extproc.bench.load.generator import LoadGenerator, LoadShare, Next
 from extproc.bench.load.journal import Journal
 from extproc.bench.load.registry import build_registry
 from extproc.bench.processors.client import Wiring
-from extproc.bench.progress import Watch
+from extproc.bench.progress import LoadWatch
 from extproc.bench.record import ClientStats, Record, RunClock
 
 
@@ -27,7 +27,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartAt:
     """The run begins at this reading of the machine's monotonic clock."""
 
     monotonic_s: float
@@ -46,7 +46,7 @@ class Done:
     stats: ClientStats
 
 
-def run_process(share: Share, pipe: Connection, taken: "Synchronized[int]") -> None:
+def run_process(share: LoadShare, pipe: Connection, taken: "Synchronized[int]") -> None:
     """Is a load process's whole life. The parent decides about signals to the group, so SIGINT is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _allow_files()
@@ -77,7 +77,7 @@ def _share_counter(taken: "Synchronized[int]", numbers: range) -> Next:
     return take_next
 
 
-async def _serve(share: Share, pipe: Connection, take_next: Next) -> Done:
+async def _serve(share: LoadShare, pipe: Connection, take_next: Next) -> Done:
     target = share.spec.target
     clock = RunClock()
     api_key = os.environ.get(target.api_key_env) if target.api_key_env else None
@@ -85,7 +85,7 @@ async def _serve(share: Share, pipe: Connection, take_next: Next) -> Done:
     client = build(Wiring(share.spec.base_url, target, api_key, clock))
     generator = LoadGenerator(share, client, clock, take_next)
     journal = None if share.journal is None else Journal(share.journal)
-    watch = Watch(generator, clock, journal.note if journal else None)
+    watch = LoadWatch(generator, clock, journal.note if journal else None)
     # The dataset is never freed before the end: keep the collector from walking it during the run.
     gc.freeze()
     pipe.send(Ready())
@@ -108,7 +108,7 @@ async def _serve(share: Share, pipe: Connection, take_next: Next) -> Done:
     return Done(tuple(generator.records), stats)
 
 
-async def _run_watched(generator: LoadGenerator, watch: Watch, pipe: Connection, clock: RunClock) -> None:
+async def _run_watched(generator: LoadGenerator, watch: LoadWatch, pipe: Connection, clock: RunClock) -> None:
     if (early_s := -clock()) > 0:
         await asyncio.sleep(early_s)
     asyncio.get_running_loop().add_reader(pipe.fileno(), _obey, pipe, generator)

@@ -22,7 +22,7 @@ from extproc.bench.datasets.synthetic import (
 from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.datasets.tokens import read_ruler
 from extproc.bench.datasets.traces import replay_trace
-from extproc.bench.judge.verdict import Verdict
+from extproc.bench.judge.verdict import RunVerdict
 from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_sine, build_steps
 from extproc.bench.processors.anthropic import AnthropicMessages
 from extproc.bench.processors.client import Client, ClientFactory, Wiring
@@ -34,7 +34,7 @@ from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 
-Renderer = Callable[[RunResult, Verdict], str]
+Renderer = Callable[[RunResult, RunVerdict], str]
 _T = TypeVar("_T")
 _REMOVED = frozenset({"tgi", "triton", "triton-grpc", "kserve-grpc", "grpc", "jetstream", "jetstream-http"})
 _OWN_PROCESSOR = "write a processor of your own in ten lines, docs/benchmark.md#benchmark-as-code"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from extproc.bench.spec.section import Rate, Seconds, Section
+from extproc.bench.spec.section import Rate, Seconds, SpecSection
 from extproc.bench.spec.traffic import Spike, TrafficShape
 
 Times = npt.NDArray[np.float64]
@@ -69,27 +69,27 @@ class SineRate:
         return np.linspace(0.0, end_s, max(2, int(periods * per_period) + 2))
 
 
-class RampOptions(Section):
+class RampOptions(SpecSection):
     """`ramp`: from `req-rate` to `to` over `over` seconds, then steady."""
 
     to: Rate = Field(gt=0)
     over: Seconds = Field(gt=0)
 
 
-class Step(Section):
+class Step(SpecSection):
     """One rate for one stretch of time."""
 
     req_rate: Rate = Field(gt=0)
     duration: Seconds = Field(gt=0)
 
 
-class StepsOptions(Section):
+class StepsOptions(SpecSection):
     """`steps`: one rate after another; the last one stays."""
 
     steps: tuple[Step, ...] = Field(min_length=1)
 
 
-class SineOptions(Section):
+class SineOptions(SpecSection):
     """`sine`: `req-rate` is the mean."""
 
     amplitude: float = Field(default=0.5, gt=0, le=1)
@@ -100,7 +100,7 @@ ShapeFactory = Callable[[dict[str, object], float], Shape]
 
 
 def build_constant(options: dict[str, object], rate: float) -> Shape:
-    Section.model_validate(options)
+    SpecSection.model_validate(options)
     return PiecewiseRate([0.0], [rate])
 
 

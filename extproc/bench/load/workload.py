@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from extproc.bench.datasets.conversation import Conversation
+from extproc.bench.datasets.dataset_cache import DatasetCache
 from extproc.bench.datasets.prepare import prepare
-from extproc.bench.datasets.shelf import Shelf
 from extproc.bench.load.registry import Registry
 from extproc.bench.load.schedule import build_schedule, build_shape, count_due
 from extproc.bench.load.shapes import Times
@@ -91,7 +91,7 @@ class Workload:
         return requests / self.span_s
 
 
-def build_workload(spec: Spec, registry: Registry, shelf: Shelf | None = None) -> Workload:
+def build_workload(spec: Spec, registry: Registry, shelf: DatasetCache | None = None) -> Workload:
     """Builds dataset and schedule, the same for the same seed; `shelf` keeps the dataset, or has it.
 
     Raises `SettingsError` for a dataset that cannot be read or a schedule that cannot be built.
@@ -118,7 +118,7 @@ def name_dataset(spec: Spec) -> str:
     return told.hexdigest()[:16]
 
 
-def _take(spec: Spec, registry: Registry, shelf: Shelf) -> Workload:
+def _take(spec: Spec, registry: Registry, shelf: DatasetCache) -> Workload:
     name = name_dataset(spec)
     conversations = shelf.find(name)
     if conversations is not None:

@@ -74,7 +74,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class RunMetrics:
     """All figures of the requests whose intended start lies in `window`; latencies in milliseconds.
 
     `latency_ms` has a summary per name of `measures.MEASURES`, and `itl`, over completed requests; a name
@@ -204,10 +204,10 @@ def goodput(records: Sequence[Record], slo: Slo, span_s: float) -> Goodput | Non
     return Goodput(good, good / len(records), good / span_s if span_s > 0 else 0.0)
 
 
-def measure(records: Sequence[Record], window: Window, slo: Slo) -> Metrics:
+def measure(records: Sequence[Record], window: Window, slo: Slo) -> RunMetrics:
     """All figures of one window. `records` are those of the whole run."""
     inside = [record for record in records if window.holds(record)]
-    return Metrics(
+    return RunMetrics(
         window=window,
         counts=counts(inside),
         throughput=throughput(records, window),

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from extproc.bench.measure.metrics import Metrics, is_good, measure
+from extproc.bench.measure.metrics import RunMetrics, is_good, measure
 from extproc.bench.record import FleetSample, Record, Window
 from extproc.bench.spec.traffic import Spike, TrafficShape
 from extproc.bench.spec.tree import Slo
@@ -17,11 +17,11 @@ _MOST_PHASES = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class LoadPhase:
     """A part of the run and its figures; `ready`: endpoints ready on average, where somebody looked."""
 
     name: str
-    figures: Metrics
+    figures: RunMetrics
     slo_seconds_missed: int | None
     ready: float | None
 
@@ -36,7 +36,7 @@ class Elasticity:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class LoadStretch:
     """A part of the schedule; `is_rise`: with more load than what was before it."""
 
     name: str
@@ -45,7 +45,7 @@ class Stretch:
     is_rise: bool = False
 
 
-def list_stretches(traffic: TrafficShape, end_s: float) -> list[Stretch]:
+def list_stretches(traffic: TrafficShape, end_s: float) -> list[LoadStretch]:
     """The schedule's parts up to `end_s`: spikes and what lies between, or users' stages; else none."""
     if traffic.traffic_spike is not None:
         found = _list_spikes(traffic.traffic_spike, end_s)
@@ -56,32 +56,32 @@ def list_stretches(traffic: TrafficShape, end_s: float) -> list[Stretch]:
     return [part for part, _ in zip(found, range(_MOST_PHASES), strict=False) if part.start_s < part.end_s]
 
 
-def _list_spikes(spike: Spike, end_s: float) -> Iterator[Stretch]:
+def _list_spikes(spike: Spike, end_s: float) -> Iterator[LoadStretch]:
     every, at_s, number = spike.every or math.inf, spike.after, 1
-    yield Stretch("before", 0.0, min(at_s, end_s))
+    yield LoadStretch("before", 0.0, min(at_s, end_s))
     while at_s < end_s:
         name = f" {number}" if spike.every else ""
         calm_s = min(at_s + spike.burst, end_s)
-        yield Stretch(f"spike{name}", at_s, calm_s, is_rise=True)
-        yield Stretch(f"after{' spike' if name else ''}{name}", calm_s, min(at_s + every, end_s))
+        yield LoadStretch(f"spike{name}", at_s, calm_s, is_rise=True)
+        yield LoadStretch(f"after{' spike' if name else ''}{name}", calm_s, min(at_s + every, end_s))
         at_s, number = at_s + every, number + 1
 
 
-def _list_stages(traffic: TrafficShape) -> Iterator[Stretch]:
+def _list_stages(traffic: TrafficShape) -> Iterator[LoadStretch]:
     edges = [0.0, *accumulate(stage.duration for stage in traffic.stages)]
     users = [traffic.vus or 0, *(stage.vus for stage in traffic.stages)]
     for (start_s, end_s), (low, high) in zip(pairwise(edges), pairwise(users), strict=True):
         way = f"{low} users" if low == high else f"{low} to {high} users"
-        yield Stretch(way, start_s, end_s, is_rise=high > low)
+        yield LoadStretch(way, start_s, end_s, is_rise=high > low)
 
 
 def measure_phases(
-    records: Sequence[Record], stretches: Sequence[Stretch], slo: Slo, samples: Sequence[FleetSample]
-) -> tuple[Phase, ...]:
+    records: Sequence[Record], stretches: Sequence[LoadStretch], slo: Slo, samples: Sequence[FleetSample]
+) -> tuple[LoadPhase, ...]:
     """The figures of each stretch: of what was due in it, and for throughput of what arrived in it."""
     missed = find_missed(records, slo)
     return tuple(
-        Phase(
+        LoadPhase(
             part.name,
             measure(records, Window(part.start_s, part.end_s), slo),
             None if missed is None else sum(part.start_s <= second < part.end_s for second in missed),
@@ -91,7 +91,7 @@ def measure_phases(
     )
 
 
-def _mean_ready(samples: Sequence[FleetSample], part: Stretch) -> float | None:
+def _mean_ready(samples: Sequence[FleetSample], part: LoadStretch) -> float | None:
     ready = [sample.ready for sample in samples if part.start_s <= sample.at_s < part.end_s]
     return float(np.mean(ready)) if ready else None
 
@@ -105,7 +105,7 @@ def find_missed(records: Sequence[Record], slo: Slo) -> list[int] | None:
 
 def measure_elasticity(
     records: Sequence[Record],
-    stretches: Sequence[Stretch],
+    stretches: Sequence[LoadStretch],
     slo: Slo,
     samples: Sequence[FleetSample],
     duration_s: float,
@@ -122,7 +122,7 @@ def measure_elasticity(
     )
 
 
-def _list_rises(stretches: Sequence[Stretch], end_s: float) -> Iterator[Rise]:
+def _list_rises(stretches: Sequence[LoadStretch], end_s: float) -> Iterator[Rise]:
     rising = [part for part in stretches if part.is_rise]
     edges = [*(part.start_s for part in rising[1:]), end_s]
     for part, until_s in zip(rising, edges, strict=True) if rising else ():

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
-from extproc.bench.processors.processor import EMPTY, HttpApi, Json, Piece, Query, Usage
+from extproc.bench.processors.processor import EMPTY, AnswerPiece, ChatQuery, HttpApi, Json, Usage
 
 
 @dataclass(frozen=True, slots=True)
 class AnthropicMessages(HttpApi):
     """`/v1/messages`; system messages go into the `system` field."""
 
-    def path(self, ask: Query) -> str:
+    def path(self, ask: ChatQuery) -> str:
         del ask
         return "/v1/messages"
 
@@ -20,7 +20,7 @@ class AnthropicMessages(HttpApi):
         version = {"anthropic-version": "2023-06-01"}
         return {**version, "x-api-key": api_key} if api_key else version
 
-    def body(self, ask: Query) -> dict[str, object]:
+    def body(self, ask: ChatQuery) -> dict[str, object]:
         system = "\n\n".join(m.content for m in ask.messages if m.role == "system")
         body: dict[str, object] = {
             "model": ask.model,
@@ -30,37 +30,37 @@ class AnthropicMessages(HttpApi):
         }
         return {**body, "system": system} if system else body
 
-    def read(self, payload: object) -> Piece:
+    def read(self, payload: object) -> AnswerPiece:
         reader = _READERS.get(get_text(payload, "type"))
         return EMPTY if reader is None else reader(payload)
 
 
-def _read_delta(payload: object) -> Piece:
+def _read_delta(payload: object) -> AnswerPiece:
     delta = get_object(payload, "delta")
-    return Piece(text=get_text(delta, "text") or get_text(delta, "thinking"))
+    return AnswerPiece(text=get_text(delta, "text") or get_text(delta, "thinking"))
 
 
-def _read_start(payload: object) -> Piece:
-    return Piece(usage=_read_usage(get_object(get_object(payload, "message"), "usage")))
+def _read_start(payload: object) -> AnswerPiece:
+    return AnswerPiece(usage=_read_usage(get_object(get_object(payload, "message"), "usage")))
 
 
-def _read_totals(payload: object) -> Piece:
-    return Piece(usage=_read_usage(get_object(payload, "usage")))
+def _read_totals(payload: object) -> AnswerPiece:
+    return AnswerPiece(usage=_read_usage(get_object(payload, "usage")))
 
 
-def _read_stop(payload: object) -> Piece:
+def _read_stop(payload: object) -> AnswerPiece:
     del payload
-    return Piece(is_last=True)
+    return AnswerPiece(is_last=True)
 
 
-def _read_error(payload: object) -> Piece:
-    return Piece(error=get_error(payload) or "error")
+def _read_error(payload: object) -> AnswerPiece:
+    return AnswerPiece(error=get_error(payload) or "error")
 
 
-def _read_whole(payload: object) -> Piece:
+def _read_whole(payload: object) -> AnswerPiece:
     parts = get_list(payload, "content")
     text = "".join(get_text(part, "text") or get_text(part, "thinking") for part in parts)
-    return Piece(text=text, usage=_read_usage(get_object(payload, "usage")))
+    return AnswerPiece(text=text, usage=_read_usage(get_object(payload, "usage")))
 
 
 def _read_usage(usage: Mapping[str, object]) -> Usage | None:
@@ -81,7 +81,7 @@ def _sum_input(usage: Json) -> int | None:
     return sum(counts) if counts else None
 
 
-_READERS: Mapping[str, Callable[[object], Piece]] = MappingProxyType(
+_READERS: Mapping[str, Callable[[object], AnswerPiece]] = MappingProxyType(
     {
         "content_block_delta": _read_delta,
         "message_start": _read_start,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from extproc.bench.processors.processor import Query
+from extproc.bench.processors.processor import ChatQuery
 from extproc.bench.record import Clock, Record
 from extproc.bench.spec.tree import Target
 
@@ -12,7 +12,7 @@ from extproc.bench.spec.tree import Target
 class Client(Protocol):
     """Sends one request at a time, many at once. Lives and dies in a running event loop."""
 
-    async def send(self, ask: Query, record: Record) -> None:
+    async def send(self, ask: ChatQuery, record: Record) -> None:
         """Fills the record from `started_s` to `end_s`; failures are recorded, never raised."""
         ...
 

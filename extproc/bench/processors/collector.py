@@ -7,7 +7,7 @@ import orjson
 
 from extproc.bench.datasets.text import estimate_tokens
 from extproc.bench.processors.framing import DONE, Read, cut_sse
-from extproc.bench.processors.processor import Piece, Processor, Usage
+from extproc.bench.processors.processor import AnswerPiece, Processor, Usage
 from extproc.bench.record import Record, TokenSource
 
 _MAX_DETAIL = 300
@@ -24,7 +24,7 @@ class _Answer:
     error: str | None = None
     is_complete: bool = False
 
-    def add(self, at_s: float, piece: Piece, *, is_cumulative: bool) -> None:
+    def add(self, at_s: float, piece: AnswerPiece, *, is_cumulative: bool) -> None:
         text = piece.text[self.length :] if is_cumulative else piece.text
         if text:
             self.text.append(text)

@@ -13,7 +13,7 @@ from extproc.bench.processors.collector import collect_stream, collect_whole, fa
 from extproc.bench.processors.credentials import NoToken, open_keys
 from extproc.bench.processors.fields import get_error
 from extproc.bench.processors.framing import Read
-from extproc.bench.processors.processor import Processor, Query
+from extproc.bench.processors.processor import ChatQuery, Processor
 from extproc.bench.record import Clock, Record
 
 # Below the five seconds after which uvicorn, and so vLLM, closes an idle connection: a request must
@@ -39,7 +39,7 @@ class HttpClient:
             trace_configs=[_trace_sending(wiring.clock)],
         )
 
-    async def send(self, ask: Query, record: Record) -> None:
+    async def send(self, ask: ChatQuery, record: Record) -> None:
         record.started_s = self._clock()
         reads: list[Read] = []
         try:
@@ -60,7 +60,7 @@ class HttpClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _exchange(self, ask: Query, record: Record, reads: list[Read]) -> None:
+    async def _exchange(self, ask: ChatQuery, record: Record, reads: list[Read]) -> None:
         url = self._wiring.base_url + (self._wiring.target.path or self._processor.path(ask))
         body = orjson.dumps({**self._processor.body(ask), **self._wiring.target.body})
         headers = await self._authorise()
@@ -79,7 +79,7 @@ class HttpClient:
         own = {name.lower() for name in self._wiring.target.headers}
         return {name: value for name, value in headers.items() if name.lower() not in own}
 
-    def _collect(self, ask: Query, record: Record, reads: list[Read]) -> None:
+    def _collect(self, ask: ChatQuery, record: Record, reads: list[Read]) -> None:
         record.first_byte_s = reads[0][0] if reads else None
         if record.status is None:
             return

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from extproc.bench.datasets.conversation import join_prompt
 from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
-from extproc.bench.processors.processor import EMPTY, HttpApi, Piece, Query, Usage
+from extproc.bench.processors.processor import EMPTY, AnswerPiece, ChatQuery, HttpApi, Usage
 
 _OWN_FIELDS = frozenset({"messages", "prompt", "input", "max_tokens", "max_completion_tokens"})
 _FINISHED = frozenset({"response.completed", "response.incomplete"})
@@ -22,14 +22,14 @@ class OpenAIChat(HttpApi):
     forces_length: bool = False
     length_field: str = "max_tokens"
 
-    def path(self, ask: Query) -> str:
+    def path(self, ask: ChatQuery) -> str:
         del ask
         return "/v1/chat/completions"
 
-    def body(self, ask: Query) -> dict[str, object]:
+    def body(self, ask: ChatQuery) -> dict[str, object]:
         return {"messages": _list_messages(ask, "messages"), **self._common(ask)}
 
-    def _common(self, ask: Query) -> dict[str, object]:
+    def _common(self, ask: ChatQuery) -> dict[str, object]:
         body = {**_list_settings(ask), "model": ask.model, "stream": ask.is_streaming}
         body[self.length_field] = ask.max_tokens
         if ask.is_streaming:
@@ -38,23 +38,23 @@ class OpenAIChat(HttpApi):
             body["ignore_eos"] = True
         return body
 
-    def read(self, payload: object) -> Piece:
+    def read(self, payload: object) -> AnswerPiece:
         error = get_error(payload)
         if error is not None:
-            return Piece(error=error)
+            return AnswerPiece(error=error)
         text = "".join(map(_read_choice, get_list(payload, "choices")))
-        return Piece(text=text, usage=_read_usage(get_object(payload, "usage")))
+        return AnswerPiece(text=text, usage=_read_usage(get_object(payload, "usage")))
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAICompletions(OpenAIChat):
     """`/v1/completions`."""
 
-    def path(self, ask: Query) -> str:
+    def path(self, ask: ChatQuery) -> str:
         del ask
         return "/v1/completions"
 
-    def body(self, ask: Query) -> dict[str, object]:
+    def body(self, ask: ChatQuery) -> dict[str, object]:
         return {"prompt": join_prompt(ask.messages), **self._common(ask)}
 
 
@@ -62,11 +62,11 @@ class OpenAICompletions(OpenAIChat):
 class OpenAIResponses(HttpApi):
     """`/v1/responses`: typed events, the last one carries the whole response."""
 
-    def path(self, ask: Query) -> str:
+    def path(self, ask: ChatQuery) -> str:
         del ask
         return "/v1/responses"
 
-    def body(self, ask: Query) -> dict[str, object]:
+    def body(self, ask: ChatQuery) -> dict[str, object]:
         return {
             "input": _list_messages(ask, "input"),
             **_list_settings(ask),
@@ -75,36 +75,36 @@ class OpenAIResponses(HttpApi):
             "stream": ask.is_streaming,
         }
 
-    def read(self, payload: object) -> Piece:
+    def read(self, payload: object) -> AnswerPiece:
         kind = get_text(payload, "type")
         if kind in {"response.output_text.delta", "response.reasoning_text.delta"}:
-            return Piece(text=get_text(payload, "delta"))
+            return AnswerPiece(text=get_text(payload, "delta"))
         if kind in _FINISHED:
             usage = _read_usage(get_object(get_object(payload, "response"), "usage"))
-            return Piece(usage=usage, is_last=True)
+            return AnswerPiece(usage=usage, is_last=True)
         if kind == "response.failed":
-            return Piece(error=get_error(get_object(payload, "response")) or "response.failed")
+            return AnswerPiece(error=get_error(get_object(payload, "response")) or "response.failed")
         if kind == "error":
-            return Piece(error=get_text(payload, "message") or "error")
+            return AnswerPiece(error=get_text(payload, "message") or "error")
         if get_text(payload, "object") == "response":
             return self._read_whole(payload)
         error = get_error(payload)
-        return EMPTY if error is None else Piece(error=error)
+        return EMPTY if error is None else AnswerPiece(error=error)
 
-    def _read_whole(self, payload: object) -> Piece:
+    def _read_whole(self, payload: object) -> AnswerPiece:
         parts = [part for item in get_list(payload, "output") for part in get_list(item, "content")]
         text = "".join(get_text(part, "text") for part in parts)
         error = get_error(payload)
-        return Piece(text=text, usage=_read_usage(get_object(payload, "usage")), error=error)
+        return AnswerPiece(text=text, usage=_read_usage(get_object(payload, "usage")), error=error)
 
 
-def _list_messages(ask: Query, field: str) -> object:
+def _list_messages(ask: ChatQuery, field: str) -> object:
     """Returns a recorded body's own messages, images and tool calls included, or those of the ask."""
     recorded = (ask.body or {}).get(field)
     return recorded or [{"role": m.role, "content": m.content} for m in ask.messages]
 
 
-def _list_settings(ask: Query) -> dict[str, object]:
+def _list_settings(ask: ChatQuery) -> dict[str, object]:
     return {name: value for name, value in (ask.body or {}).items() if name not in _OWN_FIELDS}
 
 

@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from extproc.bench.datasets.conversation import Message
+from extproc.bench.datasets.conversation import TurnMessage
 
 Json = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class ChatQuery:
     """One request in no API's words. `body` is a whole recorded request body, if there is one."""
 
     model: str
-    messages: tuple[Message, ...]
+    messages: tuple[TurnMessage, ...]
     max_tokens: int
     is_streaming: bool = True
     body: Json | None = None
@@ -30,7 +30,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """What one event of a stream, or a whole answer, says.
 
     `text` is content or reasoning; empty for a role-only or usage event. `is_last`: nothing that
@@ -43,7 +43,7 @@ class Piece:
     is_last: bool = False
 
 
-EMPTY = Piece()
+EMPTY = AnswerPiece()
 
 
 class Processor(Protocol):
@@ -59,7 +59,7 @@ class Processor(Protocol):
     @property
     def has_terminator(self) -> bool: ...
 
-    def path(self, ask: Query) -> str:
+    def path(self, ask: ChatQuery) -> str:
         """Returns the URL's path."""
         ...
 
@@ -67,11 +67,11 @@ class Processor(Protocol):
         """Returns the API's own headers."""
         ...
 
-    def body(self, ask: Query) -> dict[str, object]:
+    def body(self, ask: ChatQuery) -> dict[str, object]:
         """Returns the request body."""
         ...
 
-    def read(self, payload: object) -> Piece:
+    def read(self, payload: object) -> AnswerPiece:
         """Reads one decoded event, or the whole answer; foreign fields are ignored."""
         ...
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from extproc.bench.measure.stats import Interval
 from extproc.bench.measure.words import DASH, fixed, milliseconds, percent
-from extproc.bench.published.sweep import Part, Spot, Sweep
+from extproc.bench.published.sweep_table import DatasetPart, Spot, SweepTable
 from extproc.bench.report.markdown import markdown_table
 from extproc.pages import page
 from extproc.pages.plots import Bar, Dot, bars, dotted
@@ -29,22 +29,22 @@ _HEADINGS = dict(_COLUMNS)
 _FROM = "latencies count from the sending of a request, as in published tables; in flight is a mean"
 
 
-def sweep_markdown(sweep: Sweep) -> str:
+def sweep_markdown(sweep: SweepTable) -> str:
     """Headlines, then each dataset's figures and ratios."""
-    texts = [*headlines(sweep), "", how(sweep), ""]
+    texts = [*sweep_headlines(sweep), "", how(sweep), ""]
     for part in sweep.parts:
         texts += [f"{part.dataset}:"] * bool(part.dataset)
         texts += [markdown_table(*_figures(part)), *_markdown_ratios(sweep, part)]
     return "\n".join(texts) + "\n"
 
 
-def _markdown_ratios(sweep: Sweep, part: Part) -> Iterator[str]:
+def _markdown_ratios(sweep: SweepTable, part: DatasetPart) -> Iterator[str]:
     header, rows = _ratios(sweep, part)
     if rows:
         yield markdown_table(header, rows)
 
 
-def how(sweep: Sweep) -> str:
+def how(sweep: SweepTable) -> str:
     """The method, in a sentence."""
     if sweep.repeats == 1:
         return f"One run of each: ratios to {sweep.baseline} have no interval; {_FROM}."
@@ -55,7 +55,7 @@ def how(sweep: Sweep) -> str:
     )
 
 
-def headlines(sweep: Sweep) -> list[str]:
+def sweep_headlines(sweep: SweepTable) -> list[str]:
     """Of each dataset and strategy, the highest load at which it compares with the baseline."""
     return [
         _headline(sweep, part, strategy)
@@ -65,7 +65,7 @@ def headlines(sweep: Sweep) -> list[str]:
     ]
 
 
-def _headline(sweep: Sweep, part: Part, strategy: str) -> str:
+def _headline(sweep: SweepTable, part: DatasetPart, strategy: str) -> str:
     name = f"{part.dataset}: {strategy}" if part.dataset else strategy
     best = _find_best(part, strategy)
     if best is None:
@@ -73,13 +73,13 @@ def _headline(sweep: Sweep, part: Part, strategy: str) -> str:
     return f"{name} against {sweep.baseline}, {best.level}: {'; '.join(_tell(best))}."
 
 
-def _find_best(part: Part, strategy: str) -> Spot | None:
+def _find_best(part: DatasetPart, strategy: str) -> Spot | None:
     """The highest load under which there is a ratio to the baseline."""
     spots = [spot for spot in part.of(strategy) if spot.ratios or spot.bounds]
     return spots[-1] if spots else None
 
 
-def _tiles(sweep: Sweep, part: Part) -> dict[str, str]:
+def _tiles(sweep: SweepTable, part: DatasetPart) -> dict[str, str]:
     """The two headline ratios of each strategy, large."""
     found: dict[str, str] = {}
     for strategy in part.strategies:
@@ -139,7 +139,7 @@ def _span(interval: Interval, show: Show) -> str:
     return f" [{show(interval.low)}, {show(interval.high)}]"
 
 
-def _figures(part: Part) -> tuple[list[str], list[list[str]]]:
+def _figures(part: DatasetPart) -> tuple[list[str], list[list[str]]]:
     shown = [name for name, _ in _COLUMNS if any(name in spot.figures for spot in part.spots)]
     rows = [
         [
@@ -179,7 +179,7 @@ def _state(spot: Spot) -> str:
     return "; ".join(dict.fromkeys(spot.doubts)) or "valid"
 
 
-def _ratios(sweep: Sweep, part: Part) -> tuple[list[str], list[list[str]]]:
+def _ratios(sweep: SweepTable, part: DatasetPart) -> tuple[list[str], list[list[str]]]:
     shown = [name for name in _RATIOS if any(name in {*spot.ratios, *spot.bounds} for spot in part.spots)]
     rows = [
         [_name_load(spot), spot.strategy, *(_show_ratio(spot, name) for name in shown)]
@@ -198,18 +198,18 @@ def _show_ratio(spot: Spot, name: str) -> str:
     return f"{sign}{ratio.mean:.3g}{_span(ratio, lambda value: f'{value:.3g}')}{star}"
 
 
-def sweep_html(sweep: Sweep) -> str:
+def sweep_html(sweep: SweepTable) -> str:
     strategies = ", ".join(dict.fromkeys(name for part in sweep.parts for name in part.strategies))
     repeats = f"{sweep.repeats} repeat{'s' if sweep.repeats > 1 else ''}"
     return page.html_page(f"{sweep.name}: strategies by load", f"{strategies} · {repeats}", _parts(sweep))
 
 
-def _parts(sweep: Sweep) -> Iterator[str]:
+def _parts(sweep: SweepTable) -> Iterator[str]:
     title = "every run is valid" if not sweep.faults else "some runs are not valid: their marks are hollow"
     yield page.notice(title, sweep.faults, is_good=not sweep.faults)
     for part in sweep.parts:
         yield page.tiles(_tiles(sweep, part))
-    yield page.remarks((*headlines(sweep), how(sweep), *sweep.remarks))
+    yield page.remarks((*sweep_headlines(sweep), how(sweep), *sweep.remarks))
     for part in sweep.parts:
         yield page.cards(_charts(part))
         of = f", {part.dataset}" if part.dataset else ""
@@ -219,7 +219,7 @@ def _parts(sweep: Sweep) -> Iterator[str]:
             yield page.table(f"Ratios{of}; a star excludes no difference", header, rows)
 
 
-def _charts(part: Part) -> dict[str, str]:
+def _charts(part: DatasetPart) -> dict[str, str]:
     of = f", {part.dataset}" if part.dataset else ""
     wanted = (
         ("ttft_mean_ms", "Mean time to first token", "ms"),
@@ -234,7 +234,7 @@ def _charts(part: Part) -> dict[str, str]:
     }
 
 
-def _chart(part: Part, column: str, unit: str) -> str:
+def _chart(part: DatasetPart, column: str, unit: str) -> str:
     lines = {strategy: _dots(part.of(strategy), column) for strategy in part.strategies}
     return dotted(
         lines,
@@ -249,7 +249,7 @@ def _spans(values: Sequence[float], times: float) -> bool:
     return 0 < times * min(values) < max(values)
 
 
-def _bars(part: Part, column: str, unit: str) -> str:
+def _bars(part: DatasetPart, column: str, unit: str) -> str:
     """One load is no line."""
     found = [(spot, spot.figures[column]) for spot in part.spots if column in spot.figures]
     places = [part.strategies.index(spot.strategy) for spot, _ in found]

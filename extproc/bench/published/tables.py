@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 
-from extproc.bench.judge.verdict import CLIENT_LIMITED, Figures, Reason, Verdict, build_verdict
+from extproc.bench.judge.verdict import CLIENT_LIMITED, FaultReason, Figures, RunVerdict, build_verdict
 from extproc.bench.measure.words import DASH, fixed
 from extproc.bench.report.markdown import markdown_table
 from extproc.bench.spec.tree import Limits
@@ -134,7 +134,7 @@ def _read_cell(fields: Mapping[str, str]) -> Cell:
     )
 
 
-def judge_cell(cell: Cell, limits: Limits | None = None) -> Verdict:
+def judge_cell(cell: Cell, limits: Limits | None = None) -> RunVerdict:
     """Judges a published result, of which only means are known.
 
     An on-time client would have had a known number in flight (`on_time_in_flight`). Far fewer means
@@ -167,11 +167,11 @@ def on_time_in_flight(rate: float, cap: float, count: int, throughput: float) ->
     return peak * (grow_s / 2 + hold_s + drain_s / 2) / (grow_s + hold_s + drain_s)
 
 
-def _find_idle_client(figures: Figures, limits: Limits) -> Iterator[Reason]:
+def _find_idle_client(figures: Figures, limits: Limits) -> Iterator[FaultReason]:
     expected, had = figures.on_time_in_flight or 0.0, figures.in_flight or 0.0
     # Where latencies are not told the comparison with NaN is false: nothing speaks against the client.
     if had < limits.in_flight * expected:
-        yield Reason(
+        yield FaultReason(
             CLIENT_LIMITED,
             f"{had:.0f} in flight by Little's law where {figures.offered_rps:.0f} req/s on time would "
             f"have had {expected:.0f}: the client sent about {figures.achieved_rps:.1f} req/s",

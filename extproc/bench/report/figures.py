@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from extproc.bench.measure.metrics import Metrics
+from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.report.report import Report
 
 
@@ -25,7 +25,7 @@ def _latency(measure: str, point: str) -> Callable[[Report], float | None]:
     return read
 
 
-def _measured(read: Callable[[Metrics], float | None]) -> Callable[[Report], float | None]:
+def _measured(read: Callable[[RunMetrics], float | None]) -> Callable[[Report], float | None]:
     return lambda report: read(report.measured)
 
 

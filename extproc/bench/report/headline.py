@@ -7,7 +7,7 @@ from extproc.bench.measure.words import DASH, fixed, milliseconds, percent
 from extproc.bench.record import PartStats
 from extproc.bench.report.figures import FIGURES, read_figures
 from extproc.bench.report.markdown import markdown_table
-from extproc.bench.report.phases import PHASE_HEADER, elasticity_figures, list_phase
+from extproc.bench.report.phase_rows import PHASE_HEADER, elasticity_figures, list_phase
 from extproc.bench.report.report import Report
 
 _SHOWN = (

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
-from extproc.bench.judge.verdict import Verdict
+from extproc.bench.judge.verdict import RunVerdict
 from extproc.bench.record import RunResult
 from extproc.bench.report.brief import Brief, encode_brief
 from extproc.bench.report.csv_table import csv_table
 from extproc.bench.report.headline import summary_text
-from extproc.bench.report.report import Report, encode
+from extproc.bench.report.report import Report, encode_report
 from extproc.bench.report.run_page import html_report
 from extproc.bench.report.textfile import fill_registry, textfile
 from extproc.bench.report.vllm import vllm_json, vllm_text
@@ -32,7 +32,7 @@ Render = Callable[[RunResult, Report], str]
 
 REPORTS: Mapping[str, Render] = MappingProxyType(
     {
-        "report.json": lambda _, said: encode(said).decode(),
+        "report.json": lambda _, said: encode_report(said).decode(),
         "report.html": html_report,
         "summary.txt": lambda _, said: summary_text(said),
         "report.txt": lambda _, said: vllm_text(said.whole),
@@ -44,7 +44,7 @@ REPORTS: Mapping[str, Render] = MappingProxyType(
 
 
 def write_reports(
-    result: RunResult, said: Report, folder: Path, own: Mapping[str, Callable[[RunResult, Verdict], str]]
+    result: RunResult, said: Report, folder: Path, own: Mapping[str, Callable[[RunResult, RunVerdict], str]]
 ) -> list[Path]:
     """Writes every format into `folder`, made if missing, under its name; `own` are a user's additions."""
     make_folder(folder)
@@ -54,7 +54,7 @@ def write_reports(
 
 
 def _render_own(
-    name: str, render: Callable[[RunResult, Verdict], str], result: RunResult, said: Report
+    name: str, render: Callable[[RunResult, RunVerdict], str], result: RunResult, said: Report
 ) -> str:
     try:
         return render(result, said.verdict)

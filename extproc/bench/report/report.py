@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from extproc.bench.judge.thresholds import Outcome, check_thresholds
-from extproc.bench.judge.verdict import Verdict, judge
+from extproc.bench.judge.threshold_check import ThresholdResult, check_thresholds
+from extproc.bench.judge.verdict import RunVerdict, judge
 from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Groups
-from extproc.bench.measure.metrics import Metrics
+from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.measure.phases import (
     Elasticity,
-    Phase,
+    LoadPhase,
     list_stretches,
     measure_elasticity,
     measure_phases,
@@ -88,15 +88,15 @@ class Report:
     schedule: str
     offered_rps: float | None
     is_queued: bool
-    verdict: Verdict
-    whole: Metrics
-    steady: Metrics
+    verdict: RunVerdict
+    whole: RunMetrics
+    steady: RunMetrics
     groups: Groups
     server_hit_rate: float | None
     caches: tuple[Cache, ...]
     spec: dict[str, Any]
-    thresholds: tuple[Outcome, ...] = ()
-    phases: tuple[Phase, ...] = ()
+    thresholds: tuple[ThresholdResult, ...] = ()
+    phases: tuple[LoadPhase, ...] = ()
     elasticity: Elasticity | None = None
     fleet: tuple[FleetSample, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Report:
         return (*self.verdict.reasons, *(outcome.fault for outcome in self.thresholds if not outcome.is_met))
 
     @property
-    def measured(self) -> Metrics:
+    def measured(self) -> RunMetrics:
         """The part of the run that figures are taken from: the steady window if there is one."""
         return self.whole if self.is_queued else self.steady
 
@@ -200,13 +200,13 @@ def _server_hit_rate(info: RunInfo) -> float | None:
     return hits / queries if queries > 0 else None
 
 
-def encode(value: object) -> bytes:
+def encode_report(value: object) -> bytes:
     """Writes a report of any kind as indented JSON; an unbounded number becomes null."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
-def decode(text: bytes) -> Report:
-    """Reads what `encode` wrote; raises `ReportError` for anything else, saying where it differs."""
+def decode_report(text: bytes) -> Report:
+    """Reads what `encode_report` wrote; raises `ReportError` for anything else, saying where it differs."""
     try:
         report = msgspec.json.decode(text, type=Report)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -17,7 +17,7 @@ from extproc.bench.measure.timeline import cut_timeline
 from extproc.bench.measure.words import fixed, milliseconds, percent
 from extproc.bench.record import Record, RunResult
 from extproc.bench.report.headline import headlines, name_part
-from extproc.bench.report.phases import PHASE_HEADER, elasticity_figures, list_phase
+from extproc.bench.report.phase_rows import PHASE_HEADER, elasticity_figures, list_phase
 from extproc.bench.report.report import Report
 from extproc.pages import page
 from extproc.pages.plots import Bar, Series, bars, lines

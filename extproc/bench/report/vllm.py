@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from extproc.bench.measure import measures
-from extproc.bench.measure.metrics import Metrics
+from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.measure.stats import Stats
 from extproc.bench.record import RunResult
 
@@ -24,12 +24,12 @@ _SECTIONS = (
 _NAMES = {"ttft": "ttft_sent", "tpot": "tpot", "itl": "itl", "e2el": "e2e_sent"}
 
 
-def vllm_text(whole: Metrics) -> str:
+def vllm_text(whole: RunMetrics) -> str:
     """Lays out the figures of a whole run; a latency that no request has reads `nan`."""
     return "".join(f"{line}\n" for line in _lines(whole))
 
 
-def _lines(whole: Metrics) -> Iterator[str]:
+def _lines(whole: RunMetrics) -> Iterator[str]:
     yield heading(" Serving Benchmark Result ", "=")
     yield count_line("Successful requests:", whole.counts.completed)
     yield value_line("Benchmark duration (s):", whole.window.end_s)
@@ -61,7 +61,7 @@ def value_line(label: str, value: float) -> str:
     return f"{label:<40} {value:<10.2f}"
 
 
-def vllm_json(result: RunResult, whole: Metrics) -> str:
+def vllm_json(result: RunResult, whole: RunMetrics) -> str:
     """Writes a run's requests and `whole`, the figures of the whole run."""
     fields = {**_run(result), **_totals(whole), **_requests(result), **_summaries(whole)}
     return orjson.dumps(fields, option=orjson.OPT_INDENT_2).decode() + "\n"
@@ -84,7 +84,7 @@ def _run(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _totals(whole: Metrics) -> dict[str, Any]:
+def _totals(whole: RunMetrics) -> dict[str, Any]:
     return {
         "completed": whole.counts.completed,
         "failed": whole.counts.failed,
@@ -113,7 +113,7 @@ def _requests(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _summaries(whole: Metrics) -> dict[str, float | None]:
+def _summaries(whole: RunMetrics) -> dict[str, float | None]:
     fields: dict[str, float | None] = {}
     for name, measure in _NAMES.items():
         summary = whole.latency_ms.get(measure)

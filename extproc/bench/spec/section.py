@@ -36,7 +36,7 @@ def _kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
-class Section(BaseModel):
+class SpecSection(BaseModel):
     """A part of the spec file: frozen, unknown fields refused, both spellings accepted."""
 
     model_config = ConfigDict(
@@ -44,7 +44,7 @@ class Section(BaseModel):
     )
 
 
-class Component(Section):
+class Component(SpecSection):
     """The `name` of a replaceable part and its options; a bare text is the name alone."""
 
     model_config = ConfigDict(extra="allow")

@@ -11,7 +11,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from extproc.bench.spec.presets import apply_preset
-from extproc.bench.spec.section import Component, Rate, Seconds, Section, allow_short_form
+from extproc.bench.spec.section import Component, Rate, Seconds, SpecSection, allow_short_form
 
 _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -26,7 +26,7 @@ _READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-class Distribution(Section):
+class Distribution(SpecSection):
     """Lengths in tokens, or times in seconds; a bare number is that number every time.
 
     `uniform` reads `min` and `max`; `normal` reads `mean` and `std`; `lognormal` reads `mean` (of the
@@ -112,7 +112,7 @@ class Dataset(Component):
         return bool(self.path or self.max_conversations or self.max_prompts)
 
 
-class Spike(Section):
+class Spike(SpecSection):
     """A burst on top of the shape: `req_rate` for `burst` seconds, first at `after`, then `every`."""
 
     burst: Seconds = Field(gt=0)
@@ -131,14 +131,14 @@ class Spike(Section):
         return self.after == 0 and self.burst >= end_s
 
 
-class UserStage(Section):
+class UserStage(SpecSection):
     """A stretch of time at whose end there are `vus` users, more or fewer of them evenly over `duration`."""
 
     vus: int = Field(ge=0)
     duration: Seconds = Field(gt=0)
 
 
-class TrafficShape(Section):
+class TrafficShape(SpecSection):
     """How much is asked, when, and of what kind.
 
     With `req_rate` the loop is open: requests start when the schedule says, however slow the server is;

@@ -10,14 +10,14 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, model_validator
 
-from extproc.bench.spec.experiments import Ab, Ladder, Sweep
-from extproc.bench.spec.section import Component, Seconds, Section
+from extproc.bench.spec.experiment_sections import Ab, Ladder, Sweep
+from extproc.bench.spec.section import Component, Seconds, SpecSection
 from extproc.bench.spec.thresholds import Threshold
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.documents import Document, parse_document, read_document
 
 
-class Slo(Section):
+class Slo(SpecSection):
     """What counts as good for goodput, in milliseconds; what is omitted sets no limit.
 
     `ttft_ms`: to the first token, from when the request was due. `tpot_ms`: for each token after it.
@@ -30,7 +30,7 @@ class Slo(Section):
     e2e_ms: float | None = Field(default=None, gt=0)
 
 
-class Performance(Section):
+class Performance(SpecSection):
     """What load is offered, and which answers count as good.
 
     `traffic_shape` is the load; `slo` is what an answer has to keep.
@@ -40,7 +40,7 @@ class Performance(Section):
     slo: Slo = Slo()
 
 
-class Limits(Section):
+class Limits(SpecSection):
     """When a run is no measurement: requests failed, or the client, not the server, is what was measured.
 
     `errors`: the share of requests that may fail. `lag_p99`: between a request being due and the client
@@ -62,7 +62,7 @@ class Limits(Section):
     latencies: float = Field(default=5.0, ge=0)
 
 
-class Target(Section):
+class Target(SpecSection):
     """How to speak to the server.
 
     `api` names a request processor; its options are the processor's fields. `model` is the model that is
@@ -109,7 +109,7 @@ class Target(Section):
         return self
 
 
-class Stack(Section):
+class Stack(SpecSection):
     """What serves, for a catalogue of results: it changes nothing of a run.
 
     `count` pieces of an `accelerator`, over all endpoints; `engine` and its `version`; `price_per_hour` of
@@ -123,7 +123,7 @@ class Stack(Section):
     price_per_hour: float | None = Field(default=None, gt=0)
 
 
-class Watching(Section):
+class Watching(SpecSection):
     """Looks at the endpoints every few seconds: how many are ready, what waits, how full KV caches are.
 
     `every` is how often. The endpoints are those that the router at `admin` (`ip:port`) says are ready, in
@@ -135,7 +135,7 @@ class Watching(Section):
     pool: str | None = None
 
 
-class Spec(Section):
+class Spec(SpecSection):
     """A whole benchmark.
 
     `endpoint` is the server, as host, `host:port` or URL; `port` may stand beside a host. `target` is how to

@@ -43,7 +43,7 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DatasetPart:
     """What was measured with one dataset: spots by load, and in the strategies' order."""
 
     dataset: str
@@ -62,14 +62,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class SweepTable:
     """A whole sweep; `faults` say what is missing or does not hold, `remarks` how it must be read."""
 
     name: str
     baseline: str
     confidence: float
     repeats: int
-    parts: tuple[Part, ...]
+    parts: tuple[DatasetPart, ...]
     faults: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
@@ -82,7 +82,7 @@ def gather(
     confidence: float = CONFIDENCE,
     faults: Sequence[str] = (),
     tolerance: float = 0.03,
-) -> Sweep:
+) -> SweepTable:
     """Builds a sweep of its cells; the baseline is the first strategy if none is named.
 
     `faults` are the caller's own, before those of the cells. Raises `SettingsError` without cells, or for a
@@ -95,7 +95,7 @@ def gather(
     if chosen not in strategies:
         raise SettingsError(f"baseline {chosen!r} is none of the strategies {', '.join(strategies)}")
     parts = tuple(_gather_part(own, chosen, confidence) for own in _split(cells, lambda cell: cell.dataset))
-    return Sweep(
+    return SweepTable(
         name=name,
         baseline=chosen,
         confidence=confidence,
@@ -114,9 +114,9 @@ def _split(cells: Iterable[Cell], key: Callable[[Cell], object]) -> list[list[Ce
     return list(groups.values())
 
 
-def _gather_part(cells: Sequence[Cell], baseline: str, confidence: float) -> Part:
+def _gather_part(cells: Sequence[Cell], baseline: str, confidence: float) -> DatasetPart:
     loads = _split(sorted(cells, key=_load), _load)
-    return Part(
+    return DatasetPart(
         cells[0].dataset,
         tuple(
             _gather_spot(own, [cell for cell in load if cell.strategy == baseline], confidence)
@@ -175,22 +175,22 @@ def _values(pairs: Sequence[tuple[Cell, Cell]], name: str) -> Iterator[tuple[flo
             yield ours.figures[name], theirs.figures[name]
 
 
-def _find_faults(parts: Sequence[Part]) -> Iterator[str]:
+def _find_faults(parts: Sequence[DatasetPart]) -> Iterator[str]:
     for part, spot in _all(parts):
         for doubt in dict.fromkeys(spot.doubts):
             runs = f" ({spot.doubts.count(doubt)} runs)" if len(spot.doubts) > 1 else ""
             yield f"{name_spot(part, spot)}: {doubt}{runs}"
 
 
-def _all(parts: Sequence[Part]) -> Iterator[tuple[Part, Spot]]:
+def _all(parts: Sequence[DatasetPart]) -> Iterator[tuple[DatasetPart, Spot]]:
     return ((part, spot) for part in parts for spot in part.spots)
 
 
-def name_spot(part: Part, spot: Spot) -> str:
+def name_spot(part: DatasetPart, spot: Spot) -> str:
     return f"{f'{part.dataset}, ' if part.dataset else ''}{spot.strategy}, {spot.level}"
 
 
-def _find_remarks(parts: Sequence[Part], tolerance: float) -> Iterator[str]:
+def _find_remarks(parts: Sequence[DatasetPart], tolerance: float) -> Iterator[str]:
     """A number in flight is no rate: a faster strategy is asked more often, and its latencies are of more."""
     for part in parts:
         gaps = {level: _find_gap(part, level) for level in part.levels}
@@ -204,7 +204,7 @@ def _find_remarks(parts: Sequence[Part], tolerance: float) -> Iterator[str]:
             )
 
 
-def _find_gap(part: Part, level: Level) -> float:
+def _find_gap(part: DatasetPart, level: Level) -> float:
     """The most requests per second of any strategy under a load over the least."""
     rates = [
         spot.figures["req_per_s"].mean

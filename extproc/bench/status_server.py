@@ -13,12 +13,12 @@ import numpy as np
 from aiohttp import web
 
 from extproc.bench.pace import Pace
-from extproc.bench.progress import Standing
+from extproc.bench.progress import RunSnapshot
 from extproc.errors import AddressError, SettingsError
 from extproc.router.routing.endpoint import parse_address, parse_target
 
 
-class Notice(msgspec.Struct, frozen=True):
+class RunStatus(msgspec.Struct, frozen=True):
     """How a run stands. `finished` of `planned` requests are over, of the one of an experiment that goes.
 
     `progress` is of the whole, as far as that is known; `figures` are of what is over, warm-up included.
@@ -33,12 +33,12 @@ class Notice(msgspec.Struct, frozen=True):
     wanted: dict[str, Any] | None = None
 
 
-class Board:
+class StatusServer:
     """Implements `Progress` by keeping what is to be told."""
 
     def __init__(self) -> None:
         self._doing, self._pace = "", Pace(1)
-        self._last = Standing(0.0, 0, 0, 0, {}, (), ())
+        self._last = RunSnapshot(0.0, 0, 0, 0, {}, (), ())
         self._ttft_s: list[float] = []
         self._wanted: dict[str, Any] | None = None
 
@@ -49,18 +49,18 @@ class Board:
             pace = Pace(1)
             pace.begin()
         self._pace = pace
-        self._last, self._ttft_s = Standing(0.0, 0, 0, 0, {}, (), ()), []
+        self._last, self._ttft_s = RunSnapshot(0.0, 0, 0, 0, {}, (), ()), []
 
     def want(self, arm: Mapping[str, Any]) -> None:
         self._wanted = dict(arm)
 
-    def update(self, snapshot: Standing) -> None:
+    def update(self, snapshot: RunSnapshot) -> None:
         self._last = snapshot
         self._ttft_s.extend(snapshot.ttft_s)
 
-    def notice(self) -> Notice:
+    def notice(self) -> RunStatus:
         last = self._last
-        return Notice(
+        return RunStatus(
             doing=self._doing,
             progress=self._pace.show(last.share),
             finished=last.finished,
@@ -100,10 +100,10 @@ class Board:
             await runner.cleanup()
 
 
-def decode_notice(text: bytes) -> Notice | None:
+def decode_status(text: bytes) -> RunStatus | None:
     """Reads one; `None` for whatever else somebody says."""
     try:
-        return msgspec.json.decode(text, type=Notice)
+        return msgspec.json.decode(text, type=RunStatus)
     except msgspec.DecodeError:
         return None
 

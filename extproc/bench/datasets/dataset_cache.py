@@ -25,7 +25,7 @@ def zip_dataset(conversations: Sequence[Conversation]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class DatasetCache:
     """Folders with datasets, named by what was asked. All are looked through; the last one keeps new ones."""
 
     folders: tuple[Path, ...]

@@ -6,10 +6,10 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from extproc.bench.spec.section import Component, Rate, Seconds, Section, allow_short_form
+from extproc.bench.spec.section import Component, Rate, Seconds, SpecSection, allow_short_form
 
 
-class Ab(Section):
+class Ab(SpecSection):
     """Which strategies are compared, and how one is put in force.
 
     `arms` are the router's `strategy` sections: a name, or a name with its settings. The arm in force is
@@ -41,7 +41,7 @@ class Ab(Section):
     confidence: float = Field(default=0.95, gt=0, lt=1)
 
 
-class Load(Section):
+class Load(SpecSection):
     """A load of a sweep: `concurrency` in flight, asked at `req_rate`; a number is the first.
 
     Without a rate, here and in the traffic shape, so many users ask in a closed loop.
@@ -62,7 +62,7 @@ class Load(Section):
         return {"concurrency": value} if isinstance(value, int) else value
 
 
-class Sweep(Section):
+class Sweep(SpecSection):
     """What `sweep` varies besides the arms and repeats of `ab`, by which it is done.
 
     `concurrency` lists the loads: numbers of requests in flight. `datasets` are traffic shapes by a name of
@@ -73,7 +73,7 @@ class Sweep(Section):
     datasets: dict[str, dict[str, object]] = Field(default_factory=dict)
 
 
-class Ladder(Section):
+class Ladder(SpecSection):
     """The rates that `saturate` climbs: from `start` by `factor`, `steps` at most.
 
     A rung is saturated when less than `served` of the offered rate is served. Then the gap between

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from extproc.bench.measure.metrics import Metrics
+from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.spec.thresholds import SHARES, Claim, parse_claim
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ThresholdResult:
     """A threshold and the value that it was held against; without a value it is not met."""
 
     text: str
@@ -28,19 +28,19 @@ class Outcome:
 
 
 def check_thresholds(
-    texts: Iterable[str], measured: Metrics, failed: float, hit_rate: float | None
-) -> tuple[Outcome, ...]:
+    texts: Iterable[str], measured: RunMetrics, failed: float, hit_rate: float | None
+) -> tuple[ThresholdResult, ...]:
     """Holds each threshold against the measured part; `failed` is a share of the whole run's requests."""
     return tuple(_check(text, measured, failed, hit_rate) for text in texts)
 
 
-def _check(text: str, measured: Metrics, failed: float, hit_rate: float | None) -> Outcome:
+def _check(text: str, measured: RunMetrics, failed: float, hit_rate: float | None) -> ThresholdResult:
     claim = parse_claim(text)
     value = _read(claim, measured, failed, hit_rate)
-    return Outcome(text, value, value is not None and claim.holds(value))
+    return ThresholdResult(text, value, value is not None and claim.holds(value))
 
 
-def _read(claim: Claim, measured: Metrics, failed: float, hit_rate: float | None) -> float | None:
+def _read(claim: Claim, measured: RunMetrics, failed: float, hit_rate: float | None) -> float | None:
     if claim.point is not None:
         summary = measured.latency_ms.get(claim.figure)
         return None if summary is None else float(getattr(summary, claim.point))

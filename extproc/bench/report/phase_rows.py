@@ -1,6 +1,6 @@
 """The parts of a load that changes, for tables: the same on the terminal and the page."""
 
-from extproc.bench.measure.phases import Elasticity, Phase
+from extproc.bench.measure.phases import Elasticity, LoadPhase
 from extproc.bench.measure.words import DASH, fixed, milliseconds, percent
 
 PHASE_HEADER = (
@@ -19,7 +19,7 @@ PHASE_HEADER = (
 )
 
 
-def list_phase(phase: Phase) -> tuple[str, ...]:
+def list_phase(phase: LoadPhase) -> tuple[str, ...]:
     figures = phase.figures
     ttft, per_token = (figures.latency_ms.get(name) for name in ("ttft", "time_per_token"))
     span_s = figures.window.end_s - figures.window.start_s
