@@ -23,15 +23,12 @@ class Knowledge(Protocol):
 
     def endpoints(self) -> Sequence[Endpoint] | None:
         """Returns the whole list as it is now, `None` while it is not known."""
-        ...
 
     def lack(self) -> Lack | None:
         """Why there is nothing to tell, as far as is known; no endpoints are no lack."""
-        ...
 
     def remarks(self) -> Mapping[str, str]:
         """What is odd about parts of it, by their names; each worth one line in the log."""
-        ...
 
 
 class DebouncedSink:

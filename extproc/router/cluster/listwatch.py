@@ -42,23 +42,18 @@ class Follower(Protocol[T_contra]):
 
     def listed(self, objects: Sequence[T_contra]) -> None:
         """Takes a fresh list: an object that is not in it is gone."""
-        ...
 
     def put(self, object_: T_contra) -> None:
         """Takes an object that was added or modified, known or not."""
-        ...
 
     def deleted(self, object_: T_contra) -> None:
         """Forgets a deleted object, known or not."""
-        ...
 
     def confirmed(self) -> None:
         """Notes that nothing has changed."""
-        ...
 
     def lost(self, lost: WatchLost) -> None:
         """Hears why a list or a watch ended; it will be tried again."""
-        ...
 
 
 class ListWatch(Generic[T]):

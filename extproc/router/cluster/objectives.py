@@ -34,11 +34,9 @@ class ObjectivesSink(Protocol):
 
     def replace(self, priorities: Mapping[str, int]) -> None:
         """Takes the priorities of all objectives, by their names."""
-        ...
 
     def restarted(self, why: str) -> None:
         """Hears in a fixed word why a list or a watch ended; it will be tried again."""
-        ...
 
 
 class _PoolRef(msgspec.Struct):

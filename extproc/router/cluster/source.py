@@ -16,11 +16,9 @@ class Sink(Protocol):
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
         """Takes the whole current list, ready and draining; an endpoint left out is gone."""
-        ...
 
     def confirm(self) -> None:
         """Notes that the last list is still true (a bookmark, a repeated answer)."""
-        ...
 
     def restarted(self, why: str, reason: str | None = None) -> None:
         """Counts a lost or refused watch; `why` is one of a source's few fixed words.
@@ -28,14 +26,12 @@ class Sink(Protocol):
         `reason` says what failed and is true until the next list or confirmation; `None` where nothing
         failed: a watch that ended in its time.
         """
-        ...
 
     def lacks(self, why: str, reason: str) -> None:
         """Notes that what was asked for is not there or not right, as it may have been told before.
 
         No failure, so nothing is counted: there is no such Service, the file is as faulty as it was.
         """
-        ...
 
 
 class Source(Protocol):
@@ -46,7 +42,6 @@ class Source(Protocol):
 
         May be run again after it raised.
         """
-        ...
 
 
 class StaticSource:

@@ -128,9 +128,6 @@ class Cooling:
         self._has_log = False
         self._picks_untold = 0
 
-    def __repr__(self) -> str:
-        return f"<Cooling {', '.join(f'{name}: {why}' for name, why in self.shut().items()) or 'nobody'}>"
-
     def set_members(self, names: Iterable[str]) -> None:
         """Takes the names of the endpoints that may be picked; what there was against others is forgotten."""
         self._members = known = frozenset(names)

@@ -44,9 +44,6 @@ class Counters:
         self.first_bytes: dict[tuple[str, str], Times] = {}
         self.first_byte_sums: dict[str, tuple[int, float]] = {}
 
-    def __repr__(self) -> str:
-        return f"<Counters of {sum(self.answers.values())} answers>"
-
     def count(self, name: str, outcome: Outcome, zone: str = "", trace_id: str = "") -> None:
         """Takes what an endpoint's request came to; `trace_id` is empty where nobody traces it."""
         class_ = class_of(outcome)

@@ -23,9 +23,6 @@ class PoolFeedback:
         self.signals: dict[str, EndpointSignals] = {}
         self.has_log = False
 
-    def __repr__(self) -> str:
-        return f"<PoolFeedback of {self.pool.name}: {self.cooling!r}, {self.counters!r}>"
-
     def knows(self, address: str) -> bool:
         return self._name(address) is not None
 

@@ -56,9 +56,6 @@ class Prober:
         self._rounds = Rounds(plan, rng, sleep)
         self._failures = Counter[str]()
 
-    def __repr__(self) -> str:
-        return f"<Prober of {self._desk.pool.name}: {self._plan.path} every {self._plan.interval_s} s>"
-
     async def run(self) -> None:
         """Asks until cancelled."""
         limit = ClientTimeout(total=self._plan.timeout_s)

@@ -57,9 +57,6 @@ class Scraper:
         self._rounds = Rounds(plan, rng, sleep)
         self._silent: frozenset[str] = frozenset()
 
-    def __repr__(self) -> str:
-        return f"<Scraper of {self._desk.pool.name}: every {self._plan.interval_s} s>"
-
     async def run(self) -> None:
         """Asks until cancelled."""
         limit = ClientTimeout(total=self._plan.timeout_s)

@@ -116,10 +116,6 @@ class Admission:
         self.has_shares = has_shares
         self._levels: dict[int, _Level] = {}
 
-    def __repr__(self) -> str:
-        levels = {priority: level.total for priority, level in sorted(self._levels.items())}
-        return f"<Admission of {len(self.priorities)} objectives, in flight by priority {levels}>"
-
     def __len__(self) -> int:
         """Requests in flight that are counted here."""
         return sum(level.total for level in self._levels.values())

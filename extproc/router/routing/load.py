@@ -43,9 +43,6 @@ class LoadBook:
         self._places: dict[str, int] = {}
         self._lowest = 0
 
-    def __repr__(self) -> str:
-        return f"<LoadBook of {len(self._places)} members, {self.total} in flight>"
-
     def in_flight(self, name: str) -> int:
         return self._in_flight.get(name, 0)
 

@@ -175,21 +175,17 @@ class Gate(Protocol):
 
     def closed(self) -> frozenset[str]:
         """Those that may not; at most half of the members."""
-        ...
 
     def picked(self, name: str) -> None: ...
 
     def shut(self) -> Mapping[str, str]:
         """Those that are left out now, and why in one word."""
-        ...
 
     def has_trial(self) -> bool:
         """Whether the next request may be the one that shows whether an endpoint works again."""
-        ...
 
     def wants_response(self, name: str) -> bool:
         """Whether what `name` answers should be told as soon as it begins to."""
-        ...
 
 
 class Witness(Protocol):

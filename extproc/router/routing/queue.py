@@ -80,9 +80,6 @@ class Waiter:
         self.number = 0
         self.since_s = self.until_s = 0.0
 
-    def __repr__(self) -> str:
-        return f"<Waiter {self.number} of {self.lane}>"
-
 
 def _nobody(_: bool) -> None:
     """Until whoever waits has said how it is asked."""
@@ -129,9 +126,6 @@ class Queue:
         self._number = 0
         self._is_stirred = self._is_ticking = self._is_shut = False
         self._settled_s = 0.0
-
-    def __repr__(self) -> str:
-        return f"<Queue of {len(self)} requests in {len(self._lanes)} lanes>"
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))

@@ -54,9 +54,6 @@ class Ring:
 
     __hash__ = None  # type: ignore[assignment]  # equal rings may differ in their slots
 
-    def __repr__(self) -> str:
-        return f"<Ring of {len(self)} members x {self.positions_per_member}>"
-
     def walk(self, key: int) -> Iterator[str]:
         """Yields every member once, in the order in which `key` meets them clockwise.
 

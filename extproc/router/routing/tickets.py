@@ -30,9 +30,6 @@ class Tickets:
         self._ended: OrderedDict[int, tuple[Pick, float]] = OrderedDict()
         self._traces: OrderedDict[int, str] = OrderedDict()
 
-    def __repr__(self) -> str:
-        return f"<Tickets of {len(self._open)} open requests, {len(self._ended)} ended>"
-
     def __len__(self) -> int:
         return len(self._open) + len(self._ended)
 

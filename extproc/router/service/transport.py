@@ -36,17 +36,14 @@ class Transport(Protocol):
 
         Raises `SettingsError` that names the address where it is taken or cannot be had.
         """
-        ...
 
     async def start(self) -> None: ...
 
     def drain(self) -> None:
         """Takes no new calls; those that are open go on."""
-        ...
 
     async def stop(self) -> None:
         """Cuts what is open."""
-        ...
 
 
 def build_transport(

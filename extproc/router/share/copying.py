@@ -49,10 +49,6 @@ class Copying:
         self._next_s = 0.0
         self._begin()
 
-    def __repr__(self) -> str:
-        state = "whole" if self.is_whole else "asking"
-        return f"<Copying of {self._pool.name}: {state}, {self.copied} blocks, {len(self._answers)} ask us>"
-
     def _begin(self) -> None:
         self._strategy = self._pool.strategy
         self.is_whole = self._is_over = False

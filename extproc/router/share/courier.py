@@ -58,11 +58,9 @@ class Receiver(Protocol):
 
     def take(self, data: bytes) -> int | None:
         """Takes a letter; returns its sender's name, `None` where it is nobody's of this cluster."""
-        ...
 
     def lose(self, sender: int) -> None:
         """Notes that a sender cannot be heard any more."""
-        ...
 
 
 class Carrier(Protocol):
@@ -70,19 +68,15 @@ class Carrier(Protocol):
 
     async def open(self) -> None:
         """Takes what it needs of this machine; raises `SettingsError` where it cannot have it."""
-        ...
 
     async def run(self, receiver: Receiver) -> None:
         """Delivers what comes in until cancelled; goes on through every failure of its own."""
-        ...
 
     def send(self, data: bytes) -> None:
         """Sends what can be sent at once and drops the rest; raises nothing."""
-        ...
 
     async def close(self) -> None:
         """Ends, after what was sent has left."""
-        ...
 
 
 class _Sender:

@@ -64,10 +64,6 @@ class Delay:
         """Whether it answered a letter of ours that was not old."""
         return self._ahead_s is not None
 
-    def __repr__(self) -> str:
-        told = "unknown" if self._smoothed_s is None else f"{1000 * self._smoothed_s:.1f} ms"
-        return f"<Delay {told}>"
-
     @property
     def seconds(self) -> float | None:
         """`None` before a round trip was seen."""

@@ -30,9 +30,6 @@ class Ledger:
         self._heard: dict[int, int] = {}
         self._open: dict[int, int] = {}  # below zero where ends came before their picks, or without
 
-    def __repr__(self) -> str:
-        return f"<Ledger of {sum(self.counts().values())} open, {len(self._heard)} heard>"
-
     def counts(self) -> dict[int, int]:
         """What is open, where anything is."""
         return {endpoint: count for endpoint, count in self._open.items() if count > 0}

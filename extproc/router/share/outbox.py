@@ -41,9 +41,6 @@ class Outbox:
         self._counts: dict[int, int] = {}
         self._names: dict[str, int] = {}
 
-    def __repr__(self) -> str:
-        return f"<Outbox of {len(self._news)} news, {len(self._open)} open>"
-
     def __len__(self) -> int:
         return len(self._news)
 

@@ -88,10 +88,6 @@ class Peers:
         self._per_s, self._rated_s = 0.0, 0.0
         self.limit_s = limit_s(0.0, 0)
 
-    def __repr__(self) -> str:
-        now = self.counts
-        return f"<Peers of {self._pool.name}: {now.active} active, {now.prompt} prompt, {now.lost} lost>"
-
     @property
     def counts(self) -> PeerCounts:
         heard = len(self._peers)

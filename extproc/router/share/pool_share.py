@@ -33,9 +33,6 @@ class Share:
         self._picks = 0
         pool.witness = self.outbox
 
-    def __repr__(self) -> str:
-        return f"<Share {self.peers!r}, {self.outbox!r}>"
-
     @property
     def wait_s(self) -> float:
         return wait_s(self.peers.limit_s)

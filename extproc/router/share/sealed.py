@@ -70,9 +70,6 @@ class Seal:
         self._me = me
         self._sent = 0
 
-    def __repr__(self) -> str:
-        return f"<Seal of {self._me:016x}, {self._sent} letters>"
-
     @property
     def is_used_up(self) -> bool:
         """Whether there are so few letters left that it is time for another name."""

@@ -49,9 +49,6 @@ class HeldBody:
         self.body: bytes | bytearray = b""
         self.messages = 0
 
-    def __repr__(self) -> str:
-        return f"<HeldBody {len(self.body)} bytes in {self.messages} messages>"
-
     def begin(self, request: RequestHeaders) -> None:
         self.request, self.subset = request, request.subset
 

@@ -27,9 +27,6 @@ class Wait:
         self._ask, self._found = replace(ask, body=None), found
         self._route = route
 
-    def __repr__(self) -> str:
-        return f"<Wait of {self.waiter!r}>"
-
     @property
     def wait_s(self) -> float:
         return self.waiter.until_s - self.waiter.since_s
@@ -76,9 +73,6 @@ class Counted:
         self._pick: Pick | None = None
         self.ticket = 0
         self.has_response = False
-
-    def __repr__(self) -> str:
-        return f"<Counted {self._pick!r}>"
 
     def take(self, pick: Pick) -> None:
         """Counts a pick that was taken."""

@@ -98,9 +98,6 @@ class ExternalProcessor:
         self.streams_open = 0
         self._idle = asyncio.Event()
 
-    def __repr__(self) -> str:
-        return f"<ExternalProcessor streams={self.streams_open}>"
-
     def routes(self) -> Routes:
         return {PROCESS: self.open}
 

@@ -74,7 +74,6 @@ class Tracer(Protocol):
 
         Returns its trace id, 32 hexadecimal digits; empty if there is no such span.
         """
-        ...
 
 
 def describe_span(told: Routed | Answer, path: str) -> dict[str, Value]:

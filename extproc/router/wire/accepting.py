@@ -27,9 +27,6 @@ class Acceptor:
         self._take = take
         self._again: asyncio.TimerHandle | None = None
 
-    def __repr__(self) -> str:
-        return f"<Acceptor of {len(self._sockets)} sockets>"
-
     def start(self) -> None:
         for listening in self._sockets:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)

@@ -31,20 +31,16 @@ class Call(Protocol):
     @property
     def metadata(self) -> Mapping[str, str]:
         """The request's headers by lower-case name, pseudo-headers left out."""
-        ...
 
     @property
     def peer(self) -> str:
         """Where the client is, for a log line."""
-        ...
 
     def send(self, message: bytes) -> None:
         """Sends one message, in the order of the calls."""
-        ...
 
     def finish(self, status: Status = Status.OK, details: str = "") -> None:
         """Ends the call after what was sent. `details` is printable ASCII, nothing that a client chose."""
-        ...
 
 
 class Handler(Protocol):
@@ -52,19 +48,15 @@ class Handler(Protocol):
 
     def on_message(self, message: bytes | bytearray) -> None:
         """Takes one message; a long one may be a `bytearray`, the handler's own."""
-        ...
 
     def on_skipped(self, size: int) -> None:
         """A message of `size` bytes came that there was no room for; it is gone."""
-        ...
 
     def on_half_close(self) -> None:
         """The client will send no more messages. Most services answer with `Call.finish`."""
-        ...
 
     def on_close(self) -> None:
         """The call is over: finished, cancelled, timed out, or its connection lost. Told exactly once."""
-        ...
 
 
 Open = Callable[[Call], Handler]

@@ -86,9 +86,6 @@ class Connection(Incoming):
             self._on_continuation,
         )
 
-    def __repr__(self) -> str:
-        return f"<Connection streams={len(self.streams)}>"
-
     @property
     def has_asked_nothing(self) -> bool:
         """Whether no call was ever opened here."""

@@ -114,9 +114,6 @@ class Link(asyncio.BufferedProtocol):
         self._began_s = self._loop.time()
         self.connection = Connection(listener.limits, listener.budget, self._began_s)
 
-    def __repr__(self) -> str:
-        return f"<Link {self.peer} {self.connection!r}>"
-
     # What asyncio says.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

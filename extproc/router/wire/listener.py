@@ -30,9 +30,6 @@ class Listener:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def __repr__(self) -> str:
-        return f"<Listener connections={len(self.links)}>"
-
     def listen(self, sockets: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> int:
         """Serves who connects to these, once started. Returns the port, 0 where there is none."""
         self._acceptor = Acceptor(sockets, self._take)

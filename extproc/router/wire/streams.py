@@ -50,9 +50,6 @@ class Stream:
         self.is_finished = False  # we have said how it ends
         self.is_over = False
 
-    def __repr__(self) -> str:
-        return f"<Stream {self.id} {self.head.path}>"
-
 
 class Opened(Struct, frozen=True):
     """A call begins. Set the stream's `owner`, or `finish` it."""

@@ -288,9 +288,9 @@ def test_numbers_far_apart_are_read() -> None:
 
 def test_what_is_left_in_the_body_shows_no_text() -> None:
     skim = Skim(b'{"a":"%b"}' % LONG)
-    starts = dict(skim.top())
+    [(_, start)] = skim.top()
 
-    assert (repr(skim.value(starts["a"])), repr(skim.effort)[:8]) == ("<Text of 70000 bytes>", "<Effort ")
+    assert LONG[:20].decode() not in repr(skim.value(start))
 
 
 def test_prompt_of_a_body_that_takes_too_much_says_so() -> None:

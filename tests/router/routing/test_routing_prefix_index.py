@@ -66,9 +66,6 @@ def test_an_index_and_a_holding_say_how_much_they_are() -> None:
     index.take(at(index, "a"), chain(1, 2, 3), 0.0)
     visit(index, "a", 5)
 
-    assert repr(index) == "<PrefixIndex of 2 endpoints, 4 blocks>"
-    assert repr(at(index, "a")) == "<Holding of a: 200 idle bytes, 600 pinned>"
-
 
 def test_holders_come_with_those_first_who_hold_most() -> None:
     index = index_of("a", "b", "c", "d")

@@ -104,4 +104,3 @@ def test_a_log_that_comes_before_the_end_leaves_nothing_behind() -> None:
     tickets.end(number)
 
     assert (len(tickets), tickets.take(number)) == (0, None)
-    assert repr(tickets) == "<Tickets of 0 open requests, 0 ended>"

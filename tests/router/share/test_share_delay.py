@@ -35,14 +35,13 @@ def test_delay_is_measured_between_clocks_that_differ(late_s: float, is_prompt: 
 
     assert way.delay.seconds == pytest.approx(late_s, abs=1e-6)
     assert way.delay.is_prompt is is_prompt
-    assert repr(way.delay) == f"<Delay {1000 * late_s:.1f} ms>"
 
 
 def test_nobody_is_prompt_before_a_round_trip_was_seen() -> None:
     delay = Delay()
     delay.hear(1.0, 2.0, 0.02)
 
-    assert (delay.is_prompt, delay.seconds, repr(delay)) == (False, None, "<Delay unknown>")
+    assert (delay.is_prompt, delay.seconds) == (False, None)
 
 
 def test_a_bus_that_becomes_slow_is_noticed_within_ten_letters_without_an_echo() -> None:

@@ -125,7 +125,6 @@ def test_a_nonce_is_used_once() -> None:
     letter = Letter(ME, 1, 1)
 
     assert one.close(letter) != one.close(letter)
-    assert repr(one) == "<Seal of 0000000000000007, 2 letters>"
 
     one._sent = 1 << 32
     with pytest.raises(ValueError, match="nonce"):

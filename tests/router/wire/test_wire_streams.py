@@ -479,14 +479,6 @@ def test_tells_whether_any_call_was_ever_opened() -> None:
     assert (was_silent, peer.connection.has_asked_nothing) == (True, False)
 
 
-def test_names_for_log_lines() -> None:
-    peer = Peer(WireLimits(streams=2))
-    peer.open(1)
-
-    assert repr(peer.stream(1)) == "<Stream 1 /test.Service/Echo>"
-    assert repr(peer.connection) == "<Connection streams=1>"
-
-
 # The length that a request announces (RFC 9113 §8.1.1): whether DATA may be so long.
 LENGTHS: dict[str, tuple[str, list[bytes], bool]] = {
     "as announced": ("6", [data(1, framed(b"a"), END)], True),

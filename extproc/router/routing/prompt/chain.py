@@ -44,11 +44,9 @@ class Blocks(Protocol):
     @property
     def hashes(self) -> Sequence[int]:
         """First to last."""
-        ...
 
     def bytes_between(self, start: int, stop: int) -> int:
         """Bytes of the blocks from `start` to `stop`."""
-        ...
 
 
 class Chain(Struct, frozen=True):

@@ -56,9 +56,6 @@ class Effort:
         self.limit = limit
         self.spent = 0
 
-    def __repr__(self) -> str:
-        return f"<Effort {self.spent} of {self.limit}>"
-
     def keep(self, reserve: int) -> None:
         """Leaves at least this much to spend."""
         self.limit = max(self.limit, self.spent + reserve)

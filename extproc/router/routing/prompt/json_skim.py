@@ -63,9 +63,6 @@ class Text:
         self._end = end
         self.is_cut = is_cut
 
-    def __repr__(self) -> str:
-        return f"<Text of {self._end - self._start} bytes>"
-
     def head(self, chars: int) -> str:
         """The first characters, in code points."""
         pieces: list[str] = []

@@ -118,7 +118,6 @@ class Placement(Protocol):
 
     def walk(self, key: int, /) -> Iterator[str]:
         """Yields every endpoint's name once, in the order that `key` prefers them."""
-        ...
 
 
 class _Nowhere:
@@ -346,34 +345,27 @@ class SharesPicks(Protocol):
 
     def set_peers(self, peers: PeerCounts, /) -> None:
         """Takes, from time to time, how many other gateways report their picks."""
-        ...
 
     def apply_peer_pick(self, endpoint: str, blocks: Blocks, missing: int | None, /) -> None:
         """Another gateway sent a prompt there, of which `missing` bytes have to be prefilled.
 
         `None`: it is too late to count them.
         """
-        ...
 
     def apply_peer_end(self, endpoint: str, blocks: Blocks, /) -> None:
         """Another gateway's prompt has just been answered there."""
-        ...
 
     def apply_peer_withdrawal(self, endpoint: str, chain: Chain, had: int, /) -> None:
         """Another gateway's prompt was never read there. Its first `had` blocks were there before."""
-        ...
 
     def newest_blocks(self, endpoint: str, limit: int, /) -> Sequence[int]:
         """Up to `limit` blocks that the endpoint should hold; the first one will be evicted last."""
-        ...
 
     def links_to(self, endpoint: str, blocks: Sequence[int], /) -> Sequence[Link]:
         """What leads to those, as far as they should still be there."""
-        ...
 
     def copy_links(self, endpoint: str, links: Sequence[Link], /) -> None:
         """Takes what another gateway knows to be there, the newest first; what we know is newer."""
-        ...
 
 
 @runtime_checkable
@@ -388,20 +380,15 @@ class ReadsSignals(Protocol):
         /,
     ) -> None:
         """Takes an endpoint's metrics; `None`: it gave none. `in_flight` returns our counts by endpoint."""
-        ...
 
     def forget_cache(self, endpoint: str, /) -> None:
         """An endpoint's process is gone, and with it whatever its cache held."""
-        ...
 
     def describe_engines(self) -> Mapping[str, object]:
         """What it knows that is not configured, JSON-ready, for operators."""
-        ...
 
     def predicted(self) -> Mapping[Reason, PredictedHits]:
         """What was picked, by reason, and how much of it the picked endpoints should have held."""
-        ...
 
     def predicted_by_endpoint(self) -> Mapping[str, tuple[float, float]]:
         """Bytes of prompts that an endpoint got since it is known, and how many it should have held."""
-        ...

@@ -49,15 +49,12 @@ class LiveService(Protocol):
 
     def faults(self) -> list[str]:
         """Why the service is not ready; empty if it is."""
-        ...
 
     def remarks(self) -> list[str]:
         """What is wrong with single pools while the service is ready."""
-        ...
 
     def record(self, recording: Recording) -> Callable[[], None]:
         """Adds every decision to `recording` until the returned function is called."""
-        ...
 
 
 Pair = tuple[float, float]

@@ -47,9 +47,6 @@ class Holding:
         self.pinned: dict[int, int] = {}  # by how many requests
         self.idle_bytes = self.pinned_bytes = 0
 
-    def __repr__(self) -> str:
-        return f"<Holding of {self.name}: {self.idle_bytes} idle bytes, {self.pinned_bytes} pinned>"
-
     def __len__(self) -> int:
         return len(self.idle) + len(self.pinned)
 

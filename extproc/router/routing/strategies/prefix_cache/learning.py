@@ -85,9 +85,6 @@ class Learner:
         self._rng = rng
         self._recent: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
 
-    def __repr__(self) -> str:
-        return f"<Learner: {self.costs} by {self.samples} samples>"
-
     def take(self, missing_bytes: float, first_token_ms: float) -> bool:
         """Takes one sample; says whether the costs are others now."""
         self._recent.append((missing_bytes, first_token_ms))

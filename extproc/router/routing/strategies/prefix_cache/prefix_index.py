@@ -79,9 +79,6 @@ class PrefixIndex:
         self._forks: dict[int, Rate] = {}
         self._new_bytes = Rate()
 
-    def __repr__(self) -> str:
-        return f"<PrefixIndex of {len(self._holdings)} endpoints, {len(self)} blocks>"
-
     def __len__(self) -> int:
         return len(self._blocks)
 

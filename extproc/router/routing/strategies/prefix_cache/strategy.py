@@ -390,9 +390,6 @@ class Shedding:
     def __init__(self) -> None:
         self.found = 1.0
 
-    def __repr__(self) -> str:
-        return f"<Shedding: {self.found:.2f} of earlier turns found>"
-
     def take(self, answered: int, reach: int) -> None:
         """Takes how many bytes of earlier turns a request has, and how many of it are in some cache."""
         self.found += _RARELY * (min(1.0, reach / answered) - self.found)
