@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,24 @@ def render_folder(folder: Path) -> list[Object]:
     assert result.returncode == 0, result.stderr
     assert not result.stderr, result.stderr
     return list(yaml.load_all(result.stdout, yaml.CSafeLoader))
+
+
+def each(overlays: Sequence[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Has one test look at every one of these overlays; a failure names its overlay."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        def look_at_each(*instance: object) -> None:
+            for overlay in overlays:
+                try:
+                    test(*instance, overlay)
+                except Exception as fault:
+                    fault.add_note(f"overlay: {overlay}")
+                    raise
+
+        look_at_each.__name__, look_at_each.__doc__ = test.__name__, test.__doc__
+        return look_at_each
+
+    return decorate
 
 
 def of_kind(overlay: str, *kinds: str) -> list[Object]:

@@ -16,6 +16,7 @@ from tests.manifests.rendering import (
     PICKERS,
     SERVING,
     containers,
+    each,
     environment,
     files,
     named,
@@ -121,7 +122,7 @@ def test_istio_asks_the_service_as_the_shipped_envoy_does() -> None:
     assert added["typed_config"] == ext_proc_filter(shipped)
 
 
-@pytest.mark.parametrize("overlay", OTHER_GATEWAYS)
+@each(OTHER_GATEWAYS)
 def test_routes_have_the_doors_of_the_shipped_envoy(overlay: str) -> None:
     [rule] = named(overlay, "HTTPRoute", "vllm")["spec"]["rules"]
 

@@ -13,6 +13,7 @@ from tests.manifests.rendering import (
     Object,
     containers,
     deployment_after,
+    each,
     environment,
     named,
     of_kind,
@@ -30,7 +31,7 @@ def ours(overlay: str) -> dict[str, Object]:
     return {} if overlay == "overlays/example-vllm" else pods(overlay)
 
 
-@pytest.mark.parametrize("overlay", SERVING)
+@each(SERVING)
 def test_pods_are_nobody_with_the_default_seccomp_profile(overlay: str) -> None:
     for pod in ours(overlay).values():
         context = pod["securityContext"]
@@ -42,7 +43,7 @@ def test_pods_are_nobody_with_the_default_seccomp_profile(overlay: str) -> None:
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
-@pytest.mark.parametrize("overlay", SERVING)
+@each(SERVING)
 def test_containers_have_no_capability_and_nothing_to_write_to(overlay: str) -> None:
     for pod in ours(overlay).values():
         for container in containers(pod):
@@ -53,7 +54,7 @@ def test_containers_have_no_capability_and_nothing_to_write_to(overlay: str) -> 
             }
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@each(OVERLAYS)
 def test_containers_ask_for_what_they_need_and_are_probed_from_their_start(overlay: str) -> None:
     for pod in pods(overlay).values():
         for container in containers(pod):
@@ -64,7 +65,7 @@ def test_containers_ask_for_what_they_need_and_are_probed_from_their_start(overl
             assert {"startupProbe", "livenessProbe", "readinessProbe"} <= container.keys()
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@each(OVERLAYS)
 def test_images_have_a_version(overlay: str) -> None:
     for pod in pods(overlay).values():
         for container in containers(pod):
@@ -90,7 +91,7 @@ POOL_AND_PODS = [
 ]
 
 
-@pytest.mark.parametrize("overlay", SERVING)
+@each(SERVING)
 def test_the_service_may_read_what_its_endpoints_are_known_from_and_nothing_else(overlay: str) -> None:
     assert not of_kind(overlay, "ClusterRole", "ClusterRoleBinding")
     [role] = of_kind(overlay, "Role")
@@ -102,7 +103,7 @@ def test_the_service_may_read_what_its_endpoints_are_known_from_and_nothing_else
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "default"}]
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@each(OVERLAYS)
 def test_only_the_services_container_has_a_token(overlay: str) -> None:
     """Not the Envoy beside it: what parses clients' bytes has no use for it."""
     with_token = set()
@@ -121,7 +122,7 @@ def _has_token(volume: Object) -> bool:
     return any("serviceAccountToken" in source for source in sources)
 
 
-@pytest.mark.parametrize("overlay", SERVING)
+@each(SERVING)
 def test_the_token_is_where_the_client_looks_for_it(overlay: str) -> None:
     pod = pods(overlay)["extproc"]
     [volume] = [volume for volume in pod["volumes"] if _has_token(volume)]
@@ -136,7 +137,7 @@ def test_the_token_is_where_the_client_looks_for_it(overlay: str) -> None:
     assert namespace["downwardAPI"]["items"][0]["path"] == "namespace"
 
 
-@pytest.mark.parametrize("overlay", [folder for folder in SERVING if "/s" not in folder])
+@each([folder for folder in SERVING if "/s" not in folder])
 def test_the_service_is_asked_over_grpc(overlay: str) -> None:
     [container] = pods(overlay)["extproc"]["containers"]
 
@@ -150,7 +151,7 @@ def test_the_service_is_asked_over_grpc(overlay: str) -> None:
     }
 
 
-@pytest.mark.parametrize("overlay", SERVING)
+@each(SERVING)
 def test_pods_spread_and_are_not_all_evicted(overlay: str) -> None:
     budgets = {item["metadata"]["name"]: item["spec"] for item in of_kind(overlay, "PodDisruptionBudget")}
     for name in pods(overlay).keys() & {"extproc", "envoy"}:
@@ -167,7 +168,7 @@ def test_pods_spread_and_are_not_all_evicted(overlay: str) -> None:
         assert budgets[name]["maxUnavailable"] == 1
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@each(OVERLAYS)
 def test_autoscalers_scale_deployments_that_do_not_say_how_many_they_are(overlay: str) -> None:
     deployments = {item["metadata"]["name"]: item["spec"] for item in of_kind(overlay, "Deployment")}
 
@@ -175,7 +176,7 @@ def test_autoscalers_scale_deployments_that_do_not_say_how_many_they_are(overlay
         assert "replicas" not in deployments[item["spec"]["scaleTargetRef"]["name"]]
 
 
-@pytest.mark.parametrize("overlay", SERVING)
+@each(SERVING)
 def test_pods_are_given_the_time_to_drain(overlay: str) -> None:
     drain_s = int(environment(overlay)["EXTPROC_SERVER__DRAIN_S"])
     for name, pod in ours(overlay).items():
@@ -193,7 +194,7 @@ def _pause_s(container: Object) -> int:
     return int(hook.get("sleep", {}).get("seconds", 0))
 
 
-@pytest.mark.parametrize("overlay", SERVING)
+@each(SERVING)
 def test_the_gateway_goes_before_what_it_serves(overlay: str) -> None:
     [priority] = of_kind(overlay, "PriorityClass")
     classes = {name: pod.get("priorityClassName") for name, pod in pods(overlay).items()}
@@ -203,7 +204,7 @@ def test_the_gateway_goes_before_what_it_serves(overlay: str) -> None:
     assert set(classes.values()) == {priority["metadata"]["name"]}
 
 
-@pytest.mark.parametrize("overlay", SERVING)
+@each(SERVING)
 def test_a_services_name_sets_no_variable_of_ours(overlay: str) -> None:
     """A Service called extproc-x in the namespace would set EXTPROC_X_PORT."""
     assert pods(overlay)["extproc"]["enableServiceLinks"] is False
@@ -236,7 +237,7 @@ def test_a_change_of_the_server_section_rolls_the_pods_and_one_of_the_pools_does
 class TestNetwork:
     """Who may talk to whom. Ports by number: sidecar containers' names are not looked up everywhere."""
 
-    @pytest.mark.parametrize("overlay", SERVING)
+    @each(SERVING)
     def test_metrics_are_for_the_monitoring_namespace(self, overlay: str) -> None:
         for policy in of_kind(overlay, "NetworkPolicy"):
             for rule in policy["spec"]["ingress"]:
@@ -245,7 +246,7 @@ class TestNetwork:
                     assert ports <= {9090, 9902}
                     assert rule["from"] == MONITORING
 
-    @pytest.mark.parametrize("overlay", SERVING)
+    @each(SERVING)
     def test_grpc_is_for_envoy(self, overlay: str) -> None:
         policy = named(overlay, "NetworkPolicy", "extproc")
         rules = [rule for rule in policy["spec"]["ingress"] if 9002 in _allowed(rule)]
@@ -267,7 +268,7 @@ class TestNetwork:
 
         assert selects(peer["podSelector"]["matchLabels"], pod_labels("overlays/gateway")["envoy"])
 
-    @pytest.mark.parametrize("overlay", SERVING)
+    @each(SERVING)
     def test_policies_choose_pods_that_are_there_and_ports_that_they_have(self, overlay: str) -> None:
         for policy in of_kind(overlay, "NetworkPolicy"):
             wanted = policy["spec"]["podSelector"]["matchLabels"]
@@ -276,7 +277,7 @@ class TestNetwork:
             [name] = chosen
             assert ports == _ports(pods(overlay)[name])
 
-    @pytest.mark.parametrize("overlay", SERVING)
+    @each(SERVING)
     def test_nobody_goes_out_but_to_what_he_needs(self, overlay: str) -> None:
         names, api_server = {53}, {443, 6443}
         out = {"extproc": names | api_server | {8000}, "envoy": names | {9002, 8000}}
@@ -295,7 +296,7 @@ def _allowed(rule: Object) -> set[int]:
     return {port["port"] for port in rule["ports"]}
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@each(OVERLAYS)
 def test_services_choose_pods_that_have_their_ports(overlay: str) -> None:
     for service in of_kind(overlay, "Service"):
         wanted = service["spec"]["selector"]
@@ -306,7 +307,7 @@ def test_services_choose_pods_that_have_their_ports(overlay: str) -> None:
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= _ports(pods(overlay)[name])
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@each(OVERLAYS)
 def test_volumes_are_there(overlay: str) -> None:
     maps = {item["metadata"]["name"] for item in of_kind(overlay, "ConfigMap")}
     for pod in pods(overlay).values():

@@ -14,6 +14,7 @@ from tests.manifests.rendering import (
     PICKERS,
     Object,
     containers,
+    each,
     environment,
     files,
     named,
@@ -35,7 +36,7 @@ def spec(overlay: str, kind: str, name: str) -> Any:
     return named(overlay, kind, name)["spec"]
 
 
-@pytest.mark.parametrize("overlay", PICKERS)
+@each(PICKERS)
 def test_the_pool_has_the_examples_pods_and_their_port(overlay: str) -> None:
     pool = spec(overlay, "InferencePool", "vllm")
     for example in ("overlays/example-vllm", "overlays/simulated"):
@@ -46,7 +47,7 @@ def test_the_pool_has_the_examples_pods_and_their_port(overlay: str) -> None:
         assert {port["number"] for port in pool["targetPorts"]} <= ports
 
 
-@pytest.mark.parametrize("overlay", PICKERS)
+@each(PICKERS)
 def test_the_pools_picker_is_the_service(overlay: str) -> None:
     picker = spec(overlay, "InferencePool", "vllm")["endpointPickerRef"]
     service = spec(overlay, "Service", picker["name"])
@@ -61,7 +62,7 @@ def test_the_pools_picker_is_the_service(overlay: str) -> None:
     assert [pool.fallbacks for pool in settings.pools] == ([2] if overlay in LISTED else [0])
 
 
-@pytest.mark.parametrize("overlay", PICKERS)
+@each(PICKERS)
 def test_the_endpoints_are_the_pools_and_the_service_may_read_it(overlay: str) -> None:
     [text] = [text for _, text in files(overlay, "extproc.yaml")]
     [pool] = parse_settings(text, environment(overlay)).pools
@@ -110,14 +111,14 @@ def test_other_labels_and_ports_are_said_in_one_place(overlay: str, tmp_path: Pa
     assert ("Pods", "vllm") not in rendered
 
 
-@pytest.mark.parametrize("overlay", PICKERS)
+@each(PICKERS)
 def test_the_services_protocol_is_the_one_it_speaks(overlay: str) -> None:
     [port] = [port for port in spec(overlay, "Service", "extproc")["ports"] if port["port"] == 9002]
 
     assert port["appProtocol"] == ("kubernetes.io/h2c" if overlay in PLAIN else "http2")
 
 
-@pytest.mark.parametrize("overlay", PICKERS)
+@each(PICKERS)
 def test_the_route_leads_from_the_gateway_to_the_pool(overlay: str) -> None:
     route = spec(overlay, "HTTPRoute", "vllm")
     [parent] = route["parentRefs"]

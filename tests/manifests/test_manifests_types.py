@@ -13,7 +13,7 @@ import yaml
 
 from extproc.router.cluster.objectives import InferenceObjective
 from tests.manifests.crds.kinds import SCHEMAS
-from tests.manifests.rendering import APPLICABLE, MANIFESTS, OVERLAYS, Object, named, of_kind, render
+from tests.manifests.rendering import APPLICABLE, MANIFESTS, OVERLAYS, Object, each, named, of_kind, render
 
 # The oldest release that docs/kubernetes.md promises, and the newest.
 KUBERNETES = ["1.30", "1.37"]
@@ -152,14 +152,14 @@ def test_the_schemas_are_schemas(api: str, kind: str) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMAS[api, kind])
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@each(OVERLAYS)
 def test_no_two_objects_are_the_same(overlay: str) -> None:
     keys = [(item["kind"], item["metadata"]["name"]) for item in render(overlay)]
 
     assert len(keys) == len(set(keys))
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@each(OVERLAYS)
 def test_every_namespaced_object_is_in_the_namespace(overlay: str) -> None:
     namespaces = {
         item["metadata"].get("namespace")
