@@ -81,16 +81,16 @@ def _ticket(text: str) -> int:
 
 
 def _first_token_s(common: pb.AccessLogCommon, response: pb.HTTPResponseProperties) -> float | None:
-    told = common.custom_tags.get(FIRST_BODY_TAG, "")
-    if not (told.isascii() and told.isdigit() and len(told) <= _MOST_DIGITS):
+    text = common.custom_tags.get(FIRST_BODY_TAG, "")
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
         return None
     is_stream = response.response_headers.get("content-type", "").startswith(_STREAM)
-    return int(told) / 1e6 if is_stream and response.response_code.value == _OK else None
+    return int(text) / 1e6 if is_stream and response.response_code.value == _OK else None
 
 
 def _destinations(spaces: Mapping[str, Struct]) -> Sequence[str]:
-    told = spaces[LB_NAMESPACE].fields[DESTINATION].string_value
-    return told.split(",") if told else ()
+    text = spaces[LB_NAMESPACE].fields[DESTINATION].string_value
+    return text.split(",") if text else ()
 
 
 def _address(address: pb.SocketAddress) -> str:

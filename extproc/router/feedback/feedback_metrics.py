@@ -61,8 +61,8 @@ class FeedbackCollector(Collector):
                 measured.add_metric([desk.pool.name, name, "no"], signals.queried_tokens - signals.hit_tokens)
             pool, tally = desk.pool.name, desk.counters
             names = desk.pool.snapshot.names
-            told = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | tally.answers
-            for (name, class_), count in told.items():
+            answered = dict.fromkeys(product(names, EXPECTED_CLASSES), 0) | tally.answers
+            for (name, class_), count in answered.items():
                 answers.add_metric([pool, name, class_], count)
             for name, count in (dict.fromkeys(names, 0) | tally.coolings).items():
                 coolings.add_metric([pool, name], count)

@@ -8,7 +8,7 @@
 #   last one ended. Each one a few times, since letters get lost; after `_JOINS_S` it does without.
 # - An answer goes endpoint by endpoint, in the order of their names, and each one's blocks the newest first:
 #   so each block comes after the one that leads to it, and what is lost costs only what comes after it.
-# - What we heard ourselves is newer than what we are told: told blocks line up behind it, to be evicted
+# - What we heard ourselves is newer than what a page brings: its blocks line up behind it, to be evicted
 #   first, and nothing makes room for them.
 # - An answer is given in pieces, one each `PAGE_S`, whoever asks: 13,000 blocks a second at most, 3 % of a
 #   core. Taken is what we asked for, of whom we asked, and no more than `_MOST_PAGES` of it.
@@ -102,19 +102,19 @@ class Copying:
             self._heard_s = now
             self._take(news)
 
-    def _take(self, told: IndexPage) -> None:
+    def _take(self, page: IndexPage) -> None:
         self._pages += 1
-        if told.end is PageEnd.WHOLE or self._pages > _MOST_PAGES:
+        if page.end is PageEnd.WHOLE or self._pages > _MOST_PAGES:
             self._end()
-        elif told.end is PageEnd.PARTIAL:
+        elif page.end is PageEnd.PARTIAL:
             self._times[self._asked or 0] = _TIMES
             self._asked, self._reached = None, 0
         else:
-            self._reached = max(self._reached, told.endpoint)
-            name = self._names().get(told.endpoint)
+            self._reached = max(self._reached, page.endpoint)
+            name = self._names().get(page.endpoint)
             if name is not None and self._pool.shares_picks is not None:
-                self.copied += len(told.hashes)
-                self._pool.shares_picks.copy_links(name, links_in(told))
+                self.copied += len(page.hashes)
+                self._pool.shares_picks.copy_links(name, links_in(page))
 
     def _end(self) -> None:
         self.is_whole = self._is_over = True
@@ -127,10 +127,10 @@ class Copying:
         self._next_s = now + PAGE_S
         asker = next(iter(self._answers))
         pages = self._answers.pop(asker)
-        told = next(pages, None)
-        if told is not None:
+        page = next(pages, None)
+        if page is not None:
             self._answers[asker] = pages  # after all the others
-        return told
+        return page
 
     def _answer(self, to: int, first: int) -> Iterator[IndexPage]:
         strategy = self._pool.shares_picks

@@ -164,12 +164,12 @@ def tell_links(to: int, endpoint: int, links: Sequence[Link]) -> IndexPage:
     return IndexPage(to, endpoint, tuple(block for block, _, _ in links), parents, odd)
 
 
-def links_in(told: IndexPage) -> list[Link]:
-    hashes, parents = told.hashes, [0, *told.hashes][: len(told.hashes)]
-    for place, parent in told.parents.items():
+def links_in(page: IndexPage) -> list[Link]:
+    hashes, parents = page.hashes, [0, *page.hashes][: len(page.hashes)]
+    for place, parent in page.parents.items():
         if place < len(parents):
             parents[place] = parent
-    return [*zip(hashes, parents, _lengths(len(hashes), told.odd), strict=True)]
+    return [*zip(hashes, parents, _lengths(len(hashes), page.odd), strict=True)]
 
 
 def _lengths(blocks: int, odd: Mapping[int, int]) -> list[int]:

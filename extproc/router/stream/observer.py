@@ -18,7 +18,7 @@ class Observer(Protocol):
     def routed(self, decision: Decision, elapsed_s: float) -> None:
         """A request has its endpoint; `elapsed_s` after the message that decided it."""
 
-    def traced(self, told: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
+    def traced(self, reply: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
         """What was told just now, of a routed or an answered request, is a span of this trace."""
 
     def answered(self, pool: str, outcome: str) -> None:

@@ -142,10 +142,10 @@ class ExternalProcessor:
         """Counts on a request that nobody sees the end of."""
         self._later(self._unseen_s, pick.release)
 
-    def traced(self, told: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
-        self.observer.traced(told, elapsed_s, trace_id)
-        if self._tickets is not None and isinstance(told, Routed):
-            self._tickets.trace(told.ticket, trace_id)
+    def traced(self, reply: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
+        self.observer.traced(reply, elapsed_s, trace_id)
+        if self._tickets is not None and isinstance(reply, Routed):
+            self._tickets.trace(reply.ticket, trace_id)
 
     def closed(self) -> None:
         """Hears of each stream's end."""
@@ -341,35 +341,35 @@ class _UnreadyStream(_Stream):
 class _TracedStream(_Stream):
     """A stream whose decision becomes a span, if its caller's trace is sampled."""
 
-    __slots__ = ("_origin", "_told")
+    __slots__ = ("_decided", "_origin")
 
     def __init__(
         self, service: ExternalProcessor, call: Call, session: Session, wanted: Collection[str]
     ) -> None:
         super().__init__(service, call, session, wanted)
         self._origin: Origin | None = None
-        self._told: tuple[Origin, Routed | Answer, float] | None = None
+        self._decided: tuple[Origin, Routed | Answer, float] | None = None
 
     def _answer(self, event: Event, start_s: float) -> None:
         if isinstance(event, RequestHeaders) and self._service.tracer is not None:
             self._origin = self._service.tracer.sampling.origin(self._call.metadata, event.headers)
         super()._answer(event, start_s)
-        if self._told is not None:
+        if self._decided is not None:
             # Behind what is to be sent: nobody waits for a span.
-            asyncio.get_running_loop().call_soon(self._record, *self._told)
-            self._origin = self._told = None
+            asyncio.get_running_loop().call_soon(self._record, *self._decided)
+            self._origin = self._decided = None
 
     def _tell(self, replies: Sequence[Reply], start_s: float) -> None:
         super()._tell(replies, start_s)
         if self._origin is None:
             return
         match replies:
-            case [Routed() as told, *_] | [Answer() as told]:
+            case [Routed() as reply, *_] | [Answer() as reply]:
                 # Of a routed one the observer has heard the same figure.
-                self._told = (self._origin, told, (self._routed_s or perf_counter()) - start_s)
+                self._decided = (self._origin, reply, (self._routed_s or perf_counter()) - start_s)
 
-    def _record(self, origin: Origin, told: Routed | Answer, elapsed_s: float) -> None:
+    def _record(self, origin: Origin, reply: Routed | Answer, elapsed_s: float) -> None:
         tracer = self._service.tracer
-        trace_id = tracer.record(origin, told, elapsed_s) if tracer is not None else ""
+        trace_id = tracer.record(origin, reply, elapsed_s) if tracer is not None else ""
         if trace_id:
-            self._service.traced(told, elapsed_s, trace_id)
+            self._service.traced(reply, elapsed_s, trace_id)

@@ -54,13 +54,13 @@ class Sampling(Struct, frozen=True):
         The stream's own metadata goes before the request's headers: there the proxy names its own span, of
         which the client's is the parent.
         """
-        told = metadata if TRACEPARENT in metadata else headers
-        parent = told.get(TRACEPARENT, "")
+        reply = metadata if TRACEPARENT in metadata else headers
+        parent = reply.get(TRACEPARENT, "")
         if len(parent) < _LENGTH:
             return Origin(path=headers.get(":path", "")) if self.roots else None
         if parent[_LAST_FLAG] not in _ODD and not self.unsampled:
             return None
-        state = told.get(TRACESTATE, "")
+        state = reply.get(TRACESTATE, "")
         return Origin(parent, state if len(state) <= _STATE_CHARS else "", headers.get(":path", ""))
 
 
@@ -69,24 +69,24 @@ class Tracer(Protocol):
 
     sampling: Sampling
 
-    def record(self, origin: Origin, told: Routed | Answer, elapsed_s: float) -> str:
-        """Makes the span of a decision that was told just now and took so long.
+    def record(self, origin: Origin, reply: Routed | Answer, elapsed_s: float) -> str:
+        """Makes the span of a decision that was reply just now and took so long.
 
         Returns its trace id, 32 hexadecimal digits; empty if there is no such span.
         """
 
 
-def describe_span(told: Routed | Answer, path: str) -> dict[str, Value]:
+def describe_span(reply: Routed | Answer, path: str) -> dict[str, Value]:
     """The attributes of a decision: the GenAI semantic conventions' where they have one, else `extproc.*`.
 
     Never a prompt. Of what the client chose only the model's name, cut, its broken characters replaced.
     """
     operation = operation_of(path)
     attributes: dict[str, Value] = {"gen_ai.operation.name": operation} if operation else {}
-    if isinstance(told, Answer):
-        refusal = {"error.type": told.outcome} if told.status >= 400 else {}
-        return attributes | _refused(told) | refusal
-    decision = told.decision
+    if isinstance(reply, Answer):
+        refusal = {"error.type": reply.outcome} if reply.status >= 400 else {}
+        return attributes | _refused(reply) | refusal
+    decision = reply.decision
     if decision.model:
         attributes["gen_ai.request.model"] = clean(decision.model)
     return attributes | _picked(decision) | _offered(decision)

@@ -87,7 +87,7 @@ class Connection(Incoming):
         )
 
     @property
-    def has_asked_nothing(self) -> bool:
+    def is_unused(self) -> bool:
         """Whether no call was ever opened here."""
         return not self._last_id
 

@@ -108,7 +108,7 @@ class Link(asyncio.BufferedProtocol):
         self._flushing: asyncio.Handle | None = None
         self._turn: asyncio.Handle | None = None  # the next one, where reading pauses until then
         self._stuck_s: float | None = None  # since when the peer does not read
-        self.asked: set[str] = set()  # the methods that were called
+        self.methods: set[str] = set()  # the methods that were called
         self.is_leaving = False
         self.peer = _name(accepted)
         self._began_s = self._loop.time()
@@ -314,7 +314,7 @@ class Link(asyncio.BufferedProtocol):
         if service is None:
             self.connection.finish(stream, Status.UNIMPLEMENTED, "there is no such method here")
             return
-        self.asked.add(stream.head.path)
+        self.methods.add(stream.head.path)
         call = WireCall(self, stream)
         stream.owner = call
         call.handler = service(call)

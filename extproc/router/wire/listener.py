@@ -83,7 +83,7 @@ class Listener:
         """
         if len(self.links) <= self.limits.connections:
             return True
-        stranger = next((link for link in self.links if link.connection.has_asked_nothing), newcomer)
+        stranger = next((link for link in self.links if link.connection.is_unused), newcomer)
         if stranger is newcomer:
             return False
         stranger.refuse("too many connections, and it asked for nothing yet")

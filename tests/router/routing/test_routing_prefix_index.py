@@ -43,12 +43,12 @@ def visit(index: PrefixIndex, name: str, *path: int, now: float = 0.0) -> None:
 
 def depth(index: PrefixIndex, name: str, *path: int) -> int:
     hashes = chain(*path).hashes
-    return at(index, name).depth(hashes, index.known(hashes))
+    return at(index, name).depth(hashes, index.matched(hashes))
 
 
 def levels(index: PrefixIndex, *path: int) -> list[list[str]]:
     hashes = chain(*path).hashes
-    return [[holding.name for holding in level] for level in index.holders(hashes, index.known(hashes))]
+    return [[holding.name for holding in level] for level in index.holders(hashes, index.matched(hashes))]
 
 
 def test_what_was_taken_is_held_at_once() -> None:
@@ -58,7 +58,7 @@ def test_what_was_taken_is_held_at_once() -> None:
     assert index.take(at(index, "a"), chain(1, 2, 4, 5), 0.0) == Taken(2, 4)
     assert depth(index, "a", 1, 2, 3, 9) == 3
     assert depth(index, "b", 1, 2, 3) == 0
-    assert index.known(chain(1, 2, 4, 5, 6).hashes) == 4
+    assert index.matched(chain(1, 2, 4, 5, 6).hashes) == 4
 
 
 def test_an_index_and_a_holding_say_how_much_they_are() -> None:

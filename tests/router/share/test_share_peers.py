@@ -309,12 +309,12 @@ def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
     gateway.hear([answered(gateway, 7, pick, stand, ago_s=10.1)])
 
     assert gateway.neighbours == PeerCounts()
-    assert sum(counts(gateway).values()) == gateway.strategy.index.known((1, 2, 3)) == 0
+    assert sum(counts(gateway).values()) == gateway.strategy.index.matched((1, 2, 3)) == 0
 
     gateway.hear([answered(gateway, 7, pick, stand, ago_s=0.01)])
 
     assert gateway.neighbours == PeerCounts(1, 1, 0)
-    assert (sum(counts(gateway).values()), gateway.strategy.index.known((1, 2, 3))) == (1, 3)
+    assert (sum(counts(gateway).values()), gateway.strategy.index.matched((1, 2, 3))) == (1, 3)
 
 
 def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
@@ -325,7 +325,7 @@ def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
         gateway.hear([answered(gateway, 7, Picked(number, name_of("a"), 0, hashes))])
 
     assert gateway.neighbours.active == 1
-    assert gateway.strategy.index.known((1, 2)) == 2
+    assert gateway.strategy.index.matched((1, 2)) == 2
 
 
 def test_strangers_take_nobodys_place() -> None:
@@ -401,7 +401,7 @@ def test_a_strategy_hears_of_its_own_endpoints_alone() -> None:
     fleet.strategy.apply_peer_withdrawal("c", chain, 0)
     fleet.strategy.apply_peer_pick("a", chain, None)
 
-    assert fleet.strategy.index.known(chain.hashes) == len(chain)
+    assert fleet.strategy.index.matched(chain.hashes) == len(chain)
     assert [fleet.explain("Who?")[name]["backlog_ms"] for name in "ab"] == [0, 0]
 
 
@@ -553,7 +553,7 @@ def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
             chain = Chain(one, ends, ends, ends[-1], one[0], 0)
             ours.append((chain, index.take(holding, chain, 100.0)))
             assert all(block in holding.pinned for block in one)
-            assert [*index.holders(one, index.known(one))]
+            assert [*index.holders(one, index.matched(one))]
         elif ours:
             index.release(holding, *ours.popleft(), 100.0)
     for chain, taken in ours:
@@ -600,7 +600,7 @@ def picture(gateway: Gateway, chats: Sequence[Sequence[str]]) -> object:
         reading = gateway.picker.propose(ask(*chat)).pick.reading
         chain, _ = reading.content()
         assert chain is not None
-        known = index.known(chain.hashes)
+        known = index.matched(chain.hashes)
         holdings = [index.holding(name) for name in "abcd"]
         depths.append([holding and holding.depth(chain.hashes, known) for holding in holdings])
     return counts(gateway), depths

@@ -472,11 +472,11 @@ def test_a_malformed_request_is_a_stream_error() -> None:
 
 def test_tells_whether_any_call_was_ever_opened() -> None:
     peer = Peer()
-    was_silent = peer.connection.has_asked_nothing
+    was_silent = peer.connection.is_unused
 
     peer.say(peer.request(1), CANCEL)
 
-    assert (was_silent, peer.connection.has_asked_nothing) == (True, False)
+    assert (was_silent, peer.connection.is_unused) == (True, False)
 
 
 # The length that a request announces (RFC 9113 §8.1.1): whether DATA may be so long.

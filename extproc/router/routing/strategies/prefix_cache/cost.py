@@ -120,7 +120,7 @@ class Stretch(Struct, frozen=True):
 
 
 class _Request(Struct, frozen=True):
-    """One request at one moment: `known` of its blocks are in some cache.
+    """One request at one moment: `matched` of its blocks are in some cache.
 
     `homes` are empty for a single gateway. All gateways together send `times` as much as we know of.
     """
@@ -128,7 +128,7 @@ class _Request(Struct, frozen=True):
     chain: Chain
     candidates: Candidates
     now: float
-    known: int
+    matched: int
     stretches: Sequence[Stretch]
     homes: Homes
     times: float
@@ -160,28 +160,28 @@ class CostModel:
 
     def stretches(self, chain: Chain) -> Sequence[Stretch]:
         """The parts of a prompt, and what they weigh now."""
-        return self._stretches(chain, self._index.known(chain.hashes), self._clock())
+        return self._stretches(chain, self._index.matched(chain.hashes), self._clock())
 
     def _see(self, chain: Chain, candidates: Candidates) -> _Request:
-        now, known = self._clock(), self._index.known(chain.hashes)
-        stretches, homes = self._stretches(chain, known, now), self._homes(chain, known, candidates)
+        now, matched = self._clock(), self._index.matched(chain.hashes)
+        stretches, homes = self._stretches(chain, matched, now), self._homes(chain, matched, candidates)
         busy = 1 + _BUSY * candidates.total / len(candidates)
-        return _Request(chain, candidates, now, known, stretches, homes, self._gateways.times, busy)
+        return _Request(chain, candidates, now, matched, stretches, homes, self._gateways.times, busy)
 
-    def _homes(self, chain: Chain, known: int, candidates: Candidates) -> Homes:
-        reach, gateways = chain.reach(known), self._gateways
+    def _homes(self, chain: Chain, matched: int, candidates: Candidates) -> Homes:
+        reach, gateways = chain.reach(matched), self._gateways
         if gateways.is_whole_at_one(chain, reach, self._index.since(chain.home)):
-            seen = next(iter(self._index.holders(chain.hashes, known)))
+            seen = next(iter(self._index.holders(chain.hashes, matched)))
             if len(seen) == 1:
                 return Homes({seen[0].name: chain.answered}) if candidates.allows(seen[0].name) else NO_HOMES
         if not gateways.is_alone:
             return find_homes(chain, reach, candidates.walk)
         return find_root(chain, reach, candidates.walk) if gateways.misses else NO_HOMES
 
-    def _stretches(self, chain: Chain, known: int, now: float) -> list[Stretch]:
+    def _stretches(self, chain: Chain, matched: int, now: float) -> list[Stretch]:
         stretches: list[Stretch] = []
         index, start = self._index, 0
-        for blocks in index.forks(chain.hashes, known):
+        for blocks in index.forks(chain.hashes, matched):
             stop, fork = chain.ends[blocks - 1], chain.hashes[blocks - 1]
             uses = index.uses(fork, now) * index.life_s(now)
             stretches.append(Stretch(start, stop, 1 / (1 + uses / (index.copies(fork) + 1))))
@@ -191,7 +191,9 @@ class CostModel:
 
     def _row(self, name: str, request: _Request) -> CostRow:
         chain, holding, engine = request.chain, self._index.holding(name), self._engine
-        blocks = holding.depth(chain.hashes, request.known) if holding is not None and request.known else 0
+        blocks = (
+            holding.depth(chain.hashes, request.matched) if holding is not None and request.matched else 0
+        )
         reach = max(chain.reach(blocks), request.homes.presumed.get(name, 0))
         *shared, own = request.stretches
         keep = 1.0 if name == request.homes.own else _KEEP
@@ -212,7 +214,7 @@ class CostModel:
     def _warmest(self, request: _Request) -> list[str]:
         """Those that hold most of the chain, of equals the ones with least to do."""
         found: list[str] = []
-        levels = self._index.holders(request.chain.hashes, request.known)
+        levels = self._index.holders(request.chain.hashes, request.matched)
         for holders in islice(levels, _LOOKED_AT):
             names = [holding.name for holding in self._some(holders)]
             fit = [name for name in names if name not in found and request.candidates.allows(name)]

@@ -57,10 +57,10 @@ class Holding:
         """Up to so many blocks, the last to be evicted first; so each one after the one that leads to it."""
         return [*islice(chain(self.pinned, reversed(self.idle)), most)]
 
-    def depth(self, hashes: Sequence[int], known: int) -> int:
-        """How many blocks of a chain it holds, of the first `known` ones. O(log known)."""
+    def depth(self, hashes: Sequence[int], matched: int) -> int:
+        """How many blocks of a chain it holds, of the first `matched` ones. O(log matched)."""
         idle, pinned = self.idle, self.pinned
-        low, high = 0, known
+        low, high = 0, matched
         while low < high:
             middle = (low + high) // 2
             if hashes[middle] in pinned or hashes[middle] in idle:

@@ -111,7 +111,7 @@ class PrefixIndex:
             self._measure()
             self._make_room(holding)
 
-    def known(self, hashes: Sequence[int]) -> int:
+    def matched(self, hashes: Sequence[int]) -> int:
         """How many blocks of a chain any endpoint holds. O(log n)."""
         blocks = self._blocks
         low, high = 0, len(hashes)
@@ -123,16 +123,16 @@ class PrefixIndex:
                 high = middle
         return low
 
-    def holders(self, hashes: Sequence[int], known: int) -> Iterator[Sequence[Holding]]:
+    def holders(self, hashes: Sequence[int], matched: int) -> Iterator[Sequence[Holding]]:
         """Yields who holds the chain furthest, then who holds less, each time all who hold so much.
 
         A longer head of a chain has fewer holders, so each step is found by bisection.
         """
         blocks = self._blocks
-        while known:
-            holders = blocks[hashes[known - 1]].holders
+        while matched:
+            holders = blocks[hashes[matched - 1]].holders
             yield holders
-            low, high = 0, known - 1
+            low, high = 0, matched - 1
             while low < high:
                 middle = (low + high) // 2
                 found = blocks.get(hashes[middle])  # `None`: a mad peer told of what comes after it alone
@@ -140,12 +140,12 @@ class PrefixIndex:
                     low = middle + 1
                 else:
                     high = middle
-            known = low
+            matched = low
 
-    def forks(self, hashes: Sequence[int], known: int) -> list[int]:
+    def forks(self, hashes: Sequence[int], matched: int) -> list[int]:
         """How many blocks lead to each fork on a chain's way: what stands before is shared with others."""
         forks = self._forks
-        return [block + 1 for block in range(known) if hashes[block] in forks]
+        return [block + 1 for block in range(matched) if hashes[block] in forks]
 
     def copies(self, block: int) -> int:
         found = self._blocks.get(block)
@@ -173,9 +173,9 @@ class PrefixIndex:
     def take(self, holding: Holding, chain: Chain, now: float) -> Taken:
         """Writes a chain down as one open request's, as far as there is room for it."""
         hashes = chain.hashes
-        known = self.known(hashes)
+        matched = self.matched(hashes)
         self._use_forks(hashes, now)
-        had = holding.pin(chain, holding.depth(hashes, known))
+        had = holding.pin(chain, holding.depth(hashes, matched))
         stop = min(len(hashes), had + max(0, holding.most_entries - len(holding.pinned)))
         if stop > had:
             for block in [*filter(holding.idle.__contains__, hashes[had:stop])]:

@@ -203,9 +203,11 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
     def take(self, holding: Holding, chain: Chain, presumed: int) -> _Start:
         """Notes a request; its endpoint may have `presumed` bytes of it from other gateways."""
         now = self._clock()
-        known = self.index.known(chain.hashes)
-        found = chain.reach(known)
-        self.gateways.take(chain, found, now - self.index.since(chain.hashes[known - 1]) if known else 0.0)
+        matched = self.index.matched(chain.hashes)
+        found = chain.reach(matched)
+        self.gateways.take(
+            chain, found, now - self.index.since(chain.hashes[matched - 1]) if matched else 0.0
+        )
         if self._shedding is not None and chain.answered:
             self._shedding.take(chain.answered, found)
         taken = self.index.take(holding, chain, now)
@@ -224,7 +226,7 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
             return False
         if not self.gateways.is_alone or self.gateways.misses or not self.index.is_full(self._clock()):
             return False
-        is_cold = 2 * chain.reach(self.index.known(chain.hashes)) < chain.size
+        is_cold = 2 * chain.reach(self.index.matched(chain.hashes)) < chain.size
         return is_cold and self._rng.random() < self._shedding.refused
 
     def costs(self, chain: Chain, candidates: Candidates) -> list[CostRow]:
