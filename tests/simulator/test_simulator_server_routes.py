@@ -21,55 +21,6 @@ async def test_models_lists_names_and_adapters() -> None:
         assert cards[0]["max_model_len"] == 4096
 
 
-async def test_adapters_are_loaded_served_and_unloaded() -> None:
-    async with serving(max_loras=1) as face:
-        asked = {"messages": MESSAGES, "max_tokens": 1, "model": "sql"}
-        before, _ = await face.post("/v1/chat/completions", asked)
-        async with face.client.post(
-            "/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "s3://sql"}
-        ) as answer:
-            assert await answer.text() == "Success: LoRA adapter 'sql' added successfully."
-        loaded, body = await face.post("/v1/chat/completions", asked)
-        again, refusal = await face.post(
-            "/v1/load_lora_adapter", {"lora_name": "sql", "lora_path": "s3://sql"}
-        )
-        base, conflict = await face.post("/v1/load_lora_adapter", {"lora_name": "tiny", "lora_path": "p"})
-        async with face.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"}) as answer:
-            assert await answer.text() == "Success: LoRA adapter 'sql' removed successfully."
-        after, _ = await face.post("/v1/chat/completions", asked)
-        gone, missing = await face.post("/v1/unload_lora_adapter", {"lora_name": "sql"})
-
-    assert (before, loaded, after) == (404, 200, 404)
-    assert body["model"] == "sql"
-    assert (again, refusal["error"]["type"]) == (400, "InvalidUserInput")
-    assert (base, conflict["error"]["message"]) == (
-        400,
-        "The lora adapter 'tiny' conflicts with a served base model.",
-    )
-    assert (gone, missing["error"]["message"]) == (404, "The lora adapter 'sql' cannot be found.")
-
-
-async def test_adapters_can_be_loaded_again_in_place_and_need_a_name() -> None:
-    async with serving(adapters=("sql",), max_loras=1) as face:
-        adapters = face.endpoint.adapters
-        adapters.load("sql", "s3://other", in_place=True)
-        unnamed = [
-            await face.post("/v1/load_lora_adapter", {"lora_name": "", "lora_path": "p"}),
-            await face.post("/v1/unload_lora_adapter", {"lora_name": ""}),
-        ]
-
-        assert adapters.paths == {"sql": "s3://other"}
-        assert [(status, answer["error"]["type"]) for status, answer in unnamed] == [
-            (400, "InvalidUserInput"),
-            (400, "InvalidUserInput"),
-        ]
-
-
-async def test_without_lora_its_routes_do_not_exist() -> None:
-    async with serving(max_loras=0) as face:
-        assert await face.post("/v1/load_lora_adapter", {}) == (404, {"detail": "Not Found"})
-
-
 async def test_the_prefix_cache_is_reset_but_not_under_running_requests() -> None:
     prompt = {"prompt": [5] * 100, "max_tokens": 1}
     async with serving() as face:
@@ -121,15 +72,6 @@ async def test_bodies_that_are_not_declared_as_json_are_refused() -> None:
             400,
             "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
         )
-
-
-async def test_tokens_come_back_as_the_text_they_were() -> None:
-    async with serving() as face:
-        _, encoded = await face.post("/tokenize", {"prompt": "hello there", "return_token_strs": True})
-        _, decoded = await face.post("/detokenize", {"tokens": encoded["tokens"]})
-
-        assert encoded["token_strs"] == ["hell", "o th", "ere"]
-        assert decoded == {"prompt": "hello there"}
 
 
 async def test_counted_tokens_are_those_of_the_request_itself() -> None:

@@ -34,9 +34,6 @@ WHOLE: list[Case] = [
     (RESPONSES, {"input": "hello there", "max_output_tokens": 3}),
     (MESSAGES, {"model": "tiny", "messages": HELLO, "max_tokens": 3}),
     ("/v1/messages/count_tokens", {"model": "tiny", "system": "be brief", "messages": HELLO}),
-    ("/tokenize", {"prompt": "hello there", "return_token_strs": True}),
-    ("/tokenize", {"messages": HELLO}),
-    ("/detokenize", {"tokens": [300, 301]}),
 ]
 ERRORS: list[tuple[str, dict[str, Any] | bytes]] = [
     (CHAT, {"model": "nope", "messages": HELLO}),
@@ -78,8 +75,6 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes]] = [
     (MESSAGES, {"model": "tiny", "messages": [], "max_tokens": 1}),
     (MESSAGES, {"model": "tiny", "messages": HELLO, "max_tokens": 0}),
     (MESSAGES, {"model": "nope", "messages": HELLO, "max_tokens": 3}),
-    ("/detokenize", {"model": "tiny"}),
-    ("/detokenize", {"tokens": [-1]}),
     ("/v1/nope", {}),
 ]
 

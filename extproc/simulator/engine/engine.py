@@ -17,7 +17,7 @@ from extproc.simulator.engine.records import (
     Admitted,
     AllBlocksCleared,
     BlockStored,
-    Counters,
+    EngineCounters,
     EngineRequest,
     EventSink,
     StepResult,
@@ -94,13 +94,13 @@ class Engine(Generic[Names]):
         return not self._running and not self._waiting
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> EngineCounters:
         return self.counters_after(0)
 
-    def counters_after(self, steps: int) -> Counters:
+    def counters_after(self, steps: int) -> EngineCounters:
         """Returns the counters after so many quiet steps, though without the tokens of these."""
         free = self._cache.free - (self._due_within(steps) if steps else 0)
-        return Counters(
+        return EngineCounters(
             running=len(self._running),
             waiting=len(self._waiting),
             kv_usage=1 - free / self._cache.size,

@@ -72,7 +72,7 @@ class StepResult(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class EngineCounters:
     """vLLM's metrics of one engine; those in `_total` never fall. Queries and hits are tokens.
 
     `kv_usage` is the share of blocks in use, 0..1. A prompt counts in `prompt_tokens_total` when its

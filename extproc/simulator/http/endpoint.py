@@ -1,7 +1,7 @@
 """One simulated vLLM endpoint, without its HTTP: models, adapters, an engine, and its faults."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 from random import Random
@@ -43,48 +43,6 @@ class ServerOptions:
     faults: Faults = field(default_factory=Faults)
 
 
-class Adapters:
-    """Names and paths of the adapters that are loaded. `models` are names that no adapter may take."""
-
-    def __init__(self, models: Iterable[str], names: Iterable[str] = ()) -> None:
-        self._models = frozenset(models)
-        self._paths = {name: name for name in names}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._paths
-
-    @property
-    def paths(self) -> Mapping[str, str]:
-        return self._paths
-
-    def load(self, name: str, path: str, *, in_place: bool = False) -> str:
-        """Loads an adapter; returns vLLM's message or raises `VllmRefusal`."""
-        if not name or not path:
-            raise VllmRefusal("Both 'lora_name' and 'lora_path' must be provided.", kind="InvalidUserInput")
-        if name in self._models:
-            message = f"The lora adapter '{name}' conflicts with a served base model."
-            raise VllmRefusal(message, kind="InvalidUserInput")
-        if name in self._paths and not in_place:
-            message = (
-                f"The lora adapter '{name}' has already been loaded. "
-                "If you want to load the adapter in place, set 'load_inplace' to True."
-            )
-            raise VllmRefusal(message, kind="InvalidUserInput")
-        self._paths[name] = path
-        return f"Success: LoRA adapter '{name}' added successfully."
-
-    def unload(self, name: str) -> str:
-        """Unloads an adapter; returns vLLM's message or raises `VllmRefusal`. Its requests go on."""
-        if not name:
-            message = "'lora_name' needs to be provided to unload a LoRA adapter."
-            raise VllmRefusal(message, kind="InvalidUserInput")
-        if name not in self._paths:
-            message = f"The lora adapter '{name}' cannot be found."
-            raise VllmRefusal(message, status=404, kind="NotFoundError")
-        del self._paths[name]
-        return f"Success: LoRA adapter '{name}' removed successfully."
-
-
 class SimulatedEndpoint:
     """Takes requests and answers them at its engine's pace; `run` must be running.
 
@@ -104,7 +62,6 @@ class SimulatedEndpoint:
         self.name = name
         self.options = options
         self.faults = options.faults
-        self.adapters = Adapters(options.models, options.adapters)
         self.registry = CollectorRegistry()
         self.epoch_s = epoch_s
         self.random = Random(name)  # noqa: S311, faults need no secrets
@@ -139,9 +96,9 @@ class SimulatedEndpoint:
         """Returns the model or adapter that answers to a name; raises `UnknownName`."""
         if not name:
             return self.options.models[0]
-        if name in self.adapters or name in self.options.models:
+        if name in self.options.adapters or name in self.options.models:
             return name
-        raise UnknownName(name, [*self.options.models, *self.adapters.paths])
+        raise UnknownName(name, [*self.options.models, *self.options.adapters])
 
     def complete(self, request: ApiRequest) -> ApiRequest:
         """Returns the request with what the endpoint's own options add to it."""
@@ -195,7 +152,7 @@ class SimulatedEndpoint:
     def _start(
         self, request: ApiRequest, rooms: Sequence[int], head: AnswerHead, wake: asyncio.Event
     ) -> Iterator[Strand]:
-        adapter = head.model if head.model in self.adapters else ""
+        adapter = head.model if head.model in self.options.adapters else ""
         prompts = zip(request.prompts, rooms, strict=True)
         variants = [(prompt, room, variant) for prompt, room in prompts for variant in range(request.n)]
         for number, (prompt, room, variant) in enumerate(variants):

@@ -1,13 +1,11 @@
 """The routes beside generation: models, adapters, tokens, health, metrics, cache, and faults."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 
-from extproc.simulator.http.apis.fields import ChatMessage, Fields, Token, render
 from extproc.simulator.http.apis.messages import count_tokens
 from extproc.simulator.http.embeddings import describe_embeddings, read_embedding
 from extproc.simulator.http.endpoint import SimulatedEndpoint
@@ -15,40 +13,6 @@ from extproc.simulator.http.faults import Faults
 from extproc.simulator.http.refusals import read_json, refuse_shape, send_json
 
 VERSION = "0.32.0"
-
-
-class LoadAdapterRequest(Fields):
-    lora_name: str
-    lora_path: str
-    load_inplace: bool = False
-
-
-class UnloadAdapterRequest(Fields):
-    lora_name: str
-
-
-class TokenizeRequest(Fields):
-    model: str | None = None
-    prompt: str
-    return_token_strs: bool = False
-
-    def pieces(self) -> Sequence[str]:
-        return [self.prompt]
-
-
-class TokenizeChatRequest(Fields):
-    model: str | None = None
-    messages: list[ChatMessage]
-    tools: list[dict[str, Any]] | None = None
-    return_token_strs: bool = False
-
-    def pieces(self) -> Sequence[str]:
-        return render(self.messages, self.tools)
-
-
-class DetokenizeRequest(Fields):
-    model: str | None = None
-    tokens: list[Token]
 
 
 class SideRoutes:
@@ -69,8 +33,6 @@ class SideRoutes:
                 web.get("/metrics", self.metrics),
                 web.get("/v1/models", self.models),
                 web.get("/kv_event_sources", self.kv_event_sources),
-                web.post("/tokenize", self.tokenize),
-                web.post("/detokenize", self.detokenize),
                 web.post("/v1/messages/count_tokens", self.count_tokens),
                 web.post("/v1/embeddings", self.embeddings),
                 web.post("/reset_prefix_cache", self.reset_prefix_cache),
@@ -78,9 +40,6 @@ class SideRoutes:
                 web.post("/simulate/fail", self.replace_faults),
             ]
         )
-        if self._options.max_loras:
-            app.router.add_post("/v1/load_lora_adapter", self.load_adapter)
-            app.router.add_post("/v1/unload_lora_adapter", self.unload_adapter)
 
     async def health(self, _request: web.Request) -> web.Response:
         is_well = self._endpoint.is_alive and not self._endpoint.faults.is_sick
@@ -99,35 +58,12 @@ class SideRoutes:
     async def models(self, _request: web.Request) -> web.Response:
         base, *_ = self._options.models
         cards = [self._card(name, base, None) for name in self._options.models]
-        cards += [self._card(name, path, base) for name, path in self._endpoint.adapters.paths.items()]
+        cards += [self._card(name, name, base) for name in self._options.adapters]
         return send_json({"object": "list", "data": cards})
 
     async def kv_event_sources(self, _request: web.Request) -> web.Response:
         publisher = self._endpoint.publisher
         return send_json({} if publisher is None else {"0": publisher.describe()})
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        body = await read_json(request)
-        is_chat = isinstance(body, dict) and "messages" in body
-        asked = TokenizeChatRequest.read(body) if is_chat else TokenizeRequest.read(body)
-        self._endpoint.find_model(asked.model)
-        tokens = self._options.tokenizer.encode(asked.pieces())
-        spelt = (
-            [self._options.tokenizer.spell(token) for token in tokens] if asked.return_token_strs else None
-        )
-        return send_json(
-            {
-                "count": len(tokens),
-                "max_model_len": self._options.profile.max_model_len,
-                "tokens": tokens,
-                "token_strs": spelt,
-            }
-        )
-
-    async def detokenize(self, request: web.Request) -> web.Response:
-        asked = DetokenizeRequest.read(await read_json(request))
-        self._endpoint.find_model(asked.model)
-        return send_json({"prompt": self._options.tokenizer.decode(asked.tokens)})
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         model, tokens = count_tokens(await read_json(request), self._options.tokenizer)
@@ -146,15 +82,6 @@ class SideRoutes:
 
     async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
         return send_json({"success": self._endpoint.reset_prefix_cache()})
-
-    async def load_adapter(self, request: web.Request) -> web.Response:
-        asked = LoadAdapterRequest.read(await read_json(request))
-        name, path = asked.lora_name, asked.lora_path
-        return web.Response(text=self._endpoint.adapters.load(name, path, in_place=asked.load_inplace))
-
-    async def unload_adapter(self, request: web.Request) -> web.Response:
-        asked = UnloadAdapterRequest.read(await read_json(request))
-        return web.Response(text=self._endpoint.adapters.unload(asked.lora_name))
 
     async def faults(self, _request: web.Request) -> web.Response:
         return send_json(self._endpoint.faults.model_dump())

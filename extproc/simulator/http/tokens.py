@@ -34,10 +34,6 @@ class Tokenizer(Protocol):
 
     def decode(self, tokens: Iterable[int]) -> str: ...
 
-    def spell(self, token: int) -> str:
-        """Returns how the vocabulary writes one token."""
-        ...
-
 
 class FourByteTokenizer:
     """EndpointCollector a token for every four UTF-8 bytes of each piece, the last one padded.
@@ -67,9 +63,6 @@ class FourByteTokenizer:
         data = array("I", (token & 0xFFFF_FFFF for token in tokens)).tobytes()
         return data.replace(b"\0", b"").decode("utf-8", "replace")
 
-    def spell(self, token: int) -> str:
-        return self.decode([token])
-
 
 class FileTokenizer:
     """A model's own tokenizer, read from its `tokenizer.json` (extra `tokenizers`)."""
@@ -89,9 +82,6 @@ class FileTokenizer:
     def decode(self, tokens: Iterable[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
-
-    def spell(self, token: int) -> str:
-        return self._tokenizer.id_to_token(token) or ""
 
     def _find_words(self) -> Iterator[int]:
         # Low numbers first: in most vocabularies these are the commonest words.
