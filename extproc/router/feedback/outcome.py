@@ -164,7 +164,12 @@ def class_of(outcome: Outcome) -> str:
 
 
 def judge_response(served: Served, elapsed_s: float, now_s: float) -> Outcome:
-    """Judges who answered; `elapsed_s` is how long ago its request was sent on, `now_s` the time of day."""
+    """Judges a response by its headers; `elapsed_s` after its request was sent on, `now_s` the time of day.
+
+    Headers come at once, an access log when the answer has ended. But they do not say whether a 503 is the
+    endpoint's or the proxy's own, unless the proxy marked it. So without that mark `Retry-After` proves
+    nothing: the shipped configurations add it to replies of Envoy's own.
+    """
     response = served.response
     exchange = Exchange(
         served.pool, served.address, response.status, elapsed_s, elapsed_s, retry_after=response.retry_after

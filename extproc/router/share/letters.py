@@ -1,4 +1,4 @@
-"""What gateways tell each other of one pool: a letter with news, and with what its delay is known by."""
+"""Letters: what a gateway sends to the others about one pool, its news and the clock that shows its delay."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum

@@ -1,4 +1,4 @@
-"""What a session keeps of its request until that is routed, and counts for it in the process's budgets."""
+"""The headers and the body of a request that is not routed yet, counted in the process's budgets."""
 
 from collections.abc import Iterator, Sequence
 from re import compile as compile_pattern

@@ -1,4 +1,4 @@
-"""A request that is held until its pool has room: how it comes into the pool's queue, and how it leaves."""
+"""How a session waits for its pool's room (`Wait`), and counts its pick to the response's end (`Counted`)."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""HTTP/2 frames as bytes (RFC 9113 §4 and §6): numbers, and the frames that we write."""
+"""HTTP/2 frames as bytes (RFC 9113 §4 and §6): numbers, the frames that we write, and the peer's faults."""
 
 from enum import IntEnum
 from struct import Struct

@@ -1,6 +1,7 @@
 """What reading a large body may take, in units of about a nanosecond, and what each thing costs at most.
 
-The units are measured; `make bench` (hostile) shows the sum for the worst bodies we know.
+The units are measured; `make bench` (hostile) shows the sum for the worst bodies we know. Also here: the slow
+reader, which takes what the quick one refuses, as vLLM does.
 """
 
 import json
