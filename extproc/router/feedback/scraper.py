@@ -77,16 +77,20 @@ class Scraper:
         """Asks every endpoint once, in an order of chance, and takes an interval for it."""
         endpoints = list(self._desk.pool.snapshot.ready.values())
         self._silent &= {endpoint.name for endpoint in endpoints}
+        was_silent = bool(self._silent)
         await self._rounds.go(endpoints, lambda endpoint: self._ask(fetch, endpoint))
+        if was_silent != bool(self._silent):
+            pool, count = self._desk.pool.name, len(self._silent)
+            if count:
+                first = min(self._silent)
+                log.warning("pool %s: %d endpoints give no metrics, %s for one", pool, count, first)
+            else:
+                log.info("pool %s: every endpoint gives its metrics", pool)
 
     async def _ask(self, fetch: Fetch, endpoint: Endpoint) -> None:
         signals = await fetch(endpoint.address)
         self._desk.apply_signals(endpoint, signals)
-        was_silent = endpoint.name in self._silent
-        if was_silent != (signals is None):
-            self._silent ^= {endpoint.name}
-            said = "gives its metrics again" if was_silent else "does not give its metrics"
-            log.warning("pool %s: %s %s", self._desk.pool.name, endpoint.name, said)
+        self._silent = self._silent - {endpoint.name} if signals else self._silent | {endpoint.name}
 
 
 async def fetch_signals(session: ClientSession, url: str) -> EndpointSignals | None:

@@ -23,10 +23,10 @@ from extproc.router.feedback.probes import ProbePlan, Prober
 from extproc.router.feedback.scraper import ScrapePlan, Scraper
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.queue import Later, Queue, QueueLimits
-from extproc.router.routing.strategies.base import Outside, Strategy
+from extproc.router.routing.strategies.base import Outside, ReadsSignals, Strategy
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import EndpointsSettings, InferencePoolSettings, KubernetesSettings
-from extproc.router.settings.pool_settings import PoolSettings, ProbeSettings
+from extproc.router.settings.pool_settings import PoolSettings, ProbeSettings, SignalsSettings
 from extproc.router.settings.share_settings import NatsSettings, ShareSettings
 from extproc.router.share.courier import Carrier, Courier, LetterCounts
 from extproc.router.share.mesh import Mesh
@@ -92,7 +92,10 @@ def build_probe(settings: PoolSettings) -> ProbePlan | None:
 
 def build_scrape(settings: PoolSettings) -> ScrapePlan | None:
     """`None`: the endpoints' metrics are left alone."""
-    return ScrapePlan(settings.signals.scrape_s) if settings.signals else None
+    signals = settings.signals
+    if signals is None and issubclass(STRATEGIES.kinds[settings.strategy.name], ReadsSignals):
+        signals = SignalsSettings()
+    return ScrapePlan(signals.scrape_s) if signals else None
 
 
 def build_courier(

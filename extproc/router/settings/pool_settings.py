@@ -83,9 +83,9 @@ class PoolSettings(Section):
     probe: ProbeSettings | Literal[False] | None = None
     """Ask the endpoints for their health; false: never. Omitted: for lists that say nothing of it (static,
     file, dns), not for Kubernetes and InferencePools."""
-    signals: SignalsSettings | None = None
-    """Read the endpoints' metrics: how large their caches are, what is found there, how many requests wait.
-    `{}` for the defaults; omitted: never. Of use to `prefix_cache`."""
+    signals: SignalsSettings | Literal[False] | None = None
+    """Read the endpoints' metrics: how large their caches are, what is found there, how many requests wait;
+    false: never. Omitted: for the strategies that use them (`prefix_cache`)."""
     stale_after_s: float | None = Field(default=None, gt=0)
     """Age of the endpoint list, seconds, beyond which the pool does not count as ready; omitted: only where
     its source has said nothing at all for 300 s. The service is ready while one pool is. Take more than a

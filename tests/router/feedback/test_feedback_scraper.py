@@ -163,9 +163,9 @@ async def test_silence_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFi
         await rounds.ask_around(tell)
 
     assert [record.getMessage() for record in caplog.records] == [
-        "pool llama: e0 does not give its metrics",
-        "pool llama: e0 gives its metrics again",
-        "pool llama: e0 does not give its metrics",
+        "pool llama: 1 endpoints give no metrics, e0 for one",
+        "pool llama: every endpoint gives its metrics",
+        "pool llama: 1 endpoints give no metrics, e0 for one",
     ]
 
 

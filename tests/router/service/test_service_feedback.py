@@ -17,7 +17,8 @@ from extproc.router.service.admin import describe_pool
 from extproc.router.service.explain import explain_decision
 from extproc.router.service.pool_metrics import PoolCollector
 from extproc.router.service.pools import Pools
-from extproc.router.service.wiring import build_probe
+from extproc.router.service.wiring import build_probe, build_scrape
+from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.settings.reading import parse_settings
 from extproc.router.stream.events import ResponseHeaders, Served
 from extproc.router.telemetry import Metrics
@@ -265,3 +266,24 @@ def test_only_lists_that_say_nothing_of_health_are_asked(
 def test_a_wrong_setting_is_refused(wrong: str) -> None:
     with pytest.raises(SettingsError, match=r"settings:1: pools\.0\.(probe|cool_after)"):
         parse_settings(f"pools: [{{name: a, endpoints: {STATIC}, {wrong}}}]", {})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "signals", "is_read"),
+    [
+        ("prefix_cache", {}, True),
+        ("prefix_cache", {"signals": {"scrape_s": 30}}, True),
+        ("prefix_cache", {"signals": False}, False),
+        ("prefix_hash", {}, False),
+        ("prefix_hash", {"signals": {}}, True),
+        ("least_load", {}, False),
+    ],
+)
+def test_metrics_are_read_for_strategies_that_use_them(
+    strategy: str, signals: dict[str, object], is_read: bool
+) -> None:
+    settings = PoolSettings.model_validate(
+        {"name": "llama", "endpoints": {"static": ["10.0.0.1:80"]}, "strategy": {"name": strategy}, **signals}
+    )
+
+    assert (build_scrape(settings) is not None) is is_read

@@ -302,7 +302,7 @@ def test_pools_come_and_go(service: Service) -> None:
         return [pool["name"] for pool in get_json(f"{service.admin_url}/pools")]
 
     service.configure([{**pool(ADDRESSES), "name": "second"}, pool(ADDRESSES)])
-    assert eventually(lambda: names() == ["vllm", "second"])
+    assert eventually(lambda: names() == ["second", "vllm"])
 
     service.configure([{**pool(ADDRESSES), "name": "second"}])
     assert eventually(lambda: names() == ["second"])

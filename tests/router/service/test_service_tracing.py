@@ -283,7 +283,7 @@ async def test_a_span_that_cannot_be_made_harms_nobody(
     def fail(*_: object) -> None:
         raise RuntimeError("the prompt says: secret")
 
-    monkeypatch.setattr("extproc.router.service.otel.describe", fail)
+    monkeypatch.setattr("extproc.router.service.otel.describe_span", fail)
     trace = kept.tracer.record(ORIGIN, routed(), 0.001)
     await kept.stop()
 
