@@ -191,7 +191,8 @@ async def test_reading_metrics_begins_and_ends_live() -> None:
     async with two_pools(reading) as pools:
         assert sorted(names()) == ["signals a", "signals b"]
 
-        pools.apply(parse_settings(TWO_POOLS.replace("probe: false", "signals: false, probe: false"), {}).pools)
+        unread = TWO_POOLS.replace("probe: false", "signals: false, probe: false")
+        pools.apply(parse_settings(unread, {}).pools)
         await until(lambda: names() == [])
         pools.apply(parse_settings(reading, {}).pools[1:])
         assert names() == ["signals b"]
