@@ -21,18 +21,18 @@ class RateLimit(logging.Filter):
         self._clock = clock
         self._burst = burst
         self._kinds = kinds
-        self._known: dict[tuple[str, int, str], _Allowance] = {}
+        self._allowances: dict[tuple[str, int, str], _Allowance] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno <= logging.DEBUG:
             return True
         kind, now_s = (record.name, record.levelno, str(record.msg)), self._clock()
         # The longest unheard goes first: a text that is never the same twice takes no memory for good.
-        known = self._known.pop(kind, None) or _Allowance(self._burst, now_s)
-        self._known[kind] = known
-        if len(self._known) > self._kinds:
-            del self._known[next(iter(self._known))]
-        return known.takes(record, now_s, self._burst)
+        allowance = self._allowances.pop(kind, None) or _Allowance(self._burst, now_s)
+        self._allowances[kind] = allowance
+        if len(self._allowances) > self._kinds:
+            del self._allowances[next(iter(self._allowances))]
+        return allowance.takes(record, now_s, self._burst)
 
 
 @dataclass(slots=True)

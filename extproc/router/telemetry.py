@@ -142,11 +142,11 @@ class Metrics(Collector):
         if decision.fault is not None:
             self._prompt_errors.labels(decision.fault.why).inc()
 
-    def traced(self, told: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
-        if isinstance(told, Answer):
-            self._answer_traces[told.pool, told.outcome] = exemplar(trace_id, 1)
+    def traced(self, event: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
+        if isinstance(event, Answer):
+            self._answer_traces[event.pool, event.outcome] = exemplar(trace_id, 1)
             return
-        pick = told.decision.pick
+        pick = event.decision.pick
         self._pick_traces[pick.pool.name, pick.strategy, pick.reason] = exemplar(trace_id, 1)
         self._slow_traces[bisect_left(_PICK_BUCKETS, elapsed_s)] = exemplar(trace_id, elapsed_s)
 
@@ -225,5 +225,5 @@ def exemplar(trace_id: str, value: float) -> Exemplar:
 def buckets(bounds: Iterable[float], counts: Iterable[int], traces: Mapping[int, Exemplar]) -> Buckets:
     """A histogram's buckets as the library wants them; `counts` has one more, without a bound."""
     names = [*map(floatToGoString, bounds), "+Inf"]
-    told = zip(names, accumulate(counts), strict=True)
-    return [(*each, traces[place]) if place in traces else each for place, each in enumerate(told)]
+    cumulative = zip(names, accumulate(counts), strict=True)
+    return [(*each, traces[place]) if place in traces else each for place, each in enumerate(cumulative)]

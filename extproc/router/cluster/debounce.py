@@ -11,7 +11,7 @@ from extproc.router.routing.endpoint import Endpoint
 log = logging.getLogger(__name__)
 
 
-class Lack(NamedTuple):
+class Missing(NamedTuple):
     """What was asked for and is not there: a fixed word, and a line for operators."""
 
     why: str
@@ -24,8 +24,8 @@ class Knowledge(Protocol):
     def endpoints(self) -> Sequence[Endpoint] | None:
         """Returns the whole list as it is now, `None` while it is not known."""
 
-    def lack(self) -> Lack | None:
-        """Why there is nothing to tell, as far as is known; no endpoints are no lack."""
+    def missing(self) -> Missing | None:
+        """Why there is nothing to tell, as far as is known; an empty list misses nothing."""
 
     def remarks(self) -> Mapping[str, str]:
         """What is odd about parts of it, by their names; each worth one line in the log."""
@@ -44,13 +44,13 @@ class DebouncedSink:
         self._knowledge = knowledge
         self._settle_s = settle_s
         self._timer: asyncio.TimerHandle | None = None
-        self._has_told = False
+        self._has_list = False
         self._has_endpoints = False
         self._remarks: Mapping[str, str] = {}
 
     def listed(self) -> None:
         """Tells the first list at once, since it makes us ready; a later one is a change like others."""
-        if self._has_told:
+        if self._has_list:
             self.changed()
         else:
             self.tell()
@@ -61,22 +61,22 @@ class DebouncedSink:
 
     def tell(self) -> None:
         self.close()
-        lack = self._knowledge.lack()
-        endpoints = () if lack else self._knowledge.endpoints()
+        missing = self._knowledge.missing()
+        endpoints = () if missing else self._knowledge.endpoints()
         if endpoints is None:
             return
-        if lack is None or self._has_endpoints:
-            self._has_told, self._has_endpoints = True, bool(endpoints)
+        if missing is None or self._has_endpoints:
+            self._has_list, self._has_endpoints = True, bool(endpoints)
             self._sink.replace(endpoints)
-        if lack:
-            self._sink.lacks(*lack)
+        if missing:
+            self._sink.lacks(*missing)
         else:
             self._remark()
 
     def confirm(self) -> None:
-        lack = self._knowledge.lack()
-        if lack:
-            self._sink.lacks(*lack)
+        missing = self._knowledge.missing()
+        if missing:
+            self._sink.lacks(*missing)
         else:
             self._sink.confirm()
 

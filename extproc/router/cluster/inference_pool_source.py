@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from extproc.router.cluster.debounce import DebouncedSink, Lack
+from extproc.router.cluster.debounce import DebouncedSink, Missing
 from extproc.router.cluster.inference_pools import (
     V1,
     V1ALPHA2,
@@ -30,7 +30,7 @@ from extproc.router.routing.endpoint import Endpoint
 
 # What one API group has told of the pool: nothing yet, that it knows no InferencePools, that there is none
 # of this name, or what the pool asks for.
-_Known = Literal["unheard", "unserved", "missing"] | PoolTerms
+_Answer = Literal["none yet", "unserved", "missing"] | PoolTerms
 
 _PLURAL: Final = "inferencepools"
 
@@ -57,11 +57,11 @@ class InferencePoolSource:
 
     async def run(self, sink: Sink) -> None:
         async with asyncio.TaskGroup() as tasks:
-            heard = _Heard(self._access, self._pool, tasks, sink, self._settle_s)
+            follower = _PoolFollower(self._access, self._pool, tasks, sink, self._settle_s)
             try:
-                await heard.follow()
+                await follower.follow()
             finally:
-                heard.close()
+                follower.close()
 
 
 class _Slot:
@@ -81,11 +81,11 @@ class _Slot:
             self._task = None
 
 
-class _Heard:
-    """Everything that was heard of one pool, added up: its object in two API groups, and its pods.
+class _PoolFollower:
+    """Follows one pool: its object in two API groups, and its pods; adds up what they say.
 
-    `_pods` are the pods that are followed now, `_told` those whose list is told: the same, but while a new
-    selector's pods are being listed.
+    `_pods` are the pods that are followed now, `_listed` those whose list the sink has: the same, but while
+    a new selector's pods are being listed.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class _Heard:
         self._forerunner: _Group | None = None
         self._forerunner_slot = _Slot(tasks)
         self._pods: _Pods | None = None
-        self._told: _Pods | None = None
+        self._listed: _Pods | None = None
         self._pods_slot = _Slot(tasks)
 
     async def follow(self) -> None:
@@ -117,11 +117,11 @@ class _Heard:
 
     @property
     def _terms(self) -> PoolTerms | None:
-        return next((known for known in self._known if isinstance(known, PoolTerms)), None)
+        return next((answer for answer in self._answers if isinstance(answer, PoolTerms)), None)
 
     @property
-    def _known(self) -> tuple[_Known, _Known]:
-        return self._v1.known, self._forerunner.known if self._forerunner else "unheard"
+    def _answers(self) -> tuple[_Answer, _Answer]:
+        return self._v1.answer, self._forerunner.answer if self._forerunner else "none yet"
 
     def pool_changed(self, group: "_Group") -> None:
         if group is self._v1:
@@ -129,14 +129,14 @@ class _Heard:
         terms = self._terms
         if terms is not None and terms.fault is None:
             self._follow_pods(terms)
-        elif self.lack():
+        elif self.missing():
             self._pods_slot.stop()
-            self._pods = self._told = None
+            self._pods = self._listed = None
             self._sink.changed()
 
     def _follow_forerunner(self) -> None:
         """Looks at the older group for as long as v1 does not have the pool."""
-        if isinstance(self._v1.known, PoolTerms):
+        if isinstance(self._v1.answer, PoolTerms):
             self._forerunner_slot.stop()
             self._forerunner = None
         elif self._forerunner is None:
@@ -157,48 +157,48 @@ class _Heard:
             self._pods_slot.start(ListWatch(self._access, resource).run(self._pods))
         else:
             self._pods.use_ports(terms.ports)
-        if self._pods is self._told:
+        if self._pods is self._listed:
             # The ports may be others, or what gateways say of the pool.
             self._sink.changed()
 
     def pods_listed(self, pods: "_Pods") -> None:
         if pods is self._pods:
-            self._told = pods
+            self._listed = pods
             self._sink.listed()
 
     def pods_changed(self, pods: "_Pods") -> None:
-        if pods is self._told:
+        if pods is self._listed:
             self._sink.changed()
 
     def pool_confirmed(self) -> None:
-        if self.lack():
+        if self.missing():
             self._sink.confirm()
 
     def pods_confirmed(self, pods: "_Pods") -> None:
         """The list holds if these are still the pods that the pool selects, as far as we hear of that."""
-        is_heard = not any(group.is_failing for group in (self._v1, self._forerunner) if group)
-        if pods is self._told and is_heard:
+        is_followed = not any(group.is_failing for group in (self._v1, self._forerunner) if group)
+        if pods is self._listed and is_followed:
             self._sink.confirm()
 
     def restarted(self, lost: WatchLost) -> None:
         self._sink.restarted(lost.why, lost.reason)
 
-    def lack(self) -> Lack | None:
+    def missing(self) -> Missing | None:
         terms = self._terms
         if terms is not None and terms.fault is not None:
-            return Lack(terms.fault[0], f"InferencePool {self._pool} {terms.fault[1]}")
-        if terms is not None or "unheard" in self._known:
+            return Missing(terms.fault[0], f"InferencePool {self._pool} {terms.fault[1]}")
+        if terms is not None or "none yet" in self._answers:
             return None
-        if self._known == ("unserved", "unserved"):
-            return Lack("no_crd", "the API server knows no InferencePools: are their CRDs installed?")
-        return Lack("no_pool", f"there is no InferencePool {self._pool}")
+        if self._answers == ("unserved", "unserved"):
+            return Missing("no_crd", "the API server knows no InferencePools: are their CRDs installed?")
+        return Missing("no_pool", f"there is no InferencePool {self._pool}")
 
     def endpoints(self) -> list[Endpoint] | None:
-        return None if self._told is None else self._told.book.endpoints()
+        return None if self._listed is None else self._listed.book.endpoints()
 
     def remarks(self) -> Mapping[str, str]:
         refusals = self._terms.refusals if self._terms else ()
-        faults = self._told.book.faults if self._told else {}
+        faults = self._listed.book.faults if self._listed else {}
         remarks = {f"Pod {self._pool.namespace}/{name}": fault for name, fault in faults.items()}
         if refusals:
             remarks[f"InferencePool {self._pool}"] = f"is served all the same: {'; '.join(refusals)}"
@@ -208,46 +208,46 @@ class _Heard:
 class _Group:
     """Follows the pool in one of the two API groups: a list of one, or of none."""
 
-    def __init__(self, heard: _Heard, *, is_forerunner: bool = False) -> None:
-        self._heard = heard
+    def __init__(self, follower: _PoolFollower, *, is_forerunner: bool = False) -> None:
+        self._follower = follower
         self._is_forerunner = is_forerunner
         self.is_failing = False
-        self.known: _Known = "unheard"
+        self.answer: _Answer = "none yet"
 
     def listed(self, objects: Sequence[InferencePool]) -> None:
-        self._know(objects[0].terms if objects else "missing")
+        self._take(objects[0].terms if objects else "missing")
 
     def put(self, object_: InferencePool) -> None:
-        self._know(object_.terms)
+        self._take(object_.terms)
 
     def deleted(self, _: InferencePool) -> None:
-        self._know("missing")
+        self._take("missing")
 
     def confirmed(self) -> None:
         self.is_failing = False
-        self._heard.pool_confirmed()
+        self._follower.pool_confirmed()
 
     def lost(self, lost: WatchLost) -> None:
         # Who may not ask is told so before the server says that it has no such group.
-        was_shut = self.known in {"unheard", "unserved"}
+        was_shut = self.answer in {"none yet", "unserved"}
         is_shut = self._is_forerunner and lost.why == "forbidden" and was_shut
         if lost.why == "not_found" or is_shut:
-            self._know("unserved")
+            self._take("unserved")
         else:
             self.is_failing = lost.reason is not None
-            self._heard.restarted(lost)
+            self._follower.restarted(lost)
 
-    def _know(self, known: _Known) -> None:
+    def _take(self, answer: _Answer) -> None:
         self.is_failing = False
-        self.known = known
-        self._heard.pool_changed(self)
+        self.answer = answer
+        self._follower.pool_changed(self)
 
 
 class _Pods:
     """Follows the pods of one selector."""
 
-    def __init__(self, heard: _Heard, terms: PoolTerms, family: AddressFamily) -> None:
-        self._heard = heard
+    def __init__(self, follower: _PoolFollower, terms: PoolTerms, family: AddressFamily) -> None:
+        self._follower = follower
         self.selector = terms.selector
         self._ports = terms.ports
         self.book = PodBook(terms.ports, family=family)
@@ -259,18 +259,18 @@ class _Pods:
 
     def listed(self, objects: Sequence[Pod]) -> None:
         self.book.replace(objects)
-        self._heard.pods_listed(self)
+        self._follower.pods_listed(self)
 
     def put(self, object_: Pod) -> None:
         self.book.put(object_)
-        self._heard.pods_changed(self)
+        self._follower.pods_changed(self)
 
     def deleted(self, object_: Pod) -> None:
         self.book.delete(object_)
-        self._heard.pods_changed(self)
+        self._follower.pods_changed(self)
 
     def confirmed(self) -> None:
-        self._heard.pods_confirmed(self)
+        self._follower.pods_confirmed(self)
 
     def lost(self, lost: WatchLost) -> None:
-        self._heard.restarted(lost)
+        self._follower.restarted(lost)

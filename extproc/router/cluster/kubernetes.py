@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from extproc.router.cluster.debounce import DebouncedSink, Lack
+from extproc.router.cluster.debounce import DebouncedSink, Missing
 from extproc.router.cluster.kube_api import Resource, WatchLost
 from extproc.router.cluster.listwatch import KubeAccess, ListWatch
 from extproc.router.cluster.slicebook import SliceBook
@@ -75,13 +75,13 @@ class _Slices:
     def endpoints(self) -> list[Endpoint]:
         return self._book.endpoints()
 
-    def lack(self) -> Lack | None:
+    def missing(self) -> Missing | None:
         if self._book.is_missing:
-            return Lack(
+            return Missing(
                 "no_service", f"Service {self._service} has no EndpointSlice: is there such a Service?"
             )
         if self._book.portless:
-            return Lack("no_port", f"Service {self._service}: every EndpointSlice {self._book.portless}")
+            return Missing("no_port", f"Service {self._service}: every EndpointSlice {self._book.portless}")
         return None
 
     def remarks(self) -> Mapping[str, str]:

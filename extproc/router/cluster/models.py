@@ -163,7 +163,7 @@ class _Learner:
         known = ((endpoint, self._served.get(_key(endpoint), ServedModels())) for endpoint in self._endpoints)
         return [replace(e, models=served.models, adapters=served.adapters) for e, served in known]
 
-    def lack(self) -> None:
+    def missing(self) -> None:
         """The inner source tells what it lacks by itself."""
 
     def remarks(self) -> Mapping[str, str]:

@@ -82,8 +82,8 @@ class ObjectivesSource:
 
         `None` before the first list, and where the cluster knows no such kind.
         """
-        heard_s = [group.confirmed_s for group in self._followers if group.confirmed_s is not None]
-        return self._access.clock() - min(heard_s) if heard_s else None
+        confirmed_s = [group.confirmed_s for group in self._followers if group.confirmed_s is not None]
+        return self._access.clock() - min(confirmed_s) if confirmed_s else None
 
     async def run(self, sink: ObjectivesSink) -> None:
         """Follows the objects of both groups until cancelled."""

@@ -23,7 +23,7 @@ def explain_decision(picker: Picker, ask: Query, found: Found | None = None) -> 
     """
     decision = picker.decide(ask, found or picker.find(ask))
     pick, key = decision.pick, decision.key
-    told: dict[str, object] = {
+    said: dict[str, object] = {
         "pool": pick.pool.name,
         "strategy": pick.strategy,
         "reason": str(pick.reason),
@@ -34,7 +34,7 @@ def explain_decision(picker: Picker, ask: Query, found: Found | None = None) -> 
         "prefix": None if key is None else f"{key:016x}",
         "body_fault": None if decision.fault is None else decision.fault.message,
     }
-    return told | pick.reading.explain(pick.pool.candidates(decision.adapter, ask.subset))
+    return said | pick.reading.explain(pick.pool.candidates(decision.adapter, ask.subset))
 
 
 async def explain_once(

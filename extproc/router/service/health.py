@@ -26,7 +26,7 @@ class Health:
     def __init__(self, is_ready: Callable[[], bool], *, period_s: float = 0.2) -> None:
         self._is_ready = is_ready
         self._period_s = period_s
-        self._told = dict.fromkeys(READINESS, _NOT_SERVING) | {LIVENESS: _SERVING}
+        self._answers = dict.fromkeys(READINESS, _NOT_SERVING) | {LIVENESS: _SERVING}
         self._watchers: dict[_Watcher, str] = {}
 
     def routes(self) -> Routes:
@@ -35,8 +35,8 @@ class Health:
     def update(self) -> None:
         """Asks `is_ready` and tells the watchers what is new."""
         fresh = _SERVING if self._is_ready() else _NOT_SERVING
-        changed = {name for name in READINESS if self._told[name] != fresh}
-        self._told |= dict.fromkeys(changed, fresh)
+        changed = {name for name in READINESS if self._answers[name] != fresh}
+        self._answers |= dict.fromkeys(changed, fresh)
         for watcher, name in tuple(self._watchers.items()):
             if name in changed:
                 watcher.tell(fresh)
@@ -47,9 +47,9 @@ class Health:
             self.update()
             await asyncio.sleep(self._period_s)
 
-    def told(self, name: str) -> bytes | None:
+    def answer(self, name: str) -> bytes | None:
         """The answer in force for `name`, serialised; `None` for a name that is not known."""
-        return self._told.get(name)
+        return self._answers.get(name)
 
     def watch(self, watcher: "_Watcher", name: str) -> None:
         self._watchers[watcher] = name
@@ -76,7 +76,7 @@ class _Question:
     def __init__(self, health: Health, call: Call) -> None:
         self._health = health
         self._call = call
-        self._is_asked = False
+        self._has_request = False
 
     def on_message(self, message: bytes | bytearray) -> None:
         try:
@@ -84,8 +84,8 @@ class _Question:
         except DecodeError:
             self._call.finish(Status.INVALID_ARGUMENT, "not a HealthCheckRequest")
             return
-        if not self._is_asked:
-            self._is_asked = True
+        if not self._has_request:
+            self._has_request = True
             self._answer(name)
 
     def on_skipped(self, size: int) -> None:
@@ -93,7 +93,7 @@ class _Question:
         self._call.finish(Status.RESOURCE_EXHAUSTED)
 
     def on_half_close(self) -> None:
-        if not self._is_asked:
+        if not self._has_request:
             self._call.finish(Status.INVALID_ARGUMENT, "no HealthCheckRequest")
 
     def on_close(self) -> None:
@@ -107,11 +107,11 @@ class _Checker(_Question):
     def _answer(self, name: str) -> None:
         # As of now: at a single no, an Envoy passes the service by until it asks again.
         self._health.update()
-        told = self._health.told(name)
-        if told is None:
+        answer = self._health.answer(name)
+        if answer is None:
             self._call.finish(Status.NOT_FOUND, "unknown service")
             return
-        self._call.send(told)
+        self._call.send(answer)
         self._call.finish()
 
 
@@ -128,5 +128,5 @@ class _Watcher(_Question):
         self._call.finish(Status.UNAVAILABLE, "the service ends")
 
     def _answer(self, name: str) -> None:
-        self.tell(self._health.told(name) or _UNKNOWN)
+        self.tell(self._health.answer(name) or _UNKNOWN)
         self._health.watch(self, name)

@@ -55,11 +55,11 @@ class PoolKeeper:
         self._on_strategy = on_strategy
         self._endpoints: Sequence[Endpoint] = ()
         # `None` where the next list counts whatever it says: the first, and one after a failure.
-        self._told: Sequence[Endpoint] | None = None
+        self._last: Sequence[Endpoint] | None = None
         self._strategy = pool.strategy
         self._changed = asyncio.Event()
         self._confirmed_s: float | None = None
-        self._heard_s = clock()
+        self._last_sign_s = clock()
         self.fault: SourceFault | None = None
         self.synced = asyncio.Event()
 
@@ -74,29 +74,29 @@ class PoolKeeper:
     @property
     def silence_s(self) -> float:
         """Seconds since the source last said anything, be it that it failed."""
-        return self._clock() - self._heard_s
+        return self._clock() - self._last_sign_s
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
         self.confirm()
-        told = tuple(endpoints)
-        if told != self._told:
-            self._told = self._endpoints = told
+        fresh = tuple(endpoints)
+        if fresh != self._last:
+            self._last = self._endpoints = fresh
             self._changed.set()
 
     def confirm(self) -> None:
-        self._confirmed_s = self._heard_s = self._clock()
+        self._confirmed_s = self._last_sign_s = self._clock()
         self.fault = None
         self._failures.ended(self.pool.name)
 
     def restarted(self, why: str, reason: str | None = None) -> None:
-        self._heard_s = self._clock()
+        self._last_sign_s = self._clock()
         self._metrics.watch_restarts.labels(self.pool.name, why).inc()
         if reason is not None:
             self.fault = SourceFault(why, reason)
             self._failures.failed(self.pool.name, why, reason)
 
     def lacks(self, why: str, reason: str) -> None:
-        self._heard_s = self._clock()
+        self._last_sign_s = self._clock()
         fault = SourceFault(why, reason)
         if fault != self.fault:
             self.fault = fault
@@ -121,7 +121,7 @@ class PoolKeeper:
             try:
                 await self._install()
             except Exception as error:  # noqa: BLE001  # the next list must be heard all the same
-                self._told = None
+                self._last = None
                 self.restarted("internal", f"a list that cannot be placed: {describe_error(error)}")
 
     async def _install(self) -> None:

@@ -77,9 +77,9 @@ class OtelTracer:
         self._tracer = self._provider.get_tracer("extproc", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def record(self, origin: Origin, told: Routed | Answer, elapsed_s: float) -> str:
+    def record(self, origin: Origin, event: Routed | Answer, elapsed_s: float) -> str:
         try:
-            return self._record(origin, told, elapsed_s)
+            return self._record(origin, event, elapsed_s)
         except Exception as error:  # noqa: BLE001  # no span is worth a request
             self._count("dropped", 1)
             log.error("no span: %s", type(error).__name__)  # noqa: TRY400  # its text may be a client's
@@ -92,15 +92,15 @@ class OtelTracer:
         thread.start()
         await asyncio.to_thread(thread.join, timeout_s)
 
-    def _record(self, origin: Origin, told: Routed | Answer, elapsed_s: float) -> str:
+    def _record(self, origin: Origin, event: Routed | Answer, elapsed_s: float) -> str:
         end_ns = time_ns()
         span = self._tracer.start_span(
             SPAN, self._context(origin), SpanKind.SERVER, start_time=end_ns - int(elapsed_s * 1e9)
         )
         if not span.is_recording():
             return ""
-        span.set_attributes(describe_span(told, origin.path))
-        if isinstance(told, Answer) and told.status >= 500:
+        span.set_attributes(describe_span(event, origin.path))
+        if isinstance(event, Answer) and event.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end(end_ns)
         return format_trace_id(span.get_span_context().trace_id)
@@ -162,8 +162,8 @@ def _queue_size(environment: Mapping[str, str]) -> int:
 
 def _resource() -> Resource:
     """What the variables say, beside a name and a version of our own."""
-    told = Resource.create()
+    environment = Resource.create()
     ours = Resource({SERVICE_VERSION: __version__})
-    if str(told.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+    if str(environment.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         ours = ours.merge(Resource({SERVICE_NAME: "extproc"}))
-    return told.merge(ours)
+    return environment.merge(ours)

@@ -82,10 +82,10 @@ class Carrier(Protocol):
 class _Sender:
     """Another gateway that sent a letter of this cluster."""
 
-    __slots__ = ("bucket", "count", "heard_s")
+    __slots__ = ("bucket", "count", "last_s")
 
     def __init__(self) -> None:
-        self.count, self.heard_s = -1, 0.0
+        self.count, self.last_s = -1, 0.0
         self.bucket = TokenBucket(_CPU_SHARE, _CPU_SHARE)
 
 
@@ -188,7 +188,7 @@ class Courier:
         """Remembers a new sender, in the place of one that has long been silent; `None`: there is none."""
         if len(self._senders) >= MOST_SENDERS:
             oldest, sender = next(iter(self._senders.items()))
-            if self._clock() - sender.heard_s < _FORGOTTEN_S:
+            if self._clock() - sender.last_s < _FORGOTTEN_S:
                 return None
             del self._senders[oldest]
         sender = self._senders[name] = _Sender()
@@ -199,7 +199,7 @@ class Courier:
             self.tally.count("flood")
             return
         now = self._clock()
-        sender.count, sender.heard_s = count, now
+        sender.count, sender.last_s = count, now
         self._senders.move_to_end(letter.peer)
         share = self._shares.get(letter.pool)
         if share is not None and letter.peer != self._me:

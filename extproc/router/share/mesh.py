@@ -200,7 +200,7 @@ class Mesh:
             if self._clock() - looked_s > _IDLE_S:
                 continue  # we hung ourselves, and what they said waits to be read
             for line in [*self._incoming]:
-                if self._clock() - line.heard_s > _IDLE_S:
+                if self._clock() - line.last_s > _IDLE_S:
                     line.end()
 
     async def _keep(self, address: str) -> None:
@@ -271,7 +271,7 @@ class _Incoming(asyncio.Protocol):
 
     def __init__(self, mesh: Mesh, clock: Callable[[], float]) -> None:
         self.sender: int | None = None
-        self.heard_s = clock()  # of its last bytes, while they are letters
+        self.last_s = clock()  # of its last bytes, while they are letters
         self._mesh = mesh
         self._clock = clock
         self._transport: asyncio.Transport | None = None
@@ -331,7 +331,7 @@ class _Incoming(asyncio.Protocol):
             sender = self._mesh.take(data[start + _HEAD : end])
             if sender is None or self.sender not in {None, sender}:
                 return False
-            self.sender, self.heard_s, start = sender, now, end
+            self.sender, self.last_s, start = sender, now, end
         buffer[:] = data[start:]
         return True
 

@@ -150,4 +150,4 @@ class TestFloods:
             record = logging.LogRecord("extproc", logging.ERROR, __file__, 1, f"text {number}", None, None)
             assert limit.filter(record)
 
-        assert len(limit._known) == 4
+        assert len(limit._allowances) == 4

@@ -29,7 +29,7 @@ from extproc.router.service.live.service_state import (
 )
 from extproc.router.service.pools import Pools
 
-# What is told of "now": long enough to count something at one request a second.
+# The window of "now": long enough to count something at one request a second.
 WINDOW_S: Final = 60
 # Endpoints whose rows are worked out in one step: half a millisecond of them.
 STEP: Final = 100
@@ -143,8 +143,8 @@ class StateBuilder:
 
 
 def _build_configuration(configuration: Configuration, now_s: float) -> ConfigurationState:
-    told = configuration.refusal
-    refusal = None if told is None else RefusalState(round(now_s - told.at_s, 1), told.why)
+    last = configuration.refusal
+    refusal = None if last is None else RefusalState(round(now_s - last.at_s, 1), last.why)
     age_s = round(now_s - configuration.since_s, 1)
     return ConfigurationState(configuration.where, configuration.number, age_s, refusal)
 
