@@ -7,13 +7,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
 
-# A second is missed if fewer of the requests due in it were good.
-GOOD_SHARE: Final = 0.95
+GOOD_SHARE = 0.95  # a second is missed if fewer of the requests due in it were good
 
+# A count that changes: from when on it was how many, in order. The first one holds from the start.
 Steps = Sequence[tuple[float, float]]
-"""A count that changes: from when on it was how many, in order. The first one holds from the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +25,9 @@ class Rise:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """How the fleet took a rise of its load, in seconds from the rise.
+    """Seconds from a rise until more endpoints were ready, if ever, and until the last missed second ended.
 
-    `reaction_s`: until more endpoints were ready than before; `None` if there never were, or nobody looked.
-    `recovery_s`: until the end of the last second that missed its limits, 0 if none did; `None` if they
-    were still missed when the load changed again, or without limits.
+    `recovery_s` is `None` if seconds were still missed when the load changed again, or without limits.
     """
 
     name: str
@@ -51,10 +47,8 @@ def add_up_over(steps: Steps, start_s: float, end_s: float) -> float:
     """The count times seconds from `start_s` to `end_s`: what was there for how long."""
     edges = [start_s, *(at_s for at_s, _ in steps[1:]), end_s]
     clipped = (min(max(at_s, start_s), end_s) for at_s in edges)
-    return sum(
-        count * (until_s - from_s)
-        for (_, count), (from_s, until_s) in zip(steps, pairwise(clipped), strict=True)
-    )
+    spans = zip(steps, pairwise(clipped), strict=True)
+    return sum(count * (until_s - from_s) for (_, count), (from_s, until_s) in spans)
 
 
 def respond(rise: Rise, ready: Steps, missed: Sequence[int] | None) -> Response:
@@ -72,5 +66,4 @@ def _recover(rise: Rise, missed: Sequence[int]) -> float | None:
     own = [second for second in missed if math.floor(rise.start_s) <= second < rise.until_s]
     if not own:
         return 0.0
-    # The last second with a request in it is the last that can be good again.
     return None if own[-1] + 1 >= rise.until_s else own[-1] + 1 - rise.start_s

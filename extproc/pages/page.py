@@ -31,17 +31,14 @@ def style() -> str:
     return files("extproc.pages").joinpath("style.css").read_text("utf-8")
 
 
-def remarks(texts: Sequence[str]) -> str:
-    return f'<ul class="remarks">{_items(texts)}</ul>' if texts else ""
+def remarks(texts: Sequence[str], css: str = ' class="remarks"') -> str:
+    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    return f"<ul{css}>{items}</ul>" if texts else ""
 
 
 def notice(text: str, reasons: Sequence[str], *, is_good: bool) -> str:
-    listed = f"<ul>{_items(reasons)}</ul>" if reasons else ""
+    listed = remarks(reasons, css="")
     return f'<div class="banner{"" if is_good else " bad"}"><strong>{escape(text)}</strong>{listed}</div>'
-
-
-def _items(texts: Iterable[str]) -> str:
-    return "".join(f"<li>{escape(text)}</li>" for text in texts)
 
 
 def tiles(figures: Mapping[str, str]) -> str:
@@ -66,19 +63,19 @@ def anchored_heading(text: str, anchor: str) -> str:
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     """A table under its title, if it has one; the keyboard reaches it, to move what is too wide."""
+
+    def link(cell: Cell) -> str:
+        if isinstance(cell, str):
+            return escape(cell)
+        return f'<a href="{escape(cell.href)}">{escape(cell.text)}</a>'
+
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "".join(f"<tr>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(f'<td>{link(cell)}</td>' for cell in row)}</tr>" for row in rows)
     heading = f"<h2>{escape(title)}</h2>" if title else ""
     return (
         f'{heading}<div class="card table" tabindex="0"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
-
-
-def _cell(cell: Cell) -> str:
-    if isinstance(cell, PageLink):
-        return f'<a href="{escape(cell.href)}">{escape(cell.text)}</a>'
-    return escape(cell)
 
 
 def definitions(terms: Mapping[str, str]) -> str:

@@ -13,10 +13,8 @@ from extproc.pages.page import escape
 _WIDTH, _HEIGHT = 640, 310
 # Room for labels of 22 units, which is what a reader of a telephone needs: the page's style sheet sets them.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 28, 24, 60
-_MARKED = 16
 _NOTHING = '<p class="nothing">Nothing to plot.</p>'
-# Units that a letter takes: on a desk, on a telephone.
-_DESK, _TELEPHONE = 8, 12.5
+_DESK, _TELEPHONE = 8, 12.5  # units that a letter takes: on a desk, on a telephone
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +67,18 @@ class Axis:
         return self.start_px + (self.end_px - self.start_px) * (at - low) / (high - low)
 
     def ticks(self) -> list[float]:
-        return _decades(self.low, self.high) if self.is_log else _round_steps(self.low, self.high)
-
-
-def _decades(low: float, high: float) -> list[float]:
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 2, 5) if high < 1000 * low else (1,)
-    return [
-        factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high
-    ]
-
-
-def _round_steps(low: float, high: float) -> list[float]:
-    """About five round numbers (1, 2 or 5 times a power of ten apart) within the range."""
-    magnitude = 10.0 ** math.floor(math.log10((high - low) / 5))
-    step = next(factor * magnitude for factor in (1, 2, 5, 10) if (high - low) / (factor * magnitude) <= 6)
-    first = math.ceil(low / step - 1e-9)
-    return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
+        """About five round numbers (1, 2 or 5 times a power of ten, or such steps apart) within the range."""
+        low, high = self.low, self.high
+        if self.is_log:
+            powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+            found = (
+                part * 10.0**power for power in powers for part in ((1, 2, 5) if high < 1000 * low else (1,))
+            )
+            return [tick for tick in found if low <= tick <= high]
+        size = 10.0 ** math.floor(math.log10((high - low) / 5))
+        step = next(part * size for part in (1, 2, 5, 10) if (high - low) / (part * size) <= 6)
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        return [index * step for index in range(first, last + 1)]
 
 
 def number(value: float) -> str:
@@ -97,25 +90,17 @@ def number(value: float) -> str:
 
 
 def lines(
-    series: Sequence[Series],
-    *,
-    x_label: str,
-    y_label: str,
-    is_log_x: bool = False,
-    is_log_y: bool = False,
-    is_from_zero: bool = False,
+    series: Sequence[Series], *, x_label: str, y_label: str, is_log_x: bool = False, is_log_y: bool = False
 ) -> str:
     """A line plot with a legend; says so when there is nothing to plot."""
-    points = [(x, y) for line in series for x, y in _kept(line, is_log_x=is_log_x, is_log_y=is_log_y)]
+    drawn = [_kept(line, is_log_x=is_log_x, is_log_y=is_log_y) for line in series]
+    points = [point for line in drawn for point in line]
     if not points:
         return _NOTHING
     x_axis = _axis([x for x, _ in points], _LEFT, _WIDTH - _RIGHT, is_log=is_log_x)
-    heights = [*([0.0] if is_from_zero else ()), *(y for _, y in points)]
-    y_axis = _axis(heights, _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
-    body = [
-        _path(index, line, x_axis, y_axis, _kept(line, is_log_x=is_log_x, is_log_y=is_log_y))
-        for index, line in enumerate(series)
-    ]
+    y_axis = _axis([y for _, y in points], _HEIGHT - _BOTTOM, _TOP, is_log=is_log_y)
+    pairs = zip(series, drawn, strict=True)
+    body = [_path(index, line.label, x_axis, y_axis, kept) for index, (line, kept) in enumerate(pairs)]
     ticks = [_tick(x_axis.px(tick), tick) for tick in x_axis.ticks()]
     keys = {_css(index): line.label for index, line in enumerate(series)}
     parts = [*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)]
@@ -123,7 +108,7 @@ def lines(
 
 
 def dotted(
-    lines_of_dots: Mapping[str, Sequence[Dot]],
+    series: Mapping[str, Sequence[Dot]],
     *,
     x_label: str,
     y_label: str,
@@ -133,7 +118,7 @@ def dotted(
     """A line per name through its dots, with whiskers; the x axis has a tick at every dot."""
     found = {
         label: [dot for dot in dots if math.isfinite(dot.y) and (dot.y > 0 or not is_log_y)]
-        for label, dots in lines_of_dots.items()
+        for label, dots in series.items()
     }
     heights = [dot.y for dots in found.values() for dot in dots]
     if not heights:
@@ -143,12 +128,8 @@ def dotted(
     kept = {label: dots for label, dots in found.items() if dots}
     every = [dot for dots in kept.values() for dot in dots]
     places = sorted({dot.x for dot in every})
-    ends = [
-        min(max(end, room[0]), room[1])
-        for dot in every
-        for end in (dot.y, dot.low, dot.high)
-        if end is not None
-    ]
+    ends = [end for dot in every for end in (dot.y, dot.low, dot.high) if end is not None]
+    ends = [min(max(end, room[0]), room[1]) for end in ends]
     first, last = places[0], places[-1]
     if first == last:
         # A sole place stands in the middle.
@@ -163,9 +144,9 @@ def dotted(
         for index, dots in enumerate(kept.values())
         for part in _draw(index, dots, x_axis, y_axis, beside * (index - (len(kept) - 1) / 2))
     ]
-    ticks = [_tick(x_axis.px(place), place) for place in places]
+    body += [_tick(x_axis.px(place), place) for place in places]
     keys = {_css(index): label for index, label in enumerate(kept)}
-    parts = [*_rules(y_axis), *ticks, *body, *_labels(x_label, y_label)]
+    parts = [*_rules(y_axis), *body, *_labels(x_label, y_label)]
     return _figure(parts, keys, f"{y_label} by {x_label}")
 
 
@@ -202,7 +183,7 @@ def bars(items: Sequence[Bar], *, y_label: str) -> str:
         _bar(item, _LEFT + (index + 0.5) * width, width, y_axis, is_spare=index % every > 0, is_told=are_told)
         for index, item in enumerate(named)
     ]
-    keys = {_css(item.colour): item.label for item in items} if is_keyed else {}
+    keys = {_css(item.colour): item.label for item in items if is_keyed}
     return _figure([*_rules(y_axis), *body, *_labels("", y_label)], keys, y_label)
 
 
@@ -218,26 +199,23 @@ def _axis(values: Sequence[float], start_px: float, end_px: float, *, is_log: bo
     low, high = min(values), max(values)
     if is_log:
         return Axis(low / 1.05, high * 1.05, start_px, end_px, is_log=True)
-    if low == high == 0:
-        return Axis(0.0, 1.0, start_px, end_px)
     if low == high:
         # A single value stands in the middle.
         half = 0.05 * abs(high)
-        return Axis(low - half, high + half, start_px, end_px)
-    if low > 0 and low < high / 2:
-        low = 0.0
-    return Axis(low, high + 0.05 * (high - low or abs(high) or 1.0), start_px, end_px)
+        return Axis(low - half, high + half or 1.0, start_px, end_px)
+    low = 0.0 if 0 < low < high / 2 else low
+    return Axis(low, high + 0.05 * (high - low), start_px, end_px)
 
 
-def _path(index: int, line: Series, x_axis: Axis, y_axis: Axis, points: Sequence[tuple[float, float]]) -> str:
+def _path(index: int, label: str, x_axis: Axis, y_axis: Axis, points: Sequence[tuple[float, float]]) -> str:
     steps = " ".join(f"{x_axis.px(x):.1f},{y_axis.px(y):.1f}" for x, y in points)
-    title = f"<title>{escape(line.label)}</title>"
-    line_ = f'<polyline class="line {_css(index)}" points="{steps}">{title}</polyline>'
+    title = f"<title>{escape(label)}</title>"
+    line = f'<polyline class="line {_css(index)}" points="{steps}">{title}</polyline>'
     # A few points were measured one by one, and a single one would not be seen at all.
-    marked = points if len(points) <= _MARKED else ()
-    return line_ + "".join(
+    marked = points if len(points) <= 16 else ()
+    return line + "".join(
         f'<circle class="dot {_css(index)}" cx="{x_axis.px(x):.1f}" cy="{y_axis.px(y):.1f}" r="3">'
-        f"<title>{escape(line.label)}: {y:.4g} at {x:.4g}</title></circle>"
+        f"<title>{escape(label)}: {y:.4g} at {x:.4g}</title></circle>"
         for x, y in marked
     )
 

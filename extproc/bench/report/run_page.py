@@ -82,9 +82,7 @@ def _fleet_plots(said: Report) -> dict[str, str]:
         return Series(label, at_s, [math.nan if value is None else scale * value for value in values])
 
     return {
-        "Endpoints ready": lines(
-            [series("ready", "ready")], x_label="seconds", y_label="endpoints", is_from_zero=True
-        ),
+        "Endpoints ready": lines([series("ready", "ready")], x_label="seconds", y_label="endpoints"),
         "Requests in the endpoints": lines(
             [series("running", "running"), series("waiting", "waiting")],
             x_label="seconds",
