@@ -1,6 +1,7 @@
 """A cluster in miniature: an API server, pods, the service and Envoy, for one gateway's configuration."""
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -46,7 +47,12 @@ class Cluster:
         ports: list[Object] = [{"name": "http", "port": self.pods.port, "protocol": "TCP"}]
         self.api.put(slice_object(f"{service}-1", *entries, ports=ports, service=service))
 
-    def configure(self, when_down: Mapping[str, str] = MappingProxyType({}), **services: str) -> None:
+    def configure(
+        self,
+        when_down: Mapping[str, str] = MappingProxyType({}),
+        hold: dict[str, float] | None = None,
+        **services: str,
+    ) -> None:
         """Writes the service's configuration: pools by name, each the pods of a Service."""
         kubeconfig = self.service.config.with_name("kubeconfig")
         source = {"namespace": "default", "port": "http", "kubeconfig": str(kubeconfig)}
@@ -58,6 +64,7 @@ class Cluster:
                 "fallbacks": 2,
                 # Its places outlast a restart: what a test sees before and after may be compared.
                 "strategy": {"name": "prefix_hash"},
+                **({} if hold is None else {"hold": hold}),
                 **({"when_down": when_down[name]} if name in when_down else {}),
             }
             for name, service in services.items()
@@ -76,6 +83,20 @@ class Cluster:
 
     async def until(self, *numbers: int, draining: frozenset[int] = frozenset()) -> None:
         await until_hosts(self.gateway, "llama", self.hosts(*numbers, draining=draining))
+
+    async def restore(self) -> None:
+        """Puts back what a test left changed."""
+        if self.service.is_running:
+            self.service.send(signal.SIGCONT)
+        else:
+            self.service.start()
+        self.pods.hold_again()
+        self.apply(0, 1, 2)
+        self.configure(llama="vllm")
+        await asyncio.to_thread(self.service.wait_ready)
+        await self.until(0, 1, 2)
+        await until_hosts(self.gateway, "_default", self.hosts(0, 1, 2))
+        await self.until_asked()
 
     async def until_asked(self) -> None:
         """Waits until Envoy asks the service again."""

@@ -1,15 +1,13 @@
 """Envoys in step with live endpoints: envoy/xds.yaml, an API server, pods that hold their answers."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from time import perf_counter
 
 from aiohttp import web
 
-from tests.stack.fetch import get
 from tests.stack.gateway import Gateway
+from tests.waiting import until
 
 HELD = b"held"
 
@@ -26,6 +24,11 @@ class Pods:
         self.release = asyncio.Event()
         self.held = 0
         self.bodies: list[bytes] = []
+
+    def hold_again(self) -> None:
+        """Forgets what was, and holds what will be asked."""
+        self.release, self.held = asyncio.Event(), 0
+        self.bodies.clear()
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
@@ -56,27 +59,9 @@ async def run_pods(ips: Sequence[str], port: int) -> AsyncGenerator[Pods]:
         await runner.cleanup()
 
 
-def hosts(gateway: Gateway, cluster: str) -> dict[str, str]:
-    """Returns the addresses that Envoy has for a cluster, with their EDS health."""
-    statuses = json.loads(get(f"{gateway.admin_url}/clusters?format=json"))["cluster_statuses"]
-    found = {}
-    for status in statuses:
-        if status["name"] == cluster:
-            for host in status.get("host_statuses", []):
-                address = host["address"]["socket_address"]
-                health = host.get("health_status", {}).get("eds_health_status", "UNKNOWN")
-                found[f"{address['address']}:{address['port_value']}"] = health
-    return found
-
-
-async def until_hosts(
-    gateway: Gateway, cluster: str, wanted: dict[str, str], timeout_s: float = 10.0
-) -> None:
+async def until_hosts(gateway: Gateway, cluster: str, wanted: dict[str, str]) -> None:
     """Waits until Envoy has exactly these hosts for a cluster."""
-    deadline = perf_counter() + timeout_s
-    while True:
-        seen = await asyncio.to_thread(hosts, gateway, cluster)
-        if seen == wanted:
-            return
-        assert perf_counter() < deadline, f"{cluster} has {seen}, not {wanted}"
-        await asyncio.sleep(0.01)
+    await until(
+        lambda: gateway.hosts(cluster) == wanted,
+        lambda: f"{cluster} has {gateway.hosts(cluster)}, not {wanted}",
+    )

@@ -10,7 +10,6 @@ import pytest
 
 from tests.router.cluster.dns_server import DnsServer, serving_dns
 from tests.slow.stack.live import IPS, Cluster, run_cluster, servers, sweep
-from tests.slow.stack.mesh import hosts
 from tests.stack.client import ask, connect, send
 from tests.stack.gateway import Edit, Tree, cluster, find
 from tests.waiting import until
@@ -59,7 +58,7 @@ async def run_sidecar(directory: Path) -> AsyncGenerator[tuple[Cluster, DnsServe
 
 async def until_resolved(running: Cluster, *numbers: int) -> None:
     wanted = {running.address(number) for number in numbers}
-    await until(lambda: hosts(running.gateway, "vllm").keys() == wanted)
+    await until(lambda: running.gateway.hosts("vllm").keys() == wanted)
 
 
 async def test_prompts_keep_their_pods(tmp_path: Path) -> None:
