@@ -14,7 +14,7 @@ from extproc.bench.processors.credentials import ChangingToken, NoToken, open_ke
 from extproc.bench.record import RunClock
 from extproc.bench.spec.tree import Spec, Target
 from extproc.errors import SettingsError
-from tests.bench.test_bench_runner import Silence, answer, build_spec, serving
+from tests.bench.running import Silence, answer, build_spec, serving
 
 
 class Now:

@@ -1,5 +1,4 @@
 import importlib.util
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,10 @@ from extproc.bench.record import Record
 from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import build
 from extproc.bench.spec.tree import parse_spec
+from tests.bench.manual import DOCS, blocks
 from tests.bench.synthetic import steady
 
-DOCS = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text()
 LARGE = ClientHost(cores=16, ports=60_000, files=100_000)
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", DOCS, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("text", blocks("yaml"), ids=range(len(blocks("yaml"))))

@@ -23,9 +23,9 @@ from extproc.bench.progress import GAP_BUCKETS_S, Exporter, LoadWatch, exporting
 from extproc.bench.record import Record
 from extproc.bench.report.outputs import OutputError, push_report
 from extproc.bench.report.report import build
+from tests.bench.running import Silence, build_spec, serving
 from tests.bench.scripted import DONE, USAGE, chunk
 from tests.bench.synthetic import failed, record, steady
-from tests.bench.test_bench_runner import Silence, build_spec, serving
 from tests.stack.ports import free_ports
 
 

@@ -10,6 +10,7 @@ from extproc.bench.experiments.plan import ClientHost, plan
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.spec.tree import parse_spec
+from tests.bench.kube_fields import unknown_fields
 
 FOLDER = Path(__file__).parents[2] / "manifests" / "benchmark"
 
@@ -91,17 +92,3 @@ def test_misspelt_field_would_be_found() -> None:
     job["spec"]["template"]["spec"]["containers"][0]["imagePolicy"] = "Never"
 
     assert list(unknown_fields(job, "V1Job")) == ["V1Container.imagePolicy"]
-
-
-def unknown_fields(value: Any, kind: str) -> Any:
-    """Yields the paths that the Kubernetes client's model of `kind` does not know."""
-    if kind.startswith("List["):
-        for item in value:
-            yield from unknown_fields(item, kind[5:-1])
-    elif isinstance(value, dict) and (model := getattr(client, kind, None)) is not None:
-        types = {model.attribute_map[name]: of for name, of in model.openapi_types.items()}
-        for name, item in value.items():
-            if name not in types:
-                yield f"{kind}.{name}"
-            else:
-                yield from unknown_fields(item, types[name])

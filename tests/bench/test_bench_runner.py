@@ -6,8 +6,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from extproc.bench.commands import DOES_NOT_HOLD, bench
 from extproc.bench.experiments.run import find_model, run, share_out
 from extproc.bench.experiments.scrape import read_cache_counters, scrape
 from extproc.bench.load.driver import LoadError
-from extproc.bench.load.process import Done, Ready, StartAt, _allow_files, run_process
+from extproc.bench.load.process import Done, Ready, StartAt, allow_files, run_process
 from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.measure import metrics
@@ -31,43 +30,7 @@ from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import build
 from extproc.bench.spec.tree import Slo, Spec
 from extproc.errors import SettingsError
-from tests.bench.scripted import DONE, USAGE, chunk
-
-Handler = Callable[[aiohttp.web.Request], Awaitable[aiohttp.web.Response]]
-
-
-class Silence:
-    def update(self, snapshot: object) -> None:
-        pass
-
-
-@asynccontextmanager
-async def serving(**handlers: Handler) -> AsyncIterator[int]:
-    """Serves `name=handler` at `/name`, and `chat` at the chat path."""
-    app = aiohttp.web.Application()
-    for name, handler in handlers.items():
-        path = {"chat": "/v1/chat/completions", "models": "/v1/models"}.get(name, f"/{name}")
-        app.router.add_route("*", path, handler)
-    runner = aiohttp.web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
-
-
-async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
-    await request.read()
-    headers = {"x-served-by": "10.0.0.1:8000"}
-    return aiohttp.web.Response(body=chunk("bab ") + USAGE + DONE, headers=headers)
-
-
-def build_spec(port: int, traffic: dict[str, object], **fields: Any) -> Spec:
-    shape = {"dataset": {"name": "random", "input_tokens": 8}, **traffic}
-    base = {"endpoint": "127.0.0.1", "port": port, "target": {"model": "m"}}
-    return Spec.model_validate({**base, "performance": {"traffic-shape": shape}, **fields})
+from tests.bench.running import Silence, answer, build_spec, serving
 
 
 async def run_quietly(spec: Spec) -> RunResult:
@@ -195,7 +158,7 @@ def test_load_process_may_open_as_many_files_as_the_machine_allows() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
-        _allow_files()
+        allow_files()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

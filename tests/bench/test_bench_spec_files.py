@@ -13,7 +13,7 @@ from extproc.bench.commands import bench
 from extproc.bench.report.outputs import OutputError
 from extproc.bench.spec.presets import PRESETS
 from extproc.bench.spec.tree import Spec, parse_spec
-from tests.bench.test_bench_docs import blocks
+from tests.bench.manual import blocks
 
 
 def invoke(*arguments: str) -> str:

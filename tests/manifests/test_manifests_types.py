@@ -13,19 +13,7 @@ import yaml
 
 from extproc.router.cluster.objectives import InferenceObjective
 from tests.manifests.crds.kinds import SCHEMAS
-from tests.manifests.rendering import APPLICABLE, MANIFESTS, OVERLAYS, Object, each, named, of_kind, render
-
-# The oldest release that docs/kubernetes.md promises, and the newest.
-KUBERNETES = ["1.30", "1.37"]
-
-
-def check(item: Object, version: str) -> None:
-    """Refuses an object that the API server of this version would not take as it is."""
-    schema = SCHEMAS.get((item["apiVersion"], item["kind"]))
-    if schema is None:
-        kubernetes_validate.validate(item, version, strict=True)
-    else:
-        jsonschema.validate(item, schema, jsonschema.Draft202012Validator)
+from tests.manifests.rendering import APPLICABLE, MANIFESTS, OVERLAYS, each, named, of_kind, render
 
 
 def test_the_overlays_are_the_ones_that_are_documented() -> None:

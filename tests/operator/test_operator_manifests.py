@@ -7,8 +7,8 @@ import yaml
 
 from extproc.operator.objects import BOARD_PORT
 from tests.manifests.rendering import MANIFESTS, Object, render_folder
-from tests.manifests.test_manifests_types import KUBERNETES, check
-from tests.operator.test_operator_objects import EVERYTHING, objects_of
+from tests.manifests.types_of_kubernetes import KUBERNETES, check
+from tests.operator.made import EVERYTHING, objects_of
 
 OPERATOR = {"app.kubernetes.io/name": "extproc-operator"}
 

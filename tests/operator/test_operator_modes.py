@@ -2,48 +2,22 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.operator.cluster import BENCHMARKS, JOBS, Served, serving
+from tests.operator.cluster import BENCHMARKS, JOBS, Served
+from tests.operator.comparing import comparing, write_settings
+from tests.operator.operating import build_spec, operating
 from tests.operator.routers import routing
-from tests.operator.test_operator_operator import build_spec, operating
 
-Object = dict[str, Any]
 # Operators, routers, leaders and workers are processes, which take their time on a busy machine.
 pytestmark = pytest.mark.timeout(600)
-
-PREFIX_HASH: Object = {"name": "prefix_hash", "load_factor": 1.5}
-
-
-def write_settings(port: int) -> str:
-    return f"""\
-# What the operators wrote.
-pools:
-- name: llama
-  endpoints: {{static: ["127.0.0.1:{port}"]}}
-  strategy: {{name: random}}
-"""
-
-
-def comparing(port: int, admin: str, duration: float = 2.0, **more: Any) -> Object:
-    ab = {"arms": ["least_load", PREFIX_HASH], "admin": admin, "repeats": 1, "tolerance": 1, "flush": []}
-    spec = {"mode": "ab", "router": {"config-map": "extproc"}, "ab": {**ab, "switch-timeout": "120s"}}
-    return build_spec(port, duration, **{**spec, **more})
 
 
 def strategies_in(texts: list[str]) -> list[str]:
     return [yaml.safe_load(text)["pools"][0]["strategy"]["name"] for text in texts]
-
-
-@pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    async with serving(tmp_path) as made:
-        yield made
 
 
 async def test_comparison_switches_every_replica_and_leaves_the_router_as_it_was(

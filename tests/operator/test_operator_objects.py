@@ -14,21 +14,9 @@ from extproc.operator.objects import Object, PreparedDataset, Run, list_objects,
 from extproc.operator.planning import plan_apart, plan_benchmark, read_cpu
 from extproc.operator.resource import parse_benchmark
 from extproc.operator.state import Planned
-from tests.bench.test_bench_manifests import unknown_fields
+from tests.bench.kube_fields import unknown_fields
+from tests.operator.made import EVERYTHING, objects_of
 from tests.operator.world import NOON, SPEC, World, brief
-
-
-def objects_of(**spec: object) -> list[Object]:
-    benchmark = parse_benchmark(World(spec={**SPEC, **spec}).body())
-    return list(list_objects(Run(benchmark, f"b-{benchmark.digest}", NOON), "image:1", NOON))
-
-
-EVERYTHING = {
-    "workers": 2,
-    "files": {"claim": "data"},
-    "results": {"size": "2Gi", "storage-class": "fast"},
-    "pods": {"cpu": "2", "env-secret": "keys", "node-selector": {"pool": "load"}},
-}
 
 
 @pytest.mark.parametrize("spec", [{}, EVERYTHING], ids=["least", "everything"])
@@ -209,7 +197,7 @@ def test_cpu_is_read_as_kubernetes_writes_it() -> None:
     assert (read_cpu("2"), read_cpu("500m"), read_cpu("1.5")) == (2.0, 0.5, 1.5)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 @given(
     st.lists(st.text(max_size=400), max_size=30),
     st.lists(st.text(max_size=400), max_size=30),

@@ -193,7 +193,7 @@ def test_condition_says_since_when() -> None:
     assert later["Valid"] == later["Running"] == "2026-11-22T12:01:00Z"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(st.data())
 def test_operator_that_dies_between_any_two_acts_ends_up_where_it_would_have(data: st.DataObject) -> None:
     """Whenever it is cut off: one run at a time, none that ended is forgotten or done again, and it rests."""

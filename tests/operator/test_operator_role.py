@@ -1,6 +1,5 @@
 """The operator's Role against the calls that it makes: none is refused, none is allowed that is not made."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,9 @@ import pytest
 import yaml
 
 from extproc.operator.objects import APP, BOARD_PORT
-from tests.operator.cluster import JOBS, Served, serving
-from tests.operator.test_operator_modes import comparing, write_settings
-from tests.operator.test_operator_operator import operating
+from tests.operator.cluster import JOBS, Served
+from tests.operator.comparing import comparing, write_settings
+from tests.operator.operating import operating
 
 Object = dict[str, Any]
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -18,12 +17,6 @@ pytestmark = pytest.mark.timeout(600)
 
 # Asked of the API server by an admission plugin, where there is one, not by the operator.
 _FOR_ADMISSION = {("extproc.dev", "benchmarks/finalizers", "update")}
-
-
-@pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    async with serving(tmp_path) as made:
-        yield made
 
 
 async def test_role_allows_what_the_operator_does_and_nothing_else(served: Served, null_server: int) -> None:

@@ -293,7 +293,7 @@ def test_comparison_says_how_strategies_are_changed(mode: str, changed: Object, 
         parse_benchmark(World(spec={**AB, "mode": mode, **changed}).body())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(st.data())
 def test_router_is_given_back_wherever_the_operator_is_cut_off(data: st.DataObject) -> None:
     """Whatever happens between any two acts: only a run that goes on leaves the router changed."""

@@ -49,7 +49,7 @@ def fields_of(written: Mapping[str, Any]) -> st.SearchStrategy[Any]:
 
 
 @given(st.data())
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 def test_a_status_that_somebody_edited_is_shown_as_far_as_it_can_be(data: st.DataObject) -> None:
     body = body_of(nightly([10, 9]), "edited")
     written = dict.fromkeys(FIELDS, "x") | body["status"]

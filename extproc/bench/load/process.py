@@ -49,7 +49,7 @@ class Done:
 def run_process(share: LoadShare, pipe: Connection, taken: "Synchronized[int]") -> None:
     """Is a load process's whole life. The parent decides about signals to the group, so SIGINT is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _allow_files()
+    allow_files()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             done = runner.run(_serve(share, pipe, _share_counter(taken, share.numbers)))
@@ -59,7 +59,7 @@ def run_process(share: LoadShare, pipe: Connection, taken: "Synchronized[int]") 
         pass  # The parent is gone: there is nobody to load for, or to tell.
 
 
-def _allow_files() -> None:
+def allow_files() -> None:
     """Raises the limit of open files as far as it goes: every request in flight is a socket."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

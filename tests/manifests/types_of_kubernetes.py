@@ -1,0 +1,19 @@
+"""Whether an object has the types that a version of Kubernetes gives it."""
+
+import jsonschema
+import kubernetes_validate
+
+from tests.manifests.crds.kinds import SCHEMAS
+from tests.manifests.rendering import Object
+
+# The oldest release that docs/kubernetes.md promises, and the newest.
+KUBERNETES = ["1.30", "1.37"]
+
+
+def check(item: Object, version: str) -> None:
+    """Refuses an object that the API server of this version would not take as it is."""
+    schema = SCHEMAS.get((item["apiVersion"], item["kind"]))
+    if schema is None:
+        kubernetes_validate.validate(item, version, strict=True)
+    else:
+        jsonschema.validate(item, schema, jsonschema.Draft202012Validator)
