@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -54,18 +55,24 @@ def start(folder: Path, port: int) -> "subprocess.Popen[str]":
     spec.write_text(yaml.safe_dump(tree(port)))
     command = [sys.executable, "-m", "extproc", "bench", "run", str(spec), "--quiet"]
     return subprocess.Popen(
-        [*command, "--output", str(folder / "out")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--output", str(folder / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
+@pytest.mark.parametrize("is_group", [False, True], ids=["process", "group"])
 @pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
 def test_signal_ends_a_run_with_a_report_marked_partial(
-    told: signal.Signals, null_server: int, tmp_path: Path
+    told: signal.Signals, is_group: bool, null_server: int, tmp_path: Path
 ) -> None:
+    """Ctrl-C, `timeout`, systemd and CI tell the whole group: its load processes are not to die of it."""
     out = tmp_path / "out"
     with start(tmp_path, null_server) as process:
         assert wait_until(lambda: count_lines(out / "run.jsonl") > 20)
-        process.send_signal(told)
+        os.killpg(process.pid, told) if is_group else process.send_signal(told)
         shown, banner = process.communicate(timeout=60)
 
     report = json.loads((out / "report.json").read_text())

@@ -17,6 +17,7 @@ from tests.router.cluster.api_server import line, refuses, status_object, stream
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 async def test_benchmark_goes_from_apply_to_verdict_and_its_deletion_leaves_nothing(
     served: Served, null_server: int, tmp_path: Path
 ) -> None:
@@ -54,6 +55,7 @@ async def test_benchmark_goes_from_apply_to_verdict_and_its_deletion_leaves_noth
     assert left == {}
 
 
+@pytest.mark.slow
 async def test_operator_tells_of_a_run_as_metrics_and_on_its_page(
     served: Served, null_server: int, tmp_path: Path
 ) -> None:
@@ -108,6 +110,7 @@ async def test_parts_of_an_indexed_job_offer_one_schedule_together(
     assert list(served.cluster.of(JOBS).objects) == [status["run"]]
 
 
+@pytest.mark.slow
 async def test_refused_spec_gets_a_condition_and_no_job(served: Served, null_server: int) -> None:
     async with operating(served):
         served.cluster.apply("b", build_spec(null_server, performance={"traffic-shape": {"vus": 1}}))
@@ -119,6 +122,7 @@ async def test_refused_spec_gets_a_condition_and_no_job(served: Served, null_ser
         await served.until("b", "Valid")
 
 
+@pytest.mark.slow
 async def test_server_that_cannot_be_reached_makes_a_run_invalid_and_a_lacking_model_a_failure(
     served: Served,
 ) -> None:
@@ -132,6 +136,7 @@ async def test_server_that_cannot_be_reached_makes_a_run_invalid_and_a_lacking_m
     assert "give target.model" in " ".join(failed["faults"])
 
 
+@pytest.mark.slow
 async def test_deletion_in_the_middle_of_a_run_ends_it_within_seconds_and_keeps_a_partial_report(
     served: Served, null_server: int, tmp_path: Path
 ) -> None:
@@ -147,6 +152,7 @@ async def test_deletion_in_the_middle_of_a_run_ends_it_within_seconds_and_keeps_
     assert "invalid: partial" in (folder / "summary.txt").read_text()
 
 
+@pytest.mark.slow
 async def test_operator_that_is_killed_goes_on_with_the_run(served: Served, null_server: int) -> None:
     async with operating(served) as operator:
         served.cluster.apply("b", build_spec(null_server, 6))
@@ -159,6 +165,7 @@ async def test_operator_that_is_killed_goes_on_with_the_run(served: Served, null
     assert served.cluster.asked.count("POST jobs") == 1
 
 
+@pytest.mark.slow
 async def test_suspended_run_ends_and_a_resumed_one_begins_again(served: Served, null_server: int) -> None:
     async with operating(served):
         served.cluster.apply("b", build_spec(null_server, 600))
@@ -173,6 +180,7 @@ async def test_suspended_run_ends_and_a_resumed_one_begins_again(served: Served,
     assert served.cluster.asked.count("POST jobs") == 2
 
 
+@pytest.mark.slow
 async def test_api_servers_faults_are_lived_through(served: Served, null_server: int) -> None:
     """Lists and watches expire, writes conflict or fail, the server compacts: one run, one verdict."""
     cluster = served.cluster

@@ -57,10 +57,10 @@ class _Process:
         return None
 
     async def end(self) -> None:
-        """Stops the process if it still runs, kills it if it does not stop."""
+        """Kills the process if it still runs: whoever ended in order has sent what it noted."""
         asyncio.get_running_loop().remove_reader(self.pipe.fileno())
         if self.done is None and self.process.is_alive():
-            self.process.terminate()
+            self.process.kill()
         self.pipe.close()
         await asyncio.to_thread(self.process.join, _JOIN_S)
         if self.process.is_alive():

@@ -47,8 +47,9 @@ class Done:
 
 
 def run_process(share: LoadShare, pipe: Connection, taken: "Synchronized[int]") -> None:
-    """Is a load process's whole life. The parent decides about signals to the group, so SIGINT is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Is a load process's whole life. It ignores signals to the group: the parent acts on them."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     allow_files()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
