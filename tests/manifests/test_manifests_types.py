@@ -14,6 +14,7 @@ import yaml
 from extproc.router.cluster.objectives import InferenceObjective
 from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import APPLICABLE, MANIFESTS, OVERLAYS, each, named, of_kind, render
+from tests.manifests.types_of_kubernetes import KUBERNETES, check
 
 
 def test_the_overlays_are_the_ones_that_are_documented() -> None:
