@@ -356,7 +356,7 @@ async def test_the_page_has_landmarks_and_headers_and_is_walked_by_keys(
         "Share of picks",
         "First byte",
         "Hits predicted",
-        "Hits found",
+        "Hits measured",
     ):
         assert f'columnheader "{header}"' in tree
     assert 'rowheader "127.0.0.1:8001"' in tree
