@@ -54,6 +54,7 @@ async def check(port: int, build: Callable[[], Source], find: Find) -> None:
         await until(lambda: third.neighbours.active == 0)
 
 
+@pytest.mark.slow
 async def test_gateways_find_each_other_by_the_endpoint_slices_of_their_service(
     server: ApiServer, build: BuildSource
 ) -> None:

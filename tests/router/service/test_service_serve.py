@@ -27,7 +27,7 @@ from tests.stack.stack import eventually
 ADDRESSES = ["127.0.0.1:8001", "127.0.0.1:8002"]
 
 
-@pytest.fixture(params=["native", "grpcio"])
+@pytest.fixture(params=["native", pytest.param("grpcio", marks=pytest.mark.slow)])
 def service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Service]:
     port, admin_port = free_ports(2)
     service = Service(tmp_path, port=port, admin_port=admin_port, transport=request.param)
@@ -37,7 +37,7 @@ def service(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Service]
         yield service
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
+@pytest.mark.parametrize("transport", ["native", pytest.param("grpcio", marks=pytest.mark.slow)])
 async def test_before_the_first_list_a_request_is_left_to_the_proxy(tmp_path: Path, transport: str) -> None:
     """Not refused: a proxy that fails open knows endpoints. 1. No list yet. 2. It comes."""
     port, admin_port = free_ports(2)
@@ -69,7 +69,7 @@ async def open_stream(service: Service, channel: grpc.aio.Channel) -> grpc.aio.S
     return call
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
+@pytest.mark.parametrize("transport", ["native", pytest.param("grpcio", marks=pytest.mark.slow)])
 async def test_health_has_a_plain_port_of_its_own_to_the_end(tmp_path: Path, transport: str) -> None:
     """Kubelets cannot ask over TLS.
 
@@ -145,6 +145,7 @@ async def test_a_drain_refuses_new_streams(service: Service) -> None:
         assert await asyncio.to_thread(exit_status, service) == 0
 
 
+@pytest.mark.slow
 async def test_a_drain_cuts_what_takes_too_long_and_says_so(service: Service) -> None:
     service.stop()
     service.configure([pool(ADDRESSES)], drain_s=1)
@@ -341,6 +342,7 @@ def test_metrics_name_what_the_contract_names(service: Service) -> None:
         assert f"# TYPE extproc_{name} " in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["admin", "grpc"])
 def test_a_flood_of_connections_leaves_health_its_descriptors_and_the_log_readable(
     tmp_path: Path, which: str

@@ -48,7 +48,7 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-@pytest.fixture(params=["native", "grpcio"])
+@pytest.fixture(params=["native", pytest.param("grpcio", marks=pytest.mark.slow)])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -313,6 +313,7 @@ async def decide(service: Service) -> None:
         await call.code()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_drain_sends_what_waits_and_ends_in_any_case(
     tmp_path: Path, receiver: Receiver, *, hangs: bool

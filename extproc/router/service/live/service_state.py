@@ -1,7 +1,7 @@
-"""What a viewer gets: the service at one moment. The page reads it as JSON, the terminal as these values.
+"""The state of the service at one moment, as the live page reads it in JSON.
 
-A state stands alone, without those before it, so a viewer may miss one. Of a thousand endpoints it is
-75 kB; what comes in rows has its fields in order and not by name.
+A state stands alone, so a viewer may miss one. With a thousand endpoints it has 75 kB; rows have their fields
+in order and not by name.
 """
 
 from collections.abc import Mapping, Sequence
