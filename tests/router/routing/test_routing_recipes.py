@@ -1,4 +1,4 @@
-"""The recipe for a new strategy in docs/maintaining-recipes.md, followed: one file, one line."""
+"""The recipe for a new strategy in docs/maintaining.md, followed: one file, one line."""
 
 import importlib.util
 import random
