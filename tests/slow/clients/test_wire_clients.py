@@ -1,26 +1,12 @@
 """Clients that are not ours: each speaks HTTP/2 in its own way, and all must be served."""
 
-import asyncio
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.router.wire.serving import ECHO, Served, serving
-
-GRPC = ("-H", "content-type: application/grpc", "-H", "te: trailers")
-
-
-async def run(*command: str) -> str:
-    """Returns what a program prints; it must end well."""
-    if shutil.which(command[0]) is None:
-        pytest.fail(f"{command[0]} is missing: .ci/run names the packages")
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), 60)
-    return output.decode(errors="replace")
+from tests.slow.clients.programs import GRPC, run
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from temporalio.service import GrpcCompression
 
 from extproc.router.wire.calls import Call
 from tests.router.wire.serving import ECHO, Echo, serving
-from tests.slow.clients.test_wire_clients import GRPC, run
+from tests.slow.clients.programs import GRPC, run
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
 

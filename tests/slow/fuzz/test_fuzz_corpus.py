@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.slow.fuzz.http2 import RULES, http2
@@ -32,7 +32,6 @@ def test_every_rule_about_http2_is_needed() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_arbitrary_input_is_no_finding(target: str) -> None:
-    @settings(max_examples=300, deadline=None)
     @given(st.binary(max_size=200))
     def run(data: bytes) -> None:
         TARGETS[target](data)
