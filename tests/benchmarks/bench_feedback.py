@@ -20,7 +20,7 @@ from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.benchmarks.bench_pick import endpoints, picks
 from tests.benchmarks.report import Row, report, time_us
-from tests.router.feedback.test_feedback_access_log import Client, entry, message
+from tests.router.feedback.access_logs import Client, entry, message
 
 # What Envoy's 16 KiB buffer holds of the entries that a chat makes.
 BATCH = 24
