@@ -168,7 +168,7 @@ class _Stream:
     def on_message(self, message: bytes | bytearray) -> None:
         self._logs.take(bytes(message))
 
-    def on_skipped(self, size: int) -> None:  # noqa: ARG002  # too large, however large
+    def on_skipped(self, _size: int) -> None:
         self._logs.on_fault("too_large")
 
     def on_half_close(self) -> None:

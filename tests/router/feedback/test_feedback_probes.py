@@ -18,6 +18,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.balanced import RoundRobin
 from extproc.router.routing.strategies.base import Outside
 from tests.stack.ports import free_ports
+from tests.waiting import until
 
 
 def build(count: int) -> PoolFeedback:
@@ -165,9 +166,7 @@ async def test_a_prober_asks_until_it_is_cancelled() -> None:
         desk.pool.replace(endpoints)
         plan = ProbePlan(interval_s=0.01)
         task = asyncio.create_task(Prober(desk, plan, rng=random.Random(1)).run())
-        async with asyncio.timeout(10):
-            while not desk.cooling.shut():  # noqa: ASYNC110  # real requests
-                await asyncio.sleep(0.01)
+        await until(desk.cooling.shut)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

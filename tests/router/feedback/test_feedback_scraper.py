@@ -25,6 +25,7 @@ from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.stack.ports import free_ports
+from tests.waiting import until
 
 OUTSIDE = Outside(random.Random(1), lambda: 0.0)
 PAGE = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nvllm:prefix_cache_queries_total 40\n"
@@ -256,9 +257,7 @@ async def test_a_connection_is_kept_from_one_time_to_the_next() -> None:
     async with serving(tell) as address:
         reading = Scraper(build(address), ScrapePlan(0.01), rng=random.Random(2))
         task = asyncio.create_task(reading.run())
-        async with asyncio.timeout(10):
-            while len(peers) < 3:  # noqa: ASYNC110  # the server's side tells
-                await asyncio.sleep(0.01)
+        await until(lambda: len(peers) >= 3)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
