@@ -114,7 +114,7 @@ def check(engine: Engine[Names]) -> None:
 
 
 @given(LOADS)
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 def test_blocks_add_up_and_every_request_gets_its_tokens(loads: list[Load]) -> None:
     engine = Engine(PROFILE)
 
@@ -129,7 +129,7 @@ def test_blocks_add_up_and_every_request_gets_its_tokens(loads: list[Load]) -> N
 
 
 @given(LOADS)
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 def test_no_step_computes_more_than_its_budget(loads: list[Load]) -> None:
     for result in play(Engine(PROFILE), loads, add):
         decoding = len(result.emitted) - len(result.prefilled)
@@ -137,13 +137,13 @@ def test_no_step_computes_more_than_its_budget(loads: list[Load]) -> None:
 
 
 @given(LOADS)
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 def test_same_load_gives_the_same_steps(loads: list[Load]) -> None:
     assert play(Engine(PROFILE), loads, add) == play(Engine(PROFILE), loads, add)
 
 
 @given(LOADS)
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 def test_quiet_steps_run_at_once_are_the_same_as_one_by_one(loads: list[Load]) -> None:
     compare_at_once(Engine(PROFILE), Engine(PROFILE), loads, add)
     compare_at_once(build_late(), build_late(), loads, add_path)
@@ -174,7 +174,7 @@ def compare_at_once(
 
 
 @given(LOADS)
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 def test_runs_of_texts_give_the_same_steps_as_their_blocks(loads: list[Load]) -> None:
     by_block, by_run = Engine(PROFILE), build_late()
 

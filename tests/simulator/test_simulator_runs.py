@@ -123,4 +123,4 @@ class BothCaches(RuleBasedStateMachine):
 
 
 TestBothCaches = BothCaches.TestCase
-TestBothCaches.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBothCaches.settings = settings(stateful_step_count=40, deadline=None)
