@@ -94,6 +94,7 @@ def test_saturate_finds_the_rate_that_a_slow_server_can_serve(slow_server: int, 
     assert "Inflection point at" in (tmp_path / "out" / "saturation.html").read_text()
 
 
+@pytest.mark.slow
 def test_ab_switches_by_command_and_compares(null_server: int, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     ab = {

@@ -22,6 +22,9 @@ from extproc.bench.load.journal import JournalError, read_journal
 from extproc.bench.report.report import build
 from extproc.bench.spec.tree import Spec
 
+# Runs as processes that are told to end, or die.
+pytestmark = pytest.mark.slow
+
 
 class Silence:
     def update(self, snapshot: object) -> None:

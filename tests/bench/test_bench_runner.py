@@ -177,11 +177,11 @@ async def test_model_is_asked_for_where_the_spec_names_none() -> None:
 
 PLUGIN = """
 import os
-from extproc.bench.datasets.conversation import Conversation, Message, ChatTurn
+from extproc.bench.datasets.conversation import Conversation, TurnMessage, ChatTurn
 
 def register(registry):
     def poems(dataset, need, rng):
-        return [Conversation((ChatTurn((Message("user", f"poem {i}"),), 3),)) for i in range(need)]
+        return [Conversation((ChatTurn((TurnMessage("user", f"poem {i}"),), 3),)) for i in range(need)]
     registry.datasets["poems"] = poems
     registry.reports["poem.txt"] = lambda result, verdict: f"{len(result.records)} poems, {verdict}"
     registry.clients["fatal"] = Fatal
@@ -269,6 +269,7 @@ def write_spec(tmp_path: Path, spec: dict[str, Any]) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_run_command_prints_the_report_and_exits_by_its_verdict(null_server: int, tmp_path: Path) -> None:
     spec: dict[str, Any] = {
         "endpoint": "127.0.0.1",
@@ -327,6 +328,7 @@ def wait_until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     return done
 
 
+@pytest.mark.slow
 def test_load_ends_when_its_parent_is_killed(null_server: int, tmp_path: Path) -> None:
     spec = {
         "endpoint": "127.0.0.1",
@@ -362,6 +364,7 @@ async def test_run_is_measured_once_however_many_formats_tell_it(
     assert windows == [said.whole.window, said.steady.window]
 
 
+@pytest.mark.slow
 def test_process_with_much_to_tell_waits_for_a_parent_that_is_slow(null_server: int) -> None:
     """A thousand answers of 100 chunks are more than a pipe holds; a late parent gets them all."""
     spec = build_spec(
