@@ -192,6 +192,7 @@ def llm_d(tree: Tree) -> None:
             {
                 "timeout": "2s",
                 "interval": "10s",
+                "no_traffic_interval": "1s",  # a minute there: nobody waits for the first client here
                 "unhealthy_threshold": 3,
                 "healthy_threshold": 2,
                 "grpc_health_check": {"service_name": "envoy.service.ext_proc.v3.ExternalProcessor"},
