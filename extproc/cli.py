@@ -126,7 +126,13 @@ def schema() -> None:
     click.echo(json.dumps(Settings.model_json_schema(), indent=2))
 
 
+def _refuse_watch(_: click.Context, __: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        raise click.UsageError("`--watch` was removed in 0.2: open the admin port, see docs/live.md")
+
+
 @cli.command()
+@click.option("--watch", is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=_refuse_watch)
 @click.option("--config", type=_FILE, required=True, help="The configuration file.")
 @click.option("--path", default="/v1/chat/completions", show_default=True, help="The request's path.")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header of the request.")

@@ -103,3 +103,11 @@ def test_help_names_every_command() -> None:
 
     for command in ("serve", "check", "schema", "explain", "simulate", "bench"):
         assert f"\n  {command} " in text
+
+
+@pytest.mark.parametrize("arguments", [["top", "http://127.0.0.1:9090"], ["explain", "--watch"]])
+def test_a_removed_command_is_answered_with_what_to_do_instead(arguments: list[str]) -> None:
+    done = run(*arguments)
+
+    assert done.returncode == 2
+    assert "was removed in 0.2: open the admin port" in done.stderr
