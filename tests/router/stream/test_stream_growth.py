@@ -16,7 +16,7 @@ from tests.router.stream.conversations import MAX_BODY_BYTES, one_pool
 PICKER = one_pool()
 WANTED = READ_HEADERS | {"x-session", "traceparent"}
 SIZE = 4_000
-REQUESTS = 600
+REQUESTS = 300
 
 
 def send(fields: dict[str, str], body: bytes | None = None) -> None:
@@ -61,7 +61,7 @@ CHOICES: dict[str, Callable[[int], None]] = {
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_nothing_is_kept_of_what_a_client_chose(choice: str) -> None:
-    """2.4 MB of fresh text leave less than a tenth. The reply cache once kept the names twice, for good."""
+    """1.2 MB of fresh text leave less than a tenth. The reply cache once kept the names twice, for good."""
     for number in range(80):  # what is kept once: replies of known kinds, interned names
         CHOICES[choice](-number - 1)
     gc.collect()
