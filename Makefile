@@ -85,7 +85,7 @@ types: $(READY)
 
 .PHONY: layers
 layers: $(READY)
-	@for contracts in extproc/contracts.toml extproc/*/contracts.toml; do $(BIN)/lint-imports --config $$contracts || exit 1; done
+	@for contracts in extproc/contracts.toml extproc/*/contracts.toml; do $(BIN)/lint-imports --no-cache --config $$contracts || exit 1; done
 
 PROTOC = $(BIN)/python -m grpc_tools.protoc -Iprotos
 
