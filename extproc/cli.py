@@ -6,16 +6,13 @@ import logging
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from extproc import __version__
 from extproc.errors import ExtprocError, MissingExtra
-from extproc.router.settings.picker_flags import Flags, given_without_effect, picker_flags
-
-if TYPE_CHECKING:
-    pass
+from extproc.router.settings.picker_flags import Flags, given_without_effect, picker_flags, refuse_beside_file
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +93,7 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     if (config is None) == (flags["pool_name"] is None):
         raise click.UsageError("give either --config or --pool-name")
     if config is not None:
+        refuse_beside_file(context)
         start = Start.of_file(config)
     else:
         document = Flags(**flags).document()

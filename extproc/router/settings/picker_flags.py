@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 # Of the Inference Extension 1.x: what there is nothing to set for. Loads are counted here and not scraped,
 # every replica serves and none leads, and the plugins of its configuration are not ours.
@@ -26,6 +27,18 @@ WITHOUT_EFFECT: Final = (
     *("total-running-requests-metric", "tracing", "zap-devel", "zap-encoder", "zap-log-level"),
     *("zap-stacktrace-level", "zap-time-encoding"),
 )
+
+# Where a configuration file has what a flag says.
+_SETTINGS: Final = {
+    "pool_namespace": "pools.endpoints.inference_pool.namespace",
+    "grpc_port": "server.listen",
+    "grpc_health_port": "server.health",
+    "metrics_port": "server.admin",
+    "secure_serving": "server.tls",
+    "cert_path": "server.tls.certificate and server.tls.key",
+    "verbosity": "server.log_level",
+    "max_in_flight": "pools.max_in_flight",
+}
 
 # Upstream's DEBUG; its default is 2.
 _DEBUG: Final = 4
@@ -114,6 +127,21 @@ def _level(text: str) -> int:
 def given_without_effect(context: click.Context) -> list[str]:
     """The flags of this call that change nothing."""
     return sorted(context.meta.get(_GIVEN, []))
+
+
+def refuse_beside_file(context: click.Context) -> None:
+    """Raises `click.UsageError` that says for each flag of this call which setting of the file to use."""
+    lines = [
+        f"{parameter.opts[0]} goes with --pool-name; in a file: {_SETTINGS[parameter.name]}"
+        for parameter in context.command.params
+        if parameter.name in _SETTINGS
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+    lines += [
+        f"{flag} goes with --pool-name; a file has no such setting" for flag in given_without_effect(context)
+    ]
+    if lines:
+        raise click.UsageError("\n".join(lines))
 
 
 def _without_effect(name: str) -> Callable[[Command], Command]:
