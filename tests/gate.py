@@ -31,7 +31,7 @@ CHECKS: Final[dict[str, Sequence[Sequence[str]]]] = {
     "types": ([f"{_BIN}/mypy"],),
     "lint": ([f"{_BIN}/ruff", "format", "--check"], [f"{_BIN}/ruff", "check"]),
     "layers": tuple(
-        [f"{_BIN}/lint-imports", "--no-cache", "--no-timing", "--config", f"{folder}/contracts.toml"]
+        [f"{_BIN}/lint-imports", "--no-cache", "--no-logo", "--config", f"{folder}/contracts.toml"]
         for folder in CONTRACTS
     ),
     "generated": (["make", "--no-print-directory", "generated-check"],),
