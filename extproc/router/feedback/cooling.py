@@ -28,8 +28,11 @@ The rules, and whose they are:
 - **Busy.** 429 and 503 with `Retry-After` are load: no picks for that long, at most 30 s, and no trial
   afterwards. Those endpoints count towards the half, too, so a pool that is busy as a whole says so to its
   clients itself.
-- **Unhealthy.** The same for endpoints whose own health, asked by us, says no. Health never ends a cooling:
-  an engine that answers 500 may well have a healthy `/health`.
+- **Unhealthy.** The same for endpoints whose own health, asked by us, says no. A good probe after the
+  cooling's time clears the endpoint: it is shown as ready, since an idle pool sends no request that could
+  prove it. But an engine that answers 500 may well have a healthy `/health`: a cleared endpoint still gets
+  one request at a time until one succeeds, and a failure doubles the time.
+- **Unknown.** Where we probe, an endpoint that never answered is shown as unknown; it gets its picks.
 
 Each endpoint is in one of four states, by its case: taken (no case, or a row not yet complete), cooling
 (until `until_s`), on trial (after that), and back (taken again, with a memory).
@@ -92,11 +95,16 @@ class _Case:
     back_s: float | None = None
     busy_until_s: float = 0.0
     is_unhealthy: bool = False
+    is_cleared: bool = False
+
+    def is_away(self, now_s: float) -> bool:
+        return self.is_unhealthy or self.cooled_s is not None or now_s < self.busy_until_s
 
     def why(self, now_s: float) -> Why | None:
+        """What operators see."""
         if self.is_unhealthy:
             return Why.UNHEALTHY
-        if self.cooled_s is not None:
+        if self.cooled_s is not None and not self.is_cleared:
             return Why.COOLING
         return Why.BUSY if now_s < self.busy_until_s else None
 
@@ -123,14 +131,18 @@ class Cooling:
         self._rng = rng
         self._members: frozenset[str] = frozenset()
         self._cases: dict[str, _Case] = {}
-        self._away: dict[str, _Case] = {}  # those with a `why`, the first to go first
+        self._away: dict[str, _Case] = {}  # those that are away, the first to go first
+        self._unproved: frozenset[str] | None = None  # `None`: nobody probes
         self._view: View | None = _ALL
         self._has_log = False
         self._picks_untold = 0
 
     def set_members(self, names: Iterable[str]) -> None:
         """Takes the names of the endpoints that may be picked; what there was against others is forgotten."""
-        self._members = known = frozenset(names)
+        before, self._members = self._members, frozenset(names)
+        known = self._members
+        if self._unproved is not None:
+            self._unproved = known & self._unproved | (known - before)
         self._cases = {name: case for name, case in self._cases.items() if name in known}
         self._away = {name: case for name, case in self._away.items() if name in known}
         self._view = None
@@ -153,13 +165,18 @@ class Cooling:
         """Every endpoint that is left out now, or on trial, and why."""
         return self._look().shut
 
+    def unknown(self) -> frozenset[str]:
+        """Endpoints of which neither a probe nor an answer has said anything yet."""
+        return self._unproved or frozenset()
+
     def has_trial(self) -> bool:
         """Whether an endpoint may get the request that shows whether it works again."""
         return self._look().has_trial
 
     def wants_response(self, name: str) -> bool:
         """Whether `name` is on trial; or nobody tells of answers unless asked: no log, after many picks."""
-        return name in self._look().shut or self._picks_untold > self.rules.untold
+        self._look()
+        return name in self._away or self._picks_untold > self.rules.untold
 
     def hear_log(self) -> None:
         """Notes that an access log tells of this pool's requests."""
@@ -173,6 +190,8 @@ class Cooling:
 
     def observe(self, name: str, outcome: Outcome) -> Change | None:
         """Takes what became of a request to `name`."""
+        if outcome.verdict is Verdict.ANSWERED:
+            self._prove(name)
         case = self._cases.get(name)
         if case is None:
             is_against = outcome.verdict is Verdict.FAILED or outcome.verdict is Verdict.BUSY
@@ -196,17 +215,28 @@ class Cooling:
             self._view = None
         return None
 
+    def expect_probes(self) -> None:
+        """Says that every endpoint will be probed: until then nothing is known of it."""
+        self._unproved = self._members
+
     def set_health(self, name: str, *, is_healthy: bool) -> None:
         """Takes what an endpoint's own health says."""
+        self._prove(name)
         case = self._cases.get(name)
         if name not in self._members or (case is None and is_healthy):
             return
         case = self._cases.setdefault(name, _Case()) if case is None else case
         case.is_unhealthy = not is_healthy
+        case.is_cleared = is_healthy and (case.is_cleared or self._clock() >= case.until_s)
         self._file(name, case)
+
+    def _prove(self, name: str) -> None:
+        if self._unproved:
+            self._unproved -= {name}
 
     def forget_health(self) -> None:
         """Nobody asks any more: what was said last need not be true."""
+        self._unproved = None
         for name, case in list(self._cases.items()):
             case.is_unhealthy = False
             self._file(name, case)
@@ -252,16 +282,16 @@ class Cooling:
         # The exponent is bounded, too: an endpoint may fail its trials for years.
         steps = case.level = min(case.level, 32)
         delay_s = min(rules.cap_s, rules.base_s * 2.0 ** (steps - 1))
-        case.cooled_s, case.trial_s = now_s, None
+        case.cooled_s, case.trial_s, case.is_cleared = now_s, None, False
         case.until_s = now_s + delay_s * self._rng.uniform(1 - rules.jitter, 1 + rules.jitter)
         self._file(name, case)
 
     def _file(self, name: str, case: _Case) -> None:
         """Keeps `_away` what it says it is; who is there already keeps its place."""
-        if case.why(self._clock()) is None:
-            self._away.pop(name, None)
-        else:
+        if case.is_away(self._clock()):
             self._away.setdefault(name, case)
+        else:
+            self._away.pop(name, None)
         self._view = None
 
     def _look(self) -> View:
@@ -272,7 +302,7 @@ class Cooling:
 
     def _build_view(self) -> View:
         now_s = self._clock()
-        for name in [name for name, case in self._away.items() if case.why(now_s) is None]:
+        for name in [name for name, case in self._away.items() if not case.is_away(now_s)]:
             del self._away[name]
         if not self._away:
             return _ALL

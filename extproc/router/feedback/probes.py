@@ -58,6 +58,7 @@ class Prober:
 
     async def run(self) -> None:
         """Asks until cancelled."""
+        self._desk.cooling.expect_probes()
         limit = ClientTimeout(total=self._plan.timeout_s)
         # A new connection each time: whether one can be had is half of the question.
         connector = TCPConnector(limit=self._plan.parallel, force_close=True)

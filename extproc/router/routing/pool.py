@@ -1,6 +1,6 @@
 """A pool: an immutable snapshot of its endpoints, a strategy, and the load book."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Protocol, Self
@@ -181,6 +181,9 @@ class Gate(Protocol):
     def shut(self) -> Mapping[str, str]:
         """Those that are left out now, and why in one word."""
 
+    def unknown(self) -> Collection[str]:
+        """Those of which nothing has been learnt yet."""
+
     def has_trial(self) -> bool:
         """Whether the next request may be the one that shows whether an endpoint works again."""
 
@@ -246,10 +249,11 @@ class Pool:
         return {} if self.gate is None else self.gate.shut()
 
     def states(self) -> Iterator[tuple[Endpoint, str]]:
-        """Every known endpoint, with the word for how it is: `ready`, `draining`, or why it is left out."""
-        left_out = self.left_out()
+        """Every known endpoint and its state: `ready`, `unknown`, `draining`, or why it is left out."""
+        unknown = () if self.gate is None else self.gate.unknown()
+        words = {**dict.fromkeys(unknown, "unknown"), **self.left_out()}
         for endpoint in self.snapshot.ready.values():
-            yield endpoint, left_out.get(endpoint.name, "ready")
+            yield endpoint, words.get(endpoint.name, "ready")
         for endpoint in self.snapshot.draining:
             yield endpoint, "draining"
 

@@ -49,11 +49,9 @@ class PoolCollector(Collector):
                     stays.add_metric([name, end], buckets(STAY_BUCKETS, stay.counts, {}), stay.sum_s)
             for endpoint, count in pool.book.ours().items():
                 in_flight.add_metric([name, endpoint], count)
-            left_out = Counts(pool.left_out().values())
-            for state in ("cooling", "busy", "unhealthy"):
-                endpoints.add_metric([name, state], left_out[state])
-            endpoints.add_metric([name, "ready"], len(pool.snapshot.names) - left_out.total())
-            endpoints.add_metric([name, "draining"], len(pool.snapshot.draining))
+            states = Counts(state for _, state in pool.states())
+            for state in ("ready", "unknown", "cooling", "busy", "unhealthy", "draining"):
+                endpoints.add_metric([name, state], states[state])
             if running.keeper.age_s is not None:
                 age.add_metric([name], running.keeper.age_s)
             if running.keeper.fault is not None:

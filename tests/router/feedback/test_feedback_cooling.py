@@ -316,13 +316,64 @@ def test_an_unhealthy_endpoint_is_left_out_until_it_is_healthy() -> None:
     assert bench.open() == "abcd"
 
 
-def test_health_never_ends_a_cooling() -> None:
+def test_a_good_probe_does_not_shorten_a_cooling() -> None:
     bench = Bench()
     bench.fail("a")
     bench.cooling.set_health("a", is_healthy=False)
     bench.cooling.set_health("a", is_healthy=True)
 
+    assert (bench.open(), bench.cooling.shut()) == ("bcd", {"a": Why.COOLING})
+
+
+def test_a_good_probe_ends_the_cooling_of_an_idle_pool() -> None:
+    """Nobody asks for anything, so no trial could end it."""
+    bench = Bench()
+    bench.fail("a")
+    bench.wait(2)
     assert bench.cooling.shut() == {"a": Why.COOLING}
+
+    bench.cooling.set_health("a", is_healthy=True)
+
+    assert (bench.open(), bench.cooling.shut()) == ("abcd", {})
+
+
+def test_an_endpoint_whose_probes_are_good_and_whose_requests_fail_stays_away() -> None:
+    bench = Bench()
+    bench.fail("a")
+    times = []
+    for _ in range(5):
+        times.append(bench.cooling.cooled_for_s("a"))
+        bench.wait(times[-1])
+        bench.cooling.set_health("a", is_healthy=True)
+        bench.cooling.picked("a")
+        assert bench.open() == "bcd"
+
+        bench.wait(0.1)
+        bench.cooling.set_health("a", is_healthy=True)
+        assert bench.open() == "bcd"
+        assert bench.fail("a", 1) is Change.COOLED
+
+    assert times == pytest.approx([2, 4, 8, 16, 16])
+
+
+def test_an_endpoint_is_unknown_until_a_probe_or_an_answer_says_something() -> None:
+    bench = Bench()
+    assert bench.cooling.unknown() == frozenset()
+
+    bench.cooling.expect_probes()
+    assert (bench.cooling.unknown(), bench.open()) == (frozenset(NAMES), "abcd")
+
+    bench.cooling.set_health("a", is_healthy=True)
+    bench.cooling.set_health("b", is_healthy=False)
+    bench.answer("c")
+    bench.fail("d", 1)
+    assert bench.cooling.unknown() == {"d"}
+
+    bench.cooling.set_members([*NAMES, "e"])
+    assert bench.cooling.unknown() == {"d", "e"}
+
+    bench.cooling.forget_health()
+    assert bench.cooling.unknown() == frozenset()
 
 
 def test_of_a_pool_that_nobody_finds_healthy_everyone_is_picked() -> None:

@@ -85,6 +85,9 @@ class Shut:
 
     def picked(self, name: str) -> None: ...
 
+    def unknown(self) -> tuple[str, ...]:
+        return ()
+
     def shut(self) -> dict[str, str]:
         return {}
 

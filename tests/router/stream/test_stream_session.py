@@ -293,6 +293,9 @@ class Trial:
 
     def picked(self, name: str) -> None: ...
 
+    def unknown(self) -> tuple[str, ...]:
+        return ()
+
     def shut(self) -> dict[str, str]:
         return {self.name: "cooling"}
 
