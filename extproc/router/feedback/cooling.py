@@ -6,11 +6,11 @@ own outlier detection is no help: `override_host` tries our picks whether a host
 
 The rules, and whose they are:
 
-- **When.** `failures` of them in a row, 3 by default. Envoy counts in a row, too (`consecutive_5xx`, 5). A
-  rate would need a window, and at one request a second a window says nothing for a minute; a row of three is
-  wrong once in 8,000 answers where one in twenty fails. An answer ends the row unless its first byte is older
-  than the last failure: streams that began well before the endpoint broke, and end well after, prove nothing
-  of it now.
+- **When.** `failures` of them in a row, 3 by default; an answer that was cut is one. Envoy counts in a row,
+  too (`consecutive_5xx`, 5). A rate would need a window, and at one request a second a window says nothing
+  for a minute; a row of three is wrong once in 8,000 answers where one in twenty fails. An answer ends the row
+  unless its first byte is older than the last failure: streams that began well before the endpoint broke, and
+  end well after, prove nothing of it now.
 - **How long.** 2 s, doubling up to 16 s, each 20 % more or less. Doubling is every back-off's rule; the
   jitter is gRPC's (`connection-backoff.md`), so that several gateways do not come back in step. The cap is
   far lower than Envoy's (300 s) or the kubelet's (5 min): one failed request every 16 s costs little, and an
@@ -42,6 +42,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
+from typing import Final
 
 from extproc.router.feedback.outcome import Outcome, Verdict
 
@@ -75,6 +76,9 @@ class Why(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
+_AGAINST: Final = frozenset({Verdict.FAILED, Verdict.BROKEN, Verdict.BUSY})
+
+
 class Change(StrEnum):
     """News of an endpoint, for a log line and a count."""
 
@@ -96,6 +100,7 @@ class _Case:
     busy_until_s: float = 0.0
     is_unhealthy: bool = False
     is_cleared: bool = False
+    is_cut: bool = False
 
     def is_away(self, now_s: float) -> bool:
         return self.is_unhealthy or self.cooled_s is not None or now_s < self.busy_until_s
@@ -178,6 +183,11 @@ class Cooling:
         self._look()
         return name in self._away or self._picks_untold > self.rules.untold
 
+    def trusts_head(self, name: str | None) -> bool:
+        """Whether an answer's head proves that `name` works again: it was not cooled for cutting answers."""
+        case = self._away.get(name or "")
+        return case is not None and not case.is_cut
+
     def hear_log(self) -> None:
         """Notes that an access log tells of this pool's requests."""
         self._has_log = True
@@ -194,13 +204,13 @@ class Cooling:
             self._prove(name)
         case = self._cases.get(name)
         if case is None:
-            is_against = outcome.verdict is Verdict.FAILED or outcome.verdict is Verdict.BUSY
-            if not is_against or name not in self._members:
+            if outcome.verdict not in _AGAINST or name not in self._members:
                 return None
             case = self._cases[name] = _Case()
         now_s = self._clock()
         match outcome.verdict:
-            case Verdict.FAILED:
+            case Verdict.FAILED | Verdict.BROKEN:
+                case.is_cut = outcome.verdict is Verdict.BROKEN
                 return self._fail(name, case, now_s - outcome.duration_s, now_s)
             case Verdict.ANSWERED:
                 return self._answer(name, case, outcome, now_s)

@@ -11,8 +11,8 @@ The rules, and where they come from:
 - 429, and 503 with `Retry-After`, mean that the endpoint is well and **busy** (RFC 9110 §15.6.4, RFC 6585
   §4). A 503 of Envoy's own may carry the header, too (the shipped configurations add it), so it counts only
   where the endpoint's first byte was seen.
-- An answer that broke off after its first byte proves neither: it is **broken**, counted and no more. An
-  endpoint that is gone for good refuses the next connection, and that is counted.
+- An answer that broke off after its first byte is **broken**. It counts as a failure: an endpoint that cuts
+  every answer is as bad for clients as one that answers 500.
 - Of a request that was tried more than once the entry names the last endpoint only. Those before it stand in
   the list that we gave: where the last one stands at the place that the number of attempts leads to, the ones
   ahead of it could not be reached (Envoy repeats what no endpoint has begun). Anything else is ambiguous,

@@ -41,7 +41,7 @@ class PoolFeedback:
         """
         if not self.has_log:
             self._take(outcome, is_counted=True)
-        elif outcome.verdict is Verdict.ANSWERED:
+        elif outcome.verdict is Verdict.ANSWERED and self.cooling.trusts_head(self._name(outcome.address)):
             self._take(outcome, is_counted=False)
 
     def apply_signals(self, endpoint: Endpoint, signals: EndpointSignals | None) -> None:

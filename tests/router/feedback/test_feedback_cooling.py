@@ -80,7 +80,7 @@ def test_a_long_answer_that_began_before_the_failures_does_not_end_the_row() -> 
     assert bench.fail("a", 1) is Change.COOLED
 
 
-@pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.BROKEN, Verdict.ANSWERED, Verdict.BUSY])
+@pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.ANSWERED, Verdict.BUSY])
 def test_nothing_but_a_failure_cools(verdict: Verdict) -> None:
     bench = Bench()
     for _ in range(100):
@@ -93,9 +93,25 @@ def test_what_cannot_be_judged_does_not_end_a_row() -> None:
     bench = Bench()
     bench.fail("a", 2)
     bench.hear("a", Verdict.UNKNOWN)
-    bench.hear("a", Verdict.BROKEN)
 
     assert bench.fail("a", 1) is Change.COOLED
+
+
+def test_three_answers_that_were_cut_cool_an_endpoint_down_like_failures() -> None:
+    bench = Bench()
+    bench.hear("a", Verdict.BROKEN)
+    bench.answer("a")
+    changes = [bench.hear("a", Verdict.BROKEN) for _ in range(3)]
+
+    assert changes == [None, None, Change.COOLED]
+    assert (bench.open(), bench.cooling.shut()) == ("bcd", {"a": Why.COOLING})
+
+    bench.wait(2)
+    bench.cooling.picked("a")
+    bench.wait(0.1)
+
+    assert bench.hear("a", Verdict.BROKEN) is Change.COOLED
+    assert bench.cooling.cooled_for_s("a") == pytest.approx(4)
 
 
 def test_after_the_time_one_request_at_a_time_until_one_succeeds() -> None:

@@ -159,6 +159,20 @@ def desk_time(caplog: pytest.LogCaptureFixture) -> str:
     return time
 
 
+def test_a_head_does_not_excuse_an_endpoint_that_cuts_its_answers() -> None:
+    """The gateway sends response headers, too: each comes before the log says how its answer ended."""
+    clock = Clock()
+    desk = build(LeastLoad(outside()), clock)
+    for _ in range(3):
+        desk.observe_response(said(BAD, Verdict.ANSWERED))
+        desk.observe(said(BAD, Verdict.BROKEN))
+    clock.now_s += 3
+    desk.observe_response(said(BAD, Verdict.ANSWERED))
+
+    assert desk.cooling.shut() == {BAD.name: "cooling"}
+    assert desk.counters.answers[BAD.name, "broken"] == 3
+
+
 def test_a_draining_endpoint_is_counted_and_one_that_is_gone_is_forgotten() -> None:
     desk = build(LeastLoad(outside()), Clock())
     draining = Endpoint(BAD.name, BAD.address, is_ready=False)
