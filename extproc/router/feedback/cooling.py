@@ -8,7 +8,7 @@ The rules, and whose they are:
 
 - **When.** `failures` of them in a row, 3 by default; an answer that was cut is one. Envoy counts in a row,
   too (`consecutive_5xx`, 5). A rate would need a window, and at one request a second a window says nothing
-  for a minute; a row of three is wrong once in 8,000 answers where one in twenty fails. An answer ends the row
+  for a minute; a row of three is wrong once in 8,000 answers where one in twenty fails. An answer ends it
   unless its first byte is older than the last failure: streams that began well before the endpoint broke, and
   end well after, prove nothing of it now.
 - **How long.** 2 s, doubling up to 16 s, each 20 % more or less. Doubling is every back-off's rule; the
