@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -110,9 +111,9 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
 @click.argument("file", type=_FILE)
 def check(file: Path) -> None:
     """Check a configuration FILE: exit 0 if it can be used, 2 with every fault and where it is."""
-    from extproc.router.settings.reading import load_settings, read_environment  # noqa: PLC0415
+    from extproc.router.service.check import check_file  # noqa: PLC0415
 
-    settings = load_settings(file, read_environment())
+    settings = check_file(file, os.environ)
     click.echo(f"{file}: ok, {len(settings.pools)} pool(s)")
 
 

@@ -3,8 +3,9 @@
 Whatever the bytes: a tree, or a `SettingsError` that says of every fault in which file and line it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from pydantic_core import ErrorDetails
 from extproc.errors import SettingsError
 
 Place = tuple[str | int, ...]
+Fault = tuple[int, str]
+"""The line that a fault is in, and its text with file and line."""
 T = TypeVar("T")
 
 
@@ -25,6 +28,8 @@ class Document:
     where: str
     tree: Any
     root: yaml.Node | None
+    repeats: tuple[Fault, ...] = ()
+    """Keys that a mapping has twice; the last one counts in `tree`."""
 
     def validate(self, validate: Callable[[Any], T], inside: Place = ()) -> T:
         """Returns what `validate`, pydantic's, makes of the tree; `inside` is where its part of it stands."""
@@ -34,17 +39,28 @@ class Document:
             raise self.refuse(error, inside) from None
 
     def refuse(self, error: ValidationError, inside: Place = ()) -> SettingsError:
-        faults = [f"{self.at(inside + fault['loc'])}: {describe(fault)}" for fault in error.errors()]
-        return SettingsError("\n".join(faults))
+        return refuse_faults(self.fault(inside + fault["loc"], describe(fault)) for fault in error.errors())
+
+    def fault(self, place: Place, text: str) -> Fault:
+        line = self._line(place)
+        return line, f"{self.where}:{line}: {text}"
 
     def at(self, place: Place) -> str:
         """`file:line` of the deepest node on the way to `place`; steps that no node has are skipped."""
+        return f"{self.where}:{self._line(place)}"
+
+    def _line(self, place: Place) -> int:
         line, node = 1, self.root
         for step in place:
             below = _below(node, step)
             if below is not None:
                 line, node = below
-        return f"{self.where}:{line}"
+        return line
+
+
+def refuse_faults(faults: Iterable[Fault]) -> SettingsError:
+    """The error that lists them in the order of lines."""
+    return SettingsError("\n".join(text for _, text in sorted(faults, key=itemgetter(0))))
 
 
 def read_file(path: Path) -> bytes:
@@ -60,11 +76,14 @@ def read_document(path: Path) -> Document:
     return parse_document(read_file(path), str(path))
 
 
-def parse_document(content: bytes | str, where: str) -> Document:
-    """Parses one YAML document, UTF-8. Raises `SettingsError`; nothing else, whatever the bytes are."""
+def parse_document(content: bytes | str, where: str, *, refuses_repeats: bool = True) -> Document:
+    """Parses one YAML document, UTF-8. Raises `SettingsError`; nothing else, whatever the bytes are.
+
+    A key that is given twice is a fault; who reports it with others takes the document with `repeats`.
+    """
     try:
         text = content if isinstance(content, str) else content.decode()
-        root, tree = _load(text)
+        document = _load(text, where)
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise SettingsError(f"{where}:{line}: not UTF-8") from None
@@ -75,7 +94,9 @@ def parse_document(content: bytes | str, where: str) -> Document:
         raise SettingsError(f"{where}:{line}: not YAML: {error.reason}") from None
     except yaml.MarkedYAMLError as error:
         raise SettingsError(f"{where}:{_line(error)}: not YAML: {_reason(error)}") from None
-    return Document(where, tree, root)
+    if refuses_repeats and document.repeats:
+        raise refuse_faults(document.repeats)
+    return document
 
 
 def describe(fault: ErrorDetails) -> str:
@@ -90,7 +111,26 @@ def describe(fault: ErrorDetails) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's, but what is no date or number although it looks like one (`2026-13-45`) has a line, too."""
+    """PyYAML's, but what is no date or number although it looks like one (`2026-13-45`) has a line, too.
+
+    Keys that are given twice are noted.
+    """
+
+    def __init__(self, text: str, where: str) -> None:
+        super().__init__(text)
+        self._where = where
+        self.repeats: list[Fault] = []
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, object], int] = {}
+        for key, _ in node.value:
+            line, name = key.start_mark.line + 1, (key.tag, str(key.value))
+            if name in lines:
+                text = f"{self._where}:{line}: {key.value} is given twice (line {lines[name]})"
+                self.repeats.append((line, text))
+            lines.setdefault(name, line)
+        return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -99,11 +139,12 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
 
 
-def _load(text: str) -> tuple[yaml.Node | None, Any]:
-    loader = _Loader(text)
+def _load(text: str, where: str) -> Document:
+    loader = _Loader(text, where)
     try:
         root = loader.get_single_node()
-        return root, None if root is None else loader.construct_document(root)
+        tree = None if root is None else loader.construct_document(root)
+        return Document(where, tree, root, tuple(loader.repeats))
     finally:
         loader.dispose()
 
@@ -119,7 +160,9 @@ def _reason(error: yaml.MarkedYAMLError) -> str:
 
 def _below(node: yaml.Node | None, step: str | int) -> tuple[int, yaml.Node] | None:
     if isinstance(node, yaml.MappingNode):
-        members = ((key.start_mark.line + 1, value) for key, value in node.value if _is_named(key, step))
+        members = (
+            (key.start_mark.line + 1, value) for key, value in reversed(node.value) if _is_named(key, step)
+        )
         return next(members, None)
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
         return node.value[step].start_mark.line + 1, node.value[step]

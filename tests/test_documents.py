@@ -21,6 +21,11 @@ BAD = {
     "a control character": (b"a: 1\nb: \x07\n", "2: not YAML: special characters are not allowed"),
     "deep": (b"[" * 100_000, "1: nested too deeply"),
     "deep mappings": (b"{a: " * 10_000, "1: nested too deeply"),
+    "a key given twice": (b"a: 1\nb: {c: 1,\n c: 2}\n", "3: c is given twice (line 2)"),
+    "two keys given twice": (
+        b"a: 1\na:\n b: 1\n b: 2\n",
+        "2: a is given twice (line 1)\nf.yaml:4: b is given",
+    ),
     "unfinished": (b"a: 1\nb: [1,\n", "3: not YAML: while parsing a flow node"),
     "two documents": (b"a: 1\n---\nb: 2\n", "2: not YAML: expected a single document in the stream"),
     "an unknown alias": (b"a: *b\n", "1: not YAML: found undefined alias 'b'"),
@@ -58,6 +63,12 @@ def test_a_place_is_the_line_of_the_deepest_node_that_is_there() -> None:
         "f:4",
         "f:4",
     ]
+
+
+def test_a_key_may_replace_what_is_merged_into_its_mapping() -> None:
+    document = parse_document("a: &a {b: 1}\nc: {<<: *a, b: 2}\nd: {1: x, '1': y}\n", "f")
+
+    assert document.tree == {"a": {"b": 1}, "c": {"b": 2}, "d": {1: "x", "1": "y"}}
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -156,6 +156,7 @@ class Application:
 
     def start(self) -> None:
         self.pools.apply(self.configuration.settings.pools)
+        _warn(self.configuration.settings)
 
     async def watch_settings(self) -> None:
         """Applies the settings file whenever it changes; a bad one is refused and the old one stays."""
@@ -183,6 +184,7 @@ class Application:
             log.error("the changed configuration cannot be applied: %s", describe_error(error))  # noqa: TRY400
             return
         tell_what_waits(self.configuration.settings, settings)
+        _warn(settings)
         self.configuration = self.configuration.replaced(settings, monotonic())
         self.metrics.reloaded("applied")
         log.info("the changed configuration is applied")
@@ -191,6 +193,11 @@ class Application:
         """Notes that changed settings are not taken."""
         self.metrics.reloaded("refused")
         self.configuration = self.configuration.refused(why, monotonic())
+
+
+def _warn(settings: Settings) -> None:
+    for _, fault in settings.unreachable():
+        log.warning("%s", fault)
 
 
 async def serve_until_signal(start: Start) -> int:

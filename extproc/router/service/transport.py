@@ -90,7 +90,7 @@ class NativeTransport:
         self._listener = Listener(routes, limits=limits, budget=budget)
 
     async def bind(self) -> int:
-        context = _certificates(self._tls).context() if self._tls else None
+        context = build_certificates(self._tls).context() if self._tls else None
         return self._listener.listen(await bind_address(self._setting, self._listen), context)
 
     async def start(self) -> None:
@@ -132,7 +132,7 @@ class GrpcioTransport:
         try:
             if tls is None:
                 return self._server.add_insecure_port(listen)
-            return self._server.add_secure_port(listen, _credentials(_certificates(tls), tls))
+            return self._server.add_secure_port(listen, _credentials(build_certificates(tls), tls))
         except (RuntimeError, OSError) as error:
             raise _cannot_listen("server.listen", listen) from error
 
@@ -150,7 +150,7 @@ class GrpcioTransport:
             await self._refusing
 
 
-def _certificates(tls: TlsSettings) -> Certificates:
+def build_certificates(tls: TlsSettings) -> Certificates:
     if tls.certificate is None or tls.key is None:
         return Certificates(SelfSigned())
     client_ca = Path(tls.client_ca) if tls.client_ca else None

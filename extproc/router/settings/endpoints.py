@@ -21,12 +21,13 @@ class ServiceSettings(Section):
     """The port's name or number in the EndpointSlices (the container's port, not the Service's). A list where
     a pod has several that serve, as data-parallel ranks do: each is an endpoint of its own."""
 
-    @field_validator("port")
-    @classmethod
-    def _are_different(cls, port: str | int | list[str | int]) -> str | int | list[str | int]:
-        if isinstance(port, list) and len(set(port)) < len(port):
+    @model_validator(mode="after")
+    def _are_ports(self) -> Self:
+        if len(set(self.ports)) < len(self.ports):
             raise ValueError("a port is given twice")
-        return port
+        if any(isinstance(port, str) and port.isdigit() for port in self.ports):
+            raise ValueError("a port's number goes without quotes")
+        return self
 
     @property
     def ports(self) -> tuple[int | str, ...]:

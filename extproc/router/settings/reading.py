@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from extproc.documents import Document, describe, parse_document, read_document
+from extproc.documents import Document, Fault, describe, parse_document, read_file, refuse_faults
 from extproc.errors import SettingsError
 from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.settings.tree import Settings
@@ -46,26 +46,35 @@ def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> S
 
     Raises `SettingsError` that lists every fault, each with its place in the file.
     """
-    return build_settings(read_document(path), environment or {})
+    return parse_settings(read_file(path), environment or {}, str(path))
 
 
 def parse_settings(text: str | bytes, environment: Mapping[str, str], where: str = "settings") -> Settings:
     """Parses YAML text, see `load_settings`."""
-    return build_settings(parse_document(text, where), environment)
+    return build_settings(parse_document(text, where, refuses_repeats=False), environment)
 
 
 def build_settings(document: Document, environment: Mapping[str, str]) -> Settings:
+    settings, faults = find_faults(document, environment)
+    if settings is None or faults:
+        raise refuse_faults(faults)
+    return settings
+
+
+def find_faults(document: Document, environment: Mapping[str, str]) -> tuple[Settings | None, list[Fault]]:
+    """Overrides the document's tree; returns its settings, if they are valid, and every fault.
+
+    Raises `SettingsError` where there is no such tree or no such variable.
+    """
     overrides = read_overrides(environment)
     if not isinstance(document.tree, dict):
         raise SettingsError(f"{document.where}:1: expected a mapping with the keys server and pools")
     for name, (path, value) in overrides.items():
         _override(document.tree, path, value, name)
     try:
-        return Settings.model_validate(document.tree)
+        return Settings.model_validate(document.tree), [*document.repeats]
     except ValidationError as error:
-        raise SettingsError(
-            "\n".join(_tell(document, overrides, fault) for fault in error.errors())
-        ) from None
+        return None, [*document.repeats, *(_fault(document, overrides, fault) for fault in error.errors())]
 
 
 def read_environment() -> dict[str, str]:
@@ -121,10 +130,10 @@ def _override(tree: dict[str, Any], path: tuple[str, ...], value: Any, name: str
     tree[path[-1]] = value
 
 
-def _tell(document: Document, overrides: Overrides, fault: ErrorDetails) -> str:
+def _fault(document: Document, overrides: Overrides, fault: ErrorDetails) -> Fault:
     """A fault with its place: in the file, or the variable that overrides it."""
     place = tuple(str(step) for step in fault["loc"])
     at = next((name for name, (path, _) in overrides.items() if place[: len(path)] == path), None)
     name = ".".join(step for step in fault["loc"] if isinstance(step, str))
     what = f"{name} {REMOVED[name]}" if name in REMOVED else describe(fault)
-    return f"{at or document.at(fault['loc'])}: {what}"
+    return (0, f"{at}: {what}") if at else document.fault(fault["loc"], what)

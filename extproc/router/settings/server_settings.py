@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from extproc.router.settings.sections import HeaderName, Listen, Section
 
@@ -73,13 +73,3 @@ class ServerSettings(Section):
     def announced(self) -> int:
         """What proxies may be about to buffer: with its copy on the way here, half the heap of our Envoys."""
         return 4 * self.max_body_bytes
-
-    @field_validator("listen", "admin", "health")
-    @classmethod
-    def _is_a_port(cls, listen: str | None) -> str | None:
-        if listen is None:
-            return None
-        port = listen.rpartition(":")[2]
-        if not listen.startswith("unix:") and int(port) >= 65536:
-            raise ValueError(f"{port} is not a port")
-        return listen

@@ -39,6 +39,16 @@ class Settings(Section):
             raise ValueError(f"one pool can be open when the service is down, not {', '.join(opened)}")
         return self
 
+    def unreachable(self) -> Iterator[tuple[int, str]]:
+        """Yields the pools, by their places, that no model leads to, and why."""
+        takers = [pool.name for pool in self.pools if pool.models is None]
+        for place, pool in enumerate(self.pools):
+            names_any = pool.models or pool.adapters or pool.learn_models
+            if not names_any and pool.name != takers[0]:
+                why = f"no model leads to {pool.name}: {takers[0]} stands before it and takes any"
+                hint = "give `models` (its own name where routes choose it by x-extproc-pool)"
+                yield place, f"pools.{place}: {why}; {hint}"
+
     @property
     def open_pool(self) -> str | None:
         """The pool that takes every request while the service is away; `None`: they are refused."""

@@ -49,6 +49,67 @@ def test_check_refuses_a_bad_file_with_every_fault(tmp_path: Path) -> None:
     assert f"{path}:2: pools" in done.stderr
 
 
+EVERYTHING_WRONG = """\
+server:
+  tls:
+    certificate: /nowhere/tls.crt
+    key: /nowhere/tls.key
+pools:
+  - name: llama
+    endpoints: {file: missing.yaml}
+    name: llama
+  - name: qwen
+    endpoints:
+      file: empty.yaml
+  - name: known
+    models: [known]
+    endpoints: {kubernetes: {service: vllm, port: 8000}}
+share:
+  cluster: lab
+  secret:
+    env: NO_SUCH_SECRET
+  mesh: {peers: {static: []}}
+"""
+
+
+def test_check_finds_what_serve_would_stumble_over_in_the_order_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text(EVERYTHING_WRONG)
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("")
+    done = run("check", str(path))
+
+    gone = "cannot be read: No such file or directory"
+    hint = "give `models` (its own name where routes choose it by x-extproc-pool)"
+    assert done.returncode == 2
+    assert done.stderr.removeprefix("extproc: ").splitlines() == [
+        f"{path}:3: server.tls.certificate: /nowhere/tls.crt: {gone}",
+        f"{path}:4: server.tls.key: /nowhere/tls.key: {gone}",
+        f"{path}:7: pools.0.endpoints.file: {tmp_path}/missing.yaml: {gone}",
+        f"{path}:8: name is given twice (line 6)",
+        f"{path}:9: pools.1: no model leads to qwen: llama stands before it and takes any; {hint}",
+        f"{path}:11: pools.1.endpoints.file: {empty}:1: top level: Input should be a valid list",
+        f"{path}:18: share.secret.env: there is no variable NO_SUCH_SECRET",
+    ]
+
+
+def test_check_looks_at_every_section_that_is_valid_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text(EVERYTHING_WRONG.replace("port: 8000", "port: 0"))
+    faults = run("check", str(path)).stderr.splitlines()
+    lines = [int(fault.partition("f.yaml:")[2].split(":")[0]) for fault in faults]
+
+    assert lines == [3, 4, 7, 8, 11, 14, 14, 14, 18]
+
+
+def test_check_reads_certificates(tmp_path: Path) -> None:
+    (tmp_path / "tls").write_text("no certificate")
+    path = tmp_path / "f.yaml"
+    path.write_text(f"server:\n  tls: {{certificate: {tmp_path}/tls, key: {tmp_path}/tls}}\n{CONFIG}")
+
+    assert f"{path}:2: server.tls: " in run("check", str(path)).stderr
+
+
 def test_schema_is_json() -> None:
     schema = json.loads(run("schema").stdout)
 

@@ -130,6 +130,18 @@ def test_defaults_are_the_contract() -> None:
             "pools: [{name: a, endpoints: {kubernetes: {service: v, port: 99999}}}]",
             "Input should be less than or equal to 65535",
         ),
+        (
+            "pools: [{name: a, endpoints: {kubernetes: {service: v, port: ['99999']}}}]",
+            "kubernetes: a port's number goes without quotes",
+        ),
+        (
+            "pools: []\nserver: {drain_s: x}\npools: 1",
+            "f.yaml:3: pools is given twice (line 1)\nf.yaml:3: pools: Input",
+        ),
+        (
+            "share: {cluster: c, secret: {env: S}, mesh: {listen: ':99999', peers: {static: []}}}",
+            "share.mesh.listen: 99999 is not a port",
+        ),
         ("server: {drain_s: '30'}", "server.drain_s: Input should be a valid number"),
         ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
         ("server: {tls: {self_signed: true, key: a}}", "server.tls: self_signed goes with no files"),

@@ -1,0 +1,81 @@
+"""What `extproc check` finds beyond the settings: files, variables, pools that no request can reach."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from extproc.documents import Document, Fault, Place, parse_document, read_file, refuse_faults
+from extproc.errors import SettingsError
+from extproc.router.cluster.file import parse_endpoints
+from extproc.router.routing.strategies.base import Outside
+from extproc.router.service.transport import build_certificates
+from extproc.router.service.wiring import PoolWiring, build_courier
+from extproc.router.settings.pool_settings import PoolSettings
+from extproc.router.settings.reading import ENVIRONMENT_PREFIX, find_faults
+from extproc.router.settings.server_settings import TlsSettings
+from extproc.router.settings.share_settings import ShareSettings
+from extproc.router.settings.tree import Settings
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def check_file(path: Path, environment: Mapping[str, str]) -> Settings:
+    """Returns the settings. Raises `SettingsError` with every fault, in the order of lines."""
+    document = parse_document(read_file(path), str(path), refuses_repeats=False)
+    ours = {name: value for name, value in environment.items() if name.startswith(ENVIRONMENT_PREFIX)}
+    settings, faults = find_faults(document, ours)
+    faults += _find_outside(document, path.parent, environment)
+    if settings is not None:
+        faults += [document.fault(("pools", place), text) for place, text in settings.unreachable()]
+    if settings is None or faults:
+        raise refuse_faults(faults)
+    return settings
+
+
+def _find_outside(document: Document, base: Path, environment: Mapping[str, str]) -> Iterator[Fault]:
+    """Yields what the parts of the service would stumble over; of each section that is valid by itself."""
+    for place, part in _parts(document.tree, base, environment):
+        try:
+            part()
+        except SettingsError as error:
+            text, name = str(error), ".".join(map(str, place))
+            yield document.fault(place, text if text.startswith(name) else f"{name}: {text}")
+
+
+def _parts(
+    tree: Any, base: Path, environment: Mapping[str, str]
+) -> Iterator[tuple[Place, Callable[[], object]]]:
+    outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
+    server, pools = tree.get("server"), tree.get("pools")
+    if tls := _section(TlsSettings, server.get("tls") if isinstance(server, dict) else None):
+        files = {name: getattr(tls, name) for name in ("certificate", "key", "client_ca")}
+        missing = [name for name, path in files.items() if path and not Path(path).is_file()]
+        for name in missing:
+            yield ("server", "tls", name), partial(read_file, Path(files[name]))
+        if not missing:
+            yield ("server", "tls"), build_certificates(tls).context
+    if share := _section(ShareSettings, tree.get("share")):
+        secret = next(iter(share.secret.model_fields_set))
+        yield ("share", "secret", secret), partial(build_courier, share, base, environment, outside)
+    for number, each in enumerate(pools if isinstance(pools, list) else ()):
+        if pool := _section(PoolSettings, each):
+            place = ("pools", number, "endpoints")
+            yield place, partial(PoolWiring(base, outside).source, pool)
+            if path := pool.endpoints.file:
+                yield (*place, "file"), partial(_read_endpoints, base / path)
+
+
+def _read_endpoints(path: Path) -> None:
+    parse_endpoints(read_file(path), str(path))
+
+
+def _section(kind: type[S], tree: Any) -> S | None:
+    try:
+        return kind.model_validate(tree)
+    except ValidationError:
+        return None
