@@ -59,10 +59,10 @@ class _Registry(CollectorRegistry):
             yield family
 
 
-def _whys(kind: type[PromptError]) -> Iterator[str]:
+def prompt_error_whys(kind: type[PromptError]) -> Iterator[str]:
     yield kind.why
     for below in kind.__subclasses__():
-        yield from _whys(below)
+        yield from prompt_error_whys(below)
 
 
 class Metrics(Collector):
@@ -113,7 +113,7 @@ class Metrics(Collector):
         Info("extproc", "The running service.", registry=self.registry).info({"version": __version__})
         ProcessCollector(registry=self.registry)
         for counter, values in (
-            (self._prompt_errors, sorted(_whys(PromptError))),
+            (self._prompt_errors, sorted(prompt_error_whys(PromptError))),
             (self._stream_errors, STREAM_FAULTS),
             (self._reloads, RELOADS),
             (self.access_log_faults, LOG_FAULTS),

@@ -24,8 +24,8 @@ from tests.manifests.rendering import (
     render_folder,
     selects,
 )
-from tests.slow.stack.pickers import GATEWAYS
 from tests.stack.gateway import cluster, ext_proc_filter, load
+from tests.stack.pickers import GATEWAYS
 
 # Those whose gateway speaks plain text to a picker, and those that read a list of addresses.
 PLAIN = ["overlays/gke"]

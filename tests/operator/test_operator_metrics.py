@@ -6,6 +6,7 @@ from pathlib import Path
 
 from extproc.operator.metrics import PHASES
 from extproc.operator.status_schema import build_status_schema
+from tests.monitoring.prometheus import Prometheus, needs_prometheus
 from tests.operator.statuses import (
     body_of,
     everything,
@@ -15,7 +16,6 @@ from tests.operator.statuses import (
     searching,
     served,
 )
-from tests.slow.monitoring.prometheus import Prometheus, needs_prometheus
 
 
 async def test_metrics_say_what_the_statuses_say() -> None:

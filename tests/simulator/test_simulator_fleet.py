@@ -11,10 +11,9 @@ from click.testing import CliRunner
 from extproc.errors import SettingsError
 from extproc.simulator.commands import simulate as command
 from extproc.simulator.engine.engine import Engine
-from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.changes import FleetChange, Kind
-from extproc.simulator.fleet.fleet import FleetRun, Setup, simulate_fleet
+from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet.gateway import EndpointNames, Routing
 from extproc.simulator.fleet.report import render_summaries
@@ -23,37 +22,13 @@ from extproc.simulator.fleet.session import PlannedSession, PlannedTurn
 from extproc.simulator.fleet.summary import summarize
 from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import Demand, draw_sessions
+from tests.simulator.plays import PROFILE, hit_rate, picture, play
 
-PROFILE = find_profile("l4-llama8b-fp8")
 LOST = FleetChange(5, Kind.CRASH, 1)
-
-
-def play(
-    workload: str = "sessions",
-    *,
-    requests: int = 600,
-    endpoints: int = 4,
-    routing: Routing | None = None,
-    traffic: Traffic | None = None,
-    changes: tuple[FleetChange, ...] = (),
-    seed: int = 0,
-) -> FleetRun:
-    setup = Setup(
-        [PROFILE], endpoints, routing or Routing(), traffic or Traffic(rate=30), changes=changes, seed=seed
-    )
-    return simulate_fleet(setup, draw_sessions(workload, Demand(requests, 1.0), seed))
-
-
-def picture(run: FleetRun) -> list[tuple[int, str, float, float, int]]:
-    return [(f.number, f.endpoint, f.first_at, f.ended_at, f.cached_tokens) for f in run.flights]
 
 
 def named(number: int, seed: int = 0) -> str:
     return EndpointNames(Random(f"names {seed}"))[number].name
-
-
-def hit_rate(run: FleetRun) -> float:
-    return summarize(run, is_whole=True).hit_rate
 
 
 def test_fleet_of_one_serves_a_request_as_its_engine_does() -> None:

@@ -14,7 +14,7 @@ from extproc.simulator.fleet.fleet import FleetRun, Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
 from extproc.simulator.fleet.session import PlannedSession, PlannedTurn
 from extproc.simulator.fleet.traffic import Traffic
-from tests.simulator.test_simulator_fleet import hit_rate, picture, play
+from tests.simulator.plays import hit_rate, picture, play
 
 
 def shared(sharing: Sharing | None, gateways: int = 4) -> FleetRun:

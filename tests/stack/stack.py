@@ -6,9 +6,8 @@ A stack is shared: a test says what it needs with `use`, and `restore` puts ever
 import copy
 import json
 import signal
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -142,16 +141,6 @@ class Stack:
                 part.wait_ready()
             self.gateway.wait_until(self.gateway.sees_service)
             yield self
-
-
-def eventually(is_true: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    """Polls until `is_true`, at most `timeout_s`; returns whether it became so."""
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def states(stack: Stack) -> dict[str, str]:

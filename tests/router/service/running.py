@@ -1,4 +1,4 @@
-"""Running pools without a service around them."""
+"""Running pools without a service around them, and what a service says of its health."""
 
 import asyncio
 import random
@@ -6,10 +6,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.pools import Pools
 from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.reading import parse_settings
+from extproc.router.stream.names import EXT_PROC
 from extproc.router.telemetry import Metrics
 
 
@@ -51,3 +55,13 @@ async def running(
         yield pools
     finally:
         await pools.stop()
+
+
+def health_at(port: int, name: str = EXT_PROC) -> str:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2)
+        except grpc.RpcError as error:
+            return str(error.code())
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

@@ -20,7 +20,7 @@ from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings, list_settings
 from tests.router.cluster.api_server import OLD_POOLS, POOLS, ApiServer, serving, write_kubeconfig
 from tests.router.cluster.pool_objects import objective, pool_object, running_pod
-from tests.router.service.test_service_serve import health_at
+from tests.router.service.running import health_at
 from tests.stack.fetch import get_json
 from tests.stack.ports import free_ports
 from tests.stack.process import Process

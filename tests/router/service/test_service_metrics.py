@@ -24,7 +24,7 @@ from extproc.router.telemetry import (
     RESTARTS,
     SPAN_RESULTS,
     STREAM_FAULTS,
-    _whys,
+    prompt_error_whys,
 )
 from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.router.cluster.pool_objects import pool_object, running_pod
@@ -149,7 +149,7 @@ def test_every_label_value_is_in_the_docs() -> None:
         *EXPECTED_CLASSES,
         *STRATEGIES.reasons,
         *QueueEnd,
-        *_whys(PromptError),
+        *prompt_error_whys(PromptError),
     }
 
     assert sorted(value for value in values if f"`{value}`" not in text) == []

@@ -14,15 +14,15 @@ import grpc
 import grpc.aio
 import pytest
 import yaml
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc.router.stream.names import EXT_PROC, PROCESS
+from tests.router.service.running import health_at
 from tests.router.stream.conversations import headers
 from tests.router.stream.wire import write
 from tests.stack.fetch import answers, get, get_json
 from tests.stack.ports import free_ports
 from tests.stack.service import Service, pool
-from tests.stack.stack import eventually
+from tests.waiting import wait_until
 
 ADDRESSES = ["127.0.0.1:8001", "127.0.0.1:8002"]
 
@@ -97,16 +97,6 @@ async def test_health_has_a_plain_port_of_its_own_to_the_end(tmp_path: Path, tra
             assert health_at(health_port, "liveness") == "SERVING"
 
 
-def health_at(port: int, name: str = EXT_PROC) -> str:
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=2)
-        except grpc.RpcError as error:
-            return str(error.code())
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
-
-
 def exit_status(service: Service) -> int:
     assert service._child is not None
     return service._child.wait(60)
@@ -135,7 +125,7 @@ async def test_a_drain_refuses_new_streams(service: Service) -> None:
     async with grpc.aio.insecure_channel(service._listen) as channel:
         held = await open_stream(service, channel)
         service.send(signal.SIGTERM)
-        await asyncio.to_thread(eventually, lambda: service.health() != "SERVING")
+        await asyncio.to_thread(wait_until, lambda: service.health() != "SERVING")
         late = channel.stream_stream(PROCESS, None, None)(None)
 
         assert await late.code() is grpc.StatusCode.UNAVAILABLE
@@ -193,7 +183,7 @@ def test_health_of_a_service_without_endpoints_yet_is_not_serving(service: Servi
     service.stop()
     service.start()
 
-    assert eventually(lambda: service.health("liveness") == "SERVING")
+    wait_until(lambda: service.health("liveness") == "SERVING")
     assert service.health() == service.health("readiness") == "NOT_SERVING"
 
 
@@ -202,7 +192,7 @@ def test_a_service_without_endpoints_yet_says_why(service: Service) -> None:
     service.stop()
     service.start()
 
-    assert eventually(lambda: "file_unreadable" in (readyz(service) or ""))
+    wait_until(lambda: "file_unreadable" in (readyz(service) or ""))
     assert readyz(service) == (
         f"pool vllm: no list of endpoints yet: file_unreadable: {service.config.parent}/missing.yaml: "
         "No such file or directory\n"
@@ -215,7 +205,7 @@ def test_a_pool_that_is_added_without_endpoints_leaves_the_service_ready(service
     missing = {**pool([]), "name": "second", "models": ["second"], "endpoints": {"file": "missing.yaml"}}
     service.configure([{**pool(ADDRESSES), "models": ["first"]}, missing])
 
-    assert eventually(lambda: service.metric("extproc_pool_fault", pool="second") == 1)
+    wait_until(lambda: service.metric("extproc_pool_fault", pool="second") == 1)
     assert service.is_ready()
     assert get(f"{service.admin_url}/readyz").startswith("ready\npool second: no list of endpoints yet: ")
 
@@ -269,15 +259,15 @@ def strategy_of(service: Service) -> str:
 
 def test_a_changed_file_is_applied_and_a_bad_one_refused(service: Service) -> None:
     service.configure([pool(ADDRESSES, {"name": "round_robin"})])
-    assert eventually(lambda: strategy_of(service) == "round_robin")
+    wait_until(lambda: strategy_of(service) == "round_robin")
     assert service.metric("extproc_config_reloads_total", result="applied") == 1
 
     service.config.write_text("pools: [")
-    assert eventually(lambda: service.metric("extproc_config_reloads_total", result="refused") == 1)
+    wait_until(lambda: service.metric("extproc_config_reloads_total", result="refused") == 1)
     assert strategy_of(service) == "round_robin"
 
     service.configure([pool(ADDRESSES)])
-    assert eventually(lambda: strategy_of(service) == "prefix_hash")
+    wait_until(lambda: strategy_of(service) == "prefix_hash")
 
 
 async def test_a_change_keeps_the_requests_in_flight(service: Service) -> None:
@@ -290,12 +280,12 @@ async def test_a_change_keeps_the_requests_in_flight(service: Service) -> None:
         busy = next(address for address, count in in_flight().items() if count)
         kept = [busy, "127.0.0.1:8009"]
         service.configure([pool(kept, {"name": "least_load"})])
-        assert eventually(lambda: list(in_flight()) == kept)
+        wait_until(lambda: list(in_flight()) == kept)
 
         assert in_flight() == {busy: 1, "127.0.0.1:8009": 0}
 
         await call.done_writing()
-        assert eventually(lambda: in_flight() == {busy: 0, "127.0.0.1:8009": 0})
+        wait_until(lambda: in_flight() == {busy: 0, "127.0.0.1:8009": 0})
 
 
 def test_pools_come_and_go(service: Service) -> None:
@@ -303,10 +293,10 @@ def test_pools_come_and_go(service: Service) -> None:
         return [pool["name"] for pool in get_json(f"{service.admin_url}/pools")]
 
     service.configure([{**pool(ADDRESSES), "name": "second"}, pool(ADDRESSES)])
-    assert eventually(lambda: names() == ["second", "vllm"])
+    wait_until(lambda: names() == ["second", "vllm"])
 
     service.configure([{**pool(ADDRESSES), "name": "second"}])
-    assert eventually(lambda: names() == ["second"])
+    wait_until(lambda: names() == ["second"])
 
 
 def test_an_endpoint_file_is_followed(service: Service, tmp_path: Path) -> None:
@@ -316,10 +306,10 @@ def test_an_endpoint_file_is_followed(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "endpoints.yaml"
     path.write_text(yaml.safe_dump([{"name": "a", "address": "10.0.0.1", "port": 8000}]))
     service.configure([{**pool([]), "endpoints": {"file": "endpoints.yaml"}}])
-    assert eventually(lambda: names() == ["a"])
+    wait_until(lambda: names() == ["a"])
 
     path.write_text(yaml.safe_dump([{"name": "b", "address": "10.0.0.1", "port": 8000}]))
-    assert eventually(lambda: names() == ["b"])
+    wait_until(lambda: names() == ["b"])
 
 
 def test_metrics_name_what_the_contract_names(service: Service) -> None:
@@ -364,6 +354,6 @@ def test_a_flood_of_connections_leaves_health_its_descriptors_and_the_log_readab
         assert which == "admin" or answers(f"{service.admin_url}/healthz")
 
         flood.close()
-        assert eventually(service.is_ready)
+        wait_until(service.is_ready)
         lines = len(service.log.read_text().splitlines()) - before
         assert 1 <= lines <= 10 + monotonic() - start_s

@@ -25,7 +25,7 @@ from tests.stack.fetch import answers
 from tests.stack.ports import free_ports
 from tests.stack.process import descriptors
 from tests.stack.service import Service, pool
-from tests.stack.stack import eventually
+from tests.waiting import wait_until
 
 LONG_S = 30.0
 
@@ -180,7 +180,7 @@ async def test_handshakes_that_never_end_leave_descriptors_and_requests_alone(tm
             for _ in range(900):
                 flood.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LONG_S))
 
-            assert eventually(lambda: answers(f"{service.admin_url}/readyz"), LONG_S)
+            wait_until(lambda: answers(f"{service.admin_url}/readyz"), limit_s=LONG_S)
             await route(old)
             async with proxy(port, shown) as new:
                 await route(new)

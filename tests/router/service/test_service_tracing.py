@@ -35,7 +35,7 @@ from tests.router.stream.wire import write
 from tests.stack.otlp import Receiver, receiving, receiving_grpc, tracing_to, until_spans
 from tests.stack.ports import free_ports
 from tests.stack.service import Service, pool
-from tests.stack.stack import eventually
+from tests.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -237,7 +237,7 @@ async def test_who_takes_no_spans_costs_spans_and_nobody_waits(receiver: Receive
     told = routed()
     for _ in range(600):
         kept.tracer.record(ORIGIN, told, 0.001)
-    assert await asyncio.to_thread(eventually, lambda: exporter.taken >= 512, 30)
+    await asyncio.to_thread(wait_until, lambda: exporter.taken >= 512)
     for _ in range(2_000):
         kept.tracer.record(ORIGIN, told, 0.001)
 

@@ -18,8 +18,8 @@ from extproc.router.wire.headers import (
     response_block,
     trailers_block,
 )
+from tests.router.wire.header_blocks import compare, literal, plainly_read, size_update, string, within
 from tests.router.wire.peer import PATH, REQUEST, Field
-from tests.slow.fuzz.blocks import compare, literal, plainly_read, size_update, string, within
 
 LIMIT_BYTES = 16_384
 

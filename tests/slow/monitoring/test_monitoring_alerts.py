@@ -22,9 +22,9 @@ from envoy_data_plane.google.rpc import Status
 from extproc.router.stream.names import DISCOVER
 from extproc.router.xds.resources import CLUSTERS
 from monitoring.generate import RULES
+from tests.monitoring.prometheus import Prometheus, needs_prometheus
 from tests.monitoring.rules import alerts, hasten
 from tests.slow.monitoring.planted import plant
-from tests.slow.monitoring.prometheus import Prometheus, needs_prometheus
 from tests.stack.client import chat_body, connect, send
 from tests.stack.service import Pool, pool
 from tests.stack.stack import Stack

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from monitoring.generate import ROOT, RULES
-from tests.slow.monitoring.prometheus import needs_prometheus, promtool
+from tests.monitoring.prometheus import needs_prometheus, promtool
 
 CASES = RULES.with_suffix(".test.yaml")
 CONFIG = ROOT / "monitoring" / "prometheus.yaml"

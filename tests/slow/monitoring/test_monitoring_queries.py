@@ -19,7 +19,7 @@ import yaml
 
 from monitoring.dashboards import BOARDS, Board, Query
 from monitoring.generate import RULES
-from tests.slow.monitoring.prometheus import Prometheus, needs_prometheus
+from tests.monitoring.prometheus import Prometheus, needs_prometheus
 from tests.stack.gateway import SHIPPED
 from tests.stack.ports import free_ports
 from tests.stack.process import Process

@@ -29,7 +29,7 @@ from tests.stack.fetch import get_json
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
 from tests.stack.service import pool
-from tests.stack.stack import eventually
+from tests.waiting import wait_until
 
 GATEWAYS: Final = 2
 ENDPOINTS: Final = 4
@@ -209,7 +209,9 @@ class Town:
             self.outages.append(Outage(part, from_s, time.time()))
 
     def _until(self, claim: Callable[[], bool], fault: str) -> None:
-        if not eventually(lambda: holds(claim), LONG_S):
+        try:
+            wait_until(lambda: holds(claim), limit_s=LONG_S)
+        except AssertionError:
             self.faults.append(fault)
 
     def _hear_each_other(self) -> None:

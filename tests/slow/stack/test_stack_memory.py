@@ -4,17 +4,97 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import h2.config
+import h2.connection
+import h2.events
 import pytest
 
-from tests.benchmarks.neighbours import SIZE_BYTES, Proxy
+from extproc.router.stream.events import RequestBody
+from extproc.router.stream.names import PROCESS
 from tests.hostile import HONEST, HOSTILE, Body, chat
+from tests.router.stream.conversations import headers
+from tests.router.stream.wire import write
 from tests.stack.ports import free_ports
 from tests.stack.service import Service, pool
 
 AT_ONCE = 12
+SIZE_BYTES = 31 * 1024 * 1024
+HEADERS = [(":method", "POST"), (":scheme", "http"), (":path", PROCESS), (":authority", "bench")]
+GRPC = [("content-type", "application/grpc"), ("te", "trailers")]
 # The container of the manifests has 512 MiB.
 BOUND_BYTES = 400_000_000
 NORMAL = chat(b'{"role":"user","content":"one of the others"}')
+
+
+class Proxy(asyncio.Protocol):
+    """A proxy's connection: each request is a stream of headers and a body, and two answers."""
+
+    def __init__(self) -> None:
+        self._connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=None))
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._unsent: dict[int, memoryview] = {}
+        self._bodies: dict[int, bytes] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._connection.initiate_connection()
+        self._connection.increment_flow_control_window(1 << 30)
+        self._flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for waiting in self._waiting.values():
+            waiting.set_exception(error or ConnectionError())
+
+    def data_received(self, data: bytes) -> None:
+        for event in self._connection.receive_data(data):
+            if isinstance(event, h2.events.DataReceived) and event.stream_id in self._waiting:
+                self._answered(event.stream_id)
+            elif isinstance(event, h2.events.StreamReset | h2.events.StreamEnded) and event.stream_id:
+                self._unsent.pop(event.stream_id, None)
+                waiting = self._waiting.pop(event.stream_id, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_exception(ConnectionError("a stream that ended without an answer"))
+        for stream_id in list(self._unsent):
+            self._send(stream_id)
+        self._flush()
+
+    async def ask(self, body: Body) -> None:
+        stream_id = self._connection.get_next_available_stream_id()
+        self._bodies[stream_id] = framed(write(RequestBody(body.data)))
+        self._connection.send_headers(stream_id, HEADERS + GRPC)
+        self._connection.send_data(
+            stream_id, framed(write(headers(path=body.path, content_type=body.content_type)))
+        )
+        self._waiting[stream_id] = asyncio.get_running_loop().create_future()
+        self._flush()
+        await self._waiting[stream_id]
+
+    def _answered(self, stream_id: int) -> None:
+        body = self._bodies.pop(stream_id, None)
+        if body is not None:
+            self._unsent[stream_id] = memoryview(body)
+            return
+        self._waiting.pop(stream_id).set_result(None)
+        self._unsent.pop(stream_id, None)
+        self._connection.end_stream(stream_id)
+
+    def _send(self, stream_id: int) -> None:
+        rest = self._unsent[stream_id]
+        while rest and (room := min(self._connection.local_flow_control_window(stream_id), 16_384)):
+            self._connection.send_data(stream_id, bytes(rest[:room]))
+            rest = rest[room:]
+        if rest:
+            self._unsent[stream_id] = rest
+        else:
+            del self._unsent[stream_id]
+
+    def _flush(self) -> None:
+        assert hasattr(self._transport, "write")
+        self._transport.write(self._connection.data_to_send())
+
+
+def framed(message: bytes) -> bytes:
+    return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 @pytest.fixture

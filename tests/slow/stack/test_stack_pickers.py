@@ -12,8 +12,8 @@ import pytest
 import xxhash
 
 from tests.slow.stack.bodies import SIZES, body_of
-from tests.slow.stack.pickers import GATEWAYS, Picked, answers_in_duplex
 from tests.stack.client import CHAT, MODEL, ask, connect, send
+from tests.stack.pickers import GATEWAYS, Picked, answers_in_duplex
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
 from tests.stack.stack import Stack, in_flight

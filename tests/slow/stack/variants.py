@@ -7,8 +7,8 @@ from typing import Final
 
 import yaml
 
-from tests.slow.stack.pickers import FULL_DUPLEX, GATEWAYS
 from tests.stack.gateway import SHIPPED, Edit, Tree, cluster, ext_proc_filter, find
+from tests.stack.pickers import FULL_DUPLEX, GATEWAYS
 from tests.stack.variants import MODES, in_mode
 
 DOCS: Final = (SHIPPED.parent / "docs" / "envoy.md").read_text()
