@@ -14,6 +14,7 @@ from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Self
 
+from extproc import __version__
 from extproc.documents import read_file
 from extproc.errors import SettingsError
 from extproc.router.budget import Budget
@@ -231,6 +232,11 @@ async def serve_until_signal(start: Start) -> int:
         await transport.start()
         # What start-up made stays; a collection need not look at it again while requests wait.
         gc.freeze()
+        pools = [
+            f"{pool.name} ({pool.strategy.name}, {pool.endpoints.describe()})"
+            for pool in start.settings.pools
+        ]
+        log.info("version %s, pools: %s", __version__, ", ".join(pools))
         log.info("serving on %s, admin on %s", settings.listen, settings.admin)
         await signals.get()
         return await _drain(app, transport, signals, settings.drain_s)

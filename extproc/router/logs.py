@@ -1,4 +1,7 @@
-"""The log: JSON lines, and a limit to how often one message is written. Nothing of a prompt is in it."""
+"""The log: lines of JSON, or plain ones on a terminal, and a limit to how often one message is written.
+
+Nothing of a prompt is in it.
+"""
 
 import json
 import logging
@@ -73,10 +76,28 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
+class PlainFormatter(logging.Formatter):
+    """One line for people at a terminal, in their time; nothing in it can move the cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).astimezone()
+        text = " | ".join(record.getMessage().splitlines())
+        if unsaid := getattr(record, "unsaid", 0):
+            text += f" (and {unsaid} more of this kind)"
+        if record.exc_info and record.exc_info[0]:
+            text += f" ({record.exc_info[0].__name__})"
+        shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+        return f"{time:%H:%M:%S} {record.levelname:<7} {shown}"
+
+
 def configure_logging(level: str, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
-    """Sends this package's logs to `stream`; leaves every other logger alone but for warnings."""
+    """Sends this package's logs to `stream`, and warnings of others.
+
+    Not the Kubernetes client's: it repeats with every try what `FailureLog` says once a minute.
+    """
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(PlainFormatter() if stream.isatty() else JsonFormatter())
     handler.addFilter(RateLimit(clock))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("extproc").setLevel(level)
+    logging.getLogger("kubernetes").setLevel(logging.CRITICAL)

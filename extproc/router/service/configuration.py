@@ -48,12 +48,25 @@ class Configuration(Struct, frozen=True):
 
 
 async def changes(path: Path, content: bytes) -> AsyncGenerator[bytes]:
-    """Yields the file's content each time that it is another one; `content` is what was read first."""
+    """Yields the file's content each time that it is another one; `content` is what was read first.
+
+    Says once that the file is gone, and once that it is there again.
+    """
+    is_there = True
     async with aclosing(wakeups(path.parent, poll_s=_POLL_S)) as ticks:
         async for _ in ticks:
-            # Compared with what was loaded: a change before the first tick counts too.
-            fresh = await asyncio.to_thread(_read, path)
-            if fresh is not None and fresh != content:
+            try:
+                # Compared with what was loaded: a change before the first tick counts too.
+                fresh = await asyncio.to_thread(path.read_bytes)
+            except OSError as error:
+                if is_there:
+                    log.warning("%s cannot be read, what it said stays: %s", path, error.strerror)
+                is_there = False
+                continue
+            if not is_there:
+                log.info("%s can be read again", path)
+            is_there = True
+            if fresh != content:
                 content = fresh
                 yield fresh
 
@@ -66,10 +79,3 @@ def tell_what_waits(before: Settings, after: Settings) -> None:
     for section in _WITH_RESTART:
         if getattr(after, section) != getattr(before, section):
             log.warning("a change of the section %s takes effect with a restart", section)
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None

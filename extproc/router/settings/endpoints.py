@@ -98,6 +98,13 @@ class EndpointsSettings(_AddressSettings):
     inference_pool: InferencePoolSettings | None = None
     """The pods of an InferencePool (Gateway API Inference Extension), both watched."""
 
+    def describe(self) -> str:
+        [kind] = self.model_fields_set
+        source = getattr(self, kind)
+        if isinstance(source, list):
+            return f"{len(source)} static endpoints"
+        return f"{kind} {getattr(source, 'service', None) or getattr(source, 'name', source)}"
+
     @property
     def tells_health(self) -> bool:
         """Whether the list is of endpoints that somebody has found healthy: the kubelet."""

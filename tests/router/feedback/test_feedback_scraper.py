@@ -209,6 +209,11 @@ def test_what_an_endpoint_held_is_gone_with_its_process(status: int, is_dropped:
         desk.observe(Outcome("llama", pick.endpoint.address, Verdict.FAILED, status, 0.1))
 
     assert desk.pool.left_out() == {pick.endpoint.name: "cooling"}
+    assert len(strategy.index) > 0
+
+    # The log alone proves nothing: it counts what we see ourselves.
+    desk.apply_signals(pick.endpoint, None)
+
     assert (len(strategy.index) == 0) == is_dropped
 
 

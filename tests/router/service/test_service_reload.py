@@ -54,6 +54,29 @@ async def test_a_change_between_load_and_watch_is_not_lost(tmp_path: Path) -> No
         assert reloads(app, "applied") == 1
 
 
+async def test_a_file_that_is_gone_is_logged_once_and_so_is_its_return(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. The file goes: a warning, and no other at further looks. 2. It is back with another pool."""
+    caplog.set_level("INFO", "extproc.router.service.configuration")
+    path = tmp_path / "extproc.yaml"
+    path.write_text(ONE)
+    async with watching(path, ONE) as app:
+        await until(lambda: names(app) == ["a"])
+        path.unlink()
+        await until(lambda: caplog.records)
+        for number in range(3):
+            (tmp_path / f"other-{number}").touch()
+            await asyncio.sleep(0)
+        path.write_text(TWO)
+        await until(lambda: names(app) == ["b"])
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path} cannot be read, what it said stays: No such file or directory",
+        f"{path} can be read again",
+    ]
+
+
 async def test_a_refused_file_is_told_until_one_is_applied(tmp_path: Path) -> None:
     path = tmp_path / "extproc.yaml"
     path.write_text(ONE)

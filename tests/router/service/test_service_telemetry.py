@@ -3,13 +3,17 @@
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from extproc.errors import NoEndpoint, NoRoomForBody
+from extproc.router.cluster.kube_api import WatchLost
+from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.logs import JsonFormatter, RateLimit, configure_logging
 from extproc.router.routing.picker import Query
 from extproc.router.stream.answers import refuse
@@ -21,13 +25,14 @@ from tests.router.stream.conversations import one_pool
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
     """The root logger, put back afterwards."""
-    root, ours = logging.getLogger(), logging.getLogger("extproc")
-    handlers, levels = root.handlers[:], (root.level, ours.level)
+    root = logging.getLogger()
+    loggers = [root, logging.getLogger("extproc"), logging.getLogger("kubernetes")]
+    handlers, levels = root.handlers[:], [each.level for each in loggers]
     root.handlers.clear()
     yield root
     root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def test_a_log_line_is_one_json_object(root: logging.Logger) -> None:
@@ -45,6 +50,55 @@ def test_a_log_line_is_one_json_object(root: logging.Logger) -> None:
     ]
     assert set(lines[0]) == {"time", "level", "logger", "message"}
     assert (lines[0]["level"], lines[0]["logger"]) == ("INFO", "extproc.x")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_a_log_line_is_plain(root: logging.Logger) -> None:
+    """One line, whatever is in it; nothing reaches the terminal that it would obey."""
+    stream = Terminal()
+    configure_logging("INFO", stream, clock=lambda: 0)
+    logging.getLogger("extproc.x").info("prêt:\ntwo\r\nlines \x1b[31m \u202e %s", "\ud800")
+    try:
+        raise ValueError("secret")  # noqa: TRY301  # the log's text of it is the test
+    except ValueError:
+        logging.getLogger("extproc.x").exception("it failed")
+    lines = stream.getvalue().splitlines()
+
+    assert [line[8:] for line in lines] == [
+        " INFO    prêt: | two | lines \\x1b[31m \\u202e \\ud800",
+        " ERROR   it failed (ValueError)",
+    ]
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
+
+
+def test_a_terminal_hears_how_many_lines_were_left_out(root: logging.Logger) -> None:
+    now_s, stream = [0.0], Terminal()
+    configure_logging("INFO", stream, clock=lambda: now_s[0])
+    for _ in range(13):
+        logging.getLogger("extproc.x").info("again")
+    now_s[0] = 1
+    logging.getLogger("extproc.x").info("again")
+
+    assert stream.getvalue().splitlines()[-1].endswith(" again (and 3 more of this kind)")
+
+
+async def test_without_a_cluster_the_kubernetes_client_logs_nothing(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would say so with every try; the error says it, which `FailureLog` logs once a minute."""
+    monkeypatch.setattr(
+        "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "no")
+    )
+    stream = io.StringIO()
+    configure_logging("DEBUG", stream)
+    with pytest.raises(WatchLost, match="Invalid kube-config file"):
+        await KubeClients(None, {}).open()
+
+    assert stream.getvalue() == ""
 
 
 def test_an_exception_is_logged_by_its_type_alone() -> None:
