@@ -159,11 +159,14 @@ class Application:
         self.pools.apply(self.configuration.settings.pools)
         _warn(self.configuration.settings)
 
-    async def watch_settings(self) -> None:
-        """Applies the settings file whenever it changes; a bad one is refused and the old one stays."""
+    async def watch_settings(self, poll_s: float = 5.0) -> None:
+        """Applies the settings file whenever it changes; a bad one is refused and the old one stays.
+
+        What the file's folder does not show is found by a look every `poll_s` seconds.
+        """
         if self._path is None:
             return
-        async with aclosing(changes(self._path, self._content)) as contents:
+        async with aclosing(changes(self._path, self._content, poll_s)) as contents:
             async for content in contents:
                 await self.reload(content, str(self._path))
 

@@ -16,8 +16,6 @@ from extproc.router.settings.tree import Settings
 
 log = logging.getLogger(__name__)
 
-_POLL_S: Final = 5.0
-
 
 class Refusal(Struct, frozen=True):
     """A changed file that was not taken: when, by the clock, and what was wrong."""
@@ -47,13 +45,13 @@ class Configuration(Struct, frozen=True):
         return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100))
 
 
-async def changes(path: Path, content: bytes) -> AsyncGenerator[bytes]:
+async def changes(path: Path, content: bytes, poll_s: float) -> AsyncGenerator[bytes]:
     """Yields the file's content each time that it is another one; `content` is what was read first.
 
     Says once that the file is gone, and once that it is there again.
     """
     is_there = True
-    async with aclosing(wakeups(path.parent, poll_s=_POLL_S)) as ticks:
+    async with aclosing(wakeups(path.parent, poll_s=poll_s)) as ticks:
         async for _ in ticks:
             try:
                 # Compared with what was loaded: a change before the first tick counts too.

@@ -29,7 +29,7 @@ async def watching(path: Path, loaded: str) -> AsyncIterator[Application]:
     """Runs the watch of an application that was loaded from this text, whatever the file holds by now."""
     app = Application(Start(parse_settings(loaded, {}), path, loaded.encode()))
     app.start()
-    task = asyncio.create_task(app.watch_settings())
+    task = asyncio.create_task(app.watch_settings(poll_s=0.1))
     try:
         yield app
     finally:
