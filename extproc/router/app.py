@@ -113,9 +113,8 @@ class Application:
             can_route=lambda: self.pools.can_route,
         )
         self.access_logs = AccessLogs(
-            self.pools.feedback.observe,
+            self.pools.feedback.take,
             on_fault=lambda why: self.metrics.access_log_faults.labels(why).inc(),
-            settle=self.pools.feedback.settle,
         )
         self.health = Health(lambda: not self.faults())
         self.configuration = Configuration(settings, str(start.path or "flags"), monotonic())

@@ -13,7 +13,7 @@ from envoy_data_plane.envoy.data.accesslog.v3 import HttpAccessLogEntry
 from extproc.router.feedback import access_log_pb2 as pb
 from extproc.router.feedback.access_log import METHOD, AccessLogs
 from extproc.router.feedback.cooling import Cooling, Rules
-from extproc.router.feedback.outcome import Outcome, Verdict
+from extproc.router.feedback.outcome import Exchange, Outcome, Verdict, outcomes
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
@@ -36,7 +36,7 @@ def answers() -> bytes:
     known = endpoints(ENDPOINTS)
     told = tuple(endpoint.address for endpoint in known[:3])
     return batch(
-        [entry(address=(known[n].ip, known[n].port), destinations=told, attempts=1) for n in range(BATCH)]
+        [entry(address=(known[n].ip, known[n].port), destinations=told, pick="f" * 16) for n in range(BATCH)]
     )
 
 
@@ -49,7 +49,11 @@ def build_desk() -> PoolFeedback:
 
 
 def hearing(desk: PoolFeedback) -> Callable[[], None]:
-    stream = AccessLogs(desk.observe, lambda _: None).open(Client())
+    def take(exchange: Exchange) -> None:
+        for outcome in outcomes(exchange, 0.0):
+            desk.observe(outcome)
+
+    stream = AccessLogs(take, lambda _: None).open(Client())
     log = answers()
 
     return lambda: stream.on_message(log)

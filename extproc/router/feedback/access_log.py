@@ -6,7 +6,6 @@ ends. Losing a stream loses entries, never a request.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from time import time
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -15,7 +14,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from extproc.errors import ProtocolError
 from extproc.router.feedback import access_log_pb2 as pb
-from extproc.router.feedback.outcome import EndpointFault, Exchange, Outcome, outcomes
+from extproc.router.feedback.outcome import EndpointFault, Exchange
 from extproc.router.stream.names import DECISION_NAMESPACE, DESTINATION, LB_NAMESPACE, TICKET
 from extproc.router.wire.calls import Call, Handler, Routes, Status
 
@@ -123,23 +122,14 @@ def _fault(flags: pb.ResponseFlags) -> EndpointFault:
 
 
 class AccessLogs:
-    """`envoy.service.accesslog.v3.AccessLogService`: hands every outcome to `observe`.
+    """`envoy.service.accesslog.v3.AccessLogService`: hands what has a pick's number to `take_exchange`.
 
-    `on_fault` counts messages that could not be used, by one of a few fixed words. `settle` takes every
-    exchange that has a pick's number.
+    `on_fault` counts messages that could not be used, by one of a few fixed words.
     """
 
-    def __init__(
-        self,
-        observe: Callable[[Outcome], None],
-        on_fault: Callable[[str], None],
-        time_of_day: Callable[[], float] = time,
-        settle: Callable[[Exchange], None] = lambda _: None,
-    ) -> None:
-        self._observe = observe
-        self._time_of_day = time_of_day
+    def __init__(self, take_exchange: Callable[[Exchange], None], on_fault: Callable[[str], None]) -> None:
+        self._take_exchange = take_exchange
         self.on_fault = on_fault
-        self._settle = settle
 
     def routes(self) -> Routes:
         return {METHOD: self.open}
@@ -148,14 +138,11 @@ class AccessLogs:
         return _Stream(self, call)
 
     def take(self, message: bytes) -> None:
-        """Observes everything that one message tells. Bytes that are none are counted, and no more."""
-        now_s = self._time_of_day()
+        """Takes every entry of one message. Bytes that are none are counted, and no more."""
         try:
             for exchange in read_entries(message):
-                for outcome in outcomes(exchange, now_s):
-                    self._observe(outcome)
                 if exchange.ticket:
-                    self._settle(exchange)
+                    self._take_exchange(exchange)
         except ProtocolError:
             self.on_fault("unreadable")
 

@@ -22,9 +22,7 @@ class PoolFeedback:
         self.counters = Counters()
         self.signals: dict[str, EndpointSignals] = {}
         self.has_log = False
-
-    def knows(self, address: str) -> bool:
-        return self._name(address) is not None
+        self._lost: set[str] = set()  # gave no answer at all, as the log says
 
     def observe(self, outcome: Outcome, trace_id: str = "") -> None:
         """Takes what an access log tells: of every request, when it has ended."""
@@ -44,11 +42,23 @@ class PoolFeedback:
         elif outcome.verdict is Verdict.ANSWERED and self.cooling.trusts_head(self._name(outcome.address)):
             self._take(outcome, is_counted=False)
 
+    def confirm(self, name: str, *, is_there: bool) -> None:
+        """Takes whether an endpoint answered a question of ours.
+
+        If it did not, and its requests got no answer at all, its process is gone and its cache with it. The
+        log alone does not prove that: a stale network path between proxy and endpoint looks the same.
+        """
+        if name in self._lost:
+            self._lost.discard(name)
+            if not is_there and self.pool.reads_signals is not None:
+                self.pool.reads_signals.forget_cache(name)
+
     def apply_signals(self, endpoint: Endpoint, signals: EndpointSignals | None) -> None:
         """Takes what an endpoint says of itself; `None`: it does not answer."""
         known = self.pool.snapshot.ready.get(endpoint.name)
         if known is None or known.address != endpoint.address:
             return  # it is gone, or another one has its name by now
+        self.confirm(endpoint.name, is_there=signals is not None)
         if signals is not None:
             self.signals[endpoint.name] = signals
         if self.pool.reads_signals is not None:
@@ -64,6 +74,7 @@ class PoolFeedback:
     def keep(self, names: Collection[str]) -> None:
         """Forgets what was counted of endpoints that are gone."""
         self.counters.keep(names)
+        self._lost &= set(names)
         self.signals = {name: signals for name, signals in self.signals.items() if name in names}
 
     def _take(self, outcome: Outcome, *, is_counted: bool, trace_id: str = "") -> None:
@@ -77,10 +88,8 @@ class PoolFeedback:
         change = self.cooling.observe(name, outcome)
         if change is None:
             return
-        strategy = self.pool.reads_signals
-        if change is Change.COOLED and outcome.status == 0 and strategy is not None:
-            # No answer at all: the process is gone, and its cache with it.
-            strategy.forget_cache(name)
+        if change is Change.COOLED and outcome.status == 0:
+            self._lost.add(name)
         self.counters.count_change(name, change)
         self._tell(name, change)
 

@@ -80,6 +80,7 @@ class Prober:
     async def _ask(self, ask: Ask, endpoint: Endpoint) -> None:
         is_healthy = await ask(endpoint.address)
         name, limit = endpoint.name, self._plan.failures
+        self._desk.confirm(name, is_there=is_healthy)
         before = min(self._failures[name], limit)
         after = self._failures[name] = 0 if is_healthy else before + 1
         if is_healthy or after >= limit:

@@ -1,7 +1,8 @@
 """Who asked for what: finds the pick that an entry of an access log tells of. Pure.
 
 A proxy tells of a request when it has ended, by a number that we gave with the pick and that it brings back
-in metadata of ours. Not by `x-request-id`: a client may write that one, and two may write the same.
+in metadata of ours. Not by `x-request-id`: a client may write that one, and two may write the same. An entry
+without a number that is open or has just ended is not believed: anybody who reaches the port may write one.
 """
 
 from collections import OrderedDict
@@ -34,9 +35,7 @@ class Tickets:
         return len(self._open) + len(self._ended)
 
     def give(self, pick: Pick) -> int:
-        """Returns the pick's number, 64 bits and not 0; or 0 where nobody would learn from its end."""
-        if not pick.reading.learns:
-            return 0
+        """Returns the pick's number, 64 bits and not 0."""
         self._next = number = (self._next + 1) & 0xFFFF_FFFF_FFFF_FFFF or 1
         self._open[number] = pick
         return number

@@ -17,7 +17,6 @@ from uuid import uuid4
 from extproc.errors import ProtocolError, RequestError
 from extproc.router.budget import Budget
 from extproc.router.routing.picker import Found, Picker
-from extproc.router.routing.pool import Pick
 from extproc.router.routing.tickets import Tickets
 from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.events import (
@@ -35,6 +34,7 @@ from extproc.router.stream.events import (
 )
 from extproc.router.stream.names import POOL, PROCESS, READ_HEADERS, TRACEPARENT, TRACESTATE
 from extproc.router.stream.observer import Observer
+from extproc.router.stream.placing import Counted
 from extproc.router.stream.session import Session
 from extproc.router.stream.spans import Origin, Tracer
 from extproc.router.wire.calls import Call, Handler, Routes, Status
@@ -133,14 +133,14 @@ class ExternalProcessor:
         tracer = self.tracer
         return _Stream if tracer is None or tracer.sampling.rules_out(call.metadata) else _TracedStream
 
+    def release_later(self, left: Counted) -> None:
+        """Counts on a request that nobody sees the end of."""
+        self._later(self._unseen_s, left.release)
+
     def read(self, long: BodyToRead, then: Callable[[Found | BaseException], None]) -> None:
         """Reads a long body in a thread, and calls `then` on the loop."""
         future = asyncio.get_running_loop().run_in_executor(self._reader, long.find)
         future.add_done_callback(lambda done: then(done.exception() or done.result()))
-
-    def left(self, pick: Pick) -> None:
-        """Counts on a request that nobody sees the end of."""
-        self._later(self._unseen_s, pick.release)
 
     def traced(self, reply: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
         self.observer.traced(reply, elapsed_s, trace_id)
@@ -225,9 +225,9 @@ class _Stream(_Inbox):
         if self._flow is not _Flow.OPEN:
             self._postpone(self.on_half_close)
             return
-        pick = self._session.leave()
-        if pick is not None:
-            self._service.left(pick)
+        left = self._session.leave()
+        if left is not None:
+            self._service.release_later(left)
         self._call.finish()
 
     def on_close(self) -> None:

@@ -85,7 +85,6 @@ from msgspec.structs import replace
 from extproc.errors import NoRoomForBody, RequestError
 from extproc.router.budget import Budget
 from extproc.router.routing.picker import Found, Picker, Query, RequestPlan
-from extproc.router.routing.pool import Pick
 from extproc.router.routing.queue import QueueEnd
 from extproc.router.routing.tickets import Tickets
 from extproc.router.stream.answers import list_models, refuse
@@ -202,14 +201,16 @@ class Session:
             self.close()
             return [refuse(error, path)]
 
-    def leave(self) -> Pick | None:
+    def leave(self) -> Counted | None:
         """Hears that the proxy says no more; returns the pick of a request whose response it never tells of.
 
         Whoever takes the pick must release it; the session does no more.
         """
-        if self._counted.has_response or self._config is not UNTOLD:
+        left = self._counted
+        if left.has_response or left.pick is None or self._config is not UNTOLD:
             return None
-        return self._counted.leave()
+        self._counted = Counted(None)
+        return left
 
     def close(self) -> None:
         """Releases what the request held. For every end: served, aborted, failed, shut down."""

@@ -18,7 +18,7 @@ from extproc.router.feedback.access_log import (
     AccessLogs,
     read_entries,
 )
-from extproc.router.feedback.outcome import EndpointFault, Exchange, Outcome, Verdict
+from extproc.router.feedback.outcome import EndpointFault, Exchange, Outcome, Verdict, outcomes
 from extproc.router.wire.calls import Status
 from tests.router.feedback.access_logs import Client, entry, message
 
@@ -43,7 +43,7 @@ class Heard:
         self.outcomes: list[Outcome] = []
         self.faults: list[str] = []
         self.client = Client()
-        logs = AccessLogs(self.outcomes.append, self.faults.append)
+        logs = AccessLogs(lambda each: self.outcomes.extend(outcomes(each, 0.0)), self.faults.append)
         self.stream = logs.routes()[METHOD](self.client)
 
 
@@ -137,9 +137,9 @@ def test_a_number_that_we_never_gave_is_none(pick: str | None) -> None:
     assert (exchange.ticket, exchange.first_token_s) == (0, None)
 
 
-def test_only_what_has_a_number_is_settled() -> None:
+def test_only_what_has_a_number_is_taken() -> None:
     settled: list[Exchange] = []
-    logs = AccessLogs(lambda _: None, lambda _: None, settle=settled.append)
+    logs = AccessLogs(settled.append, lambda _: None)
     logs.take(message(entry(), entry(pick=TICKET), entry(pick=TICKET, address=None, status=503)))
 
     assert [(exchange.ticket, exchange.address) for exchange in settled] == [
@@ -173,9 +173,13 @@ def test_entries_of_exchanges_that_go_on_are_left_out() -> None:
 def test_a_stream_tells_every_outcome_in_order_and_sends_nothing() -> None:
     heard = Heard()
     retried = entry(
-        address=("10.0.0.2", 80), attempts=2, destinations=("10.0.0.1:80", "10.0.0.2:80"), status=500
+        pick=TICKET,
+        address=("10.0.0.2", 80),
+        attempts=2,
+        destinations=("10.0.0.1:80", "10.0.0.2:80"),
+        status=500,
     )
-    heard.stream.on_message(message(entry(), retried))
+    heard.stream.on_message(message(entry(pick=TICKET), retried))
     heard.stream.on_message(message())
 
     assert [(outcome.address, outcome.verdict) for outcome in heard.outcomes] == [
@@ -195,7 +199,7 @@ def test_a_stream_tells_every_outcome_in_order_and_sends_nothing() -> None:
 def test_bytes_that_are_no_log_are_counted_and_never_raise(data: bytes) -> None:
     heard = Heard()
     heard.stream.on_message(data)
-    heard.stream.on_message(message(entry()))
+    heard.stream.on_message(message(entry(pick=TICKET)))
 
     assert set(heard.faults) <= {"unreadable"}
     assert heard.outcomes[-1].address == "10.0.0.1:8000"
@@ -203,7 +207,7 @@ def test_bytes_that_are_no_log_are_counted_and_never_raise(data: bytes) -> None:
 
 def test_a_log_cut_short_is_counted() -> None:
     heard = Heard()
-    heard.stream.on_message(message(entry())[:-1])
+    heard.stream.on_message(message(entry(pick=TICKET))[:-1])
 
     assert (heard.outcomes, heard.faults) == ([], ["unreadable"])
 

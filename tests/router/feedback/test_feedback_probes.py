@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import patch
 
 import pytest
 from aiohttp import ClientSession, ClientTimeout, web
@@ -86,6 +87,19 @@ async def test_three_failures_in_a_row_make_an_endpoint_unhealthy_and_one_answer
         "pool llama: e0 did not say that it is healthy 3 times",
         "pool llama: e0 is healthy again",
     ]
+
+
+async def test_a_probe_says_whether_the_endpoint_of_a_lost_connection_is_there() -> None:
+    desk, health = build(4), Health("10.0.0.1:80")
+    with patch.object(desk, "confirm") as confirm:
+        await prober(desk, Sleeps()).ask_around(health)
+
+    assert {each.args[0]: each.kwargs["is_there"] for each in confirm.call_args_list} == {
+        "e0": False,
+        "e1": True,
+        "e2": True,
+        "e3": True,
+    }
 
 
 async def test_questions_are_spread_over_the_interval_with_jitter_and_bounded() -> None:

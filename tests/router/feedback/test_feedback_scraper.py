@@ -199,8 +199,12 @@ def test_nobody_asks_any_more_and_nothing_is_known() -> None:
     assert desk.pool.describe_engines()["endpoints"]["e0"]["waiting"] is None  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("status", "is_dropped"), [(0, True), (500, False)])
-def test_what_an_endpoint_held_is_gone_with_its_process(status: int, is_dropped: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "answers_us", "is_dropped"), [(0, False, True), (0, True, False), (500, False, False)]
+)
+def test_what_an_endpoint_held_is_dropped_when_it_does_not_answer_us_either(
+    status: int, answers_us: bool, is_dropped: bool
+) -> None:
     strategy = PrefixCache(OUTSIDE)
     desk = build("10.0.0.1:80", "10.0.0.2:80", strategy=strategy)
     pick = desk.pool.pick(strategy.read(LONG, {}, ""))
@@ -211,8 +215,7 @@ def test_what_an_endpoint_held_is_gone_with_its_process(status: int, is_dropped:
     assert desk.pool.left_out() == {pick.endpoint.name: "cooling"}
     assert len(strategy.index) > 0
 
-    # The log alone proves nothing: it counts what we see ourselves.
-    desk.apply_signals(pick.endpoint, None)
+    desk.confirm(pick.endpoint.name, is_there=answers_us)
 
     assert (len(strategy.index) == 0) == is_dropped
 

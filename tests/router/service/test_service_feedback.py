@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.errors import SettingsError
+from extproc.router.feedback.access_log import AccessLogs
 from extproc.router.feedback.outcome import EndpointFault, Exchange, Outcome, Verdict
 from extproc.router.feedback.probes import ProbePlan
 from extproc.router.routing.picker import Query
@@ -22,6 +23,7 @@ from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.settings.reading import parse_settings
 from extproc.router.stream.events import ResponseHeaders, Served
 from extproc.router.telemetry import Metrics
+from tests.router.feedback.access_logs import entry, message
 from tests.router.service.running import running, synced
 from tests.waiting import until
 
@@ -39,14 +41,37 @@ async def two_pools(text: str = TWO_POOLS) -> AsyncIterator[Pools]:
         yield pools
 
 
-def fail(pools: Pools, address: str, pool: str = "a") -> None:
+def fail(pools: Pools, address: str) -> None:
     for _ in range(3):
-        pools.feedback.observe(Outcome(pool, address, Verdict.FAILED, 500))
+        pools["a"].feedback.observe(Outcome("a", address, Verdict.FAILED, 500))
 
 
 def states(pools: Pools) -> dict[str, str]:
     described = [describe_pool(each)["endpoints"] for each in pools]
     return {each["name"]: each["state"] for endpoints in described for each in endpoints}  # type: ignore[attr-defined]  # JSON
+
+
+CACHES = TWO_POOLS.replace("probe: false", "probe: false, strategy: {name: prefix_cache, learn: true}")
+LONG = orjson.dumps({"model": "a", "messages": [{"role": "user", "content": "why " * 500}]})
+
+
+def take(pools: Pools) -> tuple[Pick, int]:
+    """A request that has been and gone, and its number."""
+    pick = pools.picker.pick(Query("POST", "/v1/chat/completions", {}, LONG)).pick
+    number = pools.feedback.tickets.give(pick)
+    pick.release()
+    pools.feedback.tickets.end(number)
+    return pick, number
+
+
+def matches(pools: Pools) -> dict[str, int]:
+    """Tokens of the prompt that each endpoint is believed to hold."""
+    told = explain_decision(pools.picker, Query("POST", "/v1/chat/completions", {}, LONG))
+    return {offer["endpoint"]: offer["match_tokens"] for offer in told["candidates"]}  # type: ignore[attr-defined]
+
+
+def logs(pools: Pools) -> AccessLogs:
+    return AccessLogs(pools.feedback.take, lambda _: None)
 
 
 async def test_operators_see_who_cools_down() -> None:
@@ -71,14 +96,32 @@ async def test_operators_see_who_cools_down() -> None:
         assert (told["endpoint"], told["left_out"]) == ("10.0.0.2:80", {"10.0.0.1:80": "cooling"})
 
 
-async def test_what_we_did_not_route_is_known_by_its_endpoint() -> None:
-    """The service was away: Envoy's log names no pool."""
-    async with two_pools() as pools:
-        fail(pools, "10.0.1.1:80", pool="")
-        fail(pools, "10.0.0.1:80", pool="gone")
-        fail(pools, "10.9.9.9:80", pool="")
+async def test_entries_that_anybody_may_write_cool_nothing_and_empty_no_index() -> None:
+    """Twelve entries, three for each endpoint: nobody could connect to any of them."""
+    async with two_pools(CACHES) as pools:
+        take(pools)
+        before = matches(pools)
+        for address in [("10.0.0.1", 80), ("10.0.0.2", 80), ("10.0.1.1", 80), ("10.0.1.2", 80)]:
+            for pool, number in (("a", None), ("b", "0" * 15 + "1"), (None, "f" * 16)):
+                made_up = entry(pool, address, 503, 1, None, "upstream_connection_failure", pick=number)
+                logs(pools).take(message(made_up))
 
-        assert [name for name, state in states(pools).items() if state == "cooling"] == ["10.0.1.1:80"]
+        assert set(states(pools).values()) == {"ready"}
+        assert matches(pools) == before
+        assert sum(before.values()) > 0
+        assert all(each.feedback.counters.answers == {} for each in pools)
+
+
+async def test_an_entry_counts_once_and_in_the_pool_of_its_pick() -> None:
+    async with two_pools(CACHES) as pools:
+        pick, number = take(pools)
+        host, _, port = pick.endpoint.address.partition(":")
+        told = message(entry("b", (host, int(port)), pick=f"{number:016x}"))
+        for _ in range(3):
+            logs(pools).take(told)
+
+        assert pools["a"].feedback.counters.answers == {(pick.endpoint.name, "2xx"): 1}
+        assert pools["b"].feedback.counters.answers == {}
 
 
 async def test_response_headers_reach_the_pool() -> None:
@@ -91,31 +134,12 @@ async def test_response_headers_reach_the_pool() -> None:
         assert pools["b"].feedback.counters.answers == {("10.0.1.2:80", "5xx"): 3}
 
 
-CACHES = TWO_POOLS.replace("probe: false", "probe: false, strategy: {name: prefix_cache, learn: true}")
-LONG = orjson.dumps({"model": "a", "messages": [{"role": "user", "content": "why " * 500}]})
-
-
-def take(pools: Pools) -> tuple[Pick, int]:
-    """A request that has been and gone, and its number."""
-    pick = pools.picker.pick(Query("POST", "/v1/chat/completions", {}, LONG)).pick
-    number = pools.feedback.tickets.give(pick)
-    pick.release()
-    pools.feedback.tickets.end(number)
-    return pick, number
-
-
-def matches(pools: Pools) -> dict[str, int]:
-    """Tokens of the prompt that each endpoint is believed to hold."""
-    told = explain_decision(pools.picker, Query("POST", "/v1/chat/completions", {}, LONG))
-    return {offer["endpoint"]: offer["match_tokens"] for offer in told["candidates"]}  # type: ignore[attr-defined]
-
-
 async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_request() -> None:
     async with two_pools(CACHES) as pools:
         pick, number = take(pools)
         exchange = Exchange("a", pick.endpoint.address, 200, 1.0, 0.1, first_token_s=0.4, ticket=number)
         for _ in range(2):
-            pools.feedback.settle(exchange)
+            pools.feedback.take(exchange)
         learnt = pick.pool.describe_engines()
 
         assert (learnt["samples"], learnt["source"]) == (1, "access_log")
@@ -136,7 +160,7 @@ async def test_what_was_never_read_is_not_believed_to_be_there(exchange: Exchang
         _, number = take(pools)
         assert sum(matches(pools).values()) > 0
 
-        pools.feedback.settle(replace(exchange, ticket=number))
+        pools.feedback.take(replace(exchange, ticket=number))
 
         assert sum(matches(pools).values()) == 0
 
@@ -145,7 +169,7 @@ async def test_a_retry_that_another_endpoint_answered_is_known_there() -> None:
     async with two_pools(CACHES) as pools:
         pick, number = take(pools)
         (other,) = {"10.0.0.1:80", "10.0.0.2:80"} - {pick.endpoint.address}
-        pools.feedback.settle(Exchange("a", other, 200, 1.0, 0.1, attempts=2, ticket=number))
+        pools.feedback.take(Exchange("a", other, 200, 1.0, 0.1, attempts=2, ticket=number))
 
         assert matches(pools)[pick.endpoint.address] == 0
         assert matches(pools)[other] > 0
@@ -154,7 +178,7 @@ async def test_a_retry_that_another_endpoint_answered_is_known_there() -> None:
 async def test_a_client_that_left_takes_nothing_back() -> None:
     async with two_pools(CACHES) as pools:
         pick, number = take(pools)
-        pools.feedback.settle(
+        pools.feedback.take(
             Exchange("a", pick.endpoint.address, 0, 1.0, fault=EndpointFault.CLIENT, ticket=number)
         )
 
@@ -177,7 +201,7 @@ async def test_a_strategy_that_took_over_learns_nothing_of_what_another_placed()
         other = CACHES.replace("name: prefix_cache, learn: true", "name: least_load")
         pools.apply(parse_settings(other, {}).pools)
         await until(lambda: pick.pool.strategy.name == "least_load")
-        pools.feedback.settle(Exchange("a", pick.endpoint.address, 500, 1.0, ticket=number))
+        pools.feedback.take(Exchange("a", pick.endpoint.address, 500, 1.0, ticket=number))
 
         assert pick.pool.describe_engines() == {}
         assert pick.pool.book.total == 0
@@ -207,14 +231,15 @@ async def test_the_rule_changes_live() -> None:
         assert "cooling" not in states(pools).values()
 
         pools.apply(parse_settings(TWO_POOLS.replace("probe", "cool_after: 1, probe"), {}).pools)
-        pools.feedback.observe(Outcome("a", "10.0.0.1:80", Verdict.FAILED, 500))
+        pools["a"].feedback.observe(Outcome("a", "10.0.0.1:80", Verdict.FAILED, 500))
         assert states(pools)["10.0.0.1:80"] == "cooling"
 
 
-async def test_a_pool_that_is_gone_hears_no_more() -> None:
+async def test_a_pool_that_is_gone_takes_no_more() -> None:
     async with two_pools() as pools:
+        _, number = take(pools)
         pools.apply(parse_settings(TWO_POOLS, {}).pools[1:])
-        fail(pools, "10.0.0.1:80")
+        pools.feedback.take(Exchange("a", "10.0.0.1:80", 500, 1.0, ticket=number))
 
         assert [each.name for each in pools] == ["b"]
 

@@ -459,11 +459,11 @@ def test_a_request_whose_proxy_says_no_more_keeps_its_number_for_a_while() -> No
     session.on(RequestHeaders({":method": "POST", ":path": "/v1/completions"}))
     [routed, *_] = session.on(RequestBody(b'{"prompt": "Why?"}'))
     assert isinstance(routed, Routed)
-    pick = session.leave()
+    left = session.leave()
     session.close()
 
-    assert pick is not None
-    assert tickets.take(routed.ticket) is pick
+    assert left is not None
+    assert tickets.take(routed.ticket) is left.pick is not None
 
 
 @pytest.mark.parametrize(

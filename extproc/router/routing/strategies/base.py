@@ -211,15 +211,13 @@ class Reading(ABC):
     for each `taken`, and perhaps `learn`, at any time after `taken` or not at all. A request that
     another endpoint answered than the picked one ends at the one and is taken at the other.
 
-    `key` is the routing key, shown to operators; `None` where there is no prefix. `learns` says whether
-    `learn` does anything. `costs` are the rows that `choose` compared, the best first, until `taken`: an open
-    request keeps none.
+    `key` is the routing key, shown to operators; `None` where there is no prefix. `costs` are the rows
+    that `choose` compared, the best first, until `taken`: an open request keeps none.
     """
 
     __slots__ = ()
 
     key: int | None = None
-    learns: bool = False
     costs: Sequence[CostRow] = ()
 
     def is_shed(self) -> bool:

@@ -269,7 +269,6 @@ class _CacheReading(Reading):
     )
 
     key: int
-    learns = True
 
     def __init__(self, strategy: PrefixCache, chain: Chain) -> None:
         self._strategy = strategy
