@@ -5,11 +5,14 @@ The loop that serves requests serves this, too: what takes long is done in a thr
 
 import asyncio
 import gzip
+import socket
 from collections.abc import Awaitable, Callable, Iterable
+from ipaddress import ip_address
 from typing import Final
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder, gzip_accepted
@@ -29,11 +32,26 @@ from extproc.router.stream.answers import refuse
 
 # Larger ones have nothing to do with how an endpoint is chosen.
 EXPLAIN_BYTES: Final = 1_048_576
+# One is explained at a time: each takes a core for milliseconds, and requests wait for the same one.
+_MOST_WAITING: Final = 8
+# What a cluster, a container network or a local network calls its machines; no such name is in public DNS.
+_PRIVATE: Final = (".svc", ".local", ".localhost")
 
 
 def build_admin(service: LiveService, registry: CollectorRegistry, limit: ConnectionLimit) -> web.Application:
     """Every route of the admin port."""
-    app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=[limit.middleware])
+    own, _, _ = service.configuration.settings.server.admin.rpartition(":")
+    own_names = {own.lower(), socket.gethostname().lower()}
+
+    @web.middleware
+    async def refuse_foreign_names(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if all(is_own_host(host, own_names) for host in request.headers.getall("host", [])):
+            return await handler(request)
+        text = "this name is not the service's: use an IP address, or write the name in server.admin\n"
+        return web.Response(text=text, status=421)
+
+    middlewares = [limit.middleware, refuse_foreign_names]
+    app = web.Application(client_max_size=EXPLAIN_BYTES, middlewares=middlewares)
     publisher, admin = StatePublisher(service, limit), _Admin(service, registry)
     app.on_shutdown.append(publisher.close)
     app.router.add_get("/", _show(build_page()))
@@ -45,6 +63,22 @@ def build_admin(service: LiveService, registry: CollectorRegistry, limit: Connec
     app.router.add_get("/pools", admin.pools)
     app.router.add_post("/explain", admin.explain)
     return app
+
+
+def is_own_host(host: str, names: Iterable[str]) -> bool:
+    """Whether a `Host` header may name this service; `names` are its own.
+
+    A web site can point its own name at our address, and its scripts could then read what a browser reaches
+    here (DNS rebinding). They cannot choose the header: it has that public name.
+    """
+    name = host.lower()
+    if not name.endswith("]"):
+        name = name.rpartition(":")[0] if name.rpartition(":")[2].isdigit() else name
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return "." not in name or name.endswith(_PRIVATE) or name in names
+    return True
 
 
 def _show(page: LivePage) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -62,6 +96,8 @@ class _Admin:
     def __init__(self, service: LiveService, registry: CollectorRegistry) -> None:
         self._service = service
         self._registry = registry
+        self._explaining = asyncio.Lock()
+        self._waiting = 0
 
     async def config(self, _: web.Request) -> web.Response:
         """The settings in force."""
@@ -97,13 +133,19 @@ class _Admin:
             body=await request.read(),
             pool=request.query.get("pool"),
         )
-        picker = self._service.pools.picker
+        if self._waiting > _MOST_WAITING:
+            return web.Response(text="others wait already\n", status=503, headers={"retry-after": "1"})
+        self._waiting += 1
         try:
-            found = await asyncio.to_thread(picker.find, ask)
-            return _json(explain_decision(picker, ask, found))
+            async with self._explaining:
+                picker = self._service.pools.picker
+                found = await asyncio.to_thread(picker.find, ask)
+                return _json(explain_decision(picker, ask, found))
         except RequestError as error:
             answer = refuse(error, ask.path)
             return web.Response(body=answer.body, status=answer.status, content_type="application/json")
+        finally:
+            self._waiting -= 1
 
 
 def describe_pool(running: RunningPool, share: Share | None = None) -> dict[str, object]:

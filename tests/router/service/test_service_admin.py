@@ -172,6 +172,66 @@ async def test_a_body_is_read_off_the_loop_to_be_explained(
     assert threading.get_ident() not in threads
 
 
+async def test_one_request_is_explained_at_a_time_and_few_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The first is in its thread, eight wait for it, three are sent away. 2. It ends: all are answered."""
+    running, most, go_on = 0, 0, threading.Event()
+
+    def find(picker: Picker, ask: Query, plan: RequestPlan | None = None) -> Found:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        go_on.wait(60)
+        running -= 1
+        return real(picker, ask, plan)
+
+    real = Picker.find
+    monkeypatch.setattr(Picker, "find", find)
+    async with serving(tmp_path, ConnectionLimit(32, answer_s=60)) as served:
+
+        async def explain() -> int:
+            async with served.session.post("/explain", json={"prompt": "y"}) as answer:
+                return answer.status
+
+        asked = [asyncio.create_task(explain()) for _ in range(12)]
+        await until(lambda: sum(task.done() for task in asked) == 3)
+        refused = [task.result() for task in asked if task.done()]
+        go_on.set()
+        statuses = await asyncio.gather(*asked)
+
+    assert refused == [503] * 3
+    assert sorted(statuses) == [200] * 9 + [503] * 3
+    assert most == 1
+
+
+# As Prometheus, the kubelet, port-forward, Compose and people send it; the last ones as a browser that was
+# led here by a public name.
+HOSTS = {
+    **dict.fromkeys(["10.0.0.7:9090", "127.0.0.1", "[::1]:9090", "[fd00::1]", "localhost:9090"], 200),
+    **dict.fromkeys(["extproc:9090", "extproc.llm.svc:9090", "extproc.llm.svc.cluster.local"], 200),
+    **dict.fromkeys(["LAPTOP.local:9090", "app.localhost", "pod-7.example.com:9090"], 200),
+    **dict.fromkeys(["evil.example:9090", "127.0.0.1.evil.example", "x.svc.evil.example", "svc.evil"], 421),
+    **dict.fromkeys(["extproc.llm.svc.evil.example:80", "[::1].evil.example", "a.b:c"], 421),
+}
+
+
+async def test_a_public_name_is_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "pod-7.example.com")
+    async with serving(tmp_path, ConnectionLimit(8)) as served:
+        for host, status in HOSTS.items():
+            for path in ("/config", "/pools", "/", "/live/none"):
+                async with served.session.get(path, headers={"host": host}) as answer:
+                    found = 200 if answer.status == 404 else answer.status
+                    assert (host, found) == (host, status)
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+        old = await reader.readline()
+        writer.close()
+
+    assert old.split()[1] == b"200"
+
+
 @pytest.mark.parametrize(
     ("descriptors", "shares"),
     [
