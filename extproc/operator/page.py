@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 from urllib.parse import quote
 
-from extproc.bench.experiments.history import METHOD, Line
-from extproc.bench.experiments.history_formats import draw_line
+from extproc.bench.experiments.history import METHOD, Line, draw_line
 from extproc.bench.measure.words import DASH
 from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.headline import show

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from extproc.bench.experiments.history import Entry, Line, trace_lines
-from extproc.bench.experiments.history_formats import list_regressions
+from extproc.bench.experiments.history import Entry, Line, list_regressions, trace_lines
 from extproc.bench.report.report import DEFINITIONS
 from extproc.bench.status_server import RunStatus
 from extproc.operator.objects import Object, Run

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import orjson
 
 from extproc.bench.datasets.conversation import TurnMessage
-from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.http import HttpClient
 from extproc.bench.processors.openai import OpenAIChat
-from extproc.bench.processors.processor import ChatQuery, Processor
+from extproc.bench.processors.processor import ChatQuery, Processor, Wiring
 from extproc.bench.record import Record, RunClock
 from extproc.bench.spec.tree import Target
 

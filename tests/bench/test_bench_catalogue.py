@@ -9,8 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from extproc.bench.commands import bench
-from extproc.bench.experiments.history import Entry, trace_lines
-from extproc.bench.experiments.history_formats import history_html, history_markdown, list_regressions
+from extproc.bench.experiments.history import (
+    Entry,
+    history_html,
+    history_markdown,
+    list_regressions,
+    trace_lines,
+)
 from extproc.bench.record import RunResult
 from extproc.bench.report.headline import headlines
 from extproc.bench.report.outputs import write_reports

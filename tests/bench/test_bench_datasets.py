@@ -18,8 +18,8 @@ from extproc.bench.datasets.conversation import (
     join_prompt,
 )
 from extproc.bench.datasets.dataset_account import account, find_period
+from extproc.bench.datasets.dataset_cache import write_prepared
 from extproc.bench.datasets.prepare import fit_messages, prepare
-from extproc.bench.datasets.prepared import write_prepared
 from extproc.bench.datasets.text import BYTES, Ruler, estimate_tokens, fit_text, trim_text
 from extproc.bench.datasets.tokens import TokenRuler
 from extproc.bench.load.registry import build_registry

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.processors.framing import Read, cut_sse
+from extproc.bench.processors.collector import Read, cut_sse
 
 EVENTS = ["naïve 👋🏽", "", '{"a": "b\\n"}', "[DONE]"]
 STREAM = "".join(f": ping\r\n\r\nevent: x\ndata: {data}\n\n" for data in EVENTS).encode()

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
-from extproc.bench.load.cap import Cap
-from extproc.bench.load.generator import LoadGenerator, LoadShare
+from extproc.bench.load.generator import Cap, LoadGenerator, LoadShare
 from extproc.bench.load.workload import Numbering
 from extproc.bench.processors.processor import ChatQuery
 from extproc.bench.progress import LoadWatch

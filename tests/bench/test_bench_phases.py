@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.bench.experiments.watch import FleetWatch, Gauges, add_up, read_gauges
-from extproc.bench.load.crowd import UserArrivals, Visit, build_crowd
 from extproc.bench.load.journal import close_journal, open_journal, read_journal
+from extproc.bench.load.schedule import UserArrivals, Visit, build_crowd
 from extproc.bench.measure.phases import find_missed, list_stretches, measure_elasticity
 from extproc.bench.record import FleetSample, Record
 from extproc.bench.report import report

@@ -15,9 +15,8 @@ from extproc.bench.measure.metrics import Counts, RunMetrics, Throughput, Tokens
 from extproc.bench.measure.stats import Stats
 from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
-from extproc.bench.report.csv_table import csv_table
 from extproc.bench.report.headline import headlines, name_part, summary_text
-from extproc.bench.report.outputs import REPORTS, print_verdict, write_reports
+from extproc.bench.report.outputs import REPORTS, csv_table, print_verdict, write_reports
 from extproc.bench.report.run_page import html_report
 from extproc.bench.report.textfile import textfile
 from extproc.bench.report.vllm import vllm_json, vllm_text

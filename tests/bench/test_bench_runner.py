@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from extproc.bench.commands import DOES_NOT_HOLD, bench
 from extproc.bench.experiments.run import find_model, run, share_out
-from extproc.bench.experiments.scrape import read_cache_counters, scrape
+from extproc.bench.experiments.watch import read_cache_counters, scrape
 from extproc.bench.load.driver import LoadError
 from extproc.bench.load.process import Done, Ready, StartAt, allow_files, run_process
 from extproc.bench.load.registry import build_registry

@@ -4,8 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from extproc.bench.experiments.saturate import Rung, Saturation, next_rate, summarise_rungs
-from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
+from extproc.bench.experiments.saturate import (
+    Rung,
+    Saturation,
+    next_rate,
+    saturation_html,
+    saturation_markdown,
+    summarise_rungs,
+)
 from extproc.bench.record import Window
 from extproc.bench.report import report
 from extproc.bench.spec.experiment_sections import Ladder

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from extproc.bench.measure.timeline import cut_timeline
+from extproc.bench.measure.groups import cut_timeline
 from tests.bench.synthetic import failed, record, steady
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
-from extproc.bench.datasets.draws import draw, draw_tokens
+from extproc.bench.datasets.synthetic import draw, draw_tokens
 from extproc.bench.datasets.text import ByteRuler
 from extproc.bench.datasets.tokens import TokenRuler, recount
 from extproc.bench.experiments.run import find_window

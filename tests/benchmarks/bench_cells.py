@@ -23,8 +23,7 @@ import yaml
 
 from extproc import __version__
 from extproc.bench.experiments.ab import label
-from extproc.bench.measure.words import DASH, fixed, percent
-from extproc.bench.report.markdown import markdown_table
+from extproc.bench.measure.words import DASH, fixed, markdown_table, percent
 from extproc.bench.report.report import Report, decode_report
 from extproc.bench.spec.section import Component
 from extproc.simulator.fleet.arms import parse_arm

@@ -21,7 +21,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from extproc.bench.report.markdown import markdown_table
+from extproc.bench.measure.words import markdown_table
 from extproc.simulator.fleet.cell import MatrixCell
 from tests.benchmarks.export import export_run
 from tests.slow.share.fronts import LONG_S, run_fronts

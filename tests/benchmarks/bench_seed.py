@@ -23,11 +23,10 @@ import orjson
 from extproc.bench.experiments.ab import Trial, run_trials
 from extproc.bench.experiments.arms import Lab, build_switch
 from extproc.bench.experiments.run import run
-from extproc.bench.measure.words import fixed, percent
+from extproc.bench.measure.words import fixed, markdown_table, percent
 from extproc.bench.progress import RunSnapshot
 from extproc.bench.published.tables import Cell, judge_cell, read_published
 from extproc.bench.record import RunResult
-from extproc.bench.report.markdown import markdown_table
 from extproc.bench.spec.tree import Spec
 from tests.bench.fleet import Fleet, run_fleet
 from tests.stack.fetch import get

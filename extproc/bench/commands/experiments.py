@@ -1,7 +1,7 @@
 """About more than one run, or about none: compare, ab, sweep, page, saturate, plan."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -16,31 +16,86 @@ from extproc.bench.commands.options import (
 )
 from extproc.bench.datasets.dataset_cache import DatasetCache
 from extproc.bench.experiments import saturate, sweep
-from extproc.bench.experiments.ab import count_runs, run_ab
+from extproc.bench.experiments.ab import count_runs, run_ab, summarise_trials
 from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
-from extproc.bench.experiments.ab_report import summarise_trials
 from extproc.bench.experiments.compare import compare, comparison_markdown
-from extproc.bench.experiments.host import plan_here
-from extproc.bench.experiments.plan import plan_text
+from extproc.bench.experiments.history import (
+    Entry,
+    enter_report,
+    history_html,
+    history_markdown,
+    list_regressions,
+    list_remarks,
+    trace_lines,
+)
+from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import show_runs
-from extproc.bench.experiments.saturation_formats import saturation_html, saturation_markdown
-from extproc.bench.experiments.sweep_rows import write_rows
+from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
 from extproc.bench.pace import Pace
 from extproc.bench.published.sweep_formats import sweep_html, sweep_markdown
 from extproc.bench.published.sweep_table import gather
-from extproc.bench.published.tables import published_markdown, read_published
+from extproc.bench.published.tables import published_markdown, read_published, write_rows
 from extproc.bench.report import report
 from extproc.bench.report.brief import Brief, build_brief
 from extproc.bench.report.outputs import make_folder, print_faults, write_brief, write_texts
 from extproc.bench.spec.tree import Spec, read_spec
 from extproc.errors import SettingsError
 
+# The exit status of a figure that is not what it should be, as of a threshold.
+_WORSE = 4
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command("history")
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--runs", type=click.IntRange(1), default=5, show_default=True, help="Earlier runs held against."
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=0.05,
+    show_default=True,
+    help="By what share a figure may be worse.",
+)
+@click.option("--output", type=_FOLDER, help="Folder for the page and the table.")
+def history_command(folder: Path, runs: int, tolerance: float, output: Path | None) -> None:
+    """Line up the runs below DIR by kind and time; exit 4 if the last valid one of a kind got worse.
+
+    Reads every report.json. Runs are of a kind if name, model, load, accelerators, engine and labels are the
+    same; versions may differ.
+    """
+    entries = list(_read_entries(folder))
+    if not entries:
+        raise report.ReportError(f"{folder}: no report.json in it")
+    history = trace_lines(entries, tolerance=tolerance, runs=runs)
+    text = history_markdown(history, tolerance=tolerance, runs=runs)
+    click.echo(text, nl=False)
+    if output is not None:
+        make_folder(output)
+        page = history_html(history, tolerance=tolerance, runs=runs)
+        for path in write_texts(output, {"history.md": text, "history.html": page}):
+            click.echo(str(path), err=True)
+    worse = list_regressions(history)
+    print_faults(worse, list_remarks(history), Console(stderr=True), good="no regression", bad="got worse")
+    if worse:
+        sys.exit(_WORSE)
+
+
+def _read_entries(folder: Path) -> Iterator[Entry]:
+    reports = sorted(folder.rglob("report.json"))
+    for path in reports:
+        try:
+            yield enter_report(report.decode_report(path.read_bytes()), str(path))
+        except report.ReportError as error:
+            click.echo(f"left out: {path}: {error}", err=True)
+
+
 # The exit status of a result that does not hold, as of a run that is client-limited.
 NOT_COMPARABLE = 3
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ANY = click.Path(exists=True, path_type=Path)
-_FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("compare")

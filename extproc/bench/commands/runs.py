@@ -4,15 +4,16 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from extproc.bench.commands.catalogue import history_command
 from extproc.bench.commands.experiments import (
     ab,
     compare_command,
+    history_command,
     page_command,
     plan_command,
     saturate_command,
@@ -26,9 +27,7 @@ from extproc.bench.commands.options import (
     shelf_option,
 )
 from extproc.bench.commands.serve import serve_command
-from extproc.bench.commands.specs import init_command, schema_command
-from extproc.bench.datasets.dataset_cache import DatasetCache
-from extproc.bench.datasets.prepared import write_prepared
+from extproc.bench.datasets.dataset_cache import DatasetCache, write_prepared
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
 from extproc.bench.load.parts import Part, parse_part, read_run
@@ -38,13 +37,43 @@ from extproc.bench.progress import Exporter, exporting, watching
 from extproc.bench.record import RunResult
 from extproc.bench.report.brief import brief_report
 from extproc.bench.report.headline import summary_text
-from extproc.bench.report.outputs import make_folder, print_verdict, push_report, write_brief, write_reports
+from extproc.bench.report.outputs import (
+    OutputError,
+    make_folder,
+    print_verdict,
+    push_report,
+    write_brief,
+    write_reports,
+)
 from extproc.bench.report.report import Report
 from extproc.bench.report.report import build as build_report
 from extproc.bench.spec.section import parse_duration
 from extproc.bench.spec.tree import Spec, read_spec
 from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
+
+
+@click.command("init")
+@click.argument("file", metavar="[FILE]", type=click.Path(dir_okay=False, path_type=Path), required=False)
+def init_command(file: Path | None) -> None:
+    """Write a commented spec to FILE, which must not be there yet, or print it."""
+    text = files("extproc.bench.spec").joinpath("template.yaml").read_text("utf-8")
+    if file is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except OSError as error:
+        raise OutputError(f"{file}: {error.strerror}") from None
+    click.echo(f"{file}: `extproc bench plan {file}` says what it would do", err=True)
+
+
+@click.command("schema")
+def schema_command() -> None:
+    """Print the JSON schema of a spec file, for editors."""
+    click.echo(json.dumps(Spec.model_json_schema(), indent=2, allow_nan=False))
+
 
 # Exit statuses beside 0 and 2 (the spec cannot be run): the result does not hold; it misses a threshold.
 DOES_NOT_HOLD = 3

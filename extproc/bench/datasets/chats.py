@@ -1,14 +1,92 @@
 """Published chat datasets from local files: ShareGPT and OpenOrca."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from random import Random
 from types import MappingProxyType
 
 import numpy as np
+from pydantic import Field
 
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
-from extproc.bench.datasets.source import read_objects, read_rows, read_text, require_path
+from extproc.bench.datasets.source import Entry, read_objects, read_rows, read_text, require_path
 from extproc.bench.datasets.text import BYTES, Ruler
+from extproc.bench.spec.section import SpecSection
 from extproc.bench.spec.traffic import Dataset
+
+# The script's limits: tokens of a prompt or an answer at least, of a prompt at most.
+_LEAST, _MOST_IN = 4, 8192
+
+
+class KubeaiOptions(SpecSection):
+    """`seed` shuffles the prompts as Python's `random` does; `output_len` replaces recorded lengths."""
+
+    seed: int = 0
+    output_len: int | None = Field(default=None, gt=0)
+
+
+def read_kubeai_sharegpt(
+    dataset: Dataset, need: int, rng: np.random.Generator, *, ruler: Ruler = BYTES
+) -> list[Conversation]:
+    """Reads a prompt for each question with all that came before it; every request is one message.
+
+    `max_prompts` are taken in the file's order (the script calls them conversations), then shuffled; the
+    run begins again at the first until it has its number.
+    """
+    del need, rng
+    options = KubeaiOptions.model_validate(dataset.options)
+    rows = [
+        messages
+        for row in read_rows(require_path(dataset, KubeaiOptions))
+        if len(messages := _list(row)) >= 2
+    ]
+    prompts = [prompt for messages in rows for prompt in _grow(messages)][: dataset.max_prompts]
+    Random(options.seed).shuffle(prompts)  # noqa: S311  # the order must be the script's
+    made = []
+    for prompt, answer in prompts:
+        size = options.output_len or ruler.count(answer)
+        if _LEAST <= ruler.count(prompt) <= _MOST_IN and size >= _LEAST:
+            made.append(Conversation((ChatTurn((TurnMessage("user", prompt),), size),)))
+    return made
+
+
+def _list(row: Entry) -> list[str]:
+    return [read_text(item, "value") for item in read_objects(row, "conversations")]
+
+
+def _grow(messages: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields each question with its history as one text, and the answer that followed it, if any did."""
+    text = ""
+    for i, message in enumerate(messages):
+        text += f"{'Assistant' if i % 2 else 'User'}: {message}\n"
+        if i % 2 == 0:
+            yield text, messages[i + 1] if i + 1 < len(messages) else ""
+
+
+_DEFAULT_OUTPUT_TOKENS = 256
+
+
+def read_bodies(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+    """Reads chat bodies (`messages`), completion bodies (`prompt`), or either inside a batch row's `body`."""
+    del need, rng
+    rows = read_rows(require_path(dataset))
+    return [_build(body if isinstance(body := row.get("body"), dict) else row) for row in rows]
+
+
+def _build(body: Entry) -> Conversation:
+    messages = tuple(
+        TurnMessage(read_text(item, "role"), _read_content(item)) for item in read_objects(body, "messages")
+    )
+    if not messages:
+        messages = (TurnMessage("user", read_text(body, "prompt")),)
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    output_tokens = limit if isinstance(limit, int) else _DEFAULT_OUTPUT_TOKENS
+    return Conversation((ChatTurn(messages, output_tokens),), body=body)
+
+
+def _read_content(message: Entry) -> str:
+    parts = [read_text(part, "text") for part in read_objects(message, "content")]
+    return read_text(message, "content") or "\n".join(parts)
+
 
 _ROLES = MappingProxyType(
     {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "system": "system"}

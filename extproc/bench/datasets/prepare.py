@@ -13,8 +13,8 @@ from extproc.bench.datasets.conversation import (
     build_prompts,
     count_prompt_tokens,
 )
-from extproc.bench.datasets.draws import draw_tokens
 from extproc.bench.datasets.source import Source
+from extproc.bench.datasets.synthetic import draw_tokens
 from extproc.bench.datasets.text import BYTES, Ruler, fit_text
 from extproc.bench.spec.traffic import Dataset, Distribution, TrafficShape
 from extproc.errors import SettingsError

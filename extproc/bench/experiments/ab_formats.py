@@ -4,15 +4,13 @@ import csv
 import io
 from collections.abc import Iterator
 
-from extproc.bench.experiments.ab import Trial
-from extproc.bench.experiments.ab_report import AbReport, Arm
+from extproc.bench.experiments.ab import AbReport, Arm, Trial
 from extproc.bench.experiments.compare import show_change
 from extproc.bench.measure.stats import Interval
-from extproc.bench.measure.words import DASH, fixed, percent
+from extproc.bench.measure.words import DASH, fixed, markdown_table, percent
 from extproc.bench.published.tables import COLUMNS
 from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.headline import SHARES, name_part
-from extproc.bench.report.markdown import markdown_table
 from extproc.pages import page
 from extproc.pages.plots import Bar, bars
 

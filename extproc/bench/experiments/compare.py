@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from extproc.bench.measure.stats import Interval, mean_interval
-from extproc.bench.measure.words import DASH
+from extproc.bench.measure.words import DASH, markdown_table
 from extproc.bench.report.figures import FIGURES, read_figures
 from extproc.bench.report.headline import name_part, show
-from extproc.bench.report.markdown import markdown_table
 from extproc.bench.report.report import Report
 
 CONFIDENCE = 0.95

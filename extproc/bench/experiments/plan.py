@@ -1,14 +1,23 @@
 """What a spec would do, worked out before it is run, and why it could not. Pure."""
 
+import asyncio
+import os
+import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from extproc.bench.datasets.dataset_account import Honesty, account
 from extproc.bench.datasets.text import BYTES, Ruler
-from extproc.bench.load.workload import Workload
+from extproc.bench.experiments.run import check_target
+from extproc.bench.load.registry import open_registry
+from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.spec.tree import Spec
+
+_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
 
 # What one core of a load process spends at most: on writing a request and reading its head; on a chunk.
 _REQUEST_CPU_S = 500e-6
@@ -164,3 +173,17 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
 def _sparkline(counts: Sequence[int]) -> str:
     top = max(counts) or 1
     return "".join(_BLOCKS[round(count / top * (len(_BLOCKS) - 1))] for count in counts)
+
+
+def plan_here(spec: Spec, *, latency_s: float) -> Plan:
+    """Plans a run as `run` would make it; raises `SettingsError` for what `run` refuses."""
+    registry = open_registry(spec)
+    asyncio.run(check_target(spec, registry))
+    workload = build_workload(spec, registry)
+    return plan(spec, workload, _look_around(), latency_s=latency_s, ruler=registry.ruler)
+
+
+def _look_around() -> ClientHost:
+    low, high = map(int, _PORTS.read_text("ascii").split()) if _PORTS.exists() else (32768, 60999)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ClientHost(cores=len(os.sched_getaffinity(0)), ports=high - low + 1, files=files)

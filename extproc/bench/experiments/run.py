@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from extproc.bench.datasets.dataset_cache import DatasetCache
-from extproc.bench.experiments.scrape import pair, scrape
-from extproc.bench.experiments.watch import FleetWatch, build_watch
+from extproc.bench.experiments.watch import FleetWatch, build_watch, pair, scrape
 from extproc.bench.load.driver import LoadError, drive, start_soon
 from extproc.bench.load.generator import LoadShare
 from extproc.bench.load.journal import clip, close_journal, find_end, open_journal
@@ -25,9 +24,9 @@ from extproc.bench.load.parts import Part, find_clock_offset
 from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.pace import Goal, Pace
-from extproc.bench.processors.client import Wiring
 from extproc.bench.processors.credentials import NoToken, open_keys
 from extproc.bench.processors.http import name_fault
+from extproc.bench.processors.processor import Wiring
 from extproc.bench.progress import GoalProgress, Progress, watching
 from extproc.bench.record import ClientStats, PartStats, Record, RunClock, RunInfo, RunResult, Window
 from extproc.bench.spec.section import list_faults

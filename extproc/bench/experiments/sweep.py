@@ -15,9 +15,8 @@ from pydantic import ValidationError
 from extproc.bench.experiments.ab import Prepares, label, prime, rotate
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.run import Interrupted, Run
-from extproc.bench.experiments.sweep_rows import build_row
 from extproc.bench.load.registry import open_registry
-from extproc.bench.published.tables import Cell
+from extproc.bench.published.tables import Cell, build_row
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.outputs import write_reports

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,61 @@ from pathlib import Path
 import numpy as np
 
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage, count_prompt_tokens
-from extproc.bench.datasets.draws import draw
-from extproc.bench.load.cap import Cap
-from extproc.bench.load.crowd import Visit, build_crowd
+from extproc.bench.datasets.synthetic import draw
+from extproc.bench.load.schedule import Visit, build_crowd
 from extproc.bench.load.workload import Numbering
-from extproc.bench.processors.client import Client
-from extproc.bench.processors.processor import ChatQuery
+from extproc.bench.processors.processor import ChatQuery, Client
 from extproc.bench.record import INTERRUPTED, Clock, Record
 from extproc.bench.spec.tree import Spec
+
+
+class Cap:
+    """A limit of requests in flight; waiters go in the order they came. `None` is no limit.
+
+    `full_s` is how long no slot was left, so that a report can tell a rate from a closed loop.
+    """
+
+    def __init__(self, limit: int | None, clock: Clock) -> None:
+        self.limit = limit
+        self.in_flight = 0
+        self._clock = clock
+        self._waiters: deque[asyncio.Future[float]] = deque()
+        self._full_s = 0.0
+        self._full_since_s: float | None = None
+
+    @property
+    def full_s(self) -> float:
+        running = 0.0 if self._full_since_s is None else self._clock() - self._full_since_s
+        return self._full_s + running
+
+    async def enter(self, intended_s: float) -> float:
+        """Takes a slot; returns when it was free: at the intended time, or when another left."""
+        if self.limit is None or self.in_flight < self.limit:
+            self.in_flight += 1
+            if self.in_flight == self.limit:
+                self._full_since_s = self._clock()
+            return intended_s
+        waiter: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Gives the slot to the first that still waits, or back."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(self._clock())
+                return
+        self.in_flight -= 1
+        if self._full_since_s is not None:
+            self._full_s += self._clock() - self._full_since_s
+            self._full_since_s = None
+
 
 # Wake at most this often, then start everything that is due: a timer per request falls behind from
 # about 500 req/s per process.

@@ -16,7 +16,7 @@ from extproc.bench.datasets.tokens import TokenRuler, recount
 from extproc.bench.load.generator import LoadGenerator, LoadShare, Next
 from extproc.bench.load.journal import Journal
 from extproc.bench.load.registry import build_registry
-from extproc.bench.processors.client import Wiring
+from extproc.bench.processors.processor import Wiring
 from extproc.bench.progress import LoadWatch
 from extproc.bench.record import ClientStats, Record, RunClock
 

@@ -9,10 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from extproc.bench.datasets.bodies import read_bodies
-from extproc.bench.datasets.chats import read_openorca, read_sharegpt
-from extproc.bench.datasets.kubeai import read_kubeai_sharegpt
-from extproc.bench.datasets.prepared import read_prepared
+from extproc.bench.datasets.chats import read_bodies, read_kubeai_sharegpt, read_openorca, read_sharegpt
+from extproc.bench.datasets.dataset_cache import read_prepared
 from extproc.bench.datasets.source import Source
 from extproc.bench.datasets.synthetic import (
     generate_conversations,
@@ -25,10 +23,9 @@ from extproc.bench.datasets.traces import replay_trace
 from extproc.bench.judge.verdict import RunVerdict
 from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_sine, build_steps
 from extproc.bench.processors.anthropic import AnthropicMessages
-from extproc.bench.processors.client import Client, ClientFactory, Wiring
 from extproc.bench.processors.http import HttpClient
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
-from extproc.bench.processors.processor import Processor
+from extproc.bench.processors.processor import Client, ClientFactory, Processor, Wiring
 from extproc.bench.record import RunResult
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec

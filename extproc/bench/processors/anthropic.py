@@ -4,8 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
-from extproc.bench.processors.processor import EMPTY, AnswerPiece, ChatQuery, HttpApi, Json, Usage
+from extproc.bench.processors.processor import (
+    EMPTY,
+    AnswerPiece,
+    ChatQuery,
+    HttpApi,
+    Json,
+    Usage,
+    get_count,
+    get_error,
+    get_list,
+    get_object,
+    get_text,
+)
 
 
 @dataclass(frozen=True, slots=True)

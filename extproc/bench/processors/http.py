@@ -8,12 +8,9 @@ from types import MappingProxyType, SimpleNamespace
 import aiohttp
 import orjson
 
-from extproc.bench.processors.client import Wiring
-from extproc.bench.processors.collector import collect_stream, collect_whole, fail
+from extproc.bench.processors.collector import Read, collect_stream, collect_whole, fail
 from extproc.bench.processors.credentials import NoToken, open_keys
-from extproc.bench.processors.fields import get_error
-from extproc.bench.processors.framing import Read
-from extproc.bench.processors.processor import ChatQuery, Processor
+from extproc.bench.processors.processor import ChatQuery, Processor, Wiring, get_error
 from extproc.bench.record import Clock, Record
 
 # Below the five seconds after which uvicorn, and so vLLM, closes an idle connection: a request must

@@ -4,8 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from extproc.bench.datasets.conversation import join_prompt
-from extproc.bench.processors.fields import get_count, get_error, get_list, get_object, get_text
-from extproc.bench.processors.processor import EMPTY, AnswerPiece, ChatQuery, HttpApi, Usage
+from extproc.bench.processors.processor import (
+    EMPTY,
+    AnswerPiece,
+    ChatQuery,
+    HttpApi,
+    Usage,
+    get_count,
+    get_error,
+    get_list,
+    get_object,
+    get_text,
+)
 
 _OWN_FIELDS = frozenset({"messages", "prompt", "input", "max_tokens", "max_completion_tokens"})
 _FINISHED = frozenset({"response.completed", "response.incomplete"})

@@ -1,10 +1,47 @@
 """The seam of request processors: what every API has in common."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from extproc.bench.datasets.conversation import TurnMessage
+from extproc.bench.record import Clock, Record
+from extproc.bench.spec.tree import Target
+
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+def get_object(parent: object, field: str) -> Mapping[str, object]:
+    value = parent.get(field) if isinstance(parent, Mapping) else None
+    return value if isinstance(value, Mapping) else _NOTHING
+
+
+def get_list(parent: object, field: str) -> list[object]:
+    value = parent.get(field) if isinstance(parent, Mapping) else None
+    return value if isinstance(value, list) else []
+
+
+def get_text(parent: object, field: str) -> str:
+    value = parent.get(field) if isinstance(parent, Mapping) else None
+    return value if isinstance(value, str) else ""
+
+
+def get_count(parent: object, field: str) -> int | None:
+    value = parent.get(field) if isinstance(parent, Mapping) else None
+    return value if isinstance(value, int) else None
+
+
+def get_error(payload: object) -> str | None:
+    """Returns the message of `{"error": {"message"}}`, `{"error": "…"}` or vLLM's `{"object": "error"}`."""
+    if not isinstance(payload, Mapping):
+        return None
+    if payload.get("object") == "error" or isinstance(payload.get("error"), str):
+        return get_text(payload, "message") or get_text(payload, "error") or "error"
+    if payload.get("error"):
+        return get_text(get_object(payload, "error"), "message") or "error"
+    return None
+
 
 Json = Mapping[str, object]
 
@@ -85,3 +122,26 @@ class HttpApi:
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+class Client(Protocol):
+    """Sends one request at a time, many at once. Lives and dies in a running event loop."""
+
+    async def send(self, ask: ChatQuery, record: Record) -> None:
+        """Fills the record from `started_s` to `end_s`; failures are recorded, never raised."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What a client is made of."""
+
+    base_url: str
+    target: Target
+    api_key: str | None
+    clock: Clock
+
+
+ClientFactory = Callable[[Wiring], Client]

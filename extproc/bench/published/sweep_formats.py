@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from extproc.bench.measure.stats import Interval
-from extproc.bench.measure.words import DASH, fixed, milliseconds, percent
+from extproc.bench.measure.words import DASH, fixed, markdown_table, milliseconds, percent
 from extproc.bench.published.sweep_table import DatasetPart, Spot, SweepTable
-from extproc.bench.report.markdown import markdown_table
 from extproc.pages import page
 from extproc.pages.plots import Bar, Dot, bars, dotted
 

@@ -1,5 +1,7 @@
 """Where a run's reports go: a folder with every format, and the terminal."""
 
+import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -11,15 +13,58 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from extproc.bench.judge.verdict import RunVerdict
-from extproc.bench.record import RunResult
+from extproc.bench.measure.measures import MEASURES
+from extproc.bench.record import Record, RunResult
 from extproc.bench.report.brief import Brief, encode_brief
-from extproc.bench.report.csv_table import csv_table
 from extproc.bench.report.headline import summary_text
 from extproc.bench.report.report import Report, encode_report
 from extproc.bench.report.run_page import html_report
 from extproc.bench.report.textfile import fill_registry, textfile
 from extproc.bench.report.vllm import vllm_json, vllm_text
 from extproc.errors import ExtprocError
+
+_FIELDS = (
+    "index",
+    "session",
+    "turn",
+    "intended_s",
+    "admitted_s",
+    "started_s",
+    "sent_s",
+    "first_byte_s",
+    "first_token_s",
+    "end_s",
+    "input_tokens",
+    "output_tokens",
+    "token_source",
+    "estimated_input_tokens",
+    "estimated_output_tokens",
+    "cached_tokens",
+    "endpoint",
+    "status",
+    "failure",
+    "failure_detail",
+    "retry_after_s",
+)
+
+
+def csv_table(result: RunResult) -> str:
+    """A header and a line per request; what a request does not have is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_FIELDS, "chunks", *(f"{name}_ms" for name in MEASURES)])
+    writer.writerows(_row(record) for record in result.records)
+    return text.getvalue()
+
+
+def _row(record: Record) -> list[object]:
+    figures = [measure(record) for measure in MEASURES.values()]
+    return [
+        *(getattr(record, name) for name in _FIELDS),
+        len(record.chunk_s),
+        *(None if value is None else round(value * 1000, 6) for value in figures),
+    ]
+
 
 _PUSH_S = 10.0
 

@@ -9,15 +9,13 @@ import numpy as np
 import orjson
 
 from extproc.bench.measure import measures
-from extproc.bench.measure.groups import Row
+from extproc.bench.measure.groups import Row, cut_timeline
 from extproc.bench.measure.measures import Measure
 from extproc.bench.measure.metrics import chunk_gaps, sample
 from extproc.bench.measure.stats import Floats, Stats
-from extproc.bench.measure.timeline import cut_timeline
 from extproc.bench.measure.words import fixed, milliseconds, percent
 from extproc.bench.record import Record, RunResult
-from extproc.bench.report.headline import headlines, name_part
-from extproc.bench.report.phase_rows import PHASE_HEADER, elasticity_figures, list_phase
+from extproc.bench.report.headline import PHASE_HEADER, elasticity_figures, headlines, list_phase, name_part
 from extproc.bench.report.report import Report
 from extproc.pages import page
 from extproc.pages.plots import Bar, Series, bars, lines
