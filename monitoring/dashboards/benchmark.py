@@ -13,7 +13,7 @@ def _so_far(metric: str) -> str:
 BENCHMARK: Final = Board(
     "extproc-benchmark",
     "extproc: benchmark runs",
-    "A run while it goes (`bench run --metrics-port`), and those that are over (`--pushgateway`).",
+    "A run while it goes (`bench run --metrics-port`).",
     (
         Row(
             "The run",
@@ -71,48 +71,6 @@ BENCHMARK: Final = Board(
                     (Query(rate("extproc_picks_total", "", "reason") + " > 0", "{{reason}}"),),
                     "reqps",
                     "stack",
-                ),
-            ),
-        ),
-        Row(
-            "Finished runs",
-            (
-                Panel(
-                    "Time to first token, p95",
-                    "Of the measured part.",
-                    (Query('extproc_bench_ttft_seconds{quantile="0.95"}', "{{benchmark}}"),),
-                    "s",
-                ),
-                Panel(
-                    "Prefix cache hit rate",
-                    "Share of the prompts' tokens.",
-                    (Query("extproc_bench_prefix_hit_ratio", "{{benchmark}}"),),
-                    "percentunit",
-                ),
-                Panel(
-                    "Tokens a second",
-                    "Input and output.",
-                    (Query("extproc_bench_tokens_per_second", "{{benchmark}}"),),
-                ),
-                Panel(
-                    "Completed",
-                    "Requests a second.",
-                    (Query("extproc_bench_completed_requests_per_second", "{{benchmark}}"),),
-                    "reqps",
-                ),
-                Panel(
-                    "Failed",
-                    "Share of all requests.",
-                    (Query("extproc_bench_failed_ratio", "{{benchmark}}"),),
-                    "percentunit",
-                ),
-                Panel(
-                    "Valid",
-                    "1: the result holds, and its thresholds are met.",
-                    (
-                        Query("extproc_bench_valid", "{{benchmark}} valid"),
-                        Query("extproc_bench_thresholds_met", "{{benchmark}} thresholds"),
-                    ),
                 ),
             ),
         ),

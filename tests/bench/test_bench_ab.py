@@ -1,16 +1,13 @@
-import csv
-import io
 import json
 import math
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from extproc.bench.experiments.ab import AbReport, Trial, label, run_trials, summarise_trials
-from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
+from extproc.bench.experiments.ab_formats import ab_html, ab_markdown
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.measure.stats import mean_interval, student_quantile
 from extproc.bench.record import RunResult
@@ -184,17 +181,6 @@ async def test_table_has_every_figure_and_the_changes() -> None:
     assert "101.00 ± 2.48" in text
     assert "-75.0% [-75.0%, -75.0%]*" in text
     assert "| hit rate" in text
-
-
-async def test_csv_begins_with_the_published_columns() -> None:
-    published = files("extproc.simulator.fleet").joinpath("kubeai-8xl4.csv").read_text().splitlines()[0]
-    text = ab_csv(await compared(World(), comparing()))
-    rows = list(csv.DictReader(io.StringIO(text)))
-
-    assert text.splitlines()[0] == f"{published},repeat,hit_rate,time_per_token_mean_ms,verdict"
-    assert len(rows) == 6
-    assert rows[0]["req_per_s"] == "8.77"
-    assert rows[0]["ttft_mean_ms"] == "400.0"
 
 
 async def test_json_has_every_trial_and_a_versioned_schema() -> None:

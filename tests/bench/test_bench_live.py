@@ -1,31 +1,21 @@
-"""Live metrics of a run: complete, kept up for a while, pushed; and who answered where no header says it."""
+"""Live metrics of a run: complete, and kept up for a while; and who answered where no header says it."""
 
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import aiohttp.web
 import pytest
-import yaml
-from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.bench.commands import bench
 from extproc.bench.experiments.run import run
 from extproc.bench.progress import GAP_BUCKETS_S, Exporter, LoadWatch, exporting
 from extproc.bench.record import Record
-from extproc.bench.report.outputs import OutputError, push_report
-from extproc.bench.report.report import build
 from tests.bench.running import Silence, build_spec, serving
 from tests.bench.scripted import DONE, USAGE, chunk
-from tests.bench.synthetic import failed, record, steady
+from tests.bench.synthetic import failed, record
 from tests.stack.ports import free_ports
 
 
@@ -96,66 +86,6 @@ def test_metrics_stay_up_while_they_linger_and_a_signal_ends_that() -> None:
     helper.join()
 
     assert "extproc_bench_e2e_seconds_count 1.0" in scraped[0]
-
-
-class _Gateway(BaseHTTPRequestHandler):
-    """As much of a Pushgateway as a push sees."""
-
-    pushed: list[tuple[str, str, str]]
-
-    def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        self.pushed.append((self.command, self.path, body))
-        self.send_response(200 if self.path.startswith("/metrics/job/") else 400)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        pass
-
-
-@contextmanager
-def pushgateway() -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
-    handler = type("Gateway", (_Gateway,), {"pushed": []})
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", handler.pushed  # type: ignore[attr-defined]
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def test_final_figures_are_pushed_under_the_benchmarks_name() -> None:
-    said = build(steady(10))
-    with pushgateway() as (url, pushed):
-        push_report(said, url)
-    ((method, path, body),) = pushed
-
-    assert (method, path) == ("PUT", "/metrics/job/benchmark")
-    assert 'extproc_bench_completed_requests_per_second{benchmark="benchmark",model="llama"}' in body
-
-
-def test_pushgateway_that_is_away_is_named() -> None:
-    with pytest.raises(OutputError, match=r"pushgateway http://127\.0\.0\.1:1: "):
-        push_report(build(steady(10)), "http://127.0.0.1:1")
-
-
-def test_run_pushes_what_it_found(null_server: int, tmp_path: Path) -> None:
-    spec = tmp_path / "spec.yaml"
-    shape = {"req-rate": 50, "total-prompts": 10, "dataset": {"name": "random", "input-tokens": 4}}
-    tree = {"name": "pushed", "endpoint": "127.0.0.1", "port": null_server, "target": {"model": "m"}}
-    spec.write_text(
-        yaml.safe_dump({**tree, "labels": {"team": "blue"}, "performance": {"traffic-shape": shape}})
-    )
-    with pushgateway() as (url, pushed):
-        done = CliRunner().invoke(
-            bench,
-            ["run", str(spec), "--quiet", "--pushgateway", url, "--allow-client-limited", "--linger", "1s"],
-        )
-
-    assert done.exit_code == 0, done.output
-    assert pushed[0][1] == "/metrics/job/pushed/team/blue"
 
 
 async def answer_plainly(request: aiohttp.web.Request) -> aiohttp.web.Response:

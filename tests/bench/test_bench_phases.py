@@ -20,7 +20,6 @@ from extproc.bench.record import FleetSample, Record
 from extproc.bench.report import report
 from extproc.bench.report.headline import summary_text
 from extproc.bench.report.run_page import html_report
-from extproc.bench.report.textfile import textfile
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.bench.spec.tree import Slo, Spec, Watching
 from tests.bench import synthetic
@@ -192,13 +191,12 @@ def test_report_has_phases_that_hold_every_request_once() -> None:
 def test_every_format_tells_the_phases() -> None:
     run = spiked()
     said = report.build(run)
-    text, html, prom = summary_text(said), html_report(run, said), textfile(said)
+    text, html = summary_text(said), html_report(run, said)
 
     assert "recovery, spike...............: 15.0 s" in text
     assert "| spike " in text
     assert "Endpoints ready" in html
     assert "SLO seconds missed" in html
-    assert 'extproc_bench_slo_seconds_missed{benchmark="benchmark",model="llama"} 14.0' in prom
 
 
 def test_journal_keeps_what_was_seen_of_the_endpoints(tmp_path: Path) -> None:

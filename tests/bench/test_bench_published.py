@@ -1,9 +1,7 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from extproc.bench.commands import bench
 from extproc.bench.published.tables import Cell, PublishedError, judge_cell, on_time_in_flight, read_published
 
 TABLE = Path(__file__).parents[2] / "extproc" / "simulator" / "fleet" / "kubeai-8xl4.csv"
@@ -82,15 +80,6 @@ def test_no_round_robin_cell_of_the_table_is_client_limited() -> None:
     rows = read_published(TABLE.read_text().splitlines())
 
     assert {str(judge_cell(row)) for row in rows if row.strategy == "round_robin"} == {"valid"}
-
-
-def test_compare_judges_a_published_table() -> None:
-    told = CliRunner().invoke(bench, ["compare", str(TABLE)])
-
-    verdicts = [line for line in told.output.splitlines() if line.startswith("| prefix_hash")]
-    assert told.exit_code == 0
-    assert len(verdicts) == 4
-    assert all("invalid: client-limited" in line for line in verdicts)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from extproc.bench.experiments.compare import compare, comparison_markdown
@@ -18,7 +17,6 @@ from extproc.bench.report import report
 from extproc.bench.report.headline import headlines, name_part, summary_text
 from extproc.bench.report.outputs import REPORTS, csv_table, print_verdict, write_reports
 from extproc.bench.report.run_page import html_report
-from extproc.bench.report.textfile import textfile
 from extproc.bench.report.vllm import vllm_json, vllm_text
 from extproc.bench.spec.tree import Slo
 from tests.bench import browser
@@ -167,21 +165,6 @@ def test_csv_has_a_row_per_request_and_leaves_missing_figures_empty() -> None:
     assert [row["ttft_ms"] for row in rows] == ["500.0", ""]
     assert [row["chunks"] for row in rows] == ["11", "0"]
     assert rows[1]["failure"] == "timeout"
-
-
-def test_textfile_is_valid_exposition_with_the_figures_of_the_steady_window() -> None:
-    run = result([record(index, index / 10) for index in range(50)] + [failed(50, 5.0)], duration_s=8.0)
-    text = textfile(report.build(run))
-
-    samples = {
-        (sample.name, *(sample.labels.get(label, "") for label in ("outcome", "quantile"))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    assert samples["extproc_bench_requests", "completed", ""] == 50
-    assert samples["extproc_bench_requests", "timeout", ""] == 1
-    assert samples["extproc_bench_ttft_seconds", "", "0.99"] == pytest.approx(0.5)
-    assert samples["extproc_bench_prefix_hit_ratio", "", ""] == pytest.approx(0.6)
 
 
 def test_every_report_is_written_and_a_users_own_goes_with_them(tmp_path: Path) -> None:

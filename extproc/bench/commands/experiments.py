@@ -1,4 +1,4 @@
-"""About more than one run, or about none: compare, ab, sweep, page, saturate, plan."""
+"""About more than one run, or about none: compare, ab, sweep, page, saturate, plan, history."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,12 +17,11 @@ from extproc.bench.commands.options import (
 from extproc.bench.datasets.dataset_cache import DatasetCache
 from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import count_runs, run_ab, summarise_trials
-from extproc.bench.experiments.ab_formats import ab_csv, ab_html, ab_markdown
+from extproc.bench.experiments.ab_formats import ab_html, ab_markdown
 from extproc.bench.experiments.compare import compare, comparison_markdown
 from extproc.bench.experiments.history import (
     Entry,
     enter_report,
-    history_html,
     history_markdown,
     list_regressions,
     list_remarks,
@@ -34,7 +33,7 @@ from extproc.bench.experiments.saturate import saturation_html, saturation_markd
 from extproc.bench.pace import Pace
 from extproc.bench.published.sweep_formats import sweep_html, sweep_markdown
 from extproc.bench.published.sweep_table import gather
-from extproc.bench.published.tables import published_markdown, read_published, write_rows
+from extproc.bench.published.tables import read_published, write_rows
 from extproc.bench.report import report
 from extproc.bench.report.brief import Brief, build_brief
 from extproc.bench.report.outputs import make_folder, print_faults, write_brief, write_texts
@@ -58,8 +57,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     show_default=True,
     help="By what share a figure may be worse.",
 )
-@click.option("--output", type=_FOLDER, help="Folder for the page and the table.")
-def history_command(folder: Path, runs: int, tolerance: float, output: Path | None) -> None:
+def history_command(folder: Path, runs: int, tolerance: float) -> None:
     """Line up the runs below DIR by kind and time; exit 4 if the last valid one of a kind got worse.
 
     Reads every report.json. Runs are of a kind if name, model, load, accelerators, engine and labels are the
@@ -69,13 +67,7 @@ def history_command(folder: Path, runs: int, tolerance: float, output: Path | No
     if not entries:
         raise report.ReportError(f"{folder}: no report.json in it")
     history = trace_lines(entries, tolerance=tolerance, runs=runs)
-    text = history_markdown(history, tolerance=tolerance, runs=runs)
-    click.echo(text, nl=False)
-    if output is not None:
-        make_folder(output)
-        page = history_html(history, tolerance=tolerance, runs=runs)
-        for path in write_texts(output, {"history.md": text, "history.html": page}):
-            click.echo(str(path), err=True)
+    click.echo(history_markdown(history, tolerance=tolerance, runs=runs), nl=False)
     worse = list_regressions(history)
     print_faults(worse, list_remarks(history), Console(stderr=True), good="no regression", bad="got worse")
     if worse:
@@ -100,7 +92,7 @@ _ANY = click.Path(exists=True, path_type=Path)
 
 @click.command("compare")
 @click.argument("a", metavar="A", type=_ANY)
-@click.argument("b", metavar="[B]", type=_ANY, required=False)
+@click.argument("b", metavar="B", type=_ANY, required=False)
 @click.option(
     "--tolerance",
     type=click.FloatRange(0),
@@ -109,25 +101,17 @@ _ANY = click.Path(exists=True, path_type=Path)
     help="How far the loads may differ, a share.",
 )
 def compare_command(a: Path, b: Path | None, tolerance: float) -> None:
-    """Compare the reports A and B, or judge the published results in A (a CSV table).
+    """Compare the reports A and B.
 
     A and B are a report.json each, or folders with several: repeats, paired by seed. With repeats a figure is
     called better or worse, if the interval of its change says so. Exit 3 if the two cannot be compared:
     unequal load, another schedule, a run that is not valid.
     """
     if b is None:
-        click.echo(published_markdown(read_published(_read_text(a).splitlines())), nl=False)
-        return
+        raise SettingsError("compare with one table was removed in 0.2: use `bench page TABLE.csv`")
     comparison = compare(_read_reports(a), _read_reports(b), tolerance=tolerance)
     click.echo(comparison_markdown(comparison), nl=False)
     _end(comparison.faults, comparison.remarks)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise report.ReportError(f"{path}: not a table; to compare reports, give two") from None
 
 
 def _read_reports(path: Path) -> list[report.Report]:
@@ -187,7 +171,6 @@ def ab(
         texts = {
             "ab.json": report.encode_report(compared).decode(),
             "ab.html": ab_html(compared),
-            "ab.csv": ab_csv(compared),
             "ab.md": ab_markdown(compared),
         }
         _name(write_texts(output, texts))
@@ -278,7 +261,7 @@ def _do_missing(
 @click.option("--title", help="What the page is about. [default: the table's name]")
 def page_command(table: Path, output: Path, baseline: str | None, title: str | None) -> None:
     """Draw the page of a sweep from a TABLE of results: published, simulated or our own."""
-    cells = read_published(_read_text(table).splitlines())
+    cells = read_published(table.read_bytes().decode("utf-8", "replace").splitlines())
     done = gather(title or table.stem, cells, baseline=baseline)
     click.echo(sweep_markdown(done), nl=False)
     make_folder(output.parent)

@@ -1,4 +1,4 @@
-"""`extproc bench`: the group, and the commands for one run, its dataset and its report."""
+"""`extproc bench`: the group, and the commands for one run, its spec, its dataset and its report."""
 
 import asyncio
 import json
@@ -41,7 +41,6 @@ from extproc.bench.report.outputs import (
     OutputError,
     make_folder,
     print_verdict,
-    push_report,
     write_brief,
     write_reports,
 )
@@ -89,6 +88,11 @@ def _read_duration(text: str) -> float:
     return float(str(parse_duration(text)))
 
 
+def _refuse_push(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise SettingsError("--pushgateway was removed in 0.2: scrape --metrics-port, see docs/benchmark.md")
+
+
 @click.group()
 def bench() -> None:
     """Measure what routing does, and never report a load that was not offered."""
@@ -99,7 +103,7 @@ def bench() -> None:
 @click.option("--output", type=_FOLDER, help="Folder for every report, and for each request as it ends.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
 @click.option("--linger", type=_read_duration, default="0s", help="Serve them that much longer, such as 30s.")
-@click.option("--pushgateway", metavar="URL", help="Push the final figures there.")
+@click.option("--pushgateway", hidden=True, callback=_refuse_push, expose_value=False)
 @click.option("--part", metavar="I/N", help="Offer share I (from 0) of N equal ones; needs --output.")
 @click.option("--start-at", metavar="TIME", help="When all parts begin: RFC 3339 or seconds since 1970.")
 @click.option("--quiet", is_flag=True, help="No live display.")
@@ -113,7 +117,6 @@ def run_command(
     output: Path | None,
     metrics_port: int | None,
     linger: float,
-    pushgateway: str | None,
     part: str | None,
     start_at: str | None,
     quiet: bool,
@@ -138,8 +141,6 @@ def run_command(
         said = build_report(result)
         _tell(result, said, output, open_registry(spec).reports)
         write_brief(brief, brief_report(said))
-        if pushgateway is not None:
-            push_report(said, pushgateway)
     is_excused = allow_client_limited and said.verdict.is_client_limited_only
     _end(said, is_excused=is_excused)
 

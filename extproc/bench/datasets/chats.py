@@ -1,4 +1,4 @@
-"""Published chat datasets from local files: ShareGPT and OpenOrca."""
+"""Datasets in local files: ShareGPT, OpenOrca, KubeAI's prompts, whole OpenAI request bodies."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from random import Random

@@ -1,4 +1,4 @@
-"""Datasets that are generated, seeded, from parameters alone: no text of anybody's is used."""
+"""Numbers drawn from distributions, and datasets made of them: no text of anybody's is used."""
 
 import math
 from collections.abc import Iterator

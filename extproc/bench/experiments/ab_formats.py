@@ -1,14 +1,11 @@
-"""A comparison of strategies as a table, as CSV in the columns of KubeAI's published results, as HTML."""
+"""A comparison of strategies as a table and as HTML."""
 
-import csv
-import io
 from collections.abc import Iterator
 
-from extproc.bench.experiments.ab import AbReport, Arm, Trial
+from extproc.bench.experiments.ab import AbReport, Arm
 from extproc.bench.experiments.compare import show_change
 from extproc.bench.measure.stats import Interval
 from extproc.bench.measure.words import DASH, fixed, markdown_table, percent
-from extproc.bench.published.tables import COLUMNS
 from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.headline import SHARES, name_part
 from extproc.pages import page
@@ -23,7 +20,6 @@ _PLOTTED = (
     "e2e_median_ms",
     "time_per_token_mean_ms",
 )
-_TOLD_BESIDES = ("repeat", "hit_rate", "time_per_token_mean_ms", "verdict")
 
 
 def ab_markdown(report: AbReport) -> str:
@@ -62,42 +58,6 @@ def _show(name: str, interval: Interval | None) -> str:
     show = percent if name in SHARES else fixed
     margin = "" if interval.high is None else f" ± {show(interval.high - interval.mean)}"
     return f"{show(interval.mean)}{margin}"
-
-
-def ab_csv(report: AbReport) -> str:
-    """A row per trial in the published columns: vLLM's figures of the whole run; then what else is known."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, (*COLUMNS, *_TOLD_BESIDES), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_row(trial) for trial in report.trials)
-    return text.getvalue()
-
-
-def _row(trial: Trial) -> dict[str, object]:
-    report, whole = trial.report, trial.report.whole
-    traffic = report.spec["performance"]["traffic-shape"]
-    row: dict[str, object] = {
-        "max_concurrency": traffic.get("max-concurrency", traffic.get("vus")),
-        "request_rate": traffic.get("req-rate"),
-        "strategy": trial.arm,
-        "requests": whole.counts.completed,
-        "duration_s": round(whole.window.end_s, 2),
-        "input_tokens": whole.tokens.input,
-        "output_tokens": whole.tokens.output,
-        "req_per_s": round(whole.throughput.requests_rps, 2),
-        "output_tok_per_s": round(whole.throughput.output_tps, 2),
-        "total_tok_per_s": round(whole.throughput.total_tps, 2),
-        "repeat": trial.repeat + 1,
-        "hit_rate": report.hit_rate,
-        "verdict": report.verdict.text,
-    }
-    for measure, short in (("ttft_sent", "ttft"), ("tpot", "tpot"), ("itl", "itl")):
-        if summary := whole.latency_ms.get(measure):
-            for point, value in (("mean", summary.mean), ("median", summary.p50), ("p99", summary.p99)):
-                row[f"{short}_{point}_ms"] = round(value, 2)
-    if per_token := whole.latency_ms.get("time_per_token"):
-        row["time_per_token_mean_ms"] = round(per_token.mean, 2)
-    return row
 
 
 def ab_html(report: AbReport) -> str:

@@ -1,4 +1,4 @@
-"""Runs of the same kind over time, and whether the last one is worse than those before it. Pure."""
+"""Runs of the same kind over time: is the last one worse than those before it? Pure."""
 
 import statistics
 from collections import defaultdict
@@ -210,20 +210,6 @@ def _drift_row(drift: Drift) -> tuple[str, ...]:
 
 def _show_change(drift: Drift) -> str:
     return DASH if drift.change is None else f"{'+' if drift.change >= 0 else ''}{percent(drift.change)}"
-
-
-def history_html(history: Sequence[Line], *, tolerance: float, runs: int) -> str:
-    """One page: a verdict, then for each kind of run its figures over time."""
-    return page.html_page("History", METHOD.format(runs=runs, tolerance=tolerance), _parts(history))
-
-
-def _parts(history: Sequence[Line]) -> Iterator[str]:
-    worse = list_regressions(history)
-    yield page.notice("got worse" if worse else "no regression", worse, is_good=not worse)
-    yield page.remarks(list_remarks(history))
-    for line in history:
-        yield page.table(_title(line), _RUNS, [_run_row(entry) for entry in line.entries])
-        yield from draw_line(line)
 
 
 def draw_line(line: Line) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a spec would do, worked out before it is run, and why it could not. Pure."""
+"""What a spec would do on a machine, worked out before it is run, and why it could not."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The endpoints while a run goes: who is ready, by the router, and what they say of themselves."""
+"""The endpoints while a run goes: who is ready, by the router, and what their own `/metrics` say."""
 
 import asyncio
 import time

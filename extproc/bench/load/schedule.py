@@ -1,4 +1,4 @@
-"""The schedule: one ascending list of start times for the whole run, cut over processes later."""
+"""When requests begin: start times in an open loop, the stays of users in a closed one."""
 
 import math
 from bisect import bisect_right

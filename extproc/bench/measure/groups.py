@@ -1,4 +1,4 @@
-"""Requests by what they have in common: the turn, the endpoint that answered, the share found cached."""
+"""Requests by turn, endpoint and share found cached; and a run in slices of time, for plots."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""How figures are written for people: a missing one is a dash."""
+"""How figures are written for people: a missing one is a dash, a table is Markdown."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""The response processor: from stamped bytes to what a record says. Pure."""
+"""From stamped bytes to what a record says: events are cut out of the stream, then read. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,17 +41,14 @@ class _Answer:
     """What the pieces of an answer add up to."""
 
     text: list[str] = field(default_factory=list)
-    length: int = 0
     chunk_s: list[float] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     error: str | None = None
     is_complete: bool = False
 
-    def add(self, at_s: float, piece: AnswerPiece, *, is_cumulative: bool) -> None:
-        text = piece.text[self.length :] if is_cumulative else piece.text
-        if text:
-            self.text.append(text)
-            self.length += len(text)
+    def add(self, at_s: float, piece: AnswerPiece) -> None:
+        if piece.text:
+            self.text.append(piece.text)
             self.chunk_s.append(at_s)
         if piece.usage:
             self.usage = _merge(self.usage, piece.usage)
@@ -67,7 +64,7 @@ def collect_stream(record: Record, reads: Sequence[Read], processor: Processor) 
             if payload == DONE:
                 answer.is_complete = True
             else:
-                answer.add(at_s, processor.read(orjson.loads(payload)), is_cumulative=processor.is_cumulative)
+                answer.add(at_s, processor.read(orjson.loads(payload)))
     except orjson.JSONDecodeError as error:
         fail(record, "bad answer", str(error))
     record.chunk_s = answer.chunk_s
@@ -80,7 +77,7 @@ def collect_whole(record: Record, reads: Sequence[Read], processor: Processor) -
     answer = _Answer(is_complete=True)
     try:
         piece = processor.read(orjson.loads(b"".join(data for _, data in reads)))
-        answer.add(0.0, piece, is_cumulative=False)
+        answer.add(0.0, piece)
     except orjson.JSONDecodeError as error:
         fail(record, "bad answer", str(error))
     _fill(record, answer)

@@ -1,4 +1,4 @@
-"""The seam of request processors: what every API has in common."""
+"""What every API has in common: queries, answers, clients, and reading JSON without trusting it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -86,12 +86,8 @@ EMPTY = AnswerPiece()
 class Processor(Protocol):
     """One API over HTTP.
 
-    `is_cumulative`: a piece's text holds all text so far. `has_terminator`: a stream that ends
-    without a last piece was cut short.
+    `has_terminator`: a stream that ends without a last piece was cut short.
     """
-
-    @property
-    def is_cumulative(self) -> bool: ...
 
     @property
     def has_terminator(self) -> bool: ...
@@ -117,7 +113,6 @@ class Processor(Protocol):
 class HttpApi:
     """What most APIs share: a bearer key, server-sent events with a terminator."""
 
-    is_cumulative: bool = field(default=False, init=False)
     has_terminator: bool = field(default=True, init=False)
 
     def headers(self, api_key: str | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Results as a table, published ones or our own: read, judged from its means alone, and shown."""
+"""Results as a table, published ones or our own: read, written, and judged from their means alone."""
 
 import csv
 import io
@@ -8,7 +8,6 @@ from math import nan
 
 from extproc.bench.judge.verdict import CLIENT_LIMITED, FaultReason, Figures, RunVerdict, build_verdict
 from extproc.bench.measure.metrics import RunMetrics
-from extproc.bench.measure.words import DASH, fixed, markdown_table
 from extproc.bench.report.report import Report
 from extproc.bench.spec.experiment_sections import Load
 from extproc.bench.spec.tree import Limits
@@ -190,39 +189,6 @@ def _find_idle_client(figures: Figures, limits: Limits) -> Iterator[FaultReason]
             f"{had:.0f} in flight by Little's law where {figures.offered_rps:.0f} req/s on time would "
             f"have had {expected:.0f}: the client sent about {figures.achieved_rps:.1f} req/s",
         )
-
-
-def published_markdown(cells: Sequence[Cell]) -> str:
-    """The cells, what was in flight against what an on-time client would have had, the verdict.
-
-    A column that no cell has anything in is left out.
-    """
-    rows = [_list_judged(cell) for cell in cells]
-    header = [name for name in rows[0] if any(row[name] != DASH for row in rows)] if rows else []
-    return markdown_table(header, [[row[name] for name in header] for row in rows])
-
-
-def _list_judged(cell: Cell) -> Mapping[str, str]:
-    figures, told = judge_cell(cell).figures, cell.figures.get
-    return {
-        "strategy": cell.strategy,
-        "of": cell.dataset or DASH,
-        "asked req/s": fixed(cell.rate, 0),
-        "cap": str(cell.cap),
-        "req/s": fixed(told("req_per_s")),
-        "tok/s": fixed(told("total_tok_per_s"), 0),
-        "TTFT mean": _whole_ms(told("ttft_mean_ms")),
-        "E2E mean": _whole_ms(told("e2e_mean_ms")),
-        "time per token": _whole_ms(told("time_per_token_mean_ms")),
-        "in flight": fixed(figures.in_flight, 0),
-        "on time": fixed(figures.on_time_in_flight, 0),
-        "unfinished": fixed(told("unfinished"), 0),
-        "verdict": cell.verdict,
-    }
-
-
-def _whole_ms(value: float | None) -> str:
-    return DASH if value is None else f"{fixed(value, 0)} ms"
 
 
 def build_row(said: Report, dataset: str, strategy: str, repeat: int, load: Load) -> Cell:

@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from types import MappingProxyType
 
-from prometheus_client import push_to_gateway
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
@@ -19,7 +18,6 @@ from extproc.bench.report.brief import Brief, encode_brief
 from extproc.bench.report.headline import summary_text
 from extproc.bench.report.report import Report, encode_report
 from extproc.bench.report.run_page import html_report
-from extproc.bench.report.textfile import fill_registry, textfile
 from extproc.bench.report.vllm import vllm_json, vllm_text
 from extproc.errors import ExtprocError
 
@@ -66,9 +64,6 @@ def _row(record: Record) -> list[object]:
     ]
 
 
-_PUSH_S = 10.0
-
-
 class OutputError(ExtprocError):
     """A report could not be made or written."""
 
@@ -83,7 +78,6 @@ REPORTS: Mapping[str, Render] = MappingProxyType(
         "report.txt": lambda _, said: vllm_text(said.whole),
         "vllm.json": lambda result, said: vllm_json(result, said.whole),
         "requests.csv": lambda result, _: csv_table(result),
-        "metrics.prom": lambda _, said: textfile(said),
     }
 )
 
@@ -134,17 +128,6 @@ def write_brief(path: Path | None, brief: Brief) -> None:
             path.write_bytes(encode_brief(brief))
         except OSError as error:
             raise OutputError(f"{path}: {error.strerror}") from None
-
-
-def push_report(said: Report, url: str) -> None:
-    """Pushes the final figures to a Pushgateway, in place of those of the benchmark's last run.
-
-    Raises `OutputError`.
-    """
-    try:
-        push_to_gateway(url, said.name, fill_registry(said), grouping_key=said.labels, timeout=_PUSH_S)
-    except (OSError, ValueError) as error:
-        raise OutputError(f"pushgateway {url}: {error}") from None
 
 
 def print_verdict(said: Report, console: Console) -> None:

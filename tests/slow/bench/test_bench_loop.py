@@ -84,7 +84,7 @@ def test_comparison_through_envoy_shows_prefix_hash_ahead(tmp_path: Path) -> Non
         assert 5 <= len(trial["report"]["groups"]["endpoints"]) <= 8
     assert hits["prefix_hash"] > 2 * max(hits["round_robin"], hits["least_load"])
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("ab.json", "ab.html", "ab.csv", "ab.md"),
+        *("ab.json", "ab.html", "ab.md"),
         *("round_robin-1", "least_load-1", "prefix_hash-1"),
     }
     assert (tmp_path / "out" / "prefix_hash-1" / "report.html").stat().st_size > 10_000

@@ -6,11 +6,8 @@ The load is a benchmark run, whose metrics are a dashboard, too. The pool is tha
 import math
 import re
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -46,29 +43,10 @@ LINGER = "300s"
 SEEN_S = 120.0
 
 
-class Handler(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Says nothing: what is not there yet is asked for each second."""
-
-
 def shipped(stack: Stack) -> AbstractContextManager[Stack]:
     """Runs the stack with the pool of envoy/extproc.yaml."""
     (pool,) = yaml.safe_load((SHIPPED / "extproc.yaml").read_text())["pools"]
     return stack.running(pool | {"endpoints": {"static": stack.addresses}})
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serves a folder's files, in place of a Pushgateway."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @contextmanager
@@ -90,25 +68,20 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("dashboards")
     (folder / "out").mkdir()
     [port] = free_ports(1)
-    with (
-        shipped(Stack(folder, simulate=("--speed", "3"))) as stack,
-        serving(folder / "out") as files,
-    ):
+    with shipped(Stack(folder, simulate=("--speed", "3"))) as stack:
         targets = {
             "extproc": f"{stack.service.admin_url}/metrics".removeprefix("http://"),
             "envoy": f"{stack.gateway.admin_url}/stats/prometheus".removeprefix("http://"),
             "benchmark": f"127.0.0.1:{port}/metrics",
-            "pushgateway": f"{files}/metrics.prom",
         }
         with Prometheus(folder, targets, [RULES]) as prometheus, loading(folder, stack, port) as run:
-            run.wait_until((folder / "out" / "metrics.prom").exists, 120)
+            run.wait_until((folder / "out" / "report.json").exists, 120)
             prometheus.wait_until(lambda: all(map(prometheus.query, LAST)), 60)
             yield prometheus
 
 
 # What is there last: the run's figures, and what is recorded of the time before.
 LAST = (
-    "extproc_bench_valid",
     'extproc_bench_finished > 0 and on (instance) up{job="benchmark"} == 1',
     "pool:extproc_measured_tokens_cached:ratio_rate10m > 0",
     "deriv(extproc_bench_sent[30s])",
