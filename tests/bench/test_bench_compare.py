@@ -10,6 +10,7 @@ from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
 from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.report import Report
+from extproc.errors import SettingsError
 from tests.bench.synthetic import failed, record, result, spec, steady
 
 
@@ -189,9 +190,23 @@ def test_compare_command_names_the_file_it_cannot_read(tmp_path: Path) -> None:
 
     for arguments, fault in (
         ([good, str(bad)], "b.json: not a benchmark report"),
-        ([str(bad)], "b.json: not a table"),
         ([good, str(tmp_path / "empty")], "no report.json in it"),
     ):
         told = CliRunner().invoke(bench, ["compare", *arguments])
         assert isinstance(told.exception, report.ReportError)
         assert fault in str(told.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["compare", "TABLE"], "compare with one table was removed in 0.2"),
+        (["run", "TABLE", "--pushgateway", "http://gateway"], "--pushgateway was removed in 0.2"),
+    ],
+)
+def test_what_was_removed_says_so(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "table").write_text("")
+    told = CliRunner().invoke(bench, [each.replace("TABLE", str(tmp_path / "table")) for each in arguments])
+
+    assert isinstance(told.exception, SettingsError)
+    assert sentence in str(told.exception)

@@ -132,6 +132,7 @@ def test_field_that_was_removed_says_what_to_do_instead(spec: dict[str, Any], sa
         Spec.model_validate({"endpoint": "h", "performance": traffic, **spec})
 
 
+@pytest.mark.slow
 async def test_run_follows_a_token_that_changes(tmp_path: Path) -> None:
     """The first token is refused from the fifth request on; by then the file has another, which is taken."""
     file = tmp_path / "token"

@@ -17,6 +17,8 @@ from extproc.bench.record import RunResult
 from extproc.bench.spec.tree import Spec
 from tests.bench.ks import exponential_cdf, ks_distance, ks_limit, sampled_cdf
 
+pytestmark = pytest.mark.slow
+
 # A busy machine stops a process for this long now and then; the median must be good all the same.
 LATE_S = 0.25
 MEDIAN_LATE_S = 0.01

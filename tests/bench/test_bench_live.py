@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from urllib.request import urlopen
 
 import aiohttp.web
@@ -17,6 +16,7 @@ from tests.bench.running import Silence, build_spec, serving
 from tests.bench.scripted import DONE, USAGE, chunk
 from tests.bench.synthetic import failed, record
 from tests.stack.ports import free_ports
+from tests.waiting import wait_until
 
 
 class Work:
@@ -70,10 +70,10 @@ def test_gap_as_long_as_a_bound_is_within_it(bound: float) -> None:
 def test_metrics_stay_up_while_they_linger_and_a_signal_ends_that() -> None:
     """1. The run is over. 2. Its last state can be scraped. 3. A signal ends the wait of an hour."""
     (port,) = free_ports(1)
-    scraped = []
+    scraped, before = [], signal.getsignal(signal.SIGTERM)
 
     def scrape_and_end() -> None:
-        time.sleep(0.3)
+        wait_until(lambda: signal.getsignal(signal.SIGTERM) is not before)
         with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             scraped.append(answer.read().decode())
         signal.raise_signal(signal.SIGTERM)
@@ -98,6 +98,7 @@ async def tell_counters(request: aiohttp.web.Request) -> aiohttp.web.Response:
     return aiohttp.web.Response(text="vllm:prefix_cache_queries_total 1\nvllm:prefix_cache_hits_total 1\n")
 
 
+@pytest.mark.slow
 async def test_server_that_is_a_vllm_itself_is_the_endpoint() -> None:
     async with serving(chat=answer_plainly, metrics=tell_counters) as port:
         result = await run(build_spec(port, {"req-rate": 20, "total-prompts": 3}), progress=Silence())
@@ -105,6 +106,7 @@ async def test_server_that_is_a_vllm_itself_is_the_endpoint() -> None:
     assert {record.endpoint for record in result.records} == {f"127.0.0.1:{port}"}
 
 
+@pytest.mark.slow
 async def test_gateway_without_a_header_leaves_the_endpoint_unknown() -> None:
     async with serving(chat=answer_plainly) as port:
         result = await run(build_spec(port, {"req-rate": 20, "total-prompts": 3}), progress=Silence())
@@ -112,6 +114,7 @@ async def test_gateway_without_a_header_leaves_the_endpoint_unknown() -> None:
     assert {record.endpoint for record in result.records} == {None}
 
 
+@pytest.mark.slow
 async def test_header_wins_over_the_address_that_was_asked() -> None:
     async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
         plain = await answer_plainly(request)

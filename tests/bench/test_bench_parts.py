@@ -69,8 +69,10 @@ def test_parts_together_are_exactly_the_whole_schedule(
     assert all(share.numbers == part[0].numbers for part in parts for share in part)
 
 
+@pytest.mark.slow
 async def test_merged_report_counts_what_one_machine_counts(null_server: int, tmp_path: Path) -> None:
-    spec, start_at = Spec.model_validate(tree(null_server)), time.time() + 4
+    """Both parts are ready long before they begin, whatever else the machine does."""
+    spec, start_at = Spec.model_validate(tree(null_server)), time.time() + 20
     parts = [Part(number, 2, start_at) for number in range(2)]
     results = await asyncio.gather(
         *(run(spec, progress=Silence(), part=each, journal=tmp_path / each.journal) for each in parts)

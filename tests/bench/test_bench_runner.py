@@ -37,6 +37,7 @@ async def run_quietly(spec: Spec) -> RunResult:
     return await run(spec, progress=Silence())
 
 
+@pytest.mark.slow
 async def test_stalled_server_shows_in_latency_from_the_intended_start() -> None:
     """Coordinated omission: a server that stops for 2 s delays all that was due meanwhile.
 
@@ -63,6 +64,7 @@ async def test_stalled_server_shows_in_latency_from_the_intended_start() -> None
     assert float(np.max(from_start)) == pytest.approx(2, abs=0.8)
 
 
+@pytest.mark.slow
 async def test_open_loop_keeps_sending_through_a_stall() -> None:
     """Without a cap nothing waits for the stalled request."""
     gate = asyncio.Event()
@@ -198,6 +200,7 @@ class Fatal:
 """
 
 
+@pytest.mark.slow
 async def test_users_module_brings_its_own_parts(tmp_path: Path) -> None:
     plugin = tmp_path / "poems.py"
     plugin.write_text(PLUGIN)
@@ -252,6 +255,7 @@ async def test_spec_that_cannot_be_run_is_refused_before_it_starts(
         await run_quietly(spec)
 
 
+@pytest.mark.slow
 async def test_cancelled_run_leaves_no_process_behind() -> None:
     async with serving(chat=answer) as port:
         running = asyncio.create_task(run_quietly(build_spec(port, {"req-rate": 5, "duration": 60})))

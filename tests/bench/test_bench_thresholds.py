@@ -89,6 +89,7 @@ def run_with(tmp_path: Path, port: int, **fields: Any) -> int:
     return CliRunner().invoke(bench, ["run", str(path), "--quiet"]).exit_code
 
 
+@pytest.mark.slow
 def test_exit_status_tells_a_missed_threshold_from_a_result_that_does_not_hold(
     null_server: int, tmp_path: Path
 ) -> None:
