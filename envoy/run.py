@@ -112,8 +112,10 @@ def start_all(stack: ExitStack, endpoints: Iterable[range], config: Path) -> lis
         start(stack, "envoy", [_envoy(), *options]),
     ]
     _wait_for(f"{PAGE}readyz", started)
-    # Envoy serves without us, too: only an answer that names a pool has been through the service.
-    _wait_for(f"{ENVOY}/v1/models", started, header="x-extproc-pool")
+    # Envoy serves without us, too: from when it finds the service healthy, the service picks.
+    admin = f"http://127.0.0.1:{PORTS['Envoy admin']}"
+    _wait_for(f"{admin}/stats?filter=^cluster.extproc.membership_healthy", started, b"healthy: 1")
+    _wait_for(f"{ENVOY}/v1/models", started)
     return started
 
 
@@ -146,13 +148,13 @@ def check(started: Sequence[subprocess.Popen[bytes]]) -> None:
             raise RuntimeError(f"{process.args!r} ended with {process.returncode}; see {LOGS}/")
 
 
-def _wait_for(url: str, started: Sequence[subprocess.Popen[bytes]], header: str | None = None) -> None:
+def _wait_for(url: str, started: Sequence[subprocess.Popen[bytes]], text: bytes = b"") -> None:
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s:
         check(started)
         try:
             with urllib.request.urlopen(url, timeout=1) as answer:  # noqa: S310  # our own, on loopback
-                if header is None or header in answer.headers:
+                if text in answer.read():
                     return
         except (urllib.error.URLError, OSError):
             pass

@@ -21,7 +21,12 @@ Edit = Callable[[Tree], None]
 
 SHIPPED = Path(__file__).parents[2] / "envoy"
 OWN = ("extproc", "vllm")  # the clusters of standalone.yaml
-SERVED_BY = {"header": {"key": "x-served-by", "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
+# Headers of answers: the address as the shipped files have it, pool and reason for tests alone.
+SAID = {
+    "x-served-by": "%UPSTREAM_REMOTE_ADDRESS%",
+    "x-extproc-pool": "%DYNAMIC_METADATA(extproc:pool)%",
+    "x-extproc-reason": "%DYNAMIC_METADATA(extproc:reason)%",
+}
 
 
 def find_envoy() -> str:
@@ -130,10 +135,9 @@ def set_addresses(tree: Tree, name: str, ports: Sequence[int]) -> None:
 
 
 def tell_addresses(tree: Tree) -> None:
-    """Adds the line that the shipped configurations have as a comment: `x-served-by`."""
+    """Lets every answer say which endpoint gave it, which pool, and why."""
     for headers in find(tree, "response_headers_to_add"):
-        if SERVED_BY not in headers:
-            headers.insert(0, SERVED_BY)
+        headers[:] = [{"header": {"key": name, "value": value}} for name, value in SAID.items()]
 
 
 def doors(tree: Tree) -> list[str]:

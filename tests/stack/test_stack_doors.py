@@ -6,10 +6,11 @@ import subprocess
 from http.client import HTTPConnection
 
 import pytest
+import yaml
 
 from extproc.router.routing.prompt.apis import APIS, api_of
 from tests.stack.client import CHAT, Answer, ask
-from tests.stack.gateway import SHIPPED, doors, load
+from tests.stack.gateway import SHIPPED, doors, find, load
 from tests.stack.service import pool
 from tests.stack.stack import Stack
 
@@ -217,15 +218,28 @@ def test_http_1_0_is_spoken(stack: Stack, *, stream: bool) -> None:
         assert answer.endswith(b"data: [DONE]\n\n") if posts and stream else json.loads(answer)["object"]
 
 
-# How the line begins: in force, or commented out. Two files are none of Envoy's.
-TOLD = {"standalone.yaml": ["-"], "extproc.yaml": [], "demo-load.yaml": []}
-
-
-def test_addresses_of_endpoints_are_told_on_one_machine_only() -> None:
-    files = {path.name: path.read_text().splitlines() for path in SHIPPED.glob("*.yaml")}
+def test_clients_are_told_an_address_on_one_machine_only_and_a_reason_nowhere() -> None:
+    """A reason, `prefix` or `cold`, tells one tenant whether another's prompt is cached."""
+    overlays = SHIPPED.parent / "manifests/overlays"
+    files = [*SHIPPED.glob("*.yaml"), overlays / "gateway/envoy.yaml", overlays / "sidecar/envoy.yaml"]
+    trees = {path: yaml.safe_load(path.read_text()) for path in files}
     told = {
-        name: [line.strip()[0] for line in lines if "key: x-served-by" in line]
-        for name, lines in files.items()
+        f"{path.parent.name}/{path.name}": {each["header"]["key"] for each in headers}
+        for path, tree in trees.items()
+        for headers in find(tree, "response_headers_to_add")
     }
 
-    assert told == {name: TOLD.get(name, ["#"]) for name in files}
+    assert told == {
+        "envoy/standalone.yaml": {"x-served-by"},
+        "envoy/sidecar.yaml": set(),
+        "envoy/xds.yaml": set(),
+        "gateway/envoy.yaml": set(),
+        "sidecar/envoy.yaml": set(),
+    }
+
+
+def test_an_address_is_asked_for_by_taking_away_a_mark() -> None:
+    text = (SHIPPED / "sidecar.yaml").read_text().replace("[]  # measuring: ", "")
+    [*headers] = find(yaml.safe_load(text), "response_headers_to_add")
+
+    assert [each["header"]["key"] for each in headers[0]] == ["x-served-by"]

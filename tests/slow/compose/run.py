@@ -21,6 +21,7 @@ import orjson
 HERE = Path(__file__).parent
 PROJECT = "extproc-router-test"
 GATEWAY = "http://127.0.0.1:8080"
+ENVOY_METRICS = "http://127.0.0.1:9902/stats/prometheus"
 METRICS = "http://127.0.0.1:9090/metrics"
 ENDPOINTS = 4
 START_S = 120.0
@@ -77,10 +78,10 @@ def ask_all() -> dict[str, str]:
 
 
 def is_routed() -> bool:
-    """Whether the service decides: its reason is in the response."""
+    """Whether Envoy finds the service healthy, so that the service picks."""
     try:
-        with urlopen(f"{GATEWAY}/v1/models", timeout=5) as answer:
-            return answer.headers["x-extproc-reason"] is not None
+        with urlopen(ENVOY_METRICS, timeout=5) as answer:
+            return 'membership_healthy{envoy_cluster_name="extproc"} 1' in answer.read().decode()
     except (urllib.error.URLError, ConnectionError):
         return False
 
