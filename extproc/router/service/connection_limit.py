@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from extproc.errors import SettingsError
+from extproc.router.wire.accepting import find_oldest_idle
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,10 @@ IDLE_S: Final = 75.0
 
 
 class ConnectionLimit:
-    """Accepts `most` connections at a time, and closes those that make no progress."""
+    """Accepts `most` connections at a time, and closes those that make no progress.
+
+    One more takes the place of the oldest that has no request open, first of the address that has most.
+    """
 
     def __init__(
         self, most: int, *, head_s: float = _HEAD_S, answer_s: float = _ANSWER_S, idle_s: float = IDLE_S
@@ -47,6 +51,7 @@ class ConnectionLimit:
         connection = self._connection(request)
         if connection is not None:
             connection.has_asked()
+            connection.is_idle = False
         try:
             async with asyncio.timeout(self.answer_s) as patience:
                 if connection is not None:
@@ -54,6 +59,9 @@ class ConnectionLimit:
                 return await handler(request)
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
+        finally:
+            if connection is not None:
+                connection.is_idle = True
 
     @contextmanager
     def stay(self, request: web.Request) -> Generator[None]:
@@ -79,15 +87,23 @@ class _Connection(asyncio.Protocol):
         self._inner = inner
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._is_served = False
+        self.host = ""
+        self.is_idle = True
         self.patience: asyncio.Timeout | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         limit = self._limit
         self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self.host = str(peer[0]) if isinstance(peer, tuple) else ""
         if len(limit.connections) >= limit.most:
-            log.warning("the admin port has %d connections, a further one is closed", limit.most)
-            self._transport.abort()
-            return
+            guest = find_oldest_idle(limit.connections.values()) or self
+            log.warning("the admin port has %d connections: one of %s is closed", limit.most, guest.host)
+            guest.leave()
+            if guest is self:
+                return
+        self._is_served = True
         limit.connections[transport] = self
         self._inner.connection_made(transport)
         self._wait(limit.head_s)
@@ -95,8 +111,14 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._transport is not None and self._limit.connections.pop(self._transport, None) is not None:
+        self.leave()
+        if self._is_served:
             self._inner.connection_lost(exc)
+
+    def leave(self) -> None:
+        if self._transport is not None:
+            self._limit.connections.pop(self._transport, None)
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._inner.data_received(data)

@@ -4,10 +4,10 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +17,31 @@ _BACKLOG: Final = 1_024
 _AT_ONCE: Final = 4
 # Without a free descriptor there is nothing to do but wait for one.
 _AGAIN_S: Final = 0.2
+
+
+class Guest(Protocol):
+    """A connection, with the address of its peer; idle while nothing is open on it."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def is_idle(self) -> bool: ...
+
+
+G = TypeVar("G", bound=Guest)
+
+
+def find_oldest_idle(guests: Iterable[G]) -> G | None:
+    """Returns who makes room for a newcomer: of the address that has most, the oldest that is idle.
+
+    `guests` come oldest first. So a flood makes room for itself, and whoever shares no address with it stays.
+    """
+    by_host: dict[str, list[G]] = {}
+    for guest in guests:
+        by_host.setdefault(guest.host, []).append(guest)
+    groups = sorted(by_host.values(), key=len, reverse=True)
+    return next((guest for group in groups for guest in group if guest.is_idle), None)
 
 
 class Acceptor:

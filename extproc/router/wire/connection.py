@@ -86,11 +86,6 @@ class Connection(Incoming):
             self._on_continuation,
         )
 
-    @property
-    def is_unused(self) -> bool:
-        """Whether no call was ever opened here."""
-        return not self._last_id
-
     # What the driver says.
 
     def receive(self, data: bytes, now_s: float) -> None:
@@ -138,6 +133,11 @@ class Connection(Incoming):
             self._is_draining = True
             if self._has_preface:
                 self._announce_leaving()
+
+    def refuse(self, reason: str) -> None:
+        """Ends the connection, by no fault of the peer's."""
+        if not self.is_over:
+            self._fail(Code.NO_ERROR, reason)
 
     def abort(self) -> None:
         """Ends every call at once."""

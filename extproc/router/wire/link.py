@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 READ_BYTES: Final = 65_536
 # One peer's turn, whatever its bytes turn out to be: small messages cost far more than their length says.
 _TURN_S: Final = 0.002
+# What is written last has so long to leave, a TLS connection to say goodbye.
+_LAST_WORD_S: Final = 1.0
 # Output that a peer has not taken in before we stop reading from it.
 _HIGH_WATER_BYTES: Final = 1_048_576
 
@@ -111,6 +113,7 @@ class Link(asyncio.BufferedProtocol):
         self.methods: set[str] = set()  # the methods that were called
         self.is_leaving = False
         self.peer = _name(accepted)
+        self.host = self.peer.rpartition(":")[0]
         self._began_s = self._loop.time()
         self.connection = Connection(listener.limits, listener.budget, self._began_s)
 
@@ -136,6 +139,10 @@ class Link(asyncio.BufferedProtocol):
         self.connection.receive(data, self._loop.time())
         self._work_off()
         self._is_at_work = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.connection.streams or self._has_more)
 
     @property
     def _has_more(self) -> bool:
@@ -184,9 +191,15 @@ class Link(asyncio.BufferedProtocol):
         self._greeting.add_done_callback(self._end_greeting)
 
     def refuse(self, reason: str) -> None:
-        self._listener.refusals.log(self._loop.time(), self.peer, reason)
+        """Ends it now. Who reads gets a GOAWAY, so that it knows what to try again elsewhere."""
         self._listener.discard(self)
-        self._cut()
+        if self._is_greeted and self._stuck_s is None:
+            self.connection.refuse(reason)
+            self._work_off()
+            self._loop.call_later(_LAST_WORD_S, self._transport.abort)
+        else:
+            self._listener.refusals.log(self._loop.time(), self.peer, reason)
+            self._cut()
 
     def tick(self, now_s: float) -> None:
         limits = self._listener.limits

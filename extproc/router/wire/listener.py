@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Sequence
 
 from extproc.router.budget import Budget
-from extproc.router.wire.accepting import Acceptor
+from extproc.router.wire.accepting import Acceptor, find_oldest_idle
 from extproc.router.wire.calls import Routes
 from extproc.router.wire.limits import WireLimits
 from extproc.router.wire.link import READ_BYTES, Link, Refusals
@@ -76,18 +76,17 @@ class Listener:
             self._empty.set()
 
     def has_room(self, newcomer: Link) -> bool:
-        """Whether one more may stay: the oldest peer that never asked for anything makes room for it.
+        """Whether one more may stay: one without an open stream makes room for it.
 
         Else a flood of silent connections would shut out a proxy, or a health check. Handshakes that never
         end are among them.
         """
         if len(self.links) <= self.limits.connections:
             return True
-        stranger = next((link for link in self.links if link.connection.is_unused), newcomer)
-        if stranger is newcomer:
-            return False
-        stranger.refuse("too many connections, and it asked for nothing yet")
-        return True
+        guest = find_oldest_idle(link for link in self.links if link is not newcomer)
+        if guest is not None:
+            guest.refuse("too many connections, and nothing is open on it")
+        return guest is not None
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()

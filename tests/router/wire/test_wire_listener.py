@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 from pathlib import Path
 
 import grpc
@@ -16,6 +17,7 @@ from extproc.router.wire.limits import WireLimits
 from tests.router.wire.serving import ECHO, FAIL, FEED, echo, serving
 from tests.waiting import until
 
+END_OF_CALL = frame(frames.DATA, 1, 1, b"")  # END_STREAM
 SIZES = b"a header block of more than two table sizes"
 
 
@@ -220,7 +222,41 @@ async def test_who_never_asked_makes_room_for_who_comes(caplog: pytest.LogCaptur
         for writer in (asked, late, *(writer for _, writer in silent)):
             writer.close()
 
-    assert "it asked for nothing yet" in caplog.text
+    assert "nothing is open on it" in caplog.text
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+async def test_who_asked_once_and_has_nothing_open_makes_room(*, has_tls: bool) -> None:
+    """1. Room for 8, a proxy asks. 2. Another address opens 20, each of which asks once and gets its answer.
+
+    3. The proxy's second request finds its connection, although it is the oldest.
+    """
+    tls = Certificates(SelfSigned()).context() if has_tls else None
+    client = ssl.create_default_context() if has_tls else None
+    if client is not None:
+        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+        client.set_alpn_protocols(["h2"])
+    async with serving(WireLimits(connections=8), tls=tls) as served:
+        _, asks = await asyncio.open_connection("127.0.0.1", served.port, ssl=client)
+        asks.write(open_call(ECHO) + END_OF_CALL)
+        await until(lambda: len(served.ends) == 1)
+        flood = []
+        for _ in range(20):
+            flood.append(
+                await asyncio.open_connection(
+                    "127.0.0.1", served.port, ssl=client, local_addr=("127.0.0.2", 0)
+                )
+            )
+            flood[-1][1].write(open_call(ECHO) + END_OF_CALL)
+            await until(lambda: len(served.ends) == 1 + len(flood))
+        ends = [await asyncio.wait_for(reader.read(), 30) for reader, _ in flood[:13]]
+        asks.write(headers_frame(3, ECHO))
+        await until(lambda: served.opened == 22)
+
+        assert len(served.listener.links) == 8
+        assert all(b"nothing is open on it" in end for end in ends)
+        for writer in (asks, *(writer for _, writer in flood)):
+            writer.transport.abort()
 
 
 async def test_a_silent_handshake_ends_in_time(caplog: pytest.LogCaptureFixture) -> None:

@@ -470,13 +470,17 @@ def test_a_malformed_request_is_a_stream_error() -> None:
     assert peer.say(data(1, framed(b"late"), END), peer.request(3)) == [("opened", 3)]
 
 
-def test_tells_whether_any_call_was_ever_opened() -> None:
+def test_a_refused_connection_ends_with_a_goaway_that_blames_nobody() -> None:
+    """It names the last stream that was served, so that the peer tries later ones elsewhere; once."""
     peer = Peer()
-    was_silent = peer.connection.is_unused
-
     peer.say(peer.request(1), CANCEL)
+    peer.connection.refuse("too many")
+    peer.connection.refuse("too many")
 
-    assert (was_silent, peer.connection.is_unused) == (True, False)
+    assert frames.goaway(1, Code.NO_ERROR, "too many") == b"".join(
+        frame(kind, flags, stream_id, payload) for kind, flags, stream_id, payload in peer.heard()
+    )
+    assert peer.connection.is_over
 
 
 # The length that a request announces (RFC 9113 §8.1.1): whether DATA may be so long.
