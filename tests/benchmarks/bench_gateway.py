@@ -1,6 +1,6 @@
 """What a request costs through a real Envoy: CPU of the service and of Envoy, rate, latency.
 
-Arms: nobody asked, handlers that do nothing on three transports, the service on both of its transports with
+Arms: nobody asked, handlers that do nothing on two transports, the service on both of its transports with
 bodies and without (round_robin), and the first release. A closed loop drives one arm after the other, in
 rounds; a round yields one ratio. Then the same with one request at a time.
 """

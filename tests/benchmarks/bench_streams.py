@@ -1,8 +1,6 @@
 """What an open stream costs: memory of the service for 8,000 requests in flight, on both transports.
 
-Once straight at the service (a stream whose headers and body were read, as while an answer streams), and once
-through a real Envoy with as many streaming answers at the same time: every one must be answered, be counted
-exactly while it runs, and leave nothing behind.
+Straight at the service: streams whose headers and body were read, as while an answer streams.
 """
 
 import asyncio
@@ -18,14 +16,12 @@ import uvloop
 
 from extproc.router.stream.events import RequestBody
 from extproc.router.stream.names import PROCESS
-from tests.benchmarks.gateway_arms import build_requests
 from tests.benchmarks.report import Row, report
 from tests.router.stream.conversations import BODY, headers
 from tests.router.stream.wire import write
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
 from tests.stack.service import Service, pool
-from tests.stack.stack import Stack
 
 STREAMS = 8_000
 CONNECTIONS = 4
@@ -131,85 +127,6 @@ def serving(directory: Path, transport: str) -> Iterator[tuple[Service, int]]:
         yield service, port
 
 
-class Answering(asyncio.Protocol):
-    """An endpoint that begins each answer at once and ends it when told."""
-
-    open: "list[Answering]"
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._heard = b""
-
-    def data_received(self, data: bytes) -> None:
-        self._heard += data
-        head, separator, body = self._heard.partition(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or 0) if separator else 0
-        if separator and len(body) >= length:
-            self._heard = b""
-            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-            self._write(head + b"6\r\ndata:\n\r\n")
-            type(self).open.append(self)
-
-    def end(self) -> None:
-        self._write(b"0\r\n\r\n")
-
-    def _write(self, data: bytes) -> None:
-        assert hasattr(self._transport, "write")
-        self._transport.write(data)
-
-
-def port_of(address: str) -> int:
-    return int(address.rpartition(":")[2])
-
-
-async def stream_all(stack: Stack, count: int) -> int:
-    """Opens `count` streaming answers, checks them in flight, ends them; returns the memory meanwhile."""
-    Answering.open = []
-    loop = asyncio.get_running_loop()
-    servers = [
-        await loop.create_server(Answering, "127.0.0.1", port, backlog=4_096)
-        for port in map(port_of, stack.addresses)
-    ]
-    request = build_requests()[0]
-    port = int(stack.url.rpartition(":")[2])
-    clients = []
-    for first in range(0, count, 200):
-        clients += [await asyncio.open_connection("127.0.0.1", port) for _ in range(200)]
-        for _, writer in clients[first:]:
-            writer.write(request)
-        while len(Answering.open) < len(clients):  # noqa: ASYNC110  # the endpoints' state
-            await asyncio.sleep(0.01)
-    [seen] = await asyncio.to_thread(stack.service.pools)
-    assert seen["in_flight"] == count, seen["in_flight"]
-    memory = memory_bytes(stack.service)
-    for endpoint in Answering.open:
-        endpoint.end()
-    answers = [await reader.readuntil(b"0\r\n\r\n") for reader, _ in clients]
-    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
-    for _, writer in clients:
-        writer.close()
-    while await asyncio.to_thread(stack.service.metric, "extproc_streams_open"):  # noqa: ASYNC110  # as above
-        await asyncio.sleep(0.05)
-    for server in servers:
-        server.close()
-    return memory
-
-
-def through_envoy(directory: Path, transport: str) -> list[Row]:
-    below = directory / f"envoy-{transport}"
-    below.mkdir()
-    with Stack(below, simulate=None).running(transport=transport) as stack:
-        uvloop.run(stream_all(stack, 1_000))
-        before = memory_bytes(stack.service)
-        waves = [(uvloop.run(stream_all(stack, STREAMS)), memory_bytes(stack.service)) for _ in range(WAVES)]
-        assert stack.gateway.ext_proc()["failure_mode_allowed"] == 0
-    during, after = ([value / before for value in values] for values in zip(*waves, strict=True))
-    return [
-        Row(f"{transport}, {STREAMS} answers through Envoy: memory / before", during, "x"),
-        Row(f"{transport}, after them: memory / before", after, "x"),
-    ]
-
-
 def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -221,8 +138,6 @@ def main() -> None:
                     held.append(uvloop.run(hold(service, port)))
             rows.append(Row(f"{transport}: an open stream", [one for one, _ in held], "bytes"))
             rows.append(Row(f"{transport}: a closed one", [left for _, left in held], "bytes"))
-        for transport in TRANSPORTS:
-            rows += through_envoy(Path(folder), transport)
     report("streams", rows, reference=rows[0].name)
 
 

@@ -228,13 +228,12 @@ def unpack(revision: str) -> Path:
 
 FIRST_RELEASE = "114fac9"
 ALONE = "Envoy alone"
-IDLE, IDLE_H2, IDLE_NATIVE = "do nothing, grpc.aio", "do nothing, h2", "do nothing, native"
+IDLE, IDLE_NATIVE = "do nothing, grpc.aio", "do nothing, native"
 NATIVE, NATIVE_BODILESS = "extproc", "extproc, no bodies"
 GRPCIO, GRPCIO_BODILESS = "extproc on grpcio", "extproc on grpcio, no bodies"
 FIRST, FIRST_BODILESS = "first release", "first release, no bodies"
 SERVERS: dict[str, Build] = {
     IDLE: _idle("grpcio"),
-    IDLE_H2: _idle("h2"),
     IDLE_NATIVE: _idle("native"),
     NATIVE: _service("prefix_hash", "native"),
     NATIVE_BODILESS: _service("round_robin", "native"),

@@ -1,17 +1,13 @@
 """The least an ext_proc server can do: read a message, write fixed bytes. The reference of bench_gateway.
 
-On each of three transports: grpc.aio, `h2` (the sans-IO library, under uvloop) and our own.
+On grpc.aio and on our own transport.
 """
 
 import argparse
 import asyncio
-from typing import cast
 
 import grpc
 import grpc.aio
-import h2.config
-import h2.connection
-import h2.events
 import uvloop
 
 from extproc.router.budget import Budget
@@ -92,49 +88,7 @@ async def serve_native(port: int, replies: list[bytes]) -> None:
     await asyncio.Event().wait()
 
 
-class OnH2(asyncio.Protocol):
-    """HTTP/2 by the `h2` library, and of gRPC only what a whole message per DATA frame needs."""
-
-    def __init__(self, replies: list[bytes]) -> None:
-        config = h2.config.H2Configuration(client_side=False, header_encoding=None)
-        self._connection = h2.connection.H2Connection(config)
-        self._replies = [b"\0" + len(reply).to_bytes(4, "big") + reply for reply in replies]
-        self._answered: dict[int, int] = {}
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._connection.initiate_connection()
-        self._connection.increment_flow_control_window(1 << 30)
-        self._transport.write(self._connection.data_to_send())
-
-    def data_received(self, data: bytes) -> None:
-        for event in self._connection.receive_data(data):
-            match event:
-                case h2.events.RequestReceived(stream_id=int(stream_id)):
-                    self._answered[stream_id] = 0
-                    headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
-                    self._connection.send_headers(stream_id, headers)
-                case h2.events.DataReceived(stream_id=int(stream_id), data=payload) if payload:
-                    self._connection.acknowledge_received_data(len(payload), stream_id)
-                    if self._is_whole(stream_id, bytes(payload)):
-                        self._connection.send_data(stream_id, self._replies[self._answered[stream_id]])
-                        self._answered[stream_id] += 1
-                case h2.events.StreamReset(stream_id=int(stream_id)):
-                    self._answered.pop(stream_id, None)
-        self._transport.write(self._connection.data_to_send())
-
-    def _is_whole(self, stream_id: int, payload: bytes) -> bool:
-        is_head = len(payload) == 5 + int.from_bytes(payload[1:5], "big")
-        return is_head and self._answered[stream_id] < len(self._replies)
-
-
-async def serve_h2(port: int, replies: list[bytes]) -> None:
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: OnH2(replies), "127.0.0.1", port)
-    await server.serve_forever()
-
-
-TRANSPORTS = {"grpcio": serve_grpcio, "h2": serve_h2, "native": serve_native}
+TRANSPORTS = {"grpcio": serve_grpcio, "native": serve_native}
 
 
 if __name__ == "__main__":

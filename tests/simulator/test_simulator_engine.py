@@ -369,10 +369,6 @@ def test_reset_empties_the_cache_unless_a_request_runs() -> None:
     assert run(engine)[0].admitted[0].cached_tokens == 0
 
 
-def test_reset_needs_no_listener() -> None:
-    assert Engine(PROFILE).reset_prefix_cache()
-
-
 def test_listener_hears_of_stored_blocks_with_parents_and_tokens() -> None:
     events: list[KvEvent] = []
     engine = Engine(PROFILE, sink=events.append)

@@ -17,7 +17,7 @@ from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet.gateway import EndpointNames, Routing
 from extproc.simulator.fleet.report import render_summaries
-from extproc.simulator.fleet.seed_preset import PublishedCell, list_rows, read_published_cells, render_cells
+from extproc.simulator.fleet.seed_preset import PublishedCell, list_rows, read_published_cells
 from extproc.simulator.fleet.session import PlannedSession, PlannedTurn
 from extproc.simulator.fleet.summary import summarize
 from extproc.simulator.fleet.traffic import Traffic
@@ -243,13 +243,6 @@ def test_command_names_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         CliRunner().invoke(command, arguments, catch_exceptions=False)
 
 
-def test_published_table_has_twelve_cells() -> None:
-    cells = read_published_cells()
-
-    assert len(cells) == 12
-    assert (cells[0].strategy, cells[0].ttft_mean_ms) == ("round_robin", 1319.77)
-
-
 def test_window_in_which_nothing_is_due_is_said_to_be_empty() -> None:
     summary = summarize(play("unique", requests=20, traffic=Traffic(rate=5, until_s=0.0)))
 
@@ -276,29 +269,6 @@ def test_published_benchmark_is_reproduced_within_its_aims(tmp_path: Path) -> No
             assert 1 / 1.5 < ttft < 1.5
         elif published["cap"] >= 1600:
             assert ttft == pytest.approx(1, abs=0.35)
-
-
-def test_cell_compares_with_what_was_published() -> None:
-    published = read_published_cells()[0]
-    simulated = summarize(play(requests=50))
-    cell = PublishedCell(replace(published, total_tok_per_s=simulated.total_tok_per_s / 2), True, simulated)
-    line = render_cells([cell]).splitlines()[-1]
-
-    assert line.startswith("800, 800, round_robin ")
-    assert line.split()[6] == "2.00"
-
-
-def test_cells_of_several_seeds_are_one_line_of_their_medians() -> None:
-    published = read_published_cells()[0]
-    run = summarize(play(requests=50))
-    cells = [
-        PublishedCell(published, True, replace(run, seed=seed, total_tok_per_s=1000.0 * seed))
-        for seed in (1, 2, 9)
-    ]
-    table = render_cells([*cells, PublishedCell(published, False, run)]).splitlines()
-
-    assert len(table) == 4
-    assert table[2].split()[3:5] == ["yes", "2000"]
 
 
 def test_cells_have_a_row_per_seed_in_the_published_columns() -> None:
@@ -360,16 +330,6 @@ def test_profiles_are_given_out_in_turns() -> None:
     ).flights
 
     assert slow_one.ended_at == pytest.approx(3 * fast_one.ended_at)
-
-
-def test_long_prompts_cost_attention() -> None:
-    attentive = replace(PROFILE, attention_ns=8.74)
-    plain_s, attentive_s = (profile.step_s(0, 6000, 6000 * 3000) for profile in (PROFILE, attentive))
-
-    # Of an L4 14 % more at 6,000 tokens.
-    assert (attentive_s - plain_s) / (6000 * PROFILE.prefill_ms_per_token / 1000) == pytest.approx(
-        0.14, abs=0.01
-    )
 
 
 def test_prompt_longer_than_the_profile_allows_is_served() -> None:

@@ -23,7 +23,6 @@ from extproc.simulator.fleet.matrix import (
     run_matrix,
 )
 from extproc.simulator.fleet.progress import ProgressLine
-from extproc.simulator.fleet.report import write_csv
 from extproc.simulator.fleet.workloads import WORKLOADS
 
 SMALL = MatrixCell(arm="least_load", workload="U", load=0.3, endpoints=2, warmup_s=5, measured_s=20)
@@ -183,18 +182,6 @@ def test_arms_are_compared_seed_by_seed_with_the_best_of_the_others() -> None:
     assert compare_to_best("a", {"a": arms["a"]}) == {}
 
 
-def test_cases_are_not_mixed() -> None:
-    text = render_rows([row("a", 1, 1.0), row("a", 1, 5.0, workload="T")])
-
-    assert text.count("workload ") == 2
-    assert "scenario" not in text
-
-
-class LiveTerminal(StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_progress_shows_percent_and_time_left() -> None:
     out, times = StringIO(), iter([0.0, 10.0, 60.0, 100.0])
     progress = ProgressLine(200, out, lambda: next(times))
@@ -210,28 +197,11 @@ def test_progress_shows_percent_and_time_left() -> None:
     ]
 
 
-def test_progress_on_a_terminal_is_one_line_that_covers_the_one_before() -> None:
-    out = LiveTerminal()
-    progress = ProgressLine(1, out, lambda: 0.0)
-    progress.show(0.0, "a long name")
-    progress.show(0.5, "short")
-    progress.close()
-
-    first, second = out.getvalue().removeprefix("\r").removesuffix("\n").split("\r")
-    assert first == "  0%  ? left  a long name"
-    assert second.rstrip() == " 50%  0:00 left  short"
-    assert len(second) >= len(first)
-
-
 def test_nothing_to_do_is_done() -> None:
     out = StringIO()
     ProgressLine(0, out, lambda: 0.0).show(0)
 
     assert out.getvalue() == "100%  0:00 left\n"
-
-
-def test_csv_has_the_columns_of_all_rows() -> None:
-    assert write_csv([{"a": 1}, {"a": 2, "b": 3}]) == "a,b\n1,\n2,3\n"
 
 
 def test_matrix_command_prints_a_table_and_writes_csv(tmp_path: Path) -> None:
@@ -279,12 +249,6 @@ def test_load_that_is_not_served_is_shouted() -> None:
     text = fleet("--workload", "U", "--load", "3", "--arm", "least_load", "--measured-s", "30")
 
     assert "\nWARNING  least_load, seed 0: offered" in text
-
-
-def test_load_that_is_served_is_no_reason_to_shout() -> None:
-    assert "WARNING" not in fleet(
-        "--workload", "U", "--load", "0.3", "--arm", "least_load", "--warmup-s", "20"
-    )
 
 
 def test_every_run_is_in_the_json_with_what_it_takes_to_repeat_it(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from extproc.errors import SettingsError
 from extproc.simulator.fleet.flight import Flight
-from extproc.simulator.fleet.report import lay_out
 from extproc.simulator.fleet.session import CommonText, PlannedSession, PlannedTurn
 from extproc.simulator.fleet.summary import Latency
 from extproc.simulator.fleet.timeline import VirtualTimeline
@@ -233,7 +232,3 @@ def test_counted_latencies_are_those_of_the_values_written_out() -> None:
 
 def test_nothing_measured_is_not_a_number() -> None:
     assert str(Latency.of([])) == "Latency(mean_ms=nan, median_ms=nan, p90_ms=nan, p95_ms=nan, p99_ms=nan)"
-
-
-def test_columns_are_aligned() -> None:
-    assert lay_out([("name", "n"), ("a", "10")]) == "name   n\n--------\na     10\n"

@@ -5,7 +5,7 @@ Read in nginx/nginx-gateway-fabric.
 
 from typing import Final
 
-from tests.manifests.crds.words import FLAG, NAME, Schema, between, one_of, record, resource, some
+from tests.manifests.crds.words import FLAG, NAME, Schema, one_of, record, resource, some
 
 SIZE: Final[Schema] = {"type": "string", "pattern": r"^\d{1,4}(k|m|g)?$"}
 DURATION: Final[Schema] = {"type": "string", "pattern": "^[0-9]{1,4}(ms|s|m|h)?$"}
@@ -16,26 +16,10 @@ TARGET: Final = record(
     name=NAME,
 )
 CLIENT_SETTINGS_POLICY: Final = record(
-    "targetRef",
-    targetRef=TARGET,
-    body=record("", maxSize=SIZE, timeout=DURATION),
-    keepAlive=record(
-        "",
-        requests=between(0, 2**31 - 1),
-        time=DURATION,
-        timeout=record("", server=DURATION, header=DURATION) | {"dependentRequired": {"header": ["server"]}},
-    ),
+    "targetRef", targetRef=TARGET, body=record("", maxSize=SIZE, timeout=DURATION)
 )
 PROXY_SETTINGS_POLICY: Final = record(
-    "targetRefs",
-    targetRefs=some(TARGET, 16) | {"uniqueItems": True},
-    buffering=record(
-        "",
-        disable=FLAG,
-        bufferSize=SIZE,
-        buffers=record("number size", number=between(2, 256), size=SIZE),
-        busyBuffersSize=SIZE,
-    ),
+    "targetRefs", targetRefs=some(TARGET, 16) | {"uniqueItems": True}, buffering=record("", disable=FLAG)
 )
 
 SCHEMAS: Final = {

@@ -10,7 +10,6 @@ KIND: Final[Schema] = {"type": "string", "pattern": "^[a-zA-Z]([-a-zA-Z0-9]*[a-z
 STRING: Final[Schema] = {"type": "string"}
 TEXT: Final[Schema] = {"type": "string", "minLength": 1}
 FLAG: Final[Schema] = {"type": "boolean"}
-NUMBER: Final[Schema] = {"type": "number"}
 LABELS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string", "maxLength": 63}}
 STRINGS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
 # An object that its own project does not look into, or one of Kubernetes' own types.

@@ -396,29 +396,6 @@ async def test_a_list_that_fails_is_tried_again_and_tells_nothing(
     assert sink.lacking == []
 
 
-async def test_a_restart_of_the_api_server_keeps_the_endpoints(
-    build: BuildSource, server: ApiServer, sink: RecordingSink
-) -> None:
-    second = ApiServer()
-    async with serving(second):
-        port = int(second.url.rpartition(":")[2])
-        for object_ in (pool_object(), running_pod("a", "10.0.0.1")):
-            second.put(object_)
-        server.url = second.url
-        source = build()
-        task = asyncio.create_task(source.run(sink))
-        await sink.until(watched(second))
-    await sink.until(lambda told: len(told.restarts) > 10)
-    assert sink.names == ["default/a"]
-    async with serving(second, port):
-        second.put(running_pod("b", "10.0.0.2"))
-        await sink.until(has("a", "b"))
-        task.cancel()
-
-    assert {"connection"} <= set(sink.restarts)
-    assert all(told for told in sink.lists)
-
-
 async def test_pods_bookmarks_confirm_the_list_and_the_pools_do_not(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:
@@ -484,18 +461,6 @@ async def test_a_pod_with_an_address_that_is_none_is_said_once(
     assert [record.getMessage() for record in caplog.records] == [
         "Pod default/c is left out: '10.0.0' is not an IP address"
     ]
-
-
-async def test_a_burst_of_pods_is_told_once(
-    server: ApiServer, build: BuildSource, sink: RecordingSink
-) -> None:
-    async with running(build(settle_s=0.1), sink):
-        await sink.until(watched(server))
-        for number in range(10, 30):
-            server.put(running_pod("c", f"10.0.0.{number}"))
-        await sink.until(lambda told: "10.0.0.29:8000" in told.addresses)
-
-    assert len(sink.lists) == 2
 
 
 async def test_it_may_be_run_again_and_says_its_pool_in_logs(

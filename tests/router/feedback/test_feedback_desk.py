@@ -273,19 +273,3 @@ def test_without_the_feedback_it_is_a_black_hole(make: type[LeastLoad] | type[Pr
     answers = world.run(10)
 
     assert sum(not is_well for _, is_well in answers) > 0.25 * len(answers)
-
-
-def test_a_pool_that_fails_as_a_whole_is_left_as_it_is() -> None:
-    world = World(LeastLoad(outside()))
-    world.failing = {endpoint.name for endpoint in ENDPOINTS}
-    world.run(5)
-    meanwhile = Counter(name for name, _ in world.run(5))
-
-    assert all(count > sum(meanwhile.values()) / 8 for count in meanwhile.values())
-    assert len(meanwhile) == 4
-
-    world.failing = set()
-    world.run(20)
-
-    assert len(Counter(name for name, _ in world.run(5))) == 4
-    assert world.desk.cooling.shut() == {}

@@ -13,7 +13,6 @@ from urllib.error import HTTPError
 import grpc
 import grpc.aio
 import pytest
-import yaml
 
 from extproc.router.stream.names import EXT_PROC, PROCESS
 from tests.router.service.running import health_at
@@ -286,50 +285,6 @@ async def test_a_change_keeps_the_requests_in_flight(service: Service) -> None:
 
         await call.done_writing()
         wait_until(lambda: in_flight() == {busy: 0, "127.0.0.1:8009": 0})
-
-
-def test_pools_come_and_go(service: Service) -> None:
-    def names() -> list[str]:
-        return [pool["name"] for pool in get_json(f"{service.admin_url}/pools")]
-
-    service.configure([{**pool(ADDRESSES), "name": "second"}, pool(ADDRESSES)])
-    wait_until(lambda: names() == ["second", "vllm"])
-
-    service.configure([{**pool(ADDRESSES), "name": "second"}])
-    wait_until(lambda: names() == ["second"])
-
-
-def test_an_endpoint_file_is_followed(service: Service, tmp_path: Path) -> None:
-    def names() -> list[str]:
-        return [endpoint["name"] for endpoint in get_json(f"{service.admin_url}/pools")[0]["endpoints"]]
-
-    path = tmp_path / "endpoints.yaml"
-    path.write_text(yaml.safe_dump([{"name": "a", "address": "10.0.0.1", "port": 8000}]))
-    service.configure([{**pool([]), "endpoints": {"file": "endpoints.yaml"}}])
-    wait_until(lambda: names() == ["a"])
-
-    path.write_text(yaml.safe_dump([{"name": "b", "address": "10.0.0.1", "port": 8000}]))
-    wait_until(lambda: names() == ["b"])
-
-
-def test_metrics_name_what_the_contract_names(service: Service) -> None:
-    text = get(f"{service.admin_url}/metrics")
-
-    for name in (
-        "requests_total",
-        "picks_total",
-        "pick_duration_seconds",
-        "endpoint_in_flight",
-        "pool_endpoints",
-        "pool_age_seconds",
-        "pool_fault",
-        "streams_open",
-        "prompt_errors_total",
-        "watch_restarts_total",
-        "config_reloads_total",
-        "info",
-    ):
-        assert f"# TYPE extproc_{name} " in text
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
@@ -83,37 +82,6 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         assert f"{place} was removed in 0.2: " in faults(
             MINIMAL, **{f"EXTPROC_{place.replace('.', '__').upper()}": "1"}
         )
-
-
-def test_defaults_are_the_contract() -> None:
-    settings = parse_settings(MINIMAL, {})
-    strategy = settings.pools[0].strategy
-
-    assert settings.server.model_dump() == {
-        "listen": "0.0.0.0:9002",
-        "admin": "127.0.0.1:9090",
-        "max_body_bytes": 50_331_648,
-        "budget_bytes": None,
-        "transport": "native",
-        "drain_s": 30,
-        "clear_route_cache": False,
-        "xds": False,
-        "tls": None,
-        "health": None,
-        "pass_headers": [],
-        "unseen_s": 10,
-        "log_level": "INFO",
-    }
-    assert settings.server.budget == 3 * settings.server.max_body_bytes
-    assert settings.pools[0].fallbacks == 0
-    assert strategy.model_dump() == {
-        "name": "prefix_cache",
-        "engine": "l4-llama8b-fp8",
-        "learn": False,
-        "kv_tokens": None,
-        "gateways": None,
-        "shed_cold": False,
-    }
 
 
 @pytest.mark.parametrize(
@@ -289,24 +257,6 @@ def test_a_key_may_be_a_single_word() -> None:
     assert strategy.key == ["conversation"]
 
 
-def test_prefix_cache_takes_an_engine_by_name() -> None:
-    written = "pools: [{name: a, endpoints: {static: []}, strategy: {name: prefix_cache%s}}]"
-    strategy = (
-        parse_settings(written % ", engine: h100-llama8b-bf16, kv_tokens: 500000", {}).pools[0].strategy
-    )
-
-    assert strategy.options() == {
-        "engine": "h100-llama8b-bf16",
-        "learn": False,
-        "kv_tokens": 500_000,
-        "gateways": None,
-        "shed_cold": False,
-    }
-    assert "strategy.prefix_cache.engine: Input should be 'l4-llama8b-fp8'" in faults(
-        written % ", engine: tpu"
-    )
-
-
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"missing.yaml: cannot be read"):
         load_settings(tmp_path / "missing.yaml")
@@ -335,14 +285,6 @@ def test_a_strategy_has_the_settings_that_its_section_has(kind: type[Strategy]) 
     }
 
     assert fields == keywords
-
-
-def test_every_strategy_has_a_section_with_its_name() -> None:
-    sections = {kind.name: kind.settings for kind in STRATEGIES.kinds.values()}
-
-    assert all(
-        get_args(section.model_fields["name"].annotation) == (name,) for name, section in sections.items()
-    )
 
 
 def pools_of(*when_down: str) -> Settings:

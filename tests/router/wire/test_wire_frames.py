@@ -290,9 +290,3 @@ def test_nothing_may_stand_within_a_header_block(between: bytes) -> None:
 
 
 # What we write.
-
-
-@given(st.integers(1, frames.MAX_WINDOW), st.binary(max_size=300))
-def test_a_message_frame_is_a_data_frame_with_its_message(stream_id: int, message: bytes) -> None:
-    assert frames.message_frame(stream_id, message) == data(stream_id, framed(message))
-    assert cut(frames.message_frame(stream_id, message)) == [(frames.DATA, 0, stream_id, framed(message))]

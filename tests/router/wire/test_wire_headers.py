@@ -479,10 +479,6 @@ def test_forms_are_bounded() -> None:
 # What we write.
 
 
-def test_our_headers_are_a_grpc_answers() -> None:
-    assert fields_of(response_block()) == {":status": "200", "content-type": "application/grpc"}
-
-
 @pytest.mark.parametrize("status", Status)
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_trailers_name_the_status(status: Status, is_alone: bool) -> None:
@@ -490,10 +486,6 @@ def test_trailers_name_the_status(status: Status, is_alone: bool) -> None:
     front = {":status": "200", "content-type": "application/grpc"} if is_alone else {}
 
     assert fields == front | {"grpc-status": str(int(status)), "grpc-message": "details"}
-
-
-def test_without_details_there_is_no_message() -> None:
-    assert fields_of(trailers_block(Status.OK)) == {"grpc-status": "0"}
 
 
 @given(st.text(max_size=10))
@@ -504,18 +496,8 @@ def test_details_are_percent_encoded(details: str) -> None:
     assert details == unquote(message) or len(message) == 126
 
 
-def test_plain_details_stay_as_they_are_but_for_the_percent_sign() -> None:
-    fields = fields_of(trailers_block(Status.INTERNAL, "100% of ~!/\"'"))
-
-    assert fields["grpc-message"] == "100%25 of ~!/\"'"
-
-
 def test_long_details_are_cut() -> None:
     assert fields_of(trailers_block(Status.INTERNAL, "x" * 300))["grpc-message"] == "x" * 126
-
-
-def test_a_refusal_is_a_status_alone() -> None:
-    assert fields_of(refusal_block(415)) == {":status": "415"}
 
 
 def test_nothing_that_we_write_changes_the_peers_table() -> None:

@@ -21,14 +21,6 @@ END_OF_CALL = frame(frames.DATA, 1, 1, b"")  # END_STREAM
 SIZES = b"a header block of more than two table sizes"
 
 
-async def test_messages_come_back_in_their_order() -> None:
-    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
-        messages = [b"", b"a", b"b" * 70_000, b"c"]
-
-        assert messages == await echo(channel, *messages)
-        await until(lambda: len(served.ends) >= 1)
-
-
 async def test_a_message_larger_than_every_window_comes_back() -> None:
     options = [("grpc.max_receive_message_length", -1)]
     async with serving() as served, grpc.aio.insecure_channel(served.target, options) as channel:
@@ -59,13 +51,6 @@ async def test_a_service_may_speak_whenever_it_likes() -> None:
 
         assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
         await until(lambda: len(served.ends) >= 1)
-
-
-async def test_an_unknown_method_is_unimplemented() -> None:
-    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
-        call = channel.stream_stream("/test.Service/Nothing", None, None)(None)
-
-        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_the_clients_own_limit_ends_a_call() -> None:
@@ -99,25 +84,6 @@ async def test_a_client_that_is_gone_has_ended_its_calls() -> None:
         await channel.close(None)
 
         await until(lambda: len(served.ends) >= 20)
-
-
-async def test_compressed_messages_are_refused_as_unimplemented() -> None:
-    async with serving() as served, grpc.aio.insecure_channel(served.target) as channel:
-        method = channel.stream_stream(ECHO, None, None)
-        call = method(None, compression=grpc.Compression.Gzip)
-        await call.write(b"x" * 10_000)
-
-        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_a_message_longer_than_allowed_is_refused_by_its_length() -> None:
-    limits = WireLimits(message_bytes=100_000)
-    async with serving(limits) as served, grpc.aio.insecure_channel(served.target) as channel:
-        call = channel.stream_stream(ECHO, None, None)(None)
-        await call.write(bytes(100_001))
-
-        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert [bytes(100_000)] == await echo(channel, bytes(100_000))
 
 
 async def test_a_message_beyond_the_budget_is_skipped_and_the_next_one_read() -> None:

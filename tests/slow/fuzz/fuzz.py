@@ -57,7 +57,7 @@ def fuzz_apart(target: str, seconds: int, executions: int) -> tuple[int, float, 
 
 
 def main() -> None:
-    names = ("prompt", "session", "wire", "http2", "honest", "blocks")
+    names = ("prompt", "session", "wire", "http2", "blocks", "letter")
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -51,7 +51,6 @@ from extproc.router.stream.names import READ_HEADERS
 from extproc.router.stream.session import Session
 from tests.slow.fuzz.blocks import blocks
 from tests.slow.fuzz.choices import Choices
-from tests.slow.fuzz.honest import honest
 from tests.slow.fuzz.http2 import http2
 
 PATHS: Final = (
@@ -167,7 +166,6 @@ TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
         "session": session,
         "wire": wire,
         "http2": http2,
-        "honest": honest,
         "blocks": blocks,
         "letter": letter,
     }

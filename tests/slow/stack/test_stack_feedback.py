@@ -17,7 +17,6 @@ import pytest
 from tests.stack.client import CHAT, Answer, ask, connect, send, statuses
 from tests.stack.service import pool, prefix_hash
 from tests.stack.stack import Stack, states
-from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 
@@ -76,50 +75,6 @@ async def until_back(stack: Stack, session: aiohttp.ClientSession, timeout_s: fl
     async with asyncio.timeout(timeout_s):
         while set((await asyncio.to_thread(states, stack)).values()) != {"ready"}:
             await load(session, 20, "meanwhile")
-
-
-@each_strategy
-async def test_one_that_answers_500_at_once_costs_few_requests_and_gets_its_share_back(
-    stack: Stack, strategy: dict[str, Any]
-) -> None:
-    """1. All well. 2. One fails: ten seconds, ten more. 3. It works again: within 30 s it has its share."""
-    name = use(stack, strategy)
-    bad = stack.addresses[3]
-    async with connect(stack.url) as session:
-        well = await load(session, 100, "well")
-        stack.fault(bad, error_rate=1)
-        first = await load(session, TEN_SECONDS, "first")
-        while_failing = await asyncio.to_thread(states, stack)
-        after = await load(session, TEN_SECONDS, "after")
-        stack.fault(bad)
-        await until_back(stack, session)
-        back = await load(session, 200, "back")
-    coolings = stack.service.metric("extproc_endpoint_coolings_total", pool=name, endpoint=bad)
-    told = stack.service.metric("extproc_answers_total", pool=name, endpoint=bad, **{"class": "5xx"})
-    timed = stack.service.metric("extproc_first_byte_seconds_count", pool=name)
-    unusable = stack.service.metric("extproc_access_log_faults_total")
-
-    assert statuses(well) == {200: 100}
-    assert errors(first) < 0.02 * len(first)
-    assert errors(after) <= 0.005 * len(after)
-    assert while_failing[bad] == "cooling"
-    assert list(while_failing.values()).count("ready") == 3
-    assert statuses(back) == {200: 200}
-    assert 0.12 * len(back) < servers(back)[bad] < 0.4 * len(back)
-    assert coolings >= 2
-    assert told >= errors([*first, *after])
-    assert timed >= len([*well, *first, *after, *back])
-    assert unusable == 0
-
-
-async def test_without_cooling_it_is_a_black_hole(stack: Stack) -> None:
-    """What the tests above would measure if nothing were done."""
-    use(stack, LEAST_LOAD, cool_after=None)
-    async with connect(stack.url) as session:
-        stack.fault(stack.addresses[3], error_rate=1)
-        answers = await load(session, 200, "lost")
-
-    assert errors(answers) > 0.5 * len(answers)
 
 
 async def test_one_that_resets_connections_costs_few_requests(stack: Stack) -> None:
@@ -200,37 +155,3 @@ async def test_response_headers_are_enough(stack: Stack) -> None:
     assert errors(first) < 0.02 * len(first)
     assert state == "cooling"
     assert told == errors(first)
-
-
-async def test_a_pool_that_fails_as_a_whole_is_left_as_it_is(stack: Stack) -> None:
-    use(stack, LEAST_LOAD)
-    async with connect(stack.url) as session:
-        for address in stack.addresses:
-            stack.fault(address, error_rate=1)
-        await load(session, 100, "first")
-        failing = await load(session, 400, "failing")
-        state = await asyncio.to_thread(states, stack)
-        for address in stack.addresses:
-            stack.fault(address)
-        await until_back(stack, session)
-        back = await load(session, 200, "back")
-
-    assert statuses(failing) == {500: 400}
-    assert min(servers(failing)[address] for address in stack.addresses) > 0.12 * len(failing)
-    assert set(state.values()) == {"ready"}
-    assert statuses(back) == {200: 200}
-
-
-async def test_an_endpoint_that_is_not_healthy_is_known_without_a_request(stack: Stack) -> None:
-    probe = {"interval_s": 0.2, "timeout_s": 2}
-    use(stack, LEAST_LOAD, probe=probe)
-    sick = stack.addresses[3]
-    stack.fault(sick, is_sick=True)
-    await until(lambda: states(stack)[sick] == "unhealthy")
-    async with connect(stack.url) as session:
-        answers = await load(session, 60, "well")
-    stack.fault(sick)
-    await until(lambda: states(stack)[sick] == "ready")
-
-    assert statuses(answers) == {200: 60}
-    assert sick not in servers(answers)
