@@ -77,7 +77,7 @@ def test_images_have_a_version(overlay: str) -> None:
 SLICES = [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]
 POOL_AND_PODS = [
     {
-        "apiGroups": ["inference.networking.k8s.io", "inference.networking.x-k8s.io"],
+        "apiGroups": ["inference.networking.k8s.io"],
         "resources": ["inferencepools"],
         "resourceNames": ["vllm"],
         "verbs": ["list", "watch"],

@@ -1,26 +1,17 @@
 """A pool's endpoints from an InferencePool: the pods that it selects, at all of its ports.
 
 Two watches depend on one another. The pool's says which pods are meant; the pods' begins anew when the
-selector is another, and what was known before stays until the new list is there. The pool may be of either
-API group. That of v1 counts; only while the server has no such pool there, or does not know v1 at all, the
-forerunner's is looked at. A pool that neither has is told as lacking, and an endpoint that was known then
-is no more: somebody deleted the pool, and its pods may be another's tomorrow.
+selector is another, and what was known before stays until the new list is there. When there is no such pool,
+the endpoints are gone, too: somebody deleted it, and its pods may be another's tomorrow.
 """
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from extproc.router.cluster.debounce import DebouncedSink, Missing
-from extproc.router.cluster.inference_pools import (
-    V1,
-    V1ALPHA2,
-    InferencePool,
-    InferencePoolV1,
-    InferencePoolV1Alpha2,
-    PoolTerms,
-)
+from extproc.router.cluster.inference_pools import V1, InferencePool, PoolTerms
 from extproc.router.cluster.kube_api import Resource, WatchLost
 from extproc.router.cluster.listwatch import KubeAccess, ListWatch
 from extproc.router.cluster.pods import Pod, PodBook
@@ -28,11 +19,9 @@ from extproc.router.cluster.slices import AddressFamily
 from extproc.router.cluster.source import Sink
 from extproc.router.routing.endpoint import Endpoint
 
-# What one API group has told of the pool: nothing yet, that it knows no InferencePools, that there is none
-# of this name, or what the pool asks for.
+# What the API server says of the pool: nothing yet, that it knows no InferencePools, that there is none of
+# this name, or what the pool asks for.
 _Answer = Literal["none yet", "unserved", "missing"] | PoolTerms
-
-_PLURAL: Final = "inferencepools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +71,7 @@ class _Slot:
 
 
 class _PoolFollower:
-    """Follows one pool: its object in two API groups, and its pods; adds up what they say.
+    """Follows one pool, a list of one or of none, and its pods; adds up what they say.
 
     `_pods` are the pods that are followed now, `_listed` those whose list the sink has: the same, but while
     a new selector's pods are being listed.
@@ -94,61 +83,56 @@ class _PoolFollower:
         self._access = access
         self._pool = pool
         self._sink = DebouncedSink(sink, self, settle_s)
-        self._v1 = _Group(self)
-        self._forerunner: _Group | None = None
-        self._forerunner_slot = _Slot(tasks)
+        self._answer: _Answer = "none yet"
+        self._is_failing = False
         self._pods: _Pods | None = None
         self._listed: _Pods | None = None
         self._pods_slot = _Slot(tasks)
 
     async def follow(self) -> None:
-        resource = Resource(
-            V1, self._pool.namespace, _PLURAL, InferencePoolV1, field_selector=self._field_selector
-        )
-        await ListWatch(self._access, resource).run(self._v1)
+        # A list of one: what a Role that names the pool lets us see.
+        only = f"metadata.name={self._pool.name}"
+        resource = Resource(V1, self._pool.namespace, "inferencepools", InferencePool, field_selector=only)
+        await ListWatch(self._access, resource).run(self)
 
     def close(self) -> None:
         self._sink.close()
 
     @property
-    def _field_selector(self) -> str:
-        # A list of one: what a Role that names the pool lets us see.
-        return f"metadata.name={self._pool.name}"
-
-    @property
     def _terms(self) -> PoolTerms | None:
-        return next((answer for answer in self._answers if isinstance(answer, PoolTerms)), None)
+        return self._answer if isinstance(self._answer, PoolTerms) else None
 
-    @property
-    def _answers(self) -> tuple[_Answer, _Answer]:
-        return self._v1.answer, self._forerunner.answer if self._forerunner else "none yet"
+    def listed(self, objects: Sequence[InferencePool]) -> None:
+        self._take(objects[0].terms if objects else "missing")
 
-    def pool_changed(self, group: "_Group") -> None:
-        if group is self._v1:
-            self._follow_forerunner()
+    def put(self, object_: InferencePool) -> None:
+        self._take(object_.terms)
+
+    def deleted(self, _: InferencePool) -> None:
+        self._take("missing")
+
+    def confirmed(self) -> None:
+        self._is_failing = False
+        if self.missing():
+            self._sink.confirm()
+
+    def lost(self, lost: WatchLost) -> None:
+        if lost.why == "not_found":
+            self._take("unserved")
+        else:
+            self._is_failing = lost.reason is not None
+            self.restarted(lost)
+
+    def _take(self, answer: _Answer) -> None:
+        self._is_failing = False
+        self._answer = answer
         terms = self._terms
         if terms is not None and terms.fault is None:
             self._follow_pods(terms)
-        elif self.missing():
+        else:
             self._pods_slot.stop()
             self._pods = self._listed = None
             self._sink.changed()
-
-    def _follow_forerunner(self) -> None:
-        """Looks at the older group for as long as v1 does not have the pool."""
-        if isinstance(self._v1.answer, PoolTerms):
-            self._forerunner_slot.stop()
-            self._forerunner = None
-        elif self._forerunner is None:
-            self._forerunner = _Group(self, is_forerunner=True)
-            resource = Resource(
-                V1ALPHA2,
-                self._pool.namespace,
-                _PLURAL,
-                InferencePoolV1Alpha2,
-                field_selector=self._field_selector,
-            )
-            self._forerunner_slot.start(ListWatch(self._access, resource).run(self._forerunner))
 
     def _follow_pods(self, terms: PoolTerms) -> None:
         if self._pods is None or self._pods.selector != terms.selector:
@@ -170,14 +154,9 @@ class _PoolFollower:
         if pods is self._listed:
             self._sink.changed()
 
-    def pool_confirmed(self) -> None:
-        if self.missing():
-            self._sink.confirm()
-
     def pods_confirmed(self, pods: "_Pods") -> None:
         """The list holds if these are still the pods that the pool selects, as far as we hear of that."""
-        is_followed = not any(group.is_failing for group in (self._v1, self._forerunner) if group)
-        if pods is self._listed and is_followed:
+        if pods is self._listed and not self._is_failing:
             self._sink.confirm()
 
     def restarted(self, lost: WatchLost) -> None:
@@ -187,9 +166,9 @@ class _PoolFollower:
         terms = self._terms
         if terms is not None and terms.fault is not None:
             return Missing(terms.fault[0], f"InferencePool {self._pool} {terms.fault[1]}")
-        if terms is not None or "none yet" in self._answers:
+        if terms is not None or self._answer == "none yet":
             return None
-        if self._answers == ("unserved", "unserved"):
+        if self._answer == "unserved":
             return Missing("no_crd", "the API server knows no InferencePools: are their CRDs installed?")
         return Missing("no_pool", f"there is no InferencePool {self._pool}")
 
@@ -203,44 +182,6 @@ class _PoolFollower:
         if refusals:
             remarks[f"InferencePool {self._pool}"] = f"is served all the same: {'; '.join(refusals)}"
         return remarks
-
-
-class _Group:
-    """Follows the pool in one of the two API groups: a list of one, or of none."""
-
-    def __init__(self, follower: _PoolFollower, *, is_forerunner: bool = False) -> None:
-        self._follower = follower
-        self._is_forerunner = is_forerunner
-        self.is_failing = False
-        self.answer: _Answer = "none yet"
-
-    def listed(self, objects: Sequence[InferencePool]) -> None:
-        self._take(objects[0].terms if objects else "missing")
-
-    def put(self, object_: InferencePool) -> None:
-        self._take(object_.terms)
-
-    def deleted(self, _: InferencePool) -> None:
-        self._take("missing")
-
-    def confirmed(self) -> None:
-        self.is_failing = False
-        self._follower.pool_confirmed()
-
-    def lost(self, lost: WatchLost) -> None:
-        # Who may not ask is told so before the server says that it has no such group.
-        was_shut = self.answer in {"none yet", "unserved"}
-        is_shut = self._is_forerunner and lost.why == "forbidden" and was_shut
-        if lost.why == "not_found" or is_shut:
-            self._take("unserved")
-        else:
-            self.is_failing = lost.reason is not None
-            self._follower.restarted(lost)
-
-    def _take(self, answer: _Answer) -> None:
-        self.is_failing = False
-        self.answer = answer
-        self._follower.pool_changed(self)
 
 
 class _Pods:

@@ -1,7 +1,6 @@
-"""InferencePools as the Kubernetes API sends them, of both API groups, and what one says. Pure.
+"""InferencePools as the Kubernetes API sends them, and what one says. Pure.
 
-Fields follow the references of `inference.networking.k8s.io/v1` and of its forerunner
-`inference.networking.x-k8s.io/v1alpha2` (Gateway API Inference Extension 1.0).
+Fields follow the reference of `inference.networking.k8s.io/v1` (Gateway API Inference Extension 1.0).
 """
 
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from msgspec import Struct
 from extproc.router.cluster.kube_api import ObjectMeta
 
 V1: Final = "inference.networking.k8s.io/v1"
-V1ALPHA2: Final = "inference.networking.x-k8s.io/v1alpha2"
 
 
 class Condition(Struct):
@@ -39,52 +37,26 @@ class TargetPort(Struct):
     number: int = 0
 
 
-class SpecV1(Struct, rename="camel"):
+class PoolSpec(Struct, rename="camel"):
     selector: Selector | None = None
     target_ports: list[TargetPort] | None = None
 
 
-class StatusV1(Struct):
+class PoolStatus(Struct):
     parents: list[Parent] | None = None
 
 
-class InferencePoolV1(Struct):
+class InferencePool(Struct):
     metadata: ObjectMeta
-    spec: SpecV1 | None = None
-    status: StatusV1 | None = None
+    spec: PoolSpec | None = None
+    status: PoolStatus | None = None
 
     @property
     def terms(self) -> "PoolTerms":
-        spec = self.spec or SpecV1()
+        spec = self.spec or PoolSpec()
         labels = (spec.selector or Selector()).match_labels or {}
         ports = tuple(dict.fromkeys(port.number for port in spec.target_ports or ()))
-        return PoolTerms(_select(labels), ports, _refusals((self.status or StatusV1()).parents))
-
-
-class SpecV1Alpha2(Struct, rename="camel"):
-    selector: dict[str, str] | None = None
-    target_port_number: int | None = None
-
-
-class StatusV1Alpha2(Struct):
-    parent: list[Parent] | None = None
-
-
-class InferencePoolV1Alpha2(Struct):
-    metadata: ObjectMeta
-    spec: SpecV1Alpha2 | None = None
-    status: StatusV1Alpha2 | None = None
-
-    @property
-    def terms(self) -> "PoolTerms":
-        spec = self.spec or SpecV1Alpha2()
-        ports = () if spec.target_port_number is None else (spec.target_port_number,)
-        return PoolTerms(
-            _select(spec.selector or {}), ports, _refusals((self.status or StatusV1Alpha2()).parent)
-        )
-
-
-InferencePool = InferencePoolV1 | InferencePoolV1Alpha2
+        return PoolTerms(_select(labels), ports, _refusals((self.status or PoolStatus()).parents))
 
 
 @dataclass(frozen=True, slots=True)

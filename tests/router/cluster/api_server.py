@@ -24,7 +24,6 @@ Change = tuple[int, Object | None, Object | None]
 SLICES = "discovery.k8s.io/v1/endpointslices"
 PODS = "v1/pods"
 POOLS = "inference.networking.k8s.io/v1/inferencepools"
-OLD_POOLS = "inference.networking.x-k8s.io/v1alpha2/inferencepools"
 _PLURALS = {
     "EndpointSlice": "endpointslices",
     "InferenceObjective": "inferenceobjectives",

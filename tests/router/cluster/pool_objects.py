@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from extproc.router.cluster.inference_pools import InferencePool, InferencePoolV1, InferencePoolV1Alpha2
+from extproc.router.cluster.inference_pools import InferencePool
 from extproc.router.cluster.pods import Pod
 
 Object = dict[str, Any]
@@ -30,26 +30,6 @@ def pool_object(
             "endpointPickerRef": {"name": "extproc", "port": {"number": 9002}, "failureMode": "FailOpen"},
         },
         "status": {"parents": parents or []},
-    }
-
-
-def old_pool_object(
-    name: str = "vllm",
-    *,
-    labels: dict[str, str] | None = None,
-    port: int = 8000,
-    parents: list[Object] | None = None,
-) -> Object:
-    return {
-        "apiVersion": "inference.networking.x-k8s.io/v1alpha2",
-        "kind": "InferencePool",
-        "metadata": {"name": name, "namespace": "default", "generation": 1},
-        "spec": {
-            "selector": LABELS if labels is None else labels,
-            "targetPortNumber": port,
-            "extensionRef": {"name": "extproc", "failureMode": "FailOpen"},
-        },
-        "status": {"parent": parents or []},
     }
 
 
@@ -101,6 +81,4 @@ def parsed_pod(pod: Object) -> Pod:
 
 
 def parsed_pool(pool: Object) -> InferencePool:
-    is_v1 = pool["apiVersion"].endswith("/v1")
-    kind: type[InferencePool] = InferencePoolV1 if is_v1 else InferencePoolV1Alpha2
-    return msgspec.json.decode(msgspec.json.encode(pool), type=kind)
+    return msgspec.json.decode(msgspec.json.encode(pool), type=InferencePool)

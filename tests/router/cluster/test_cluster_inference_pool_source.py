@@ -13,7 +13,6 @@ from extproc.router.cluster.kube_api import Patience
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.listwatch import KubeAccess
 from tests.router.cluster.api_server import (
-    OLD_POOLS,
     PODS,
     POOLS,
     Answer,
@@ -28,7 +27,7 @@ from tests.router.cluster.api_server import (
     write_kubeconfig,
 )
 from tests.router.cluster.harness import RecordingSink, running
-from tests.router.cluster.pool_objects import LABELS, old_pool_object, parent, pool_object, running_pod
+from tests.router.cluster.pool_objects import LABELS, parent, pool_object, running_pod
 
 IMPATIENT = Patience(answer_s=0.5, silence_s=0.5)
 BuildSource = Callable[..., InferencePoolSource]
@@ -39,7 +38,6 @@ KINDS = [POOLS, PODS]
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
     async with serving(ApiServer()) as server:
-        server.of(OLD_POOLS).refusal = 404
         server.put(pool_object())
         server.put(running_pod("a", "10.0.0.1"))
         server.put(running_pod("b", "10.0.0.2"))
@@ -93,7 +91,6 @@ async def test_the_pool_is_asked_for_by_name_and_its_pods_by_their_labels(
         assert selector.items() - watch.items() == {("limit", "100")}
     assert len(sink.lists) == 1
     assert sink.restarts == []
-    assert server.of(OLD_POOLS).queries == []
 
 
 async def test_pods_are_followed_as_they_come_become_ready_terminate_and_go(
@@ -213,7 +210,6 @@ async def test_a_deleted_pool_has_no_endpoints_and_comes_back_when_it_is_made_ag
         server.put(running_pod("c", "10.0.0.3"))
         server.put(pool_object())
         await sink.until(has("a", "b", "c"))
-        await sink.until(lambda _: not server.of(OLD_POOLS).watchers)
 
     assert set(sink.lacking) == {("no_pool", "there is no InferencePool default/vllm")}
     assert [len(told) for told in sink.lists] == [2, 0, 3]
@@ -264,76 +260,19 @@ async def test_a_pool_that_selects_nothing_is_lacking(
     assert {told_why for told_why, _ in sink.lacking} == {why}
 
 
-class TestTheOlderGroup:
-    async def test_it_is_used_where_the_server_does_not_know_v1(
-        self, server: ApiServer, build: BuildSource, sink: RecordingSink
-    ) -> None:
-        server.of(POOLS).refusal = 404
-        server.of(OLD_POOLS).refusal = None
-        server.put(old_pool_object())
-        async with running(build(), sink):
-            await sink.until(has("a", "b"))
-            server.put(old_pool_object(port=9000))
-            await sink.until(lambda told: told.addresses == ["10.0.0.1:9000", "10.0.0.2:9000"])
-            server.delete("vllm", OLD_POOLS)
-            await sink.until(lambda told: told.lacking)
-
-        assert sink.lists[-1] == []
-        assert set(sink.lacking) == {("no_pool", "there is no InferencePool default/vllm")}
-        assert server.of(OLD_POOLS).lists[0]["fieldSelector"] == "metadata.name=vllm"
-
-    async def test_it_is_used_where_v1_has_no_such_pool_and_left_when_it_has(
-        self, server: ApiServer, build: BuildSource, sink: RecordingSink
-    ) -> None:
-        server.delete("vllm", POOLS)
-        server.of(OLD_POOLS).refusal = None
-        server.put(old_pool_object(port=9000))
-        async with running(build(), sink):
-            await sink.until(lambda told: told.addresses == ["10.0.0.1:9000", "10.0.0.2:9000"])
-            server.put(pool_object())
-            await sink.until(lambda told: told.addresses == ["10.0.0.1:8000", "10.0.0.2:8000"])
-            await sink.until(lambda _: not server.of(OLD_POOLS).watchers)
-            server.delete("vllm", POOLS)
-            await sink.until(lambda told: told.addresses == ["10.0.0.1:9000", "10.0.0.2:9000"])
-
-        assert all(told for told in sink.lists)
-        assert sink.lacking == []
-
-    async def test_v1_is_used_where_both_have_the_pool(
-        self, server: ApiServer, build: BuildSource, sink: RecordingSink
-    ) -> None:
-        server.of(OLD_POOLS).refusal = None
-        server.put(old_pool_object(labels=OTHERS))
-        async with running(build(), sink):
-            await sink.until(has("a", "b"))
-
-        assert server.of(OLD_POOLS).queries == []
-
-    async def test_a_server_that_knows_neither_is_said_once_more_at_each_try(
-        self, server: ApiServer, build: BuildSource, sink: RecordingSink, delays: list[float]
-    ) -> None:
-        server.of(POOLS).refusal = 404
-        async with running(build(), sink):
-            await sink.until(lambda told: len(told.lacking) >= 4)
-            assert (sink.lists, sink.restarts) == ([], [])
-            assert set(sink.lacking) == {
-                ("no_crd", "the API server knows no InferencePools: are their CRDs installed?")
-            }
-            assert all(delays[:8])
-            server.of(POOLS).refusal = None
-            await sink.until(has("a", "b"))
-
-    async def test_who_may_not_look_at_it_is_told_what_v1_says(
-        self, server: ApiServer, build: BuildSource, sink: RecordingSink
-    ) -> None:
-        server.delete("vllm", POOLS)
-        server.of(OLD_POOLS).refusal = 403
-        async with running(build(), sink):
-            await sink.until(lambda _: len(server.of(OLD_POOLS).lists) >= 4)
-            await sink.until(lambda told: told.lacking)
-
-        assert sink.restarts == []
-        assert {why for why, _ in sink.lacking} == {"no_pool"}
+async def test_a_server_that_knows_no_pools_is_said_once_more_at_each_try(
+    server: ApiServer, build: BuildSource, sink: RecordingSink, delays: list[float]
+) -> None:
+    server.of(POOLS).refusal = 404
+    async with running(build(), sink):
+        await sink.until(lambda told: len(told.lacking) >= 4)
+        assert (sink.lists, sink.restarts) == ([], [])
+        assert set(sink.lacking) == {
+            ("no_crd", "the API server knows no InferencePools: are their CRDs installed?")
+        }
+        assert all(delays[:4])
+        server.of(POOLS).refusal = None
+        await sink.until(has("a", "b"))
 
 
 GONE = line("ERROR", status_object(410, "too old resource version"))

@@ -1,8 +1,8 @@
-"""What an InferencePool of either API group asks for."""
+"""What an InferencePool asks for."""
 
 import pytest
 
-from tests.router.cluster.pool_objects import Object, old_pool_object, parent, parsed_pool, pool_object
+from tests.router.cluster.pool_objects import Object, parent, parsed_pool, pool_object
 
 REFUSED = [parent("llm", Accepted="False", ResolvedRefs="True")]
 UNSEEN = [parent("default", Accepted="Unknown")]
@@ -15,8 +15,6 @@ UNSEEN = [parent("default", Accepted="Unknown")]
         (pool_object(ports=[8000, 8001, 8002]), "app=vllm,model=llama", (8000, 8001, 8002)),
         (pool_object(ports=[8000, 8000]), "app=vllm,model=llama", (8000,)),
         (pool_object(labels={"z": "1", "a.b/c": ""}), "a.b/c=,z=1", (8000,)),
-        (old_pool_object(), "app=vllm,model=llama", (8000,)),
-        (old_pool_object(labels={"app": "x"}, port=9000), "app=x", (9000,)),
     ],
 )
 def test_a_pool_is_a_selector_and_ports(pool: Object, selector: str, ports: tuple[int, ...]) -> None:
@@ -29,12 +27,13 @@ def test_a_pool_is_a_selector_and_ports(pool: Object, selector: str, ports: tupl
     ("pool", "fault"),
     [
         (pool_object(labels={}), ("no_selector", "has no labels in its selector")),
-        (old_pool_object(labels={}), ("no_selector", "has no labels in its selector")),
         (pool_object(ports=[]), ("no_port", "has no target port")),
         (pool_object() | {"spec": {}}, ("no_selector", "has no labels in its selector")),
-        (old_pool_object() | {"spec": {"selector": {"app": "x"}}}, ("no_port", "has no target port")),
+        (
+            pool_object() | {"spec": {"selector": {"matchLabels": {"app": "x"}}}},
+            ("no_port", "has no target port"),
+        ),
         ({**pool_object(), "spec": None}, ("no_selector", "has no labels in its selector")),
-        ({**old_pool_object(), "spec": None}, ("no_selector", "has no labels in its selector")),
     ],
 )
 def test_a_pool_that_selects_nothing_is_at_fault_and_not_every_pod_of_its_namespace(
@@ -47,10 +46,8 @@ def test_a_pool_that_selects_nothing_is_at_fault_and_not_every_pod_of_its_namesp
     ("pool", "refusals"),
     [
         (pool_object(parents=REFUSED), ("llm: Accepted is False (AcceptedIsFalse)",)),
-        (old_pool_object(parents=REFUSED), ("llm: Accepted is False (AcceptedIsFalse)",)),
         (pool_object(parents=[parent("llm", Accepted="True")]), ()),
         (pool_object(parents=UNSEEN), ()),
-        (old_pool_object(parents=UNSEEN), ()),
         (pool_object(parents=[{"conditions": None}, {}]), ()),
         (
             pool_object(parents=[{"conditions": [{"type": "Accepted", "status": "False"}]}]),
@@ -66,7 +63,6 @@ def test_a_pool_that_selects_nothing_is_at_fault_and_not_every_pod_of_its_namesp
             ("a: ResolvedRefs is False (ResolvedRefsIsFalse)", "edge/b: Accepted is False (AcceptedIsFalse)"),
         ),
         ({**pool_object(), "status": None}, ()),
-        ({**old_pool_object(), "status": None}, ()),
     ],
 )
 def test_what_gateways_have_against_a_pool_is_a_line_each(pool: Object, refusals: tuple[str, ...]) -> None:

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from extproc.router.cluster.decoding import Unreadable
-from extproc.router.cluster.inference_pools import InferencePoolV1, InferencePoolV1Alpha2, PoolTerms
+from extproc.router.cluster.inference_pools import InferencePool, PoolTerms
 from extproc.router.cluster.kube_api import KubeObject, WatchLost, read_event
 from extproc.router.cluster.objectives import InferenceObjective
 from extproc.router.cluster.pods import Pod, read_pod
@@ -50,8 +50,7 @@ def test_an_error_event_is_told_in_one_of_a_few_words(code: int, why: str) -> No
 KINDS: list[type[KubeObject]] = [
     EndpointSlice,
     Pod,
-    InferencePoolV1,
-    InferencePoolV1Alpha2,
+    InferencePool,
     InferenceObjective,
 ]
 
@@ -119,9 +118,7 @@ def test_whatever_an_object_holds_it_is_read_or_unreadable(spec: object, status:
     object_ = {"metadata": {"name": "x", "namespace": "default"}, "spec": spec, "status": status}
     event = line("ADDED", object_)
     with suppress(Unreadable):
-        assert isinstance(read_event(event, InferencePoolV1)[1].terms, PoolTerms)
-    with suppress(Unreadable):
-        assert isinstance(read_event(event, InferencePoolV1Alpha2)[1].terms, PoolTerms)
+        assert isinstance(read_event(event, InferencePool)[1].terms, PoolTerms)
     with suppress(Unreadable):
         read_pod(read_event(event, Pod)[1], (8000, 0), "IPv4")
     with suppress(Unreadable):

@@ -18,7 +18,7 @@ from extproc.errors import SettingsError
 from extproc.router.settings.picker_flags import WITHOUT_EFFECT, Flags, given_without_effect, picker_flags
 from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.tree import Settings, list_settings
-from tests.router.cluster.api_server import OLD_POOLS, POOLS, ApiServer, serving, write_kubeconfig
+from tests.router.cluster.api_server import POOLS, ApiServer, serving, write_kubeconfig
 from tests.router.cluster.pool_objects import objective, pool_object, running_pod
 from tests.router.service.running import health_at
 from tests.stack.fetch import get_json
@@ -152,7 +152,6 @@ def test_every_flag_beside_a_file_names_settings_that_there_are() -> None:
 @pytest.fixture
 async def api() -> AsyncIterator[ApiServer]:
     async with serving(ApiServer()) as server:
-        server.of(OLD_POOLS).refusal = 404
         server.put(pool_object(ports=[8000, 8001]))
         server.put(running_pod("a", "10.0.0.1"))
         server.put(objective("batch", -10))

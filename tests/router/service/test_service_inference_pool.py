@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.router.cluster.api_server import OLD_POOLS, PODS, POOLS, ApiServer, serving, write_kubeconfig
+from tests.router.cluster.api_server import PODS, POOLS, ApiServer, serving, write_kubeconfig
 from tests.router.cluster.pool_objects import pool_object, running_pod
 from tests.stack.fetch import answers, get
 from tests.stack.ports import free_ports
@@ -17,7 +17,6 @@ from tests.stack.service import Service
 @pytest.fixture
 async def api() -> AsyncIterator[ApiServer]:
     async with serving(ApiServer()) as server:
-        server.of(OLD_POOLS).refusal = 404
         server.put(pool_object(ports=[8000, 8001]))
         server.put(running_pod("a", "10.0.0.1"))
         yield server
