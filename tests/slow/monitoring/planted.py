@@ -12,13 +12,13 @@ if "serve" in sys.orig_argv:
 
     find, hoard = Picker.find, []
 
-    def find_or_fail(self, ask):
+    def find_or_fail(self, ask, *rest):
         body = bytes(ask.body or b"")
         if b"plant a bug" in body:
             raise RuntimeError("planted")
         if b"plant a leak" in body and not hoard:
             hoard.append(b"x" * {HOARD_BYTES})
-        return find(self, ask)
+        return find(self, ask, *rest)
 
     Picker.find = find_or_fail
 """
