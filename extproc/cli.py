@@ -89,7 +89,7 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
 
     from extproc.router.app import Start, serve_until_signal  # noqa: PLC0415
     from extproc.router.logs import configure_logging  # noqa: PLC0415
-    from extproc.router.settings.reading import parse_settings, read_environment  # noqa: PLC0415
+    from extproc.router.settings.reading import parse_settings  # noqa: PLC0415
 
     if (config is None) == (flags["pool_name"] is None):
         raise click.UsageError("give either --config or --pool-name")
@@ -98,7 +98,7 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
         start = Start.of_file(config)
     else:
         document = Flags(**flags).document()
-        start = Start(parse_settings(document, read_environment(), "flags"), None, document.encode())
+        start = Start(parse_settings(document, os.environ, "flags"), None, document.encode())
     configure_logging(start.settings.server.log_level, sys.stderr)
     ignored = given_without_effect(context)
     if ignored:
@@ -139,9 +139,9 @@ def _refuse_watch(_: click.Context, __: click.Parameter, is_given: bool) -> None
 def explain(*, config: Path, path: str, headers: tuple[str, ...], timeout: float) -> None:
     """Say which endpoint the request body on standard input would get, and why."""
     from extproc.router.service.explain import explain_once  # noqa: PLC0415
-    from extproc.router.settings.reading import load_settings, read_environment  # noqa: PLC0415
+    from extproc.router.settings.reading import load_settings  # noqa: PLC0415
 
-    settings = load_settings(config, read_environment())
+    settings = load_settings(config, os.environ)
     body = sys.stdin.buffer.read()
     told = asyncio.run(
         explain_once(settings, config.parent, path=path, headers=headers, body=body, timeout_s=timeout)

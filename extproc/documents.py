@@ -93,7 +93,9 @@ def parse_document(content: bytes | str, where: str, *, refuses_repeats: bool = 
         line = text.count("\n", 0, error.position) + 1
         raise SettingsError(f"{where}:{line}: not YAML: {error.reason}") from None
     except yaml.MarkedYAMLError as error:
-        raise SettingsError(f"{where}:{_line(error)}: not YAML: {_reason(error)}") from None
+        mark = error.problem_mark or error.context_mark
+        reason = ", ".join(text for text in (error.context, error.problem) if text)
+        raise SettingsError(f"{where}:{mark.line + 1 if mark else 1}: not YAML: {reason}") from None
     if refuses_repeats and document.repeats:
         raise refuse_faults(document.repeats)
     return document
@@ -147,15 +149,6 @@ def _load(text: str, where: str) -> Document:
         return Document(where, tree, root, tuple(loader.repeats))
     finally:
         loader.dispose()
-
-
-def _line(error: yaml.MarkedYAMLError) -> int:
-    mark = error.problem_mark or error.context_mark
-    return 1 if mark is None else mark.line + 1
-
-
-def _reason(error: yaml.MarkedYAMLError) -> str:
-    return ", ".join(text for text in (error.context, error.problem) if text)
 
 
 def _below(node: yaml.Node | None, step: str | int) -> tuple[int, yaml.Node] | None:

@@ -21,7 +21,6 @@ from extproc.router.budget import Budget
 from extproc.router.cluster.reason import describe_error
 from extproc.router.feedback.access_log import AccessLogs
 from extproc.router.feedback.feedback_metrics import FeedbackCollector
-from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.admin import build_admin
 from extproc.router.service.configuration import Configuration, changes, tell_what_waits
@@ -34,10 +33,9 @@ from extproc.router.service.process import prepare_for_long_bodies, raise_limit,
 from extproc.router.service.tracer import FLUSH_S, build_tracer
 from extproc.router.service.transport import Transport, build_health_transport, build_transport
 from extproc.router.service.wiring import PoolWiring, build_courier
-from extproc.router.settings.reading import parse_settings, read_environment
+from extproc.router.settings.reading import parse_settings
 from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.settings.tree import Settings
-from extproc.router.share.courier import Courier
 from extproc.router.share.share_metrics import ShareCollector
 from extproc.router.stream.server import ExternalProcessor
 from extproc.router.telemetry import Metrics
@@ -72,7 +70,7 @@ class Start:
     def of_file(cls, path: Path) -> Self:
         """Raises `SettingsError`."""
         content = read_file(path)
-        return cls(parse_settings(content, read_environment(), str(path)), path, content)
+        return cls(parse_settings(content, os.environ, str(path)), path, content)
 
 
 class Application:
@@ -85,7 +83,8 @@ class Application:
         self.is_draining = False
         self.budget = Budget(settings.server.budget)
         self.xds = _build_xds(settings, self.metrics)
-        self.courier = _build_courier(start, outside)
+        share = settings.share
+        self.courier = build_courier(share, start.base, os.environ, outside) if share else None
         self.pools = Pools(
             self.metrics,
             wiring=PoolWiring(start.base, outside),
@@ -120,15 +119,11 @@ class Application:
         self.configuration = Configuration(settings, str(start.path or "flags"), monotonic())
         self._path = start.path
         self._content = start.content
-        self.metrics.watch(self._sources)
+        self.metrics.watch(lambda: [(each.pool, each.settings.endpoints.kind) for each in self.pools])
         self.metrics.registry.register(PoolCollector(self.pools))
         self.metrics.registry.register(FeedbackCollector(lambda: (each.feedback for each in self.pools)))
         if self.courier is not None:
             self.metrics.registry.register(ShareCollector(self.courier.shares, self.courier.tally))
-
-    def _sources(self) -> list[tuple[Pool, str]]:
-        """Every pool with its kind of source."""
-        return [(each.pool, next(iter(each.settings.endpoints.model_fields_set))) for each in self.pools]
 
     def faults(self) -> list[str]:
         """Why the service is not ready; empty if it is."""
@@ -172,7 +167,7 @@ class Application:
     async def reload(self, content: bytes, where: str) -> None:
         """Applies changed settings, or says why not."""
         try:
-            settings = await asyncio.to_thread(parse_settings, content, read_environment(), where)
+            settings = await asyncio.to_thread(parse_settings, content, os.environ, where)
             put_in_force = self.pools.prepare(settings.pools)
             if self.xds:
                 # Before there is a second pool, or else its first prompts could go to the other.
@@ -297,11 +292,6 @@ def catch_signals() -> asyncio.Queue[int]:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     return signals
-
-
-def _build_courier(start: Start, outside: Outside) -> Courier | None:
-    share = start.settings.share
-    return build_courier(share, start.base, os.environ, outside) if share else None
 
 
 def _build_xds(settings: Settings, metrics: Metrics) -> "Xds | None":

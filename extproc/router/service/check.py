@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from extproc.documents import Document, Fault, Place, parse_document, read_file, refuse_faults
+from extproc.documents import Place, parse_document, read_file, refuse_faults
 from extproc.errors import SettingsError
 from extproc.router.cluster.file import parse_endpoints
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.service.transport import build_certificates
 from extproc.router.service.wiring import PoolWiring, build_courier
 from extproc.router.settings.pool_settings import PoolSettings
-from extproc.router.settings.reading import ENVIRONMENT_PREFIX, find_faults
+from extproc.router.settings.reading import find_faults
 from extproc.router.settings.server_settings import TlsSettings
 from extproc.router.settings.share_settings import ShareSettings
 from extproc.router.settings.tree import Settings
@@ -25,26 +25,23 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def check_file(path: Path, environment: Mapping[str, str]) -> Settings:
-    """Returns the settings. Raises `SettingsError` with every fault, in the order of lines."""
+    """Returns the settings. Raises `SettingsError` with every fault, in the order of lines.
+
+    The parts of the service are tried, too; of each section that is valid by itself.
+    """
     document = parse_document(read_file(path), str(path), refuses_repeats=False)
-    ours = {name: value for name, value in environment.items() if name.startswith(ENVIRONMENT_PREFIX)}
-    settings, faults = find_faults(document, ours)
-    faults += _find_outside(document, path.parent, environment)
+    settings, faults = find_faults(document, environment)
+    for place, part in _parts(document.tree, path.parent, environment):
+        try:
+            part()
+        except SettingsError as error:
+            text, name = str(error), ".".join(map(str, place))
+            faults.append(document.fault(place, text if text.startswith(name) else f"{name}: {text}"))
     if settings is not None:
         faults += [document.fault(("pools", place), text) for place, text in settings.unreachable()]
     if settings is None or faults:
         raise refuse_faults(faults)
     return settings
-
-
-def _find_outside(document: Document, base: Path, environment: Mapping[str, str]) -> Iterator[Fault]:
-    """Yields what the parts of the service would stumble over; of each section that is valid by itself."""
-    for place, part in _parts(document.tree, base, environment):
-        try:
-            part()
-        except SettingsError as error:
-            text, name = str(error), ".".join(map(str, place))
-            yield document.fault(place, text if text.startswith(name) else f"{name}: {text}")
 
 
 def _parts(

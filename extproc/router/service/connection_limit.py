@@ -13,7 +13,7 @@ from typing import Final, cast
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from extproc.errors import SettingsError
+from extproc.router.service.transport import bind_address
 from extproc.router.wire.accepting import find_oldest_idle
 
 log = logging.getLogger(__name__)
@@ -153,25 +153,17 @@ async def serve_admin(
     application: web.Application, listen: str, limit: ConnectionLimit
 ) -> AsyncGenerator[None]:
     """Serves an application on `listen`, within `limit`; raises `SettingsError` where it cannot listen."""
+    bound = await bind_address("server.admin", listen)
     # Lingering: how long the rest of a refused body is read for.
     runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S, lingering_time=1.0)
     await runner.setup()
     served = cast("Callable[[], asyncio.Protocol]", runner.server)
-    try:
-        server = await _listen(listen, lambda: limit.protocol(served))
-    except OSError as error:
-        await runner.cleanup()
-        raise SettingsError(f"server.admin: cannot listen on {listen}: {error.strerror}") from error
+    loop = asyncio.get_running_loop()
+    create = loop.create_unix_server if listen.startswith("unix:") else loop.create_server
+    servers = [await create(lambda: limit.protocol(served), sock=each) for each in bound]
     try:
         yield
     finally:
-        server.close()
+        for server in servers:
+            server.close()
         await runner.cleanup()
-
-
-async def _listen(listen: str, protocol: Callable[[], asyncio.Protocol]) -> asyncio.Server:
-    loop = asyncio.get_running_loop()
-    if listen.startswith("unix:"):
-        return await loop.create_unix_server(protocol, listen.removeprefix("unix:"))
-    host, _, port = listen.rpartition(":")
-    return await loop.create_server(protocol, host.strip("[]") or None, int(port), reuse_address=True)

@@ -47,21 +47,13 @@ async def explain_once(
     outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
     pools = Pools(Metrics(), wiring=PoolWiring(base, outside), outside=outside)
     pools.apply(settings.pools)
-    try:
-        await _wait_until_synced(pools, timeout_s)
-        return explain_decision(pools.picker, Query("POST", path, _parse_headers(headers), body))
-    finally:
-        await pools.stop()
-
-
-async def _wait_until_synced(pools: Pools, timeout_s: float) -> None:
+    pairs = (header.partition(":") for header in headers)
+    fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.gather(*(each.keeper.synced.wait() for each in pools))
+        return explain_decision(pools.picker, Query("POST", path, fields, body))
     except TimeoutError:
         raise ExtprocError("; ".join(pools.faults())) from None
-
-
-def _parse_headers(headers: Sequence[str]) -> dict[str, str]:
-    pairs = (header.partition(":") for header in headers)
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+    finally:
+        await pools.stop()

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2 as pb
 
 from extproc.router.stream.names import CHECK, LIVENESS, READINESS, WATCH
-from extproc.router.wire.calls import Call, Handler, Routes, Status
+from extproc.router.wire.calls import Call, Routes, Status
 
 
 def _response(status: int) -> bytes:
@@ -30,7 +31,7 @@ class Health:
         self._watchers: dict[_Watcher, str] = {}
 
     def routes(self) -> Routes:
-        return {CHECK: self._open_check, WATCH: self._open_watch}
+        return {CHECK: partial(_Checker, self), WATCH: partial(_Watcher, self)}
 
     def update(self) -> None:
         """Asks `is_ready` and tells the watchers what is new."""
@@ -62,12 +63,6 @@ class Health:
         self.update()
         for watcher in tuple(self._watchers):
             watcher.end()
-
-    def _open_check(self, call: Call) -> Handler:
-        return _Checker(self, call)
-
-    def _open_watch(self, call: Call) -> Handler:
-        return _Watcher(self, call)
 
 
 class _Question:

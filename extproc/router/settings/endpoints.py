@@ -98,12 +98,16 @@ class EndpointsSettings(_AddressSettings):
     inference_pool: InferencePoolSettings | None = None
     """The pods of an InferencePool (Gateway API Inference Extension), both watched."""
 
-    def describe(self) -> str:
+    @property
+    def kind(self) -> str:
         [kind] = self.model_fields_set
-        source = getattr(self, kind)
+        return kind
+
+    def describe(self) -> str:
+        source = getattr(self, self.kind)
         if isinstance(source, list):
             return f"{len(source)} static endpoints"
-        return f"{kind} {getattr(source, 'service', None) or getattr(source, 'name', source)}"
+        return f"{self.kind} {getattr(source, 'service', None) or getattr(source, 'name', source)}"
 
     @property
     def tells_health(self) -> bool:

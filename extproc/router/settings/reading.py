@@ -1,6 +1,5 @@
 """Reads the configuration: a YAML file, and variables that override its section `server`."""
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -50,11 +49,8 @@ def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> S
 
 
 def parse_settings(text: str | bytes, environment: Mapping[str, str], where: str = "settings") -> Settings:
-    """Parses YAML text, see `load_settings`."""
-    return build_settings(parse_document(text, where, refuses_repeats=False), environment)
-
-
-def build_settings(document: Document, environment: Mapping[str, str]) -> Settings:
+    """Parses YAML text, see `load_settings`; only the variables of our prefix count."""
+    document = parse_document(text, where, refuses_repeats=False)
     settings, faults = find_faults(document, environment)
     if settings is None or faults:
         raise refuse_faults(faults)
@@ -75,10 +71,6 @@ def find_faults(document: Document, environment: Mapping[str, str]) -> tuple[Set
         return Settings.model_validate(document.tree), [*document.repeats]
     except ValidationError as error:
         return None, [*document.repeats, *(_fault(document, overrides, fault) for fault in error.errors())]
-
-
-def read_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIX)}
 
 
 Overrides = Mapping[str, tuple[tuple[str, ...], Any]]
