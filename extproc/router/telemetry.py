@@ -1,6 +1,5 @@
 """The metrics that every request counts. Nothing a client chose becomes a label."""
 
-from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
@@ -15,6 +14,7 @@ from prometheus_client.utils import floatToGoString
 
 from extproc import __version__
 from extproc.errors import PromptError
+from extproc.router.histogram import Histogram
 from extproc.router.routing.picker import Decision
 from extproc.router.routing.pool import Pool
 from extproc.router.stream.events import Answer, Routed
@@ -80,10 +80,8 @@ class Metrics(Collector):
         self.streams_open = 0
         self._picks: dict[tuple[str, str, str], int] = {}
         self._answers: dict[tuple[str, str], int] = {}
-        self._pick_counts = [0] * (len(_PICK_BUCKETS) + 1)
-        self._pick_sum_s = 0.0
+        self._pick_seconds = Histogram(_PICK_BUCKETS)
         # The last trace of each series: by bucket of the pick's duration, by label values of the others.
-        self._slow_traces: dict[int, Exemplar] = {}
         self._pick_traces: dict[tuple[str, str, str], Exemplar] = {}
         self._answer_traces: dict[tuple[str, str], Exemplar] = {}
         self._served_elsewhere = self._counter(
@@ -137,18 +135,17 @@ class Metrics(Collector):
         pick = decision.pick
         kind = (pick.pool.name, pick.strategy, pick.reason)
         self._picks[kind] = self._picks.get(kind, 0) + 1
-        self._pick_counts[bisect_left(_PICK_BUCKETS, elapsed_s)] += 1
-        self._pick_sum_s += elapsed_s
+        self._pick_seconds.count(elapsed_s)
         if decision.fault is not None:
             self._prompt_errors.labels(decision.fault.why).inc()
 
     def traced(self, event: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
         if isinstance(event, Answer):
-            self._answer_traces[event.pool, event.outcome] = exemplar(trace_id, 1)
+            self._answer_traces[event.pool, event.outcome] = _exemplar(trace_id, 1)
             return
         pick = event.decision.pick
-        self._pick_traces[pick.pool.name, pick.strategy, pick.reason] = exemplar(trace_id, 1)
-        self._slow_traces[bisect_left(_PICK_BUCKETS, elapsed_s)] = exemplar(trace_id, elapsed_s)
+        self._pick_traces[pick.pool.name, pick.strategy, pick.reason] = _exemplar(trace_id, 1)
+        self._pick_seconds.trace(elapsed_s, trace_id)
 
     def count_spans(self, result: str, count: int) -> None:
         """From any thread."""
@@ -209,21 +206,22 @@ class Metrics(Collector):
         return HistogramMetricFamily(
             "extproc_pick_duration_seconds",
             "From a request's last message read to its answer ready.",
-            buckets=buckets(_PICK_BUCKETS, self._pick_counts, self._slow_traces),
-            sum_value=self._pick_sum_s,
+            buckets=buckets(self._pick_seconds),
+            sum_value=self._pick_seconds.sum_s,
         )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"extproc_{name}_total", text, labels, registry=self.registry)
 
 
-def exemplar(trace_id: str, value: float) -> Exemplar:
+def _exemplar(trace_id: str, value: float) -> Exemplar:
     """A request that a series counted, by its trace; OpenMetrics shows it, Prometheus' text does not."""
     return Exemplar({"trace_id": trace_id}, value)
 
 
-def buckets(bounds: Iterable[float], counts: Iterable[int], traces: Mapping[int, Exemplar]) -> Buckets:
-    """A histogram's buckets as the library wants them; `counts` has one more, without a bound."""
-    names = [*map(floatToGoString, bounds), "+Inf"]
-    cumulative = zip(names, accumulate(counts), strict=True)
+def buckets(histogram: Histogram) -> Buckets:
+    """A histogram's buckets as the library wants them."""
+    names = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    traces = {place: _exemplar(*trace) for place, trace in histogram.traces.items()}
+    cumulative = zip(names, accumulate(histogram.counts), strict=True)
     return [(*each, traces[place]) if place in traces else each for place, each in enumerate(cumulative)]

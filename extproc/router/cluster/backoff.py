@@ -38,6 +38,5 @@ class Backoff:
         return delay_s
 
     def reset(self) -> None:
-        """Starts over: something worked."""
         self._bound_s = self._base_s
         self._tries = 0

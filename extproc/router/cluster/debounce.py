@@ -84,7 +84,6 @@ class DebouncedSink:
         self._sink.restarted(why, reason)
 
     def close(self) -> None:
-        """Drops a change that has not been told yet."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -54,8 +54,6 @@ class InferencePoolSource:
 
 
 class _Slot:
-    """Room for one task at a time."""
-
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
         self._task: asyncio.Task[None] | None = None
@@ -185,8 +183,6 @@ class _PoolFollower:
 
 
 class _Pods:
-    """Follows the pods of one selector."""
-
     def __init__(self, follower: _PoolFollower, terms: PoolTerms, family: AddressFamily) -> None:
         self._follower = follower
         self.selector = terms.selector

@@ -57,8 +57,6 @@ class Follower(Protocol[T_contra]):
 
 
 class ListWatch(Generic[T]):
-    """Follows the objects of `resource`."""
-
     def __init__(self, access: KubeAccess, resource: Resource[T]) -> None:
         self._access = access
         self._resource = resource

@@ -99,7 +99,6 @@ class ModelsSource:
                 learner.close()
 
     async def _follow(self, ask: AskModels, address: str, learn: Learn) -> None:
-        """Asks one endpoint for as long as it is there."""
         backoff = Backoff(self._rng, base_s=1.0, cap_s=self._pace.refresh_s)
         fault = None
         while True:

@@ -51,8 +51,6 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 
 class InferenceObjective(msgspec.Struct):
-    """The fields that are read of one."""
-
     metadata: ObjectMeta
     spec: _Spec = msgspec.field(default_factory=_Spec)
 

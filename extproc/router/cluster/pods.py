@@ -94,30 +94,25 @@ class PodBook:
         self._readings: dict[str, PodReading] = {}
 
     def use_ports(self, ports: tuple[int, ...]) -> None:
-        """Reads every pod again, at other ports."""
         self._ports = ports
         self.replace(list(self._pods.values()))
 
     def replace(self, pods: Iterable[Pod]) -> None:
-        """Takes a fresh list: a pod that is not in it is gone."""
         self._pods, self._readings = {}, {}
         for pod in pods:
             self.put(pod)
 
     def put(self, pod: Pod) -> None:
-        """Takes a pod that was added or modified, known or not."""
         name = pod.metadata.name
         self._pods[name] = pod
         self._readings[name] = read_pod(pod, self._ports, self._family)
 
     def delete(self, pod: Pod) -> None:
-        """Forgets a deleted pod, known or not."""
         self._pods.pop(pod.metadata.name, None)
         self._readings.pop(pod.metadata.name, None)
 
     @property
     def faults(self) -> Mapping[str, str]:
-        """What is odd about pods, by their names."""
         return {name: reading.fault for name, reading in self._readings.items() if reading.fault}
 
     def endpoints(self) -> list[Endpoint]:

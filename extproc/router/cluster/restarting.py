@@ -44,7 +44,6 @@ class Restarting:
             await self._sleep(self._backoff.next_s())
 
     async def _run_once(self, sink: Sink) -> str:
-        """Returns why the source ended."""
         try:
             await self._source.run(sink)
         except asyncio.CancelledError as error:

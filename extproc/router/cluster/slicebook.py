@@ -26,15 +26,12 @@ class SliceBook:
         self._readings: dict[str, SliceReading] = {}
 
     def replace(self, slices: Iterable[EndpointSlice]) -> None:
-        """Takes a fresh list: a slice that is not in it is gone."""
         self._readings = {slice_.metadata.name: read_slice(slice_, self._ports) for slice_ in slices}
 
     def put(self, slice_: EndpointSlice) -> None:
-        """Takes a slice that was added or modified, known or not."""
         self._readings[slice_.metadata.name] = read_slice(slice_, self._ports)
 
     def delete(self, slice_: EndpointSlice) -> None:
-        """Forgets a deleted slice, known or not."""
         self._readings.pop(slice_.metadata.name, None)
 
     @property

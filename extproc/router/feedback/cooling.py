@@ -69,8 +69,6 @@ class Rules:
 
 
 class Why(StrEnum):
-    """Why an endpoint gets no picks, or one at a time."""
-
     COOLING = "cooling"
     BUSY = "busy"
     UNHEALTHY = "unhealthy"
@@ -80,8 +78,6 @@ _AGAINST: Final = frozenset({Verdict.FAILED, Verdict.BROKEN, Verdict.BUSY})
 
 
 class Change(StrEnum):
-    """News of an endpoint, for a log line and a count."""
-
     COOLED = "cooled"
     BACK = "back"
 
@@ -189,7 +185,6 @@ class Cooling:
         return case is not None and not case.is_cut
 
     def hear_log(self) -> None:
-        """Notes that an access log tells of this pool's requests."""
         self._has_log = True
         self._picks_untold = 0
 
@@ -199,7 +194,6 @@ class Cooling:
         return 0.0 if case is None else max(0.0, case.until_s - self._clock())
 
     def observe(self, name: str, outcome: Outcome) -> Change | None:
-        """Takes what became of a request to `name`."""
         if outcome.verdict is Verdict.ANSWERED:
             self._prove(name)
         case = self._cases.get(name)
@@ -230,7 +224,6 @@ class Cooling:
         self._unproved = self._members
 
     def set_health(self, name: str, *, is_healthy: bool) -> None:
-        """Takes what an endpoint's own health says."""
         self._prove(name)
         case = self._cases.get(name)
         if name not in self._members or (case is None and is_healthy):

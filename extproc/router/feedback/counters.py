@@ -3,32 +3,16 @@
 Plain dictionaries, read when somebody scrapes: a request pays a fifth of what a metrics library would ask.
 """
 
-from bisect import bisect_left
 from collections.abc import Collection
 from typing import Final
 
 from extproc.router.feedback.cooling import Change
 from extproc.router.feedback.outcome import Outcome, class_of
+from extproc.router.histogram import Histogram
 
 # Seconds: from a cached prompt on an idle endpoint to a long one in a queue. vLLM's own
 # `time_to_first_token_seconds` uses most of these.
 FIRST_BYTE_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
-
-
-class Times:
-    """How many took how long: `counts` by bound, the last one without; `traces` has the last of each."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(FIRST_BYTE_BOUNDS_S) + 1)
-        self.sum_s = 0.0
-        self.traces: dict[int, tuple[str, float]] = {}
-
-    def count(self, took_s: float, trace_id: str = "") -> None:
-        place = bisect_left(FIRST_BYTE_BOUNDS_S, took_s)
-        self.counts[place] += 1
-        self.sum_s += took_s
-        if trace_id:
-            self.traces[place] = (trace_id, took_s)
 
 
 class Counters:
@@ -41,7 +25,7 @@ class Counters:
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], int] = {}
         self.coolings: dict[str, int] = {}
-        self.first_bytes: dict[tuple[str, str], Times] = {}
+        self.first_bytes: dict[tuple[str, str], Histogram] = {}
         self.first_byte_sums: dict[str, tuple[int, float]] = {}
 
     def count(self, name: str, outcome: Outcome, zone: str = "", trace_id: str = "") -> None:
@@ -51,7 +35,7 @@ class Counters:
         if outcome.first_byte_s is not None:
             times = self.first_bytes.get((zone, class_))
             if times is None:
-                times = self.first_bytes[zone, class_] = Times()
+                times = self.first_bytes[zone, class_] = Histogram(FIRST_BYTE_BOUNDS_S)
             times.count(outcome.first_byte_s, trace_id)
             seen, sum_s = self.first_byte_sums.get(name, (0, 0.0))
             self.first_byte_sums[name] = (seen + 1, sum_s + outcome.first_byte_s)

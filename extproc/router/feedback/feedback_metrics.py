@@ -7,9 +7,10 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.router.feedback.counters import FIRST_BYTE_BOUNDS_S, Times
+from extproc.router.feedback.counters import FIRST_BYTE_BOUNDS_S
 from extproc.router.feedback.pool_feedback import PoolFeedback
-from extproc.router.telemetry import buckets, exemplar
+from extproc.router.histogram import Histogram
+from extproc.router.telemetry import buckets
 
 # Shown as 0 from the start, so that `increase()` sees the first one.
 EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
@@ -67,9 +68,7 @@ class FeedbackCollector(Collector):
             for name, count in (dict.fromkeys(names, 0) | tally.coolings).items():
                 coolings.add_metric([pool, name], count)
             zones = {endpoint.zone or "" for endpoint in desk.pool.snapshot.ready.values()}
-            expected = {(zone, "2xx"): Times() for zone in zones}
+            expected = {(zone, "2xx"): Histogram(FIRST_BYTE_BOUNDS_S) for zone in zones}
             for labels, times in (expected | tally.first_bytes).items():
-                traces = {place: exemplar(*trace) for place, trace in times.traces.items()}
-                filled = buckets(FIRST_BYTE_BOUNDS_S, times.counts, traces)
-                first_byte.add_metric([pool, *labels], filled, times.sum_s)
+                first_byte.add_metric([pool, *labels], buckets(times), times.sum_s)
         yield from (answers, coolings, first_byte, predicted, saved, measured)

@@ -30,8 +30,6 @@ from extproc.router.stream.events import Served
 
 
 class Verdict(StrEnum):
-    """What an exchange says of its endpoint."""
-
     ANSWERED = "answered"  # the endpoint works
     FAILED = "failed"
     BUSY = "busy"  # it works, and asks for less
@@ -119,7 +117,6 @@ def outcomes(exchange: Exchange, now_s: float) -> Iterator[Outcome]:
 
 
 def judge_answer(exchange: Exchange) -> Verdict:
-    """Judges an endpoint by an answer of which at least the head came."""
     status = exchange.status
     if status == 429 or (status == 503 and exchange.retry_after is not None):
         return Verdict.BUSY

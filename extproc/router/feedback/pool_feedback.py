@@ -72,7 +72,6 @@ class PoolFeedback:
                 self.pool.reads_signals.apply_signals(name, None, dict)
 
     def keep(self, names: Collection[str]) -> None:
-        """Forgets what was counted of endpoints that are gone."""
         self.counters.keep(names)
         self._lost &= set(names)
         self.signals = {name: signals for name, signals in self.signals.items() if name in names}

@@ -57,7 +57,6 @@ class Prober:
         self._failures = Counter[str]()
 
     async def run(self) -> None:
-        """Asks until cancelled."""
         self._desk.cooling.expect_probes()
         limit = ClientTimeout(total=self._plan.timeout_s)
         # A new connection each time: whether one can be had is half of the question.
@@ -72,7 +71,6 @@ class Prober:
                 await self.ask_around(ask)
 
     async def ask_around(self, ask: Ask) -> None:
-        """Asks every endpoint once, in an order of chance, and takes an interval for it."""
         endpoints = list(self._desk.pool.snapshot.ready.values())
         self._failures = Counter({e.name: self._failures[e.name] for e in endpoints})
         await self._rounds.go(endpoints, lambda endpoint: self._ask(ask, endpoint))

@@ -58,7 +58,6 @@ class Scraper:
         self._silent: frozenset[str] = frozenset()
 
     async def run(self) -> None:
-        """Asks until cancelled."""
         limit = ClientTimeout(total=self._plan.timeout_s)
         # Connections stay open from one time to the next, if the server likes: vLLM closes them after 5 s.
         connector = TCPConnector(limit=0, keepalive_timeout=_IDLE_S + self._plan.interval_s)
@@ -74,7 +73,6 @@ class Scraper:
                 await self.ask_around(ask)
 
     async def ask_around(self, fetch: Fetch) -> None:
-        """Asks every endpoint once, in an order of chance, and takes an interval for it."""
         endpoints = list(self._desk.pool.snapshot.ready.values())
         self._silent &= {endpoint.name for endpoint in endpoints}
         was_silent = bool(self._silent)

@@ -88,8 +88,6 @@ class Crowd(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Level:
-    """The requests in flight of one priority."""
-
     by_endpoint: dict[str, int] = field(default_factory=dict)
     by_client: dict[int, int] = field(default_factory=dict)
     total: int = 0
@@ -117,7 +115,6 @@ class Admission:
         self._levels: dict[int, _Level] = {}
 
     def __len__(self) -> int:
-        """Requests in flight that are counted here."""
         return sum(level.total for level in self._levels.values())
 
     def ceiling(self, limit: int) -> int:

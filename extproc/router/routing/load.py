@@ -75,7 +75,6 @@ class LoadBook:
         self._settle()
 
     def take(self, name: str) -> None:
-        """Counts one more request on `name`."""
         self._move(name, 1)
 
     def release(self, name: str) -> None:

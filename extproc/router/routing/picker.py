@@ -187,7 +187,6 @@ class Picker:
         return Found(route.pool, reading, adapter, prompt.fault, model)
 
     def decide(self, ask: Query, found: Found) -> Decision:
-        """Decides by what `find` found."""
         pool, reading = found.pool, found.reading
         standing = pool.standing(ask.headers)
         pick = pool.propose(reading, adapter=found.adapter, subset=ask.subset, standing=standing)

@@ -262,7 +262,6 @@ class Pool:
         return {} if self.reads_signals is None else self.reads_signals.describe_engines()
 
     def wants_response(self, endpoint: Endpoint) -> bool:
-        """Whether what `endpoint` answers should be told as soon as it begins to."""
         return self.gate is not None and self.gate.wants_response(endpoint.name)
 
     def install(self, snapshot: Snapshot, strategy: Strategy | None = None) -> None:
@@ -297,13 +296,11 @@ class Pool:
         return isinstance(refusal, NoEndpoint) and not self.snapshot.names
 
     def lane(self, headers: Mapping[str, str], adapter: str, subset: Sequence[str] | None) -> Lane:
-        """What a request with these headers waits as."""
         standing = self.standing(headers) or ORDINARY
         allowed = None if subset is None else tuple(subset)
         return Lane(standing.priority, standing.client, adapter, allowed)
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:
-        """Builds and installs a snapshot of `endpoints` at once."""
         self.install(Snapshot.build(endpoints, self.strategy, self.snapshot.placement))
 
     def pick(self, reading: Reading, *, adapter: str = "", subset: Sequence[str] | None = None) -> Pick:

@@ -27,15 +27,15 @@ What was tried: a place handed on at each end loses places where a client leaves
 one away where a limit was lowered; a timer for each request keeps thousands that are long answered.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from typing import Final, NamedTuple
 
 from extproc.router.budget import Budget
+from extproc.router.histogram import Histogram
 
 Later = Callable[[float, Callable[[], None]], object]
 
@@ -52,8 +52,6 @@ STAY_BUCKETS: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 
 class QueueEnd(StrEnum):
-    """How a request left a queue; a metric label."""
-
     SERVED = "served"  # let in
     REFUSED = "refused"  # its time was over, or the queue was shut
     ABORTED = "aborted"  # its client left, or its gateway
@@ -86,18 +84,6 @@ def _nobody(_: bool) -> None:
 
 
 @dataclass(slots=True)
-class Stays:
-    """How long requests were held, of one kind of end."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(STAY_BUCKETS) + 1))
-    sum_s: float = 0.0
-
-    def add(self, stay_s: float) -> None:
-        self.counts[bisect_left(STAY_BUCKETS, stay_s)] += 1
-        self.sum_s += stay_s
-
-
-@dataclass(slots=True)
 class QueueLimits:
     """How long requests are held, how many, and how long yet after the first endpoint has come."""
 
@@ -117,7 +103,7 @@ class Queue:
         self, limits: QueueLimits, budget: Budget, *, clock: Callable[[], float], later: Later
     ) -> None:
         self.limits = limits
-        self.stays = {end: Stays() for end in QueueEnd}
+        self.stays = {end: Histogram(STAY_BUCKETS) for end in QueueEnd}
         self._budget = budget
         self._clock = clock
         self._later = later
@@ -169,7 +155,7 @@ class Queue:
         if not self._lanes[waiter.lane]:
             del self._lanes[waiter.lane]
         self._budget.give(waiter.size_bytes)
-        self.stays[end].add(self._clock() - waiter.since_s)
+        self.stays[end].count(self._clock() - waiter.since_s)
 
     def stir(self) -> None:
         """Hears that there may be room; soon, those who wait are asked."""
@@ -178,7 +164,6 @@ class Queue:
             self._later(0.0, self.admit)
 
     def settle(self) -> None:
-        """Hears that an empty pool has endpoints."""
         if self._waiting:
             self._settled_s = self._clock() + self.limits.settle_s
             self._later(self.limits.settle_s, self.stir)
@@ -223,7 +208,6 @@ class Queue:
         self.leave(waiter, QueueEnd.REFUSED)  # if nobody did
 
     def _expire(self) -> None:
-        """Refuses those whose time is over."""
         now = self._clock()
         over = [*islice((waiter for waiter in self if waiter.until_s <= now), _AT_ONCE)]
         for waiter in over:

@@ -35,7 +35,6 @@ class Tickets:
         return len(self._open) + len(self._ended)
 
     def give(self, pick: Pick) -> int:
-        """Returns the pick's number, 64 bits and not 0."""
         self._next = number = (self._next + 1) & 0xFFFF_FFFF_FFFF_FFFF or 1
         self._open[number] = pick
         return number

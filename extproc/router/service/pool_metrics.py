@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.router.routing.queue import STAY_BUCKETS
 from extproc.router.service.running_pool import RunningPool
 from extproc.router.telemetry import buckets
 
@@ -46,7 +45,7 @@ class PoolCollector(Collector):
             if pool.queue is not None:
                 held.add_metric([name], len(pool.queue))
                 for end, stay in pool.queue.stays.items():
-                    stays.add_metric([name, end], buckets(STAY_BUCKETS, stay.counts, {}), stay.sum_s)
+                    stays.add_metric([name, end], buckets(stay), stay.sum_s)
             for endpoint, count in pool.book.ours().items():
                 in_flight.add_metric([name, endpoint], count)
             states = Counts(state for _, state in pool.states())

@@ -124,7 +124,6 @@ class Courier:
         return f"<Courier {self._me:016x} for {len(self._shares)} pools>"
 
     def keep(self, pool: Pool) -> None:
-        """Shares the picks of a pool from now on."""
         name = name_of(pool.name)
         self._pools[name] = pool
         self._shares[name] = Share(pool, self._me, self._plan_post)
@@ -139,7 +138,6 @@ class Courier:
             share.peers.lose(sender)
 
     def shares(self) -> Mapping[str, Share]:
-        """By pool."""
         return {self._pools[name].name: share for name, share in self._shares.items()}
 
     async def run(self) -> None:

@@ -19,8 +19,6 @@ _MOST: Final = 65_536
 
 
 class Ledger:
-    """One peer's open requests by endpoint."""
-
     __slots__ = ("_before", "_heard", "_open", "_through")
 
     def __init__(self) -> None:
@@ -31,7 +29,6 @@ class Ledger:
         self._open: dict[int, int] = {}  # below zero where ends came before their picks, or without
 
     def counts(self) -> dict[int, int]:
-        """What is open, where anything is."""
         return {endpoint: count for endpoint, count in self._open.items() if count > 0}
 
     def note(self, number: int, endpoint: int, step: int) -> int | None:

@@ -112,7 +112,6 @@ class Mesh:
             self._receiver = None
 
     async def close(self) -> None:
-        """Ends all lines, after what was sent has left."""
         for task in self._dialling.values():
             task.cancel()
         for line in self._lines.values():
@@ -219,7 +218,6 @@ class Mesh:
             await asyncio.sleep(backoff.next_s())
 
     async def _hold(self, address: str) -> None:
-        """Opens a line and waits for its end."""
         host, _, port = address.rpartition(":")
         async with asyncio.timeout(_CONNECT_S):
             transport, outgoing = await asyncio.get_running_loop().create_connection(

@@ -147,7 +147,6 @@ class Nats:
         )
 
     async def _publish(self) -> None:
-        """Sends the first letter that waits."""
         data = self._queue.popleft()
         try:
             await self._client.publish(self._subject, data)

@@ -82,7 +82,6 @@ class Outbox:
             yield news[start:]  # type: ignore[misc]  # likewise
 
     def stand(self) -> Heartbeat:
-        """Returns a heartbeat."""
         busiest = sorted(self._counts.items(), key=lambda item: -item[1])[:MAX_ENDPOINTS]
         return Heartbeat(self._number, dict(busiest))
 

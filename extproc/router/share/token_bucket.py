@@ -20,5 +20,4 @@ class TokenBucket:
         return max(0.0, -self._left / self._per_s)
 
     def spend(self, amount: float) -> None:
-        """Takes what was spent, be it more than was left."""
         self._left -= amount

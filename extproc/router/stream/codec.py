@@ -142,7 +142,6 @@ def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> Event
 
 
 def encode(reply: Reply) -> bytes:  # noqa: PLR0911  # one for each kind of reply
-    """Writes one `ProcessingResponse`."""
     match reply:
         case Continue():
             return _CONTINUE[reply.phase]

@@ -134,8 +134,6 @@ class Phase(IntEnum):
 
 
 class Continue(Struct, frozen=True):
-    """Go on, nothing changes."""
-
     phase: Phase
 
 

@@ -75,7 +75,6 @@ class Counted:
         self.has_response = False
 
     def take(self, pick: Pick) -> None:
-        """Counts a pick that was taken."""
         self.pick = pick
         self.ticket = 0 if self._tickets is None else self._tickets.give(pick)
 
@@ -94,7 +93,6 @@ class Counted:
         return reply
 
     def release(self) -> None:
-        """Releases the pick, as often as one likes."""
         pick, self.pick = self.pick, None
         if pick is not None:
             pick.release()

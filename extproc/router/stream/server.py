@@ -102,7 +102,6 @@ class ExternalProcessor:
         return {PROCESS: self.open}
 
     async def drained(self) -> None:
-        """Waits until no stream is open."""
         if self.streams_open:
             await self._idle.wait()
 
@@ -138,7 +137,6 @@ class ExternalProcessor:
         self._later(self._unseen_s, left.release)
 
     def read(self, long: BodyToRead, then: Callable[[Found | BaseException], None]) -> None:
-        """Reads a long body in a thread, and calls `then` on the loop."""
         future = asyncio.get_running_loop().run_in_executor(self._reader, long.find)
         future.add_done_callback(lambda done: then(done.exception() or done.result()))
 
@@ -148,7 +146,6 @@ class ExternalProcessor:
             self._tickets.trace(reply.ticket, trace_id)
 
     def closed(self) -> None:
-        """Hears of each stream's end."""
         self.streams_open -= 1
         if not self.streams_open:
             self._idle.set()

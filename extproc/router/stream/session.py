@@ -186,7 +186,6 @@ class Session:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the request is held."""
         return self._state is _WAITING
 
     def on(self, event: Event) -> list[Reply]:

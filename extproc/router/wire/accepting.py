@@ -57,7 +57,6 @@ class Acceptor:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def close(self) -> None:
-        """Accepts no more: who connects is refused."""
         self._pause()
         if self._again is not None:
             self._again.cancel()
@@ -66,7 +65,6 @@ class Acceptor:
         self._sockets = ()
 
     def _pause(self) -> None:
-        """Lets connections wait in the kernel's queue."""
         for listening in self._sockets:
             asyncio.get_running_loop().remove_reader(listening)
 

@@ -108,7 +108,6 @@ class Connection(Incoming):
             self._fail(Code.COMPRESSION_ERROR, "a header block that cannot be read")
 
     def tick(self, now_s: float) -> None:
-        """Looks at what time alone brings."""
         self._count_time(now_s)
         limits = self._limits
         if self.is_over:
@@ -140,7 +139,6 @@ class Connection(Incoming):
             self._fail(Code.NO_ERROR, reason)
 
     def abort(self) -> None:
-        """Ends every call at once."""
         for stream in list(self.streams.values()):
             self.reset(stream, Code.CANCEL)
         self.is_over = True

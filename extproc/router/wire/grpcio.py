@@ -37,7 +37,6 @@ class _Method:
         self._open = open_
 
     async def serve(self, _: object, context: _Context) -> None:
-        """Serves one call to its end, whichever side ends it."""
         call = _GrpcioCall(context, asyncio.current_task())
         handler: Handler | None = None
         try:
@@ -128,7 +127,6 @@ class _GrpcioCall:
             self._task.cancel()
 
     async def read(self) -> bytes | None:
-        """The next message; `None` after the last, or once the call is finished."""
         if self.is_finished:
             return None
         message = await self._idle(self._context.read)
@@ -144,13 +142,11 @@ class _GrpcioCall:
         await self._write()
 
     async def end(self) -> None:
-        """Writes what is left, then the status."""
         await self._write()
         if self._status not in {None, Status.OK}:
             await self._context.abort(_CODES[self._status or 0], self._details)
 
     def close(self) -> None:
-        """Nothing can be sent from now on."""
         self._is_open = False
 
     async def _idle(self, wait: Callable[[], Awaitable[object]]) -> object:

@@ -30,8 +30,6 @@ class Block(Struct):
 
 
 class Incoming(Outgoing):
-    """Streams that open, are fed and end."""
-
     def __init__(self, limits: WireLimits, budget: Budget, now_s: float) -> None:
         super().__init__(limits, budget, now_s)
         self._heads = HeadReader(limits.header_bytes)

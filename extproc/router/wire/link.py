@@ -186,7 +186,6 @@ class Link(asyncio.BufferedProtocol):
     # What the listener says.
 
     def greet(self, tls: ssl.SSLContext | None) -> None:
-        """Begins with the handshake, where there is one."""
         self._greeting = asyncio.create_task(self._greet(tls))
         self._greeting.add_done_callback(self._end_greeting)
 
@@ -240,7 +239,6 @@ class Link(asyncio.BufferedProtocol):
             self._listener.discard(self)
 
     def _cut(self) -> None:
-        """Ends it at once, however far it is."""
         if self._is_greeted:
             self._transport.abort()
         elif self._greeting is not None:

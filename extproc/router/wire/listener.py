@@ -58,7 +58,6 @@ class Listener:
             link.drain()
 
     async def stop(self) -> None:
-        """Ends every call and every connection."""
         self.drain()
         if self._ticking is not None:
             self._ticking.cancel()

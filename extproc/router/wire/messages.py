@@ -53,7 +53,6 @@ class MessageReader:
 
     @property
     def is_between(self) -> bool:
-        """Whether no message is begun."""
         return self._size < 0 and not self._kept
 
     def feed(self, data: bytes) -> Iterator[bytes | bytearray | Skipped]:
@@ -66,7 +65,6 @@ class MessageReader:
                 yield self._end()
 
     def close(self) -> None:
-        """Gives back what is kept."""
         if self._size >= 0:
             self._budget.give(len(self._kept))
         self._kept, self._size = bytearray(), -1

@@ -44,7 +44,6 @@ class Outgoing:
         self._has_left = False
 
     def take_output(self) -> bytes:
-        """Returns what is to be written, once."""
         out = self._out
         if len(out) == 1:
             return out.pop()

@@ -48,7 +48,6 @@ _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
 def build_cluster(name: str, pool: str) -> Cluster:
-    """Returns the cluster `name` over the endpoints of `pool`."""
     over_ads = ConfigSource(ads=AggregatedConfigSource(), resource_api_version=ApiVersion.V3)
     return Cluster(
         name=name,

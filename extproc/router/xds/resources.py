@@ -72,7 +72,6 @@ class Catalog:
         self._rebuild_clusters()
 
     def open(self, pool: str | None) -> None:
-        """Makes this pool the open one, or none."""
         self._open_pool = pool
         self._rebuild_clusters()
 
@@ -86,14 +85,12 @@ class Catalog:
 
 
 def encode_endpoint(endpoint: Endpoint) -> bytes:
-    """Serialises an endpoint as an LbEndpoint: healthy, or draining."""
     address = Address(socket_address=SocketAddress(address=endpoint.ip, port_value=endpoint.port))
     status = HealthStatus.HEALTHY if endpoint.is_ready else HealthStatus.DRAINING
     return bytes(LbEndpoint(endpoint=EnvoyEndpoint(address=address), health_status=status))
 
 
 def encode_assignment(pool: str, endpoints: list[bytes]) -> bytes:
-    """Serialises a ClusterLoadAssignment of serialised LbEndpoints."""
     localities = [bytes(WireLocality(lb_endpoints=endpoints))] if endpoints else []
     return bytes(WireAssignment(cluster_name=pool, endpoints=localities))
 

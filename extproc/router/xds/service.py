@@ -57,7 +57,6 @@ class Xds:
         self._push()
 
     def remove(self, pool: str) -> None:
-        """Takes a pool's cluster from every Envoy."""
         self._catalog.remove(pool)
         self._push()
 
@@ -107,7 +106,6 @@ class _Envoy:
         self._subscriber = subscriber
 
     def push(self) -> None:
-        """Sends what is owed now."""
         while response := self._subscriber.next():
             self._call.send(bytes(response))
 

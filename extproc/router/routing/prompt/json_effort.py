@@ -58,7 +58,6 @@ class Effort:
         self.spent = 0
 
     def keep(self, reserve: int) -> None:
-        """Leaves at least this much to spend."""
         self.limit = max(self.limit, self.spent + reserve)
 
     def allows(self, units: int) -> bool:

@@ -11,8 +11,6 @@ from extproc.router.routing.prompt.parse import Prompt
 
 
 class KeyKind(StrEnum):
-    """What a key looks at."""
-
     FIRST_USER_MESSAGE = "first_user_message"
     PROMPT_HEAD = "prompt_head"
     CONVERSATION = "conversation"

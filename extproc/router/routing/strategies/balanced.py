@@ -35,8 +35,6 @@ class RoundRobinSettings(StrategySettings):
 
 
 class RoundRobin(_Blind):
-    """Each endpoint in its turn."""
-
     name = "round_robin"
     settings = RoundRobinSettings
     reasons = (TURN,)
@@ -58,8 +56,6 @@ class RandomSettings(StrategySettings):
 
 
 class RandomChoice(_Blind):
-    """Any endpoint, with equal chances."""
-
     name = "random"
     settings = RandomSettings
     reasons = (TURN,)

@@ -83,7 +83,6 @@ class CostRow(Struct, frozen=True):
         return round((self.prompt_bytes - self.match_bytes) / self.bytes_per_token)
 
     def explain(self) -> dict[str, object]:
-        """The row for operators, JSON-ready."""
         return {
             "endpoint": self.endpoint,
             "match_tokens": self.match_tokens,
@@ -162,7 +161,6 @@ class Candidates:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In the pool's own order."""
         if self._eligible is None:
             closed = self.closed
             return (
@@ -172,7 +170,6 @@ class Candidates:
 
     @property
     def total(self) -> int:
-        """In flight on all of them together."""
         if self._eligible is None:
             return self._book.total - sum(map(self._book.in_flight, self.closed))
         return sum(map(self._book.in_flight, self._eligible))
@@ -188,7 +185,6 @@ class Candidates:
         return (name for name in names if name not in closed) if closed else names
 
     def least_loaded(self, rng: Random) -> Iterator[str]:
-        """Fewest in flight first, ties in random order."""
         if self._eligible is None:
             return self._book.least_loaded(rng, self.closed)
         # The book's order with gaps would let the endpoint behind a gap win the ties of all in it.
@@ -229,7 +225,6 @@ class Reading(ABC):
         """Returns up to `count` of the candidates (there is at least one), best first; changes nothing."""
 
     def explain(self, _candidates: Candidates, /) -> dict[str, object]:
-        """What supports the choice now, JSON-ready, beside the choice itself."""
         return {}
 
     def taken(self, _endpoint: str, /) -> None:

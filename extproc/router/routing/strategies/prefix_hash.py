@@ -110,7 +110,6 @@ class PrefixHash(Strategy):
         return self.reading(routing_key(prefix, model=model, adapter=adapter, cache_salt=salt))
 
     def reading(self, key: int) -> Reading:
-        """The reading of a request with this routing key."""
         return _Keyed(self, key)
 
     def place(self, ready: Mapping[str, Endpoint], before: Placement, /) -> Ring:
@@ -118,7 +117,6 @@ class PrefixHash(Strategy):
         return Ring.grown(before, ready, self._positions)
 
     def bound(self, candidates: Candidates, /) -> float:
-        """The highest load, in requests in flight, at which an endpoint still takes one more."""
         relative = (candidates.total + 1) / len(candidates) * self._load_factor
         return max(relative, self._load_floor - 1)
 

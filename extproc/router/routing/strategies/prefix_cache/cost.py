@@ -224,7 +224,6 @@ class CostModel:
         return found
 
     def _least(self, names: list[str], request: _Request) -> list[str]:
-        """Those with least to do first."""
         now, in_flight, per_request = request.now, request.candidates.in_flight, self._engine.ms_per_request
         backlog_ms, times = self._backlogs.with_others, request.times
         if self._engine.slow or self._engine.others_ms:

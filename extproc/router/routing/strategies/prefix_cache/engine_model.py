@@ -126,7 +126,6 @@ class EngineModel:
         self.others_ms = {name: count * self._mean_ms for name, count in waiting_there.items()}
 
     def predict(self, endpoint: str, size: float, missing: float, reason: Reason) -> None:
-        """Counts what a pick should find in the cache."""
         history, per_token = self._histories[endpoint], self.bytes_per_token
         cached = (size - missing) / per_token
         if history.signals is not None and history.signals.block_tokens:

@@ -103,7 +103,6 @@ class Holding:
         return size * exp(-age_s / _EVICT_S)
 
     def unpin(self, chain: Chain, blocks: int, now: float) -> None:
-        """Counts one request less on them."""
         hashes, idle, pinned = chain.hashes, self.idle, self.pinned
         # Likewise: those that no other request pins stand last.
         first = bisect_left(range(blocks), True, key=lambda number: pinned[hashes[number]] == 1)
