@@ -173,7 +173,11 @@ class RunningPool:
             if self._keys.get(name) != key
         }
         has_queue = is_new or settings.hold != before.hold
-        queue = wiring.queue(settings, self._shared.held, _later) if has_queue else None
+        queue = (
+            wiring.queue(settings, self._shared.held, asyncio.get_running_loop().call_later)
+            if has_queue
+            else None
+        )
         has_strategy = not is_new and settings.strategy != before.strategy
         strategy = wiring.strategy(settings) if has_strategy else None
         rules = build_rules(settings)
@@ -235,7 +239,3 @@ class RunningPool:
     def _on_change(self, name: str, endpoints: Sequence[Endpoint]) -> None:
         self._shared.publish(name, endpoints)
         self.feedback.keep({endpoint.name for endpoint in endpoints})
-
-
-def _later(delay_s: float, action: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(delay_s, action)

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from extproc.errors import AddressError
 from extproc.router.routing.endpoint import parse_address, parse_target
-from extproc.router.settings.sections import HostPort, Name, Section
+from extproc.router.settings.sections import HostPort, Name, OneOf, Section
 
 PortNumber = Annotated[int, Field(ge=1, le=65_535)]
 
@@ -55,7 +55,7 @@ class InferencePoolSettings(_ClusterSection):
     name: Name
 
 
-class _AddressSettings(Section):
+class _AddressSettings(OneOf):
     """Where addresses are known from: exactly one of these."""
 
     static: list[str] | None = None
@@ -82,12 +82,6 @@ class _AddressSettings(Section):
         if dns is not None:
             parse_target(dns)
         return dns
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if len(self.model_fields_set) != 1:
-            raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}")
-        return self
 
 
 class EndpointsSettings(_AddressSettings):

@@ -8,22 +8,16 @@ from pydantic import Field, StringConstraints, model_validator
 
 from extproc.errors import SettingsError
 from extproc.router.settings.endpoints import PeersSettings
-from extproc.router.settings.sections import Listen, Name, Section
+from extproc.router.settings.sections import Listen, Name, OneOf, Section
 
 
-class SecretSettings(Section):
+class SecretSettings(OneOf):
     """Where the cluster's secret is: exactly one of these."""
 
     file: str | None = None
     """A file with the secret, as a Secret is mounted. Relative to the configuration file."""
     env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """A variable of the environment."""
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if len(self.model_fields_set) != 1:
-            raise ValueError("give exactly one of file, env")
-        return self
 
     def read(self, base: Path, environment: Mapping[str, str], place: str = "share.secret") -> bytes:
         """Returns the secret without blanks around it; raises `SettingsError`."""
