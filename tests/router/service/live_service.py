@@ -63,7 +63,7 @@ class Live:
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[None]:
         """Follows the configuration file."""
-        task = asyncio.create_task(self.app.watch_settings())
+        task = asyncio.create_task(self.app.watch_settings(poll_s=0.1))
         try:
             yield
         finally:
