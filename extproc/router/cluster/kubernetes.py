@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from extproc.router.cluster.debounce import DebouncedSink, Missing
 from extproc.router.cluster.kube_api import Resource, WatchLost
 from extproc.router.cluster.listwatch import KubeAccess, ListWatch
-from extproc.router.cluster.slicebook import SliceBook
-from extproc.router.cluster.slices import AddressFamily, EndpointSlice
+from extproc.router.cluster.slices import AddressFamily, EndpointSlice, SliceBook
 from extproc.router.cluster.source import Sink
 from extproc.router.routing.endpoint import Endpoint
 

@@ -1,8 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.router.cluster.slicebook import SliceBook
-from extproc.router.cluster.slices import AddressFamily
+from extproc.router.cluster.slices import AddressFamily, SliceBook
 from tests.router.cluster.objects import Object, draining_pod, parsed, pod, slice_object
 
 OLD, NEW = "10.0.0.1", "10.0.0.2"
