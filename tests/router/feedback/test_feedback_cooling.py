@@ -10,17 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from extproc.router.feedback.cooling import Change, Cooling, Rules, Why
 from extproc.router.feedback.outcome import Outcome, Verdict
+from tests.clock import Clock
 
 EXACT = Rules(jitter=0.0)
 NAMES = ("a", "b", "c", "d")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Bench:

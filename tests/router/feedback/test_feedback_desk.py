@@ -19,6 +19,7 @@ from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import LeastLoad, RandomChoice, RoundRobin
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
+from tests.clock import Clock
 
 ENDPOINTS = [
     Endpoint(f"e{number}", f"10.0.0.{number}:80", adapters=frozenset({"sql"} if number < 3 else ()))
@@ -29,14 +30,6 @@ BAD = ENDPOINTS[0]
 
 def outside() -> Outside:
     return Outside(random.Random(1), lambda: 0.0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def build(strategy: Strategy, clock: Clock) -> PoolFeedback:

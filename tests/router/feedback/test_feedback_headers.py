@@ -12,6 +12,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.balanced import RoundRobin
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.stream.events import ResponseHeaders, Served
+from tests.clock import Clock
 
 A, B = Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")
 
@@ -39,13 +40,6 @@ def test_headers_are_judged(outcome: Outcome, verdict: Verdict) -> None:
     assert outcome.verdict is verdict
     assert (outcome.address, outcome.duration_s, outcome.first_byte_s) == (A.address, 0.3, 0.3)
     assert outcome.retry_after_s == (3 if verdict is Verdict.BUSY else 0)
-
-
-class Clock:
-    now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def build() -> tuple[PoolFeedback, Clock]:

@@ -12,23 +12,16 @@ from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+from tests.clock import Clock
 
 CHAT = "/v1/chat/completions"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Fleet:
     """A pool of endpoints `a`, `b`, … and the requests that are open on it."""
 
     def __init__(self, names: str = "abcd", seed: int = 0, **options: object) -> None:
-        self.clock = Clock()
+        self.clock = Clock(0.0)
         self.outside = Outside(random.Random(seed), self.clock)
         self.strategy = PrefixCache(self.outside, **options)  # type: ignore[arg-type]
         self.pool = Pool("llama", self.strategy, fallbacks=2)
@@ -45,7 +38,7 @@ class Fleet:
         """A request that comes, goes, and is long gone."""
         pick = self.pick(*texts, system=system)
         pick.release()
-        self.clock.now += after_s
+        self.clock.now_s += after_s
         return pick
 
     def read(self, *texts: str) -> str:

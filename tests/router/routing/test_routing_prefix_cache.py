@@ -240,7 +240,7 @@ def test_a_request_that_another_endpoint_answered_is_known_there_alone() -> None
     (other,) = {"a", "b"} - {pick.endpoint.name}
     moved = fleet.pool.move(pick, fleet.pool.snapshot.ready[other].address)
     moved.release()
-    fleet.clock.now += 60
+    fleet.clock.now_s += 60
     told = fleet.explain(text)
 
     assert told[pick.endpoint.name]["match_tokens"] == 0
@@ -291,7 +291,7 @@ def test_an_access_log_that_names_another_endpoint_moves_what_is_known(is_late: 
     pick.learn(Ending(status=200, first_token_s=0.1), address)
     if not is_late:
         pick.release()
-    fleet.clock.now += 60
+    fleet.clock.now_s += 60
     told = fleet.explain(text)
 
     assert told[pick.endpoint.name]["match_tokens"] == 0
@@ -630,7 +630,7 @@ def test_a_turn_of_ours_tells_where_a_conversation_is_whatever_its_home() -> Non
             fleet.pick(*said), fleet.pool.snapshot.ready["a" if home != "a" else "b"].address
         )
         moved.release()
-        fleet.clock.now += 10
+        fleet.clock.now_s += 10
 
         assert fleet.visit(*said, "So.", "Oh?").endpoint.name == moved.endpoint.name
 

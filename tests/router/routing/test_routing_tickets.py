@@ -12,17 +12,10 @@ from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.tickets import Tickets
+from tests.clock import Clock
 
 OUTSIDE = Outside(random.Random(0), lambda: 0.0)
 PROMPT = parse("/v1/completions", "", b'{"prompt": "Why?"}')
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def take_pick() -> Pick:
@@ -32,7 +25,7 @@ def take_pick() -> Pick:
 
 
 def test_a_pick_is_found_while_its_request_is_open_and_just_after() -> None:
-    tickets, pick = Tickets(Clock(), 0), take_pick()
+    tickets, pick = Tickets(Clock(0.0), 0), take_pick()
     open_, ended = tickets.give(pick), tickets.give(pick)
     tickets.end(ended)
 
@@ -40,7 +33,7 @@ def test_a_pick_is_found_while_its_request_is_open_and_just_after() -> None:
 
 
 def test_a_number_is_good_for_once_and_a_strange_one_for_nothing() -> None:
-    tickets = Tickets(Clock(), 0)
+    tickets = Tickets(Clock(0.0), 0)
     number = tickets.give(take_pick())
 
     assert tickets.take(number) is not None
@@ -48,7 +41,7 @@ def test_a_number_is_good_for_once_and_a_strange_one_for_nothing() -> None:
 
 
 def test_a_request_is_found_in_its_trace_once_and_the_oldest_make_room() -> None:
-    tickets = Tickets(Clock(), 0)
+    tickets = Tickets(Clock(0.0), 0)
     for number in range(2_000):
         tickets.trace(number, f"trace {number}")
 
@@ -56,11 +49,11 @@ def test_a_request_is_found_in_its_trace_once_and_the_oldest_make_room() -> None
 
 
 def test_what_nobody_told_of_is_forgotten_after_a_while() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     tickets = Tickets(clock, 0)
     old, open_ = tickets.give(take_pick()), tickets.give(take_pick())
     tickets.end(old)
-    clock.now = 6.0
+    clock.now_s = 6.0
     late = tickets.give(take_pick())
     tickets.end(late)
 
@@ -70,7 +63,7 @@ def test_what_nobody_told_of_is_forgotten_after_a_while() -> None:
 
 
 def test_without_a_log_no_more_than_a_thousand_ended_requests_are_kept() -> None:
-    tickets = Tickets(Clock(), 0)
+    tickets = Tickets(Clock(0.0), 0)
     for _ in range(3_000):
         tickets.end(tickets.give(take_pick()))
 
@@ -80,7 +73,7 @@ def test_without_a_log_no_more_than_a_thousand_ended_requests_are_kept() -> None
 def test_every_pick_has_a_number_whatever_its_strategy() -> None:
     pool = Pool("llama", LeastLoad(OUTSIDE))
     pool.replace([Endpoint("a", "10.0.0.1:80")])
-    tickets = Tickets(Clock(), 0)
+    tickets = Tickets(Clock(0.0), 0)
     pick = pool.pick(pool.strategy.read(None, {}, ""))
 
     assert tickets.take(tickets.give(pick)) is pick
@@ -88,7 +81,7 @@ def test_every_pick_has_a_number_whatever_its_strategy() -> None:
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 20))
 def test_numbers_are_64_bits_never_0_and_never_the_same(first: int, count: int) -> None:
-    tickets, pick = Tickets(Clock(), first), take_pick()
+    tickets, pick = Tickets(Clock(0.0), first), take_pick()
     numbers = [tickets.give(pick) for _ in range(count)]
 
     assert len(set(numbers)) == count
@@ -96,7 +89,7 @@ def test_numbers_are_64_bits_never_0_and_never_the_same(first: int, count: int) 
 
 
 def test_a_log_that_comes_before_the_end_leaves_nothing_behind() -> None:
-    tickets = Tickets(Clock(), 0)
+    tickets = Tickets(Clock(0.0), 0)
     number = tickets.give(take_pick())
 
     assert tickets.take(number) is not None

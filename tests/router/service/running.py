@@ -15,14 +15,7 @@ from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.reading import parse_settings
 from extproc.router.stream.names import EXT_PROC
 from extproc.router.telemetry import Metrics
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.clock import Clock
 
 
 def build_pools(

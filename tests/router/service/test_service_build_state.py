@@ -21,18 +21,11 @@ from extproc.router.service.live.build_state import STEP, WINDOW_S, StateBuilder
 from extproc.router.service.live.recorder import KEPT, Recording
 from extproc.router.service.live.service_state import EndpointRow, State
 from extproc.router.settings.reading import parse_settings
+from tests.clock import Clock
 from tests.router.service.live_service import finish
 from tests.stack.client import ask
 
 SETTINGS = parse_settings("pools: [{name: llama, endpoints: {static: ['10.0.0.1:80']}}]", {})
-
-
-@dataclass
-class Clock:
-    now_s: float = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @dataclass

@@ -5,14 +5,7 @@ import logging
 import pytest
 
 from extproc.router.service.failure_log import FailureLog
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.clock import Clock
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -22,7 +15,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_an_outage_of_an_hour_is_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """Five pools, each of which tries again every second; the line says whom, since when, and why."""
     caplog.set_level(logging.INFO)
-    clock = Clock()
+    clock = Clock(0.0)
     failures = FailureLog(clock)
     for second in range(3_600):
         clock.now_s = second
@@ -37,7 +30,7 @@ def test_an_outage_of_an_hour_is_a_line_a_minute(caplog: pytest.LogCaptureFixtur
 
 
 def test_another_kind_of_failure_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    failures = FailureLog(Clock())
+    failures = FailureLog(Clock(0.0))
     failures.failed("a", "connection", "refused")
     failures.failed("b", "forbidden", "403: endpointslices is forbidden")
     failures.failed("a", "connection", "refused")
@@ -48,7 +41,7 @@ def test_another_kind_of_failure_is_told_at_once(caplog: pytest.LogCaptureFixtur
 
 def test_the_end_of_what_was_told_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    clock = Clock()
+    clock = Clock(0.0)
     failures = FailureLog(clock)
     failures.failed("a", "connection", "refused")
     failures.failed("b", "connection", "refused")
@@ -64,7 +57,7 @@ def test_the_end_of_what_was_told_is_told(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_a_source_that_comes_and_goes_does_not_flood(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     failures = FailureLog(clock)
     for second in range(600):
         clock.now_s = second
@@ -75,6 +68,6 @@ def test_a_source_that_comes_and_goes_does_not_flood(caplog: pytest.LogCaptureFi
 
 
 def test_a_bug_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    FailureLog(Clock()).failed("a", "internal", "KeyError at kubernetes.py:7")
+    FailureLog(Clock(0.0)).failed("a", "internal", "KeyError at kubernetes.py:7")
 
     assert [record.levelno for record in caplog.records] == [logging.ERROR]

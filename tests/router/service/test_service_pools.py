@@ -25,7 +25,8 @@ from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.telemetry import Metrics
-from tests.router.service.running import Clock, build_pools, configure, running, synced
+from tests.clock import Clock
+from tests.router.service.running import build_pools, configure, running, synced
 from tests.waiting import until
 
 OUTSIDE = Outside(random.Random(0), lambda: 0.0)

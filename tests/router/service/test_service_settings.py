@@ -89,15 +89,6 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
     [
         ("server: {lissten: x}", "f.yaml:1: server.lissten: there is no such setting"),
         ("server: {listen: 127.0.0.1}", "f.yaml:1: server.listen: '127.0.0.1' does not match"),
-        ("pools: [{name: a, endpoints: {file: ''}}]", "endpoints.file: String should have at least 1"),
-        (
-            "pools: [{name: a, endpoints: {kubernetes: {service: v, port: 0}}}]",
-            "Input should be greater than or equal to 1",
-        ),
-        (
-            "pools: [{name: a, endpoints: {kubernetes: {service: v, port: 99999}}}]",
-            "Input should be less than or equal to 65535",
-        ),
         (
             "pools: [{name: a, endpoints: {kubernetes: {service: v, port: ['99999']}}}]",
             "kubernetes: a port's number goes without quotes",
@@ -116,23 +107,9 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ("server: {health: ':65536'}", "server.health: 65536 is not a port"),
         ("server: {pass_headers: [X-A]}", "server.pass_headers.0: 'X-A' does not match"),
         (
-            f"pools: [{{name: a, {DNS}, fallbacks: 5}}]",
-            "pools.0.fallbacks: Input should be less than or equal",
-        ),
-        (
             f"pools: [{{name: a, {DNS}, objectives: {{batch: -1}}}}]",
             "pools.0: objectives and fairness need max_in_flight",
         ),
-        (f"pools: [{{name: a, {DNS}, fairness: true}}]", "objectives and fairness need max_in_flight"),
-        (
-            f"pools: [{{name: a, {DNS}, max_in_flight: 1, objectives: {{a b: 1}}}}]",
-            "pools.0.objectives.a b",
-        ),
-        (
-            f"pools: [{{name: a, {DNS}, max_in_flight: 1, objectives: {{batch: low}}}}]",
-            "pools.0.objectives.batch: Input should be a valid integer",
-        ),
-        ("pools: []", "pools: List should have at least 1 item"),
         ("pools:\n- name: a b\n  endpoints: {static: []}", "f.yaml:2: pools.0.name: 'a b' does not match"),
         ("pools: [{name: a, endpoints: {static: [vllm:8000]}}]", "'vllm' is not an IP address"),
         ("pools: [{name: a, endpoints: {static: ['1.1.1.1:1', '1.1.1.1:1']}}]", "given twice"),
@@ -159,10 +136,6 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
             "'x' is not a key",
         ),
         (
-            "pools: [{name: a, endpoints: {static: []}, strategy: {name: prefix_hash, load_factor: 0.9}}]",
-            "load_factor",
-        ),
-        (
             "pools: [{name: a, endpoints: {static: []}, strategy: {name: round_robin, positions: 9}}]",
             "no such setting",
         ),
@@ -170,7 +143,6 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ("a: [", "not YAML"),
         ("a: 2026-13-45", "f.yaml:1: not YAML: month must be in 1..12"),
         ("server: {listen: '0.0.0.0:99999'}", "f.yaml:1: server.listen: 99999 is not a port"),
-        ("server: {admin: ':65536'}", "server.admin: 65536 is not a port"),
         ("[" * 100_000, "f.yaml:1: nested too deeply"),
         ("pools:\n- name: a\x00b", "f.yaml:2: not YAML: special characters are not allowed"),
         ("pools:\n- name: [a", "f.yaml:2: not YAML: while parsing a flow sequence, expected ',' or ']'"),

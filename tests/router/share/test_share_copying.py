@@ -32,7 +32,7 @@ def turn_pages(both: Town, seconds: float = 10.0, lost: frozenset[int] = frozens
     for _ in range(round(seconds / PAGE_S)):
         both.wait(PAGE_S)
         for sender in both.gateways:
-            letter = sender.share.page(sender.clock.now)
+            letter = sender.share.page(sender.clock.now_s)
             if letter is not None and count not in lost:
                 for gateway in both.gateways:
                     if gateway is not sender:
@@ -60,7 +60,7 @@ def old_town(count: int = 2) -> Town:
 
 def join(both: Town) -> Gateway:
     fresh = Gateway(50, "abcd")
-    fresh.clock.now = both.gateways[0].clock.now
+    fresh.clock.now_s = both.gateways[0].clock.now_s
     both.gateways.append(fresh)
     return fresh
 
@@ -143,7 +143,7 @@ def test_who_gets_no_answer_asks_a_few_times_and_does_without() -> None:
     for _ in range(40):
         both.wait(1.0)
         for sender in both.gateways:
-            letter = sender.share.heartbeat(sender.clock.now)
+            letter = sender.share.heartbeat(sender.clock.now_s)
             asked += sum(isinstance(news, IndexRequest) for news in letter.news if sender is fresh)
             for gateway in both.gateways:
                 if gateway is not sender:
@@ -200,7 +200,7 @@ def test_a_strategy_that_takes_over_is_filled_anew() -> None:
     one = both.gateways[0]
     known = matches(one)
     other = Gateway(0, "abcd")
-    other.clock.now = one.clock.now
+    other.clock.now_s = one.clock.now_s
     one.strategy = other.strategy
     one.pool.install(one.pool.snapshot, other.strategy)
 

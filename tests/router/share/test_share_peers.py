@@ -146,12 +146,12 @@ def test_a_peer_that_falls_silent_is_counted_no_more() -> None:
     one.pick("Why?")
     both.post()
     both.wait(2.9)
-    other.share.heartbeat(other.clock.now)
+    other.share.heartbeat(other.clock.now_s)
 
     assert sum(counts(other).values()) == 1
 
     both.wait(0.2)
-    other.share.heartbeat(other.clock.now)
+    other.share.heartbeat(other.clock.now_s)
 
     assert sum(counts(other).values()) == 0
     assert other.neighbours == PeerCounts(0, 0, 1)
@@ -166,7 +166,7 @@ def test_a_peer_that_says_that_it_goes_is_not_missed() -> None:
     one, other = (both := town(2)).gateways
     one.pick("Why?")
     both.post()
-    other.hear([one.share.farewell(one.clock.now)])
+    other.hear([one.share.farewell(one.clock.now_s)])
 
     assert sum(counts(other).values()) == 0
     assert other.neighbours == PeerCounts(0, 0, 0)
@@ -175,10 +175,10 @@ def test_a_peer_that_says_that_it_goes_is_not_missed() -> None:
 
 def test_a_gateway_that_is_started_again_takes_the_place_of_the_lost_one() -> None:
     _, other = (both := town(2)).gateways
-    other.clock.now += 4
-    other.share.heartbeat(other.clock.now)
+    other.clock.now_s += 4
+    other.share.heartbeat(other.clock.now_s)
     both.gateways[0] = again = Gateway(5, "abcd")
-    again.clock.now = other.clock.now
+    again.clock.now_s = other.clock.now_s
     both.beat(3)
 
     assert other.neighbours == again.neighbours == PeerCounts(1, 1, 0)
@@ -186,9 +186,9 @@ def test_a_gateway_that_is_started_again_takes_the_place_of_the_lost_one() -> No
 
 def test_a_gateway_that_is_back_before_it_was_missed_takes_its_own_place() -> None:
     _, other = (both := town(2)).gateways
-    other.clock.now += 0.5
+    other.clock.now_s += 0.5
     both.gateways[0] = again = Gateway(5, "abcd")
-    again.clock.now = other.clock.now
+    again.clock.now_s = other.clock.now_s
     both.beat(2)
     heard = other.neighbours.active
     both.beat(4)
@@ -203,7 +203,7 @@ def test_who_came_in_shortly_before_a_peer_is_lost_is_in_its_place_only_if_it_li
 ) -> None:
     one, other = (both := town(2)).gateways
     both.gateways.append(third := Gateway(5, "abcd"))
-    third.clock.now = other.clock.now
+    third.clock.now_s = other.clock.now_s
     both.beat()
     both.gateways.remove(one)
     both.beat(beats)
@@ -222,13 +222,13 @@ def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, promp
     for _ in range(10):
         for number in range(100):
             one.pick(f"{number}?").release()
-        letters = one.share.letters(one.clock.now)
+        letters = one.share.letters(one.clock.now_s)
         both.wait(late_s)
         other.hear(letters)
         both.beat(1, late_s)
     said = [words("Why?", 500)]
     first = one.pick(*said)
-    letters = one.share.letters(one.clock.now)
+    letters = one.share.letters(one.clock.now_s)
     both.wait(late_s)
     other.hear(letters)
 
@@ -282,7 +282,7 @@ def test_endpoints_that_only_a_peer_knows_are_counted_when_they_come() -> None:
 def test_a_letter_of_ours_of_another_pool_or_of_too_many_peers_is_left_alone() -> None:
     one, other = town(2).gateways
     before = other.share.peers.echoes(0.0)
-    other.hear([other.share.heartbeat(other.clock.now), Letter(5, name_of("another pool"), 1)])
+    other.hear([other.share.heartbeat(other.clock.now_s), Letter(5, name_of("another pool"), 1)])
 
     assert other.share.peers.echoes(0.0) == before
 
@@ -294,8 +294,8 @@ def test_a_letter_of_ours_of_another_pool_or_of_too_many_peers_is_left_alone() -
 
 def answered(gateway: Gateway, peer: int, *news: News, ago_s: float = 0.0) -> Letter:
     """What a peer says that has heard a letter which this gateway sent so long ago."""
-    now_us = int(gateway.clock.now * 1e6)
-    echo = Echo(gateway.share.heartbeat(gateway.clock.now).peer, now_us - int(ago_s * 1e6), 0)
+    now_us = int(gateway.clock.now_s * 1e6)
+    echo = Echo(gateway.share.heartbeat(gateway.clock.now_s).peer, now_us - int(ago_s * 1e6), 0)
     return Letter(peer, name_of("llama"), now_us, [*news], [echo])
 
 
@@ -304,7 +304,7 @@ def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
     gateway = Gateway(0, "abcd")
     pick = Picked(1, name_of("a"), 5, (1, 2, 3))
     stand = Heartbeat(1, {name_of("a"): 1})
-    gateway.clock.now = 100.0
+    gateway.clock.now_s = 100.0
     gateway.hear([Letter(7, name_of("llama"), 1, [pick, stand], [Echo(8, 1, 0)])])
     gateway.hear([answered(gateway, 7, pick, stand, ago_s=10.1)])
 
@@ -320,7 +320,7 @@ def test_of_who_has_not_answered_us_nothing_is_believed() -> None:
 def test_blocks_that_a_mad_peer_made_up_do_no_harm() -> None:
     """The end of one chain behind the beginning of another."""
     gateway = Gateway(0, "a")
-    gateway.clock.now = 100.0
+    gateway.clock.now_s = 100.0
     for number, hashes in enumerate([(1, 2), (3, 2), (3, 4), (5, 5)], 1):
         gateway.hear([answered(gateway, 7, Picked(number, name_of("a"), 0, hashes))])
 
@@ -337,8 +337,8 @@ def test_strangers_take_nobodys_place() -> None:
     assert other.neighbours == PeerCounts(1, 1, 0)
     assert len(other.share.peers.echoes(0.0)) == 1 + MAX_STRANGERS
 
-    other.clock.now += 4.0
-    other.share.heartbeat(other.clock.now)
+    other.clock.now_s += 4.0
+    other.share.heartbeat(other.clock.now_s)
 
     assert other.share.peers.echoes(0.0) == []
     assert one.neighbours.active == 1
@@ -350,13 +350,13 @@ def test_a_letter_of_an_old_conversation_counts_for_nobody() -> None:
     recorded: list[Letter] = []
     for _ in range(5):
         one.pick("Why?")
-        recorded += one.share.letters(one.clock.now)
-        recorded.append(one.share.heartbeat(one.clock.now))
+        recorded += one.share.letters(one.clock.now_s)
+        recorded.append(one.share.heartbeat(one.clock.now_s))
         both.wait(1)
     fresh = Gateway(9, "abcd")
     for letter in recorded:
-        fresh.clock.now += 0.5
-        fresh.share.heartbeat(fresh.clock.now)
+        fresh.clock.now_s += 0.5
+        fresh.share.heartbeat(fresh.clock.now_s)
         fresh.hear([letter])
 
     assert fresh.neighbours == PeerCounts()
@@ -365,7 +365,7 @@ def test_a_letter_of_an_old_conversation_counts_for_nobody() -> None:
 
 def test_of_a_peer_so_many_open_prompts_are_kept_and_no_more() -> None:
     _, other = town(2).gateways
-    sent_us = int(other.clock.now * 1e6)
+    sent_us = int(other.clock.now_s * 1e6)
     picks = [Picked(number + 10, 5, 0, (number,)) for number in range(MAX_PICKS + 10)]
     here = [Picked(number + 10, name_of("a"), 0, (number,), {7: 3}) for number in range(MAX_PICKS + 10)]
     for news in (*picks, *here[: len(here) // 2]):
@@ -482,9 +482,9 @@ class BadBus:
     def carry(self) -> None:
         rng, under_way = self._rng, self._under_way
         for sender in self._both.gateways:
-            letters = sender.share.letters(sender.clock.now)
+            letters = sender.share.letters(sender.clock.now_s)
             if rng.random() < 0.2:
-                letters.append(sender.share.heartbeat(sender.clock.now))
+                letters.append(sender.share.heartbeat(sender.clock.now_s))
             others = [other for other in self._both.gateways if other is not sender]
             under_way += [(to, one) for one in letters for to in others if rng.random() >= self._loss]
         rng.shuffle(under_way)
@@ -540,7 +540,7 @@ def test_whatever_a_mad_peer_tells_our_own_requests_go_on_and_the_index_holds(
 ) -> None:
     """Between its news we pick (a chain), and end the oldest of ours (an empty one)."""
     gateway = Gateway(0, "a", kv_tokens=400)
-    gateway.clock.now = 100.0
+    gateway.clock.now_s = 100.0
     gateway.hear([answered(gateway, 7)])
     index, ours = gateway.strategy.index, deque[tuple[Chain, Taken]]()
     holding = index.holding("a")
@@ -624,8 +624,8 @@ def test_when_a_peer_falls_silent_new_instructions_are_looked_for_at_home() -> N
     one, other = town(2, names="abcdefgh").gateways
     alone = Gateway(7, "abcdefgh")
     for gateway in (one, other):
-        gateway.clock.now += 4
-        gateway.share.heartbeat(gateway.clock.now)
+        gateway.clock.now_s += 4
+        gateway.share.heartbeat(gateway.clock.now_s)
     systems = [words(f"You serve client {number}.", 2_000) for number in range(20)]
     placed = [
         [gateway.visit("Why?", system=system).endpoint.name for gateway in (one, other, alone)]
@@ -647,7 +647,7 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
         both.post()
         both.wait(1)
     both.wait(4)
-    other.share.heartbeat(other.clock.now)
+    other.share.heartbeat(other.clock.now_s)
     other.follow("abcdefgh")
     # Turns that nobody tells us of.
     longer = [[*said, "So. " * 200, "Oh?", "Yes. " * 200, "And?"] for said in chats]
@@ -663,11 +663,11 @@ def test_a_conversation_stays_where_it_was_when_peers_fall_silent() -> None:
 def test_who_leaves_is_not_silent() -> None:
     one, other = (both := town(2)).gateways
     both.wait(10)
-    other.share.letters(other.clock.now)
+    other.share.letters(other.clock.now_s)
 
     assert other.neighbours.silent == 1
 
-    other.hear([one.share.farewell(one.clock.now)])
+    other.hear([one.share.farewell(one.clock.now_s)])
 
     assert other.neighbours == PeerCounts()
 
@@ -681,12 +681,12 @@ def test_silence_is_noticed_after_five_times_the_usual_pause(pause_s: float, not
         both.wait(pause_s)
     # The last letter came a pause ago.
     both.wait(0.9 * noticed_s - pause_s)
-    other.share.letters(other.clock.now)
+    other.share.letters(other.clock.now_s)
 
     assert other.neighbours == PeerCounts(1, 1)
 
     both.wait(0.2 * noticed_s)
-    other.share.letters(other.clock.now)
+    other.share.letters(other.clock.now_s)
 
     assert other.neighbours == PeerCounts(1, 1, silent=1)
 

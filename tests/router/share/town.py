@@ -23,7 +23,7 @@ class Gateway(Fleet):
 
     def hear(self, letters: Iterable[Letter]) -> None:
         for letter in letters:
-            self.share.hear(letter, self.clock.now)
+            self.share.hear(letter, self.clock.now_s)
 
 
 class Town:
@@ -34,12 +34,12 @@ class Town:
 
     def wait(self, seconds: float) -> None:
         for gateway in self.gateways:
-            gateway.clock.now += seconds
+            gateway.clock.now_s += seconds
 
     def post(self) -> None:
         """Everybody's news go to all the others."""
         for sender in self.gateways:
-            letters = sender.share.letters(sender.clock.now)
+            letters = sender.share.letters(sender.clock.now_s)
             for gateway in self.gateways:
                 if gateway is not sender:
                     gateway.hear(letters)
@@ -48,7 +48,7 @@ class Town:
         """So many heartbeats of everybody, a second each."""
         for _ in range(rounds):
             self.wait(1.0 - late_s)
-            letters = [(one, one.share.heartbeat(one.clock.now)) for one in self.gateways]
+            letters = [(one, one.share.heartbeat(one.clock.now_s)) for one in self.gateways]
             self.wait(late_s)
             for sender, letter in letters:
                 for gateway in self.gateways:

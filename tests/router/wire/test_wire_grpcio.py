@@ -91,6 +91,15 @@ async def read(call: Stream, count: int) -> list[object]:
         return [await call.read() for _ in range(count)]
 
 
+async def test_answers_come_in_the_order_they_were_sent(served: Server) -> None:
+    async with serving(served) as channel:
+        call = open_call(channel)
+        await call.write(b"a")
+        await call.write(b"b")
+
+        assert [b"a", b"a", b"b", b"b"] == await read(call, 4)
+
+
 async def test_news_between_two_messages_reach_the_client_in_order(served: Server) -> None:
     async with serving(served) as channel:
         call = open_call(channel)
@@ -168,3 +177,10 @@ async def test_a_failure_is_told_and_logged_without_its_text(
         assert await call.details() == "internal error"
     assert "RuntimeError" in caplog.text
     assert "secret" not in caplog.text
+
+
+async def test_a_path_that_is_not_served_is_unimplemented(served: Server) -> None:
+    async with serving(served) as channel:
+        call = channel.unary_unary("/test.Service/Other", None, None)(b"")
+
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -1,18 +1,14 @@
 """What runs, part by part: endpoints, and how services are asked, ended and found to be back."""
 
 import json
-import os
-import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tests.slow.soak.watch import core_s
 from tests.stack.fetch import answers, get
 from tests.stack.process import Process
 from tests.stack.service import Service
@@ -47,50 +43,6 @@ class Endpoint(Process):
         lines = get(f"http://{self.address}/metrics").splitlines()
         named = [line for line in lines if line.startswith(f"{name}{{") and label in line]
         return sum(float(line.rpartition(" ")[2]) for line in named)
-
-
-@dataclass(frozen=True, slots=True)
-class Back:
-    """How long a service took to be ready after its start, and its Envoy to see it after that.
-
-    And how long it had a core, and waited for one, until it was ready.
-    """
-
-    ready_s: float
-    seen_s: float
-    ran_s: float
-    waited_s: float
-
-
-class Ready:
-    """Notes when a service is ready after its start."""
-
-    def __init__(self, part: Service) -> None:
-        self._part = part
-        self._started_s: float | None = None
-        self._ready_s: float | None = None
-        self._core_s = (0.0, 0.0)
-
-    def is_so(self) -> bool:
-        """To be asked from its start on."""
-        if self._started_s is None:
-            self._started_s = time.monotonic()
-        if self._ready_s is None and self._part.is_ready():
-            self._ready_s = time.monotonic()
-            self._core_s = core_s(self._part.pid)
-        return self._ready_s is not None
-
-    def told(self) -> Back:
-        """When its Envoy sees it, too."""
-        assert self._started_s is not None
-        assert self._ready_s is not None
-        return Back(self._ready_s - self._started_s, time.monotonic() - self._ready_s, *self._core_s)
-
-
-def send(number: signal.Signals, pids: Sequence[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
 
 
 def read_requests(part: Service) -> float:

@@ -40,8 +40,6 @@ class Findings:
     lives: Sequence[Life]
     unexpected: Sequence[str]
     faults: Sequence[str] = field(default_factory=list)
-    backs: Sequence[str] = field(default_factory=list)
-    """How soon those that were killed served again."""
 
     def followed(self) -> list[Life]:
         """Those whose memory was seen all through the second half."""
@@ -119,7 +117,6 @@ def _wrong(findings: Findings) -> Iterator[str]:
     yield ""
     yield "On purpose: " + ", ".join(f"{name} {count}" for name, count in sorted(findings.steps.items()))
     yield f"Away, s: {_sum(findings.outages)}"
-    yield from findings.backs
     if findings.starved:
         yield f"Starved by the machine, s: {_sum(findings.starved)}"
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 from tests.slow.soak.books import Asked, Books, Outage, Tally, compare_counts, envoy, reconcile, service
@@ -138,20 +137,7 @@ class _Run:
             lives,
             [*_unexpected(town)],
             [*town.faults, *load.faults],
-            [*_backs(town)],
         )
-
-
-def _backs(town: Town) -> Iterator[str]:
-    if town.backs:
-        yield f"Services ready after their start, s: {_spread([one.ready_s for one in town.backs])}"
-        yield f"  of it on a core: {_spread([one.ran_s for one in town.backs])}"
-        yield f"  waiting for a core: {_spread([one.waited_s for one in town.backs])}"
-        yield f"  seen by their Envoys after that: {_spread([one.seen_s for one in town.backs])}"
-
-
-def _spread(seconds: Sequence[float]) -> str:
-    return f"median {median(seconds):.1f}, at most {max(seconds):.1f}, of {len(seconds)}"
 
 
 def read_books(town: Town, asked: Sequence[Asked], outages: Sequence[Outage]) -> Books:

@@ -16,9 +16,7 @@ from tests.slow.soak.books import Outage, Tally, envoy, service
 from tests.slow.soak.endpoint import KV_TOKENS
 from tests.slow.soak.parts import (
     LONG_S,
-    Back,
     Endpoint,
-    Ready,
     ask_patiently,
     holds,
     read_requests,
@@ -44,7 +42,6 @@ class Town:
         self.outages: list[Outage] = []
         self.faults: list[str] = []
         self.tallies: list[Tally] = []
-        self.backs: list[Back] = []
         ports = free_ports(ENDPOINTS)
         self.endpoints = [Endpoint(directory, port) for port in ports]
         self._list = directory / "list" / "endpoints.yaml"
@@ -165,9 +162,7 @@ class Town:
                 self.faults.append(f"{name} ended with status {status}")
             part.kill()
 
-        ready = Ready(part)
-        self._restart(name, part, end, step.lasts_s, lambda: ready.is_so() and front.sees_services())
-        self.backs.append(ready.told())
+        self._restart(name, part, end, step.lasts_s, lambda: part.is_ready() and front.sees_services())
         self._hear_each_other()
 
     def _hurt_broker(self, broker: Broker, step: Step) -> None:
