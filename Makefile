@@ -164,8 +164,8 @@ fuzz: $(READY)  ## Fuzz the parsers, the session and HTTP/2 for FUZZ_SECONDS
 
 .PHONY: fuzz-http2
 fuzz-http2: $(READY)  ## Hold our HTTP/2 against h2 for FUZZ_RUNS seeded conversations; then plant faults for it to find
-	$(BIN)/python -m tests.slow.fuzz.seeds --target http2 --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
-	$(BIN)/python -m tests.slow.fuzz.seeds --target blocks --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
+	$(BIN)/python -m tests.slow.fuzz.fuzz --target http2 --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
+	$(BIN)/python -m tests.slow.fuzz.fuzz --target blocks --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
 	$(BIN)/python -m tests.slow.fuzz.planted
 
 .PHONY: soak

@@ -21,7 +21,6 @@ from extproc.router.stream.events import (
     Piece,
     RequestBody,
     RequestHeaders,
-    ResponseBody,
     ResponseHeaders,
 )
 from extproc.router.stream.held_body import PIECE_BYTES
@@ -99,35 +98,6 @@ async def test_nginx_hears_every_answer_after_its_last_word(size_bytes: int) -> 
         assert b"".join(piece.data for piece in pieces if isinstance(piece, Piece)) == body
         assert await call.code() is grpc.StatusCode.OK
         assert len(served.unseen) == served.in_flight == 1
-
-
-async def test_agentgateway_has_its_body_back_whatever_its_pieces() -> None:
-    """It streams as it reads, and ends with an empty message; so does the answer."""
-    body, piece_bytes = b"y" * 190_000, 8_192
-    chunks = [body[start : start + piece_bytes] for start in range(0, len(body), piece_bytes)]
-    async with serving(one_pool()) as served:
-        call = served.open()
-        await call.write(write(RequestHeaders({":method": "POST", ":path": "/v1/completions"})))
-        for chunk in chunks:
-            await call.write(write(RequestBody(chunk, end_of_stream=False)))
-        await call.write(write(RequestBody(b"")))
-        came = [read(await receive(call)) for _ in range(1 + -(-len(body) // 62_000))]
-        pieces = [piece for piece in came if isinstance(piece, Piece)]
-
-        assert isinstance(came[0], Went)
-        assert b"".join(piece.data for piece in pieces) == body
-        assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-
-        await call.write(write(ResponseHeaders()))
-        await receive(call)
-        for number in range(20):
-            await call.write(write(ResponseBody(b"data: %d" % number)))
-            assert read(await receive(call)) == Piece(Phase.RESPONSE_BODY, b"data: %d" % number, False)
-        assert served.in_flight == 1
-        await call.write(write(ResponseBody(b"", end_of_stream=True)))
-        await receive(call)
-        assert served.in_flight == 0
-        await call.done_writing()
 
 
 async def test_an_abort_releases_the_request() -> None:

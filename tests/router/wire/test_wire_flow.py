@@ -10,7 +10,7 @@ from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code
 from extproc.router.wire.limits import WireLimits
-from tests.router.wire.peer import END, Frame, Peer, cut, data, framed, sent_reset
+from tests.router.wire.peer import END, Peer, cut, data, framed, sent_reset
 
 WINDOW = frames.INITIAL_WINDOW_SIZE
 
@@ -27,29 +27,7 @@ def sent_data(peer: Peer) -> list[tuple[int, bytes]]:
     return [(stream_id, payload) for kind, _, stream_id, payload in peer.heard() if kind == frames.DATA]
 
 
-def last(sent: list[Frame]) -> tuple[int, int]:
-    return sent[-1][0], sent[-1][1]
-
-
 # What we send.
-
-
-def test_a_window_of_one_byte_lets_one_byte_through_at_a_time() -> None:
-    peer = calling(1)
-    peer.send(1, b"abc")
-    peer.finish(1)
-    got = sent_data(peer)
-    while peer.connection.streams:
-        assert peer.told() == []
-        peer.connection.receive(frames.window_update(1, 1), 0.0)
-        sent = peer.heard()
-        got += [(frame[2], frame[3]) for frame in sent if frame[0] == frames.DATA]
-
-    assert [len(part) for _, part in got] == [1] * 8
-    assert b"".join(part for _, part in got) == framed(b"abc")
-    # The end comes with the last byte, not a window later.
-    assert last(sent[:-1]) == (frames.HEADERS, frames.END_HEADERS | END)
-    assert peer.budget.used == 0
 
 
 def test_without_a_window_headers_go_and_data_waits() -> None:
@@ -86,13 +64,6 @@ def test_long_messages_go_in_frames_that_every_peer_accepts() -> None:
     peer.send(1, bytes(40_000))
 
     assert [len(part) for _, part in sent_data(peer)] == [16_384, 16_384, 7_237]
-
-
-def test_a_message_of_exactly_one_frame_is_not_cut() -> None:
-    peer = calling(100_000)
-    peer.send(1, bytes(frames.MAX_FRAME_BYTES - 5))
-
-    assert [len(part) for _, part in sent_data(peer)] == [frames.MAX_FRAME_BYTES]
 
 
 def test_a_window_may_fall_below_zero_and_must_be_paid_back() -> None:
@@ -309,39 +280,6 @@ def test_a_setting_must_not_open_a_streams_window_too_far() -> None:
 
     assert peer.say(frames.settings({WINDOW: 20})) == []
     assert peer.say(frames.settings({WINDOW: 21})) == [("closed", 1), ("failed", Code.FLOW_CONTROL_ERROR)]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "updates"),
-    [
-        ([0], 1),
-        ([100], 1),
-        ([4_095], 1),
-        ([4_096], 0),
-        ([65_536], 0),
-        ([0, 65_536], 1),
-        ([65_536, 0, 4_096], 1),
-    ],
-)
-def test_the_block_after_a_smaller_table_says_that_ours_is(sizes: list[int], updates: int) -> None:
-    """RFC 7541 §4.2. A larger one may be left alone: nothing that we write is ever indexed."""
-    peer = Peer()
-    peer.open(1, 3)
-    for size in sizes:
-        peer.say(frames.settings({frames.HEADER_TABLE_SIZE: size}))
-    peer.heard()
-    peer.decoder.max_allowed_table_size = sizes[-1]
-    if updates:
-        peer.decoder.header_table_size = min(sizes)
-
-    for stream_id in (1, 3):
-        peer.send(stream_id, b"x")
-        peer.finish(stream_id)
-    blocks = [payload for kind, _, _, payload in peer.heard() if kind == frames.HEADERS]
-
-    assert [block[0] >> 5 == 1 for block in blocks] == [bool(updates), False, False, False]
-    for block in blocks:
-        peer.decoder.decode(block)
 
 
 @pytest.mark.parametrize("way", ["trailers alone", "refused"])

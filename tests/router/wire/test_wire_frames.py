@@ -1,8 +1,6 @@
 """Bytes to frames: the preface, lengths, padding, header blocks in pieces (RFC 9113 §3.4, §4, §6)."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from extproc.router.wire import frames
 from extproc.router.wire.frames import Code, frame
@@ -79,28 +77,6 @@ def test_settings_are_acknowledged_each_time() -> None:
     peer.say(GREETING + frames.settings({frames.ENABLE_PUSH: 0}))
 
     assert peer.heard()[2:] == cut(frames.SETTINGS_ACK) * 2
-
-
-@given(st.lists(st.integers(1, 40), max_size=20))
-def test_a_conversation_may_be_cut_anywhere(sizes: list[int]) -> None:
-    whole, pieces = Peer(greets=False), Peer(greets=False)
-    conversation = (
-        GREETING
-        + whole.request(1)
-        + data(1, framed(b"one") + framed(b"two")[:3])
-        + ping()
-        + data(1, framed(b"two")[3:], END)
-    )
-    expected = whole.say(conversation)
-    told = []
-    place = 0
-    for size in [*sizes, len(conversation)]:
-        told += pieces.say(conversation[place : place + size])
-        place += size
-
-    assert expected == told
-    assert ("message", 1, b"two") in told
-    assert whole.heard() == pieces.heard()
 
 
 # A frame, and the code of the connection error that it is.

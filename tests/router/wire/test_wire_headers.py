@@ -209,29 +209,6 @@ def test_the_second_block_of_the_same_bytes_is_the_same_head() -> None:
     assert reader.read(PLAIN) is reader.read(PLAIN)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        PLAIN + literal(b"a", b"1", 0x40),
-        size_update(0) + PLAIN,
-        size_update(100) + PLAIN,
-        size_update(0) + size_update(4_096) + PLAIN,
-        PLAIN + literal(b"l" * 120, b"l" * 100, 0x40) * 20,
-    ],
-    ids=["an entry", "no table", "a smaller table", "emptied", "evictions"],
-)
-def test_a_change_of_the_table_empties_the_cache(change: bytes) -> None:
-    reader = HeadReader(LIMIT_BYTES)
-    reader.read(PLAIN + literal(b"old", b"1", 0x40))
-    kept = reader.read(PLAIN + b"\xbe")
-
-    assert kept in reader._kept.values()
-
-    reader.read(change)
-
-    assert reader._kept == {}
-
-
 def test_an_entry_that_pushes_out_its_equal_is_a_change() -> None:
     """As many entries as before, with an equal one in front: told by identity."""
     reader = HeadReader(LIMIT_BYTES)
@@ -344,10 +321,6 @@ def traced(parent: bytes, state: bytes | None = None, back: bytes = BACK) -> byt
     return PLAIN + PARENT_NAME + string(parent) + more + back
 
 
-# A client's header that a proxy passes on could look like this: `x: 02ccQaceparentZo00-0123…`.
-SEEMING = within(b"x", PARENT_NAME + string(PARENT))
-
-
 def reader_of(block: bytes, limit_bytes: int = LIMIT_BYTES) -> HeadReader:
     """One that has no table and knows a block of this form."""
     reader = HeadReader(limit_bytes)
@@ -390,27 +363,6 @@ def test_a_form_with_a_state_is_not_one_without() -> None:
     reader = reader_of(traced(PARENT, b"a=1"))
 
     assert "tracestate" not in reader.read(traced(OTHER)).metadata
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        traced(PARENT, back=PARENT_NAME + string(OTHER)),
-        traced(PARENT, b"a=1", STATE_NAME + string(b"b=2")),
-        PLAIN + SEEMING,
-        PLAIN + SEEMING + literal(b"traceparent", PARENT),
-        traced(b"v" * 200),
-        traced(PARENT, back=BACK * 60),
-    ],
-    ids=["an id twice", "a state twice", "in a value", "in a value, beside one", "a long id", "a long block"],
-)
-def test_what_only_looks_like_a_form_is_none(block: bytes) -> None:
-    reader = HeadReader(LIMIT_BYTES)
-    reader.read(size_update(0) + PLAIN)
-    head = reader.read(block)
-
-    assert head == plainly_read(Decoder(), block)
-    assert not reader._forms
 
 
 def test_a_value_that_looks_like_a_trace_spoils_no_other_head() -> None:

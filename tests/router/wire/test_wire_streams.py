@@ -439,29 +439,6 @@ def test_a_refused_header_block_goes_through_the_header_table() -> None:
     assert peer.stream(5).head.metadata["x-checksum"] == "abc"
 
 
-@pytest.mark.parametrize(
-    ("changed", "status"),
-    [
-        ({":method": "GET"}, "405"),
-        ({"content-type": "application/json"}, "415"),
-        ({"content-type": "application/grpcx"}, "415"),
-        ({"content-type": ""}, "415"),
-    ],
-)
-@pytest.mark.parametrize("flags", [0, END])
-def test_a_request_that_is_no_grpc_call_gets_an_http_status(
-    changed: dict[str, str], status: str, flags: int
-) -> None:
-    peer = Peer()
-    fields = [(name, changed.get(name, value)) for name, value in REQUEST]
-
-    assert peer.say(peer.request(1, flags, fields)) == []
-    answer, *rest = peer.heard()
-    assert trailers_of([answer]) == (HEADERS_END, {":status": status})
-    assert rest == ([] if flags else [sent_reset(1, Code.NO_ERROR)])
-    assert (1 in peer.connection._late) == (not flags)
-
-
 def test_a_malformed_request_is_a_stream_error() -> None:
     peer = Peer()
 

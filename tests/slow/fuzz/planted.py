@@ -47,7 +47,7 @@ def read_faults() -> list[Fault]:
 
 def found_by_fuzzing(place: Path, target: str, runs: int) -> str | None:
     """Runs the fuzzer in a copy; returns who found the fault when."""
-    command = [sys.executable, "-m", "tests.slow.fuzz.seeds", "--target", target, "--findings", "1"]
+    command = [sys.executable, "-m", "tests.slow.fuzz.fuzz", "--target", target, "--findings", "1"]
     run = subprocess.run(
         [*command, "--runs", str(runs)], cwd=place, capture_output=True, text=True, timeout=3_600, check=False
     )
