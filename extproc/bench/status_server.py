@@ -5,7 +5,7 @@ An operator elsewhere reads it, and may be started again at any time: nothing is
 
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -82,22 +82,26 @@ class StatusServer:
     async def _answer(self, _: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(self.notice()), content_type="application/json")
 
-    @asynccontextmanager
-    async def serving(self, host: str, port: int) -> AsyncIterator[None]:
+    def serving(self, host: str, port: int) -> AbstractAsyncContextManager[None]:
         """Answers at `/` for as long as the context lasts; raises `SettingsError` if the address is taken."""
         app = web.Application()
         app.router.add_get("/", self._answer)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
-        await runner.setup()
+        return serve_app(app, host, port)
+
+
+@asynccontextmanager
+async def serve_app(app: web.Application, host: str, port: int) -> AsyncIterator[None]:
+    """Serves an application; raises `SettingsError` if the address cannot be had."""
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
+    await runner.setup()
+    try:
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            await runner.cleanup()
             raise SettingsError(f"{host}:{port}: {error.strerror}") from None
-        try:
-            yield
-        finally:
-            await runner.cleanup()
+        yield
+    finally:
+        await runner.cleanup()
 
 
 def decode_status(text: bytes) -> RunStatus | None:

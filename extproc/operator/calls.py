@@ -56,10 +56,8 @@ class KubeCalls:
         found: list[Object] = (await self._call("GET", _path(kind, namespace), query))["items"]
         return found
 
-    async def create(self, body: Object) -> Object:
-        path = _path(body["kind"], body["metadata"]["namespace"])
-        made: Object = await self._call("POST", path, body=body)
-        return made
+    async def create(self, body: Object) -> None:
+        await self._call("POST", _path(body["kind"], body["metadata"]["namespace"]), body=body)
 
     async def replace(self, body: Object, part: str = "") -> Object:
         """Replaces an object, or a `part` of it such as `status`, if it is still the one that was read."""

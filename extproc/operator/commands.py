@@ -2,13 +2,69 @@
 
 import asyncio
 import logging
+import os
 import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 import yaml
 
+from extproc.bench.progress import run_until_signal
+from extproc.bench.status_server import split_location
+from extproc.errors import SettingsError
+from extproc.operator.calls import opening
 from extproc.operator.crd import build_crd
+from extproc.operator.watches import WatchHealth, follow
+from extproc.operator.web import serve_web
+from extproc.operator.work_queue import QueueOptions, WorkQueue
+from extproc.router.cluster.kubeclient import KubeClients
+
+
+async def run_operator(
+    clients: KubeClients,
+    options: QueueOptions,
+    stop: asyncio.Event,
+    *,
+    listen: tuple[str, int] | None = None,
+    reports: Path | None = None,
+) -> None:
+    """Looks after Benchmarks until `stop` is set: watches wake them, a queue settles them one at a time.
+
+    `listen` is where runs, metrics and health are served; `reports` is a folder with the claims whose reports
+    the page links. Nothing is kept in the objects (no finalizer), so that a Benchmark can be deleted while no
+    operator runs. A second replica by mistake does no harm: every write names the version that was read.
+    """
+    queue = WorkQueue(clients, options, lambda: datetime.now(UTC))
+    healths: list[WatchHealth] = []
+    web = serve_web(queue.benchmarks, healths, listen, reports) if listen else nullcontext()
+    async with web, asyncio.TaskGroup() as tasks:
+        working = [
+            tasks.create_task(queue.run()),
+            tasks.create_task(follow(clients, options.namespaces, queue, healths)),
+        ]
+        await stop.wait()
+        for task in working:
+            task.cancel()
+
+
+async def find_own_image(clients: KubeClients, environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the image of this Pod: the runs' Pods get the same, whatever rewrote it in the manifests.
+
+    The Pod's name is in POD_NAME, else the host's. Raises `SettingsError`.
+    """
+    namespace = clients.own_namespace()
+    name = environment.get("POD_NAME") or os.uname().nodename
+    async with opening(clients) as calls:
+        found = await calls.list("Pod", namespace, name=name)
+    for container in found[0]["spec"]["containers"] if found else ():
+        if container["name"] == "operator":
+            return str(container["image"])
+    raise SettingsError(
+        f"--image: there is no Pod {namespace}/{name} with a container 'operator' to take it from"
+    )
 
 
 @click.command("operate")
@@ -39,32 +95,22 @@ def operate(
     reports: Path | None,
     print_crd: bool,
 ) -> None:
-    """Run Benchmarks as objects of Kubernetes: plan, Jobs, verdict. Needs the extra `operator`.
+    """Run Benchmarks as objects of Kubernetes: Jobs, verdict. Needs the extra `operator`.
 
     Run one replica. Ends on SIGTERM or SIGINT; runs go on without it.
     """
     if print_crd:
         click.echo(crd_text(), nl=False)
         return
-    # The definition needs none of these.
-    from extproc.bench.progress import run_until_signal  # noqa: PLC0415
-    from extproc.bench.status_server import split_location  # noqa: PLC0415
-    from extproc.operator.operator import OperatorOptions, find_own_image, run_operator  # noqa: PLC0415
-    from extproc.operator.work_queue import QueueOptions  # noqa: PLC0415
-    from extproc.router.cluster.kubeclient import KubeClients  # noqa: PLC0415
-
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     clients = KubeClients(kubeconfig=kubeconfig)
 
     async def work(stop: asyncio.Event) -> None:
-        options = OperatorOptions(
-            queue=QueueOptions(image or await find_own_image(clients), look_s=look, namespaces=namespaces),
-            listen=None if listen is None else split_location(listen),
-            reports=reports,
-        )
-        await run_operator(clients, options, stop)
+        options = QueueOptions(image or await find_own_image(clients), look_s=look, namespaces=namespaces)
+        where = None if listen is None else split_location(listen)
+        await run_operator(clients, options, stop, listen=where, reports=reports)
 
     run_until_signal(work)
 

@@ -3,9 +3,10 @@
 A structural schema (KEP 1290, apiextensions' `schema/validation.go`) says the type of every field once,
 outside of `anyOf`: references are laid open, `null` becomes an absent field, a number or a text an integer
 or a text, and what may be a text, a number or an object has no type. What a schema cannot say, the
-operator's plan does.
+operator does.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -14,7 +15,8 @@ from pydantic import BaseModel
 
 from extproc.bench.spec.tree import Spec
 from extproc.operator.resource import GROUP, KIND, PLURAL, VERSION, Operation
-from extproc.operator.status_schema import Schema, build_status_schema
+
+Schema = dict[str, Any]
 
 _KEPT: Final = (
     "type",
@@ -81,7 +83,7 @@ def _root() -> Schema:
         "type": "object",
         "description": (
             "A benchmark of a model server: what is asked of it, how it is run, and in its status what came "
-            "of it. Applied, it is planned, run by Jobs, and judged; deleted, all that it made goes with it."
+            "of it. Applied, it is run by Jobs, and judged; deleted, all that it made goes with it."
         ),
         "required": ["spec"],
         "properties": {
@@ -89,7 +91,11 @@ def _root() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": build_spec_schema(),
-            "status": build_status_schema(),
+            "status": {
+                "type": "object",
+                "description": "What came of it, written by the operator alone: see docs/operator.md.",
+                "x-kubernetes-preserve-unknown-fields": True,
+            },
         },
     }
 
@@ -147,10 +153,8 @@ def _of_object(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
     made: Schema = {}
     properties = schema.get("properties", {})
     if properties:
-        about = schema.get("description", "")
         made["properties"] = {
-            name: _with_description(make_structural(field, defs), name, field, about)
-            for name, field in properties.items()
+            name: _with_default(make_structural(field, defs), field) for name, field in properties.items()
         }
     if schema.get("required"):
         made["required"] = list(schema["required"])
@@ -195,30 +199,13 @@ def _describe(schema: Mapping[str, Any]) -> Schema:
     return {"description": spell(schema["description"])} if "description" in schema else {}
 
 
-def _with_description(made: Schema, name: str, field: Mapping[str, Any], about: str) -> Schema:
-    """Adds what the section's description says of the field, and what it is unless given."""
-    said = [*find_sentences(about, name.replace("-", "_")), *find_sentences(about, name)]
-    own = made.get("description", "")
-    parts = [*dict.fromkeys(map(spell, said)), own, _name_default(field)]
-    text = "\n".join(part for part in parts if part)
-    return {**made, "description": text} if text else made
-
-
-def _name_default(field: Mapping[str, Any]) -> str:
+def _with_default(made: Schema, field: Mapping[str, Any]) -> Schema:
+    """Adds to the description what a field is unless given."""
     default = field.get("default")
-    if default in (None, [], {}, "") or isinstance(default, dict | list):
-        return ""
-    if isinstance(default, bool):
-        return f"Default: {str(default).lower()}."
-    return f"Default: {default:g}." if isinstance(default, float) else f"Default: {default}."
-
-
-def find_sentences(text: str, name: str) -> list[str]:
-    """The sentences of a text that speak of a field: those with its name in backquotes."""
-    words = " ".join(text.split())
-    sentences = re.split(r"(?<=[.;])\s+(?=[`A-Z])", words)
-    found = [sentence.rstrip(";.") for sentence in sentences if f"`{name}`" in sentence]
-    return [f"{sentence[0].upper()}{sentence[1:]}." for sentence in found]
+    if default in (None, "") or isinstance(default, dict | list):
+        return made
+    shown = f"{default:g}" if type(default) is float else json.dumps(default).strip('"')
+    return {**made, "description": "\n".join(filter(None, (made.get("description"), f"Default: {shown}.")))}
 
 
 def spell(text: str) -> str:

@@ -1,100 +1,67 @@
-"""Benchmarks as metrics, as kube-state-metrics has Pods: what their statuses say now, and nothing of our own.
-
-A series for each Benchmark and what a status can hold; runs are counted as far as they are remembered.
-"""
+"""Benchmarks as metrics, as kube-state-metrics has Pods: what their statuses say now. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Gauge
 
+from extproc.operator.page import Body, read_status
 from extproc.operator.resource import read_time
-from extproc.operator.shown import Body, read_status
 from extproc.operator.watches import WatchHealth
 
 PHASES: Final = ("Refused", "Waiting", "Starting", "Running", "Valid", "Invalid", "Failed", "Suspended")
 _ENDS: Final = ("Valid", "Invalid", "Failed")
 # The operator writes a few; whoever else may write a status shall not fill a Prometheus.
 _MOST_FIGURES: Final = 50
+_TIMES: Final = {
+    "last_run_started": ("startedAt", "Begin of the run shown"),
+    "last_run_finished": ("finishedAt", "End of the last run"),
+    "next_run": ("nextRunAt", "When the schedule is due next"),
+}
+_WATCH: Final = (
+    "1 while the list and watch of a resource works, 0 before its first list and after 30 s of failures"
+)
 
-_Samples = Iterable[tuple[tuple[str, ...], float]]
 
-
-def describe_watches(healths: Sequence[WatchHealth]) -> Metric:
-    text = (
-        "1 while the list and watch of a resource works, 0 before its first list and after 30 s of failures"
-    )
-    family = GaugeMetricFamily("extproc_operator_watch_up", text, labels=["resource"])
+def fill_registry(bodies: Sequence[Body], healths: Sequence[WatchHealth]) -> CollectorRegistry:
+    """A series for each Benchmark and what its status holds; what a status does not have has no line."""
+    registry = CollectorRegistry()
+    watches = Gauge("extproc_operator_watch_up", _WATCH, ["resource"], registry=registry)
     for health in healths:
-        family.add_metric([health.resource], float(health.is_up))
-    return family
+        watches.labels(health.resource).set(health.is_up)
 
+    def gauge(name: str, text: str, *labels: str) -> Gauge:
+        of = ("namespace", "benchmark", *labels)
+        return Gauge(f"extproc_benchmark_{name}", text, of, registry=registry)
 
-def describe_benchmarks(bodies: Sequence[Body]) -> Iterator[Metric]:
-    """Yields a family for each fact; what a status does not have has no line."""
-    for name, text, labels, read in (
-        ("info", "What is asked; always 1", ("mode", "model"), _read_info),
-        ("phase", "1 for the phase that it is in, 0 for the others", ("phase",), _read_phases),
-        ("progress_ratio", "How much of it is over", (), _read_progress),
-        (
-            "figure",
-            "A headline figure of the last run, by its name in the status",
-            ("figure",),
-            _read_figures,
-        ),
-        ("runs", "Runs that the status remembers, by how they ended", ("phase",), _read_runs),
-        ("regressions", "Figures that are worse than in the valid runs before", (), _read_regressions),
-        ("last_run_started_timestamp_seconds", "Begin of the run shown", (), _read_moment("startedAt")),
-        ("last_run_finished_timestamp_seconds", "End of the last run", (), _read_moment("finishedAt")),
-        ("next_run_timestamp_seconds", "When the schedule is due next", (), _read_moment("nextRunAt")),
-    ):
-        of = ["namespace", "benchmark", *labels]
-        family = GaugeMetricFamily(f"extproc_benchmark_{name}", text, labels=of)
-        for body in bodies:
-            metadata = body["metadata"]
-            for values, value in read(body):
-                family.add_metric([metadata["namespace"], metadata["name"], *values], value)
-        yield family
-
-
-def _read_info(body: Body) -> _Samples:
-    spec = body.get("spec") or {}
-    yield (spec.get("mode", "run"), (spec.get("target") or {}).get("model") or ""), 1.0
-
-
-def _read_phases(body: Body) -> _Samples:
-    current = read_status(body)["phase"]
-    return (((phase,), float(phase == current)) for phase in PHASES)
-
-
-def _read_progress(body: Body) -> _Samples:
-    progress = read_status(body)["progress"]
-    # Of a search nobody knows how much there will be: it says which run is at work.
-    if progress.endswith("%"):
-        with suppress(ValueError):
-            yield (), float(progress.removesuffix("%")) / 100
-
-
-def _read_figures(body: Body) -> _Samples:
-    figures = read_status(body)["figures"]
-    return (((name,), value) for name, value in islice(figures.items(), _MOST_FIGURES))
-
-
-def _read_runs(body: Body) -> _Samples:
-    ended = Counter(run["phase"] for run in read_status(body)["history"])
-    return (((phase,), float(ended[phase])) for phase in _ENDS)
-
-
-def _read_regressions(body: Body) -> _Samples:
-    yield (), float(len(read_status(body)["regressions"]))
-
-
-def _read_moment(field: str) -> Callable[[Body], _Samples]:
-    def read(body: Body) -> _Samples:
-        with suppress(ValueError, OverflowError):  # it says no time
-            yield (), read_time(read_status(body)[field]).timestamp()
-
-    return read
+    info = gauge("info", "What is asked; always 1", "mode", "model")
+    phase = gauge("phase", "1 for the phase that it is in, 0 for the others", "phase")
+    progress = gauge("progress_ratio", "How much of it is over")
+    figure = gauge("figure", "A headline figure of the last run, by its name in the status", "figure")
+    runs = gauge("runs", "Runs that the status remembers, by how they ended", "phase")
+    regressions = gauge("regressions", "Figures that are worse than in the valid runs before")
+    times = {name: gauge(f"{name}_timestamp_seconds", text) for name, (_, text) in _TIMES.items()}
+    for body in bodies:
+        status, spec = read_status(body), body.get("spec") or {}
+        own = body["metadata"]["namespace"], body["metadata"]["name"]
+        info.labels(*own, spec.get("mode", "run"), (spec.get("target") or {}).get("model") or "").set(1)
+        for name in PHASES:
+            phase.labels(*own, name).set(name == status["phase"])
+        # Of a search nobody knows how much there will be: it says which run is at work.
+        if status["progress"].endswith("%"):
+            with suppress(ValueError):
+                progress.labels(*own).set(float(status["progress"].removesuffix("%")) / 100)
+        for name, value in islice(status["figures"].items(), _MOST_FIGURES):
+            figure.labels(*own, name).set(value)
+        ended = Counter(run["phase"] for run in status["history"])
+        for name in _ENDS:
+            runs.labels(*own, name).set(ended[name])
+        regressions.labels(*own).set(len(status["regressions"]))
+        for name, (field, _) in _TIMES.items():
+            with suppress(ValueError, OverflowError):  # it says no time
+                at_s = read_time(status[field]).timestamp()
+                times[name].labels(*own).set(at_s)
+    return registry

@@ -5,7 +5,6 @@ write their journals to the claim, and then a Job that merges them. Whatever is 
 it goes when that goes.
 """
 
-import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,7 +12,6 @@ from typing import Any, Final
 
 import yaml
 
-from extproc.bench.datasets.dataset_cache import name_file
 from extproc.operator.resource import API_VERSION, KIND, Benchmark, Operation, write_time
 
 Object = dict[str, Any]
@@ -30,9 +28,6 @@ BOARD_PORT: Final = 9201
 # The kubelet takes a minute and more until a changed ConfigMap is in a Pod's files.
 _SWITCH_TIMEOUT: Final = "5m"
 _SPEC, _DATA, _RESULTS = "/etc/benchmark", "/data", "/results"
-_DATASET: Final = "/etc/benchmark-dataset"
-# A ConfigMap holds 1 MiB.
-MOST_BYTES: Final = 900_000
 _LAST_WORDS: Final = "/dev/termination-log"
 # Long enough to break off what is in flight, and to write what is known.
 _GRACE_S: Final = 120
@@ -41,24 +36,15 @@ _OPERATIONS: Final = {field.alias or name for name, field in Operation.model_fie
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedDataset:
-    """A prepared dataset that fits into a ConfigMap, by the name of what was asked."""
-
-    name: str
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """One run of a Benchmark: its name, and when it was due if a schedule says so.
 
-    Without a `dataset` its Pods prepare what they need, and keeps it on the claim for later runs.
+    Its Pods prepare the dataset, and keep it on the claim for later runs.
     """
 
     benchmark: Benchmark
     name: str
     due: datetime | None = None
-    dataset: PreparedDataset | None = None
 
     @property
     def parts_name(self) -> str:
@@ -74,13 +60,8 @@ class Run:
         return f"{self.benchmark.name}/{self.name}"
 
     @property
-    def dataset_map(self) -> str | None:
-        """The ConfigMap of the dataset: the same for every run that asks the same."""
-        return None if self.dataset is None else f"{self.benchmark.name}-data-{self.dataset.name}"
-
-    @property
     def shelf(self) -> str:
-        """Where datasets are kept that are in no ConfigMap."""
+        """Where datasets are kept."""
         return f"{self.benchmark.name}/datasets"
 
     @property
@@ -91,8 +72,6 @@ class Run:
 def list_objects(run: Run, image: str, now: datetime) -> Iterator[Object]:
     """Yields what a run needs, in the order in which it is to be made; its Job comes last."""
     yield _spec_map(run)
-    if run.dataset is not None:
-        yield _dataset_map(run, run.dataset)
     if run.benchmark.operation.results.claim is None:
         yield _claim(run)
     if run.benchmark.operation.workers > 1:
@@ -153,18 +132,6 @@ def _spec_map(run: Run) -> Object:
     }
 
 
-def _dataset_map(run: Run, dataset: PreparedDataset) -> Object:
-    metadata = _shared_metadata(run, str(run.dataset_map), "dataset")
-    data = {name_file(dataset.name): base64.b64encode(dataset.data).decode()}
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata,
-        "immutable": True,
-        "binaryData": data,
-    }
-
-
 def _claim(run: Run) -> Object:
     results = run.benchmark.operation.results
     metadata = _shared_metadata(run, run.claim, "results")
@@ -211,8 +178,6 @@ def _main_job(run: Run, image: str) -> Object:
 def _run_arguments(run: Run) -> list[str]:
     arguments = [run.benchmark.operation.mode, f"{_SPEC}/benchmark.yaml", "--quiet"]
     arguments += ["--output", f"{_RESULTS}/{run.folder}"]
-    if run.dataset is not None:
-        arguments += ["--datasets", _DATASET]
     arguments += ["--datasets", f"{_RESULTS}/{run.shelf}"]
     return [*arguments, "--board", f"0.0.0.0:{BOARD_PORT}"]
 
@@ -288,8 +253,6 @@ def _volumes(run: Run) -> Iterator[tuple[str, Object]]:
     operation = run.benchmark.operation
     yield "/tmp", {"emptyDir": {}}  # noqa: S108
     yield _SPEC, {"configMap": {"name": run.benchmark.stem}}
-    if run.dataset_map is not None:
-        yield _DATASET, {"configMap": {"name": run.dataset_map}}
     yield _RESULTS, {"persistentVolumeClaim": {"claimName": run.claim}}
     if operation.files is not None and operation.files.config_map is not None:
         yield _DATA, {"configMap": {"name": operation.files.config_map}}

@@ -1,17 +1,78 @@
 """All runs of all Benchmarks as one page, from their statuses: a list, then each one's runs. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
+from typing import Any, Final
 from urllib.parse import quote
 
 from extproc.bench.experiments.history import METHOD, Line, draw_line
 from extproc.bench.measure.words import DASH
 from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.headline import show
-from extproc.operator.shown import Body, read_status
 from extproc.operator.status import COMPARED, TOLERANCE, trace_history
 from extproc.pages import page
 from extproc.pages.page import Cell, PageLink
+
+Body = Mapping[str, Any]
+
+_TEXTS: Final = (
+    "phase",
+    "message",
+    "verdict",
+    "progress",
+    "report",
+    "run",
+    "startedAt",
+    "finishedAt",
+    "nextRunAt",
+)
+_LISTS: Final = ("faults", "regressions", "remarks")
+_SUMMARY: Final = ("requestsPerSecond", "ttftP95")
+_RUN: Final = ("run", "digest", "phase", "verdict", "finishedAt")
+
+
+def read_status(body: Body) -> Body:
+    """What the page and the metrics go by, each of its type; what is missing or of another type is empty."""
+    status = _mapping(body.get("status"))
+    return {
+        **_texts(status, _TEXTS),
+        **{name: [text for one in _list(status.get(name)) if (text := _text(one))] for name in _LISTS},
+        "summary": _texts(_mapping(status.get("summary")), _SUMMARY),
+        "figures": _figures(status.get("figures")),
+        "history": [_read_run(run) for run in _list(status.get("history")) if isinstance(run, dict)],
+    }
+
+
+def _read_run(run: Body) -> Body:
+    return {**_texts(run, _RUN), "figures": _figures(run.get("figures"))}
+
+
+def _texts(values: Body, names: tuple[str, ...]) -> dict[str, str]:
+    return {name: _text(values.get(name)) for name in names}
+
+
+def _text(value: object) -> str:
+    return str(value) if isinstance(value, str | int | float) else ""
+
+
+def _figures(values: object) -> dict[str, float]:
+    return {name: float(value) for name, value in _mapping(values).items() if _is_figure(value)}
+
+
+def _is_figure(value: object) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    except OverflowError:  # of a whole number
+        return False
+
+
+def _mapping(value: object) -> Body:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
 
 _LIST: Final = ("benchmark", "phase", "verdict", "progress", "req/s", "TTFT p95", "last run", "next run")
 _SHOWN: Final = ("req_per_s", "total_tok_per_s", "ttft_median_ms", "ttft_p99_ms", "e2e_median_ms")
@@ -69,7 +130,8 @@ def _show_one(body: Body, has_report: HasReport) -> Iterator[str]:
     faults = [*status["faults"], *status["regressions"]]
     yield page.anchored_heading(name, quote(name, safe=""))
     yield page.notice(_title(status), faults, is_good=not faults and phase not in {"Invalid", "Failed"})
-    yield page.remarks([*status["remarks"], *_say_where(status)])
+    where = [f"Reports: {status['report']} (volume claim, folder)"] if status["report"] else []
+    yield page.remarks([*status["remarks"], *where])
     spec = body.get("spec") or {}
     model = (spec.get("target") or {}).get("model") or str(spec.get("endpoint", ""))
     for line in trace_history(name, model, status["history"]):
@@ -82,11 +144,6 @@ def _title(status: Body) -> str:
     phase = status["phase"] or "not looked at yet"
     title = status["verdict"] if phase in {"Valid", "Invalid", "Failed"} else phase
     return f"{title}, worse than before" if status["regressions"] else title
-
-
-def _say_where(status: Body) -> Iterator[str]:
-    if status["report"]:
-        yield f"Reports: {status['report']} (volume claim, folder)"
 
 
 def _run_row(number: int, body: Body, line: Line, has_report: HasReport) -> tuple[Cell, ...]:

@@ -13,17 +13,28 @@ from typing import Any
 
 from extproc.operator.objects import MAIN, PARTS, Object, Run, list_objects, merge_job
 from extproc.operator.resource import Benchmark
-from extproc.operator.router import find_fault, list_switched, settle_router
+from extproc.operator.router import find_fault, settle_router
 from extproc.operator.runs import end_runs, find_run, list_history
 from extproc.operator.state import Action, Create, Delete, Observation, Replace, WriteStatus
 from extproc.operator.status import build_status, refuse_status
 
 
 def reconcile(benchmark: Benchmark, observed: Observation, now: datetime, *, image: str) -> list[Action]:
-    """Returns what is to be done now, in this order; nothing where all is as it should be."""
+    """Returns what is to be done now, in this order; nothing where all is as it should be.
+
+    A status that somebody has edited beyond reading is written anew: what ended is known by its Jobs.
+    """
+    try:
+        return _reconcile(benchmark, observed, now, image)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        if not benchmark.status:
+            raise
+        return _reconcile(replace(benchmark, status={}), observed, now, image)
+
+
+def _reconcile(benchmark: Benchmark, observed: Observation, now: datetime, image: str) -> list[Action]:
     if fault := find_fault(benchmark, observed.router):
-        planned = replace(observed.planned, faults=(*observed.planned.faults, fault))
-        observed = replace(observed, planned=planned)
+        observed = replace(observed, faults=(*observed.faults, fault))
     runs = sorted(
         [*end_runs(benchmark, observed, now), *list_history(benchmark)],
         key=lambda entry: str(entry["finishedAt"]),
@@ -34,10 +45,9 @@ def reconcile(benchmark: Benchmark, observed: Observation, now: datetime, *, ima
     status = build_status(benchmark, observed, asked, history, now)
     notice = observed.notices.get(asked.name) if asked is not None else None
     wanted = None if notice is None else notice.wanted
-    held = observed.held if asked is not None else list_switched(benchmark, observed.router, observed.held)
     return [
         # A router belongs to a run before it begins, and to nobody else.
-        *(Replace(body) for body in settle_router(asked, observed.router, held, wanted)),
+        *(Replace(body) for body in settle_router(asked, observed.router, observed.held, wanted)),
         # A run first, then the status: a time that is noted as gone by is not gone back to.
         *(Create(body) for body in _begin(observed, asked, image, now)),
         # What the status says of a run that ended must not be lost with its Jobs.

@@ -18,17 +18,11 @@ from extproc.operator.resource import SWITCHED_MODES, Benchmark
 
 SWITCHED_LABEL: Final = "extproc.dev/switched-by"
 KEPT_ANNOTATION: Final = "extproc.dev/before-the-run"
-# The API server takes 256 KiB of annotations.
-_LONGEST: Final = 200_000
 
 
 class SwitchedRouter(msgspec.Struct, frozen=True):
-    """Which run has a ConfigMap, and what was there: the `text` of `key`, and the arm put in its place.
+    """Which run has a ConfigMap, and what was there: the `text` of `key`, and the arm put in its place."""
 
-    `config_map` is its name: a copy of it belongs to nobody.
-    """
-
-    config_map: str
     benchmark: str
     uid: str
     run: str
@@ -54,8 +48,6 @@ def find_fault(benchmark: Benchmark, config_map: Object | None) -> str | None:
     text = config_map.get("data", {}).get(router.key)
     if text is None:
         return f"{where}: it has no key {router.key}"
-    if len(text.encode()) > _LONGEST:
-        return f"{where}: more than {_LONGEST:,} bytes cannot be kept beside what a run makes of them"
     try:
         read_strategy(text, benchmark.spec.ab.pool)
     except (LabError, SettingsError) as error:
@@ -75,20 +67,9 @@ def read_switch(config_map: Mapping[str, Any]) -> SwitchedRouter | None:
     """Reads who has a ConfigMap; `None` if nobody has, or nobody can tell."""
     kept = config_map["metadata"].get("annotations", {}).get(KEPT_ANNOTATION)
     try:
-        hold = None if kept is None else msgspec.json.decode(kept, type=SwitchedRouter)
+        return None if kept is None else msgspec.json.decode(kept, type=SwitchedRouter)
     except msgspec.DecodeError:
         return None
-    return hold if hold is not None and hold.config_map == _name(config_map) else None
-
-
-def list_switched(
-    benchmark: Benchmark, config_map: Object | None, held: Sequence[Object]
-) -> Sequence[Object]:
-    """What a Benchmark has, with the router of its spec, which is known even without a label."""
-    if config_map is None or any(_name(each) == _name(config_map) for each in held):
-        return held
-    hold = read_switch(config_map)
-    return held if hold is None or hold.benchmark != benchmark.name else [*held, config_map]
 
 
 def settle_router(
@@ -104,9 +85,6 @@ def settle_router(
     hold = read_switch(config_map)
     if hold is None or (hold.uid, hold.run) != (run.benchmark.uid, run.name):
         return [*made, take(config_map, run)]
-    if all(_name(each) != _name(config_map) for each in held):
-        # Somebody took the label off, by which it is found when its Benchmark is gone.
-        return [*made, _hold(config_map, hold)]
     if wanted is None or wanted not in [arm.section for arm in run.benchmark.spec.ab.arms]:
         return made
     return [*made, *_switch(config_map, hold, wanted)]
@@ -117,7 +95,7 @@ def take(config_map: Object, run: Run) -> Object:
     benchmark, free = run.benchmark, give_back(config_map)
     key = benchmark.operation.router.key
     hold = SwitchedRouter(
-        _name(free), benchmark.name, benchmark.uid, run.name, key, benchmark.spec.ab.pool, free["data"][key]
+        benchmark.name, benchmark.uid, run.name, key, benchmark.spec.ab.pool, free["data"][key]
     )
     return _hold(free, hold)
 

@@ -26,7 +26,7 @@ def find_run(
     benchmark: Benchmark, observed: Observation, history: Sequence[Object], now: datetime
 ) -> Run | None:
     """The run that is to go on or to begin; `None` if nothing is due, or nothing may be begun."""
-    if benchmark.operation.suspend or observed.planned.faults:
+    if benchmark.operation.suspend or observed.faults:
         return None
     stem = benchmark.stem
     ended = {entry["run"] for entry in history}
@@ -34,16 +34,16 @@ def find_run(
         goes_on = job.run not in ended and not job.is_deleting
         # Parts that are over are still to be merged.
         if goes_on and job.run.startswith(stem) and (job.part == PARTS or not job.is_over):
-            return Run(benchmark, job.run, job.due, observed.planned.dataset)
+            return Run(benchmark, job.run, job.due)
     if is_elsewhere(benchmark, observed.router):
         return None
     if benchmark.operation.schedule is None:
-        return None if stem in ended else Run(benchmark, stem, dataset=observed.planned.dataset)
+        return None if stem in ended else Run(benchmark, stem)
     due = find_due(benchmark.operation.schedule, last_due(benchmark, now), now)
     if due is None:
         return None
     name = f"{stem}-{int(due.timestamp()) // 60}"
-    return None if name in ended else Run(benchmark, name, due, observed.planned.dataset)
+    return None if name in ended else Run(benchmark, name, due)
 
 
 def last_due(benchmark: Benchmark, now: datetime) -> datetime:

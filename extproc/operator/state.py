@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from extproc.bench.status_server import RunStatus
-from extproc.operator.objects import Object, PreparedDataset
+from extproc.operator.objects import Object
 
 Key = tuple[str, str]
 """A namespace and a name."""
@@ -50,17 +50,8 @@ class LastWords:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """What the plan says of the spec: why it cannot be run, what to expect; the dataset if it is small."""
-
-    faults: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    dataset: PreparedDataset | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Observation:
-    """What there is: the Benchmark's Jobs, how their Pods start and ended by run, and the plan.
+    """What there is: the Benchmark's Jobs, how their Pods start and ended by run; why it cannot be run.
 
     `notices` are what the Pods of running Jobs report, by run. `router` is the ConfigMap that the
     spec names, `held` are those that the Benchmark has.
@@ -69,7 +60,7 @@ class Observation:
     jobs: tuple[JobState, ...] = ()
     starts: Mapping[str, PodStart] = field(default_factory=dict)
     last_words: Mapping[str, LastWords] = field(default_factory=dict)
-    planned: Planned = Planned()
+    faults: tuple[str, ...] = ()
     notices: Mapping[str, RunStatus] = field(default_factory=dict)
     router: Object | None = None
     held: tuple[Object, ...] = ()

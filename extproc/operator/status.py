@@ -5,15 +5,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from extproc.bench.experiments.history import Entry, Line, list_regressions, trace_lines
-from extproc.bench.report.report import DEFINITIONS
 from extproc.bench.status_server import RunStatus
 from extproc.operator.objects import Object, Run
 from extproc.operator.resource import Benchmark, write_time
 from extproc.operator.router import is_elsewhere
 from extproc.operator.runs import find_due, find_next, last_due, split_lines
 from extproc.operator.state import JobState, Observation
-
-_DEFINED: Final = ("start", "ttft", "tpot", "itl", "e2e", "goodput", "failed", "percentiles", "throughput")
 
 TOLERANCE: Final = 0.05
 COMPARED: Final = 5
@@ -31,24 +28,24 @@ def build_status(
     same = [entry for entry in history if entry.get("digest") == benchmark.digest]
     last = same[0] if same else None
     phase = _find_phase(benchmark, observed, asked, last)
-    faults = observed.planned.faults
+    faults = observed.faults
     status: Object = {
         "observedGeneration": benchmark.generation,
         "phase": phase,
         "verdict": last["verdict"] if last and phase != "Refused" else "",
         "history": [_remember(entry) for entry in history],
         "faults": list(faults or (last or {}).get("faults", ())),
-        "remarks": list((last or {}).get("remarks", observed.planned.remarks)),
+        "remarks": list((last or {}).get("remarks", ())),
     }
     if asked is not None:
         status |= _tell_running(asked, running, observed.notices.get(asked.name), benchmark.status)
     elif last is not None:
-        status |= _tell_ended(Run(benchmark, last["run"], dataset=observed.planned.dataset), last)
+        status |= _tell_ended(Run(benchmark, last["run"]), last)
     status |= _tell_figures(last, _find_regressions(benchmark, same))
     if summary := _summarise(status.get("soFar", {}).get("figures") or status.get("figures", {})):
         status["summary"] = summary
     status |= _tell_schedule(benchmark, asked, observed, now)
-    conditions = _list_conditions(observed.planned.faults, phase, last)
+    conditions = _list_conditions(observed.faults, phase, last)
     if phase == "Waiting" and is_elsewhere(benchmark, observed.router):
         conditions["Running"] = ("False", "RouterIsTaken", "another Benchmark switches the router")
     start = observed.starts.get(asked.name) if asked is not None else None
@@ -73,7 +70,7 @@ def _remember(entry: Object) -> Object:
 
 
 def _find_phase(benchmark: Benchmark, observed: Observation, asked: Run | None, last: Object | None) -> str:
-    if observed.planned.faults:
+    if observed.faults:
         return "Refused"
     if benchmark.operation.suspend:
         return "Suspended"
@@ -88,16 +85,12 @@ def _find_phase(benchmark: Benchmark, observed: Observation, asked: Run | None, 
 def _tell_running(
     run: Run, job: JobState | None, notice: RunStatus | None, before: Mapping[str, Any]
 ) -> Object:
-    told: Object = {"run": run.name, "report": run.report, "dataset": _tell_dataset(run)}
+    told: Object = {"run": run.name, "report": run.report, "dataset": f"{run.claim}/{run.shelf}"}
     if job is None or job.started is None:
         return told
     told["startedAt"] = write_time(job.started)
     known = before if before.get("run") == run.name and "finishedAt" not in before else {}
     return told | _tell_progress(notice, known)
-
-
-def _tell_dataset(run: Run) -> str:
-    return f"configmap/{run.dataset_map}" if run.dataset_map else f"{run.claim}/{run.shelf}"
 
 
 def _tell_progress(notice: RunStatus | None, known: Mapping[str, Any]) -> Object:
@@ -117,7 +110,7 @@ def _tell_progress(notice: RunStatus | None, known: Mapping[str, Any]) -> Object
 
 def _tell_ended(run: Run, last: Object) -> Object:
     ended: Object = {name: last[name] for name in ("startedAt", "finishedAt") if name in last}
-    told = {"run": run.name, "report": run.report, "dataset": _tell_dataset(run)}
+    told = {"run": run.name, "report": run.report, "dataset": f"{run.claim}/{run.shelf}"}
     return {**told, "progress": "100%", **ended}
 
 
@@ -125,11 +118,7 @@ def _tell_figures(last: Object | None, regressions: Sequence[str]) -> Object:
     figures = (last or {}).get("figures")
     if not figures:
         return {}
-    told: Object = {
-        "figures": figures,
-        "definitions": {name: DEFINITIONS[name] for name in _DEFINED},
-    }
-    return told | ({"regressions": list(regressions)} if regressions else {})
+    return {"figures": figures, **({"regressions": list(regressions)} if regressions else {})}
 
 
 def _summarise(figures: Mapping[str, float]) -> Object:

@@ -4,22 +4,18 @@ It changes nothing and has no login: a NetworkPolicy says who gets here.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Final
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from extproc.bench.report.outputs import REPORTS
-from extproc.errors import SettingsError
-from extproc.operator.metrics import describe_benchmarks, describe_watches
-from extproc.operator.page import build_runs_page
-from extproc.operator.shown import Body, read_status
+from extproc.bench.status_server import serve_app
+from extproc.operator.metrics import fill_registry
+from extproc.operator.page import Body, build_runs_page, read_status
 from extproc.operator.state import Key
 from extproc.operator.watches import WatchHealth
 
@@ -39,25 +35,14 @@ _SANDBOX: Final = {**_HEADERS, "content-security-policy": f"{_RULES}; sandbox"}
 _AGAIN_S: Final = 15
 
 
-@asynccontextmanager
-async def serve_web(
+def serve_web(
     benchmarks: Mapping[Key, Body],
     healths: Sequence[WatchHealth],
     listen: tuple[str, int],
     reports: Path | None,
-) -> AsyncIterator[None]:
+) -> AbstractAsyncContextManager[None]:
     """Serves for as long as the context lasts; raises `SettingsError` for an address that cannot be had."""
-    runner = web.AppRunner(build_web(benchmarks, healths, reports), access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        host, port = listen
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise SettingsError(f"--listen {host}:{port}: {error.strerror}") from None
-        yield
-    finally:
-        await runner.cleanup()
+    return serve_app(build_web(benchmarks, healths, reports), *listen)
 
 
 def build_web(
@@ -96,9 +81,7 @@ class _Pages:
         return web.FileResponse(path, headers=_SANDBOX)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        families = _Families([describe_watches(self._healths), *describe_benchmarks(self._list())])
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(families)
+        registry = fill_registry(self._list(), self._healths)
         encode, content_type = choose_encoder(",".join(request.headers.getall("accept", [])))
         body = await asyncio.to_thread(encode, registry)
         return web.Response(body=body, headers={"content-type": content_type, "vary": "accept"})
@@ -119,16 +102,6 @@ class _Pages:
 
     def _find(self, body: Body, run: str, file: str) -> Path | None:
         return None if self._reports is None else find_report(self._reports, body, run, file)
-
-
-class _Families(Collector):
-    """Metrics that are collected already."""
-
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Sequence[Metric]:
-        return self._families
 
 
 def find_report(root: Path, body: Body, run: str, file: str) -> Path | None:

@@ -10,18 +10,72 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from extproc.errors import ExtprocError
-from extproc.operator.acts import act, describe_action, describe_refusal
+from extproc.bench.experiments.run import spread
+from extproc.bench.experiments.sweep import list_tasks
+from extproc.errors import ExtprocError, SettingsError
 from extproc.operator.calls import ApiRefusal, KubeCalls, opening
 from extproc.operator.objects import Object
-from extproc.operator.observe import find_jobs, find_switched, observe
-from extproc.operator.planning import plan_apart
+from extproc.operator.observe import find_jobs, find_switched, is_owned, observe
 from extproc.operator.reconcile import reconcile, refuse_spec
 from extproc.operator.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark
 from extproc.operator.router import give_back
-from extproc.operator.state import Action, Key, Observation, Planned, Replace
+from extproc.operator.state import Action, Create, Delete, Key, Observation, Replace, WriteStatus
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.reason import describe_error
+
+# The spec makes an object that cannot be; a quota, or the namespace's end: only somebody's doing helps.
+_LASTING: Final = frozenset({400, 403, 422})
+
+
+async def act(action: Action, body: Object, calls: KubeCalls) -> None:
+    """Does one thing; raises `ApiRefusal`."""
+    match action:
+        case WriteStatus(status):
+            written = await calls.replace({**body, "status": status}, "status")
+            body["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
+        case Replace(changed):
+            await calls.replace(changed)
+        case Delete(name, uid):
+            await calls.delete("Job", body["metadata"]["namespace"], name, uid)
+        case Create(made):
+            await _create(made, calls)
+
+
+async def _create(made: Object, calls: KubeCalls) -> None:
+    """Creates an object; one of that name is as good, unless it belongs to somebody who is gone."""
+    try:
+        await calls.create(made)
+    except ApiRefusal as refusal:
+        if refusal.status != 409:
+            raise
+        metadata = made["metadata"]
+        there = await calls.get(made["kind"], metadata["namespace"], metadata["name"])
+        owners = metadata.get("ownerReferences", ())
+        if there is None or (owners and not is_owned(there, owners[0]["uid"])):
+            raise ApiRefusal(409, f"{made['kind']} {metadata['name']} is somebody else's, or going") from None
+
+
+def describe_refusal(action: Action, refusal: ApiRefusal) -> str | None:
+    """What the status shall say of an object that may not be made or written; of what passes nothing."""
+    if not isinstance(action, Create | Replace) or refusal.status not in _LASTING:
+        return None
+    kind, name = action.body["kind"], action.body["metadata"]["name"]
+    if isinstance(action, Replace) and refusal.status == 403:
+        return f"router: {kind} {name}: the operator's Role does not name it, so that it cannot write it"
+    return f"{kind} {name}: {refusal}"
+
+
+def describe_action(action: Action) -> str:
+    match action:
+        case Create(made):
+            return f"creates {made['kind']} {made['metadata']['name']}"
+        case Replace(changed):
+            return f"writes {changed['kind']} {changed['metadata']['name']}"
+        case Delete(name):
+            return f"deletes Job {name}"
+        case WriteStatus(status):
+            return f"is {status['phase']}"
+
 
 _RETRY_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -49,7 +103,6 @@ class WorkQueue:
         self._waiting: dict[Key, None] = {}
         self._is_awake = asyncio.Event()
         self._failures: dict[Key, int] = {}
-        self._plans: dict[str, tuple[int, Planned]] = {}
 
     def learn(self, key: Key, body: Object) -> None:
         self.benchmarks[key] = body
@@ -57,9 +110,7 @@ class WorkQueue:
 
     def forget(self, key: Key) -> None:
         """Drops a Benchmark that is gone; a router that its run has changed is still to be given back."""
-        body = self.benchmarks.pop(key, None)
-        if body is not None:
-            self._plans.pop(body["metadata"]["uid"], None)
+        self.benchmarks.pop(key, None)
         self.wake(key)
 
     def wake(self, key: Key) -> None:
@@ -124,16 +175,19 @@ class WorkQueue:
             benchmark = parse_benchmark(body)
         except SpecRefused as refused:
             return refuse_spec(body, str(refused), observed, self._now())
-        observed = replace(await observe(benchmark, observed, calls), planned=await self._plan(benchmark))
+        observed = replace(await observe(benchmark, observed, calls), faults=find_spec_faults(benchmark))
         return reconcile(benchmark, observed, self._now(), image=self._options.image)
 
-    async def _plan(self, benchmark: Benchmark) -> Planned:
-        """Plans once for each generation of a spec."""
-        generation, planned = self._plans.get(benchmark.uid, (None, Planned()))
-        if generation != benchmark.generation:
-            planned = await asyncio.to_thread(plan_apart, benchmark)
-            self._plans[benchmark.uid] = benchmark.generation, planned
-        return planned
+
+def find_spec_faults(benchmark: Benchmark) -> tuple[str, ...]:
+    """Why a spec cannot be run, as far as that is known without its dataset: its Pods find out the rest."""
+    try:
+        if benchmark.operation.mode == "sweep":
+            list_tasks(benchmark.spec)
+        spread(benchmark.spec, benchmark.operation.workers)
+    except SettingsError as error:
+        return (str(error),)
+    return ()
 
 
 def _describe(error: Exception) -> str:

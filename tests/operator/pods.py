@@ -1,6 +1,5 @@
 """What a Pod's command is on this machine: folders in place of mounts."""
 
-import base64
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,9 +19,6 @@ def translate(cluster: Holds, folder: Path, job: Object, index: int, words: Path
     if "etc-benchmark" in volumes:
         spec = _find(cluster, "v1/configmaps", volumes["etc-benchmark"]["configMap"]["name"])
         places["/etc/benchmark/benchmark.yaml"] = _lay(folder, f"{run}.yaml", spec["data"]["benchmark.yaml"])
-    if "etc-benchmark-dataset" in volumes:
-        name = volumes["etc-benchmark-dataset"]["configMap"]["name"]
-        places["/etc/benchmark-dataset"] = _mount(folder / name, _find(cluster, "v1/configmaps", name))
     places["$(JOB_COMPLETION_INDEX)"] = str(index)
     return [_replace(word, places) for word in pod["containers"][0]["command"]]
 
@@ -38,14 +34,6 @@ def _replace(text: str, places: dict[str, str]) -> str:
     for old, new in places.items():
         text = text.replace(old, new)
     return text
-
-
-def _mount(folder: Path, found: Object) -> str:
-    """A folder with the binary files of a ConfigMap."""
-    folder.mkdir(exist_ok=True)
-    for file, text in found["binaryData"].items():
-        (folder / file).write_bytes(base64.b64decode(text))
-    return str(folder)
 
 
 def _lay(folder: Path, name: str, text: str) -> str:

@@ -1,18 +1,15 @@
 """Benchmarks in every way to be, and what the operator serves of them."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
-from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
 from extproc.bench.status_server import RunStatus
-from extproc.operator.metrics import describe_benchmarks
 from extproc.operator.watches import WatchHealth
 from extproc.operator.web import build_web
 from tests.operator.world import SPEC, World, brief
@@ -20,16 +17,6 @@ from tests.operator.world import SPEC, World, brief
 Body = dict[str, Any]
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 ORDER = ("namespace", "benchmark", "mode", "model", "phase", "figure", "resource")
-
-
-class Families(Collector):
-    """The metrics of some Benchmarks."""
-
-    def __init__(self, bodies: list[Body]) -> None:
-        self._bodies = bodies
-
-    def collect(self) -> Iterator[Metric]:
-        return describe_benchmarks(self._bodies)
 
 
 Bodies = Mapping[tuple[str, str], Body]
@@ -112,3 +99,12 @@ async def scrape(bodies: Bodies, *healths: WatchHealth) -> dict[tuple[str, ...],
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def write_report(root: Path, body: Body, run: str) -> Path:
+    metadata = body["metadata"]
+    claim = body["status"]["report"].partition("/")[0]
+    folder = root.joinpath(metadata["namespace"], claim, metadata["name"], run)
+    folder.mkdir(parents=True)
+    (folder / "report.html").write_text("<h1>the report</h1><script>alert(1)</script>")
+    return folder

@@ -1,6 +1,5 @@
-"""What a run is made of, what it is planned to be, and its last words."""
+"""What a run is made of, what is refused before it is made, and its last words."""
 
-import base64
 import re
 
 import pytest
@@ -10,13 +9,12 @@ from hypothesis import strategies as st
 
 from extproc.bench.report.brief import Brief, build_brief, decode_brief, encode_brief
 from extproc.bench.spec.tree import parse_spec
-from extproc.operator.objects import Object, PreparedDataset, Run, list_objects, merge_job
-from extproc.operator.planning import plan_apart, plan_benchmark, read_cpu
+from extproc.operator.objects import Object, Run, list_objects, merge_job
 from extproc.operator.resource import parse_benchmark
-from extproc.operator.state import Planned
+from extproc.operator.work_queue import find_spec_faults
 from tests.bench.kube_fields import unknown_fields
 from tests.operator.made import EVERYTHING, objects_of
-from tests.operator.world import NOON, SPEC, World, brief
+from tests.operator.world import NOON, SPEC, World
 
 
 @pytest.mark.parametrize("spec", [{}, EVERYTHING], ids=["least", "everything"])
@@ -68,48 +66,11 @@ def test_reports_outlive_the_benchmark_if_that_is_asked() -> None:
     assert "PersistentVolumeClaim" not in kinds
 
 
-def test_small_dataset_is_an_object_that_every_run_of_a_schedule_has() -> None:
-    """It is made once, does not change, and belongs to the Benchmark."""
-    dataset = PreparedDataset("d1", b"zipped")
-    world = World(spec={**SPEC, "schedule": "* * * * *"}, planned=Planned(dataset=dataset))
-    for _ in range(3):
-        world.after(minutes=1)
-        world.settle()
-        leader = world.objects["Job", world.active()[0].name]["spec"]["template"]["spec"]
-        world.end(brief())
-        world.settle()
-    made = world.objects["ConfigMap", "b-data-d1"]
-
-    assert world.made.count("ConfigMap/b-data-d1") == 1
-    assert made["immutable"] is True
-    assert made["metadata"]["ownerReferences"][0]["uid"] == "u"
-    assert "extproc.dev/run" not in made["metadata"]["labels"]
-    assert base64.b64decode(made["binaryData"]["d1.jsonl.gz"]) == b"zipped"
-    assert world.status["dataset"] == "configmap/b-data-d1"
-    volumes = [each["configMap"]["name"] for each in leader["volumes"] if "configMap" in each]
-    assert "b-data-d1" in volumes
-    command = leader["containers"][0]["command"]
-    folders = [command[i + 1] for i, word in enumerate(command) if word == "--datasets"]
-    assert folders == ["/etc/benchmark-dataset", "/results/b/datasets"]
-
-
-def test_dataset_that_is_no_object_is_kept_on_the_claim() -> None:
+def test_dataset_is_kept_on_the_claim() -> None:
     world = World()
     world.settle()
 
     assert world.status["dataset"] == "b-results/b/datasets"
-    assert [key for key in world.objects if "data" in key[1]] == []
-
-
-@pytest.mark.parametrize(
-    ("prompts", "mode", "has_object"), [(100, "run", True), (20_000, "run", False), (100, "ab", False)]
-)
-def test_plan_has_the_dataset_of_a_run_if_it_is_small(prompts: int, mode: str, has_object: bool) -> None:
-    shape = {"req-rate": 10, "total-prompts": prompts, "dataset": {"name": "random", "input_tokens": 200}}
-    planned = plan_of(shape, mode=mode, ab={"command": ["x"]})
-
-    assert planned.faults == ()
-    assert (planned.dataset is not None) is has_object
 
 
 def test_spec_file_of_a_run_is_the_resources_own() -> None:
@@ -120,9 +81,9 @@ def test_spec_file_of_a_run_is_the_resources_own() -> None:
     assert set(yaml.safe_load(text)) == {"name", *SPEC}
 
 
-def plan_of(shape: Object, **spec: object) -> Planned:
+def faults_of(shape: Object, **spec: object) -> tuple[str, ...]:
     body = World(spec={"endpoint": "llm", "performance": {"traffic-shape": shape}, **spec}).body()
-    return plan_benchmark(parse_benchmark(body))
+    return find_spec_faults(parse_benchmark(body))
 
 
 RANDOM = {"name": "random", "input_tokens": 8}
@@ -131,14 +92,7 @@ RANDOM = {"name": "random", "input_tokens": 8}
 @pytest.mark.parametrize(
     ("shape", "spec", "fault"),
     [
-        ({"req-rate": 10, "duration": 10, "dataset": "no-such"}, {}, "no dataset"),
         ({"vus": 3, "duration": 10, "dataset": RANDOM}, {"workers": 5}, "cannot share"),
-        ({"req-rate": 10, "duration": 10, "warm-up": 10, "dataset": RANDOM}, {}, "leave nothing"),
-        (
-            {"req-rate": 1000, "duration": 10, "dataset": RANDOM},
-            {"mode": "ab", "ab": {"command": ["x"]}},
-            "cores",
-        ),
         (
             {"req-rate": 10, "duration": 10, "dataset": RANDOM},
             {"mode": "sweep", "ab": {"command": ["x"]}},
@@ -146,15 +100,10 @@ RANDOM = {"name": "random", "input_tokens": 8}
         ),
     ],
 )
-def test_plan_refuses_what_cannot_be(shape: Object, spec: Object, fault: str) -> None:
-    assert fault in " ".join(plan_of(shape, **spec).faults)
-
-
-def test_plan_of_many_workers_allows_more() -> None:
-    shape = {"req-rate": 1000, "duration": 2, "dataset": RANDOM}
-
-    assert "cores are needed" in plan_of(shape).faults[0]
-    assert plan_of(shape, workers=8).faults == ()
+def test_spec_that_cannot_be_run_is_refused_before_anything_is_made(
+    shape: Object, spec: Object, fault: str
+) -> None:
+    assert fault in " ".join(faults_of(shape, **spec))
 
 
 @pytest.mark.parametrize(
@@ -165,36 +114,7 @@ def test_plan_of_many_workers_allows_more() -> None:
     ],
 )
 def test_operator_reads_and_runs_nothing_of_a_spec(shape: Object, spec: Object) -> None:
-    assert plan_of(shape, **spec).faults == ()
-
-
-ENDLESS = {"name": "synthetic", "turns_min": 100_000_000}
-
-
-@pytest.mark.parametrize(
-    ("dataset", "longest_s", "expected"),
-    [
-        (RANDOM, 60, True),
-        ({"name": "random", "input_tokens": 1_000_000_000}, 60, False),
-        ({"name": "random", "input_tokens": 10_000_000}, 60, False),
-        (ENDLESS, 0.01, False),
-    ],
-    ids=["small", "one prompt too large", "together too large", "too long"],
-)
-def test_plan_takes_no_more_memory_and_time_than_it_may(
-    dataset: Object, longest_s: float, expected: bool
-) -> None:
-    """A dataset that only a Pod can hold is no fault of the spec, and no end of the operator."""
-    shape = {"req-rate": 10, "total-prompts": 100, "dataset": dataset}
-    body = World(spec={"endpoint": "llm", "performance": {"traffic-shape": shape}}).body()
-    planned = plan_apart(parse_benchmark(body), longest_s=longest_s)
-
-    assert planned.faults == ()
-    assert (planned.dataset is not None) is expected
-
-
-def test_cpu_is_read_as_kubernetes_writes_it() -> None:
-    assert (read_cpu("2"), read_cpu("500m"), read_cpu("1.5")) == (2.0, 0.5, 1.5)
+    assert faults_of(shape, **spec) == ()
 
 
 @settings(deadline=None)

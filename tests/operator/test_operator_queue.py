@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from extproc.operator.acts import act
 from extproc.operator.calls import ApiRefusal, opening
-from extproc.operator.operator import OperatorOptions, run_operator
+from extproc.operator.commands import run_operator
 from extproc.operator.state import Delete
-from extproc.operator.work_queue import QueueOptions
+from extproc.operator.work_queue import QueueOptions, act
 from extproc.router.cluster.kubeclient import KubeClients
 from tests.operator.cluster import BENCHMARKS, JOBS, Served, serving
 from tests.operator.world import SPEC as RUN
 
 Object = dict[str, Any]
-# Of a search there is no dataset to be planned.
 SPEC = {**RUN, "mode": "saturate"}
 pytestmark = pytest.mark.timeout(60)
 
@@ -33,7 +31,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 @asynccontextmanager
 async def looking(served: Served) -> AsyncIterator[asyncio.Task[None]]:
     """An operator that looks at everything again and again; an end of its own is a failure."""
-    options = OperatorOptions(QueueOptions("image:1", look_s=0.1, namespaces=["default"]))
+    options = QueueOptions("image:1", look_s=0.1, namespaces=["default"])
     clients, stop = KubeClients(kubeconfig=str(served.kubeconfig)), asyncio.Event()
     task = asyncio.create_task(run_operator(clients, options, stop))
     try:

@@ -175,25 +175,6 @@ def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
     assert text_of(world) == lay_strategy(edited, "llama", read_strategy(theirs, "llama"))
 
 
-@pytest.mark.parametrize("is_over", [False, True], ids=["during the run", "at its end"])
-def test_router_whose_label_somebody_took_off_is_given_back_all_the_same(is_over: bool) -> None:
-    """By its label it is found when its Benchmark is gone: during the run it is put back."""
-    world = comparing()
-    world.settle()
-    ask(world, PREFIX_HASH)
-    if is_over:
-        world.end(brief())
-    del world.routers["extproc"]["metadata"]["labels"]
-    world.settle()
-    if not is_over:
-        assert world.routers["extproc"]["metadata"]["labels"] == {SWITCHED_LABEL: "b"}
-        assert strategy_of(world) == PREFIX_HASH
-        end(world)
-        world.settle()
-
-    assert world.routers["extproc"] == config_map()
-
-
 @pytest.mark.parametrize(
     "theirs", ["", "pools: [", "pools: []", TEXT.replace("name: llama", "name: other-name")]
 )
@@ -218,14 +199,6 @@ def test_router_whose_settings_somebody_deletes_during_a_run_ends_it() -> None:
 
     assert (world.status["phase"], world.jobs) == ("Refused", {})
     assert "no key extproc.yaml" in world.status["faults"][0]
-
-
-def test_copy_of_a_router_that_was_made_meanwhile_belongs_to_nobody() -> None:
-    world = comparing()
-    world.settle()
-    ask(world, PREFIX_HASH)
-    copy = world.routers["extproc"]
-    assert read_switch({**copy, "metadata": {**copy["metadata"], "name": "copy"}}) is None
 
 
 @pytest.mark.parametrize("kept", ["", "{}", "[]", '{"config_map": "extproc"}'])
@@ -264,7 +237,6 @@ def test_router_that_another_benchmark_has_is_waited_for() -> None:
         (config_map("pools: [{name: other}]"), "no pool 'llama'"),
         (config_map("pools: ["), "extproc: the settings"),
         (config_map("just text"), "no pools"),
-        (config_map("# " + 200_000 * "x"), "cannot be kept"),
     ],
 )
 def test_router_that_cannot_be_switched_is_refused_before_anything_is_made(

@@ -1,35 +1,27 @@
-"""The page of all runs in a real Chromium; what it makes of a status that somebody edited."""
+"""The page of all runs: what it makes of a status that somebody edited."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from extproc.bench.measure.words import DASH
+from extproc.operator.metrics import fill_registry
 from extproc.operator.page import build_runs_page
 from extproc.operator.watches import WatchHealth
 from extproc.operator.web import find_report
 from extproc.router.cluster.kube_api import WatchLost
 from tests.operator.statuses import (
-    EVIL,
-    Body,
-    Families,
     body_of,
-    everything,
     get,
     nightly,
     scrape,
     served,
+    write_report,
 )
-from tests.slow.browsers.browser import Browser, find
-
-needs_chromium = pytest.mark.skipif(find() is None, reason="needs chromium")
-
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(10**400),
@@ -62,7 +54,7 @@ def test_a_status_that_somebody_edited_is_shown_as_far_as_it_can_be(data: st.Dat
     page = build_runs_page(
         [body], lambda _, run: find_report(Path("/tmp"), body, run, "report.html") is not None
     )
-    generate_latest(Families([body]))
+    generate_latest(fill_registry([body], []))
 
     assert page.encode().count(b"default/edited") >= 2
 
@@ -120,15 +112,6 @@ def test_watch_that_is_silent_on_a_quiet_kind_is_no_fault() -> None:
     assert health.fault == ""
 
 
-def write_report(root: Path, body: Body, run: str) -> Path:
-    metadata = body["metadata"]
-    claim = body["status"]["report"].partition("/")[0]
-    folder = root.joinpath(metadata["namespace"], claim, metadata["name"], run)
-    folder.mkdir(parents=True)
-    (folder / "report.html").write_text("<h1>the report</h1><script>alert(1)</script>")
-    return folder
-
-
 async def test_report_of_a_run_is_read_from_its_claim_and_can_do_nothing(tmp_path: Path) -> None:
     body = body_of(nightly([10, 10]), "b")
     run = body["status"]["history"][0]["run"]
@@ -162,61 +145,3 @@ def test_nothing_but_reports_of_known_runs_below_the_folder_is_read(tmp_path: Pa
         is None
     )
     assert find_report(root, body | {"status": {}}, run, "report.html") is None
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("browser")) as running:
-        running.wait_ready()
-        yield running
-
-
-@needs_chromium
-@pytest.mark.parametrize(("width", "scheme"), [(420, "dark"), (1200, "light")])
-async def test_page_of_all_runs_is_read_on_a_desk_and_on_a_telephone(
-    browser: Browser, tmp_path: Path, width: int, scheme: Literal["light", "dark"]
-) -> None:
-    """A real Chromium.
-
-    1. Every Benchmark is in the list, with its phase; a row leads to its runs.
-    2. Figures over time are drawn; a report that can be read is linked.
-    3. Nothing is fetched from elsewhere, nothing runs, nothing is complained of; hostile words are words.
-    4. The page is as wide as the window.
-    """
-    known = everything()
-    run = known["default", "chat"]["status"]["history"][0]["run"]
-    write_report(tmp_path / "reports", known["default", "chat"], run)
-    async with (
-        served(known, tmp_path / "reports") as url,
-        browser.visit(f"{url}/", width=width, scheme=scheme, ready="h1") as visit,
-    ):
-        rows = await visit.table(".table:first-of-type")
-        text = await visit.page.locator("body").inner_text()
-        charts = await visit.page.locator("svg").count()
-        images = await visit.page.locator("img").count()
-        wide = await visit.page.evaluate("document.documentElement.scrollWidth")
-        await visit.page.screenshot(path=tmp_path / f"runs-{width}-{scheme}.png", full_page=True)
-        await visit.page.get_by_role("link", name="default/slower").click()
-        at = await visit.page.evaluate("document.querySelector(':target').textContent")
-        links = await visit.page.get_by_role("link", name="report", exact=True).count()
-
-    assert [row[:2] for row in rows][:7] == [
-        ["default/chat", "Valid"],
-        ["default/hostile", "Valid"],
-        ["default/new", DASH],
-        ["default/refused", "Refused"],
-        ["default/slower", "Valid"],
-        ["other/chat", "Running"],
-        ["other/cut-short", "Invalid"],
-    ]
-    verdicts = {row[0]: row[2] for row in rows}
-    assert (verdicts["default/slower"], verdicts["other/cut-short"]) == ("valid", "invalid: partial")
-    assert at == "default/slower"
-    assert charts >= 6
-    assert links == 1
-    assert EVIL in text
-    assert images == 0
-    assert "interrupted after 3.0 s" in text
-    assert [asked for asked in visit.requests if not asked.startswith((url, "data:"))] == []
-    assert visit.complaints == []
-    assert wide <= width

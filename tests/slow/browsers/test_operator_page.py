@@ -1,0 +1,70 @@
+"""The page of all runs in a real Chromium."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from extproc.bench.measure.words import DASH
+from tests.operator.statuses import EVIL, everything, served, write_report
+from tests.slow.browsers.browser import Browser, find
+
+pytestmark = pytest.mark.skipif(find() is None, reason="needs chromium")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(420, "dark"), (1200, "light")])
+async def test_page_of_all_runs_is_read_on_a_desk_and_on_a_telephone(
+    browser: Browser, tmp_path: Path, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    """A real Chromium.
+
+    1. Every Benchmark is in the list, with its phase; a row leads to its runs.
+    2. Figures over time are drawn; a report that can be read is linked.
+    3. Nothing is fetched from elsewhere, nothing runs, nothing is complained of; hostile words are words.
+    4. The page is as wide as the window.
+    """
+    known = everything()
+    run = known["default", "chat"]["status"]["history"][0]["run"]
+    write_report(tmp_path / "reports", known["default", "chat"], run)
+    async with (
+        served(known, tmp_path / "reports") as url,
+        browser.visit(f"{url}/", width=width, scheme=scheme, ready="h1") as visit,
+    ):
+        rows = await visit.table(".table:first-of-type")
+        text = await visit.page.locator("body").inner_text()
+        charts = await visit.page.locator("svg").count()
+        images = await visit.page.locator("img").count()
+        wide = await visit.page.evaluate("document.documentElement.scrollWidth")
+        await visit.page.screenshot(path=tmp_path / f"runs-{width}-{scheme}.png", full_page=True)
+        await visit.page.get_by_role("link", name="default/slower").click()
+        at = await visit.page.evaluate("document.querySelector(':target').textContent")
+        links = await visit.page.get_by_role("link", name="report", exact=True).count()
+
+    assert [row[:2] for row in rows][:7] == [
+        ["default/chat", "Valid"],
+        ["default/hostile", "Valid"],
+        ["default/new", DASH],
+        ["default/refused", "Refused"],
+        ["default/slower", "Valid"],
+        ["other/chat", "Running"],
+        ["other/cut-short", "Invalid"],
+    ]
+    verdicts = {row[0]: row[2] for row in rows}
+    assert (verdicts["default/slower"], verdicts["other/cut-short"]) == ("valid", "invalid: partial")
+    assert at == "default/slower"
+    assert charts >= 6
+    assert links == 1
+    assert EVIL in text
+    assert images == 0
+    assert "interrupted after 3.0 s" in text
+    assert [asked for asked in visit.requests if not asked.startswith((url, "data:"))] == []
+    assert visit.complaints == []
+    assert wide <= width
