@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from extproc.bench.experiments.arms import open_lab
-from extproc.bench.experiments.compare import find_faults, find_remarks
+from extproc.bench.experiments.compare import find_remarks, find_unfairness
 from extproc.bench.experiments.run import Interrupted, Run
 from extproc.bench.load.registry import open_registry
 from extproc.bench.measure.stats import Interval, mean_interval
@@ -177,7 +177,7 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
         arms=tuple(_arm(label, by_arm[label], by_arm[baseline], ab.confidence) for label in labels),
         faults=(
             *_find_missing(len(trials), ab),
-            *(fault for runs in repeats for fault in find_faults(runs, ab.tolerance)),
+            *(fault for runs in repeats for fault in find_unfairness(runs, ab.tolerance)),
         ),
         remarks=tuple(remark for runs in repeats for remark in find_remarks(runs, ab.tolerance)),
         trials=tuple(trials),

@@ -93,7 +93,7 @@ def _list(seeds: Sequence[int]) -> str:
 def _find_pair_faults(pairs: Sequence[tuple[Report, Report]], tolerance: float) -> Iterator[str]:
     for a, b in pairs:
         repeat = f" (seed {a.seed})" if len(pairs) > 1 else ""
-        yield from find_faults([(f"A{repeat}", a), (f"B{repeat}", b)], tolerance)
+        yield from find_unfairness([(f"A{repeat}", a), (f"B{repeat}", b)], tolerance)
 
 
 def _find_all_remarks(pairs: Sequence[tuple[Report, Report]], tolerance: float) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _find_all_remarks(pairs: Sequence[tuple[Report, Report]], tolerance: float) 
         yield from find_remarks([("A", a), ("B", b)], tolerance)
 
 
-def find_faults(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterator[str]:
+def find_unfairness(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterator[str]:
     """Says why runs are not comparable: one is not valid, another schedule or model, unequal load."""
     for label, run in runs:
         if not run.verdict.is_valid:
