@@ -17,6 +17,7 @@ import pytest
 from tests.stack.client import CHAT, Answer, ask, connect, send, statuses
 from tests.stack.service import pool, prefix_hash
 from tests.stack.stack import Stack, states
+from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
 
@@ -89,6 +90,42 @@ async def test_one_that_resets_connections_costs_few_requests(stack: Stack) -> N
     assert errors(first) < 0.02 * len(first)
     assert state == "cooling"
     assert answers == errors(first)
+
+
+@asynccontextmanager
+async def cutting(address: str) -> AsyncGenerator[None]:
+    """Begins each answer at an address well, and cuts it after its head."""
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+
+    host, _, port = address.rpartition(":")
+    async with await asyncio.start_server(cut, host, int(port), reuse_address=True):
+        yield
+
+
+async def test_one_that_cuts_its_answers_costs_few_requests(stack: Stack) -> None:
+    name = use(stack, LEAST_LOAD, probe=False)
+    bad = stack.addresses[3]
+    await asyncio.to_thread(stack.simulators[1].kill)
+    cut = 0
+    async with connect(stack.url) as session, cutting(bad):
+        for number in range(100):
+            try:
+                await send(session, ask(f"cut {number}", max_tokens=1))
+            except aiohttp.ClientError:
+                cut += 1
+        state = (await asyncio.to_thread(states, stack))[bad]
+
+    def broken() -> float:
+        return stack.service.metric("extproc_answers_total", pool=name, endpoint=bad, **{"class": "broken"})
+
+    await until(lambda: broken() == cut)
+    assert state == "cooling"
+    assert 3 <= cut <= 10
 
 
 async def test_one_that_refuses_connections_is_soon_not_tried_any_more(stack: Stack) -> None:
