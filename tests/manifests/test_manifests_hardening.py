@@ -215,11 +215,7 @@ def test_a_change_of_the_server_section_rolls_the_pods_and_one_of_the_pools_does
     overlay: str, tmp_path: Path
 ) -> None:
     """The first is read at the start only, the second by the running service."""
-    server = {
-        "name": "extproc-server",
-        "behavior": "merge",
-        "literals": ["EXTPROC_SERVER__LOG_LEVEL=DEBUG"],
-    }
+    server = {"name": "extproc-server", "behavior": "merge", "literals": ["EXTPROC_SERVER__LOG_LEVEL=DEBUG"]}
     pools = {
         "name": "extproc",
         "behavior": "replace",

@@ -53,10 +53,7 @@ def test_a_pod_monitor_of_vllm_is_a_component(tmp_path: Path) -> None:
 def test_sharing_of_picks_is_a_component(tmp_path: Path) -> None:
     """Its headless Service finds the Pods; port and secret are where its comment's `share` looks."""
     ours = os.path.relpath(MANIFESTS, tmp_path.resolve())
-    kustomization = {
-        "resources": [f"{ours}/overlays/gateway"],
-        "components": [f"{ours}/components/share"],
-    }
+    kustomization = {"resources": [f"{ours}/overlays/gateway"], "components": [f"{ours}/components/share"]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     rendered = render_folder(tmp_path)
     [peers] = [item for item in rendered if item["metadata"]["name"] == "extproc-peers"]

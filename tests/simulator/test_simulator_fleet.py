@@ -236,13 +236,6 @@ def test_command_prints_every_strategy_and_writes_all_figures(tmp_path: Path) ->
     assert told["runs"][0]["cell"]["scenario"] == "half-speed"
 
 
-def test_command_names_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    arguments = ["fleet", "--requests", "20", "--json", str(tmp_path / "none" / "fleet.json")]
-
-    with pytest.raises(SettingsError, match="none"):
-        CliRunner().invoke(command, arguments, catch_exceptions=False)
-
-
 def test_window_in_which_nothing_is_due_is_said_to_be_empty() -> None:
     summary = summarize(play("unique", requests=20, traffic=Traffic(rate=5, until_s=0.0)))
 

@@ -148,10 +148,3 @@ def test_command_replays_a_trace_and_says_which(tmp_path: Path) -> None:
     assert run["cell"]["trace_xxh3"] == read_trace(str(path)).digest
     assert run["cell"]["workload"] == "trace"
     assert run["figures"]["asked_rps"] is None
-
-
-def test_trace_and_load_are_one_too_many(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "made.jsonl")
-    result = CliRunner().invoke(simulate_command, ["fleet", "--trace", str(path), "--load", "0.5"])
-
-    assert "give one" in result.output

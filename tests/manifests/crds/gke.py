@@ -5,17 +5,7 @@ Read in GoogleCloudPlatform/gke-gateway-api, which has no releases.
 
 from typing import Final
 
-from tests.manifests.crds.words import (
-    GROUP,
-    KIND,
-    NAME,
-    PORT,
-    Schema,
-    between,
-    one_of,
-    record,
-    resource,
-)
+from tests.manifests.crds.words import GROUP, KIND, NAME, PORT, Schema, between, one_of, record, resource
 
 TARGET: Final = record("group kind name", group=GROUP, kind=KIND, name=NAME, namespace=NAME)
 URL_PATH: Final[Schema] = {

@@ -41,12 +41,7 @@ DETECTION: Final = record(
     maxEjectionPercent=between(0, 100),
 )
 TLS: Final = record("", mode=one_of("DISABLE", "SIMPLE", "MUTUAL", "ISTIO_MUTUAL"), insecureSkipVerify=FLAG)
-POLICY: Final = record(
-    "",
-    connectionPool=record("", http=HTTP_POOL),
-    outlierDetection=DETECTION,
-    tls=TLS,
-)
+POLICY: Final = record("", connectionPool=record("", http=HTTP_POOL), outlierDetection=DETECTION, tls=TLS)
 DESTINATION_RULE: Final = record("host", host=TEXT, trafficPolicy=POLICY)
 
 FILTER: Final = record("", name=STRING, subFilter=record("", name=STRING))

@@ -220,10 +220,7 @@ def matches(object_: Object, query: Mapping[str, str]) -> bool:
     named = query.get("fieldSelector", "").removeprefix("metadata.name=")
     # A term without a value asks whether there is such a label.
     is_selected = all(labels.get(key) == value if sign else key in labels for key, sign, value in wanted)
-    return is_selected and named in (
-        "",
-        object_["metadata"]["name"],
-    )
+    return is_selected and named in ("", object_["metadata"]["name"])
 
 
 def line(kind: str, object_: Object) -> bytes:

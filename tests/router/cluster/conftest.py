@@ -9,11 +9,7 @@ from extproc.router.cluster.kube_api import Patience
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.kubernetes import KubernetesSource
 from extproc.router.cluster.listwatch import KubeAccess
-from tests.router.cluster.api_server import (
-    ApiServer,
-    serving,
-    write_kubeconfig,
-)
+from tests.router.cluster.api_server import ApiServer, serving, write_kubeconfig
 from tests.router.cluster.harness import PATIENT, BuildSource, RecordingSink
 from tests.router.cluster.objects import A, B, slice_object
 

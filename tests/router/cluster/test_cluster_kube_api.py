@@ -47,12 +47,7 @@ def test_an_error_event_is_told_in_one_of_a_few_words(code: int, why: str) -> No
     assert (caught.value.why, caught.value.keeps_version) == (why, False)
 
 
-KINDS: list[type[KubeObject]] = [
-    EndpointSlice,
-    Pod,
-    InferencePool,
-    InferenceObjective,
-]
+KINDS: list[type[KubeObject]] = [EndpointSlice, Pod, InferencePool, InferenceObjective]
 
 
 @pytest.mark.parametrize("type_", KINDS)

@@ -6,9 +6,7 @@ from time import thread_time
 
 import pytest
 
-from tests.router.cluster.api_server import (
-    ApiServer,
-)
+from tests.router.cluster.api_server import ApiServer
 from tests.router.cluster.harness import BuildSource, RecordingSink, has, running
 from tests.router.cluster.objects import A, B, C, Object, draining_pod, pod, slice_object
 

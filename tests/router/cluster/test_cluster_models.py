@@ -149,11 +149,7 @@ async def test_an_answer_of_no_use_keeps_what_is_known(
 
 
 async def test_a_silent_endpoint_is_asked_again_after_a_back_off(
-    vllm: Vllm,
-    endpoint: Endpoint,
-    sink: RecordingSink,
-    delays: list[float],
-    caplog: pytest.LogCaptureFixture,
+    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     vllm.delay_s = 0.5
@@ -169,11 +165,7 @@ async def test_a_silent_endpoint_is_asked_again_after_a_back_off(
 
 
 async def test_an_endpoint_that_cannot_even_be_asked_stops_nobody_else(
-    vllm: Vllm,
-    endpoint: Endpoint,
-    sink: RecordingSink,
-    delays: list[float],
-    caplog: pytest.LogCaptureFixture,
+    vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     """An address that no URL can hold: what is raised is none of a request's own errors."""
     caplog.set_level(logging.CRITICAL)  # what pytest captures has to be UTF-8 where several processes test

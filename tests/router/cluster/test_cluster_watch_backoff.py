@@ -8,12 +8,7 @@ from random import Random
 import pytest
 
 from extproc.router.cluster.kube_api import read_retry_after
-from tests.router.cluster.api_server import (
-    ApiServer,
-    refuses,
-    serving,
-    streams,
-)
+from tests.router.cluster.api_server import ApiServer, refuses, serving, streams
 from tests.router.cluster.harness import BuildSource, RecordingSink, has, running
 from tests.router.cluster.objects import A, B, C, slice_object
 

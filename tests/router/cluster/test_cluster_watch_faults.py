@@ -255,10 +255,7 @@ async def test_what_no_client_should_raise_is_survived_and_names_no_credential(
 
 
 async def test_broken_credentials_are_tried_again(
-    server: ApiServer,
-    build: BuildSource,
-    sink: RecordingSink,
-    tmp_path: Path,
+    server: ApiServer, build: BuildSource, sink: RecordingSink, tmp_path: Path
 ) -> None:
     source = build()
     good = await asyncio.to_thread((tmp_path / "kubeconfig").read_text)

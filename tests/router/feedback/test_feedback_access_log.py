@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 from envoy_data_plane.envoy.config.core.v3 import Address, Pipe
-from envoy_data_plane.envoy.data.accesslog.v3 import (
-    AccessLogType,
-)
+from envoy_data_plane.envoy.data.accesslog.v3 import AccessLogType
 from hypothesis import given
 from hypothesis import strategies as st
 

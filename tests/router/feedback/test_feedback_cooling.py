@@ -521,9 +521,7 @@ TestAnyOrder = AnyOrder.TestCase
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.booleans()), max_size=40))
-def test_the_view_is_the_same_whether_it_was_looked_at_before_or_not(
-    steps: list[tuple[float, bool]],
-) -> None:
+def test_the_view_is_the_same_whether_it_was_looked_at_before_or_not(steps: list[tuple[float, bool]]) -> None:
     """What is remembered between two looks changes nothing: one bench is looked at all the time."""
     watched, unwatched = Bench(), Bench()
     for seconds, is_well in steps:

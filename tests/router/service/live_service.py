@@ -94,10 +94,7 @@ async def looking(
     admin = build_admin(app, app.metrics.registry, limit)
     try:
         url = f"http://127.0.0.1:{port}"
-        async with (
-            serve_admin(admin, f"127.0.0.1:{port}", limit),
-            aiohttp.ClientSession(url) as session,
-        ):
+        async with serve_admin(admin, f"127.0.0.1:{port}", limit), aiohttp.ClientSession(url) as session:
             await until(lambda: not app.faults() or not is_ready, 60)
             yield Live(app, path, url, session, limit)
     finally:

@@ -116,10 +116,7 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ("pools: [{name: a, endpoints: {static: [], file: x}}]", "give exactly one of"),
         ("pools: [{name: a, endpoints: {}}]", "give exactly one of"),
         ("pools: [{name: a, endpoints: {dns: 'vllm'}}]", "endpoints.dns: 'vllm' does not match"),
-        (
-            "pools: [{name: a, endpoints: {dns: 'vllm:0'}}]",
-            "endpoints.dns: 'vllm:0' is not name:port",
-        ),
+        ("pools: [{name: a, endpoints: {dns: 'vllm:0'}}]", "endpoints.dns: 'vllm:0' is not name:port"),
         ("pools: [{name: a, endpoints: {dns: '10.0.0.1:80'}}]", "give it as static"),
         ("pools: [{name: a, models: [], endpoints: {static: []}}]", "an empty list serves no request"),
         ("pools: [{name: a, endpoints: {static: []}}, {name: a, endpoints: {static: []}}]", "used twice: a"),

@@ -45,11 +45,7 @@ class Reader:
                 return super().open(data)
 
         self.gateway = Gateway(
-            1,
-            meshed(1, []),
-            build_seal=SlowSeal,
-            clock=lambda: self.now_s,
-            cpu_clock=lambda: self.ran_s,
+            1, meshed(1, []), build_seal=SlowSeal, clock=lambda: self.now_s, cpu_clock=lambda: self.ran_s
         )
 
     def read(self, after_s: float = 0.0) -> str:

@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 
 from extproc.router.routing.strategies.base import PeerCounts
-from extproc.router.share.letters import (
-    Letter,
-)
+from extproc.router.share.letters import Letter
 from extproc.router.share.pool_share import Share
 from tests.router.routing.fleet import Fleet
 

@@ -424,10 +424,7 @@ CONVERSATIONS = [
         [
             (headers(DUPLEX), []),
             (RequestBody(MODEL_LAST, end_of_stream=False), []),
-            (
-                RequestTrailers(),
-                [Went(H, "qwen"), Piece(B, MODEL_LAST, end_of_stream=False), Continue(T)],
-            ),
+            (RequestTrailers(), [Went(H, "qwen"), Piece(B, MODEL_LAST, end_of_stream=False), Continue(T)]),
         ],
         picker=two_pools(),
     ),
@@ -443,11 +440,7 @@ CONVERSATIONS = [
             (RequestBody(b"a" * 9, end_of_stream=False), []),
             (
                 RequestBody(b"b" * 9, end_of_stream=False),
-                [
-                    Went(H),
-                    Piece(B, b"a" * 9, end_of_stream=False),
-                    Piece(B, b"b" * 9, end_of_stream=False),
-                ],
+                [Went(H), Piece(B, b"a" * 9, end_of_stream=False), Piece(B, b"b" * 9, end_of_stream=False)],
             ),
             (RequestBody(b"c", end_of_stream=False), [Piece(B, b"c", end_of_stream=False)]),
             (RequestBody(b"d"), [Piece(B, b"d", end_of_stream=True)]),

@@ -172,10 +172,7 @@ UPSTREAM = [
             (RequestBody(BODY[:20], end_of_stream=False), []),
             (
                 RequestBody(BODY[20:]),
-                [
-                    Went(H, request_id=None, removed=("x-gateway-inference-objective",)),
-                    *given_back(BODY),
-                ],
+                [Went(H, request_id=None, removed=("x-gateway-inference-objective",)), *given_back(BODY)],
             ),
         ],
     ),
@@ -183,10 +180,7 @@ UPSTREAM = [
         "a subset that no endpoint is in",
         [
             (_request(["192.168.1.99:8000"]), []),
-            (
-                RequestBody(BODY, subset=["192.168.1.99:8000"]),
-                [Said(503, "no_endpoint", retry_after="1")],
-            ),
+            (RequestBody(BODY, subset=["192.168.1.99:8000"]), [Said(503, "no_endpoint", retry_after="1")]),
         ],
     ),
     upstream("a response alone, JSON in chunks", [*answer(b'{"id": "cm', b'pl-1"}')]),
@@ -283,12 +277,7 @@ TOLD = StreamConfig(DUPLEX, DUPLEX)
 OTHERS = [
     Conversation(
         "headers skipped: the mode comes with the body",
-        [
-            (
-                RequestBody(BODY, config=StreamConfig(BodyMode.BUFFERED, BodyMode.NONE)),
-                [Went(B)],
-            )
-        ],
+        [(RequestBody(BODY, config=StreamConfig(BodyMode.BUFFERED, BodyMode.NONE)), [Went(B)])],
     ),
     Conversation(
         "headers skipped, full duplex: the pick goes with the first piece",
@@ -322,17 +311,11 @@ OTHERS = [
         ],
         goes_unseen=True,
     ),
-    Conversation(
-        "only watched",
-        [(Observed(), []), (Observed(), []), (Observed(), [])],
-    ),
+    Conversation("only watched", [(Observed(), []), (Observed(), []), (Observed(), [])]),
     Conversation(
         "our own control headers end here, those of another spelling too",
         [
-            (
-                headers(x_gateway_destination_endpoint_served="6.6.6.6:1", x_extproc_anything="y"),
-                [GO_ON],
-            ),
+            (headers(x_gateway_destination_endpoint_served="6.6.6.6:1", x_extproc_anything="y"), [GO_ON]),
             (
                 RequestBody(BODY),
                 [Went(B, removed=("x-gateway-destination-endpoint-served", "x-extproc-anything"))],

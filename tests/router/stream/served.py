@@ -25,12 +25,7 @@ class Served:
     """A running service and a channel to it."""
 
     def __init__(
-        self,
-        picker: Picker,
-        processor: ExternalProcessor,
-        metrics: Metrics,
-        server: Transport,
-        target: str,
+        self, picker: Picker, processor: ExternalProcessor, metrics: Metrics, server: Transport, target: str
     ) -> None:
         self.server = server
         self.unseen: list[tuple[float, Callable[[], None]]] = []

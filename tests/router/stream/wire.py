@@ -87,9 +87,7 @@ def _of_request(event: RequestHeaders | RequestBody | RequestTrailers) -> Proces
         case RequestBody():
             body = HttpBody(body=bytes(event.data), end_of_stream=event.end_of_stream)
             return ProcessingRequest(
-                request_body=body,
-                protocol_config=_config(event.config),
-                metadata_context=_hint(event.subset),
+                request_body=body, protocol_config=_config(event.config), metadata_context=_hint(event.subset)
             )
         case RequestTrailers():
             return ProcessingRequest(request_trailers=HttpTrailers())

@@ -149,8 +149,7 @@ def test_trailers_need_no_window() -> None:
     initial=st.integers(0, 40),
     updates=st.lists(
         st.one_of(
-            st.tuples(st.sampled_from([0, 1]), st.integers(1, 50)),
-            st.tuples(st.just(-1), st.integers(0, 60)),
+            st.tuples(st.sampled_from([0, 1]), st.integers(1, 50)), st.tuples(st.just(-1), st.integers(0, 60))
         ),
         max_size=30,
     ),

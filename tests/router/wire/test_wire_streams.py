@@ -23,10 +23,7 @@ def trailers_of(sent: list[Frame]) -> tuple[int, dict[str, str]]:
 
 # A conversation, frame by frame, and what is told of it.
 CALLS: dict[str, tuple[list[bytes], list[Told]]] = {
-    "unary": (
-        [data(1, framed(b"a"), END)],
-        [("message", 1, b"a"), ("half-closed", 1)],
-    ),
+    "unary": ([data(1, framed(b"a"), END)], [("message", 1, b"a"), ("half-closed", 1)]),
     "streaming": (
         [data(1, framed(b"a")), data(1, framed(b"b")), data(1, b"", END)],
         [("message", 1, b"a"), ("message", 1, b"b"), ("half-closed", 1)],

@@ -45,10 +45,7 @@ frontend in
 backend out
   server us 127.0.0.1:{upstream} proto h2
 """
-PROXIES = {
-    "nginx": (NGINX, ("/usr/sbin/nginx", "-c")),
-    "haproxy": (HAPROXY, ("/usr/sbin/haproxy", "-f")),
-}
+PROXIES = {"nginx": (NGINX, ("/usr/sbin/nginx", "-c")), "haproxy": (HAPROXY, ("/usr/sbin/haproxy", "-f"))}
 
 
 @asynccontextmanager

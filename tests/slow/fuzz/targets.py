@@ -161,14 +161,7 @@ def _some_news(choices: Choices, names: list[int]) -> list[object]:
 
 
 TARGETS: Final = MappingProxyType[str, Callable[[bytes], object]](
-    {
-        "prompt": prompt,
-        "session": session,
-        "wire": wire,
-        "http2": http2,
-        "blocks": blocks,
-        "letter": letter,
-    }
+    {"prompt": prompt, "session": session, "wire": wire, "http2": http2, "blocks": blocks, "letter": letter}
 )
 
 

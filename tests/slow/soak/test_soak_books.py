@@ -102,10 +102,7 @@ WRONG: dict[str, tuple[str, Callable[[], Books]]] = {
         lambda: Books([asked(end=End.REFUSED)], [], [], [], []),
     ),
     "passed by": ("passed by", lambda: replace(good("a"), lines=[line(picked="")], picked=[])),
-    "never ended": (
-        "without an end",
-        lambda: replace(good("a"), served=[served(ended_s=None, status=None)]),
-    ),
+    "never ended": ("without an end", lambda: replace(good("a"), served=[served(ended_s=None, status=None)])),
 }
 
 

@@ -14,13 +14,7 @@ from tests.slow.share.broker import Broker
 from tests.slow.share.fronts import Front, build_front, over_mesh, over_nats, share
 from tests.slow.soak.books import Outage, Tally, envoy, service
 from tests.slow.soak.endpoint import KV_TOKENS
-from tests.slow.soak.parts import (
-    LONG_S,
-    Endpoint,
-    ask_patiently,
-    holds,
-    read_requests,
-)
+from tests.slow.soak.parts import LONG_S, Endpoint, ask_patiently, holds, read_requests
 from tests.slow.soak.plan import OF_SERVICE, Kind, Step
 from tests.slow.soak.watch import PASSED_BY_S
 from tests.stack.fetch import get_json
@@ -179,12 +173,7 @@ class Town:
         self._hear_each_other()
 
     def _restart(
-        self,
-        name: str,
-        part: Process,
-        end: Callable[[], object],
-        away_s: float,
-        is_back: Callable[[], bool],
+        self, name: str, part: Process, end: Callable[[], object], away_s: float, is_back: Callable[[], bool]
     ) -> None:
         with self._away(name):
             end()

@@ -105,11 +105,7 @@ class Cluster:
 
 @asynccontextmanager
 async def run_cluster(
-    directory: Path,
-    shipped: str = "xds.yaml",
-    *,
-    edits: Sequence[Edit] = (),
-    listen: str | None = None,
+    directory: Path, shipped: str = "xds.yaml", *, edits: Sequence[Edit] = (), listen: str | None = None
 ) -> AsyncGenerator[Cluster]:
     """Runs three pods behind a shipped configuration of Envoy; the service listens on `listen`, if given."""
     client, admin, ext_proc, service_admin, pod_port, metrics = free_ports(6)

@@ -199,9 +199,7 @@ async def until_pool(cluster: Cluster, pool: str, why: str) -> None:
     await until(is_told)
 
 
-async def test_a_restarted_service_finds_its_clusters_and_affinity_is_back(
-    cluster: Cluster,
-) -> None:
+async def test_a_restarted_service_finds_its_clusters_and_affinity_is_back(cluster: Cluster) -> None:
     """Killed, it is missed by nobody; back, it picks as before.
 
     1. Prompts have their pods. 2. The service is killed: every request is answered, somewhere.
