@@ -50,7 +50,7 @@ def test_without_price_nothing_is_said_of_it() -> None:
 
 def test_report_names_stack_and_price(tmp_path: Path) -> None:
     made = priced(steady(10))
-    write_reports(made, build(made), tmp_path, {})
+    write_reports(made, build(made), tmp_path)
     page = (tmp_path / "report.html").read_text()
 
     for part in ("nvidia-l4", "0.32.0", "blue"):
@@ -103,7 +103,7 @@ def save(folder: Path, run: RunResult, day: int) -> Report:
     at = run.info.started_at.replace(day=day)
     run = replace(run, info=replace(run.info, started_at=at))
     said = build(run)
-    write_reports(run, said, folder / f"day-{day}", {})
+    write_reports(run, said, folder / f"day-{day}")
     return said
 
 

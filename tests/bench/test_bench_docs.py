@@ -10,11 +10,9 @@ from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.processors.collector import collect_stream
 from extproc.bench.record import Record
-from extproc.bench.report.outputs import write_reports
-from extproc.bench.report.report import build
 from extproc.bench.spec.tree import parse_spec
+from extproc.errors import SettingsError
 from tests.bench.manual import DOCS, blocks
-from tests.bench.synthetic import steady
 
 LARGE = ClientHost(cores=16, ports=60_000, files=100_000)
 
@@ -26,17 +24,15 @@ def test_every_spec_in_the_manual_can_be_run(text: str) -> None:
     assert plan(spec, build_workload(spec, build_registry()), LARGE, latency_s=2).faults == ()
 
 
-def test_plugin_in_the_manual_adds_its_report(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(blocks("python")[0])
-    registry = build_registry([str(tmp_path / "mine.py")])
-    run = steady(10)
-    write_reports(run, build(run), tmp_path, registry.reports)
+def test_plugin_that_adds_a_report_is_told_where_the_figures_are(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def register(registry):\n    registry.reports['mine.txt'] = str\n")
 
-    assert float((tmp_path / "slowest.txt").read_text()) == pytest.approx(1.5)
+    with pytest.raises(SettingsError, match=r"registry\.reports was removed in 0\.2"):
+        build_registry([str(tmp_path / "mine.py")])
 
 
 def test_processor_in_the_manual_speaks_its_api(tmp_path: Path) -> None:
-    (tmp_path / "triton.py").write_text(blocks("python")[1])
+    (tmp_path / "triton.py").write_text(blocks("python")[0])
     registry = build_registry()
     module = import_module_from(tmp_path / "triton.py")
     module.register(registry)

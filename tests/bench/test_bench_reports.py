@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from extproc.bench.experiments.compare import compare, comparison_markdown
-from extproc.bench.judge.verdict import FaultReason, Figures, build_verdict, judge
+from extproc.bench.judge.verdict import FaultReason, Figures, build_verdict
 from extproc.bench.measure import metrics
 from extproc.bench.measure.metrics import Counts, RunMetrics, Throughput, Tokens
 from extproc.bench.measure.stats import Stats
@@ -167,15 +167,12 @@ def test_csv_has_a_row_per_request_and_leaves_missing_figures_empty() -> None:
     assert rows[1]["failure"] == "timeout"
 
 
-def test_every_report_is_written_and_a_users_own_goes_with_them(tmp_path: Path) -> None:
+def test_every_report_is_written(tmp_path: Path) -> None:
     run = steady(20)
-    written = write_reports(
-        run, report.build(run), tmp_path / "out", {"own.txt": lambda _run, verdict: str(verdict)}
-    )
+    written = write_reports(run, report.build(run), tmp_path / "out")
 
-    assert {path.name for path in written} == {*REPORTS, "own.txt"}
+    assert {path.name for path in written} == set(REPORTS)
     assert all(path.stat().st_size for path in written)
-    assert (tmp_path / "out" / "own.txt").read_text() == str(judge(run))
 
 
 def test_verdict_is_printed_with_its_reasons_literally() -> None:

@@ -185,7 +185,6 @@ def register(registry):
     def poems(dataset, need, rng):
         return [Conversation((ChatTurn((TurnMessage("user", f"poem {i}"),), 3),)) for i in range(need)]
     registry.datasets["poems"] = poems
-    registry.reports["poem.txt"] = lambda result, verdict: f"{len(result.records)} poems, {verdict}"
     registry.clients["fatal"] = Fatal
 
 class Fatal:
@@ -363,7 +362,7 @@ async def test_run_is_measured_once_however_many_formats_tell_it(
     monkeypatch.setattr(metrics, "measure", count)
     result = await run_quietly(build_spec(null_server, {"req-rate": 50, "total-prompts": 10}))
     said = build(result)
-    write_reports(result, said, tmp_path, {})
+    write_reports(result, said, tmp_path)
 
     assert windows == [said.whole.window, said.steady.window]
 

@@ -31,7 +31,7 @@ from extproc.bench.datasets.dataset_cache import DatasetCache, write_prepared
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
 from extproc.bench.load.parts import Part, parse_part, read_run
-from extproc.bench.load.registry import Renderer, open_registry
+from extproc.bench.load.registry import open_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.progress import Exporter, exporting, watching
 from extproc.bench.record import RunResult
@@ -139,7 +139,7 @@ def run_command(
             click.echo(f"{own}: {len(result.records):,} requests; extproc bench report {output}", err=True)
             return
         said = build_report(result)
-        _tell(result, said, output, open_registry(spec).reports)
+        _tell(result, said, output)
         write_brief(brief, brief_report(said))
     is_excused = allow_client_limited and said.verdict.is_client_limited_only
     _end(said, is_excused=is_excused)
@@ -176,11 +176,11 @@ def _run(
     return run_with_status(address, work)
 
 
-def _tell(result: RunResult, said: Report, output: Path | None, own: dict[str, Renderer]) -> None:
+def _tell(result: RunResult, said: Report, output: Path | None) -> None:
     click.echo(summary_text(said))
     print_verdict(said, Console(stderr=True))
     if output is not None:
-        for path in write_reports(result, said, output, own):
+        for path in write_reports(result, said, output):
             click.echo(str(path), err=True)
 
 
@@ -204,7 +204,7 @@ def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path 
     said = build_report(result)
     if output is not None:
         make_folder(output)
-    _tell(result, said, output, open_registry(result.info.spec).reports)
+    _tell(result, said, output)
     write_brief(brief, brief_report(said))
     _end(said, is_excused=False)
 

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from extproc.bench.experiments.run import run
-from extproc.bench.load.registry import open_registry
 from extproc.bench.progress import run_until_signal, watching
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
@@ -76,7 +75,7 @@ def serve_command(
     click.echo(vllm_text(said.whole), nl=False)
     print_verdict(said, Console(stderr=True))
     if output is not None:
-        for path in write_reports(result, said, output, open_registry(spec).reports):
+        for path in write_reports(result, said, output):
             click.echo(str(path), err=True)
     if not said.verdict.is_valid:
         sys.exit(_DOES_NOT_HOLD)

@@ -10,7 +10,6 @@ from typing import Protocol
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.compare import find_remarks, find_unfairness
 from extproc.bench.experiments.run import Interrupted, Run
-from extproc.bench.load.registry import open_registry
 from extproc.bench.measure.stats import Interval, mean_interval
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
@@ -60,12 +59,11 @@ async def run_ab(
 
     The router is switched as the spec says, else by who reads `board`.
     """
-    reports = open_registry(spec).reports
 
     def keep(trial: Trial, result: RunResult) -> None:
         if output is not None:
             folder = output / f"{trial.arm}-{trial.repeat + 1}"
-            write_reports(result, trial.report, folder, reports)
+            write_reports(result, trial.report, folder)
 
     async with open_lab(spec, board, stop) as lab:
         return await run_trials(spec, run, lab, keep)

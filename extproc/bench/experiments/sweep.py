@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from extproc.bench.experiments.ab import Prepares, label, prime, rotate
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.run import Interrupted, Run
-from extproc.bench.load.registry import open_registry
 from extproc.bench.published.tables import Cell, build_row
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
@@ -160,10 +159,9 @@ async def run_sweep(
 
     The router is switched as the spec says, else by who reads `board`.
     """
-    reports = open_registry(spec).reports
 
     def keep(task: Task, result: RunResult, said: Report) -> None:
-        write_reports(result, said, folder / task.folder, reports)
+        write_reports(result, said, folder / task.folder)
         append_kept(folder / CELLS, MeasuredCells(task.digest, task.title, said))
         told(task, said)
 

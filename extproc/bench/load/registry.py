@@ -2,7 +2,7 @@
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,18 +20,15 @@ from extproc.bench.datasets.synthetic import (
 from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.datasets.tokens import read_ruler
 from extproc.bench.datasets.traces import replay_trace
-from extproc.bench.judge.verdict import RunVerdict
 from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_sine, build_steps
 from extproc.bench.processors.anthropic import AnthropicMessages
 from extproc.bench.processors.http import HttpClient
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import Client, ClientFactory, Processor, Wiring
-from extproc.bench.record import RunResult
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 
-Renderer = Callable[[RunResult, RunVerdict], str]
 _T = TypeVar("_T")
 _REMOVED = frozenset({"tgi", "triton", "triton-grpc", "kserve-grpc", "grpc", "jetstream", "jetstream-http"})
 _OWN_PROCESSOR = "write a processor of your own in ten lines, docs/benchmark.md#benchmark-as-code"
@@ -42,13 +39,12 @@ class Registry:
     """What there is to choose from. A plugin's `register(registry)` adds to it or replaces in it.
 
     `datasets` yield conversations, `shapes` request rates, `clients` carry requests (an HTTP API needs
-    only a processor: `add_processor`), `reports` render a finished run. `ruler` counts tokens.
+    only a processor: `add_processor`). `ruler` counts tokens.
     """
 
     datasets: dict[str, Source] = field(default_factory=dict)
     shapes: dict[str, ShapeFactory] = field(default_factory=dict)
     clients: dict[str, ClientFactory] = field(default_factory=dict)
-    reports: dict[str, Renderer] = field(default_factory=dict)
     ruler: Ruler = BYTES
 
     def add_processor(self, name: str, processor: Processor) -> None:
@@ -70,8 +66,9 @@ class Registry:
             raise SettingsError(f"target.api: {name} was removed in 0.2: {_OWN_PROCESSOR}")
         return _find(self.clients, name, "api")
 
-    def report(self, name: str) -> Renderer:
-        return _find(self.reports, name, "report")
+    @property
+    def reports(self) -> None:
+        raise SettingsError("registry.reports was removed in 0.2: read report.json or requests.csv")
 
 
 def open_registry(spec: Spec) -> Registry:

@@ -1,8 +1,7 @@
 """How a request shows who asks: a key from the environment, or a token that changes."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +12,6 @@ from extproc.errors import ExtprocError
 # After a refusal a new token is asked for, but no sooner than this after the last one: every request of a
 # load may be refused at once.
 _PAUSE_S = 1.0
-_COMMAND_S = 30.0
 
 
 class NoToken(ExtprocError):
@@ -86,9 +84,6 @@ def open_keys(target: Target, api_key: str | None, clock: Clock) -> Keys:
     if target.token_file is not None:
         path = target.token_file
         return ChangingToken(lambda: asyncio.to_thread(_read_token, path), target.token_refresh, clock)
-    if target.token_command:
-        command = target.token_command
-        return ChangingToken(lambda: _run_command(command), target.token_refresh, clock)
     return FixedKey(api_key)
 
 
@@ -97,32 +92,6 @@ def _read_token(path: Path) -> str:
         return _check_token(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise NoToken(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
-
-
-async def _run_command(command: Sequence[str]) -> str:
-    """Returns what a command prints. It inherits the environment, and no standard input."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-    except OSError as error:
-        raise NoToken(f"{command[0]}: {error.strerror}") from None
-    try:
-        said, complaint = await asyncio.wait_for(process.communicate(), _COMMAND_S)
-    except TimeoutError:
-        raise NoToken(f"{command[0]}: no token within {_COMMAND_S:g} s") from None
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if process.returncode:
-        lines = complaint.decode("utf-8", "replace").strip().splitlines() or [""]
-        raise NoToken(f"{command[0]}: exit status {process.returncode}: {lines[-1]}")
-    return _check_token(said.decode("utf-8", "replace"), command[0])
 
 
 def _check_token(text: str, source: str) -> str:

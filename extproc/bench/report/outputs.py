@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
-from extproc.bench.judge.verdict import RunVerdict
 from extproc.bench.measure.measures import MEASURES
 from extproc.bench.record import Record, RunResult
 from extproc.bench.report.brief import Brief, encode_brief
@@ -82,23 +81,10 @@ REPORTS: Mapping[str, Render] = MappingProxyType(
 )
 
 
-def write_reports(
-    result: RunResult, said: Report, folder: Path, own: Mapping[str, Callable[[RunResult, RunVerdict], str]]
-) -> list[Path]:
-    """Writes every format into `folder`, made if missing, under its name; `own` are a user's additions."""
+def write_reports(result: RunResult, said: Report, folder: Path) -> list[Path]:
+    """Writes every format into `folder`, made if missing, under its name."""
     make_folder(folder)
-    ours = write_texts(folder, {name: render(result, said) for name, render in REPORTS.items()})
-    theirs = {name: _render_own(name, render, result, said) for name, render in own.items()}
-    return ours + write_texts(folder, theirs)
-
-
-def _render_own(
-    name: str, render: Callable[[RunResult, RunVerdict], str], result: RunResult, said: Report
-) -> str:
-    try:
-        return render(result, said.verdict)
-    except Exception as error:
-        raise OutputError(f"the report {name} of a plugin: {type(error).__name__}: {error}") from error
+    return write_texts(folder, {name: render(result, said) for name, render in REPORTS.items()})
 
 
 def make_folder(folder: Path) -> None:

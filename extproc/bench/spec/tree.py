@@ -69,9 +69,9 @@ class Target(SpecSection):
     asked for; omitted, the first that the server lists. `path` replaces the API's own. `stream`: whether
     answers come in pieces, without which there is no time to first token. `headers` and `body` are added to
     every request; `timeout` is how long an answer may take. `api_key_env` names the
-    environment variable with the key. A bearer token that changes comes from `token_file`, or from what
-    `token_command` prints, anew every `token_refresh` and when the server refuses it. An
-    `https` endpoint is verified: `SSL_CERT_FILE` in the environment names an authority of your own.
+    environment variable with the key. A bearer token that changes comes from `token_file`, read
+    anew every `token_refresh` and when the server refuses it. An `https` endpoint is verified: `SSL_CERT_FILE`
+    in the environment names an authority of your own.
     `endpoint_header` is the response header that tells who served; `tokenizer` a local `tokenizer.json` for
     servers that report no usage.
     """
@@ -84,7 +84,6 @@ class Target(SpecSection):
     body: dict[str, object] = Field(default_factory=dict)
     api_key_env: str | None = None
     token_file: Path | None = None
-    token_command: tuple[str, ...] = ()
     token_refresh: Seconds = Field(default=60.0, gt=0)
     endpoint_header: str = "x-served-by"
     tokenizer: Path | None = None
@@ -92,20 +91,17 @@ class Target(SpecSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_signature(cls, value: object) -> object:
+    def _refuses_removed(cls, value: object) -> object:
         if isinstance(value, dict) and "sign" in value:
             raise ValueError("sign was removed in 0.2: send requests through a proxy that signs them")
+        if isinstance(value, dict) and {"token-command", "token_command"} & value.keys():
+            raise ValueError("token-command was removed in 0.2: have the command write to token-file")
         return value
 
     @model_validator(mode="after")
     def _shows_one_thing(self) -> Self:
-        given = {
-            "api-key-env": self.api_key_env,
-            "token-file": self.token_file,
-            "token-command": self.token_command,
-        }
-        if len(names := [name for name, value in given.items() if value]) > 1:
-            raise ValueError(f"give one of {' and '.join(names)}")
+        if self.api_key_env and self.token_file:
+            raise ValueError("give one of api-key-env and token-file")
         return self
 
 
