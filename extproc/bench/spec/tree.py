@@ -70,8 +70,8 @@ class Target(SpecSection):
     answers come in pieces, without which there is no time to first token. `headers` and `body` are added to
     every request; `timeout` is how long an answer may take. `api_key_env` names the
     environment variable with the key. A bearer token that changes comes from `token_file`, read
-    anew every `token_refresh` and when the server refuses it. An `https` endpoint is verified: `SSL_CERT_FILE`
-    in the environment names an authority of your own.
+    anew every `token_refresh` and when the server refuses it. An `https` endpoint is verified:
+    `SSL_CERT_FILE` in the environment names an authority of your own.
     `endpoint_header` is the response header that tells who served; `tokenizer` a local `tokenizer.json` for
     servers that report no usage.
     """
