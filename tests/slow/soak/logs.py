@@ -79,11 +79,11 @@ def _picked(path: Path, gateway: int, start: int, end: int | None) -> Iterator[P
             yield Picked(found[1], gateway, _seconds(told["time"]), "")
 
 
-def read_served(path: Path, endpoint: str, start: int = 0) -> list[Served]:
+def read_served(path: Path, endpoint: str) -> list[Served]:
     """Reads an endpoint's log of its requests."""
     ends: dict[str, dict[str, Any]] = {}
     begins: list[tuple[str, float]] = []
-    for told in read_objects(path, start):
+    for told in read_objects(path):
         if "begin" in told:
             begins.append((told["begin"], told["at"]))
         else:

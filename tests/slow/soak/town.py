@@ -179,8 +179,6 @@ class Town:
             end()
             time.sleep(away_s)
             self._starts[name] = part.log.stat().st_size
-            if isinstance(part, Endpoint):
-                self._starts[name] = part.served.stat().st_size
             part.start()
             part.wait_until(lambda: holds(is_back), LONG_S)
 
@@ -245,14 +243,11 @@ class Town:
                     yield f"{service(place)} says {name} {left:g} {labels or ''}"
 
     def count_all(self) -> None:
-        """Notes what every part has counted in its present life, when nobody asks any more."""
+        """Notes what every Envoy and service has counted in its present life, when nobody asks any more."""
         for place, front in enumerate(self.fronts):
             counters = ask_patiently(partial(front.gateway.counters, "http.clients."))
             self._count(envoy(place), counters["http.clients.downstream_rq_total"])
             self._count(service(place), ask_patiently(partial(read_requests, front.services[0])))
-        for endpoint in self.endpoints:
-            counted = ask_patiently(partial(endpoint.metric, "http_requests_total", "/v1/chat/completions"))
-            self._count(endpoint.address, counted)
 
     def _count(self, name: str, counted: float, *, is_last: bool = True) -> None:
         self.tallies.append(Tally(name, self._starts.get(name, 0), int(counted), is_last))
