@@ -78,23 +78,6 @@ def _find_best(part: DatasetPart, strategy: str) -> Spot | None:
     return spots[-1] if spots else None
 
 
-def _tiles(sweep: SweepTable, part: DatasetPart) -> dict[str, str]:
-    """The two headline ratios of each strategy, large."""
-    found: dict[str, str] = {}
-    for strategy in part.strategies:
-        best = _find_best(part, strategy)
-        if best is None or strategy == sweep.baseline:
-            continue
-        for column in ("total_tok_per_s", "ttft_mean_ms", "time_per_token_mean_ms"):
-            if ratio := best.ratios.get(column, best.bounds.get(column)):
-                least = "" if column in best.ratios else "at least "
-                of = f"{part.dataset}, " if part.dataset else ""
-                span = _doubt(column, ratio).strip()
-                name = f"{span} {_HEADINGS[column]}, {strategy} against {sweep.baseline}, {of}{best.level}"
-                found[name.strip()] = f"{least}{_size(column, ratio)}"
-    return found
-
-
 def _tell(spot: Spot) -> Iterator[str]:
     for column in _RATIOS:
         if column in spot.ratios:
@@ -206,8 +189,6 @@ def sweep_html(sweep: SweepTable) -> str:
 def _parts(sweep: SweepTable) -> Iterator[str]:
     title = "every run is valid" if not sweep.faults else "some runs are not valid: their marks are hollow"
     yield page.notice(title, sweep.faults, is_good=not sweep.faults)
-    for part in sweep.parts:
-        yield page.tiles(_tiles(sweep, part))
     yield page.remarks((*sweep_headlines(sweep), how(sweep), *sweep.remarks))
     for part in sweep.parts:
         yield page.cards(_charts(part))
