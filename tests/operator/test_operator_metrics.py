@@ -1,6 +1,6 @@
 """Benchmarks as metrics."""
 
-from extproc.operator.metrics import PHASES
+from extproc.operator.web import PHASES
 from tests.operator.statuses import (
     body_of,
     everything,

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from extproc.operator.metrics import fill_registry
 from extproc.operator.page import build_runs_page
 from extproc.operator.watches import WatchHealth
-from extproc.operator.web import find_report
+from extproc.operator.web import fill_registry, find_report
 from extproc.router.cluster.kube_api import WatchLost
 from tests.operator.statuses import (
     body_of,

@@ -1,19 +1,14 @@
 """About more than one run, or about none: compare, ab, sweep, page, saturate, plan, history."""
 
+import asyncio
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import click
 from rich.console import Console
 
-from extproc.bench.commands.options import (
-    board_option,
-    brief_option,
-    read_cache,
-    run_with_status,
-    shelf_option,
-)
 from extproc.bench.datasets.dataset_cache import DatasetCache
 from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import count_runs, run_ab, summarise_trials
@@ -31,6 +26,7 @@ from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import show_runs
 from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
 from extproc.bench.pace import Pace
+from extproc.bench.progress import run_until_signal
 from extproc.bench.published.sweep_formats import sweep_html, sweep_markdown
 from extproc.bench.published.sweep_table import gather
 from extproc.bench.published.tables import read_published, write_rows
@@ -38,7 +34,50 @@ from extproc.bench.report import report
 from extproc.bench.report.brief import Brief, build_brief
 from extproc.bench.report.outputs import make_folder, print_faults, write_brief, write_texts
 from extproc.bench.spec.tree import Spec, read_spec
+from extproc.bench.status_server import StatusServer, split_location
 from extproc.errors import SettingsError
+
+_T = TypeVar("_T")
+
+
+brief_option = click.option(
+    "--brief",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write verdict and headline figures here.",
+)
+
+
+board_option = click.option(
+    "--board", metavar="HOST:PORT", help="Tell here how far it is, and which arm the router is to have."
+)
+
+
+shelf_option = click.option(
+    "--datasets",
+    multiple=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Prepared datasets are here, or kept here; of several folders the last one keeps.",
+)
+
+
+def read_cache(folders: tuple[Path, ...]) -> DatasetCache | None:
+    return DatasetCache(folders) if folders else None
+
+
+def run_with_status(
+    address: str | None, work: Callable[[asyncio.Event, StatusServer | None], Awaitable[_T]]
+) -> _T:
+    """Runs `work` until it is told to end, with a board that is served where `address` says."""
+
+    async def show(stop: asyncio.Event) -> _T:
+        if address is None:
+            return await work(stop, None)
+        board = StatusServer()
+        async with board.serving(*split_location(address)):
+            return await work(stop, board)
+
+    return run_until_signal(show)
+
 
 # The exit status of a figure that is not what it should be, as of a threshold.
 _WORSE = 4

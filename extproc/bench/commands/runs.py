@@ -12,19 +12,17 @@ from rich.console import Console
 
 from extproc.bench.commands.experiments import (
     ab,
+    board_option,
+    brief_option,
     compare_command,
     history_command,
     page_command,
     plan_command,
-    saturate_command,
-    sweep_command,
-)
-from extproc.bench.commands.options import (
-    board_option,
-    brief_option,
     read_cache,
     run_with_status,
+    saturate_command,
     shelf_option,
+    sweep_command,
 )
 from extproc.bench.commands.serve import serve_command
 from extproc.bench.datasets.dataset_cache import DatasetCache, write_prepared
