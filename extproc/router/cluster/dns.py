@@ -57,6 +57,7 @@ class DnsSource:
                 delay_s = self._refuse(error, sink)
             else:
                 delay_s = self._accept(answer, sink)
+            _honour_cancellation()
             await self._sleep(delay_s)
 
     async def _resolve(self) -> Answer:
@@ -78,6 +79,16 @@ class DnsSource:
     def _refuse(self, error: Exception, sink: Sink) -> float:
         sink.restarted(_word(error), describe_error(error))
         return self._backoff.next_s()
+
+
+def _honour_cancellation() -> None:
+    """Ends the task if somebody cancelled it: `wait_for` forgets that where the answer comes just then.
+
+    So Python 3.11's does (python/cpython#86296), by which dnspython waits; the source would run for ever.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _word(error: Exception) -> str:

@@ -1,11 +1,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from random import Random
+from typing import Any
 
 import dns.rcode
 import pytest
 from dns.asyncresolver import Resolver
-from dns.resolver import NoResolverConfiguration
+from dns.resolver import Answer, NoResolverConfiguration
 
 from extproc.errors import AddressError
 from extproc.router.cluster.dns import DnsSource
@@ -192,3 +194,24 @@ async def test_a_missing_resolver_configuration_is_a_failure_like_others(
 def test_a_target_that_is_no_name_is_refused() -> None:
     with pytest.raises(AddressError, match="give it as static"):
         DnsSource("10.0.0.1:8000", rng=Random(1))
+
+
+async def test_a_cancellation_that_the_library_swallows_ends_the_source_all_the_same(
+    build: BuildSource, server: DnsServer, sink: RecordingSink
+) -> None:
+    """As `asyncio.wait_for` of Python 3.11 does where the answer comes at that moment."""
+    asked = asyncio.Event()
+
+    class Swallowing(Resolver):
+        async def resolve(self, *arguments: Any, **options: Any) -> Answer:
+            asked.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return await server.resolver().resolve(*arguments, **options)
+
+    task = asyncio.create_task(build(open_resolver=lambda: Swallowing(configure=False)).run(sink))
+    await asked.wait()
+    task.cancel()
+
+    assert await asyncio.wait([task], timeout=60) == ({task}, set())
+    assert task.cancelled()
