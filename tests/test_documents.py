@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from extproc.cli import cli
 from extproc.documents import parse_document, read_document
 from extproc.errors import SettingsError
+from tests.tables import table
 
 BAD = {
     "a date that is none": (b"a: 1\nb: 2026-13-45\n", "2: not YAML: month must be in 1..12"),
@@ -33,7 +34,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("content", "fault"), BAD.values(), ids=BAD)
+@table(("content", "fault"), BAD.values(), ids=BAD)
 def test_a_fault_has_its_file_and_line(content: bytes, fault: str) -> None:
     with pytest.raises(SettingsError) as caught:
         parse_document(content, "f.yaml")

@@ -5,9 +5,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import click
-import pytest
 
 from extproc.router.settings.picker_flags import WITHOUT_EFFECT, picker_flags
+from tests.tables import table
 
 DOCS = Path(__file__).parents[1] / "docs" / "gateways.md"
 # Of KubeAI's Model, kubeai.org/v1, as of 2026 (substratusai/kubeai, api/k8s/v1).
@@ -36,7 +36,7 @@ def section(title: str) -> str:
     return str(text)
 
 
-@pytest.mark.parametrize("field", KUBEAI)
+@table("field", KUBEAI)
 def test_every_field_of_kubeais_model_has_its_row(field: str) -> None:
     cells = re.findall(r"^\| (.*?) \|", section("From KubeAI"), re.MULTILINE)
     named = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]

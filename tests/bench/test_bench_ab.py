@@ -17,6 +17,7 @@ from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 from tests.bench import browser
 from tests.bench.synthetic import record, result, spec
+from tests.tables import table
 
 ARMS = [{"name": "round_robin"}, {"name": "prefix_hash", "load_factor": 2}]
 TTFT_S = {"round_robin": 0.4, "prefix_hash": 0.1}
@@ -198,7 +199,7 @@ def test_label_tells_arms_of_one_name_apart() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("confidence", "freedom", "expected"),
     # Published tables of Student's t, two-sided.
     [
@@ -228,6 +229,7 @@ def test_interval_of_nothing_is_none() -> None:
 
 
 @pytest.mark.skipif(browser.find() is None, reason="chromium is not installed")
+@pytest.mark.slow
 async def test_html_opens_without_console_message_or_network_request(tmp_path: Path) -> None:
     path = tmp_path / "ab.html"
     path.write_text(ab_html(await compared(World(), comparing())), "utf-8")

@@ -8,6 +8,7 @@ from extproc.bench.progress import RunSnapshot
 from extproc.bench.status_server import RunStatus, StatusServer, decode_status
 from extproc.errors import SettingsError
 from tests.stack.ports import free_ports
+from tests.tables import table
 
 
 def standing(
@@ -45,7 +46,7 @@ def test_board_of_an_experiment_tells_how_much_of_all_its_runs_is_done() -> None
     assert notice.figures["ttft_median_ms"] == pytest.approx(2600)
 
 
-@pytest.mark.parametrize(
+@table(
     ("pace", "share", "shown"),
     [
         (Pace(1), None, ""),
@@ -84,6 +85,6 @@ async def test_board_is_read_over_http() -> None:
     assert told == board.notice()
 
 
-@pytest.mark.parametrize("text", [b"", b"<html>", b"[1]", b'{"finished": "many"}'])
+@table("text", [b"", b"<html>", b"[1]", b'{"finished": "many"}'])
 def test_what_else_somebody_says_is_no_notice(text: bytes) -> None:
     assert decode_status(text) is None

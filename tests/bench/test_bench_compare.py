@@ -12,6 +12,7 @@ from extproc.bench.report.figures import FIGURES
 from extproc.bench.report.report import Report
 from extproc.errors import SettingsError
 from tests.bench.synthetic import failed, record, result, spec, steady
+from tests.tables import table
 
 
 def said(run: RunResult) -> Report:
@@ -93,7 +94,7 @@ def test_table_names_the_part_that_is_compared_and_leaves_out_what_neither_has()
     assert "goodput" not in text
 
 
-@pytest.mark.parametrize(
+@table(
     ("other", "fault"),
     [
         (steady(100, per_second=12), "unequal load: 12"),

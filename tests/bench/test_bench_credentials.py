@@ -14,6 +14,7 @@ from extproc.bench.record import RunClock
 from extproc.bench.spec.tree import Spec, Target
 from extproc.errors import SettingsError
 from tests.bench.running import Silence, answer, build_spec, serving
+from tests.tables import table
 
 
 class Now:
@@ -90,7 +91,7 @@ async def test_first_token_must_be_there() -> None:
         await ChangingToken(issuer, 60, Now()).get()
 
 
-@pytest.mark.parametrize(
+@table(
     ("target", "fault"),
     [
         ({"token-file": "/no/such/file"}, "No such file"),
@@ -116,7 +117,7 @@ def test_only_one_way_to_show_who_asks_is_taken() -> None:
         Target.model_validate({"token-file": "a", "api-key-env": "K"})
 
 
-@pytest.mark.parametrize(
+@table(
     ("spec", "said"),
     [
         ({"target": {"sign": {"service": "s", "region": "r"}}}, "sign was removed in 0.2: send requests"),

@@ -26,6 +26,7 @@ from extproc.bench.load.registry import build_registry
 from extproc.bench.spec.presets import PRESETS
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.errors import SettingsError
+from tests.tables import table
 
 
 def build(
@@ -153,7 +154,7 @@ def test_random_prompts_share_nothing() -> None:
     assert honesty.distinct_tokens == honesty.input_tokens == 50 * 1024
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@table("name", PRESETS)
 def test_preset_builds(name: str) -> None:
     traffic = TrafficShape.model_validate({"preset": name, "req_rate": 1, "total_prompts": 20})
     source = build_registry().dataset(traffic.dataset.name)
@@ -313,8 +314,8 @@ def prompt_of(*sizes: int) -> tuple[TurnMessage, ...]:
     return tuple(TurnMessage(roles[place % 2], f"{place}ab " * size) for place, size in enumerate(sizes))
 
 
-@pytest.mark.parametrize("tokens", range(2, 60))
-@pytest.mark.parametrize("system", [(), (TurnMessage("system", "be brief " * 4),)])
+@table("tokens", range(2, 60))
+@table("system", [(), (TurnMessage("system", "be brief " * 4),)])
 def test_input_length_is_the_whole_prompts_and_ends_on_a_question(
     tokens: int, system: tuple[TurnMessage, ...]
 ) -> None:

@@ -17,6 +17,7 @@ from extproc.bench.spec.section import Component
 from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
 from extproc.router.telemetry import RELOADS
+from tests.tables import table
 
 SETTINGS = """\
 # a comment that stays
@@ -329,7 +330,7 @@ async def test_arm_is_asked_for_on_the_board_where_a_spec_has_no_way_of_its_own(
     assert wanted == {"name": "prefix_hash", "load_factor": 2.0}
 
 
-@pytest.mark.parametrize("fields", [{}, {"settings_file": "x.yaml", "command": ("true",)}])
+@table("fields", [{}, {"settings_file": "x.yaml", "command": ("true",)}])
 def test_exactly_one_way_to_switch_is_needed(fields: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match="settings-file or command"):
         build_switch(Ab.model_validate(fields))

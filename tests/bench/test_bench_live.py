@@ -16,6 +16,7 @@ from tests.bench.running import Silence, build_spec, serving
 from tests.bench.scripted import DONE, USAGE, chunk
 from tests.bench.synthetic import failed, record
 from tests.stack.ports import free_ports
+from tests.tables import table
 from tests.waiting import wait_until
 
 
@@ -58,7 +59,7 @@ def test_exporter_tells_tokens_gaps_and_every_latency() -> None:
     assert said["extproc_bench_ttft_seconds_count"] == 2
 
 
-@pytest.mark.parametrize("bound", GAP_BUCKETS_S)
+@table("bound", GAP_BUCKETS_S)
 def test_gap_as_long_as_a_bound_is_within_it(bound: float) -> None:
     registry = CollectorRegistry()
     exporter = Exporter(registry)

@@ -11,6 +11,7 @@ from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.spec.tree import parse_spec
 from tests.bench.kube_fields import unknown_fields
+from tests.tables import table
 
 FOLDER = Path(__file__).parents[2] / "manifests" / "benchmark"
 
@@ -80,9 +81,7 @@ def test_job_is_hardened() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("file", "kind"), [("job.yaml", client.V1Job), ("results.yaml", client.V1PersistentVolumeClaim)]
-)
+@table(("file", "kind"), [("job.yaml", client.V1Job), ("results.yaml", client.V1PersistentVolumeClaim)])
 def test_manifest_has_only_fields_of_its_kind(file: str, kind: type) -> None:
     assert list(unknown_fields(load(file), kind.__name__)) == []
 

@@ -11,6 +11,7 @@ from extproc.bench.measure.stats import Stats
 from extproc.bench.record import Record, Window
 from extproc.bench.spec.tree import Slo
 from tests.bench.synthetic import failed, record, result, steady
+from tests.tables import table
 
 
 def late(index: int = 0) -> Record:
@@ -27,7 +28,7 @@ def late(index: int = 0) -> Record:
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "expected"),
     [
         ("ttft", 3.0),
@@ -45,7 +46,7 @@ def test_measure_follows_its_definition(name: str, expected: float) -> None:
     assert measures.MEASURES[name](late()) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "changes"),
     [
         ("ttft", {"first_token_s": None}),
@@ -154,7 +155,7 @@ def test_littles_law_holds_on_a_steady_run() -> None:
     assert inside.throughput.in_flight == pytest.approx(predicted, rel=0.02)
 
 
-@pytest.mark.parametrize(
+@table(
     ("slo", "good"),
     [
         (Slo(ttft_ms=500.1), 3),

@@ -30,6 +30,7 @@ from extproc.bench.record import PartStats, Record, RunResult
 from extproc.bench.spec.tree import Slo, Spec
 from extproc.errors import SettingsError
 from tests.bench import synthetic
+from tests.tables import table
 from tests.waiting import wait_until
 
 
@@ -127,7 +128,7 @@ def part_of(whole: Sequence[Record], number: int, count: int, **more: Any) -> tu
     return f"{number}.jsonl", RunResult(replace(synthetic.result(whole).info, parts=(stats,)), own)
 
 
-@pytest.mark.parametrize(
+@table(
     ("parts", "kind", "fault"),
     [
         ([(0, {})], "share missing", "part 1 of 2 is missing: it has no journal"),
@@ -184,7 +185,7 @@ async def test_part_that_is_late_says_so_and_leaves_it_in_its_journal(
     assert "part 1 of 2 is missing: it has no journal" in reasons
 
 
-@pytest.mark.parametrize(
+@table(
     ("part", "start_at", "expected"),
     [
         ("0/1", "12.5", Part(0, 1, 12.5)),
@@ -196,7 +197,7 @@ def test_part_and_its_start_are_read(part: str, start_at: str, expected: Part) -
     assert parse_part(part, start_at) == expected
 
 
-@pytest.mark.parametrize(
+@table(
     ("part", "start_at", "fault"),
     [
         ("3/3", "0", "i from 0 to n-1"),

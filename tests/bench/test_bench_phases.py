@@ -24,6 +24,7 @@ from extproc.bench.spec.traffic import TrafficShape
 from extproc.bench.spec.tree import Slo, Spec, Watching
 from tests.bench import synthetic
 from tests.bench.synthetic import record, result
+from tests.tables import table
 
 LIMIT = Slo(ttft_ms=1000)
 
@@ -51,7 +52,7 @@ def ready(*counts: tuple[float, int]) -> list[FleetSample]:
 # Its parts.
 
 
-@pytest.mark.parametrize(
+@table(
     ("spike", "expected"),
     [
         ({"burst": 10, "after": 30}, [("before", 0, 30), ("spike", 30, 40), ("after", 40, 100)]),
@@ -90,7 +91,7 @@ def test_even_load_has_no_parts() -> None:
     assert parts(shape()) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "fault"),
     [
         ({"req_rate": 1, "stages": [{"vus": 2, "duration": 1}]}, "leave out req-rate"),
@@ -219,7 +220,7 @@ vllm:kv_cache_usage_perc{engine="1",model_name="a b"} 0.7
 """
 
 
-@pytest.mark.parametrize("model", ["a b", "tiny", "a } b"])
+@table("model", ["a b", "tiny", "a } b"])
 def test_gauges_of_an_exposition_are_added_up_over_engines(model: str) -> None:
     gauges = read_gauges(EXPOSITION.replace("a b", model))
 

@@ -11,6 +11,7 @@ from extproc.bench.load.workload import build_workload
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 from tests.bench.synthetic import spec
+from tests.tables import table
 
 HOST = ClientHost(cores=2, ports=28_000, files=1024)
 TRAFFIC = {
@@ -44,7 +45,7 @@ def test_plan_of_a_closed_loop_has_no_schedule_and_one_connection_per_user() -> 
     assert "none: users ask again" in plan_text(made)
 
 
-@pytest.mark.parametrize(
+@table(
     ("host", "traffic", "fault"),
     [
         (ClientHost(2, 10, 1024), {}, "20 connections at once from 10 local ports"),

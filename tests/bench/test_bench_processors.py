@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from extproc.bench.processors.collector import collect_stream, collect_whole
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import ChatQuery, Processor
 from extproc.bench.record import Record, TokenSource
+from tests.tables import table
 
 CHAT = (TurnMessage("system", "be brief"), TurnMessage("user", "hi"))
 ASK = ChatQuery("m", CHAT, 5)
@@ -28,7 +28,7 @@ ALL: list[Processor] = [
 ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("processor", "path", "body"),
     [
         (
@@ -126,9 +126,7 @@ def stream_cases() -> Iterator[tuple[Processor, bytes, tuple[int, int, int | Non
     )
 
 
-@pytest.mark.parametrize(
-    ("processor", "stream", "tokens"), list(stream_cases()), ids=lambda value: type(value).__name__
-)
+@table(("processor", "stream", "tokens"), list(stream_cases()), ids=lambda value: type(value).__name__)
 def test_stream_gives_text_chunks_and_tokens(
     processor: Processor, stream: bytes, tokens: tuple[int, int, int | None] | None
 ) -> None:
@@ -142,7 +140,7 @@ def test_stream_gives_text_chunks_and_tokens(
         assert (record.input_tokens, record.output_tokens, record.cached_tokens) == tokens
 
 
-@pytest.mark.parametrize(
+@table(
     ("processor", "answer"),
     [
         (OpenAIChat(), {"choices": [{"message": {"content": "hello"}}], "usage": USAGE}),
@@ -174,7 +172,7 @@ def test_whole_answer_gives_text(processor: Processor, answer: dict[str, Any]) -
     assert (record.failure, record.text, record.first_token_s) == (None, "hello", None)
 
 
-@pytest.mark.parametrize(
+@table(
     ("processor", "payload"),
     [
         (OpenAIChat(), {"error": {"message": "broken", "type": "x"}}),

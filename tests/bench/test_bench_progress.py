@@ -2,11 +2,11 @@ import io
 import urllib.request
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
 from extproc.bench.pace import Goal, Pace, roughly
 from extproc.bench.progress import Broadcast, Display, GoalProgress, RunSnapshot, serving, showing
+from tests.tables import table
 
 SNAPSHOT = RunSnapshot(
     at_s=12.0,
@@ -61,7 +61,7 @@ def test_exporter_serves_the_state_of_a_run_while_it_goes() -> None:
     assert "extproc_bench_lag_seconds_count 1.0" in text
 
 
-@pytest.mark.parametrize(
+@table(
     ("goal", "shown"),
     [
         (Goal(requests=4664), "12 s   25%, 36 s left"),
@@ -106,7 +106,7 @@ def test_search_that_may_end_early_promises_no_time() -> None:
     assert pace.render(0.5) == "run 1 of at most 12"
 
 
-@pytest.mark.parametrize(
+@table(
     ("seconds", "said"), [(0.4, "0 s"), (89, "89 s"), (90, "2 min"), (3540, "59 min"), (7500, "2 h 05 min")]
 )
 def test_times_are_said_roughly(seconds: float, said: str) -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from extproc.bench.published.tables import Cell, PublishedError, judge_cell, on_time_in_flight, read_published
+from tests.tables import table
 
 TABLE = Path(__file__).parents[2] / "extproc" / "simulator" / "fleet" / "kubeai-8xl4.csv"
 
@@ -82,7 +83,7 @@ def test_no_round_robin_cell_of_the_table_is_client_limited() -> None:
     assert {str(judge_cell(row)) for row in rows if row.strategy == "round_robin"} == {"valid"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "fault"),
     [
         ("strategy,requests\nround_robin,1\n", "lacks columns"),

@@ -21,6 +21,7 @@ from extproc.bench.report.vllm import vllm_json, vllm_text
 from extproc.bench.spec.tree import Slo
 from tests.bench import browser
 from tests.bench.synthetic import failed, record, result, spec, steady
+from tests.tables import table
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -134,7 +135,7 @@ def test_report_tells_its_schema_and_the_servers_hit_rate() -> None:
     assert fields["server_hit_rate"] == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "fault"),
     [(b"{}", "missing required field"), (b"nonsense", "malformed"), (b"\xff\xfe", "not a benchmark report")],
 )
@@ -229,7 +230,7 @@ def test_goodput_shows_in_the_html_report() -> None:
     assert "100.0 %" in html_report(run, report.build(run))
 
 
-@pytest.mark.parametrize("is_capped", [False, True])
+@table("is_capped", [False, True])
 def test_terminal_page_and_comparison_show_the_same_figures_of_the_same_part(is_capped: bool) -> None:
     """The first half waits four times as long: with a warm-up it is not in any of them, with a cap in all."""
     waits = [2.0 if index < 60 else 0.5 for index in range(120)]

@@ -31,6 +31,7 @@ from extproc.bench.report.report import build
 from extproc.bench.spec.tree import Slo, Spec
 from extproc.errors import SettingsError
 from tests.bench.running import Silence, answer, build_spec, serving
+from tests.tables import table
 
 
 async def run_quietly(spec: Spec) -> RunResult:
@@ -115,7 +116,7 @@ async def test_hit_rate_is_what_the_counters_rose_during_the_run() -> None:
     assert (dead.before, dead.after, dead.hit_rate) == (None, None, None)
 
 
-@pytest.mark.parametrize("text", ["", "nonsense {", "# TYPE other counter\nother_total 1\n"])
+@table("text", ["", "nonsense {", "# TYPE other counter\nother_total 1\n"])
 def test_exposition_without_counters_gives_none(text: str) -> None:
     assert read_cache_counters(text) is None
 
@@ -232,7 +233,7 @@ def test_plugin_that_cannot_be_used_is_told(name: str, text: str, fault: str, tm
         build_registry([plugin])
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "fault"),
     [
         ({"target": {"api": "smoke-signals"}}, "no api 'smoke-signals'"),

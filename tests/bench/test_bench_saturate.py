@@ -16,6 +16,7 @@ from extproc.bench.record import Window
 from extproc.bench.report import report
 from extproc.bench.spec.experiment_sections import Ladder
 from tests.bench.synthetic import failed, record, result
+from tests.tables import table
 
 LADDER = Ladder(start=1, factor=2, steps=12, precision=0.1)
 SPAN_S = 40.0
@@ -50,7 +51,7 @@ def climb(measure: Callable[[float], Rung], ladder: Ladder = LADDER) -> tuple[li
     return [made.rate for made in rungs], summarise_rungs(rungs, ladder)
 
 
-@pytest.mark.parametrize("capacity", [5.0, 13.0, 47.0])
+@table("capacity", [5.0, 13.0, 47.0])
 def test_inflection_point_of_a_known_server_is_found_within_the_precision(capacity: float) -> None:
     _, found = climb(lambda rate: rung(rate, capacity))
 
@@ -129,7 +130,7 @@ def test_server_that_fails_at_every_rate_has_no_inflection_point() -> None:
     assert "21 of 40 requests failed" in found.faults[0]
 
 
-@pytest.mark.parametrize("capacity", [5.0, 13.0])
+@table("capacity", [5.0, 13.0])
 def test_refusals_above_a_served_rate_are_the_servers_limit(capacity: float) -> None:
     _, found = climb(lambda rate: refusing(rate, capacity))
 

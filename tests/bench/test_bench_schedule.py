@@ -13,6 +13,7 @@ from extproc.bench.load.shapes import ShapeFactory
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.traffic import TrafficShape
 from tests.bench.ks import exponential_cdf, ks_distance, ks_limit, sampled_cdf
+from tests.tables import table
 
 Times = npt.NDArray[np.float64]
 
@@ -47,7 +48,7 @@ def test_infinite_rate_starts_all_at_once() -> None:
     assert schedule(req_rate="inf", total_prompts=5).tolist() == [0.0] * 5
 
 
-@pytest.mark.parametrize(
+@table(
     ("shape", "expected"),
     [
         ({"name": "ramp", "to": 50, "over": 4}, [15, 25, 35, 45, 50, 50]),
@@ -90,7 +91,7 @@ def test_poisson_gaps_are_exponential() -> None:
     assert ks_distance(exponential_cdf(gaps, 1 / 50)) < ks_limit(len(gaps))
 
 
-@pytest.mark.parametrize("burstiness", [0.3, 4.0])
+@table("burstiness", [0.3, 4.0])
 def test_gamma_gaps_have_shape_burstiness(burstiness: float) -> None:
     gaps = np.diff(schedule(req_rate=50, total_prompts=20_000, arrivals="gamma", burstiness=burstiness))
 

@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 
 from extproc.bench.report import report
+from tests.tables import table
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "benchmark-report.schema.json"
 # What the first version wrote: whoever kept it must be able to read and compare it.
@@ -41,7 +42,7 @@ def spoil(tree: Any, path: list[str], value: object) -> Any:
     return spoilt
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "value"),
     [
         (["verdict"], None),

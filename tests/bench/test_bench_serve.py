@@ -14,6 +14,7 @@ from extproc.bench.load.registry import build_registry
 from extproc.bench.load.workload import build_workload
 from extproc.bench.spec.tree import Spec, parse_spec
 from extproc.errors import SettingsError
+from tests.tables import table
 
 SEEDS = Path(__file__).with_name("data") / "seed_jobs.yaml"
 
@@ -74,7 +75,7 @@ def test_prompts_are_whole_conversations_that_begin_again(sharegpt: Path) -> Non
     assert build_workload(spec, build_registry()).asked == 20
 
 
-@pytest.mark.parametrize("flag", ["--burstiness=2", "--percentile-metrics", "--save-result", "extra"])
+@table("flag", ["--burstiness=2", "--percentile-metrics", "--save-result", "extra"])
 def test_every_other_flag_is_refused_in_one_line(flag: str) -> None:
     done = serve("--base-url=http://h", "--model=m", "--dataset-path=f", flag)
 

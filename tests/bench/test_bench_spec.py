@@ -9,6 +9,7 @@ from extproc.bench.spec.section import parse_duration, parse_rate
 from extproc.bench.spec.traffic import Distribution, TrafficShape
 from extproc.bench.spec.tree import Spec, parse_spec, read_spec
 from extproc.errors import SettingsError
+from tests.tables import table
 
 RESOURCE = """
 metadata: {name: llama3-405b-2024-07-01, namespace: llm}
@@ -64,21 +65,17 @@ def test_text_that_is_not_yaml_is_a_settings_error() -> None:
         parse_spec("{")
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("10m", 600), ("250ms", 0.25), ("1.5 s", 1.5), ("2h", 7200), ("3", 3)]
-)
+@table(("text", "seconds"), [("10m", 600), ("250ms", 0.25), ("1.5 s", 1.5), ("2h", 7200), ("3", 3)])
 def test_durations_read_their_unit(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"), [("10 qps", 10), ("600/m", 10), ("5req/s", 5), ("inf", math.inf), (".5", 0.5)]
-)
+@table(("text", "rate"), [("10 qps", 10), ("600/m", 10), ("5req/s", 5), ("inf", math.inf), (".5", 0.5)])
 def test_rates_read_their_unit(text: str, rate: float) -> None:
     assert parse_rate(text) == rate
 
 
-@pytest.mark.parametrize("text", ["", "10 apples", "-3s", "1e3"])
+@table("text", ["", "10 apples", "-3s", "1e3"])
 def test_other_texts_are_neither_rate_nor_duration(text: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
         parse_duration(text)
@@ -86,7 +83,7 @@ def test_other_texts_are_neither_rate_nor_duration(text: str) -> None:
         parse_rate(text)
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "fault"),
     [
         ({"total_prompts": 5}, "give req-rate"),
@@ -145,7 +142,7 @@ ADDRESSES = {
 }
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
+@table("address", ADDRESSES)
 def test_port_may_be_in_the_endpoint_and_be_said_once_more(address: str) -> None:
     traffic = {"traffic-shape": {"req-rate": 1, "duration": 1}}
     spec = Spec.model_validate({"endpoint": address, "port": 8000, "performance": traffic})
@@ -153,7 +150,7 @@ def test_port_may_be_in_the_endpoint_and_be_said_once_more(address: str) -> None
     assert spec.base_url == ADDRESSES[address]
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "fault"),
     [
         ("endpoint: 127.0.0.1:8000\nport: 9000", "endpoint has port 8000, port says 9000"),
@@ -243,9 +240,7 @@ def test_preset_yields_to_the_kind_of_loop_that_a_spec_asks_for() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("slo", "is_refused"), [({"ttft-ms": 500}, True), ({"e2e-ms": 500}, False), ({}, False)]
-)
+@table(("slo", "is_refused"), [({"ttft-ms": 500}, True), ({"e2e-ms": 500}, False), ({}, False)])
 def test_limit_that_no_answer_can_miss_is_refused(slo: dict[str, float], is_refused: bool) -> None:
     tree = {
         "endpoint": "127.0.0.1:1",

@@ -14,6 +14,7 @@ from extproc.bench.report.outputs import OutputError
 from extproc.bench.spec.presets import PRESETS
 from extproc.bench.spec.tree import Spec, parse_spec
 from tests.bench.manual import blocks
+from tests.tables import table
 
 
 def invoke(*arguments: str) -> str:
@@ -55,7 +56,7 @@ def test_template_can_be_run_as_it_is_and_with_its_comments_taken_in() -> None:
     assert (whole.stack.accelerator, whole.labels) == ("nvidia-l4", {"cluster": "eu-1"})
 
 
-@pytest.mark.parametrize("name", [field.alias for field in Spec.model_fields.values()])
+@table("name", [field.alias for field in Spec.model_fields.values()])
 def test_template_shows_every_section(name: str) -> None:
     assert f"{name}:" in invoke("init")
 

@@ -36,6 +36,7 @@ from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import Demand, draw_sessions
 from tests.bench import browser
 from tests.bench.synthetic import record, result, spec
+from tests.tables import table
 
 ARMS = ["round_robin", "prefix_hash"]
 
@@ -109,7 +110,7 @@ def test_dataset_is_laid_over_the_traffic_shape_and_named() -> None:
     assert {task.folder for task in tasks} >= {"chats-100-round_robin-1", "alone-100-prefix_hash-2"}
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "fault"),
     [
         ({"concurrency": []}, "give the numbers of requests in flight"),
@@ -495,6 +496,7 @@ def test_page_command_draws_a_published_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(browser.find() is None, reason="chromium is not installed")
+@pytest.mark.slow
 async def test_page_opens_without_console_message_or_network_request(tmp_path: Path) -> None:
     path = tmp_path / "sweep.html"
     path.write_text(

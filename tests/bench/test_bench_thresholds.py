@@ -14,9 +14,10 @@ from extproc.bench.spec.thresholds import Claim, parse_claim
 from extproc.bench.spec.tree import Spec, parse_spec
 from extproc.errors import SettingsError
 from tests.bench.synthetic import failed, record, result, spec
+from tests.tables import table
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "claim"),
     [
         ("ttft_ms.p95 < 500", Claim("ttft", "p95", "<", 500)),
@@ -32,7 +33,7 @@ def test_threshold_is_read(text: str, claim: Claim) -> None:
     assert parse_claim(text) == claim
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "fault"),
     [
         ("fast", "is no threshold such as"),

@@ -8,6 +8,7 @@ import pytest
 from extproc.bench.judge.verdict import judge
 from extproc.bench.record import ClientStats, LoopSample, Record, RunInfo, RunResult, Window
 from extproc.bench.spec.tree import Spec
+from tests.tables import table
 
 SPEC = Spec.model_validate(
     {
@@ -67,7 +68,7 @@ def test_run_that_kept_its_schedule_is_valid() -> None:
     assert verdict.figures.littles_residual == pytest.approx(0, abs=0.01)
 
 
-@pytest.mark.parametrize(
+@table(
     ("run", "reason"),
     [
         (build_run(lag_s=0.08), "lag p99 80.0 ms"),
@@ -129,7 +130,7 @@ def test_run_of_a_dead_server_is_invalid() -> None:
     )
 
 
-@pytest.mark.parametrize(("count", "is_valid"), [(0, True), (1, True), (2, False), (43, False)])
+@table(("count", "is_valid"), [(0, True), (1, True), (2, False), (43, False)])
 def test_one_request_in_a_hundred_may_fail(count: int, is_valid: bool) -> None:
     verdict = judge(fail(build_run(), count))
 

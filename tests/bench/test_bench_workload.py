@@ -17,6 +17,7 @@ from extproc.bench.record import Record, TokenSource
 from extproc.bench.spec.traffic import Distribution
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
+from tests.tables import table
 
 
 def build(*, seed: int = 0, **traffic: Any) -> Workload:
@@ -79,9 +80,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("traffic", SCHEDULES.values(), ids=SCHEDULES)
-@pytest.mark.parametrize("dataset", ["random", "synthetic", "shared-prefix"])
-@pytest.mark.parametrize("seed", [0, 7])
+@table("traffic", SCHEDULES.values(), ids=SCHEDULES)
+@table("dataset", ["random", "synthetic", "shared-prefix"])
+@table("seed", [0, 7])
 def test_generated_dataset_never_begins_again(traffic: dict[str, Any], dataset: str, seed: int) -> None:
     """A prompt that comes twice is answered from a cache, and what is measured is that."""
     section: dict[str, Any] = {"name": dataset}
@@ -116,7 +117,7 @@ def test_source_that_has_no_more_is_not_asked_for_ever() -> None:
     assert (workload.prompts, workload.asked) == (1, 50)
 
 
-@pytest.mark.parametrize("traffic", [{"warm_up": 12}, {"warm_up": 6, "cool_down": 4}, {"cool_down": 10}])
+@table("traffic", [{"warm_up": 12}, {"warm_up": 6, "cool_down": 4}, {"cool_down": 10}])
 def test_run_of_which_nothing_would_be_measured_is_refused(traffic: dict[str, Any]) -> None:
     bounds: tuple[dict[str, Any], ...] = ({"duration": 10}, {"total_prompts": 50})
     for bound in bounds:
@@ -142,7 +143,7 @@ def test_same_seed_same_workload() -> None:
     assert build(**traffic) == build(**traffic)
 
 
-@pytest.mark.parametrize(
+@table(
     ("traffic", "fault"),
     [
         ({"req_rate": 1, "total_prompts": 5, "dataset": "nosuch"}, "no dataset 'nosuch'"),
@@ -165,7 +166,7 @@ def test_workload_that_cannot_be_built_is_told(traffic: dict[str, Any], fault: s
         build(**traffic)
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "mean", "deviation"),
     [
         ({"value": 7}, 7, 0),
@@ -254,7 +255,7 @@ def test_preset_of_the_archived_pair_goes_through_400_prompts_ten_times() -> Non
     assert workload.conversations[:400] == workload.conversations[400:800]
 
 
-@pytest.mark.parametrize(("made", "end_s"), [(20, 1.9), (19, 100)])
+@table(("made", "end_s"), [(20, 1.9), (19, 100)])
 def test_window_of_users_ends_with_their_last_request_or_with_the_time(made: int, end_s: float) -> None:
     """20 requests were to be made within 100 s: if they were not, time ended the run."""
     spec = Spec.model_validate(

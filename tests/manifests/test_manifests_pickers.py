@@ -26,6 +26,7 @@ from tests.manifests.rendering import (
 )
 from tests.stack.gateway import cluster, ext_proc_filter, load
 from tests.stack.pickers import GATEWAYS
+from tests.tables import table
 
 # Those whose gateway speaks plain text to a picker, and those that read a list of addresses.
 PLAIN = ["overlays/gke"]
@@ -172,7 +173,7 @@ def test_envoy_ai_gateway_sends_bodies_at_once_and_answers_not_at_all() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@table(
     ("overlay", "kind", "part", "field"),
     [
         ("overlays/envoy-ai-gateway", "ClientTrafficPolicy", "connection", "bufferLimit"),

@@ -15,6 +15,7 @@ from extproc.router.cluster.objectives import InferenceObjective
 from tests.manifests.crds.kinds import SCHEMAS
 from tests.manifests.rendering import APPLICABLE, MANIFESTS, OVERLAYS, each, named, of_kind, render
 from tests.manifests.types_of_kubernetes import KUBERNETES, check
+from tests.tables import table
 
 
 def test_the_overlays_are_the_ones_that_are_documented() -> None:
@@ -136,7 +137,7 @@ def put(spec: Any, path: str, value: object) -> None:
         spec[last] = value
 
 
-@pytest.mark.parametrize(("api", "kind"), SCHEMAS)
+@table(("api", "kind"), SCHEMAS)
 def test_the_schemas_are_schemas(api: str, kind: str) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMAS[api, kind])
 

@@ -3,15 +3,14 @@
 import json
 import re
 
-import pytest
-
 from monitoring.dashboards import BOARDS, Board
 from monitoring.grafana import render
+from tests.tables import table
 
 BOARD_NAMES = [board.uid for board in BOARDS]
 
 
-@pytest.mark.parametrize("board", BOARDS, ids=BOARD_NAMES)
+@table("board", BOARDS, ids=BOARD_NAMES)
 def test_a_dashboard_asks_what_its_description_says(board: Board) -> None:
     made = json.loads(render(board))
     panels = [each for each in made["panels"] if each["type"] != "row"]
@@ -31,7 +30,7 @@ def test_a_dashboard_asks_what_its_description_says(board: Board) -> None:
     assert used <= chosen
 
 
-@pytest.mark.parametrize("board", BOARDS, ids=BOARD_NAMES)
+@table("board", BOARDS, ids=BOARD_NAMES)
 def test_panels_stand_side_by_side_and_have_numbers_of_their_own(board: Board) -> None:
     panels = json.loads(render(board))["panels"]
     cells = [

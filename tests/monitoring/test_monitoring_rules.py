@@ -3,11 +3,11 @@
 import re
 from typing import Any
 
-import pytest
 import yaml
 
 from monitoring.generate import ROOT, RULES, stale
 from tests.monitoring.rules import alerts, hasten
+from tests.tables import table
 
 CASES = RULES.with_suffix(".test.yaml")
 RUNBOOK = ROOT / "docs" / "runbook.md"
@@ -29,7 +29,7 @@ def test_each_alert_has_cases_in_which_it_fires_and_stays_quiet() -> None:
     assert sum(not check["exp_samples"] for check in checks) > len(fired)
 
 
-@pytest.mark.parametrize("name", alerts())
+@table("name", alerts())
 def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
     rule: dict[str, Any] = alerts()[name]
 

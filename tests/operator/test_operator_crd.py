@@ -19,6 +19,7 @@ from extproc.operator.crd import build_crd, build_spec_schema, make_structural, 
 from extproc.operator.resource import Operation, SpecRefused, parse_benchmark
 from tests.manifests.rendering import KUBECTL
 from tests.operator.structural import find_faults, list_refusals
+from tests.tables import table
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -51,7 +52,7 @@ def test_schema_is_structural() -> None:
     assert list(find_faults(SCHEMA)) == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("spoilt", "fault"),
     [
         ({"$ref": "#/x"}, "unknown $ref"),
@@ -102,7 +103,7 @@ def has_field(schema: dict[str, Any], path: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("model", [Spec, Operation])
+@table("model", [Spec, Operation])
 def test_every_field_of_the_model_is_in_the_schema(model: type[BaseModel]) -> None:
     schema = build_spec_schema()
     missing = {path for path in list_fields(model) if not has_field(schema, path)}
@@ -122,7 +123,7 @@ def test_proposed_resource_is_taken_as_it_was_written() -> None:
     assert benchmark.operation == Operation()
 
 
-@pytest.mark.parametrize(
+@table(
     "spec",
     [
         {"req-rate": "0.5", "duration": "10m", "dataset": {"name": "random", "input_tokens": 8}},
@@ -140,7 +141,7 @@ def test_what_a_spec_file_may_say_the_schema_takes(spec: dict[str, Any]) -> None
     parse_benchmark(with_metadata(tree))
 
 
-@pytest.mark.parametrize(
+@table(
     ("spec", "at"),
     [
         ({"port": "http"}, "port"),
@@ -170,7 +171,7 @@ def test_every_fault_of_a_spec_is_told_at_once() -> None:
         assert fault in told
 
 
-@pytest.mark.parametrize("schedule", ["0 3 * * * *", "* * *", "61 * * * *", ""])
+@table("schedule", ["0 3 * * * *", "* * *", "61 * * * *", ""])
 def test_schedule_is_crons(schedule: str) -> None:
     tree = {
         "endpoint": "x",
@@ -201,7 +202,7 @@ def test_definition_has_the_columns_that_one_looks_for() -> None:
         assert column["jsonPath"].startswith((".metadata.", ".status."))
 
 
-@pytest.mark.parametrize(
+@table(
     ("choices", "made"),
     [
         ([{"type": "string"}, {"type": "null"}], {"type": "string"}),

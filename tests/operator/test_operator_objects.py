@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,15 +14,16 @@ from extproc.operator.work_queue import find_spec_faults
 from tests.bench.kube_fields import unknown_fields
 from tests.operator.made import EVERYTHING, objects_of
 from tests.operator.world import NOON, SPEC, World
+from tests.tables import table
 
 
-@pytest.mark.parametrize("spec", [{}, EVERYTHING], ids=["least", "everything"])
+@table("spec", [{}, EVERYTHING], ids=["least", "everything"])
 def test_objects_have_only_fields_of_their_kind(spec: Object) -> None:
     for made in objects_of(**spec):
         assert list(unknown_fields(made, f"V1{made['kind']}")) == []
 
 
-@pytest.mark.parametrize("spec", [{}, EVERYTHING], ids=["least", "everything"])
+@table("spec", [{}, EVERYTHING], ids=["least", "everything"])
 def test_whatever_is_made_belongs_to_the_benchmark_and_is_hardened(spec: Object) -> None:
     for made in objects_of(**spec):
         (owner,) = made["metadata"]["ownerReferences"]
@@ -38,7 +38,7 @@ def test_whatever_is_made_belongs_to_the_benchmark_and_is_hardened(spec: Object)
             assert mounts == {volume["name"] for volume in pod["volumes"]}
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "8b", "a" * 32])
+@table("name", ["llama-3.1-8b", "8b", "a" * 32])
 def test_parts_have_names_that_can_be_hosts_whatever_the_benchmark_is_called(name: str) -> None:
     """An Indexed Job's Pods are hosts of its name: a DNS label that begins with a letter."""
     world = World(spec={**SPEC, "workers": 100})
@@ -89,7 +89,7 @@ def faults_of(shape: Object, **spec: object) -> tuple[str, ...]:
 RANDOM = {"name": "random", "input_tokens": 8}
 
 
-@pytest.mark.parametrize(
+@table(
     ("shape", "spec", "fault"),
     [
         ({"vus": 3, "duration": 10, "dataset": RANDOM}, {"workers": 5}, "cannot share"),
@@ -106,7 +106,7 @@ def test_spec_that_cannot_be_run_is_refused_before_anything_is_made(
     assert fault in " ".join(faults_of(shape, **spec))
 
 
-@pytest.mark.parametrize(
+@table(
     ("shape", "spec"),
     [
         ({"vus": 1, "dataset": {"name": "share-gpt", "path": "/data/x.json"}}, {}),
@@ -136,6 +136,6 @@ def test_last_words_fit_and_are_understood(
     assert set(read.figures) == {name for name, value in figures.items() if value is not None}
 
 
-@pytest.mark.parametrize("text", ["", "extproc: no such model", "{}", "[1]"])
+@table("text", ["", "extproc: no such model", "{}", "[1]"])
 def test_other_last_words_are_no_brief(text: str) -> None:
     assert decode_brief(text) is None

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +9,7 @@ from extproc.bench.status_server import RunStatus
 from extproc.operator.objects import MAIN, PARTS
 from extproc.operator.state import Create, Delete, PodStart, WriteStatus
 from tests.operator.world import SPEC, World, brief
+from tests.tables import table
 
 
 def test_benchmark_that_was_applied_is_run_once() -> None:
@@ -99,7 +99,7 @@ def test_only_one_run_is_split_over_pods() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("words", "exit_code", "phase", "valid", "failed"),
     [
         (brief(), 0, "Valid", "True", "False"),
@@ -301,9 +301,7 @@ def test_run_whose_pods_wait_is_starting_and_says_what_they_wait_for() -> None:
     assert (world.status["phase"], world.status["message"]) == ("Running", "")
 
 
-@pytest.mark.parametrize(
-    "reason", ["CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff"]
-)
+@table("reason", ["CreateContainerConfigError", "InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff"])
 def test_run_whose_pods_never_start_fails_with_their_own_reason(reason: str) -> None:
     """What was applied a moment later may come; a registry that is away comes back."""
     world = World()

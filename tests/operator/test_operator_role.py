@@ -10,6 +10,7 @@ from extproc.operator.objects import APP, BOARD_PORT
 from tests.operator.cluster import JOBS, Served
 from tests.operator.comparing import comparing, write_settings
 from tests.operator.operating import operating
+from tests.tables import table
 
 Object = dict[str, Any]
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 _FOR_ADMISSION = {("extproc.dev", "benchmarks/finalizers", "update")}
 
 
+@pytest.mark.slow
 async def test_role_allows_what_the_operator_does_and_nothing_else(served: Served, null_server: int) -> None:
     """A story that needs all of it; the server of every other test refuses what the Role does not allow.
 
@@ -82,7 +84,7 @@ def _matches(selector: Object, labels: Object) -> bool:
     return dict(selector.get("matchLabels", {})).items() <= labels.items()
 
 
-@pytest.mark.parametrize(
+@table(
     ("source", "target", "port", "expected"),
     [
         (OPERATOR_POD, RUN_POD, BOARD_PORT, True),
@@ -97,6 +99,7 @@ def test_policies_let_through_what_a_comparison_needs(
     assert is_let(source, target, port) is expected
 
 
+@pytest.mark.slow
 async def test_router_that_the_role_does_not_name_is_refused_with_the_reason(
     served: Served, null_server: int
 ) -> None:

@@ -14,6 +14,7 @@ from extproc.operator.resource import SpecRefused, parse_benchmark
 from extproc.operator.router import KEPT_ANNOTATION, SWITCHED_LABEL, read_switch
 from extproc.operator.state import Create, Replace
 from tests.operator.world import SPEC, World, brief
+from tests.tables import table
 
 Object = dict[str, Any]
 TEXT = """\
@@ -88,7 +89,7 @@ def test_arm_that_the_leader_asks_for_is_written_and_nothing_else_is() -> None:
         assert world.routers["extproc"]["data"]["other"] == "stays"
 
 
-@pytest.mark.parametrize("arm", [{"name": "random"}, {"name": "prefix_hash"}, {}])
+@table("arm", [{"name": "random"}, {"name": "prefix_hash"}, {}])
 def test_what_is_no_arm_of_the_spec_is_not_written_whoever_asks(arm: Object) -> None:
     world = comparing()
     world.settle()
@@ -118,7 +119,7 @@ def name_another_router(world: World) -> None:
     world.change(router={"config-map": "second"})
 
 
-@pytest.mark.parametrize("happen", [end, suspend, turn_into_a_run, spoil, name_another_router])
+@table("happen", [end, suspend, turn_into_a_run, spoil, name_another_router])
 def test_router_is_as_it_was_found_when_its_run_is_over(happen: Callable[[World], None]) -> None:
     world = comparing()
     world.settle()
@@ -175,9 +176,7 @@ def test_what_somebody_writes_meanwhile_stays_without_the_arm() -> None:
     assert text_of(world) == lay_strategy(edited, "llama", read_strategy(theirs, "llama"))
 
 
-@pytest.mark.parametrize(
-    "theirs", ["", "pools: [", "pools: []", TEXT.replace("name: llama", "name: other-name")]
-)
+@table("theirs", ["", "pools: [", "pools: []", TEXT.replace("name: llama", "name: other-name")])
 def test_router_that_somebody_makes_unusable_during_a_run_ends_it_and_stays_theirs(theirs: str) -> None:
     world = comparing()
     world.settle()
@@ -201,7 +200,7 @@ def test_router_whose_settings_somebody_deletes_during_a_run_ends_it() -> None:
     assert "no key extproc.yaml" in world.status["faults"][0]
 
 
-@pytest.mark.parametrize("kept", ["", "{}", "[]", '{"config_map": "extproc"}'])
+@table("kept", ["", "{}", "[]", '{"config_map": "extproc"}'])
 def test_annotation_that_somebody_spoilt_is_not_gone_by(kept: str) -> None:
     world = comparing()
     world.routers["extproc"] = config_map(labels={SWITCHED_LABEL: "b"}, annotations={KEPT_ANNOTATION: kept})
@@ -229,7 +228,7 @@ def test_router_that_another_benchmark_has_is_waited_for() -> None:
     assert world.status["phase"] == "Running"
 
 
-@pytest.mark.parametrize(
+@table(
     ("router", "fault"),
     [
         (None, "there is none"),
@@ -250,7 +249,7 @@ def test_router_that_cannot_be_switched_is_refused_before_anything_is_made(
     assert fault in world.status["faults"][0]
 
 
-@pytest.mark.parametrize(
+@table(
     ("changed", "fault"),
     [
         ({"router": {}}, "give router.config-map"),
@@ -259,7 +258,7 @@ def test_router_that_cannot_be_switched_is_refused_before_anything_is_made(
         ({"ab": {}}, "ab.admin"),
     ],
 )
-@pytest.mark.parametrize("mode", ["ab", "sweep"])
+@table("mode", ["ab", "sweep"])
 def test_comparison_says_how_strategies_are_changed(mode: str, changed: Object, fault: str) -> None:
     with pytest.raises(SpecRefused, match=fault):
         parse_benchmark(World(spec={**AB, "mode": mode, **changed}).body())

@@ -8,6 +8,7 @@ import pytest
 
 from extproc.operator.runs import find_due, find_next
 from tests.operator.world import NOON, SPEC, World, brief
+from tests.tables import table
 
 
 def test_schedule_runs_again_and_again_and_leaves_out_what_is_due_meanwhile() -> None:
@@ -47,7 +48,7 @@ def test_history_has_a_limit_and_what_it_forgets_loses_its_job() -> None:
     assert sorted(job.run for job in world.jobs.values()) == sorted(runs[3:])
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@table("workers", [1, 2])
 def test_schedule_leaves_nothing_behind_with_each_run_but_the_jobs_that_are_remembered(workers: int) -> None:
     """After many runs there is as much as after few: what belongs to no Job is of all runs."""
     world = World(spec={**SPEC, "schedule": "* * * * *", "history-limit": 2, "workers": workers})
@@ -90,7 +91,7 @@ def test_invalid_run_is_no_regression() -> None:
     assert "regressions" not in world.status
 
 
-@pytest.mark.parametrize(
+@table(
     ("after", "now", "due"),
     [
         ("11:00", "11:09", None),
@@ -110,7 +111,7 @@ def test_long_silence_is_not_gone_through_minute_by_minute() -> None:
     assert find_due("* * * * *", NOON - timedelta(days=3650), NOON) == NOON
 
 
-@pytest.mark.parametrize("ahead", [timedelta(minutes=90), timedelta(days=400)])
+@table("ahead", [timedelta(minutes=90), timedelta(days=400)])
 def test_schedule_goes_on_after_a_clock_that_was_ahead_is_set_right(ahead: timedelta) -> None:
     """A node without a clock of its own begins in the future; its runs there are not waited for."""
     world = World(spec={**SPEC, "schedule": "*/10 * * * *"}, now=NOON + ahead)
@@ -151,7 +152,7 @@ def _berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-@pytest.mark.parametrize("day", ["2026-03-29", "2026-10-25"])
+@table("day", ["2026-03-29", "2026-10-25"])
 @pytest.mark.usefixtures("_berlin")
 def test_schedule_knows_no_summer_time(day: str) -> None:
     """Wherever the operator runs: a day on which Berlin skips or repeats an hour has 24 runs."""

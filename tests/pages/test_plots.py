@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.pages.plots import Axis, Bar, Dot, Series, bars, dotted, lines, number
+from tests.tables import table
 
 VALUES = st.floats(-1e9, 1e9).map(lambda value: round(value, 6)) | st.just(float("nan"))
 POINTS = st.lists(st.tuples(VALUES, VALUES), max_size=30)
@@ -37,7 +38,7 @@ def test_any_bars_make_a_plot(values: list[float]) -> None:
     assert parsed(bars([Bar(f"<{value}>", value) for value in values], y_label="y")) is not None
 
 
-@pytest.mark.parametrize(
+@table(
     ("axis", "expected"),
     [
         (Axis(0, 100, 0, 1), [0, 20, 40, 60, 80, 100]),
@@ -56,9 +57,7 @@ def test_axis_maps_its_ends_to_its_pixels() -> None:
     assert [Axis(1, 100, 200, 100, is_log=True).px(value) for value in (1, 10, 100)] == [200, 150, 100]
 
 
-@pytest.mark.parametrize(
-    ("value", "label"), [(0, "0"), (0.25, "0.25"), (999, "999"), (1200, "1.2k"), (5e6, "5M"), (2e9, "2G")]
-)
+@table(("value", "label"), [(0, "0"), (0.25, "0.25"), (999, "999"), (1200, "1.2k"), (5e6, "5M"), (2e9, "2G")])
 def test_numbers_are_short(value: float, label: str) -> None:
     assert number(value) == label
 

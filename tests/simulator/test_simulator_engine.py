@@ -15,6 +15,7 @@ from extproc.simulator.engine.records import (
     KvEvent,
     StepResult,
 )
+from tests.tables import table
 
 PROFILE = Profile(
     name="small",
@@ -253,7 +254,7 @@ def test_prompt_without_room_for_a_token_is_refused() -> None:
     assert PromptTooLong.status == 400
 
 
-@pytest.mark.parametrize(("prompt", "max_tokens"), [(0, 1), (1, 0)])
+@table(("prompt", "max_tokens"), [(0, 1), (1, 0)])
 def test_empty_request_is_refused(prompt: int, max_tokens: int) -> None:
     with pytest.raises(ValueError, match="empty"):
         Engine(PROFILE).add("a", range(prompt), max_tokens, now=0)

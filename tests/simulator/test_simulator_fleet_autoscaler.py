@@ -25,11 +25,12 @@ from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.fleet import FleetRun
 from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet.traffic import LoadSpike, Traffic, parse_spike
+from tests.tables import table
 
 # The rule without its memory.
 
 
-@pytest.mark.parametrize(
+@table(
     ("values", "current", "target", "expected"),
     [
         ([200], 1, 100, 2),  # the documentation's first examples
@@ -150,7 +151,7 @@ def test_autoscaler_is_written_as_arms_are() -> None:
     assert parse_scaling("queue:target=4") == Scaling(Metric.QUEUE, 4)
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "fault"),
     [
         ("cpu:target=1", "no metric: choose from queue, running, kv_usage, in_flight"),
@@ -196,7 +197,7 @@ def test_time_of_a_load_is_when_it_is_there(spike: LoadSpike, at_s: float) -> No
     assert spike.time_of(spike.load_until(at_s)) == pytest.approx(at_s)
 
 
-@pytest.mark.parametrize("text", ["", "1:2", "1:0:3", "1:2:1", "1:2:0.5", "-1:2:3", "1:2:nan"])
+@table("text", ["", "1:2", "1:0:3", "1:2:1", "1:2:0.5", "-1:2:3", "1:2:nan"])
 def test_spike_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=r"spike"):
         parse_spike(text)
@@ -300,7 +301,7 @@ def test_autoscaled_fleet_takes_a_spike_better_than_the_one_it_was_and_costs_les
     assert 2 * 360 < scaled.elastic.ready_seconds < scaled.elastic.held_seconds < 6 * 360
 
 
-@pytest.mark.parametrize("metric", ["queue:target=2", "running:target=8", "kv_usage:target=0.2"])
+@table("metric", ["queue:target=2", "running:target=8", "kv_usage:target=0.2"])
 def test_every_metric_brings_endpoints_when_the_load_rises(metric: str) -> None:
     cell = replace(SPIKED, autoscale=f"{metric},min=2,max=6,start_s=40,window_s=60")
     found = cell.run().elastic
@@ -317,7 +318,7 @@ def test_constant_load_near_its_target_moves_nothing() -> None:
     assert [count.ready for count in cell.simulate().headcounts] == [2]
 
 
-@pytest.mark.parametrize(
+@table(
     ("changed", "fault"),
     [
         ({"spike": "30:90:4"}, "measured is from 60 to 420 s"),

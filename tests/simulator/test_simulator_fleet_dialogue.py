@@ -10,6 +10,7 @@ from extproc.simulator.fleet.dialogue import Dialogue, make_text
 from extproc.simulator.fleet.gateway import EndpointNames
 from extproc.simulator.fleet.session import CommonText, PlannedSession, PlannedTurn
 from extproc.simulator.fleet.workloads import WORKLOADS, Demand, draw_sessions
+from tests.tables import table
 
 TURNS = (PlannedTurn(1050, 20), PlannedTurn(1100, 30))
 CHAT = PlannedSession(7, TURNS, (CommonText(1, 1000, 5.0),), chars_per_token=3.5)
@@ -53,12 +54,12 @@ def test_sessions_have_the_head_in_common_and_nothing_else() -> None:
     assert one[1][1][:20] != other[1][1][:20]
 
 
-@pytest.mark.parametrize("chars", [0, 1, 10, 100_000, 700_000])
+@table("chars", [0, 1, 10, 100_000, 700_000])
 def test_text_has_exactly_so_many_characters(chars: int) -> None:
     assert len(make_text(b"name", chars)) == chars
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@table("name", WORKLOADS)
 def test_bodies_of_every_workload_have_the_characters_of_their_tokens(name: str) -> None:
     for session in draw_sessions(name, Demand(300, 1.0), 3)[:10]:
         dialogue = Dialogue(session)

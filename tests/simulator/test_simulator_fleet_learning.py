@@ -16,9 +16,10 @@ from extproc.simulator.fleet.gateway import Gateways, Routing
 from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import Demand, draw_sessions
 from extproc.simulator.peers.signals import Scrape
+from tests.tables import table
 
 
-@pytest.mark.parametrize("factor", [0.5, 2.0])
+@table("factor", [0.5, 2.0])
 def test_engines_of_another_speed_are_learnt_from_first_tokens(factor: float) -> None:
     """All endpoints alike: the constants of the pool are theirs, within 15 %."""
     learnt = learn_in_fleet([find_profile("l4-llama8b-fp8").slowed(factor)], ())

@@ -24,6 +24,7 @@ from extproc.simulator.fleet.matrix import (
 )
 from extproc.simulator.fleet.progress import ProgressLine
 from extproc.simulator.fleet.workloads import WORKLOADS
+from tests.tables import table
 
 SMALL = MatrixCell(arm="least_load", workload="U", load=0.3, endpoints=2, warmup_s=5, measured_s=20)
 AXES = Matrix(
@@ -58,7 +59,7 @@ def test_arm_is_a_strategy_with_its_options() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "fault"),
     [
         ("best", "no strategy"),
@@ -96,7 +97,7 @@ def test_arms_of_a_cell_are_asked_the_same_by_different_names_of_endpoints_for_e
     assert sessions[0] == sessions[2] != sessions[1]
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@table("name", SCENARIOS)
 def test_scenario_keeps_to_the_measured_window_and_to_its_endpoints(name: str) -> None:
     changes = SCENARIOS[name](8, 100.0, 500.0)
 
@@ -216,7 +217,7 @@ def test_matrix_command_prints_a_table_and_writes_csv(tmp_path: Path) -> None:
     assert csv_path.read_text().count("\n") == 2
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         ["--rate", "nan"],

@@ -13,6 +13,7 @@ from extproc.simulator.fleet.summary import Latency
 from extproc.simulator.fleet.timeline import VirtualTimeline
 from extproc.simulator.fleet.traffic import SessionClient, Traffic
 from extproc.simulator.fleet.workloads import SHAREGPT, WORKLOADS, Demand, draw_sessions
+from tests.tables import table
 
 ASK = (PlannedTurn(64, 32),)
 
@@ -63,7 +64,7 @@ def test_head_is_common_and_own_text_is_not() -> None:
     assert other == ((10, 2), (6, 6))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@table("seed", range(3))
 def test_chats_have_the_published_means(seed: int) -> None:
     turns = requests(draw_sessions("sessions", Demand(8000), seed))
 
@@ -97,7 +98,7 @@ def test_k6_threads_are_those_of_the_published_benchmark() -> None:
     assert sum(turn.output_tokens for turn in turns) / len(turns) == pytest.approx(9.24, rel=0.01)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@table("name", WORKLOADS)
 def test_workload_has_exactly_the_requests_and_repeats_for_a_seed(name: str) -> None:
     sessions = draw_sessions(name, Demand(505, 2.0), 1)
 
@@ -208,7 +209,7 @@ def test_minutes_of_an_open_loop_have_the_same_number_of_sessions() -> None:
     assert [minutes[minute] for minute in range(5)] == [180] * 5
 
 
-@pytest.mark.parametrize("until_s", [10.0, 200.0])
+@table("until_s", [10.0, 200.0])
 def test_client_stops_when_all_that_was_due_is_answered(until_s: float) -> None:
     answerer = Answerer(Traffic(rate=5, until_s=until_s), [PlannedSession(i, ASK) for i in range(200)])
     times = answerer.run()

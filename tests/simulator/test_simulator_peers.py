@@ -23,6 +23,7 @@ from extproc.simulator.peers.gie import SentPrompt
 from extproc.simulator.peers.registry import PEERS, build_peer
 from extproc.simulator.peers.sglang import Tree
 from extproc.simulator.peers.signals import Signal, SignalScraper, scrape_nothing
+from tests.tables import table
 
 NAMES = ("a", "b", "c")
 SMALL = MatrixCell(arm="gie", workload="C", load=0.3, endpoints=2, warmup_s=5, measured_s=30)
@@ -79,7 +80,7 @@ def test_peers_are_no_strategies_of_the_service() -> None:
     assert all(peer.after and peer.deviates for peer in PEERS.values())
 
 
-@pytest.mark.parametrize("name", PEERS)
+@table("name", PEERS)
 def test_peer_keeps_a_prompt_where_it_was_and_names_every_fallback_once(name: str) -> None:
     fleet = Fleet(peer(name))
     first = fleet.ask(essay("x"))
@@ -89,7 +90,7 @@ def test_peer_keeps_a_prompt_where_it_was_and_names_every_fallback_once(name: st
     assert sorted([first, *(endpoint.name for endpoint in again.fallbacks)]) == [*NAMES]
 
 
-@pytest.mark.parametrize("name", PEERS)
+@table("name", PEERS)
 def test_peer_goes_on_when_its_favourite_is_gone(name: str) -> None:
     fleet = Fleet(peer(name))
     first = fleet.ask(essay("x"))
@@ -99,7 +100,7 @@ def test_peer_goes_on_when_its_favourite_is_gone(name: str) -> None:
     assert fleet.ask(essay("x")) in rest
 
 
-@pytest.mark.parametrize(
+@table(
     ("arm", "fault"),
     [("gie:foo=1", "foo"), ("gie:scrape_s=0", None), ("sglang_cache_aware:unmatched=any", "neither")],
 )

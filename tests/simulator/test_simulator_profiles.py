@@ -7,6 +7,7 @@ import pytest
 
 from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE, built_in_profiles, find_profile, read_profiles
+from tests.tables import table
 
 COSTS = "base_ms: 1, kv_us_per_ctx_token: 1, prefill_ms_per_token: 1, "
 SIZES = "kv_tokens: 64, block_size: 16, max_num_batched_tokens: 64, max_num_seqs: 4, max_model_len: 64"
@@ -27,7 +28,7 @@ def test_step_of_the_published_round_robin_run_takes_88_ms() -> None:
     assert find_profile("l4-llama8b-fp8").step_s(97 * 870, 0) == pytest.approx(0.088, abs=0.0005)
 
 
-@pytest.mark.parametrize(("tokens", "share"), [(6_000, 0.14), (15_000, 0.34), (30_000, 0.68)])
+@table(("tokens", "share"), [(6_000, 0.14), (15_000, 0.34), (30_000, 0.68)])
 def test_attention_of_a_prefill_is_the_measured_share_of_it(tokens: int, share: float) -> None:
     profile = find_profile("l4-llama8b-fp8-attention")
     without = replace(profile, attention_ns=0)
@@ -77,7 +78,7 @@ def test_empty_file_holds_no_profile(tmp_path: Path) -> None:
         find_profile(str(path))
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "fault"),
     [
         ("a: [", "profiles:1: not YAML: "),

@@ -19,6 +19,7 @@ from extproc.errors import SettingsError
 from extproc.simulator.commands import simulate
 from extproc.simulator.server_commands import read_ports
 from tests.stack.ports import free_ports
+from tests.tables import table
 
 COMMAND = [sys.executable, "-m", "extproc", "simulate", "vllm"]
 PROFILE = """
@@ -47,7 +48,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=30, check=False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@table("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_range_of_ports_is_served_until_a_signal_comes(number: signal.Signals) -> None:
     """Three endpoints live and die together.
 
@@ -135,7 +136,7 @@ def test_an_occupied_port_is_an_error_that_names_it() -> None:
     assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "complaint"),
     [
         ((), "give either --port or --ports"),

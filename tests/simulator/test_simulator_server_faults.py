@@ -9,6 +9,7 @@ import pytest
 from extproc.errors import SettingsError
 from extproc.simulator.http.faults import Faults
 from tests.simulator.face import Face, serving
+from tests.tables import table
 from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -114,7 +115,7 @@ def test_faults_are_read_from_pairs() -> None:
     assert expected == Faults.parse(["delay_s=0.5", "close_after=3", "is_sick=true"])
 
 
-@pytest.mark.parametrize("pair", ["delay_s=-1", "error_rate=1.5", "error_status=404", "typo=1", "delay_s"])
+@table("pair", ["delay_s=-1", "error_rate=1.5", "error_status=404", "typo=1", "delay_s"])
 def test_bad_faults_are_refused_by_name(pair: str) -> None:
     with pytest.raises(SettingsError, match=pair.partition("=")[0]):
         Faults.parse([pair])

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import pytest
-
 from tests.simulator.face import serving
 from tests.simulator.wording import CHAT, COMPLETIONS, HELLO, MESSAGES, RESPONSES
+from tests.tables import table
 
 SCHEMA = {"type": "object"}
 SCORES = (
@@ -23,7 +22,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "fields", "message"),
     [
         (CHAT, {"logprobs": True}, SCORES.format(True, True)),
@@ -54,7 +53,7 @@ async def test_what_the_simulator_does_not_do_gets_400(
         assert face.endpoint.driver.engine.is_idle
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "fields"),
     [
         (CHAT, {"logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}}),

@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import pytest
 
 from tests.simulator.face import serving
 from tests.simulator.wording import ERRORS, STREAMS, WHOLE, as_stream, list_kinds, mask, mask_tokens
+from tests.tables import table
 
 RECORDED = orjson.loads((Path(__file__).parent / "data" / "answers-0.32.0.json").read_bytes())
 
 
-@pytest.mark.parametrize("index", range(len(STREAMS)))
+@table("index", range(len(STREAMS)))
 async def test_streams_have_the_events_of_vllm(index: int) -> None:
     path, body = STREAMS[index]
     async with serving() as face:
@@ -21,7 +21,7 @@ async def test_streams_have_the_events_of_vllm(index: int) -> None:
     assert list(map(mask_tokens, RECORDED["streams"][index])) == list(map(mask_tokens, actual))
 
 
-@pytest.mark.parametrize("index", range(len(WHOLE)))
+@table("index", range(len(WHOLE)))
 async def test_whole_answers_have_the_fields_of_vllm(index: int) -> None:
     path, body = WHOLE[index]
     expected_status, expected = RECORDED["whole"][index]
@@ -32,7 +32,7 @@ async def test_whole_answers_have_the_fields_of_vllm(index: int) -> None:
     assert mask_tokens(expected) == mask_tokens(mask(orjson.dumps(answer).decode()))
 
 
-@pytest.mark.parametrize("index", range(len(ERRORS)))
+@table("index", range(len(ERRORS)))
 async def test_errors_are_worded_as_those_of_vllm(index: int) -> None:
     path, body = ERRORS[index]
     async with serving() as face:

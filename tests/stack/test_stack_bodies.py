@@ -13,6 +13,7 @@ from tests.stack.service import pool
 from tests.stack.stack import Stack
 from tests.stack.upstream import serve
 from tests.stack.variants import MODES
+from tests.tables import table
 from tests.waiting import until
 
 pytestmark = pytest.mark.envoy
@@ -62,7 +63,7 @@ async def test_one_pool_passes_every_body_on_unchanged(stack: Stack) -> None:
     assert SECRET not in stack.service.log.read_text() + stack.gateway.log.read_text()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@table("mode", MODES)
 async def test_bodies_arrive_unchanged_in_every_mode(stack: Stack, mode: str) -> None:
     """And a conversation stays, but where the body comes after the decision."""
     other = stack.through(mode)
@@ -120,9 +121,7 @@ async def test_answer_streams_chunk_by_chunk(stack: Stack) -> None:
     assert (answer.status, first, rest) == (200, b"first ", b"last")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "messages"), [("prefix_hash", 2), ("round_robin", 1)], ids=["body read", "body skipped"]
-)
+@table(("strategy", "messages"), [("prefix_hash", 2), ("round_robin", 1)], ids=["body read", "body skipped"])
 async def test_request_costs_two_messages_at_most_whatever_the_answer(
     stack: Stack, strategy: str, messages: int
 ) -> None:

@@ -15,6 +15,7 @@ from tests.stack.gateway import (
     load,
     tell_addresses,
 )
+from tests.tables import table
 
 pytestmark = pytest.mark.envoy
 
@@ -23,7 +24,7 @@ STATIC = ["standalone.yaml", "sidecar.yaml"]
 LIMIT_BYTES = 50_331_648  # the service's default of server.max_body_bytes
 
 
-@pytest.mark.parametrize("name", BOOTSTRAPS)
+@table("name", BOOTSTRAPS)
 def test_envoy_accepts_configuration(name: str) -> None:
     command = [find_envoy(), "--mode", "validate", "--log-level", "warning", "-c", str(SHIPPED / name)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -99,7 +100,7 @@ def _without_addresses(tree: Tree) -> Tree:
     return tree
 
 
-@pytest.mark.parametrize("name", BOOTSTRAPS)
+@table("name", BOOTSTRAPS)
 def test_what_became_of_requests_is_told_to_the_service(name: str) -> None:
     """On the listener for clients, at once, with the one header that the verdict needs."""
     listener = load(name)["static_resources"]["listeners"][0]

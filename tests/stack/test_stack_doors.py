@@ -13,6 +13,7 @@ from tests.stack.client import CHAT, Answer, ask
 from tests.stack.gateway import SHIPPED, doors, find, load
 from tests.stack.service import pool
 from tests.stack.stack import Stack
+from tests.tables import table
 
 pytestmark = pytest.mark.envoy
 
@@ -130,7 +131,7 @@ def test_other_paths_are_not_found_in_openai_words_and_cost_the_service_nothing(
     assert stack.gateway.ext_proc()["streams_started"] == before
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
+@table("method", ["GET", "POST"])
 def test_no_spelling_opens_another_path(stack: Stack, method: str) -> None:
     answers = {name: ask_plainly(stack, path, method) for name, (path, _) in TRICKS.items()}
 
@@ -195,7 +196,7 @@ OLD = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@table("stream", [False, True])
 def test_http_1_0_is_spoken(stack: Stack, *, stream: bool) -> None:
     for how in OLD.values():
         request, posts = how.encode(), how.startswith("POST")

@@ -11,6 +11,7 @@ from extproc.errors import SettingsError
 from extproc.router.cluster.file import FileSource, parse_endpoints
 from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.harness import RecordingSink, running
+from tests.tables import table
 
 ONE = b"- {address: 10.0.0.1, port: 8000}\n"
 TWO = ONE + b"- {address: 10.0.0.2, port: 8000, name: second}\n"
@@ -54,7 +55,7 @@ def test_an_empty_list_is_no_endpoints_on_purpose() -> None:
     assert parse_endpoints(b"[]") == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("content", "fault"),
     [
         (b"", "valid list"),

@@ -1,14 +1,13 @@
 """What an InferencePool asks for."""
 
-import pytest
-
 from tests.router.cluster.pool_objects import Object, parent, parsed_pool, pool_object
+from tests.tables import table
 
 REFUSED = [parent("llm", Accepted="False", ResolvedRefs="True")]
 UNSEEN = [parent("default", Accepted="Unknown")]
 
 
-@pytest.mark.parametrize(
+@table(
     ("pool", "selector", "ports"),
     [
         (pool_object(), "app=vllm,model=llama", (8000,)),
@@ -23,7 +22,7 @@ def test_a_pool_is_a_selector_and_ports(pool: Object, selector: str, ports: tupl
     assert (terms.selector, terms.ports, terms.fault) == (selector, ports, None)
 
 
-@pytest.mark.parametrize(
+@table(
     ("pool", "fault"),
     [
         (pool_object(labels={}), ("no_selector", "has no labels in its selector")),
@@ -42,7 +41,7 @@ def test_a_pool_that_selects_nothing_is_at_fault_and_not_every_pod_of_its_namesp
     assert parsed_pool(pool).terms.fault == fault
 
 
-@pytest.mark.parametrize(
+@table(
     ("pool", "refusals"),
     [
         (pool_object(parents=REFUSED), ("llm: Accepted is False (AcceptedIsFalse)",)),

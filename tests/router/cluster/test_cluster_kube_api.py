@@ -12,6 +12,7 @@ from extproc.router.cluster.pods import Pod, read_pod
 from extproc.router.cluster.slices import EndpointSlice
 from tests.router.cluster.api_server import line, status_object
 from tests.router.cluster.objects import parsed, pod, slice_object
+from tests.tables import table
 
 
 def test_an_event_is_its_type_and_its_slice() -> None:
@@ -28,7 +29,7 @@ def test_a_bookmark_is_a_version_alone() -> None:
     assert (kind, slice_.metadata.resource_version) == ("BOOKMARK", "7")
 
 
-@pytest.mark.parametrize(
+@table(
     ("code", "why"),
     [
         (410, "expired"),

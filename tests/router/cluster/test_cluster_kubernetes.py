@@ -158,6 +158,7 @@ async def test_a_slice_without_the_port_is_logged_once(
     ]
 
 
+@pytest.mark.slow
 async def test_idling_costs_less_than_one_percent_of_a_core(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:

@@ -9,6 +9,7 @@ from extproc.router.cluster.slices import AddressFamily, read_slice
 from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.objects import parsed, pod, slice_object
 from tests.router.cluster.pool_objects import LABELS, Object, parsed_pod, running_pod
+from tests.tables import table
 
 READY = [("default/a", "10.0.0.1:8000", True)]
 DRAINING = [("default/a", "10.0.0.1:8000", False)]
@@ -24,7 +25,7 @@ def book_of(*pods: Object, ports: tuple[int, ...] = (8000,)) -> PodBook:
     return book
 
 
-@pytest.mark.parametrize(
+@table(
     ("pod_", "endpoints"),
     [
         pytest.param(running_pod("a", "10.0.0.1"), READY, id="running and ready"),
@@ -54,7 +55,7 @@ def test_a_pod_is_an_endpoint_if_it_is_running_and_ready(
     assert told(read_pod(parsed_pod(pod_), (8000,), "IPv4").endpoints) == endpoints
 
 
-@pytest.mark.parametrize(
+@table(
     ("family", "addresses", "address"),
     [
         ("IPv4", ("10.0.0.1", "fd00::1"), "10.0.0.1:8000"),
@@ -82,7 +83,7 @@ def test_each_port_of_a_pod_is_an_endpoint_with_a_name_of_its_own() -> None:
     ]
 
 
-@pytest.mark.parametrize("ports", [(8000,), (8000, 8001)])
+@table("ports", [(8000,), (8000, 8001)])
 def test_a_pod_is_called_as_its_endpoint_slice_calls_it(ports: tuple[int, ...]) -> None:
     """A pool that changes from the one source to the other keeps its places on the ring."""
     entries = [{"name": f"p{port}", "port": port, "protocol": "TCP"} for port in ports]

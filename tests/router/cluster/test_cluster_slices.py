@@ -1,8 +1,7 @@
-import pytest
-
 from extproc.router.cluster.slices import EndpointConditions, EndpointPort, find_port, is_ready, read_slice
 from extproc.router.routing.endpoint import Endpoint
 from tests.router.cluster.objects import Object, parsed, pod, slice_object
+from tests.tables import table
 
 METRICS: Object = {"name": "metrics", "port": 9090, "protocol": "TCP"}
 READY, DRAINING, LEFT_OUT = True, False, None
@@ -34,7 +33,7 @@ def test_only_the_first_address_of_an_endpoint_counts() -> None:
     assert [endpoint.address for endpoint in read_slice(slice_, ("http",)).endpoints] == ["10.0.0.1:8000"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("ready", "serving", "terminating", "state"),
     [
         (True, True, False, READY),
@@ -69,7 +68,7 @@ def test_missing_conditions_mean_ready_and_draining_pods_are_listed() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("ports", "port", "number"),
     [
         ([EndpointPort("http", 8000)], "http", 8000),
@@ -96,7 +95,7 @@ def test_each_slice_has_its_own_number_for_a_named_port() -> None:
     assert [endpoint.address for endpoint in read_slice(other, ("http",)).endpoints] == ["10.0.0.2:9000"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("slice_", "fault"),
     [
         (slice_object("vllm-1", pod("a", "10.0.0.1"), ports=[METRICS]), "only metrics=9090/TCP"),
@@ -118,7 +117,7 @@ def test_one_bad_address_costs_that_endpoint_alone() -> None:
     assert reading.fault == "'10.0.0' is not an IP address"
 
 
-@pytest.mark.parametrize("field", ["endpoints", "ports"])
+@table("field", ["endpoints", "ports"])
 def test_null_lists_are_empty(field: str) -> None:
     slice_ = parsed(slice_object("vllm-1") | {field: None})
 
@@ -128,7 +127,7 @@ def test_null_lists_are_empty(field: str) -> None:
 RANKS = [{"name": f"rank-{rank}", "port": 8000 + rank, "protocol": "TCP"} for rank in range(2)]
 
 
-@pytest.mark.parametrize("ports", [(8000, 8001), ("rank-0", "rank-1"), ("rank-0", 8001)])
+@table("ports", [(8000, 8001), ("rank-0", "rank-1"), ("rank-0", 8001)])
 def test_each_port_of_a_pod_is_an_endpoint(ports: tuple[int | str, ...]) -> None:
     slice_ = slice_object("vllm-1", pod("a", "10.0.0.1", zone="eu-1a"), pod(None, "10.0.0.2"), ports=RANKS)
     endpoints = read_slice(parsed(slice_), ports).endpoints

@@ -11,6 +11,7 @@ from extproc.router.cluster.kube_api import read_retry_after
 from tests.router.cluster.api_server import ApiServer, refuses, serving, streams
 from tests.router.cluster.harness import BuildSource, RecordingSink, has, running
 from tests.router.cluster.objects import A, B, C, slice_object
+from tests.tables import table
 
 
 @pytest.mark.slow
@@ -126,7 +127,7 @@ async def test_a_server_says_when_to_come_back(
     assert 7 <= delay_s <= 7 * 1.25
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "read_s"),
     [
         ("1", 1),

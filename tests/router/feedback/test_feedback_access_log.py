@@ -19,6 +19,7 @@ from extproc.router.feedback.access_log import (
 from extproc.router.feedback.outcome import EndpointFault, Exchange, Outcome, Verdict, outcomes
 from extproc.router.wire.calls import Status
 from tests.router.feedback.access_logs import Client, entry, message
+from tests.tables import table
 
 CLIENTS = ("downstream_connection_termination", "downstream_protocol_error", "downstream_remote_reset")
 ENDPOINTS = (
@@ -105,7 +106,7 @@ STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 TICKET = "00000000000000ff"
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "first_token_s"),
     [
         ({}, 0.25),
@@ -128,7 +129,7 @@ def test_the_first_token_is_that_of_a_stream_at_the_first_attempt(
     assert (exchange.ticket, exchange.first_token_s) == (255, first_token_s)
 
 
-@pytest.mark.parametrize("pick", [None, "", "ff", "g" * 16, "0" * 15 + "-", "_" * 16, "f" * 17, "0" * 16])
+@table("pick", [None, "", "ff", "g" * 16, "0" * 15 + "-", "_" * 16, "f" * 17, "0" * 16])
 def test_a_number_that_we_never_gave_is_none(pick: str | None) -> None:
     (exchange,) = read_entries(message(entry(pick=pick, first_body_us="1000", headers=STREAM)))
 

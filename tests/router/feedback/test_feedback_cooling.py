@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from extproc.router.feedback.cooling import Change, Cooling, Rules, Why
 from extproc.router.feedback.outcome import Outcome, Verdict
 from tests.clock import Clock
+from tests.tables import table
 
 EXACT = Rules(jitter=0.0)
 NAMES = ("a", "b", "c", "d")
@@ -73,7 +74,7 @@ def test_a_long_answer_that_began_before_the_failures_does_not_end_the_row() -> 
     assert bench.fail("a", 1) is Change.COOLED
 
 
-@pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.ANSWERED, Verdict.BUSY])
+@table("verdict", [Verdict.UNKNOWN, Verdict.ANSWERED, Verdict.BUSY])
 def test_nothing_but_a_failure_cools(verdict: Verdict) -> None:
     bench = Bench()
     for _ in range(100):
@@ -241,7 +242,7 @@ def test_never_more_than_half_is_shut() -> None:
     assert (bench.open(), bench.cooling.shut()) == ("bd", {"c": Why.COOLING, "a": Why.COOLING})
 
 
-@pytest.mark.parametrize(("size", "shut"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (9, 4)])
+@table(("size", "shut"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (9, 4)])
 def test_half_of_an_odd_number_is_the_smaller_half(size: int, shut: int) -> None:
     names = tuple(map(str, range(size)))
     bench = Bench(names=names)

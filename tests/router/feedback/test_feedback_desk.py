@@ -20,6 +20,7 @@ from extproc.router.routing.strategies.balanced import LeastLoad, RandomChoice, 
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.clock import Clock
+from tests.tables import table
 
 ENDPOINTS = [
     Endpoint(f"e{number}", f"10.0.0.{number}:80", adapters=frozenset({"sql"} if number < 3 else ()))
@@ -232,7 +233,7 @@ class World:
                 self.desk.observe(outcome)
 
 
-@pytest.mark.parametrize("make", [LeastLoad, PrefixHash], ids=["least_load", "prefix_hash"])
+@table("make", [LeastLoad, PrefixHash], ids=["least_load", "prefix_hash"])
 def test_one_of_four_that_fails_at_once_costs_few_requests_and_gets_its_share_back(
     make: type[LeastLoad] | type[PrefixHash],
 ) -> None:
@@ -258,7 +259,7 @@ def test_one_of_four_that_fails_at_once_costs_few_requests_and_gets_its_share_ba
     assert share(back) == pytest.approx(0.25, abs=0.08)
 
 
-@pytest.mark.parametrize("make", [LeastLoad, PrefixHash], ids=["least_load", "prefix_hash"])
+@table("make", [LeastLoad, PrefixHash], ids=["least_load", "prefix_hash"])
 def test_without_the_feedback_it_is_a_black_hole(make: type[LeastLoad] | type[PrefixHash]) -> None:
     world = World(make(outside()))
     world.desk.cooling.rules = Rules(failures=None)

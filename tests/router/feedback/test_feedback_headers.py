@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 from extproc.router.feedback.cooling import Cooling, Rules, Why
 from extproc.router.feedback.outcome import Outcome, Verdict, judge_response
 from extproc.router.feedback.pool_feedback import PoolFeedback
@@ -13,6 +11,7 @@ from extproc.router.routing.strategies.balanced import RoundRobin
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.stream.events import ResponseHeaders, Served
 from tests.clock import Clock
+from tests.tables import table
 
 A, B = Endpoint("a", "10.0.0.1:80"), Endpoint("b", "10.0.0.2:80")
 
@@ -22,7 +21,7 @@ def told(status: int, retry_after: str | None = None, *, is_upstreams: bool = Fa
     return judge_response(Served("llama", A.address, response), 0.3, 0.0)
 
 
-@pytest.mark.parametrize(
+@table(
     ("outcome", "verdict"),
     [
         (told(200), Verdict.ANSWERED),

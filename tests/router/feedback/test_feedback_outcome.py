@@ -1,6 +1,5 @@
 """What an exchange says of the endpoints it reached: whose doing was it?"""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from extproc.router.feedback.outcome import (
     outcomes,
     parse_retry_after,
 )
+from tests.tables import table
 
 # 21 October 2026, 07:27:40 GMT.
 NOW_S = 1_792_567_660.0
@@ -32,7 +32,7 @@ def silent(
     return Exchange("llama", A, status, 0.5, None, fault, retry_after=retry_after)
 
 
-@pytest.mark.parametrize(
+@table(
     ("exchange", "verdict", "class_"),
     [
         (answered(200), Verdict.ANSWERED, "2xx"),
@@ -69,7 +69,7 @@ def test_an_exchange_is_judged(exchange: Exchange, verdict: Verdict, class_: str
     assert (outcome.pool, outcome.address, outcome.duration_s) == ("llama", A, 0.5)
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "seconds"),
     [
         (None, 0),
@@ -93,7 +93,7 @@ def test_retry_after_is_read(text: str | None, seconds: float) -> None:
     assert parse_retry_after(text, NOW_S) == seconds
 
 
-@pytest.mark.parametrize(
+@table(
     ("address", "attempts", "told", "blamed"),
     [
         (A, 1, [A, B, C], []),

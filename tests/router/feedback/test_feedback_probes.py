@@ -19,6 +19,7 @@ from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.balanced import RoundRobin
 from extproc.router.routing.strategies.base import Outside
 from tests.stack.ports import free_ports
+from tests.tables import table
 from tests.waiting import until
 
 
@@ -155,7 +156,7 @@ async def serving(status: int, delay_s: float = 0.0) -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-@pytest.mark.parametrize(
+@table(
     ("status", "is_healthy"),
     [(200, True), (204, True), (302, True), (401, True), (404, True), (500, False), (503, False)],
 )

@@ -25,6 +25,7 @@ from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from tests.stack.ports import free_ports
+from tests.tables import table
 from tests.waiting import until
 
 OUTSIDE = Outside(random.Random(1), lambda: 0.0)
@@ -88,7 +89,7 @@ async def test_what_an_endpoint_tells_reaches_its_pool() -> None:
     assert endpoints["e0"]["waiting"] == 2  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
+@table(
     "page",
     [
         web.Response(status=404),
@@ -199,9 +200,7 @@ def test_nobody_asks_any_more_and_nothing_is_known() -> None:
     assert desk.pool.describe_engines()["endpoints"]["e0"]["waiting"] is None  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    ("status", "answers_us", "is_dropped"), [(0, False, True), (0, True, False), (500, False, False)]
-)
+@table(("status", "answers_us", "is_dropped"), [(0, False, True), (0, True, False), (500, False, False)])
 def test_what_an_endpoint_held_is_dropped_when_it_does_not_answer_us_either(
     status: int, answers_us: bool, is_dropped: bool
 ) -> None:

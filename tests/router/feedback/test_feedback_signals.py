@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from extproc.errors import ProtocolError
 from extproc.router.feedback.scraper import read_signals
 from extproc.router.routing.signals import EndpointSignals
+from tests.tables import table
 
 PAGE = (Path(__file__).parents[2] / "simulator/data/metrics-0.32.0.txt").read_bytes()
 
@@ -64,7 +65,7 @@ def test_engines_of_one_server_are_added_up() -> None:
     assert read_signals(page) == EndpointSignals(running=7, kv_tokens=3_200, block_tokens=16)
 
 
-@pytest.mark.parametrize(
+@table(
     ("labels", "kv_tokens"),
     [
         (b'kv_cache_size_tokens="500",block_size="16",num_gpu_blocks="100"', 500),
@@ -77,7 +78,7 @@ def test_the_size_of_a_cache_is_told_in_two_ways(labels: bytes, kv_tokens: int |
     assert read_signals(LEAST + b"vllm:cache_config_info{%b} 1.0" % labels).kv_tokens == kv_tokens
 
 
-@pytest.mark.parametrize(
+@table(
     "page",
     [
         b"",

@@ -16,6 +16,7 @@ from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pick, Pool
 from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import Outside
+from tests.tables import table
 
 OUTSIDE = Outside(random.Random(0), lambda: 0.0)
 PRIORITIES = {"batch": -10, "later": -1, "usual": 0, "premium": 100}
@@ -47,7 +48,7 @@ def those_let_in(pool: Pool) -> set[str]:
     return {name for name in PRIORITIES if is_let_in(pool, name)}
 
 
-@pytest.mark.parametrize(
+@table(
     ("in_flight", "let_in"),
     [
         ([], {"batch", "later", "usual", "premium"}),
@@ -78,7 +79,7 @@ def test_a_full_pool_refuses_negative_priorities_first(in_flight: list[str], let
     assert those_let_in(pool) == let_in
 
 
-@pytest.mark.parametrize("objective", ["", "no-such", "BATCH", "batch ", "usual"])
+@table("objective", ["", "no-such", "BATCH", "batch ", "usual"])
 def test_an_unknown_objective_is_priority_0(objective: str) -> None:
     pool = full_pool(1)
     send(pool, "batch")
@@ -94,9 +95,7 @@ def test_the_newer_name_of_a_header_goes_first() -> None:
     assert Admission(PRIORITIES).standing(told) == Standing(-10)
 
 
-@pytest.mark.parametrize(
-    ("objective", "kind"), [("batch", Sheddable), ("usual", Overloaded), ("premium", Overloaded)]
-)
+@table(("objective", "kind"), [("batch", Sheddable), ("usual", Overloaded), ("premium", Overloaded)])
 def test_a_refusal_says_of_which_kind_it_is(objective: str, kind: type[Overloaded]) -> None:
     pool = full_pool(1)
     for _ in range(2):

@@ -1,8 +1,7 @@
 """Which path is which API, and whose body matters."""
 
-import pytest
-
 from extproc.router.routing.prompt.apis import api_of, operation_of, reads_body
+from tests.tables import table
 
 PROMPT_FIELDS = {
     "/v1/chat/completions": ["tools", "documents", "messages"],
@@ -29,7 +28,7 @@ PROMPT_FIELDS = {
 }
 
 
-@pytest.mark.parametrize(("path", "fields"), PROMPT_FIELDS.items())
+@table(("path", "fields"), PROMPT_FIELDS.items())
 def test_path_tells_where_the_prompt_is(path: str, fields: list[str]) -> None:
     assert fields == [field.name for field in api_of(path)]
 
@@ -41,9 +40,7 @@ def test_without_a_path_the_fields_tell() -> None:
     assert reads_body("POST", "")
 
 
-@pytest.mark.parametrize(
-    "path", ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/generative_scoring"]
-)
+@table("path", ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/generative_scoring"])
 def test_query_comes_before_what_it_is_compared_with(path: str) -> None:
     names = [field.name for field in api_of(path)]
 
@@ -52,7 +49,7 @@ def test_query_comes_before_what_it_is_compared_with(path: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@table(
     "path",
     [
         "/v1/chat/completions?api-version=1",
@@ -66,23 +63,23 @@ def test_what_stands_around_the_route_does_not_matter(path: str) -> None:
     assert api_of(path) == api_of("/v1/chat/completions")
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/unknown", "/v1/audio/translations"])
+@table("path", ["/v1/chat/completions", "/tokenize", "/unknown", "/v1/audio/translations"])
 def test_posted_bodies_are_read_for_their_model(path: str) -> None:
     assert reads_body("POST", path)
     assert reads_body("post", path)
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE", "CONNECT", ""])
+@table("method", ["GET", "HEAD", "OPTIONS", "DELETE", "CONNECT", ""])
 def test_methods_without_a_body_need_none(method: str) -> None:
     assert not reads_body(method, "/v1/chat/completions")
 
 
-@pytest.mark.parametrize("path", ["/ping", "/health", "/v1/responses/resp_1/cancel", "/v1/models?x=1"])
+@table("path", ["/ping", "/health", "/v1/responses/resp_1/cancel", "/v1/models?x=1"])
 def test_routes_that_take_no_prompt_need_no_body(path: str) -> None:
     assert not reads_body("POST", path)
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "operation"),
     [
         ("/v1/chat/completions", "chat"),

@@ -1,11 +1,11 @@
 """Chains: where a prompt is cut, and what two of them have in common."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain, chain_of
 from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT
+from tests.tables import table
 
 SEED = 7
 
@@ -41,7 +41,7 @@ def test_a_chat_is_cut_at_its_end_to_the_byte() -> None:
     assert chain.ends == [len(text)]
 
 
-@pytest.mark.parametrize(("rest", "blocks"), [(0, 2), (63, 2), (64, 3), (255, 3)])
+@table(("rest", "blocks"), [(0, 2), (63, 2), (64, 3), (255, 3)])
 def test_a_small_rest_makes_the_last_block_longer(rest: int, blocks: int) -> None:
     head = turn("user", "")
     chain = chain_of(head + "a" * (2 * BLOCK_BYTES + rest - len(head)), SEED)
@@ -108,7 +108,7 @@ def test_an_answer_first_is_read_like_any_text() -> None:
     assert chain.reach(1) == chain.size
 
 
-@pytest.mark.parametrize("text", ["", "short", "é" * 10])
+@table("text", ["", "short", "é" * 10])
 def test_what_fills_no_block_has_none(text: str) -> None:
     chain = chain_of(text, SEED)
 

@@ -9,6 +9,7 @@ from extproc.router.routing.strategies.prefix_cache.engine_model import ENGINES,
 from extproc.router.routing.strategies.prefix_cache.holding import Holding
 from extproc.router.routing.strategies.prefix_cache.homes import GatewayCount
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
+from tests.tables import table
 
 
 def filled(idle_bytes: int, used_s: float) -> Holding:
@@ -19,7 +20,7 @@ def filled(idle_bytes: int, used_s: float) -> Holding:
     return holding
 
 
-@pytest.mark.parametrize(
+@table(
     ("idle_bytes", "size", "age_s", "expected"),
     [
         (400, 600, 0, 0),  # there is room

@@ -10,9 +10,10 @@ from extproc.router.routing.endpoint import (
     parse_address,
     parse_target,
 )
+from tests.tables import table
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "canonical"),
     [
         ("10.0.0.1:8000", "10.0.0.1:8000"),
@@ -24,7 +25,7 @@ def test_an_address_has_one_form(text: str, canonical: str) -> None:
     assert parse_address(text) == canonical
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "",
@@ -56,7 +57,7 @@ def test_a_target_is_a_name_and_a_port() -> None:
     assert parse_target(" vllm-headless.default.svc:8000 ") == ("vllm-headless.default.svc", 8000)
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "vllm",
@@ -75,7 +76,7 @@ def test_what_is_no_target_is_refused(text: str) -> None:
         parse_target(text)
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "canonical"),
     [
         ("10.0.0.1", "10.0.0.1"),

@@ -5,12 +5,12 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-import pytest
 from msgspec.structs import replace
 
 from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.base import PeerCounts
 from extproc.router.routing.strategies.prefix_cache.homes import NO_HOMES, GatewayCount, Homes, find_homes
+from tests.tables import table
 
 ROOT, HOME = 1, 2
 QUESTIONS = itertools.count()
@@ -30,7 +30,7 @@ def chain(answered: int = 0, rooted: int = 0) -> Chain:
     return Chain([5], [900], [900], 900, HOME, answered, root, rooted, question, answers=2 * bool(answered))
 
 
-@pytest.mark.parametrize(
+@table(
     ("asked", "reach", "presumed", "own"),
     [
         (chain(), 0, {}, "h"),
@@ -56,8 +56,8 @@ def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
     assert "" not in NO_HOMES
 
 
-@pytest.mark.parametrize("gateways", [1, 2, 3, 4, 8, 12])
-@pytest.mark.parametrize("seed", range(20))
+@table("gateways", [1, 2, 3, 4, 8, 12])
+@table("seed", range(20))
 def test_company_is_found_out_from_turns(gateways: int, seed: int) -> None:
     rng, company = random.Random(seed), GatewayCount()
     for _ in range(600):
@@ -120,9 +120,7 @@ def test_what_is_told_is_believed() -> None:
     assert company.count == 3
 
 
-@pytest.mark.parametrize(
-    ("heard", "prompt", "at_least", "at_most"), [(0, 0, 3, 64), (3, 3, 3, 64), (3, 0, 4, 4)]
-)
+@table(("heard", "prompt", "at_least", "at_most"), [(0, 0, 3, 64), (3, 3, 3, 64), (3, 0, 4, 4)])
 def test_who_is_late_is_not_counted_twice(heard: int, prompt: int, at_least: float, at_most: float) -> None:
     """Late news make turns miss, which tells as if that gateway were not heard at all."""
     company = GatewayCount()
@@ -148,7 +146,7 @@ def met(ago_s: float, *turns: PeerCounts) -> GatewayCount:
     return company
 
 
-@pytest.mark.parametrize(
+@table(
     ("neighbours", "ago_s", "is_alone"),
     [
         (ALL, 0.5, True),

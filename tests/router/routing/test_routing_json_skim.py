@@ -18,6 +18,7 @@ from extproc.router.routing.prompt.json_reader import RECODED_BYTES
 from extproc.router.routing.prompt.json_skim import Skim
 from extproc.router.routing.prompt.parse import Prompt, parse
 from tests.hostile import CHAT, HONEST, HOSTILE, Body, content, fill
+from tests.tables import table
 
 PATHS = [
     CHAT,
@@ -137,7 +138,7 @@ def test_hostile_body_takes_bounded_effort(kind: str, size: int) -> None:
     assert prompt is None or prompt.effort <= BOUND
 
 
-@pytest.mark.parametrize("kind", ["arrays 480 deep", "small objects", "empty arrays", "open brackets"])
+@table("kind", ["arrays 480 deep", "small objects", "empty arrays", "open brackets"])
 def test_small_body_of_many_brackets_is_read_with_a_bound_too(kind: str) -> None:
     prompt = ask(HOSTILE[kind](LIMITS.whole_bytes // 2))
 
@@ -154,8 +155,8 @@ def test_image_is_hashed_once_for_all_keys() -> None:
     assert prompt.effort - before < SIZE // 16
 
 
-@pytest.mark.parametrize("is_partial", [False, True])
-@pytest.mark.parametrize("kind", HOSTILE)
+@table("is_partial", [False, True])
+@table("kind", HOSTILE)
 def test_hostile_body_takes_bounded_calls(kind: str, is_partial: bool) -> None:
     """Counts what `Effort` does not know of: every call, of Python and of C."""
     body = HOSTILE[kind](SIZE)
@@ -175,7 +176,7 @@ def test_hostile_body_takes_bounded_calls(kind: str, is_partial: bool) -> None:
     assert calls <= 300_000
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@table("kind", HOSTILE)
 def test_hostile_body_takes_little_memory(kind: str) -> None:
     body = HOSTILE[kind](SIZE)
     tracemalloc.start()
@@ -188,7 +189,7 @@ def test_hostile_body_takes_little_memory(kind: str) -> None:
     assert peak_bytes <= 4_000_000
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@table("kind", HOSTILE)
 def test_model_of_a_hostile_body_is_found(kind: str) -> None:
     body = HOSTILE[kind](SIZE)
     prompt = ask(body)
@@ -196,8 +197,8 @@ def test_model_of_a_hostile_body_is_found(kind: str) -> None:
     assert (prompt and prompt.model) == (body.model if prompt else None)
 
 
-@pytest.mark.parametrize("size", [100_000, 3_000_000])
-@pytest.mark.parametrize("kind", HONEST)
+@table("size", [100_000, 3_000_000])
+@table("kind", HONEST)
 def test_honest_large_body_gives_what_a_small_one_gives(kind: str, size: int) -> None:
     body = HONEST[kind](size)
     whole, skimmed = (
@@ -208,8 +209,8 @@ def test_honest_large_body_gives_what_a_small_one_gives(kind: str, size: int) ->
     assert skimmed.fault is None
 
 
-@pytest.mark.parametrize("kind", [*HONEST, *HOSTILE])
-@pytest.mark.parametrize("effort", [0, 1_000, 10_000, 100_000, 1_000_000])
+@table("kind", [*HONEST, *HOSTILE])
+@table("effort", [0, 1_000, 10_000, 100_000, 1_000_000])
 def test_prompt_answers_however_little_may_be_spent(kind: str, effort: int) -> None:
     """Stops at every stage: nothing but `parse` may raise, and what is cut short says so."""
     path, data, content_type, _ = (HONEST.get(kind) or HOSTILE[kind])(200_000)
@@ -226,7 +227,7 @@ LARGE = replace(LIMITS, whole_bytes=0)
 LONG = b"x" * 70_000
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "model", "first"),
     [
         (b'{"model":"m","prompt":"%b' % LONG, "m", "xxx"),
@@ -247,15 +248,13 @@ def test_large_partial_body_is_read_as_far_as_it_came(body: bytes, model: str | 
     assert prompt.field("user") is None
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b" " * 9, b"[]", b'{"a" 1}', b"{1:2}", b'{"a":1 "b":2}', b'{"a":1,}', b"{}{}", b'{"a":']
-)
+@table("body", [b"", b" " * 9, b"[]", b'{"a" 1}', b"{1:2}", b'{"a":1 "b":2}', b'{"a":1,}', b"{}{}", b'{"a":'])
 def test_large_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(PromptError):
         parse(CHAT, "", body, limits=LARGE)
 
 
-@pytest.mark.parametrize(
+@table(
     ("messages", "first"),
     [
         (b'[{"role":"user","content":"%b\xff"}]' % LONG, "x" * 9),
@@ -319,7 +318,7 @@ def test_odd_model_at_the_end_is_read_as_anywhere() -> None:
     assert parse(CHAT, "", body).model == "?m"
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@table("kind", HOSTILE)
 def test_body_is_gone_when_its_prompt_is(kind: str) -> None:
     """Without a garbage collection, which would let a dozen bodies of 31 MB pile up."""
     body = HOSTILE[kind](SIZE)

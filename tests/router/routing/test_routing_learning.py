@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.routing.strategies.prefix_cache.learning import Learner, LearntCosts, Slowdown, fit_line
+from tests.tables import table
 
 START = LearntCosts(0.19 / 4, 39.0)
 
@@ -27,8 +28,8 @@ def learn(costs: LearntCosts, samples: int, wrong: float = 0.0, seed: int = 1) -
     return learner
 
 
-@pytest.mark.parametrize("factor", [0.25, 0.5, 1, 2, 4])
-@pytest.mark.parametrize("wrong", [0.0, 0.2])
+@table("factor", [0.25, 0.5, 1, 2, 4])
+@table("wrong", [0.0, 0.2])
 def test_engines_of_another_speed_are_known_after_a_thousand_samples(factor: float, wrong: float) -> None:
     truth = LearntCosts(START.ms_per_byte * factor, START.step_ms * factor)
     learner = learn(truth, 1_500, wrong)
@@ -48,7 +49,7 @@ def test_nothing_is_believed_at_once() -> None:
     assert seen == sorted(seen)
 
 
-@pytest.mark.parametrize("at_once_ms", [3.0, 50.0])
+@table("at_once_ms", [3.0, 50.0])
 def test_a_head_that_is_sent_at_once_says_nothing(at_once_ms: float) -> None:
     """VLLM sends a stream's head before it has begun with the prompt."""
     rng = random.Random(3)
@@ -92,7 +93,7 @@ def test_a_line_goes_through_its_points() -> None:
     assert [line.slope, line.base, line.rising] == pytest.approx([3, 7, 1])
 
 
-@pytest.mark.parametrize(("slower", "factor"), [(1.0, 1.0), (1.2, 1.0), (2.0, 2.0), (0.5, 0.5), (100.0, 4.0)])
+@table(("slower", "factor"), [(1.0, 1.0), (1.2, 1.0), (2.0, 2.0), (0.5, 0.5), (100.0, 4.0)])
 def test_a_slower_endpoint_is_found_and_one_that_is_alike_is_not(slower: float, factor: float) -> None:
     rng, pace = random.Random(1), Slowdown()
     for _ in range(400):

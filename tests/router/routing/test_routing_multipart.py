@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from extproc.errors import PromptError
 from extproc.router.routing.prompt.multipart import END_BYTES, MAX_PARTS, MAX_VALUE_BYTES, open_form
 from extproc.router.routing.prompt.parse import parse
+from tests.tables import table
 
 PATH = "/v1/audio/transcriptions"
 FORM = "multipart/form-data; boundary=X"
@@ -25,7 +26,7 @@ def form(*parts: bytes) -> bytes:
     return b"".join(parts) + b"--X--\r\n"
 
 
-@pytest.mark.parametrize(
+@table(
     "body",
     [
         form(field("model", b"whisper"), FILE % b"\x00\xff" * 2),
@@ -56,7 +57,7 @@ async def test_form_of_a_client_library_is_read() -> None:
     assert ("whisper-größe", "me") == (prompt.model, prompt.field("user"))
 
 
-@pytest.mark.parametrize(
+@table(
     "content_type",
     [
         'multipart/form-data; boundary="X"',
@@ -68,7 +69,7 @@ def test_boundary_is_found_however_it_is_written(content_type: str) -> None:
     assert parse(PATH, content_type, form(field("model", b"m"))).model == "m"
 
 
-@pytest.mark.parametrize(
+@table(
     ("content_type", "body"),
     [
         ("multipart/form-data", form(field("model", b"m"))),
@@ -83,7 +84,7 @@ def test_broken_form_raises(content_type: str, body: bytes) -> None:
         parse(PATH, content_type, body)
 
 
-@pytest.mark.parametrize(
+@table(
     "body",
     [
         form(),
@@ -109,9 +110,7 @@ def test_hostile_heads_cost_no_time() -> None:
     assert time.process_time() - start_s < 0.1
 
 
-@pytest.mark.parametrize(
-    ("first", "last"), [(field("model", b"whisper"), b""), (b"", field("model", b"whisper"))]
-)
+@table(("first", "last"), [(field("model", b"whisper"), b""), (b"", field("model", b"whisper"))])
 def test_model_at_either_end_of_a_large_form_is_read(first: bytes, last: bytes) -> None:
     body = form(first, FILE % bytes(3 * END_BYTES), last)
 

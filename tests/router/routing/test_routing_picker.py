@@ -23,6 +23,7 @@ from extproc.router.routing.strategies.base import (
 )
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.hostile import HOSTILE, fill
+from tests.tables import table
 
 CHAT = "/v1/chat/completions"
 FIRST_USER = "first_user_message"
@@ -116,7 +117,7 @@ def test_an_adapter_that_a_client_loaded_takes_no_other_pools_traffic(
     assert pool_of(picker, chat(model)) == owner
 
 
-@pytest.mark.parametrize("models", [("llama-8b",), ()], ids=["configured", "learnt"])
+@table("models", [("llama-8b",), ()], ids=["configured", "learnt"])
 def test_an_adapter_named_like_its_pools_model_does_not_draw_its_requests_to_one_endpoint(
     models: tuple[str, ...],
 ) -> None:

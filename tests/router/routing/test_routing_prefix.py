@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from extproc.router.routing.prompt.parse import Prompt, parse
 from extproc.router.routing.prompt.prefix import Key, KeyKind, parse_key, prefix_of, routing_key
+from tests.tables import table
 
 FIRST, HEAD, CONVERSATION = (
     parse_key(name) for name in ("first_user_message", "prompt_head", "conversation")
@@ -25,7 +26,7 @@ def chat(*turns: tuple[str, str], **fields: Any) -> Prompt:
 PROMPT = chat(("system", "be"), ("user", "hello"), user="me")
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "key"),
     [
         ("first_user_message", Key(KeyKind.FIRST_USER_MESSAGE)),
@@ -41,7 +42,7 @@ def test_key_is_read_from_its_text(text: str, key: Key) -> None:
     assert key == parse_key(str(key))
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "why"),
     [
         ("", "choose from first_user_message, prompt_head, conversation, header:<name>, field:<name>"),
@@ -58,7 +59,7 @@ def test_what_is_no_key_says_why(text: str, why: str) -> None:
         parse_key(text)
 
 
-@pytest.mark.parametrize(
+@table(
     ("keys", "headers", "prefix"),
     [
         ([FIRST], {}, "hel"),
@@ -81,7 +82,7 @@ def test_conversation_is_a_key() -> None:
     assert prefix_of(PROMPT, [CONVERSATION], 3, {}) == PROMPT.conversation(3)
 
 
-@pytest.mark.parametrize("keys", [[FIRST], [HEAD], [CONVERSATION], [USER], []])
+@table("keys", [[FIRST], [HEAD], [CONVERSATION], [USER], []])
 def test_without_a_prompt_there_is_no_prefix(keys: list[Key]) -> None:
     assert prefix_of(None, keys, 100, {}) is None
 
@@ -90,7 +91,7 @@ def test_without_a_prompt_a_header_still_counts() -> None:
     assert prefix_of(None, [FIRST, SESSION], 100, {"x-session": "s"}) == "s"
 
 
-@pytest.mark.parametrize("messages", [[], [("system", "be")], [("user", "")]])
+@table("messages", [[], [("system", "be")], [("user", "")]])
 def test_empty_prompt_has_no_prefix(messages: list[tuple[str, str]]) -> None:
     assert prefix_of(chat(*messages), [FIRST, USER], 100, {}) is None
 
@@ -126,7 +127,7 @@ def test_text_moved_between_fields_is_framed_differently(text: str, cuts: tuple[
     assert all((framed(*one) == framed(*other)) == (one == other) for other in others)
 
 
-@pytest.mark.parametrize("field", ["model", "adapter", "cache_salt"])
+@table("field", ["model", "adapter", "cache_salt"])
 def test_model_adapter_and_salt_are_in_the_routing_key(field: str) -> None:
     plain = {"model": "m", "adapter": "a", "cache_salt": "s"}
 

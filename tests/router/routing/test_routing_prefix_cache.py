@@ -26,6 +26,7 @@ from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX
 from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash
 from extproc.router.routing.strategies.registry import STRATEGIES
 from tests.router.routing.fleet import CHAT, Fleet, Shut, ask, words
+from tests.tables import table
 
 L4_MS_PER_TOKEN = 0.19
 L4_MS_PER_REQUEST = 39 / 4
@@ -189,7 +190,7 @@ def test_a_request_without_a_prompt_goes_to_the_least_loaded() -> None:
     assert picks[0].endpoint.name != busy
 
 
-@pytest.mark.parametrize(
+@table(
     ("one", "other"),
     [
         ({"model": "llama"}, {"model": "qwen"}),
@@ -247,7 +248,7 @@ def test_a_request_that_another_endpoint_answered_is_known_there_alone() -> None
     assert told[other]["miss_tokens"] == 0
 
 
-@pytest.mark.parametrize(("status", "is_known"), [(200, True), (400, True), (503, False), (None, True)])
+@table(("status", "is_known"), [(200, True), (400, True), (503, False), (None, True)])
 def test_a_request_that_failed_left_nothing_behind(status: int | None, is_known: bool) -> None:
     fleet = Fleet("a")
     pick = fleet.visit(words("Why?", 1_000))
@@ -279,7 +280,7 @@ def test_a_request_that_failed_while_it_was_open_left_nothing_behind() -> None:
     assert len(fleet.strategy.index) == 0
 
 
-@pytest.mark.parametrize("is_late", [False, True])
+@table("is_late", [False, True])
 def test_an_access_log_that_names_another_endpoint_moves_what_is_known(is_late: bool) -> None:
     fleet = Fleet("ab")
     text = words("Why?", 1_000)
@@ -318,7 +319,7 @@ def learn_from(fleet: Fleet, slowness: float, requests: int = 600) -> None:
         pick.learn(Ending(200, slowness * (step_s + tokens * L4_MS_PER_TOKEN / 1000)))
 
 
-@pytest.mark.parametrize("slowness", [0.5, 2.0])
+@table("slowness", [0.5, 2.0])
 def test_the_constants_of_another_engine_are_learnt_and_told(slowness: float) -> None:
     fleet = Fleet(learn=True)
     learn_from(fleet, slowness)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.prefix_cache.holding import ENTRY_BYTES, Holding, Taken
 from extproc.router.routing.strategies.prefix_cache.prefix_index import MOST_ENTRIES, PrefixIndex, Rate
+from tests.tables import table
 
 SIZE = 200
 
@@ -134,7 +135,7 @@ def test_what_two_requests_use_stays_until_both_have_ended() -> None:
     assert list(holding.idle) == [*reversed(long.hashes)]
 
 
-@pytest.mark.parametrize("after", [{}, {"a": "10.0.0.9:80"}])
+@table("after", [{}, {"a": "10.0.0.9:80"}])
 def test_an_endpoint_that_goes_or_comes_back_elsewhere_holds_nothing(after: dict[str, str]) -> None:
     index = index_of("a", "b")
     visit(index, "b", 1, 2)

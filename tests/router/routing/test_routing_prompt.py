@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from extproc.router.routing.prompt.parse import Prompt, parse
+from tests.tables import table
 
 JSON = "application/json"
 CHAT = "/v1/chat/completions"
@@ -118,29 +119,29 @@ SHAPES: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "first", "head"), SHAPES)
+@table(("path", "body", "first", "head"), SHAPES)
 def test_every_shape_of_every_api_is_read(path: str, body: dict[str, Any], first: str, head: str) -> None:
     prompt = read(path, body)
 
     assert (first, head) == (prompt.first_user_message(100), prompt.head(200))
 
 
-@pytest.mark.parametrize("path", [CHAT, "/tokenize", "/v1/audio/transcriptions", "/unknown", "/"])
+@table("path", [CHAT, "/tokenize", "/v1/audio/transcriptions", "/unknown", "/"])
 def test_model_is_read_on_any_path(path: str) -> None:
     assert read(path, {"model": "m"}).model == "m"
 
 
-@pytest.mark.parametrize("body", [{}, {"model": None}, {"model": 7}, {"model": ["m"]}])
+@table("body", [{}, {"model": None}, {"model": 7}, {"model": ["m"]}])
 def test_model_that_is_no_text_is_none(body: dict[str, Any]) -> None:
     assert read(CHAT, body).model is None
 
 
-@pytest.mark.parametrize(("body", "salt"), [({"cache_salt": "s"}, "s"), ({}, ""), ({"cache_salt": 1}, "")])
+@table(("body", "salt"), [({"cache_salt": "s"}, "s"), ({}, ""), ({"cache_salt": 1}, "")])
 def test_cache_salt_is_read(body: dict[str, Any], salt: str) -> None:
     assert read(CHAT, body).cache_salt == salt
 
 
-@pytest.mark.parametrize("chars", [0, 1, 5, 6, 7, 8, 11, 12, 100])
+@table("chars", [0, 1, 5, 6, 7, 8, 11, 12, 100])
 def test_texts_are_cut_at_code_points(chars: int) -> None:
     prompt = chat({"role": "system", "content": "sö"}, user("a😀世"))
 
@@ -148,7 +149,7 @@ def test_texts_are_cut_at_code_points(chars: int) -> None:
     assert prompt.head(chars) == f"{SYSTEM}sö{USER}a😀世"[:chars]
 
 
-@pytest.mark.parametrize("chars", [0, 1, 2, 3, 4, 5, 100])
+@table("chars", [0, 1, 2, 3, 4, 5, 100])
 def test_token_ids_are_cut_at_characters(chars: int) -> None:
     assert read("/v1/completions", {"prompt": [12, 34]}).head(chars) == "12,34"[:chars]
 
@@ -214,7 +215,7 @@ def test_content_nested_beyond_any_api_is_read_as_it_is_written() -> None:
     assert chat(user([part])).head(100) == f'{USER}{{"content":"x"}}'
 
 
-@pytest.mark.parametrize(
+@table(
     "messages",
     [
         "text",
@@ -284,7 +285,7 @@ def test_conversation_without_a_user_is_none() -> None:
     assert chat({"role": "system", "content": "be"}).conversation(100) == ""
 
 
-@pytest.mark.parametrize(
+@table(
     ("field", "text"),
     [
         ("s", "x"),
@@ -303,9 +304,7 @@ def test_field_is_a_string_or_a_number_as_written(field: str, text: str | None) 
     assert parse(CHAT, JSON, body).field(field) == text
 
 
-@pytest.mark.parametrize(
-    "content_type", ["", "text/plain", "application/json; charset=utf-8", "application/xml"]
-)
+@table("content_type", ["", "text/plain", "application/json; charset=utf-8", "application/xml"])
 def test_body_is_read_as_json_whatever_its_content_type(content_type: str) -> None:
     assert parse(CHAT, content_type, b'{"model": "m"}').model == "m"
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from extproc.errors import PromptError
 from extproc.router.routing.prompt.parse import Prompt, parse
+from tests.tables import table
 
 CHAT = "/v1/chat/completions"
 PATHS = [
@@ -60,7 +61,7 @@ ACCEPTED = {
 }
 
 
-@pytest.mark.parametrize("body", ACCEPTED.values(), ids=ACCEPTED.keys())
+@table("body", ACCEPTED.values(), ids=ACCEPTED.keys())
 def test_what_vllm_accepts_is_read(body: bytes) -> None:
     prompt = read(body)
 
@@ -99,7 +100,7 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE.keys())
+@table("body", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_what_is_no_json_object_raises(body: bytes) -> None:
     with pytest.raises(PromptError):
         read(body)
@@ -113,8 +114,8 @@ DEEP = {
 }
 
 
-@pytest.mark.parametrize("is_partial", [False, True])
-@pytest.mark.parametrize("body", DEEP.values(), ids=DEEP.keys())
+@table("is_partial", [False, True])
+@table("body", DEEP.values(), ids=DEEP.keys())
 def test_deep_nesting_is_left_out_or_refused(body: bytes, is_partial: bool) -> None:
     try:
         prompt = read(body, is_partial=is_partial)
@@ -132,9 +133,7 @@ def test_error_does_not_repeat_the_body() -> None:
     assert "secret" not in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "value", [b"[" * 900 + b"]" * 900, b'[{"role":"user","content":' * 200 + b"1" + b"}]" * 200]
-)
+@table("value", [b"[" * 900 + b"]" * 900, b'[{"role":"user","content":' * 200 + b"1" + b"}]" * 200])
 def test_deep_messages_are_read_or_left_out(value: bytes) -> None:
     ask_everything(read(b'{"model":"m","messages":%s,"tools":%s}' % (value, value)))
 
@@ -151,7 +150,7 @@ def test_body_of_20_mb_is_read() -> None:
     assert ("m", "hi") == (prompt.model, prompt.first_user_message(100))
 
 
-@pytest.mark.parametrize("cut", range(1, len(json.dumps(BODY))))
+@table("cut", range(1, len(json.dumps(BODY))))
 def test_partial_body_is_read_as_far_as_it_came(cut: int) -> None:
     whole = json.dumps(BODY)
     prompt = read(whole[:cut].encode(), is_partial=True)
@@ -176,7 +175,7 @@ def test_partial_prompt_may_end_in_the_middle_of_a_text() -> None:
     assert ("m", "Once upon a ti") == (prompt.model, prompt.first_user_message(100))
 
 
-@pytest.mark.parametrize("body", [b"", b"[1", b"nonsense", b'{"model": \xff'])
+@table("body", [b"", b"[1", b"nonsense", b'{"model": \xff'])
 def test_partial_body_that_is_no_object_raises(body: bytes) -> None:
     with pytest.raises(PromptError):
         read(body, is_partial=True)

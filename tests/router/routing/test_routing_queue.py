@@ -18,6 +18,7 @@ from extproc.router.routing.strategies.balanced import LeastLoad
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.share.letters import Echo, Heartbeat, Letter, name_of
 from extproc.router.share.pool_share import Share
+from tests.tables import table
 
 OUTSIDE = Outside(random.Random(0), lambda: 0.0)
 PREMIUM, USUAL, BATCH = Lane(10), Lane(), Lane(-10)
@@ -96,7 +97,7 @@ def build_door(
     return Door(clock, Queue(limits, Budget(limit_bytes), clock=clock, later=clock.later))
 
 
-@pytest.mark.parametrize(
+@table(
     ("came", "places", "served"),
     [
         (["a", "b", "c"], 1, ["a"]),
@@ -175,7 +176,7 @@ def test_a_request_beyond_the_bound_is_not_held() -> None:
     assert door.send("d", size_bytes=100) is not None
 
 
-@pytest.mark.parametrize("by_bytes", [False, True])
+@table("by_bytes", [False, True])
 def test_a_full_queue_makes_room_for_higher_priorities_from_the_lowest_end(by_bytes: bool) -> None:
     size = 500 if by_bytes else 0
     door = build_door(requests=10 if by_bytes else 2)
@@ -261,7 +262,7 @@ def test_of_many_lanes_only_some_are_asked_at_a_time() -> None:
     assert door.asked < 100
 
 
-@pytest.mark.parametrize("is_shut", [False, True])
+@table("is_shut", [False, True])
 def test_of_very_many_only_some_leave_in_one_turn(is_shut: bool) -> None:
     door = build_door(requests=1_000)
     for number in range(1_000):
@@ -387,7 +388,7 @@ def test_another_queue_refuses_who_waits_in_the_one_before() -> None:
     assert pool.book.on_less is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("refusal", "has_endpoints", "may_pass"),
     [
         (Overloaded("full"), True, True),

@@ -3,11 +3,11 @@
 import random
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.router.routing.ring import SEPARATOR, Ring
+from tests.tables import table
 
 NAMES = st.sets(
     st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1, max_size=4), max_size=8
@@ -24,7 +24,7 @@ def at(marks: dict[str, list[int]]) -> Ring:
     return Ring(marks, positions=len(next(iter(marks.values()))), hash_=identity)
 
 
-@pytest.mark.parametrize(
+@table(
     ("key", "owners"),
     [(0, "abc"), (10, "abc"), (11, "bca"), (20, "bca"), (25, "cab"), (40, "abc"), (55, "cab"), (61, "abc")],
 )

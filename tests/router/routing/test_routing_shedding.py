@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from extproc.errors import Cold
 from extproc.router.routing.strategies.prefix_cache.strategy import Shedding
 from tests.router.routing.fleet import Fleet, words
+from tests.tables import table
 
 # One conversation that is long as four of these fills an endpoint's cache.
 TOKENS = 4_096
@@ -38,7 +39,7 @@ def refused(fleet: Fleet, count: int = 50, system: str = "") -> int:
     return shed
 
 
-@pytest.mark.parametrize(("found", "refused"), [(1.0, 0.0), (0.9, 0.0), (0.75, 0.5), (0.6, 1.0), (0.0, 1.0)])
+@table(("found", "refused"), [(1.0, 0.0), (0.9, 0.0), (0.75, 0.5), (0.6, 1.0), (0.0, 1.0)])
 def test_the_less_is_found_the_more_are_refused(found: float, refused: float) -> None:
     cliff = Shedding()
     cliff.found = found

@@ -13,6 +13,7 @@ from extproc.router.routing.strategies.prefix_cache.signal_history import (
     Trust,
     foreign_requests,
 )
+from tests.tables import table
 
 FIRST = EndpointSignals(queried_tokens=10, prefills=1, started_s=1e9)
 
@@ -30,7 +31,7 @@ def test_three_wrong_rounds_make_an_index_worth_dropping() -> None:
     assert [trust.predicted_rate, trust.measured_rate] == pytest.approx([0.9, 0.1])
 
 
-@pytest.mark.parametrize("found", [[0.1, 0.1, 0.85, 0.1, 0.1], [0.1, 0.1, 0.72, 0.1, 0.1]])
+@table("found", [[0.1, 0.1, 0.85, 0.1, 0.1], [0.1, 0.1, 0.72, 0.1, 0.1]])
 def test_a_round_that_is_not_wrong_begins_the_count_anew(found: list[float]) -> None:
     assert not any(rounds(Trust(), 0.9, found))
 
@@ -101,7 +102,7 @@ def test_waiting_is_smoothed_and_forgotten_where_nobody_answers() -> None:
     assert sense.waiting is None
 
 
-@pytest.mark.parametrize(
+@table(
     "later",
     [
         replace(FIRST, started_s=1e9 + 60, queried_tokens=99),
@@ -139,7 +140,7 @@ def test_the_bytes_of_a_token_are_known_where_all_requests_are_ours() -> None:
     assert sense.take(replace(ours, prefills=401, prompt_tokens=300_000)).bytes_per_token is None
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(10**9, 1.5), (100, 8.0), (0, None)])
+@table(("tokens", "expected"), [(10**9, 1.5), (100, 8.0), (0, None)])
 def test_a_token_has_a_reasonable_number_of_bytes(tokens: int, expected: float | None) -> None:
     sense = SignalHistory()
     sense.take(FIRST)
@@ -166,7 +167,7 @@ def test_what_is_not_known_is_not_idle() -> None:
     assert foreign_requests({"a": 8.0, "b": 0.0, "c": None}, {}, {}, 4) == {"a": 6.0, "c": 3.0}
 
 
-@pytest.mark.parametrize(
+@table(
     ("ours", "running", "waiting", "expected"),
     [(10, 6, 4, {}), (10, 20, 6, {}), (10, 20, 40, {"a": 40.0}), (0, 8, 0.4, {"a": 0.4}), (0, 8, 0, {})],
 )

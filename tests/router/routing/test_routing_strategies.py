@@ -21,6 +21,7 @@ from extproc.router.routing.strategies.balanced import (
 from extproc.router.routing.strategies.base import NOWHERE, Candidates, Choice, Outside
 from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash
 from extproc.router.routing.strategies.registry import STRATEGIES
+from tests.tables import table
 
 OUTSIDE = Outside(random.Random(0), lambda: 0.0)
 
@@ -125,7 +126,7 @@ def test_second_concurrent_request_stays_home_only_thanks_to_the_floor() -> None
     assert PrefixHash(OUTSIDE).reading(1).choose(candidates(busy), 1).names == ("a",)
 
 
-@pytest.mark.parametrize(("in_flight", "is_home"), [(0, True), (3, True), (4, False)])
+@table(("in_flight", "is_home"), [(0, True), (3, True), (4, False)])
 def test_floor_accepts_fewer_than_itself(in_flight: int, is_home: bool) -> None:
     quiet = {"a": in_flight, **dict.fromkeys("bcdefghijklmnopqrst", 0)}
 
@@ -232,7 +233,7 @@ def test_a_pool_without_its_closed_ones_is_the_pool_of_the_others(
     assert (sorted(first), [*map(counts.get, first)]) == (sorted(second), [*map(counts.get, second)])
 
 
-@pytest.mark.parametrize("closed", ["b", "bc", "bcdefghijk"])
+@table("closed", ["b", "bc", "bcdefghijk"])
 def test_ties_beside_closed_ones_are_even(closed: str) -> None:
     book, rng = LoadBook(), random.Random(5)
     book.set_members("abcdefghijklm")

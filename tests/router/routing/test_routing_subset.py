@@ -9,6 +9,7 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import MAX_SPELLINGS, MAX_SUBSET, Snapshot
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
+from tests.tables import table
 
 SNAPSHOT = Snapshot.build(
     [Endpoint("a", "10.0.0.1:8000"), Endpoint("b", "10.0.0.1:8001"), Endpoint("c", "[fd00::3]:8000")],
@@ -16,7 +17,7 @@ SNAPSHOT = Snapshot.build(
 )
 
 
-@pytest.mark.parametrize(
+@table(
     ("subset", "names"),
     [
         ([], set()),

@@ -23,6 +23,7 @@ from extproc.router.service.connection_limit import ConnectionLimit, serve_admin
 from extproc.router.service.process import Shares, raise_limit, share
 from tests.stack.ports import free_ports
 from tests.stack.service import pool
+from tests.tables import table
 from tests.waiting import until
 
 PLAIN = {"accept-encoding": "identity"}
@@ -268,7 +269,7 @@ async def test_a_public_name_is_not_answered(tmp_path: Path, monkeypatch: pytest
     assert old.split()[1] == b"200"
 
 
-@pytest.mark.parametrize(
+@table(
     ("descriptors", "shares"),
     [
         (64, Shares(grpc=24, admin=8)),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import table
+
 CONFIG = """
 pools:
   - name: llama
@@ -166,7 +168,7 @@ def test_help_names_every_command() -> None:
         assert f"\n  {command} " in text
 
 
-@pytest.mark.parametrize("arguments", [["top", "http://127.0.0.1:9090"], ["explain", "--watch"]])
+@table("arguments", [["top", "http://127.0.0.1:9090"], ["explain", "--watch"]])
 def test_a_removed_command_is_answered_with_what_to_do_instead(arguments: list[str]) -> None:
     done = run(*arguments)
 

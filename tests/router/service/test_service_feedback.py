@@ -25,6 +25,7 @@ from extproc.router.stream.events import ResponseHeaders, Served
 from extproc.router.telemetry import Metrics
 from tests.router.feedback.access_logs import entry, message
 from tests.router.service.running import running, synced
+from tests.tables import table
 from tests.waiting import until
 
 TWO_POOLS = """
@@ -146,7 +147,7 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
         assert describe_pool(pools["a"])["learnt"] == learnt
 
 
-@pytest.mark.parametrize(
+@table(
     "exchange",
     [
         Exchange("a", "10.0.0.1:80", 500, 1.0, 0.1),
@@ -258,7 +259,7 @@ KUBERNETES = "{kubernetes: {namespace: default, service: vllm, port: http}}"
 STATIC = "{static: ['10.0.0.1:80']}"
 
 
-@pytest.mark.parametrize(
+@table(
     ("endpoints", "probe", "plan"),
     [
         (STATIC, "", ProbePlan()),
@@ -278,7 +279,7 @@ def test_only_lists_that_say_nothing_of_health_are_asked(
     assert build_probe(pool) == plan
 
 
-@pytest.mark.parametrize(
+@table(
     "wrong",
     [
         "probe: true",
@@ -294,7 +295,7 @@ def test_a_wrong_setting_is_refused(wrong: str) -> None:
         parse_settings(f"pools: [{{name: a, endpoints: {STATIC}, {wrong}}}]", {})
 
 
-@pytest.mark.parametrize(
+@table(
     ("strategy", "signals", "is_read"),
     [
         ("prefix_cache", {}, True),

@@ -24,6 +24,7 @@ from tests.router.service.running import health_at
 from tests.stack.fetch import get_json
 from tests.stack.ports import free_ports
 from tests.stack.process import Process
+from tests.tables import table
 
 
 def settings(flags: Flags, **environment: str) -> Settings:
@@ -78,7 +79,7 @@ def read(*arguments: str, environment: dict[str, str] | None = None) -> tuple[An
     return seen[0], seen[1]
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "flags"),
     [
         (["--pool-name", "vllm"], Flags("vllm")),
@@ -100,14 +101,14 @@ def test_the_namespace_is_the_charts_variable_where_no_flag_says_it() -> None:
     assert read("--pool-name=vllm", environment={"NAMESPACE": "prod"})[0].pool_namespace == "prod"
 
 
-@pytest.mark.parametrize("form", [["--{}", "x"], ["--{}=x"], ["--{}=false"], ["--{}"], ["--{}", ""]])
+@table("form", [["--{}", "x"], ["--{}=x"], ["--{}=false"], ["--{}"], ["--{}", ""]])
 def test_what_has_no_effect_here_is_taken_and_named(form: list[str]) -> None:
     given = [part.format(name) for name in WITHOUT_EFFECT for part in form]
 
     assert read("--pool-name=vllm", *given) == (Flags("vllm"), [f"--{name}" for name in WITHOUT_EFFECT])
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "said"),
     [
         (["serve", "--pool-name=vllm", "--endpoint-selector=a=b"], "--endpoint-selector"),

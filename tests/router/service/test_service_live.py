@@ -97,6 +97,7 @@ async def test_one_viewer_too_many_is_told_so(tmp_path: Path) -> None:
             assert answer.status == 200
 
 
+@pytest.mark.slow
 async def test_a_viewer_stays_beyond_the_doors_patience(tmp_path: Path) -> None:
     limit = ConnectionLimit(8, answer_s=0.3, idle_s=0.3)
     async with looking(tmp_path, limit=limit) as live, live.session.get("/live", timeout=PATIENCE) as answer:

@@ -15,6 +15,7 @@ from extproc.router.settings.endpoints import EndpointsSettings
 from extproc.router.settings.reading import REMOVED, load_settings, parse_settings
 from extproc.router.settings.server_settings import TlsSettings
 from extproc.router.settings.tree import Settings, list_settings
+from tests.tables import table
 
 GOOD = """
 server:
@@ -69,7 +70,7 @@ def test_there_are_no_more_settings_than_one_can_read() -> None:
     assert {"server.tls.key", "pools.strategy.load_factor", "share.mesh.peers.kubernetes.port"} <= places
 
 
-@pytest.mark.parametrize("place", REMOVED)
+@table("place", REMOVED)
 def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> None:
     """In the file with its line; as a variable, too, where it was one."""
     assert place not in set(list_settings())
@@ -84,7 +85,7 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         )
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "expected"),
     [
         ("server: {lissten: x}", "f.yaml:1: server.lissten: there is no such setting"),
@@ -170,7 +171,7 @@ def test_the_environment_overrides_the_server_section() -> None:
     assert parse_settings(MINIMAL, environment).server.drain_s == 7
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "nearest"),
     [
         ("EXTPROC_SERVER__LISSTEN", "EXTPROC_SERVER__LISTEN"),
@@ -243,7 +244,7 @@ def test_the_schema_describes_every_setting() -> None:
     assert undescribed == []
 
 
-@pytest.mark.parametrize("kind", STRATEGIES.kinds.values(), ids=lambda kind: kind.name)
+@table("kind", STRATEGIES.kinds.values(), ids=lambda kind: kind.name)
 def test_a_strategy_has_the_settings_that_its_section_has(kind: type[Strategy]) -> None:
     section = kind.settings
     fields = {field: info.get_default() for field, info in section.model_fields.items() if field != "name"}
@@ -265,7 +266,7 @@ def pools_of(*when_down: str) -> Settings:
     return parse_settings(f"pools: [{', '.join(pools)}]", {})
 
 
-@pytest.mark.parametrize(
+@table(
     ("when_down", "opened"),
     [
         ([""], "p0"),
@@ -290,7 +291,7 @@ def endpoints(text: str) -> EndpointsSettings:
     return pool.endpoints
 
 
-@pytest.mark.parametrize(
+@table(
     ("port", "ports"),
     [
         ("http", ("http",)),
@@ -313,7 +314,7 @@ def test_an_inference_pool_is_named_and_its_namespace_may_be_the_pods_own() -> N
     assert (pool.name, pool.namespace) == ("vllm", None)
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "said"),
     [
         ("{kubernetes: {service: vllm, port: [8000, 8000]}}", "a port is given twice"),

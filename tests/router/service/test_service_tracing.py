@@ -35,6 +35,7 @@ from tests.router.stream.wire import write
 from tests.stack.otlp import Receiver, receiving, receiving_grpc, tracing_to, until_spans
 from tests.stack.ports import free_ports
 from tests.stack.service import Service, pool
+from tests.tables import table
 from tests.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -71,7 +72,7 @@ def receiver() -> Iterator[Receiver]:
         yield receiver
 
 
-@pytest.mark.parametrize(
+@table(
     ("environment", "is_wanted"),
     [
         ({}, False),

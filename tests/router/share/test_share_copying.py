@@ -1,7 +1,5 @@
 """A gateway that comes in copies what another one knows, and serves meanwhile."""
 
-import pytest
-
 from extproc.router.share.copying import PAGE_S
 from extproc.router.share.letters import (
     PAGE_BLOCKS,
@@ -16,6 +14,7 @@ from extproc.router.share.letters import (
 from extproc.router.share.sealed import Seal
 from tests.router.routing.fleet import words
 from tests.router.share.town import Gateway, Town, town
+from tests.tables import table
 
 CHATS = [words(f"{number} Why?", 500) for number in range(40)]
 
@@ -87,7 +86,7 @@ def test_who_comes_in_knows_soon_what_the_others_know_and_is_ready_before() -> N
     assert turn_pages(both) == 0, "it asks no more"
 
 
-@pytest.mark.parametrize("lost", range(5))
+@table("lost", range(5))
 def test_a_lost_piece_costs_what_was_in_it_and_an_end_that_is_lost_is_asked_for(lost: int) -> None:
     both = old_town()
     fresh = join(both)

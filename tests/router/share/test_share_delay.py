@@ -5,6 +5,7 @@ import random
 import pytest
 
 from extproc.router.share.delay import Delay, limit_s
+from tests.tables import table
 
 # What our clock shows has nothing to do with what theirs shows.
 AHEAD_S = 5_000.0
@@ -28,7 +29,7 @@ class Way:
             self.delay.hear(sent_s, self.now, limit_s)
 
 
-@pytest.mark.parametrize(("late_s", "is_prompt"), [(0.0, True), (0.009, True), (0.03, False), (1.0, False)])
+@table(("late_s", "is_prompt"), [(0.0, True), (0.009, True), (0.03, False), (1.0, False)])
 def test_delay_is_measured_between_clocks_that_differ(late_s: float, is_prompt: bool) -> None:
     way = Way()
     way.travel(200, late_s)
@@ -104,7 +105,7 @@ def test_an_echo_from_the_future_tells_nothing() -> None:
     assert delay.seconds is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("picks_per_s", "endpoints", "limit"),
     [(0, 8, 0.5), (2.2, 8, 0.4545), (6, 8, 0.1667), (36, 8, 0.0278), (1_000, 8, 0.02), (1_000, 800, 0.1)],
 )

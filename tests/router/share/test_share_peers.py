@@ -35,6 +35,7 @@ from extproc.router.share.peers import MAX_PEERS, MAX_PICK_BLOCKS, MAX_PICKS, MA
 from extproc.router.share.pool_share import Share
 from tests.router.routing.fleet import Fleet, Shut, ask, words
 from tests.router.share.town import Gateway, Town, town
+from tests.tables import table
 
 
 def counts(gateway: Gateway) -> dict[str, int]:
@@ -102,7 +103,7 @@ def test_nothing_of_a_peer_is_pinned_and_its_end_makes_it_young_again() -> None:
     assert [other.explain(words(text, 300))["a"]["match_tokens"] for text in ("Why?", "Who?")] > [0, 0]
 
 
-@pytest.mark.parametrize("is_early", [False, True], ids=["told at once", "told at the end"])
+@table("is_early", [False, True], ids=["told at once", "told at the end"])
 def test_what_a_failed_request_would_have_left_is_taken_back_everywhere(is_early: bool) -> None:
     one, other = (both := town(2, names="ab")).gateways
     said = words("Why?", 500)
@@ -197,7 +198,7 @@ def test_a_gateway_that_is_back_before_it_was_missed_takes_its_own_place() -> No
     assert other.neighbours == PeerCounts(1, 1, 0)
 
 
-@pytest.mark.parametrize(("beats", "lost"), [(1, 2), (2, 2), (3, 2), (5, 1)])
+@table(("beats", "lost"), [(1, 2), (2, 2), (3, 2), (5, 1)])
 def test_who_came_in_shortly_before_a_peer_is_lost_is_in_its_place_only_if_it_lives_on(
     beats: int, lost: int
 ) -> None:
@@ -215,7 +216,7 @@ def test_who_came_in_shortly_before_a_peer_is_lost_is_in_its_place_only_if_it_li
     assert other.neighbours == PeerCounts(0, 0, lost)
 
 
-@pytest.mark.parametrize(("late_s", "prompt"), [(0.01, 1), (0.1, 0), (0.9, 0)])
+@table(("late_s", "prompt"), [(0.01, 1), (0.1, 0), (0.9, 0)])
 def test_of_a_slow_peer_blocks_are_known_and_counts_are_not(late_s: float, prompt: int) -> None:
     one, other = (both := Town(2)).gateways
     # A pool with much to do: what is a tenth of a second old is long past.
@@ -606,7 +607,7 @@ def picture(gateway: Gateway, chats: Sequence[Sequence[str]]) -> object:
     return counts(gateway), depths
 
 
-@pytest.mark.parametrize(
+@table(
     ("told", "heard", "prompt", "count", "times"),
     [(8, 0, 0, 8, 8), (8, 7, 7, 1, 1), (8, 7, 0, 1, 8), (8, 3, 3, 2, 2), (2, 7, 7, 1, 1)],
 )
@@ -672,7 +673,7 @@ def test_who_leaves_is_not_silent() -> None:
     assert other.neighbours == PeerCounts()
 
 
-@pytest.mark.parametrize(("pause_s", "noticed_s"), [(0.02, 0.15), (0.1, 0.5), (1.0, 5.0)])
+@table(("pause_s", "noticed_s"), [(0.02, 0.15), (0.1, 0.5), (1.0, 5.0)])
 def test_silence_is_noticed_after_five_times_the_usual_pause(pause_s: float, noticed_s: float) -> None:
     one, other = (both := town(2)).gateways
     for number in range(200):

@@ -23,6 +23,7 @@ from extproc.router.share.letters import (
     tell_pick,
 )
 from extproc.router.share.sealed import MAX_BYTES, LetterError, Seal, read
+from tests.tables import table
 
 ME, OTHER = 7, 2**64 - 1
 SECRET = b"sixteen bytes it"
@@ -87,7 +88,7 @@ def test_a_letter_that_was_changed_anywhere_is_none(letter: Letter, data: st.Dat
     assert fault(bytes(sent[:-1])) in {"version", "short", "foreign"}
 
 
-@pytest.mark.parametrize("reader", [seal(OTHER, cluster="qwen"), seal(OTHER, secret=SECRET[::-1])])
+@table("reader", [seal(OTHER, cluster="qwen"), seal(OTHER, secret=SECRET[::-1])])
 def test_two_installations_never_mix(reader: Seal) -> None:
     assert fault(seal().close(Letter(ME, 1, 1)), reader) == "foreign"
 
@@ -147,7 +148,7 @@ def test_nothing_of_a_prompt_can_be_seen() -> None:
     assert b"Ada" not in sent
 
 
-@pytest.mark.parametrize("words", [10, 51, 52, 1_000])
+@table("words", [10, 51, 52, 1_000])
 def test_blocks_arrive_with_their_lengths(words: int) -> None:
     chain = chain_of(f"{TURN_START}user{TURN_TEXT}{'Why? ' * words}", 1)
     found = tell_pick(1, 2, 3, chain)

@@ -1,7 +1,6 @@
 """What we answer ourselves, in the words of the API that was asked."""
 
 import orjson
-import pytest
 
 from extproc.errors import (
     BodyTooLarge,
@@ -14,6 +13,7 @@ from extproc.errors import (
     UnknownModel,
 )
 from extproc.router.stream.answers import refuse
+from tests.tables import table
 
 ANTHROPIC = {
     PromptError: (400, "invalid_request_error"),
@@ -26,10 +26,8 @@ ANTHROPIC = {
 }
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/messages", "/v1/messages?beta=true", "/llama/v1/messages/count_tokens"]
-)
-@pytest.mark.parametrize("kind", ANTHROPIC)
+@table("path", ["/v1/messages", "/v1/messages?beta=true", "/llama/v1/messages/count_tokens"])
+@table("kind", ANTHROPIC)
 def test_anthropics_clients_are_refused_in_anthropics_words(kind: type[RequestError], path: str) -> None:
     status, named = ANTHROPIC[kind]
 
@@ -42,7 +40,7 @@ def test_anthropics_clients_are_refused_in_anthropics_words(kind: type[RequestEr
     assert ("retry-after" in answer.headers) is (status in {429, 503})
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions?x=/v1/messages", ""])
+@table("path", ["/v1/chat/completions", "/v1/completions?x=/v1/messages", ""])
 def test_others_are_refused_in_openais(path: str) -> None:
     answer = refuse(UnknownModel("none", param="model"), path)
 
@@ -56,6 +54,6 @@ def test_others_are_refused_in_openais(path: str) -> None:
     }
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/completions"])
+@table("path", ["/v1/messages", "/v1/completions"])
 def test_what_utf8_cannot_say_is_replaced(path: str) -> None:
     assert "a?" in refuse(UnknownModel("a\ud800"), path).body.decode()

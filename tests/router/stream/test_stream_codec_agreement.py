@@ -68,6 +68,7 @@ from extproc.router.stream.events import (
     StreamConfig,
 )
 from tests.router.stream.wire import write
+from tests.tables import table
 
 DESTINATION = "x-gateway-destination-endpoint"
 STRATEGY = RoundRobin(Outside(random.Random(1), lambda: 0.0))
@@ -190,7 +191,7 @@ def test_what_we_do_not_know_is_skipped() -> None:
     assert decode(bytes(request), {":path"}) == RequestHeaders({":path": "/"})
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "subset"),
     [
         ("10.0.0.1:8000", ("10.0.0.1:8000",)),
@@ -242,7 +243,7 @@ def test_header_may_come_as_text() -> None:
     assert decode(bytes(request), {":path"}) == RequestHeaders({":path": "/v1/models"})
 
 
-@pytest.mark.parametrize("message", [b"", b"\xff", b"\x12\x7f", bytes(3)])
+@table("message", [b"", b"\xff", b"\x12\x7f", bytes(3)])
 def test_what_is_no_request_raises(message: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(message, ())

@@ -5,13 +5,12 @@ import random
 import tracemalloc
 from collections.abc import Callable
 
-import pytest
-
 from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.names import READ_HEADERS
 from extproc.router.stream.session import Session
 from tests.router.stream.conversations import MAX_BODY_BYTES, one_pool
+from tests.tables import table
 
 PICKER = one_pool()
 WANTED = READ_HEADERS | {"x-session", "traceparent"}
@@ -59,7 +58,7 @@ CHOICES: dict[str, Callable[[int], None]] = {
 }
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@table("choice", CHOICES)
 def test_nothing_is_kept_of_what_a_client_chose(choice: str) -> None:
     """1.2 MB of fresh text leave less than a tenth. The reply cache once kept the names twice, for good."""
     for number in range(80):  # what is kept once: replies of known kinds, interned names

@@ -51,6 +51,7 @@ from tests.router.stream.gateways import GATEWAYS
 from tests.router.stream.served import Served, chosen, receive, serving
 from tests.router.stream.wire import read, write
 from tests.router.wire.calls import RecordedCall
+from tests.tables import table
 from tests.waiting import until
 
 WAIT_S = 30.0
@@ -111,7 +112,7 @@ def parted(reply: Expected) -> list[Expected]:
     return [replace(reply, data=bytes(reply.data))] if isinstance(reply, Piece) else [reply]
 
 
-@pytest.mark.parametrize("conversation", ROOMY, ids=str)
+@table("conversation", ROOMY, ids=str)
 def test_a_held_request_is_answered_as_if_it_had_just_come(conversation: Conversation) -> None:
     """Every conversation that is recorded, in a full pool that has room a moment later."""
     conversation = overload(conversation)
@@ -167,7 +168,7 @@ def test_a_buffered_body_is_not_kept_while_its_request_waits() -> None:
         assert announced.used == 0
 
 
-@pytest.mark.parametrize(
+@table(
     ("opening", "is_told"),
     [
         ([headers(), RequestBody(BODY)], True),
@@ -258,7 +259,7 @@ OPENINGS: list[tuple[str, Sequence[Event], int, bool, Sequence[Expected]]] = [
 
 
 @pytest.mark.usefixtures("transport")
-@pytest.mark.parametrize(
+@table(
     ("opening", "answered", "is_told", "expected"),
     [case[1:] for case in OPENINGS],
     ids=[c[0] for c in OPENINGS],
@@ -381,7 +382,7 @@ def test_held_requests_stay_bounded() -> None:
     assert picker.routes["llama"].pool.book.total == 0
 
 
-@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, DUPLEX])
+@table("mode", [BodyMode.BUFFERED, DUPLEX])
 def test_a_held_request_without_room_in_time_gets_todays_refusal(mode: BodyMode) -> None:
     picker = one_pool(())
     with full(picker):

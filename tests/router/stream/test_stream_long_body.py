@@ -1,6 +1,5 @@
 """A long body is cut out of its message where it stands; protobuf says what must come of it."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +8,7 @@ from extproc.router.stream import ext_proc_pb2 as pb
 from extproc.router.stream.codec import decode
 from extproc.router.stream.events import Event, Observed, RequestBody, ResponseBody, StreamConfig
 from extproc.router.stream.long_body import find_body, varint
+from tests.tables import table
 
 LONG = bytes(range(256)) * 400
 
@@ -33,7 +33,7 @@ def both_ways(message: bytes) -> list[Event | None]:
     return events
 
 
-@pytest.mark.parametrize("is_end", [False, True])
+@table("is_end", [False, True])
 def test_long_body_is_what_protobuf_reads(is_end: bool) -> None:
     message = request(request_body=pb.HttpBody(body=LONG, end_of_stream=is_end))
     [plain, in_place] = both_ways(message.SerializeToString())
@@ -91,7 +91,7 @@ def test_part_that_is_told_twice_counts_as_protobuf_has_it() -> None:
     assert [decode(headers.SerializeToString(), ())] * 2 == both_ways(other)
 
 
-@pytest.mark.parametrize(
+@table(
     "message",
     [
         b"",

@@ -44,6 +44,7 @@ from tests.router.stream.gateways import GATEWAYS
 from tests.router.stream.served import UNSEEN_S, chosen, reader, receive, serving
 from tests.router.stream.wire import read, write
 from tests.router.wire.calls import RecordedCall
+from tests.tables import table
 from tests.waiting import until
 
 GRPCIO = [pytest.param(name, marks=pytest.mark.slow) for name in ("grpcio", "grpcio, apart")]
@@ -82,7 +83,7 @@ async def test_conversation_goes_as_recorded_over_a_socket(conversation: Convers
         assert served.in_flight == before
 
 
-@pytest.mark.parametrize("size_bytes", [0, 1, 62_000, 190_000])
+@table("size_bytes", [0, 1, 62_000, 190_000])
 async def test_nginx_hears_every_answer_after_its_last_word(size_bytes: int) -> None:
     """It sends both messages, ends its side, and only then reads, to the end."""
     body = b"x" * size_bytes
@@ -127,7 +128,7 @@ async def test_two_hundred_aborts_at_any_point_leave_nothing() -> None:
         assert served.in_flight == 0
 
 
-@pytest.mark.parametrize("message", [b"\xff\xff\xff", b"", b"\x5a\x00"])
+@table("message", [b"\xff\xff\xff", b"", b"\x5a\x00"])
 async def test_what_is_no_message_ends_the_stream_with_a_clear_status(message: bytes) -> None:
     async with serving(one_pool()) as served:
         call = served.open()
@@ -321,7 +322,7 @@ def test_a_skipped_body_is_routed_without_and_counted() -> None:
     assert processor.streams_open == 0
 
 
-@pytest.mark.parametrize("is_cut", [False, True])
+@table("is_cut", [False, True])
 async def test_a_long_body_is_given_back_a_few_pieces_a_turn(is_cut: bool) -> None:
     """No turn of the loop has more than 2 MB of it; what comes meanwhile is heard after it."""
     call = RecordedCall()
@@ -385,9 +386,7 @@ def test_an_open_stream_is_small() -> None:
     assert held_bytes < 700
 
 
-@pytest.mark.parametrize(
-    ("picker", "outcome"), [(one_pool(()), "no_endpoint"), (one_pool(limit=0), "overloaded")]
-)
+@table(("picker", "outcome"), [(one_pool(()), "no_endpoint"), (one_pool(limit=0), "overloaded")])
 async def test_a_refusal_is_counted_under_the_pool_that_refused(picker: Picker, outcome: str) -> None:
     async with serving(picker) as served:
         call = served.open()

@@ -63,6 +63,7 @@ from tests.router.stream.conversations import (
     two_pools,
 )
 from tests.router.stream.gateways import GATEWAYS
+from tests.tables import table
 
 
 def open_session(
@@ -98,8 +99,8 @@ def is_unread(reply: Reply) -> bool:
     return isinstance(reply, Routed) and reply.is_unread and reply.skip_body
 
 
-@pytest.mark.parametrize("mode", BUFFERING)
-@pytest.mark.parametrize(
+@table("mode", BUFFERING)
+@table(
     ("length", "bytes_each"),
     [
         (str(MAX_BODY_BYTES), MAX_BODY_BYTES),
@@ -198,13 +199,13 @@ def in_flight(picker: Picker) -> int:
     return sum(route.pool.book.total for route in picker.routes.values())
 
 
-@pytest.mark.parametrize("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
+@table("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
 def test_conversation_goes_as_recorded_where_bodies_are_read_apart(conversation: Conversation) -> None:
     with every_body_is_long():
         converse(conversation, reads_apart=True)
 
 
-@pytest.mark.parametrize("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
+@table("conversation", [*CONVERSATIONS, *SKIPPED, *GATEWAYS], ids=str)
 def test_conversation_goes_as_recorded(conversation: Conversation) -> None:
     converse(conversation, reads_apart=False)
 
@@ -264,7 +265,7 @@ def test_a_request_served_elsewhere_counts_there() -> None:
     assert in_flight(picker) == 0
 
 
-@pytest.mark.parametrize("served", [None, "picked"])
+@table("served", [None, "picked"])
 def test_what_a_gateway_tells_of_the_answer_is_told_once(served: str | None) -> None:
     session = open_session(one_pool(ADDRESSES[:1]))
     session.on(headers(end=True))
@@ -311,7 +312,7 @@ def on_trial(picker: Picker, address: str = ADDRESSES[0]) -> Picker:
     return picker
 
 
-@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL])
+@table("mode", [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL])
 def test_while_an_endpoint_is_on_trial_response_headers_are_asked_for(mode: BodyMode) -> None:
     session = open_session(on_trial(two_pools()))
 
@@ -323,7 +324,7 @@ def test_they_are_not_where_nobody_is_or_the_mode_is_not_told() -> None:
     assert open_session(on_trial(one_pool())).on(headers(None)) == [Continue(Phase.REQUEST_HEADERS)]
 
 
-@pytest.mark.parametrize("is_trial", [True, False])
+@table("is_trial", [True, False])
 def test_a_reply_that_needs_no_body_says_whether_the_response_is_to_be_told(is_trial: bool) -> None:
     picker = on_trial(plain_pool())
     picker.routes["llama"].pool.replace([Endpoint("llama-x", "10.0.0.9:80")])
@@ -334,7 +335,7 @@ def test_a_reply_that_needs_no_body_says_whether_the_response_is_to_be_told(is_t
     assert (routed.skip_body, routed.tell_response) == (True, is_trial)
 
 
-@pytest.mark.parametrize("served", [None, "picked", "9.9.9.9:1"])
+@table("served", [None, "picked", "9.9.9.9:1"])
 def test_a_request_stays_counted_where_nobody_knows_better(served: str | None) -> None:
     picker = one_pool(ADDRESSES[:1])
     session = open_session(picker)
@@ -348,7 +349,7 @@ def test_a_request_stays_counted_where_nobody_knows_better(served: str | None) -
     assert in_flight(picker) == 1
 
 
-@pytest.mark.parametrize(
+@table(
     "end",
     [
         ResponseHeaders(end_of_stream=True),
@@ -377,7 +378,7 @@ def test_a_request_counts_until_its_response_has_ended(end: Event) -> None:
     assert in_flight(picker) == 0
 
 
-@pytest.mark.parametrize("event", [RequestBody(BODY), BodySkipped()], ids=["budget", "skipped"])
+@table("event", [RequestBody(BODY), BodySkipped()], ids=["budget", "skipped"])
 def test_a_request_routed_without_its_body_says_why(event: Event) -> None:
     is_skipped = isinstance(event, BodySkipped)
     session = open_session(one_pool(), budget=Budget(1))
@@ -466,7 +467,7 @@ def test_a_request_whose_proxy_says_no_more_keeps_its_number_for_a_while() -> No
     assert tickets.take(routed.ticket) is left.pick is not None
 
 
-@pytest.mark.parametrize(
+@table(
     "body",
     [
         {"messages": [{"role": "user", "content": "hello"}]},
@@ -647,7 +648,7 @@ def test_so_it_is_where_a_body_is_never_read(events: list[Event], build: Callabl
         tell_all(events, build(), 400_000, hear_on, reads_apart=True)
 
 
-@pytest.mark.parametrize("has_begun", [False, True])
+@table("has_begun", [False, True])
 def test_what_was_read_for_nobody_is_ignored(has_begun: bool) -> None:
     session = open_session(one_pool(), reads_apart=True)
     if has_begun:

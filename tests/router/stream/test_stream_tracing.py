@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from extproc.router.telemetry import Metrics
 from tests.router.stream.conversations import BODY, MAX_BODY_BYTES, headers, one_pool
 from tests.router.stream.wire import write
 from tests.router.wire.calls import RecordedCall
+from tests.tables import table
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-b7ad6b7169203331-01", f"00-{TRACE}-b7ad6b7169203331-00"
@@ -29,7 +29,7 @@ PROXYS, PROXYS_UNSAMPLED = f"00-{TRACE}-00f067aa0ba902b7-01", f"00-{TRACE}-00f06
 CHAT = "/v1/chat/completions"
 
 
-@pytest.mark.parametrize(
+@table(
     ("metadata", "header", "parent"),
     [
         ("", "", None),
@@ -185,9 +185,7 @@ async def test_the_tracer_hears_nothing_of_who_is_not_sampled() -> None:
     assert len(tracer.call.sent) == 2
 
 
-@pytest.mark.parametrize(
-    ("metadata", "kind"), [({}, "_TracedStream"), ({"traceparent": UNSAMPLED}, "_Stream")]
-)
+@table(("metadata", "kind"), [({}, "_TracedStream"), ({"traceparent": UNSAMPLED}, "_Stream")])
 def test_a_stream_that_the_proxy_does_not_sample_is_like_any(metadata: dict[str, str], kind: str) -> None:
     tracer = Noted()
     tracer.call.metadata = metadata

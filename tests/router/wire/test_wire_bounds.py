@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-import pytest
-
 from extproc.router.wire import frames
 from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
 from tests.router.wire.peer import END, Peer, Told, code_of, cut, data, framed, ping, sent_reset
+from tests.tables import table
 
 # Frames that cost us and not the peer (CVE-2019-9512 to 9518).
 NOTHING = {
@@ -29,7 +28,7 @@ NOTHING = {
 }
 
 
-@pytest.mark.parametrize("flood", NOTHING.values(), ids=NOTHING)
+@table("flood", NOTHING.values(), ids=NOTHING)
 def test_frames_that_carry_nothing_are_bounded_per_second(flood: bytes) -> None:
     peer = Peer(WireLimits(control_frames_per_s=50))
     peer.open(1, 3)
@@ -80,7 +79,7 @@ EARLY: dict[str, Callable[[int], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("end", EARLY.values(), ids=EARLY)
+@table("end", EARLY.values(), ids=EARLY)
 def test_streams_reset_before_their_answer_are_bounded_per_second(end: Callable[[int], bytes]) -> None:
     peer = Peer(WireLimits(early_resets_per_s=10, stream_window_bytes=100))
     ids = iter(range(1, 1_000, 2))
@@ -105,7 +104,7 @@ def test_malformed_requests_count_likewise() -> None:
     assert peer.say(peer.request(5, fields=bad)) == [("failed", Code.ENHANCE_YOUR_CALM)]
 
 
-@pytest.mark.parametrize("way", ["reset", "a window of nothing"])
+@table("way", ["reset", "a window of nothing"])
 def test_streams_reset_after_their_answer_began_are_no_flood(way: str) -> None:
     peer = Peer(WireLimits(early_resets_per_s=1))
     for stream_id in (1, 3, 5):
@@ -130,7 +129,7 @@ def test_rapid_resets_leave_nothing_behind() -> None:
 # Time.
 
 
-@pytest.mark.parametrize("said", [b"", frames.PREFACE[:10], frames.PREFACE])
+@table("said", [b"", frames.PREFACE[:10], frames.PREFACE])
 def test_a_preface_must_come_in_time(said: bytes) -> None:
     peer = Peer(greets=False)
     peer.say(said)
@@ -200,7 +199,7 @@ OWING = {
 }
 
 
-@pytest.mark.parametrize(("said", "is_cancelled"), OWING.values(), ids=OWING)
+@table(("said", "is_cancelled"), OWING.values(), ids=OWING)
 def test_a_call_that_owes_a_message_for_too_long_is_cancelled(said: bytes, is_cancelled: bool) -> None:
     peer = Peer()
     peer.open(1)
@@ -346,7 +345,7 @@ def test_drain_of_what_is_over_says_nothing() -> None:
     assert peer.heard() == []
 
 
-@pytest.mark.parametrize("way", ["finish", "cancel", "reset"])
+@table("way", ["finish", "cancel", "reset"])
 def test_the_last_calls_end_ends_the_connection_that_leaves(way: str) -> None:
     peer = Peer()
     peer.open(1)

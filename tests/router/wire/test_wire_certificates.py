@@ -11,6 +11,7 @@ from cryptography import x509
 from extproc.errors import SettingsError
 from extproc.router.wire.certificates import Certificates, Pems, SelfSigned
 from tests.router.wire.serving import echo, serving
+from tests.tables import table
 
 START = datetime(2026, 11, 22, tzinfo=UTC)
 
@@ -80,7 +81,7 @@ async def test_a_client_that_names_no_protocol_is_served() -> None:
     assert head[3] == 4, "SETTINGS comes first"
 
 
-@pytest.mark.parametrize("part", ["certificate", "key", "client_ca"])
+@table("part", ["certificate", "key", "client_ca"])
 def test_what_is_no_certificate_is_an_error(part: str) -> None:
     pems = SelfSigned(Clock())()._replace(**{part: b"-----BEGIN NOTHING-----\n"})
 

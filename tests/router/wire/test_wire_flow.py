@@ -2,7 +2,6 @@
 
 from itertools import zip_longest
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code
 from extproc.router.wire.limits import WireLimits
 from tests.router.wire.peer import END, Peer, cut, data, framed, sent_reset
+from tests.tables import table
 
 WINDOW = frames.INITIAL_WINDOW_SIZE
 
@@ -41,7 +41,7 @@ def test_without_a_window_headers_go_and_data_waits() -> None:
     assert peer.budget.used == 0
 
 
-@pytest.mark.parametrize("spare", [-1, 0, 1])
+@table("spare", [-1, 0, 1])
 def test_a_message_fits_the_window_or_is_cut(spare: int) -> None:
     peer = calling(8 + spare)
     peer.send(1, b"abc")
@@ -200,7 +200,7 @@ def test_whatever_the_windows_do_the_bytes_are_the_same_and_within_them(
 TO_THE_BRIM = frames.MAX_WINDOW - frames.DEFAULT_WINDOW
 
 
-@pytest.mark.parametrize(
+@table(
     ("increments", "code"),
     [([0], Code.PROTOCOL_ERROR), ([TO_THE_BRIM + 1], Code.FLOW_CONTROL_ERROR), ([TO_THE_BRIM], None)],
 )
@@ -214,7 +214,7 @@ def test_the_connections_window_is_opened_by_something_and_not_too_far(
     assert told == ([("failed", code)] if code else [])
 
 
-@pytest.mark.parametrize(
+@table(
     ("increment", "code"),
     [(0, Code.PROTOCOL_ERROR), (TO_THE_BRIM + 1, Code.FLOW_CONTROL_ERROR), (TO_THE_BRIM, None)],
 )
@@ -240,7 +240,7 @@ def test_the_reserved_bit_of_an_increment_is_ignored() -> None:
 # Settings (§6.5.2).
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "value", "code"),
     [
         (frames.ENABLE_PUSH, 0, None),
@@ -281,7 +281,7 @@ def test_a_setting_must_not_open_a_streams_window_too_far() -> None:
     assert peer.say(frames.settings({WINDOW: 21})) == [("closed", 1), ("failed", Code.FLOW_CONTROL_ERROR)]
 
 
-@pytest.mark.parametrize("way", ["trailers alone", "refused"])
+@table("way", ["trailers alone", "refused"])
 def test_whatever_block_comes_first_says_it(way: str) -> None:
     peer = Peer()
     peer.say(frames.settings({frames.HEADER_TABLE_SIZE: 0}))
@@ -298,7 +298,7 @@ def test_whatever_block_comes_first_says_it(way: str) -> None:
 # What we let the peer send.
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 10, 100])
+@table("window", [1, 2, 3, 10, 100])
 def test_a_stream_of_ours_opens_its_window_before_it_is_used_up(window: int) -> None:
     peer = Peer(WireLimits(stream_window_bytes=window))
     peer.open(1)

@@ -1,11 +1,10 @@
 """Bytes to frames: the preface, lengths, padding, header blocks in pieces (RFC 9113 §3.4, §4, §6)."""
 
-import pytest
-
 from extproc.router.wire import frames
 from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
 from tests.router.wire.peer import END, REQUEST, Peer, code_of, cut, data, framed, ping
+from tests.tables import table
 
 GREETING = frames.PREFACE + frames.settings({})
 
@@ -31,7 +30,7 @@ def test_greets_with_settings_and_a_wider_window_as_soon_as_the_preface_is_there
     assert update == (frames.WINDOW_UPDATE, 0, 0, more.to_bytes(4, "big"))
 
 
-@pytest.mark.parametrize(
+@table(
     ("begin", "reason"),
     [
         (b"POST /a HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1"),
@@ -53,7 +52,7 @@ def test_says_what_else_speaks_on_the_port_and_writes_nothing(begin: bytes, reas
     assert peer.connection.is_over
 
 
-@pytest.mark.parametrize(
+@table(
     "first",
     [
         ping(),
@@ -108,7 +107,7 @@ CONNECTION_ERRORS = {
 }
 
 
-@pytest.mark.parametrize(("wrong", "code"), CONNECTION_ERRORS.values(), ids=CONNECTION_ERRORS)
+@table(("wrong", "code"), CONNECTION_ERRORS.values(), ids=CONNECTION_ERRORS)
 def test_a_frame_that_is_wrong_ends_the_connection_and_every_call(wrong: bytes, code: Code) -> None:
     peer = Peer()
     peer.open(1)
@@ -139,7 +138,7 @@ def test_bytes_after_the_end_are_dropped() -> None:
     assert peer.connection._buffer == b""
 
 
-@pytest.mark.parametrize(
+@table(
     "ignored",
     [
         frame(0x20, 0xFF, 1, b"anything"),
@@ -178,7 +177,7 @@ def test_ping_is_answered_with_its_payload() -> None:
     assert peer.heard() == cut(ping(b"\x00\x01\x02abcde", frames.ACK))
 
 
-@pytest.mark.parametrize("size", [0, 1, 255])
+@table("size", [0, 1, 255])
 def test_padding_is_taken_off(size: int) -> None:
     peer = Peer()
     padding = bytes((size,)), bytes(size)
@@ -220,7 +219,7 @@ def in_pieces(stream_id: int, block: bytes, count: int, flags: int = 0) -> list[
     return [frame(kind, mark, stream_id, part) for kind, mark, part in zip(kinds, marks, parts, strict=True)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 8])
+@table("count", [1, 2, 7, 8])
 def test_a_header_block_may_come_in_pieces(count: int) -> None:
     peer = Peer()
 
@@ -246,7 +245,7 @@ def test_more_bytes_than_allowed_are_a_flood() -> None:
     assert peer.say(frame(frames.CONTINUATION, 0, 1, b"x")) == [("failed", Code.ENHANCE_YOUR_CALM)]
 
 
-@pytest.mark.parametrize(
+@table(
     "between",
     [
         ping(),

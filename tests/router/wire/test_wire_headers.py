@@ -20,6 +20,7 @@ from extproc.router.wire.headers import (
 )
 from tests.router.wire.header_blocks import compare, literal, plainly_read, size_update, string, within
 from tests.router.wire.peer import PATH, REQUEST, Field
+from tests.tables import table
 
 LIMIT_BYTES = 16_384
 
@@ -50,7 +51,7 @@ def test_fields_of_one_name_are_joined() -> None:
     assert head.metadata["x"] == "1,2,"
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "seconds"),
     [
         ("5S", 5.0),
@@ -75,7 +76,7 @@ def test_reads_the_clients_timeout(text: str, seconds: float | None) -> None:
     assert read_head([*REQUEST, ("grpc-timeout", text)]).timeout_s == seconds
 
 
-@pytest.mark.parametrize(
+@table(
     ("method", "content_type", "refusal"),
     [
         ("POST", "application/grpc", 0),
@@ -133,15 +134,13 @@ MALFORMED: dict[str, list[Field]] = {
 }
 
 
-@pytest.mark.parametrize("fields", MALFORMED.values(), ids=MALFORMED)
+@table("fields", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_request_is_told_from_others(fields: list[Field]) -> None:
     with pytest.raises(MalformedRequest):
         read_head(fields)
 
 
-@pytest.mark.parametrize(
-    "field", [("x", ""), ("x", "a b\tc"), ("x", "\x01\xff"), ("te", "Trailers"), ("!#$%&'*+-.^_`|~", "x")]
-)
+@table("field", [("x", ""), ("x", "a b\tc"), ("x", "\x01\xff"), ("te", "Trailers"), ("!#$%&'*+-.^_`|~", "x")])
 def test_a_strange_field_is_none_of_our_business(field: Field) -> None:
     assert read_head([*REQUEST, field]).path == PATH
 
@@ -246,7 +245,7 @@ def test_the_cache_is_bounded_and_goes_on() -> None:
     assert reader.read(PLAIN) is reader.read(PLAIN)
 
 
-@pytest.mark.parametrize(
+@table(
     "block",
     [
         b"\x80",
@@ -342,7 +341,7 @@ def test_of_envoys_blocks_only_the_id_is_decoded() -> None:
     assert reader.decoded_bytes == len(string(OTHER)) + 1
 
 
-@pytest.mark.parametrize("state", [b"", b"vendor=1", b"dd=s:1;p:0123456789abcdef", b"v" * 126])
+@table("state", [b"", b"vendor=1", b"dd=s:1;p:0123456789abcdef", b"v" * 126])
 def test_states_may_differ_too(state: bytes) -> None:
     reader = reader_of(traced(PARENT, b"first=1"))
     head = reader.read(traced(OTHER, state))
@@ -383,7 +382,7 @@ def test_where_there_is_a_table_nothing_is_cut() -> None:
     assert reader.read(traced(PARENT)) is reader.read(traced(PARENT))
 
 
-@pytest.mark.parametrize(
+@table(
     ("value", "error"),
     [
         (b"\x88" + b"\xff" * 8, HPACKError),
@@ -412,7 +411,7 @@ def test_a_form_is_as_long_as_a_list_may_be(parent: int, state: int, more: int) 
     compare(sequence, longest + parent + state + more if more else longest)
 
 
-@pytest.mark.parametrize("change", [PLAIN + literal(b"a", b"1", 0x40), size_update(100) + PLAIN])
+@table("change", [PLAIN + literal(b"a", b"1", 0x40), size_update(100) + PLAIN])
 def test_forms_are_right_as_long_as_there_is_no_table(change: bytes) -> None:
     reader = reader_of(traced(PARENT))
     reader.read(size_update(100) + change.removeprefix(size_update(100)))
@@ -431,8 +430,8 @@ def test_forms_are_bounded() -> None:
 # What we write.
 
 
-@pytest.mark.parametrize("status", Status)
-@pytest.mark.parametrize("is_alone", [True, False])
+@table("status", Status)
+@table("is_alone", [True, False])
 def test_trailers_name_the_status(status: Status, is_alone: bool) -> None:
     fields = fields_of(trailers_block(status, "details", is_alone=is_alone))
     front = {":status": "200", "content-type": "application/grpc"} if is_alone else {}

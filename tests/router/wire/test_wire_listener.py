@@ -16,6 +16,7 @@ from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
 from tests.router.wire.peer import data, framed
 from tests.router.wire.serving import ECHO, FAIL, FEED, echo, serving
+from tests.tables import table
 from tests.waiting import until
 
 END_OF_CALL = frame(frames.DATA, 1, 1, b"")  # END_STREAM
@@ -210,7 +211,7 @@ async def test_who_never_asked_makes_room_for_who_comes(caplog: pytest.LogCaptur
     assert "nothing is open on it" in caplog.text
 
 
-@pytest.mark.parametrize("has_tls", [False, True])
+@table("has_tls", [False, True])
 async def test_who_asked_once_and_has_nothing_open_makes_room(*, has_tls: bool) -> None:
     """1. Room for 8, a proxy asks. 2. Another address opens 20, each of which asks once and gets its answer.
 

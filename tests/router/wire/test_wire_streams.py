@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 
-import pytest
-
 from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
 from tests.router.wire.peer import ANSWER, END, REQUEST, Frame, Peer, Told, data, framed, sent_reset
+from tests.tables import table
 
 CANCEL = frames.rst_stream(1, Code.CANCEL)
 HEADERS_END = frames.END_HEADERS | END
@@ -37,7 +36,7 @@ CALLS: dict[str, tuple[list[bytes], list[Told]]] = {
 }
 
 
-@pytest.mark.parametrize(("said", "expected"), CALLS.values(), ids=CALLS)
+@table(("said", "expected"), CALLS.values(), ids=CALLS)
 def test_a_call_is_told_as_it_goes(said: list[bytes], expected: list[Told]) -> None:
     peer = Peer()
     peer.open(1)
@@ -86,7 +85,7 @@ def test_an_end_without_a_message_is_trailers_alone() -> None:
     )
 
 
-@pytest.mark.parametrize("has_message", [True, False])
+@table("has_message", [True, False])
 def test_a_client_that_still_sends_is_told_that_nobody_reads_it(has_message: bool) -> None:
     """§8.1: a full response, then RST_STREAM(NO_ERROR)."""
     peer = Peer()
@@ -116,7 +115,7 @@ def test_what_is_said_after_the_end_is_not_sent() -> None:
     assert (told, peer.told()) == ([("closed", 1)], [])
 
 
-@pytest.mark.parametrize("way", ["finish", "reset", "cancelled"])
+@table("way", ["finish", "reset", "cancelled"])
 def test_an_end_is_told_once(way: str) -> None:
     peer = Peer()
     peer.open(1)
@@ -163,7 +162,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("said", "status"), REFUSED.values(), ids=REFUSED)
+@table(("said", "status"), REFUSED.values(), ids=REFUSED)
 def test_a_message_that_will_not_be_read_ends_its_call_with_a_status(said: bytes, status: Status) -> None:
     peer = Peer(WireLimits(message_bytes=100))
     peer.open(1)
@@ -191,8 +190,8 @@ def test_messages_before_a_refused_one_are_told() -> None:
     assert peer.say(data(1, framed(b"a") + b"\x01" * 5)) == [("message", 1, b"a"), ("closed", 1)]
 
 
-@pytest.mark.parametrize("cut_at", [1, 4, 5, 7])
-@pytest.mark.parametrize("end", [data(1, b"", END), frame(frames.HEADERS, HEADERS_END, 1, b"")])
+@table("cut_at", [1, 4, 5, 7])
+@table("end", [data(1, b"", END), frame(frames.HEADERS, HEADERS_END, 1, b"")])
 def test_an_end_within_a_message_is_internal(cut_at: int, end: bytes) -> None:
     peer = Peer()
     peer.open(1)
@@ -227,7 +226,7 @@ BAD_TRAILERS = {
 }
 
 
-@pytest.mark.parametrize(("said", "is_end"), BAD_TRAILERS.values(), ids=BAD_TRAILERS)
+@table(("said", "is_end"), BAD_TRAILERS.values(), ids=BAD_TRAILERS)
 def test_bad_trailers_are_a_stream_error(said: bytes, is_end: bool) -> None:
     peer = Peer()
     peer.open(1)
@@ -251,7 +250,7 @@ def test_trailers_go_through_the_header_table() -> None:
 # What comes after the client has ended its side (§5.1, half-closed (remote)).
 
 
-@pytest.mark.parametrize("said", [data(1, framed(b"x")), frame(frames.HEADERS, HEADERS_END, 1, b"")])
+@table("said", [data(1, framed(b"x")), frame(frames.HEADERS, HEADERS_END, 1, b"")])
 def test_more_after_the_clients_end_is_a_stream_error(said: bytes) -> None:
     peer = Peer()
     peer.say(peer.request(1, END))
@@ -294,7 +293,7 @@ def ended(way: str) -> Peer:
 CLOSED = ["by the client", "by both", "by us, then by the client", "by us, then reset"]
 
 
-@pytest.mark.parametrize("way", CLOSED)
+@table("way", CLOSED)
 def test_data_on_a_closed_stream_is_a_stream_error(way: str) -> None:
     peer = ended(way)
 
@@ -302,7 +301,7 @@ def test_data_on_a_closed_stream_is_a_stream_error(way: str) -> None:
     assert peer.heard() == [sent_reset(1, Code.STREAM_CLOSED)]
 
 
-@pytest.mark.parametrize("way", CLOSED)
+@table("way", CLOSED)
 def test_headers_on_a_closed_stream_are_a_connection_error(way: str) -> None:
     """§5.1.1: ids may only rise; a header block that means nothing known cannot be let pass."""
     peer = ended(way)
@@ -310,8 +309,8 @@ def test_headers_on_a_closed_stream_are_a_connection_error(way: str) -> None:
     assert peer.say(peer.request(1)) == [("failed", Code.PROTOCOL_ERROR)]
 
 
-@pytest.mark.parametrize("way", [*CLOSED, "by us"])
-@pytest.mark.parametrize(
+@table("way", [*CLOSED, "by us"])
+@table(
     "said",
     [CANCEL, frames.window_update(1, 1), frames.window_update(1, 0), frame(frames.PRIORITY, 0, 1, bytes(5))],
 )
@@ -367,7 +366,7 @@ def test_only_so_many_late_streams_are_remembered() -> None:
 # Ids (§5.1.1).
 
 
-@pytest.mark.parametrize("stream_id", [2, 4, 1, 3, 5])
+@table("stream_id", [2, 4, 1, 3, 5])
 def test_ids_are_odd_and_rise(stream_id: int) -> None:
     peer = Peer()
     peer.say(peer.request(5, END))
@@ -393,8 +392,8 @@ IDLE: dict[str, Callable[[int], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("kind", IDLE)
-@pytest.mark.parametrize("stream_id", [2, 7, frames.MAX_WINDOW])
+@table("kind", IDLE)
+@table("stream_id", [2, 7, frames.MAX_WINDOW])
 def test_frames_on_idle_streams_are_a_connection_error(kind: str, stream_id: int) -> None:
     peer = Peer()
     peer.open(5)
@@ -468,7 +467,7 @@ LENGTHS: dict[str, tuple[str, list[bytes], bool]] = {
 }
 
 
-@pytest.mark.parametrize(("length", "said", "is_right"), LENGTHS.values(), ids=LENGTHS)
+@table(("length", "said", "is_right"), LENGTHS.values(), ids=LENGTHS)
 def test_data_of_another_length_than_announced_ends_its_stream_alone(
     length: str, said: list[bytes], is_right: bool
 ) -> None:
@@ -482,7 +481,7 @@ def test_data_of_another_length_than_announced_ends_its_stream_alone(
     assert peer.say(peer.request(3, END)) == [("opened", 3), ("half-closed", 3)]
 
 
-@pytest.mark.parametrize("length", ["-1", "1,1", "0x1", "", "1" * 19])
+@table("length", ["-1", "1,1", "0x1", "", "1" * 19])
 def test_a_length_that_is_no_number_opens_no_stream(length: str) -> None:
     peer = Peer()
 
