@@ -263,7 +263,11 @@ class Served:
         return copy.deepcopy(found)
 
     async def wait(self, claim: Callable[[], bool], limit_s: float = 240) -> None:
-        await until(claim, limit_s=limit_s)
+        """Fails with the Benchmarks' statuses."""
+        await until(claim, self.statuses, limit_s)
+
+    def statuses(self) -> list[object]:
+        return [found.get("status") for found in self.cluster.of(BENCHMARKS).objects.values()]
 
     async def until(self, name: str, phase: str, limit_s: float = 240) -> Object:
         """Waits for a phase; returns the status."""
