@@ -103,9 +103,6 @@ async def _serve(carriage: Carriage, place: int) -> Spent:
         else:
             gateway.courier.forget("llama")
         await request(gateway, WARM_S)
-        if carriage.ports:
-            # Who comes in copies for some seconds what the others know.
-            await until(lambda: gateway.courier.shares()["llama"].copying.is_whole, 60)
         await _wait_for_all()
         gc.collect()
         gc.freeze()  # as the service does

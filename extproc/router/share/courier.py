@@ -203,8 +203,6 @@ class Courier:
         if share is not None and letter.peer != self._me:
             self.tally.count("heard")
             share.hear(letter, now)
-            if share.copying.is_asked:
-                self._plan_post()
 
     async def _keep_beating(self) -> None:
         while True:
@@ -222,10 +220,6 @@ class Courier:
             if len(share.outbox):
                 for letter in share.letters(self._clock()):
                     self._send(letter)
-            if share.copying.is_asked:
-                if (page := share.page(self._clock())) is not None:
-                    self._send(page)
-                self._plan_post()
 
     def _beat(self) -> None:
         if self._seal.is_used_up:

@@ -1,13 +1,11 @@
 """Letters: what a gateway sends to the others about one pool, its news and the clock that shows its delay."""
 
-from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 from xxhash import xxh3_64_intdigest
 
-from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain, Link
+from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain
 
 # A prompt's blocks beyond that are not told: of 256 bytes each, a megabyte of text.
 MAX_BLOCKS: Final = 4_096
@@ -17,8 +15,6 @@ LETTER_NEWS: Final = 512
 # Of more, the least busy are left out.
 MAX_ENDPOINTS: Final = 8_192
 MAX_ECHOES: Final = 256
-# A piece of what we know: to write it takes a third of a millisecond, to take it in one.
-PAGE_BLOCKS: Final = 512
 
 _MOST: Final = 1 << 62
 
@@ -83,37 +79,7 @@ class Withdrawn(Struct, frozen=True, array_like=True, tag=5, gc=False):
     hashes: Annotated[tuple[Name, ...], Meta(max_length=MAX_BLOCKS)]
 
 
-class IndexRequest(Struct, frozen=True, array_like=True, tag=6, gc=False):
-    """Asks one `peer` what it knows of the endpoints, from `endpoint` on by their names' order."""
-
-    peer: Name
-    endpoint: Name = 0
-
-
-class PageEnd(IntEnum):
-    """Whether an answer ends here."""
-
-    NOT_YET = 0
-    WHOLE = 1
-    PARTIAL = 2  # by one who came in a moment ago and was asking, too
-
-
-class IndexPage(Struct, frozen=True, array_like=True, tag=7, gc=False):
-    """A piece of an answer `to` who asked: blocks that an endpoint holds, the newest first.
-
-    Each one is led to by the one before it in `hashes`, but for those in `parents`, by place. `odd` as in
-    `Picked`.
-    """
-
-    to: Name
-    endpoint: Name = 0
-    hashes: Annotated[tuple[Name, ...], Meta(max_length=PAGE_BLOCKS)] = ()
-    parents: Annotated[dict[_Place, Name], Meta(max_length=PAGE_BLOCKS)] = {}
-    odd: Annotated[dict[_Place, _Length], Meta(max_length=PAGE_BLOCKS)] = {}
-    end: PageEnd = PageEnd.NOT_YET
-
-
-News = Picked | Ended | Heartbeat | Goodbye | Withdrawn | IndexRequest | IndexPage
+News = Picked | Ended | Heartbeat | Goodbye | Withdrawn
 
 
 class Echo(Struct, frozen=True, array_like=True, gc=False):
@@ -148,36 +114,6 @@ def tell_pick(number: int, endpoint: int, missing: int, chain: Chain | None) -> 
 
 def tell_withdrawal(endpoint: int, chain: Chain, had: int) -> Withdrawn:
     return Withdrawn(endpoint, min(had, MAX_BLOCKS), tuple(chain.hashes[:MAX_BLOCKS]))
-
-
-def tell_links(to: int, endpoint: int, links: Sequence[Link]) -> IndexPage:
-    """Returns a piece of an answer; `PAGE_BLOCKS` links at most."""
-    parents: dict[int, int] = {}
-    odd: dict[int, int] = {}
-    before = 0
-    for place, (block, parent, length) in enumerate(links):
-        if parent != before:
-            parents[place] = parent
-        if length != BLOCK_BYTES:
-            odd[place] = length
-        before = block
-    return IndexPage(to, endpoint, tuple(block for block, _, _ in links), parents, odd)
-
-
-def links_in(page: IndexPage) -> list[Link]:
-    hashes, parents = page.hashes, [0, *page.hashes][: len(page.hashes)]
-    for place, parent in page.parents.items():
-        if place < len(parents):
-            parents[place] = parent
-    return [*zip(hashes, parents, _lengths(len(hashes), page.odd), strict=True)]
-
-
-def _lengths(blocks: int, odd: Mapping[int, int]) -> list[int]:
-    lengths = [BLOCK_BYTES] * blocks
-    for place, length in odd.items():
-        if place < blocks:
-            lengths[place] = length
-    return lengths
 
 
 def name_of(text: str) -> int:

@@ -20,7 +20,7 @@
 #   when it comes in, and its blocks are told with the next pick.
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from extproc.router.routing.pool import Pool, Snapshot
@@ -33,8 +33,6 @@ from extproc.router.share.letters import (
     Echo,
     Ended,
     Heartbeat,
-    IndexPage,
-    IndexRequest,
     Letter,
     Picked,
     Withdrawn,
@@ -98,11 +96,10 @@ class Peers:
         """How late each one's news are, seconds; `None` where nobody knows yet."""
         return {name: peer.delay.seconds for name, peer in self._peers.items()}
 
-    def hear(self, letter: Letter, now: float) -> Sequence[IndexRequest | IndexPage]:
-        """Takes a letter about this pool; our own are left alone. Returns what in it is no news of picks."""
-        others: list[IndexRequest | IndexPage] = []
+    def hear(self, letter: Letter, now: float) -> None:
+        """Takes a letter about this pool; our own are left alone."""
         if letter.peer == self._me:
-            return others
+            return
         peer = self._peers.get(letter.peer) or self._stranger(letter.peer)
         if letter.sent_us >= peer.sent_us:
             gap_s = min((letter.sent_us - peer.sent_us) / 1e6, _LONGEST_GAP_S)
@@ -110,7 +107,7 @@ class Peers:
             peer.sent_us, peer.arrived_s = letter.sent_us, now
         self._read_echoes(peer, letter, now)
         if letter.peer not in self._peers and not self._believe(letter.peer, peer):
-            return others
+            return
         self._follow()
         self._time(peer, letter, now)
         for news in letter.news:
@@ -123,14 +120,11 @@ class Peers:
                     self._stand(peer, news)
                 case Withdrawn():
                     self._hear_withdrawn(news)
-                case IndexRequest() | IndexPage():
-                    others.append(news)
                 case _:
                     self._most -= 1
                     self._drop(letter.peer)
                     break
         self._show()
-        return others
 
     def check(self, now: float, picks: int) -> None:
         """Drops who is silent. To be called now and then; `picks` are our own since the last time."""

@@ -1,16 +1,14 @@
 """One pool's part in the sharing: what a transport calls, whichever it is.
 
-A transport posts `letters` to all other gateways, `wait_s` after `on_news` was called, a `page` every
-`PAGE_S` while somebody asks, `heartbeat` every `HEARTBEAT_S`, and `farewell` when the service ends; what
-comes in it gives to `hear`, in any order. It may lose letters, and deliver them twice. Nothing here waits
-for it.
+A transport posts `letters` to all other gateways, `wait_s` after `on_news` was called, `heartbeat` every
+`HEARTBEAT_S`, and `farewell` when the service ends; what comes in it gives to `hear`, in any order. It may
+lose letters, and deliver them twice. Nothing here waits for it.
 """
 
 from collections.abc import Callable
 from typing import Final
 
 from extproc.router.routing.pool import Pool
-from extproc.router.share.copying import Copying
 from extproc.router.share.delay import wait_s
 from extproc.router.share.letters import Letter, News, name_of
 from extproc.router.share.outbox import Outbox
@@ -28,7 +26,6 @@ class Share:
     def __init__(self, pool: Pool, me: int, on_news: Callable[[], None] = lambda: None) -> None:
         self.peers = Peers(pool, me)
         self.outbox = Outbox(on_news)
-        self.copying = Copying(pool, me)
         self.me, self._pool = me, name_of(pool.name)
         self._picks = 0
         pool.witness = self.outbox
@@ -47,15 +44,9 @@ class Share:
         picks = self.outbox.picks
         self.peers.check(now, picks - self._picks)
         self._picks = picks
-        asked = self.copying.ask(self.peers.delays(), now)
-        letter = self._letter([self.outbox.stand(), *([asked] if asked else [])], now)
+        letter = self._letter([self.outbox.stand()], now)
         letter.echoes.extend(self.peers.echoes(now))
         return letter
-
-    def page(self, now: float) -> Letter | None:
-        """The next piece of what one who came in asked us for, if it is time; see `copying`."""
-        told = self.copying.page(now)
-        return None if told is None else self._letter([told], now)
 
     def farewell(self, now: float) -> Letter:
         return self._letter([self.outbox.leave()], now)
@@ -63,8 +54,7 @@ class Share:
     def hear(self, letter: Letter, now: float) -> None:
         """Takes a letter; one of another pool, or of our own, is left alone."""
         if letter.pool == self._pool:
-            for news in self.peers.hear(letter, now):
-                self.copying.hear(letter.peer, news, now)
+            self.peers.hear(letter, now)
 
     def _letter(self, news: list[News], now: float) -> Letter:
         return Letter(self.me, self._pool, int(now * 1e6), news, [])

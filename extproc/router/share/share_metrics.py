@@ -54,8 +54,6 @@ def describe_share(share: Share) -> dict[str, object]:
         "heard": now.active,
         "prompt": now.prompt,
         "lost": now.lost,
-        "is_whole": share.copying.is_whole,
-        "copied_blocks": share.copying.copied,
         "peers": [
             {"name": f"{name:016x}", "delay_ms": None if late_s is None else round(1000 * late_s, 3)}
             for name, late_s in share.peers.delays().items()

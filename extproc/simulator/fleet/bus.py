@@ -7,7 +7,6 @@ from random import Random
 from typing import Final
 
 from extproc.router.routing.pool import Pool
-from extproc.router.share.copying import PAGE_S
 from extproc.router.share.letters import Letter
 from extproc.router.share.pool_share import HEARTBEAT_S, Share
 from extproc.simulator.fleet.timeline import VirtualTimeline
@@ -23,7 +22,6 @@ class BusFault(StrEnum):
     SLOWS = "slows"  # letters come a second late, from the middle on
     HALVES = "halves"  # one half of the gateways does not hear the other, from the middle on
     RESTART = "restart"  # nothing; but in the middle one gateway is started again
-    BLANK = "blank"  # the same, and what the others know does not come to it
 
 
 _AWAY_S: Final = 60.0
@@ -59,12 +57,11 @@ class Bus:
         self._rng = rng
         self._pools, self._restart_gateway = pools, restart
         self._shares = [Share(pool, rng.getrandbits(64)) for pool in pools]
-        self._paging: set[int] = set()
         self._planned = 0  # of what the timeline has planned
         # Services start, and beat, at moments of their own.
         for place in range(len(pools)):
             self._plan_beat(rng.random() * HEARTBEAT_S, place)
-        if sharing.fault in {BusFault.RESTART, BusFault.BLANK}:
+        if sharing.fault is BusFault.RESTART:
             timeline.at(sharing.middle_s, self._restart, 0)
 
     def post(self, gateway: int) -> None:
@@ -77,20 +74,6 @@ class Bus:
         self._send(gateway, self._shares[gateway].farewell(self._timeline.now))
         self._restart_gateway(gateway)
         self._shares[gateway] = Share(self._pools[gateway], self._rng.getrandbits(64))
-
-    def _page(self, gateway: int) -> None:
-        self._planned -= 1
-        self._paging.discard(gateway)
-        letter = self._shares[gateway].page(self._timeline.now)
-        if letter is not None and self._sharing.fault is not BusFault.BLANK:
-            self._send(gateway, letter)
-        self._plan_page(gateway)
-
-    def _plan_page(self, gateway: int) -> None:
-        if self._shares[gateway].copying.is_asked and gateway not in self._paging:
-            self._planned += 1
-            self._paging.add(gateway)
-            self._timeline.at(self._timeline.now + PAGE_S, self._page, gateway)
 
     def _beat(self, gateway: int) -> None:
         self._planned -= 1
@@ -122,7 +105,6 @@ class Bus:
     def _deliver(self, letter: Letter, to: Sequence[int]) -> None:
         for place in to:
             self._shares[place].hear(letter, self._timeline.now)
-            self._plan_page(place)
 
     def _carries(self, sender: int, place: int) -> bool:
         sharing, since_s = self._sharing, self._timeline.now - self._sharing.middle_s

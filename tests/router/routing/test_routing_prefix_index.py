@@ -341,50 +341,6 @@ def test_a_fork_counts_the_passes_of_other_gateways_and_not_their_ends() -> None
     assert index.uses(fork, 0.0) == 2 * before
 
 
-def copy(index: PrefixIndex, other: PrefixIndex, name: str) -> None:
-    holding = at(other, name)
-    index.copy(name, other.links(name, holding.newest(100)), 0.0)
-
-
-def test_a_copy_is_evicted_in_the_order_of_what_was_copied_and_before_what_was_there() -> None:
-    index, other = index_of("a", blocks=5), index_of("a", blocks=5)
-    visit(other, "a", 1, 2)
-    visit(other, "a", 5)
-    other.take(at(other, "a"), chain(7), 0.0)
-    visit(index, "a", 9)
-    copy(index, other, "a")
-    copy(index, other, "a")
-
-    assert at(index, "a").newest(9) == [
-        *chain(9).hashes,
-        *chain(7).hashes,
-        *chain(5).hashes,
-        *chain(1, 2).hashes,
-    ]
-    assert (len(index), at(index, "a").idle_bytes) == (5, 5 * SIZE)
-
-
-def test_a_copy_makes_no_room_for_what_is_older() -> None:
-    index, other = index_of("a", blocks=3), index_of("a", blocks=3)
-    visit(other, "a", 1, 2, 3)
-    visit(index, "a", 7, 8)
-    copy(index, other, "a")
-
-    assert [depth(index, "a", *path) for path in ((7, 8), (1, 2, 3))] == [2, 1]
-
-
-def test_of_a_copy_with_a_gap_nothing_is_held_whose_parent_is_not() -> None:
-    index, other = index_of(*"ab"), index_of("a")
-    visit(other, "a", 1, 2, 3)
-    visit(other, "a", 1, 4)
-    hashes = chain(1, 2, 3).hashes
-    index.copy("a", other.links("a", [hashes[0], hashes[2], *chain(1, 4).hashes]), 0.0)
-    index.copy("c", other.links("c", hashes) or [(5, 0, 9)], 0.0)
-
-    assert [depth(index, "a", *path) for path in ((1, 2, 3), (1, 4))] == [1, 2]
-    assert index.links("a", hashes) == [(hashes[0], 0, SIZE)]
-
-
 def test_a_block_is_as_old_as_the_first_request_for_it() -> None:
     index = index_of(*"ab")
     index.take(at(index, "a"), chain(1), 5.0)
@@ -437,14 +393,6 @@ class IndexMachine(RuleBasedStateMachine):
             self.now += 1
             self.paths.add(tuple(path))
             self.index.hear(holding, chain(*path), self.now, is_new=is_new)
-
-    @rule(name=NAMES, other=NAMES, places=st.sets(st.integers(0, 20)))
-    def copy(self, name: str, other: str, places: set[int]) -> None:
-        """What one holds is told of another, with gaps."""
-        source = self.index.holding(other)
-        if source is not None:
-            told = [block for place, block in enumerate(source.newest(100)) if place not in places]
-            self.index.copy(name, self.index.links(other, told), self.now)
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:

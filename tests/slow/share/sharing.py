@@ -44,11 +44,6 @@ class Sharing(Service):
     def peers(self, state: str = "prompt") -> float:
         return self.metric("extproc_share_peers", state=state)
 
-    def is_whole(self) -> bool:
-        """Whether it knows what the others knew when it came in."""
-        [shown] = self.pools()
-        return bool(shown["share"]["is_whole"])
-
     def in_flight(self) -> int:
         [shown] = self.pools()
         return int(shown["in_flight"])

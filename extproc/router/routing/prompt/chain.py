@@ -34,9 +34,6 @@ _SPOKEN: Final = tuple(
     f"{TURN_START}{role}{TURN_TEXT}".encode() for role in ("assistant", "function_call", "reasoning")
 )
 
-Link = tuple[int, int, int]
-"""A block, the one that leads to it, 0 where none does, and its length in bytes."""
-
 
 class Blocks(Protocol):
     """What of a chain other gateways are told, and all that an index needs of it."""

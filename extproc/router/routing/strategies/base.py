@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.load import LoadBook
-from extproc.router.routing.prompt.chain import Blocks, Chain, Link
+from extproc.router.routing.prompt.chain import Blocks, Chain
 from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.signals import EndpointSignals
 
@@ -334,7 +334,7 @@ class Strategy(ABC):
 
 @runtime_checkable
 class SharesPicks(Protocol):
-    """A strategy that takes the picks of other gateways, and gives what it knows to a new one."""
+    """A strategy that takes the picks of other gateways."""
 
     def set_peers(self, peers: PeerCounts, /) -> None:
         """Takes, from time to time, how many other gateways report their picks."""
@@ -350,15 +350,6 @@ class SharesPicks(Protocol):
 
     def apply_peer_withdrawal(self, endpoint: str, chain: Chain, had: int, /) -> None:
         """Another gateway's prompt was never read there. Its first `had` blocks were there before."""
-
-    def newest_blocks(self, endpoint: str, limit: int, /) -> Sequence[int]:
-        """Up to `limit` blocks that the endpoint should hold; the first one will be evicted last."""
-
-    def links_to(self, endpoint: str, blocks: Sequence[int], /) -> Sequence[Link]:
-        """What leads to those, as far as they should still be there."""
-
-    def copy_links(self, endpoint: str, links: Sequence[Link], /) -> None:
-        """Takes what another gateway knows to be there, the newest first; what we know is newer."""
 
 
 @runtime_checkable

@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from itertools import chain, islice
 from math import exp
 from typing import Final
 
@@ -52,10 +51,6 @@ class Holding:
 
     def __contains__(self, block: int) -> bool:
         return block in self.pinned or block in self.idle
-
-    def newest(self, most: int) -> list[int]:
-        """Up to so many blocks, the last to be evicted first; so each one after the one that leads to it."""
-        return [*islice(chain(self.pinned, reversed(self.idle)), most)]
 
     def depth(self, hashes: Sequence[int], matched: int) -> int:
         """How many blocks of a chain it holds, of the first `matched` ones. O(log matched)."""

@@ -15,13 +15,13 @@ Nothing here decides. Time comes in as an argument.
 #   costs more (measured: a quarter too small, 24 % more time to the first token; half, five times). So blocks
 #   of open requests never count against the room for the others as a whole: a tenth of it is always theirs.
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import exp, inf
 from typing import Final
 
 from msgspec import Struct
 
-from extproc.router.routing.prompt.chain import Blocks, Chain, Link
+from extproc.router.routing.prompt.chain import Blocks, Chain
 from extproc.router.routing.strategies.prefix_cache.holding import ENTRY_BYTES, Holding, Taken
 
 # What all of them have at most, whatever their capacities: 1 GB.
@@ -57,7 +57,6 @@ class _Known(Struct, gc=False):
     holders: tuple[Holding, ...]
     length: int
     since: float
-    parent: int  # 0: it is a first one
     heir: int = 0  # the block that first came after it
 
 
@@ -207,45 +206,6 @@ class PrefixIndex:
         if stop > had:
             self._make_room(holding)
 
-    def links(self, name: str, blocks: Iterable[int]) -> list[Link]:
-        """What leads to those blocks, as far as an endpoint holds them still."""
-        holding = self._holdings.get(name)
-        if holding is None:
-            return []
-        held = ((block, self._blocks[block]) for block in blocks if block in holding)
-        return [(block, known.parent, known.length) for block, known in held]
-
-    def copy(self, name: str, links: Iterable[Link], now: float) -> None:
-        """Writes down what an endpoint held before all that we know of it, the newest first.
-
-        What is there stays where it is, and nothing makes room for what is older. A block whose parent is
-        not held is left out: whoever holds a block holds all that lead to it.
-        """
-        holding = self._holdings.get(name)
-        if holding is None:
-            return
-        room = holding.capacity - holding.pinned_bytes
-        for block, parent, length in links:
-            if block in holding or (parent and parent not in holding):
-                continue
-            if holding.idle_bytes + length > room or len(holding) >= holding.most_entries:
-                return
-            self._append(holding, block, parent, length, now)
-
-    def _append(self, holding: Holding, block: int, parent: int, length: int, now: float) -> None:
-        """As the next to be evicted."""
-        found = self._blocks.get(block)
-        if found is None:
-            found = self._blocks[block] = _Known(holding.alone, length, now, parent)
-            if parent:
-                self._inherit(parent, block, now)
-        else:
-            found.holders += holding.alone
-        # How long it has been there nobody says: for longer than what we know of.
-        holding.idle[block] = now - _LONGEST_S
-        holding.idle.move_to_end(block, last=False)
-        holding.idle_bytes += found.length
-
     def release(self, holding: Holding, chain: Chain, taken: Taken, now: float) -> None:
         """Ends one request's use of what it took; the holding may be gone."""
         if not holding.is_gone:
@@ -277,10 +237,9 @@ class PrefixIndex:
             block = hashes[number]
             found = blocks.get(block)
             if found is None:
-                parent = hashes[number - 1] if number else 0
-                blocks[block] = _Known(alone, chain.bytes_between(number, number + 1), now, parent)
+                blocks[block] = _Known(alone, chain.bytes_between(number, number + 1), now)
                 if number:
-                    self._inherit(parent, block, now)
+                    self._inherit(hashes[number - 1], block, now)
             else:
                 found.holders += alone
                 # Who is mad may tell another length; at last, what was known first is taken off.

@@ -12,7 +12,7 @@ from msgspec import Struct
 from pydantic import Field
 
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.prompt.chain import Blocks, Chain, Link, chain_of
+from extproc.router.routing.prompt.chain import Blocks, Chain, chain_of
 from extproc.router.routing.prompt.parse import Prompt
 from extproc.router.routing.prompt.prefix import routing_key
 from extproc.router.routing.ring import Ring
@@ -171,16 +171,6 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
         holding = self.index.holding(endpoint)
         if holding is not None:
             self.index.withdraw(holding, chain, Taken(had, len(chain)))
-
-    def newest_blocks(self, endpoint: str, limit: int, /) -> Sequence[int]:
-        holding = self.index.holding(endpoint)
-        return () if holding is None else holding.newest(limit)
-
-    def links_to(self, endpoint: str, blocks: Sequence[int], /) -> Sequence[Link]:
-        return self.index.links(endpoint, blocks)
-
-    def copy_links(self, endpoint: str, links: Sequence[Link], /) -> None:
-        self.index.copy(endpoint, links, self._clock())
 
     def apply_signals(
         self,
