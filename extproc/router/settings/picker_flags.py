@@ -1,9 +1,8 @@
-"""The flags of upstream's endpoint picker, so that its charts start this one: settings without a file.
+"""The flags of upstream's endpoint picker that its charts pass, so that they start this one without a file.
 
-`--pool-name` says enough to serve. Its other flags are taken where we have the same thing to set, and
-where we have not they are taken and said to be of no effect: a chart gives them whether one wants it or not.
-`--max-in-flight` is ours: upstream's picker looks at queues and caches to know when it is full, we ask the
-operator, and a chart's values hold flags but no file of ours.
+`--pool-name` says enough to serve. What there is nothing to set for is taken and logged. `--max-in-flight` is
+ours: upstream's picker looks at queues and caches to find that it is full, we ask the operator, and a chart's
+values hold flags but no file of ours.
 """
 
 import json
@@ -14,18 +13,11 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-# Of the Inference Extension 1.x: what there is nothing to set for. Loads are counted here and not scraped,
-# every replica serves and none leads, and the plugins of its configuration are not ours.
+# What the charts of the Inference Extension 1.x pass and there is nothing to set for: every replica serves and
+# none leads, and the plugins of its configuration are not ours.
 WITHOUT_EFFECT: Final = (
-    *("cache-info-metric", "config-file", "config-text", "disable-endpoint-subset-filter"),
-    *("enable-cert-reload", "enable-multi-engine", "enable-pprof", "engine-label-key"),
-    *("ha-enable-leader-election", "health-checking", "kv-cache-usage-percentage-metric"),
-    *("lora-info-metric", "metrics-endpoint-auth", "metrics-staleness-threshold"),
-    *("model-server-metrics-https-insecure-skip-verify", "model-server-metrics-path"),
-    *("model-server-metrics-port", "model-server-metrics-scheme", "pool-group"),
-    *("refresh-metrics-interval", "refresh-prometheus-metrics-interval", "total-queued-requests-metric"),
-    *("total-running-requests-metric", "tracing", "zap-devel", "zap-encoder", "zap-log-level"),
-    *("zap-stacktrace-level", "zap-time-encoding"),
+    *("config-file", "ha-enable-leader-election", "metrics-endpoint-auth", "pool-group", "tracing"),
+    "zap-encoder",
 )
 
 # Where a configuration file has what a flag says.
@@ -43,6 +35,8 @@ _SETTINGS: Final = {
 # Upstream's DEBUG; its default is 2.
 _DEBUG: Final = 4
 _GIVEN: Final = "extproc.flags"
+# A flag of Go's may stand without a value.
+_ALONE: Final[Any] = {"is_flag": False, "flag_value": "true"}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -63,9 +57,6 @@ class Flags:
 
     def document(self) -> str:
         """The configuration file that says the same."""
-        return json.dumps({"server": self._server(), "pools": [self._pool()]})
-
-    def _server(self) -> dict[str, object]:
         server: dict[str, object] = {
             "listen": f"0.0.0.0:{self.grpc_port}",
             "health": f"0.0.0.0:{self.grpc_health_port}",
@@ -75,16 +66,9 @@ class Flags:
         if self.secure_serving:
             files = {"certificate": f"{self.cert_path}/tls.crt", "key": f"{self.cert_path}/tls.key"}
             server["tls"] = files if self.cert_path else {"self_signed": True}
-        return server
-
-    def _pool(self) -> dict[str, object]:
-        source = {"name": self.pool_name}
-        if self.pool_namespace:
-            source["namespace"] = self.pool_namespace
-        pool: dict[str, object] = {"name": self.pool_name, "endpoints": {"inference_pool": source}}
-        if self.max_in_flight is not None:
-            pool["max_in_flight"] = self.max_in_flight
-        return pool
+        source = {"name": self.pool_name, "namespace": self.pool_namespace or None}
+        pool = {"name": self.pool_name, "max_in_flight": self.max_in_flight}
+        return json.dumps({"server": server, "pools": [pool | {"endpoints": {"inference_pool": source}}]})
 
 
 def picker_flags(command: Command) -> Command:
@@ -105,23 +89,29 @@ def picker_flags(command: Command) -> Command:
             help="TLS; false: plain text.",
         ),
         click.option("--cert-path", help="Folder of tls.crt and tls.key; omitted: self-signed."),
-        click.option("-v", "--v", "verbosity", type=_level, default="2", help="4 or more is our DEBUG."),
+        # Go's flags have `-v=4`, too.
+        click.option(
+            "-v",
+            "--v",
+            "verbosity",
+            type=lambda text: int(text.removeprefix("=")),
+            default="2",
+            help="4 or more is our DEBUG.",
+        ),
         click.option(
             "--max-in-flight",
             type=int,
             help="Ours: mean requests in flight per endpoint beyond which the pool answers 429, first to "
             "negative InferenceObjectives; omitted: nobody is refused.",
         ),
-        *(_without_effect(name) for name in WITHOUT_EFFECT),
+        *(
+            click.option(f"--{name}", hidden=True, expose_value=False, callback=_note, **_ALONE)
+            for name in WITHOUT_EFFECT
+        ),
     ]
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def _level(text: str) -> int:
-    # Go's flags have `-v=4`, too.
-    return int(text.removeprefix("="))
 
 
 def given_without_effect(context: click.Context) -> list[str]:
@@ -142,12 +132,6 @@ def refuse_beside_file(context: click.Context) -> None:
     ]
     if lines:
         raise click.UsageError("\n".join(lines))
-
-
-def _without_effect(name: str) -> Callable[[Command], Command]:
-    return click.option(
-        f"--{name}", is_flag=False, flag_value="true", hidden=True, expose_value=False, callback=_note
-    )
 
 
 def _note(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
