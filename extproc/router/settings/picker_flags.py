@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-# What the charts of the Inference Extension 1.x pass and there is nothing to set for: every replica serves and
+# What the charts of the Inference Extension 1.x pass and there is nothing to set for: every replica serves,
 # none leads, and the plugins of its configuration are not ours.
 WITHOUT_EFFECT: Final = (
     *("config-file", "ha-enable-leader-election", "metrics-endpoint-auth", "pool-group", "tracing"),
