@@ -12,6 +12,7 @@ from typing import Final
 
 LIMIT_S: Final = 60.0
 _PAUSE_S: Final = 0.01
+_LONGEST: Final = 2_000
 
 
 async def until(
@@ -19,7 +20,7 @@ async def until(
 ) -> None:
     """Return once `claim()` is true (a coroutine is awaited first); after `limit_s` fail with `what`.
 
-    `what` may be a callable: it is asked only for the failure's text.
+    `what` may be a callable: it is called only for the failure's text, of which 2,000 characters are shown.
     """
     give_up_s = time.monotonic() + limit_s
     while True:
@@ -43,5 +44,7 @@ def wait_until(claim: Callable[[], object], what: object = "", limit_s: float = 
 
 
 def _describe(what: object, limit_s: float) -> str:
-    said = what() if callable(what) else what
-    return f"not true after {limit_s:g} s: {said}" if said else f"not true after {limit_s:g} s"
+    text = str(what() if callable(what) else what)
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}… ({len(text):,} characters)"
+    return f"not true after {limit_s:g} s: {text}" if text else f"not true after {limit_s:g} s"

@@ -44,9 +44,9 @@ def build(server: DnsServer, delays: list[float]) -> BuildSource:
 
 async def test_a_name_becomes_its_addresses_in_their_order(build: BuildSource, sink: RecordingSink) -> None:
     async with running(build(), sink):
-        await sink.until(lambda told: len(told.lists) == 2)
+        await sink.until(lambda told: len(told.lists) >= 2)
 
-    assert [[e.name for e in told] for told in sink.lists] == [["10.0.0.1:8000", "10.0.0.2:8000"]] * 2
+    assert [[e.name for e in told] for told in sink.lists[:2]] == [["10.0.0.1:8000", "10.0.0.2:8000"]] * 2
     assert sink.restarts == []
 
 

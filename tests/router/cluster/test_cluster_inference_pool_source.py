@@ -338,9 +338,9 @@ async def test_pods_bookmarks_confirm_the_list_and_the_pools_do_not(
         server.bookmark(POOLS)
         server.version = 500
         server.bookmark(PODS)
-        await sink.until(lambda told: told.confirmed_total == 1)
+        await sink.until(lambda told: told.confirmed_total >= 1)
         server.end_watches(PODS)
-        await sink.until(lambda _: len(server.of(PODS).watches) == 2)
+        await sink.until(lambda _: len(server.of(PODS).watches) >= 2)
 
     assert server.of(PODS).watches[1]["resourceVersion"] == "500"
     assert sink.confirmed_total == 1
@@ -362,7 +362,7 @@ async def test_a_list_is_not_confirmed_while_the_pool_is_not_heard_of(
         server.of(POOLS).refusal = None
         await sink.until(watched(server))
         server.bookmark(PODS)
-        await sink.until(lambda told: told.confirmed_total == 1)
+        await sink.until(lambda told: told.confirmed_total >= 1)
 
 
 async def test_a_pool_that_a_gateway_does_not_accept_is_served_and_that_is_said_once(

@@ -85,7 +85,7 @@ async def test_a_service_or_port_that_is_not_there_is_told_as_lacking_and_not_as
         await sink.until(lambda told: told.lacking)
         await sink.until(lambda _: server.watchers)
         server.bookmark()
-        await sink.until(lambda told: len(told.lacking) == 2)
+        await sink.until(lambda told: len(told.lacking) >= 2)
 
         assert (sink.lists, sink.confirmed_total) == ([], 0)
 
@@ -138,7 +138,7 @@ async def test_a_pod_that_moves_between_slices_never_goes(
         await sink.until(lambda _: server.watchers)
         server.put(slice_object("s1", A))  # the controller's updates come in any order
         server.put(slice_object("s2", B))
-        await sink.until(lambda told: len(told.lists) == 2)
+        await sink.until(lambda told: len(told.lists) >= 2)
 
     assert [[e.name for e in told] for told in sink.lists] == [["default/a", "default/b"]] * 2
 

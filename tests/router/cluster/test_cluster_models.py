@@ -93,7 +93,7 @@ async def test_endpoints_are_told_at_once_and_again_with_what_they_serve(
 ) -> None:
     vllm.cards = [BASE, LORA]
     async with running(learning(Told(endpoint), delays), sink):
-        await sink.until(lambda told: len(told.lists) == 2)
+        await sink.until(lambda told: len(told.lists) >= 2)
 
     [before], [after] = sink.lists
     assert before == endpoint
@@ -139,7 +139,7 @@ async def test_an_answer_of_no_use_keeps_what_is_known(
     vllm: Vllm, endpoint: Endpoint, sink: RecordingSink, delays: list[float], answer: dict[str, Any]
 ) -> None:
     async with running(learning(Told(endpoint), delays), sink):
-        await sink.until(lambda told: len(told.lists) == 2)
+        await sink.until(lambda told: len(told.lists) >= 2)
         delays.clear()
         vllm.answer = answer
         await sink.until(lambda _: len(delays) >= 3)
@@ -195,7 +195,7 @@ async def test_what_was_learnt_outlives_a_failure_of_the_source_within(
 
     async with running(ModelsSource(source, rng=Random(7), sleep=nap), sink):
         await sink.until(lambda told: told.lists[-1:] and told.lists[-1][0].models == {"llama"})
-        await sink.until(lambda _: source.runs == 2)
+        await sink.until(lambda _: source.runs >= 2)
 
     assert sink.lists[-1][0].models == {"llama"}
     assert sink.restarts == ["internal"]
@@ -224,7 +224,7 @@ async def test_draining_keeps_what_is_known(
 ) -> None:
     source = Told(endpoint)
     async with running(learning(source, delays), sink):
-        await sink.until(lambda told: len(told.lists) == 2)
+        await sink.until(lambda told: len(told.lists) >= 2)
         assert source.sink
         source.sink.replace([Endpoint(endpoint.name, endpoint.address, is_ready=False)])
 
@@ -264,7 +264,7 @@ async def test_nothing_is_left_running_when_the_source_is_cancelled(
         return [repr(task) for task in asyncio.all_tasks() if "ModelsSource" in repr(task)]
 
     async with running(learning(Told(endpoint), delays), sink):
-        await sink.until(lambda told: len(told.lists) == 2)
+        await sink.until(lambda told: len(told.lists) >= 2)
         assert len(asking()) == 2
 
     assert asking() == []

@@ -79,7 +79,7 @@ async def test_a_source_is_run_again_whatever_ends_it(
 ) -> None:
     source, naps = Source(end, end), Naps()
     async with running(Restarting(source, rng=Random(7), clock=naps.clock, sleep=naps.sleep), sink):
-        await sink.until(lambda _: source.runs == 3)
+        await sink.until(lambda _: source.runs >= 3)
 
     assert sink.restarts == ["internal", "internal"]
     for told in sink.reasons:
@@ -100,7 +100,7 @@ async def test_a_source_that_fails_at_once_is_backed_off_from_and_one_that_lived
 
     source = Source(*[fails(ValueError())] * 20, *[lives] * 5)
     async with running(Restarting(source, rng=Random(7), clock=naps.clock, sleep=naps.sleep), sink):
-        await sink.until(lambda _: source.runs == 26)
+        await sink.until(lambda _: source.runs >= 26)
 
     assert max(naps.delays[:20]) > 10
     assert max(naps.delays[20:]) <= 0.5

@@ -49,7 +49,7 @@ async def test_back_off_starts_over_once_a_watch_has_said_something(
         server.bookmark()
         await sink.until(lambda told: told.confirmed_total)
         server.end_watches()
-        await sink.until(lambda _: len(delays) == 11)
+        await sink.until(lambda _: len(delays) >= 11)
 
     assert max(delays[:10]) > 0.5
     assert delays[10] <= 0.5
@@ -84,7 +84,7 @@ async def test_a_list_that_worked_starts_the_back_off_of_lists_over(
     server.answer_next("list", *[refuses(500)] * 10)
     server.answer_next("watch", refuses(500))
     async with running(build(), sink):
-        await sink.until(lambda _: len(delays) == 11)
+        await sink.until(lambda _: len(delays) >= 11)
         server.answer_next("list", refuses(500))
         await sink.until(lambda _: server.watchers)
 

@@ -35,9 +35,9 @@ async def test_a_bookmark_moves_the_version_and_confirms_the_list(
         await sink.until(lambda _: server.watchers)
         server.version = 500
         server.bookmark()
-        await sink.until(lambda told: told.confirmed_total == 1)
+        await sink.until(lambda told: told.confirmed_total >= 1)
         server.end_watches()
-        await sink.until(lambda _: len(server.watches) == 2)
+        await sink.until(lambda _: len(server.watches) >= 2)
 
     assert server.watches[1]["resourceVersion"] == "500"
     assert len(sink.lists) == 1
@@ -79,7 +79,7 @@ async def test_lines_are_read_however_they_are_cut(
     server.version = 160
     async with running(build(), sink):
         await sink.until(has("a", "b", "c"))
-        await sink.until(lambda _: len(server.watches) == 2)
+        await sink.until(lambda _: len(server.watches) >= 2)
 
     assert server.watches[1]["resourceVersion"] == "160"
     assert sink.restarts == ["closed"]
@@ -202,7 +202,7 @@ async def test_a_version_from_the_future_lists_again(
         server.version = 90
         server.oldest = 80
         server.end_watches()
-        await sink.until(lambda _: len(server.lists) == 2)
+        await sink.until(lambda _: len(server.lists) >= 2)
         await sink.until(lambda _: server.watchers)
         server.put(slice_object("s2", C))
         await sink.until(has("a", "b", "c"))

@@ -225,7 +225,7 @@ async def test_who_asked_once_and_has_nothing_open_makes_room(*, has_tls: bool) 
     async with serving(WireLimits(connections=8), tls=tls) as served:
         _, asks = await asyncio.open_connection("127.0.0.1", served.port, ssl=client)
         asks.write(open_call(ECHO) + END_OF_CALL)
-        await until(lambda: len(served.ends) == 1)
+        await until(lambda: len(served.ends) >= 1)
         flood = []
         for _ in range(20):
             flood.append(
@@ -234,10 +234,10 @@ async def test_who_asked_once_and_has_nothing_open_makes_room(*, has_tls: bool) 
                 )
             )
             flood[-1][1].write(open_call(ECHO) + END_OF_CALL)
-            await until(lambda: len(served.ends) == 1 + len(flood))
+            await until(lambda: len(served.ends) >= 1 + len(flood))
         ends = [await asyncio.wait_for(reader.read(), 30) for reader, _ in flood[:13]]
         asks.write(headers_frame(3, ECHO))
-        await until(lambda: served.opened == 22)
+        await until(lambda: served.opened >= 22)
 
         assert len(served.listener.links) == 8
         assert all(b"nothing is open on it" in end for end in ends)

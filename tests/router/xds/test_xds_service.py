@@ -128,10 +128,10 @@ async def test_many_refusals_are_one_line_a_second(
         first = await proxy.hear()
         for _ in range(500):
             await proxy.answer(first, fault="no")
-        await until(lambda: len(rejections) == 500)
+        await until(lambda: len(rejections) >= 500)
         now_s = 1.0
         await proxy.answer(first, fault="still no")
-        await until(lambda: len(rejections) == 501)
+        await until(lambda: len(rejections) >= 501)
 
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert [line.partition(" refused ")[2] for line in lines] == [
