@@ -138,8 +138,8 @@ def cache_picks(endpoint_count: int, size: int, turns: int) -> Callable[[], None
 
 def hashing(size: int, turns: int) -> Callable[[], Chain]:
     [body] = chats(size, turns, 1)
-    text = parse("/v1/chat/completions", "", body).head(size * 2)
-    return partial(chain_of, text, 1)
+    read = parse("/v1/chat/completions", "", body).turns(size * 2)
+    return partial(chain_of, read, 1)
 
 
 def reading(size: int, turns: int) -> Callable[[], object]:

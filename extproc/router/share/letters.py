@@ -7,7 +7,7 @@ from xxhash import xxh3_64_intdigest
 
 from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain
 
-# A prompt's blocks beyond that are not told: of 256 bytes each, a megabyte of text.
+# A prompt's blocks beyond that are not told: of 1,024 bytes each, four megabytes of text.
 MAX_BLOCKS: Final = 4_096
 # A letter is full with so many blocks, or so many news: it has 128 KiB at most, which a datagram takes.
 LETTER_BLOCKS: Final = 7_168

@@ -41,9 +41,9 @@ class Fleet:
         self.clock.now_s += after_s
         return pick
 
-    def read(self, *texts: str) -> str:
+    def read(self, *texts: str) -> list[tuple[str, str]]:
         prompt = parse(CHAT, "", ask(*texts).body or b"")
-        return prompt.head(100_000)
+        return prompt.turns(100_000)
 
     def explain(self, *texts: str, system: str = "") -> dict[str, dict[str, object]]:
         """What is told of each candidate, by its name."""

@@ -48,12 +48,11 @@ def test_what_is_presumed_where(asked: Chain, reach: int, presumed: dict[str, in
 
     assert (homes.presumed, homes.own) == (presumed, own)
     assert set(homes.names) == {*presumed, *filter(None, [own])}
-    assert all(name in homes for name in homes.names)
 
 
 def test_nothing_is_presumed_where_there_is_no_endpoint() -> None:
     assert find_homes(chain(answered=800, rooted=500), 0, nowhere) == Homes({}, "")
-    assert "" not in NO_HOMES
+    assert NO_HOMES.names == []
 
 
 @table("gateways", [1, 2, 3, 4, 8, 12])

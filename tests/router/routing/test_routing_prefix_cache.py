@@ -20,7 +20,7 @@ from extproc.router.routing.ring import Ring
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import NO_PREFIX
 from extproc.router.routing.strategies.base import NOWHERE, Ending, Outside
-from extproc.router.routing.strategies.prefix_cache.cost import Backlog, Backlogs, Stretch
+from extproc.router.routing.strategies.prefix_cache.cost import Backlogs, Stretch
 from extproc.router.routing.strategies.prefix_cache.engine_model import DEFAULT_ENGINE, ENGINES
 from extproc.router.routing.strategies.prefix_cache.strategy import COLD, PREFIX, SESSION, PrefixCache
 from extproc.router.routing.strategies.prefix_hash import HOME, SPILL, PrefixHash
@@ -140,15 +140,16 @@ def test_of_an_endpoint_that_is_not_there_there_is_no_backlog() -> None:
         backlogs.add(name, 500.0, 0.0)
 
     assert [backlogs.ms(name, 0.0) for name in "ab"] == [500, 0]
-    assert [backlogs.with_others(name, 0.0, 3.0) for name in "ab"] == [1300, 0]
+    assert backlogs.of("ab", 0.0) == {"a": 500, "b": 0}
 
 
 def test_a_backlog_is_done_in_time() -> None:
-    backlog = Backlog()
-    backlog.add(800, now=10.0)
-    backlog.add(800, now=10.5)
+    backlogs = Backlogs()
+    backlogs.follow("a")
+    backlogs.add("a", 800, now=10.0)
+    backlogs.add("a", 800, now=10.5)
 
-    assert [backlog.ms(now) for now in (10.5, 11.0, 12.0, 99.0)] == [1_200, 800, 0, 0]
+    assert [backlogs.ms("a", now) for now in (10.5, 11.0, 12.0, 99.0)] == [1_200, 800, 0, 0]
 
 
 def test_the_fallbacks_are_the_next_cheapest() -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from msgspec.msgpack import encode
 
 from extproc.router.routing.prompt.chain import BLOCK_BYTES, Chain, chain_of
-from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT
 from extproc.router.share.letters import (
     LETTER_BLOCKS,
     LETTER_NEWS,
@@ -139,7 +138,7 @@ def test_a_short_secret_is_refused() -> None:
 
 def test_nothing_of_a_prompt_can_be_seen() -> None:
     """Neither its text nor a hash of it, by which somebody could find out what it was."""
-    chain = chain_of("My name is Ada. " * 40, 1)
+    chain = chain_of([("", "My name is Ada. " * 80)], 1)
     sent = seal().close(Letter(ME, 1, 1, [tell_pick(1, 2, 3, chain)]))
 
     for block in chain.hashes:
@@ -148,9 +147,9 @@ def test_nothing_of_a_prompt_can_be_seen() -> None:
     assert b"Ada" not in sent
 
 
-@table("words", [10, 51, 52, 1_000])
+@table("words", [10, 204, 205, 256, 1_000])
 def test_blocks_arrive_with_their_lengths(words: int) -> None:
-    chain = chain_of(f"{TURN_START}user{TURN_TEXT}{'Why? ' * words}", 1)
+    chain = chain_of([("user", "Why? " * words)], 1)
     found = tell_pick(1, 2, 3, chain)
 
     assert found.hashes == tuple(chain.hashes)
@@ -160,7 +159,7 @@ def test_blocks_arrive_with_their_lengths(words: int) -> None:
 
 
 def test_without_blocks_there_is_a_pick_all_the_same() -> None:
-    assert tell_pick(1, 2, 3, None).hashes == tell_pick(1, 2, 3, chain_of("Why?", 1)).hashes == ()
+    assert tell_pick(1, 2, 3, None).hashes == tell_pick(1, 2, 3, chain_of([("", "Why?")], 1)).hashes == ()
 
 
 def test_of_the_longest_prompt_the_head_is_told() -> None:

@@ -189,7 +189,7 @@ def _check_prompt(read: Prompt, chars: int) -> list[str]:
     texts += [read.conversation(chars), read.model or "", read.cache_salt, read.field("user") or ""]
     for text in texts:
         text.encode()
-    chain = chain_of(read.head(16 * chars), seed=1)
+    chain = chain_of(read.turns(16 * chars), seed=1)
     assert [*chain.ends] == sorted(set(chain.ends)), "a block without text"
     assert all(end <= reach <= chain.size for end, reach in zip(chain.ends, chain.reaches, strict=True))
     prefix = prefix_of(read, KEYS, chars, {})

@@ -14,7 +14,7 @@ prefixes. Here the same is done with text: tokens would need the model's tokeniz
 #   chain is the head of this one's, to the byte; without these cuts, up to a block of each would be lost.
 # - Where the prompt ends, for the same reason, unless it is bare text, which may go on anywhere.
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -22,17 +22,16 @@ from xxhash import xxh3_64_intdigest
 
 from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT
 
-BLOCK_BYTES: Final = 256
+BLOCK_BYTES: Final = 1_024
 
 # A shorter rest makes its last block longer instead: tiny blocks cost as much memory as any.
-_REST_BYTES: Final = 64
+_REST_BYTES: Final = 256
 
-_TURN: Final = TURN_START.encode()
-_ASKED: Final = f"{TURN_START}user{TURN_TEXT}".encode()
+# A shorter text before the user's first is no root: it tells no tenant from another.
+ROOT_BYTES: Final = 256
+
 # What a model says of its own: answers, and what the Responses API lists beside them.
-_SPOKEN: Final = tuple(
-    f"{TURN_START}{role}{TURN_TEXT}".encode() for role in ("assistant", "function_call", "reasoning")
-)
+_SPOKEN: Final = frozenset({"assistant", "function_call", "reasoning"})
 
 
 class Blocks(Protocol):
@@ -82,76 +81,78 @@ class Chain(Struct, frozen=True):
         return self.ends[blocks - 1] if blocks else 0
 
 
-def chain_of(text: str, seed: int) -> Chain:
-    """Cuts and hashes a prompt as `Prompt.head` renders it; `seed` keeps apart what shares no cache."""
-    data = text.encode(errors="surrogatepass")
-    cutter = _Cutter(data, seed)
-    root, rooted = _cut_root(data, cutter)
-    reaches: list[int] = []
-    answered, home, answers, asked = 0, 0, 0, len(data)
-    for stop, answered in _answers(data):
-        answers += 1
-        asked = min(asked, stop)
-        cutter.cut(stop)
-        reaches += cutter.ends[len(reaches) :]
-        if reaches:
-            reaches[-1] = answered
-            home = home or cutter.hashes[-1]
-    hashes, is_chat = cutter.hashes, data.startswith(_TURN)
-    cutter.cut(len(data), is_open=not is_chat)
+def chain_of(turns: Iterable[tuple[str, str]], seed: int) -> Chain:
+    """Cuts and hashes a prompt: the role and the text of each turn, in order; bare text has no role.
+
+    `seed` keeps apart what shares no cache.
+    """
+    cutter, reaches = _Cutter(seed), list[int]()
+    root = rooted = home = size = answered = answers = 0
+    question, uncut = list[bytes](), list[bytes]()
+    is_chat = was_spoken = is_asked = False
+    for role, text in turns:
+        is_spoken = role in _SPOKEN
+        if is_spoken and not was_spoken:
+            cutter.cut(b"".join(uncut))
+            uncut.clear()
+            answers += 1
+        elif was_spoken and not is_spoken:
+            home, answered = _answer(cutter, reaches, home, size), size
+        elif role == "user" and not is_asked and not answers:
+            is_asked = True
+            question.clear()
+            if size >= ROOT_BYTES:
+                cutter.cut(b"".join(uncut))
+                uncut.clear()
+                root, rooted = cutter.hashes[-1], size
+        data = (f"{TURN_START}{role}{TURN_TEXT}{text}" if role else text).encode(errors="surrogatepass")
+        uncut.append(data)
+        if not answers:
+            question.append(data)
+        is_chat = is_chat or (bool(role) and not size)
+        size += len(data)
+        was_spoken = is_spoken
+    if was_spoken:
+        home, answered = _answer(cutter, reaches, home, size), size
+    hashes = cutter.hashes
+    cutter.cut(b"".join(uncut), is_open=not is_chat)
     reaches += cutter.ends[len(reaches) :]
     if hashes:
         home = home or hashes[-1 if is_chat else 0]
-    question = xxh3_64_intdigest(data[max(0, data.find(_ASKED)) : asked], seed)
-    return Chain(
-        hashes, cutter.ends, reaches, len(data), home or seed, answered, root, rooted, question, answers
-    )
+    named = xxh3_64_intdigest(b"".join(question), seed)
+    return Chain(hashes, cutter.ends, reaches, size, home or seed, answered, root, rooted, named, answers)
 
 
-def _cut_root(data: bytes, cutter: "_Cutter") -> tuple[int, int]:
-    stop = data.find(_ASKED)
-    if stop < BLOCK_BYTES:
-        return 0, 0
-    cutter.cut(stop)
-    return cutter.hashes[-1], stop
+def _answer(cutter: "_Cutter", reaches: list[int], home: int, end: int) -> int:
+    """An answer ends at `end`: who has what stands before it has it, too. Returns the conversation's home."""
+    reaches += cutter.ends[len(reaches) :]
+    if not reaches:
+        return home
+    reaches[-1] = end
+    return home or cutter.hashes[-1]
 
 
 class _Cutter:
     """Cuts a prompt's bytes from the front, and hashes what it cuts."""
 
-    def __init__(self, data: bytes, seed: int) -> None:
+    __slots__ = ("_parent", "_start", "ends", "hashes")
+
+    def __init__(self, seed: int) -> None:
         self.hashes: list[int] = []
         self.ends: list[int] = []
-        self._data = data
         self._parent = seed
         self._start = 0
 
-    def cut(self, stop: int, *, is_open: bool = False) -> None:
-        """Goes on to `stop`; an open end that fills no block is left out."""
-        data, parent, start, hashes = self._data, self._parent, self._start, self.hashes
-        last = start + max(0, stop - start - (0 if is_open else _REST_BYTES)) // BLOCK_BYTES * BLOCK_BYTES
-        for begin in range(start, last, BLOCK_BYTES):
+    def cut(self, data: bytes, *, is_open: bool = False) -> None:
+        """Goes on with `data`; an open end that fills no block is left out."""
+        parent, start, hashes, size = self._parent, self._start, self.hashes, len(data)
+        last = max(0, size - (0 if is_open else _REST_BYTES)) // BLOCK_BYTES * BLOCK_BYTES
+        for begin in range(0, last, BLOCK_BYTES):
             parent = xxh3_64_intdigest(data[begin : begin + BLOCK_BYTES], parent)
             hashes.append(parent)
-        self.ends += range(start + BLOCK_BYTES, last + 1, BLOCK_BYTES)
-        if last < stop and not is_open:
-            parent = xxh3_64_intdigest(data[last:stop], parent)
+        self.ends += range(start + BLOCK_BYTES, start + last + 1, BLOCK_BYTES)
+        if last < size and not is_open:
+            parent = xxh3_64_intdigest(data[last:], parent)
             hashes.append(parent)
-            self.ends.append(stop)
-        self._parent, self._start = parent, stop
-
-
-def _answers(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where the model began to speak and where it ended, each time."""
-    at = data.find(_TURN)
-    begun = -1
-    while at >= 0:
-        is_spoken = data.startswith(_SPOKEN, at)
-        if is_spoken and begun < 0:
-            begun = at
-        elif not is_spoken and begun >= 0:
-            yield begun, at
-            begun = -1
-        at = data.find(_TURN, at + 1)
-    if begun >= 0:
-        yield begun, len(data)
+            self.ends.append(start + size)
+        self._parent, self._start = parent, start + size

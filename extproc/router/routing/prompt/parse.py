@@ -4,7 +4,6 @@ Any bytes become a `Prompt` or raise `PromptError`; a `Prompt` itself never rais
 far as needed and never changed.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 
@@ -15,7 +14,7 @@ from extproc.router.routing.prompt.apis import Api, api_of, reads_body
 from extproc.router.routing.prompt.json_effort import LIMITS, ReadLimits
 from extproc.router.routing.prompt.json_reader import Object, open_object
 from extproc.router.routing.prompt.multipart import is_form, open_form
-from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT, Turn, turns_of
+from extproc.router.routing.prompt.turns import TURN_START, TURN_TEXT, Turn, read_turns, turns_of
 
 __all__ = ["Prompt", "parse", "reads_body"]
 
@@ -49,7 +48,8 @@ class Prompt:
         Without roles it is the prompt itself, or the first one of a batch. Text only. Token ids count
         as their numbers (KubeAI ignores them).
         """
-        return next((turn.text(chars) for turn in self._turns(chars) if turn.is_user), "")
+        turns = turns_of(self._api, self._fields, chars)
+        return next((turn.text(chars) for turn in turns if turn.is_user), "")
 
     def head(self, chars: int) -> str:
         """The first characters of the whole prompt as the model reads it.
@@ -57,15 +57,20 @@ class Prompt:
         Tools, system text, then the messages in order; each turn behind its role; images, sounds and
         files by digest; tool calls and results, reasoning.
         """
-        pieces: list[str] = []
-        for turn in self._turns(chars):
+        turns = self.turns(chars)
+        return "".join([f"{TURN_START}{role}{TURN_TEXT}{text}" if role else text for role, text in turns])[
+            :chars
+        ]
+
+    def turns(self, chars: int) -> list[tuple[str, str]]:
+        """The role and the text of each turn, as many as the first characters of the whole prompt need."""
+        found: list[tuple[str, str]] = []
+        for role, text in read_turns(self._api, self._fields, chars):
             if chars <= 0:
                 break
-            start = f"{TURN_START}{turn.role}{TURN_TEXT}" if turn.role else ""
-            piece = (start + turn.rendered(chars))[:chars]
-            pieces.append(piece)
-            chars -= len(piece)
-        return "".join(pieces)
+            found.append((role, text[:chars]))
+            chars -= len(role) + len(text)
+        return found
 
     def conversation(self, chars: int) -> str:
         """The system text and the first characters of the first message by `user`: the same in every turn.
@@ -73,7 +78,7 @@ class Prompt:
         The system text counts whole, as a digest, so that a long one does not hide who speaks.
         """
         system: list[Turn] = []
-        for turn in self._turns(chars):
+        for turn in turns_of(self._api, self._fields, chars):
             if turn.is_user:
                 return _digest(system) + turn.rendered(chars)
             if turn.is_system:
@@ -83,9 +88,6 @@ class Prompt:
     def field(self, name: str) -> str | None:
         """A string or number at the top level of the body, as text."""
         return self._fields.scalar(name)
-
-    def _turns(self, chars: int) -> Iterator[Turn]:
-        return turns_of(self._api, self._fields, chars)
 
 
 def parse(

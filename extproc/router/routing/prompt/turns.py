@@ -11,7 +11,7 @@ from msgspec import Struct
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from extproc.router.routing.prompt.apis import Api, Field
-from extproc.router.routing.prompt.json_reader import NAME_CHARS, Object, compact, elements
+from extproc.router.routing.prompt.json_reader import MAX_ELEMENTS, NAME_CHARS, Object, compact, elements
 from extproc.router.routing.prompt.json_skim import Array, Text
 
 # Control characters that text hardly holds: no text looks like the start of another turn.
@@ -92,6 +92,31 @@ def turns_of(api: Api, fields: Object, chars: int) -> Iterator[Turn]:
             yield from _turns(field, value)
         elif value:
             yield Turn(field.role, (value,))
+
+
+def read_turns(api: Api, fields: Object, chars: int) -> Iterator[tuple[str, str]]:
+    """Yields the role and the text of each turn, media by digest; the first `chars` characters of each."""
+    for field in api:
+        value = fields.value(field.name) if field.name == "messages" else None
+        if isinstance(value, list):
+            yield from _read_messages(field, value, chars)
+        else:
+            for turn in turns_of((field,), fields, chars):
+                yield turn.role[:chars], turn.rendered(chars)
+
+
+def _read_messages(field: Field, messages: list[object], chars: int) -> Iterator[tuple[str, str]]:
+    """Most messages are a role and a text, and nothing else: these need no `Turn`."""
+    for message in messages[:MAX_ELEMENTS]:
+        if type(message) is dict and len(message) == 2:
+            role, text = message.get("role"), message.get("content")
+            if type(role) is str and type(text) is str:
+                yield role[:chars], text[:chars]
+                continue
+        for turn in _turns(field, [message]):
+            yield turn.role[:chars], turn.rendered(chars)
+        if not isinstance(message, dict):
+            return  # a batch: its first conversation is the prompt
 
 
 def _turns(field: Field, value: object) -> Iterator[Turn]:

@@ -30,6 +30,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from math import inf
 from operator import attrgetter
 from typing import Final
 
@@ -48,55 +49,41 @@ from extproc.router.routing.strategies.prefix_cache.homes import (
 )
 from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
 
-_DRAIN: Final = 0.8
+# Milliseconds of prefill that an endpoint does in a second.
+_DRAIN_MS: Final = 800.0
 
 # Of less backlog than this, chance made some: it says nothing of what others have sent.
 _MUCH_MS: Final = 100.0
 
 
-class Backlog:
-    """Prefill sent to one endpoint and not done yet, in milliseconds, by the clock."""
-
-    __slots__ = ("_at", "_ms")
-
-    def __init__(self) -> None:
-        self._ms = self._at = 0.0
-
-    def ms(self, now: float) -> float:
-        return max(0.0, self._ms - (now - self._at) * 1000 * _DRAIN)
-
-    def add(self, ms: float, now: float) -> None:
-        self._ms = self.ms(now) + ms
-        self._at = now
-
-
 class Backlogs:
-    """The backlogs of endpoints by name; of one that is not followed there is none, and nothing is added."""
+    """Prefill sent to endpoints, by name, and not done yet, drained by the clock.
 
-    __slots__ = ("_known",)
+    Of an endpoint that is not followed there is none, and nothing is added.
+    """
+
+    __slots__ = ("_done_at",)
 
     def __init__(self) -> None:
-        self._known: dict[str, Backlog] = {}
+        self._done_at: dict[str, float] = {}
 
     def follow(self, names: Iterable[str]) -> None:
-        self._known = {name: self._known.get(name) or Backlog() for name in names}
+        self._done_at = {name: self._done_at.get(name, -inf) for name in names}
 
     def add(self, name: str, ms: float, now: float) -> None:
-        backlog = self._known.get(name)
-        if backlog is not None:
-            backlog.add(ms, now)
+        done_at = self._done_at.get(name)
+        if done_at is not None:
+            self._done_at[name] = max(done_at, now) + ms / _DRAIN_MS
 
     def ms(self, name: str, now: float) -> float:
-        backlog = self._known.get(name)
-        return backlog.ms(now) if backlog is not None else 0.0
+        return max(0.0, self._done_at.get(name, -inf) - now) * _DRAIN_MS
 
-    def with_others(self, name: str, now: float, times: float) -> float:
-        """With what gateways have sent that we do not hear of: about as much as we know, where that is much.
-
-        `times`: how many times what we know of is sent by all of them together.
-        """
-        ms = self.ms(name, now)
-        return ms + (times - 1) * max(0.0, ms - _MUCH_MS)
+    def of(self, names: Iterable[str], now: float) -> dict[str, float]:
+        """As `ms`, by name."""
+        done_at = self._done_at
+        return {
+            name: (at - now) * _DRAIN_MS if (at := done_at.get(name, now)) > now else 0.0 for name in names
+        }
 
 
 _KEEP: Final = 3.0
@@ -122,7 +109,8 @@ class Stretch(Struct, frozen=True):
 class _Request(Struct, frozen=True):
     """One request at one moment: `matched` of its blocks are in some cache.
 
-    `homes` are empty for a single gateway. All gateways together send `times` as much as we know of.
+    `homes` are empty for a single gateway. All gateways together send `times` as much as we know of. `waits`
+    has what waits at an endpoint, by name, of those that were looked at.
     """
 
     chain: Chain
@@ -133,6 +121,7 @@ class _Request(Struct, frozen=True):
     homes: Homes
     times: float
     busy: float
+    waits: dict[str, float]
 
 
 class CostModel:
@@ -166,7 +155,7 @@ class CostModel:
         now, matched = self._clock(), self._index.matched(chain.hashes)
         stretches, homes = self._stretches(chain, matched, now), self._homes(chain, matched, candidates)
         busy = 1 + _BUSY * candidates.total / len(candidates)
-        return _Request(chain, candidates, now, matched, stretches, homes, self._gateways.times, busy)
+        return _Request(chain, candidates, now, matched, stretches, homes, self._gateways.times, busy, {})
 
     def _homes(self, chain: Chain, matched: int, candidates: Candidates) -> Homes:
         reach, gateways = chain.reach(matched), self._gateways
@@ -190,26 +179,52 @@ class CostModel:
         return stretches
 
     def _row(self, name: str, request: _Request) -> CostRow:
-        chain, holding, engine = request.chain, self._index.holding(name), self._engine
-        blocks = (
-            holding.depth(chain.hashes, request.matched) if holding is not None and request.matched else 0
-        )
-        reach = max(chain.reach(blocks), request.homes.presumed.get(name, 0))
-        *shared, own = request.stretches
-        keep = 1.0 if name == request.homes.own else _KEEP
-        missing = _KEEP * sum([stretch.missing(reach) for stretch in shared]) + keep * own.missing(reach)
+        chain, holding, engine, homes = request.chain, self._index.holding(name), self._engine, request.homes
+        blocks = reach = 0
+        if holding is not None and request.matched:
+            blocks = holding.depth(chain.hashes, request.matched)
+            reach = chain.reach(blocks)
+        keep, is_home = _KEEP, False
+        if homes is not NO_HOMES:
+            reach = max(reach, homes.presumed.get(name, 0))
+            keep, is_home = 1.0 if name == homes.own else _KEEP, name in homes.names
+        missing = keep * request.stretches[-1].missing(reach)
+        for stretch in request.stretches[:-1]:
+            missing += _KEEP * stretch.missing(reach)
         missing *= request.busy
         if holding is not None:
             missing += holding.evicts(chain.size - reach, request.now)
-        backlog_ms = self._backlogs.with_others(name, request.now, request.times)
-        in_flight = request.candidates.in_flight(name)
-        cost_ms = missing * engine.ms_per_byte + backlog_ms + in_flight * engine.ms_per_request
-        if engine.others_ms:
-            cost_ms += engine.others_ms.get(name, 0.0)
-        if engine.slow:
-            cost_ms *= engine.slow.get(name, 1.0)
-        is_home, size, per_token = name in request.homes, chain.size, engine.bytes_per_token
-        return CostRow(name, blocks, reach, size, per_token, backlog_ms, in_flight, cost_ms, is_home)
+        if name not in request.waits:
+            self._weigh((name,), request)
+        cost_ms = missing * engine.ms_per_byte * engine.slow.get(name, 1.0) + request.waits[name]
+        backlog_ms, in_flight = self._backlogs.ms(name, request.now), request.candidates.in_flight(name)
+        return CostRow(
+            *(
+                name,
+                blocks,
+                reach,
+                chain.size,
+                engine.bytes_per_token,
+                backlog_ms,
+                in_flight,
+                cost_ms,
+                is_home,
+            )
+        )
+
+    def _weigh(self, names: Iterable[str], request: _Request) -> None:
+        """Notes what a request would wait for at these endpoints, in milliseconds."""
+        engine, in_flight, times = self._engine, request.candidates.in_flight, request.times
+        waits, per_request = self._backlogs.of(names, request.now), engine.ms_per_request
+        for name, ms in waits.items():
+            waits[name] = ms + in_flight(name) * per_request
+            if times > 1 and ms > _MUCH_MS:
+                # Gateways that we do not hear of have sent about as much as we know of, where that is much.
+                waits[name] += (times - 1) * (ms - _MUCH_MS)
+        if engine.slow or engine.others_ms:
+            for name, ms in waits.items():
+                waits[name] = (ms + engine.others_ms.get(name, 0.0)) * engine.slow.get(name, 1.0)
+        request.waits.update(waits)
 
     def _warmest(self, request: _Request) -> list[str]:
         """Those that hold most of the chain, of equals the ones with least to do."""
@@ -224,18 +239,9 @@ class CostModel:
         return found
 
     def _least(self, names: list[str], request: _Request) -> list[str]:
-        now, in_flight, per_request = request.now, request.candidates.in_flight, self._engine.ms_per_request
-        backlog_ms, times = self._backlogs.with_others, request.times
-        if self._engine.slow or self._engine.others_ms:
-            slow, others = self._engine.slow, self._engine.others_ms
-
-            def todo(name: str) -> float:
-                ms = backlog_ms(name, now, times) + in_flight(name) * per_request + others.get(name, 0.0)
-                return ms * slow.get(name, 1.0)
-
-            names.sort(key=todo)
-        else:
-            names.sort(key=lambda name: backlog_ms(name, now, times) + in_flight(name) * per_request)
+        """Sorts endpoints by what waits there."""
+        self._weigh(names, request)
+        names.sort(key=request.waits.__getitem__)
         return names
 
     def _some(self, holders: Sequence[Holding]) -> Sequence[Holding]:

@@ -64,9 +64,6 @@ class Homes(Struct, frozen=True):
     presumed: Mapping[str, int] = {}
     own: str = ""
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.presumed or (name == self.own and bool(name))
-
     @property
     def names(self) -> list[str]:
         return [*self.presumed, self.own] if self.own else [*self.presumed]
@@ -77,7 +74,8 @@ NO_HOMES: Final = Homes()
 
 def find_root(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -> Homes:
     """As `find_homes`, for what the operator puts before conversations alone."""
-    return Homes(dict.fromkeys(_first(walk, chain.root), chain.rooted)) if chain.rooted > reach else NO_HOMES
+    name = next(walk(chain.root), "") if chain.rooted > reach else ""
+    return Homes({name: chain.rooted}) if name else NO_HOMES
 
 
 def find_homes(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -> Homes:
@@ -85,18 +83,12 @@ def find_homes(chain: Chain, reach: int, walk: Callable[[int], Iterator[str]]) -
 
     `walk` yields endpoints by a key, the same for all gateways.
     """
-    presumed = dict(find_root(chain, reach, walk).presumed)
-    own = ""
-    if chain.answered > reach:
-        for own in _first(walk, chain.home):
-            presumed[own] = chain.answered
-    elif not chain.answered and not presumed:
-        own = "".join(_first(walk, chain.home))
+    presumed, own = dict(find_root(chain, reach, walk).presumed), ""
+    if chain.answered > reach or not (chain.answered or presumed):
+        own = next(walk(chain.home), "")
+    if own and chain.answered:
+        presumed[own] = chain.answered
     return Homes(presumed, own)
-
-
-def _first(walk: Callable[[int], Iterator[str]], key: int) -> list[str]:
-    return [name for name, _ in zip(walk(key), range(1), strict=False)]
 
 
 class GatewayCount:
@@ -105,7 +97,7 @@ class GatewayCount:
     Those that tell each other their picks are one in this. `gateways` counts each of them.
     """
 
-    __slots__ = ("_configured", "_cut_s", "_ours", "_peers", "_quick", "_seen")
+    __slots__ = ("_configured", "_cut_s", "_is_cut", "_ours", "_peers", "_quick", "_seen")
 
     def __init__(self, gateways: int | None = None) -> None:
         self._configured = gateways
@@ -113,6 +105,7 @@ class GatewayCount:
         self._seen = _Conversations()
         self._peers = PeerCounts()
         self._quick = 0.0  # the share of turns that come within `_QUICK_S`
+        self._is_cut = False
         self._cut_s = 0.0  # when we were last cut off
 
     @property
@@ -145,16 +138,12 @@ class GatewayCount:
         """Takes which others tell of their picks."""
         was_cut, untimely = self._is_cut, self._peers.untimely
         self._peers = peers
+        # So many are not heard in time that we are not alone.
+        self._is_cut = self._part(max(peers.untimely, peers.silent + peers.lost)) > 1 - _ALONE
         if self._is_cut and not was_cut:
             self._cut_s = now
         if peers.untimely > untimely:
             self._ours = min(self._ours, self._predict_share(peers.untimely))
-
-    @property
-    def _is_cut(self) -> bool:
-        """Whether so many are not heard in time that we are not alone."""
-        now = self._peers
-        return self._part(max(now.untimely, now.silent + now.lost)) > 1 - _ALONE
 
     def _part(self, gateways: int) -> float:
         return gateways / (1 + self._peers.active + self._peers.lost)

@@ -135,11 +135,11 @@ class PrefixCache(Strategy, SharesPicks, ReadsSignals):
 
     def read(self, prompt: Prompt | None, _headers: Mapping[str, str], adapter: str, /) -> Reading:
         # What is beyond a whole cache is in none.
-        text = prompt.head(self.index.capacity) if prompt else ""
-        if prompt is None or not text:
+        turns = prompt.turns(self.index.capacity) if prompt else ()
+        if prompt is None or not turns:
             return self._without_prompt
         seed = routing_key("", model=prompt.model or "", adapter=adapter, cache_salt=prompt.cache_salt)
-        return _CacheReading(self, chain_of(text, seed))
+        return _CacheReading(self, chain_of(turns, seed))
 
     def place(self, ready: Mapping[str, Endpoint], before: Placement, /) -> Placement:
         return Ring.grown(before, ready, _POSITIONS)
