@@ -1,7 +1,6 @@
 """`extproc operate`: the operator of Benchmarks, and the definition of the resource."""
 
 import asyncio
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from extproc.operator.watches import WatchHealth, follow
 from extproc.operator.web import serve_web
 from extproc.operator.work_queue import QueueOptions, WorkQueue
 from extproc.router.cluster.kubeclient import KubeClients
+from extproc.router.logs import configure_logging
 
 
 async def run_operator(
@@ -102,9 +102,7 @@ def operate(
     if print_crd:
         click.echo(crd_text(), nl=False)
         return
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logging("INFO", sys.stderr)
     clients = KubeClients(kubeconfig=kubeconfig)
 
     async def work(stop: asyncio.Event) -> None:

@@ -21,6 +21,7 @@ from extproc.operator.state import Key
 from extproc.router.cluster.kube_api import ObjectMeta, Resource, WatchLost
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.listwatch import KubeAccess, ListWatch
+from extproc.router.logs import ONCE_A_MINUTE
 
 # A watch that ends now and then is no fault; one that fails for so long is.
 _FAULT_AFTER_S: Final = 30.0
@@ -60,19 +61,16 @@ class WatchHealth:
         return f"{self.resource}: {self.fault or ('followed' if self.has_listed else 'not listed yet')}"
 
     def succeed(self, *, listed: bool = False) -> None:
-        if self.fault:
-            log.info("%s: followed again", self.resource)
         self.fault = ""
         self.has_listed = self.has_listed or listed
 
     def fail(self, lost: WatchLost) -> None:
-        # On a kind that nobody changes a watch is silent for longer than any bookmark: that is no fault.
-        if lost.reason is None or (lost.why == "stalled" and self.has_listed):
+        if lost.reason is None:
             return
         if not self.fault:
             self.since_s = self.clock()
-            log.warning("%s: %s", self.resource, lost.reason)
         self.fault = lost.reason
+        log.warning("%s cannot be followed: %s", self.resource, lost.reason, extra=ONCE_A_MINUTE)
 
 
 class _Metadata(ObjectMeta, rename="camel"):

@@ -22,6 +22,7 @@ from extproc.operator.router import give_back
 from extproc.operator.state import Action, Create, Delete, Key, Observation, Replace, WriteStatus
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.reason import describe_error
+from extproc.router.logs import ONCE_A_MINUTE
 
 # The spec makes an object that cannot be; a quota, or the namespace's end: only somebody's doing helps.
 _LASTING: Final = frozenset({400, 403, 422})
@@ -144,7 +145,10 @@ class WorkQueue:
         except Exception as error:  # noqa: BLE001  # one Benchmark's trouble is not another's
             # A conflict is somebody else's write in between: the next look sees it.
             count = self._failures[key] = self._failures.get(key, 0) + 1
-            log.warning("benchmark %s/%s: %s", *key, _describe(error))
+            if isinstance(error, ApiRefusal) and not error.status:
+                log.warning("no answer of the API server: %s", error, extra=ONCE_A_MINUTE)
+            else:
+                log.warning("benchmark %s/%s: %s", *key, _describe(error))
             tasks.create_task(self._wake_later(key, _RETRY_S[min(count, len(_RETRY_S)) - 1]))
 
     async def _wake_later(self, key: Key, after_s: float) -> None:

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
-from typing import TextIO
+from typing import Final, TextIO
+
+# As `extra` of a message that every try repeats: it is let through once a minute.
+ONCE_A_MINUTE: Final = {"every_s": 60.0}
 
 
 class RateLimit(logging.Filter):
@@ -47,7 +50,8 @@ class _Allowance:
     unsaid: int = 0
 
     def takes(self, record: logging.LogRecord, now_s: float, burst: int) -> bool:
-        self.left = min(burst, self.left + now_s - self.seen_s)
+        every_s: float | None = getattr(record, "every_s", None)
+        self.left = min(1 if every_s else burst, self.left + (now_s - self.seen_s) / (every_s or 1.0))
         self.seen_s = now_s
         if self.left < 1:
             self.unsaid += 1

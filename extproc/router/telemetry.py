@@ -33,7 +33,7 @@ SPAN_RESULTS: Final = ("sent", "refused", "dropped")
 XDS_TYPES: Final = ("Cluster", "ClusterLoadAssignment")
 _WATCHES: Final = (
     *("closed", "connection", "credentials", "expired", "forbidden", "garbled", "not_found"),
-    *("server_error", "stalled", "throttled", "unauthorized"),
+    *("server_error", "silent", "stalled", "throttled", "unauthorized"),
 )
 # By kind of source.
 RESTARTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

@@ -105,7 +105,7 @@ async def test_readiness_and_a_metric_say_which_watch_does_not_work() -> None:
 
 def test_watch_that_is_silent_on_a_quiet_kind_is_no_fault() -> None:
     health = WatchHealth("benchmarks", has_listed=True)
-    health.fail(WatchLost("stalled", "no word from the API server", keeps_version=True))
+    health.fail(WatchLost("silent", "nothing was said", keeps_version=True))
     health.fail(WatchLost("closed", "the server ended the watch", keeps_version=True))
 
     assert health.fault == ""

@@ -1,8 +1,10 @@
 """How long to wait before trying again."""
 
+from dataclasses import dataclass, field
 from random import Random
 
 
+@dataclass(slots=True)
 class Backoff:
     """Exponential back-off with full jitter: uniform between nothing and a doubling bound.
 
@@ -12,31 +14,24 @@ class Backoff:
     young is most likely a restart, and must not cost many times what it lasted.
     """
 
-    def __init__(
-        self,
-        rng: Random,
-        *,
-        base_s: float = 0.5,
-        cap_s: float = 30.0,
-        early_cap_s: float = 30.0,
-        early_tries: int = 0,
-    ) -> None:
-        self._rng = rng
-        self._base_s = base_s
-        self._cap_s = cap_s
-        self._early_cap_s = early_cap_s
-        self._early_tries = early_tries
-        self._bound_s = base_s
-        self._tries = 0
+    rng: Random
+    base_s: float = field(default=0.5, kw_only=True)
+    cap_s: float = field(default=30.0, kw_only=True)
+    early_cap_s: float = field(default=30.0, kw_only=True)
+    early_tries: int = field(default=0, kw_only=True)
+    _bound_s: float = field(init=False)
+    _tries: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reset()
 
     def next_s(self) -> float:
         """Returns the next delay in seconds; each call doubles the bound of the one after."""
-        delay_s = self._rng.uniform(0, self._bound_s)
+        delay_s = self.rng.uniform(0, self._bound_s)
         self._tries += 1
-        cap_s = self._early_cap_s if self._tries < self._early_tries else self._cap_s
+        cap_s = self.early_cap_s if self._tries < self.early_tries else self.cap_s
         self._bound_s = min(cap_s, 2 * self._bound_s)
         return delay_s
 
     def reset(self) -> None:
-        self._bound_s = self._base_s
-        self._tries = 0
+        self._bound_s, self._tries = self.base_s, 0

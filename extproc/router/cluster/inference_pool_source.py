@@ -6,7 +6,7 @@ the endpoints are gone, too: somebody deleted it, and its pods may be another's 
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,21 +53,6 @@ class InferencePoolSource:
                 follower.close()
 
 
-class _Slot:
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self._tasks = tasks
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self, routine: Coroutine[None, None, None]) -> None:
-        self.stop()
-        self._task = self._tasks.create_task(routine)
-
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-
 class _PoolFollower:
     """Follows one pool, a list of one or of none, and its pods; adds up what they say.
 
@@ -85,7 +70,8 @@ class _PoolFollower:
         self._is_failing = False
         self._pods: _Pods | None = None
         self._listed: _Pods | None = None
-        self._pods_slot = _Slot(tasks)
+        self._tasks = tasks
+        self._following: asyncio.Task[None] | None = None
 
     async def follow(self) -> None:
         # A list of one: what a Role that names the pool lets us see.
@@ -128,7 +114,7 @@ class _PoolFollower:
         if terms is not None and terms.fault is None:
             self._follow_pods(terms)
         else:
-            self._pods_slot.stop()
+            self._stop_following()
             self._pods = self._listed = None
             self._sink.changed()
 
@@ -136,12 +122,18 @@ class _PoolFollower:
         if self._pods is None or self._pods.selector != terms.selector:
             self._pods = _Pods(self, terms, self._pool.family)
             resource = Resource("v1", self._pool.namespace, "pods", Pod, label_selector=terms.selector)
-            self._pods_slot.start(ListWatch(self._access, resource).run(self._pods))
+            self._stop_following()
+            self._following = self._tasks.create_task(ListWatch(self._access, resource).run(self._pods))
         else:
             self._pods.use_ports(terms.ports)
         if self._pods is self._listed:
             # The ports may be others, or what gateways say of the pool.
             self._sink.changed()
+
+    def _stop_following(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
 
     def pods_listed(self, pods: "_Pods") -> None:
         if pods is self._pods:
@@ -172,6 +164,9 @@ class _PoolFollower:
 
     def endpoints(self) -> list[Endpoint] | None:
         return None if self._listed is None else self._listed.book.endpoints()
+
+    def unready(self) -> list[Endpoint]:
+        return [] if self._listed is None else self._listed.book.unready()
 
     def remarks(self) -> Mapping[str, str]:
         refusals = self._terms.refusals if self._terms else ()

@@ -13,7 +13,6 @@ import msgspec
 from aiohttp import ClientError, ClientResponse, StreamReader
 
 from extproc.errors import ExtprocError
-from extproc.router.cluster.decoding import Unreadable, decode_json
 from extproc.router.cluster.reason import describe_error, shorten
 
 if TYPE_CHECKING:
@@ -27,8 +26,8 @@ _PAGE_BYTES: Final = 64 * 1024 * 1024
 # etcd holds no object over 1.5 MiB; as JSON it is a little more.
 _LINE_BYTES: Final = 8 * 1024 * 1024
 
-# Ends of a watch that are as they should be: its time was over, or the server's history.
-_NORMAL: Final = frozenset({"closed", "expired"})
+# Ends of a watch that are as they should be: its time was over, or the server's history, or nothing happened.
+_NORMAL: Final = frozenset({"closed", "expired", "silent"})
 
 
 class ObjectMeta(msgspec.Struct, rename="camel"):
@@ -41,6 +40,10 @@ class ObjectMeta(msgspec.Struct, rename="camel"):
     labels: dict[str, str] | None = None
 
 
+class Unreadable(ExtprocError):
+    """Bytes are not the JSON that was asked for."""
+
+
 class KubeObject(Protocol):
     """An object as a list or an event holds it: a msgspec struct of the fields that are read."""
 
@@ -49,6 +52,17 @@ class KubeObject(Protocol):
 
 
 T = TypeVar("T", bound=KubeObject)
+V = TypeVar("V")
+
+
+def decode_json(data: bytes | msgspec.Raw, type_: type[V]) -> V:
+    """Decodes JSON into `type_`, skipping what it does not declare. Raises `Unreadable` and nothing else."""
+    try:
+        return msgspec.json.decode(data, type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unreadable(str(error)) from error
+    except RecursionError:
+        raise Unreadable("nested too deeply") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +125,13 @@ class WatchLost(ExtprocError):
 class Patience:
     """How long we wait for the API server, seconds.
 
-    `answer_s` is for a whole page of a list, and for a watch to begin. `silence_s` is how long a watch may
-    be silent: the API server sends a bookmark every 60 s, give or take a quarter.
+    `answer_s` is for a whole page of a list, and for a watch to begin. After `silence_s` of silence a watch
+    begins anew: the API server sends a bookmark every 60 s, give or take a quarter, but none on a kind that
+    nobody changes, until etcd tells of its progress (every 10 min by default).
     """
 
     answer_s: float = 30.0
-    silence_s: float = 100.0
+    silence_s: float = 90.0
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -163,10 +178,13 @@ class KubeApi(Generic[T]):
             if not token:
                 return Listing(page.metadata.resource_version, items)
 
-    async def watch(self, version: str, timeout_s: int) -> AsyncGenerator[tuple[str, T]]:
+    async def watch(
+        self, version: str, timeout_s: int, on_accept: Callable[[], None]
+    ) -> AsyncGenerator[tuple[str, T]]:
         """Yields what happens after `version` until the server ends the watch, after `timeout_s` or before.
 
-        An event is ADDED, MODIFIED or DELETED with its object, or BOOKMARK with a version alone.
+        An event is ADDED, MODIFIED or DELETED with its object, or BOOKMARK with a version alone. `on_accept`
+        is called when the server has taken the watch: it answers, and knows of no reason to list again.
         """
         with _losses():
             async with asyncio.timeout(self._patience.answer_s):
@@ -177,6 +195,7 @@ class KubeApi(Generic[T]):
                     allowWatchBookmarks="true",
                     timeoutSeconds=str(timeout_s),
                 )
+            on_accept()
             async with response, aclosing(_lines(response.content, self._patience.silence_s)) as lines:
                 async for line in lines:
                     yield read_event(line, self._resource.type)
@@ -222,8 +241,11 @@ async def _lines(content: StreamReader, silence_s: float) -> AsyncGenerator[byte
     # `readany` loses nothing when it is cancelled, `readline` the half of a line that it holds.
     rest = b""
     while True:
-        async with asyncio.timeout(silence_s):
-            chunk = await content.readany()
+        try:
+            async with asyncio.timeout(silence_s):
+                chunk = await content.readany()
+        except TimeoutError:
+            raise WatchLost("silent", "nothing was said", keeps_version=True) from None
         if not chunk:
             break
         *lines, rest = (rest + chunk).split(b"\n")

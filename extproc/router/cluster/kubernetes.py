@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from extproc.router.cluster.debounce import DebouncedSink, Missing
+from extproc.router.cluster.debounce import DebouncedSink, Knowledge, Missing
 from extproc.router.cluster.kube_api import Resource, WatchLost
 from extproc.router.cluster.listwatch import KubeAccess, ListWatch
 from extproc.router.cluster.slices import AddressFamily, EndpointSlice, SliceBook
@@ -10,7 +10,7 @@ from extproc.router.cluster.source import Sink
 from extproc.router.routing.endpoint import Endpoint
 
 
-class KubernetesSource:
+class KubernetesSource(Knowledge):
     """Tells the endpoints of one Service as its EndpointSlices change.
 
     `ports` are names or numbers of ports in the slices (the container's ports). Changes are told
@@ -35,20 +35,11 @@ class KubernetesSource:
         self._slices = ListWatch(access, slices)
 
     async def run(self, sink: Sink) -> None:
-        heard = _Slices(self._book, self._service, sink, self._settle_s)
+        self._sink = DebouncedSink(sink, self, self._settle_s)
         try:
-            await self._slices.run(heard)
+            await self._slices.run(self)
         finally:
-            heard.close()
-
-
-class _Slices:
-    """Follows the slices of one Service and knows the endpoints that they add up to."""
-
-    def __init__(self, book: SliceBook, service: str, sink: Sink, settle_s: float) -> None:
-        self._book = book
-        self._service = service
-        self._sink = DebouncedSink(sink, self, settle_s)
+            self._sink.close()
 
     def listed(self, objects: Sequence[EndpointSlice]) -> None:
         self._book.replace(objects)
@@ -68,11 +59,11 @@ class _Slices:
     def lost(self, lost: WatchLost) -> None:
         self._sink.restarted(lost.why, lost.reason)
 
-    def close(self) -> None:
-        self._sink.close()
-
     def endpoints(self) -> list[Endpoint]:
         return self._book.endpoints()
+
+    def unready(self) -> list[Endpoint]:
+        return self._book.unready()
 
     def missing(self) -> Missing | None:
         if self._book.is_missing:

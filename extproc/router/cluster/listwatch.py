@@ -77,15 +77,21 @@ class ListWatch(Generic[T]):
     async def _connect(self, follower: Follower[T]) -> WatchLost:
         """Follows the objects over one connection; returns why it ended."""
         self._backoff = self._lists if self._version is None else self._watches
+        # A watch that is taken again says that the server is there, and that what we know holds.
+        on_accept = follower.confirmed if self._version is not None else _nothing
         try:
             async with await self._access.open_client() as client:
                 api = KubeApi(client, self._resource, self._access.patience)
                 if self._version is None:
-                    self._version = await self._list(api, follower)
+                    listing = await api.list()
+                    follower.listed(listing.items)
+                    self._version = listing.version
                     self._lists.reset()
                 self._backoff = self._watches
-                await self._watch(api, self._version, follower)
+                await self._watch(api, self._version, follower, on_accept)
         except WatchLost as lost:
+            if lost.why == "silent":
+                self._live()
             if not lost.keeps_version:
                 self._version = None
             return lost
@@ -100,15 +106,13 @@ class ListWatch(Generic[T]):
             return lost.retry_after_s * self._access.rng.uniform(1.0, 1.25)
         return self._backoff.next_s()
 
-    async def _list(self, api: KubeApi[T], follower: Follower[T]) -> str:
-        listing = await api.list()
-        follower.listed(listing.items)
-        return listing.version
-
-    async def _watch(self, api: KubeApi[T], version: str, follower: Follower[T]) -> None:
+    async def _watch(
+        self, api: KubeApi[T], version: str, follower: Follower[T], on_accept: Callable[[], None]
+    ) -> None:
         start_s = self._access.clock()
         # Jittered, so that the routers that an API server's restart brought together do not stay together.
-        async with aclosing(api.watch(version, self._access.rng.randint(240, 300))) as events:
+        timeout_s = self._access.rng.randint(240, 300)
+        async with aclosing(api.watch(version, timeout_s, on_accept)) as events:
             async for kind, object_ in events:
                 self._apply(kind, object_, follower)
                 self._live()
@@ -131,3 +135,7 @@ class ListWatch(Generic[T]):
                 follower.deleted(object_)
             case "BOOKMARK":
                 follower.confirmed()
+
+
+def _nothing() -> None:
+    """A list has just said it."""

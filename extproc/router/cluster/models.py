@@ -5,7 +5,7 @@ A source around another one: what that one tells is told at once, and again when
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -15,8 +15,8 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from extproc.errors import ExtprocError
 from extproc.router.cluster.backoff import Backoff
-from extproc.router.cluster.debounce import DebouncedSink
-from extproc.router.cluster.decoding import Unreadable, decode_json
+from extproc.router.cluster.debounce import DebouncedSink, Knowledge
+from extproc.router.cluster.kube_api import Unreadable, decode_json
 from extproc.router.cluster.reason import describe_error
 from extproc.router.cluster.restarting import Restarting
 from extproc.router.cluster.source import Sink, Source
@@ -116,7 +116,7 @@ class ModelsSource:
             await self._sleep(delay_s)
 
 
-class _Learner:
+class _Learner(Knowledge):
     """The sink of the inner source: knows who is there, and what each has said."""
 
     def __init__(
@@ -145,8 +145,8 @@ class _Learner:
     def restarted(self, why: str, reason: str | None = None) -> None:
         self._sink.restarted(why, reason)
 
-    def lacks(self, why: str, reason: str) -> None:
-        self._sink.lacks(why, reason)
+    def lacks(self, why: str, reason: str, has_list: bool = False) -> None:
+        self._sink.lacks(why, reason, has_list)
 
     def close(self) -> None:
         self._debounced.close()
@@ -161,12 +161,6 @@ class _Learner:
     def endpoints(self) -> list[Endpoint]:
         known = ((endpoint, self._served.get(_key(endpoint), ServedModels())) for endpoint in self._endpoints)
         return [replace(e, models=served.models, adapters=served.adapters) for e, served in known]
-
-    def missing(self) -> None:
-        """The inner source tells what it lacks by itself."""
-
-    def remarks(self) -> Mapping[str, str]:
-        return {}
 
 
 async def ask_models(session: ClientSession, slots: asyncio.Semaphore, address: str) -> ServedModels:

@@ -9,7 +9,7 @@ request has priority 0: no fault of the pool's.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import msgspec
@@ -98,25 +98,18 @@ class ObjectivesSource:
                 tasks.create_task(follower.run(self._namespace))
 
 
+@dataclass
 class _Follower:
     """Follows the objectives of one API group; keeps the priorities of `pool`'s."""
 
-    def __init__(
-        self,
-        access: KubeAccess,
-        api: str,
-        pool: str,
-        sink: ObjectivesSink,
-        on_change: Callable[[], None],
-    ) -> None:
-        self._access = access
-        self._api = api
-        self._pool = pool
-        self._sink = sink
-        self._on_change = on_change
-        self._why = ""
-        self.priorities: dict[str, int] = {}
-        self.confirmed_s: float | None = None
+    _access: KubeAccess
+    _api: str
+    _pool: str
+    _sink: ObjectivesSink
+    _on_change: Callable[[], None]
+    _why: str = ""
+    priorities: dict[str, int] = field(default_factory=dict)
+    confirmed_s: float | None = None
 
     async def run(self, namespace: str) -> None:
         """Goes on whatever happens: a bug here must not end the pool."""

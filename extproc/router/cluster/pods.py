@@ -4,14 +4,11 @@ Only what we read is declared; everything else in the JSON, most of a pod, is sk
 reference of the core API (Kubernetes 1.37).
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-
 from msgspec import Struct, field
 
 from extproc.errors import AddressError
 from extproc.router.cluster.kube_api import ObjectMeta
-from extproc.router.cluster.slices import AddressFamily, keep_distinct, name_endpoint
+from extproc.router.cluster.slices import AddressFamily, EndpointBook, ObjectReading, name_endpoint
 from extproc.router.routing.endpoint import Endpoint, join_address
 
 # `gc=False`: they are trees, of which there may be thousands for the garbage collector to walk.
@@ -41,27 +38,21 @@ class Pod(Struct, gc=False):
     status: PodStatus = field(default_factory=PodStatus)
 
 
-@dataclass(frozen=True, slots=True)
-class PodReading:
-    """What one pod says: an endpoint for each port, none if it cannot serve, and what is odd about it."""
-
-    endpoints: tuple[Endpoint, ...] = ()
-    fault: str | None = None
-
-
-def read_pod(pod: Pod, ports: tuple[int, ...], family: AddressFamily) -> PodReading:
+def read_pod(pod: Pod, ports: tuple[int, ...], family: AddressFamily) -> ObjectReading:
     """Reads the endpoints of one pod: Running, Ready and with an address, else there are none.
 
     A pod that terminates and is still Ready is draining, as an EndpointSlice's `serving` and
     `terminating` say it: it gets no picks and finishes what it has.
     """
     address = _address(pod.status, family)
-    if pod.status.phase != "Running" or not _is_ready(pod.status) or not address:
-        return PodReading()
+    is_ready, is_going = _is_ready(pod.status), pod.metadata.deletion_timestamp is not None
+    if pod.status.phase != "Running" or not address or (is_going and not is_ready):
+        return ObjectReading()
     try:
-        return PodReading(tuple(_endpoint(pod, address, port, is_alone=len(ports) == 1) for port in ports))
+        found = tuple(_endpoint(pod, address, port, is_alone=len(ports) == 1) for port in ports)
     except AddressError as error:
-        return PodReading(fault=f"is left out: {error}")
+        return ObjectReading(fault=f"is left out: {error}")
+    return ObjectReading(endpoints=found) if is_ready else ObjectReading(unready=found)
 
 
 def _endpoint(pod: Pod, address: str, port: int, *, is_alone: bool) -> Endpoint:
@@ -84,45 +75,12 @@ def _address(status: PodStatus, family: AddressFamily) -> str:
     return next(preferred, status.pod_ip or next(iter(addresses), ""))
 
 
-class PodBook:
-    """Holds the last state of every pod that a selector chose, and what each says at `ports`."""
+class PodBook(EndpointBook[Pod]):
+    """The pods that a selector chose."""
 
     def __init__(self, ports: tuple[int, ...], *, family: AddressFamily = "IPv4") -> None:
-        self._ports = ports
-        self._family = family
-        self._pods: dict[str, Pod] = {}
-        self._readings: dict[str, PodReading] = {}
+        super().__init__(family, lambda pod: read_pod(pod, ports, family))
 
     def use_ports(self, ports: tuple[int, ...]) -> None:
-        self._ports = ports
-        self.replace(list(self._pods.values()))
-
-    def replace(self, pods: Iterable[Pod]) -> None:
-        self._pods, self._readings = {}, {}
-        for pod in pods:
-            self.put(pod)
-
-    def put(self, pod: Pod) -> None:
-        name = pod.metadata.name
-        self._pods[name] = pod
-        self._readings[name] = read_pod(pod, self._ports, self._family)
-
-    def delete(self, pod: Pod) -> None:
-        self._pods.pop(pod.metadata.name, None)
-        self._readings.pop(pod.metadata.name, None)
-
-    @property
-    def faults(self) -> Mapping[str, str]:
-        return {name: reading.fault for name, reading in self._readings.items() if reading.fault}
-
-    def endpoints(self) -> list[Endpoint]:
-        """Returns the endpoints in the order of their names. O(n log n).
-
-        An address that a terminating pod still holds and a new one has already is the new one's.
-        """
-        entries = [endpoint for reading in self._readings.values() for endpoint in reading.endpoints]
-        return keep_distinct(sorted(entries, key=_rank))
-
-
-def _rank(endpoint: Endpoint) -> tuple[bool, str]:
-    return not endpoint.is_ready, endpoint.name
+        self._read = lambda pod: read_pod(pod, ports, self._family)
+        self.replace(list(self._objects.values()))

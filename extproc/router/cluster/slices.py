@@ -4,14 +4,14 @@ Only what we read is declared; everything else in the JSON is skipped. Fields fo
 `discovery.k8s.io/v1` (Kubernetes 1.37).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal
 
 from msgspec import Struct
 
 from extproc.errors import AddressError
-from extproc.router.cluster.kube_api import ObjectMeta
+from extproc.router.cluster.kube_api import ObjectMeta, T
 from extproc.router.routing.endpoint import Endpoint, join_address
 
 AddressFamily = Literal["IPv4", "IPv6"]
@@ -49,37 +49,48 @@ class EndpointSlice(Struct, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class SliceReading:
-    """What one slice says: its endpoints that are ready or draining, and why others are missing.
+class ObjectReading:
+    """What one object says: its endpoints that are ready or draining, and why others are missing.
 
-    `lacks_port` says that it has endpoints, and none at the port that was asked for.
+    `unready` are those that are there, do not terminate and are not ready. `lacks_port` says that it has
+    endpoints, and none at the port that was asked for.
     """
 
-    family: str
+    family: str = ""
     endpoints: tuple[Endpoint, ...] = ()
+    unready: tuple[Endpoint, ...] = ()
     fault: str | None = None
     lacks_port: bool = False
 
 
-def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> SliceReading:
+def read_slice(slice_: EndpointSlice, ports: tuple[int | str, ...]) -> ObjectReading:
     """Reads the endpoints of one slice at each of the ports of these names or numbers."""
     family = slice_.address_type
     if family not in ("IPv4", "IPv6"):
-        return SliceReading(family, fault=f"has addresses of type {family!r}")
+        return ObjectReading(family, fault=f"has addresses of type {family!r}")
     if not slice_.endpoints:
         # A Service without pods keeps one slice, empty, that names no ports.
-        return SliceReading(family)
+        return ObjectReading(family)
     found = {port: find_port(slice_.ports or [], port) for port in ports}
     numbers = list(dict.fromkeys(number for number in found.values() if number is not None))
     lacking = [port for port, number in found.items() if number is None]
     fault = _describe_lack(lacking, slice_.ports or []) if lacking else None
     endpoints: list[Endpoint] = []
+    unready: list[Endpoint] = []
     for entry in slice_.endpoints:
+        conditions = entry.conditions or EndpointConditions()
+        ready = is_ready(conditions)
+        if ready is None and conditions.terminating:
+            continue
         try:
-            endpoints += _read_endpoint(entry, slice_.metadata.namespace, numbers, is_alone=len(ports) == 1)
+            (unready if ready is None else endpoints).extend(
+                _read_endpoint(
+                    entry, slice_.metadata.namespace, numbers, ready=bool(ready), is_alone=len(ports) == 1
+                )
+            )
         except AddressError as error:
             fault = str(error)
-    return SliceReading(family, tuple(endpoints), fault, lacks_port=not numbers)
+    return ObjectReading(family, tuple(endpoints), tuple(unready), fault, lacks_port=not numbers)
 
 
 def _describe_lack(lacking: Sequence[int | str], ports: list[EndpointPort]) -> str:
@@ -113,10 +124,9 @@ def find_port(ports: list[EndpointPort], port: int | str) -> int | None:
 
 
 def _read_endpoint(
-    endpoint: SliceEndpoint, namespace: str, ports: Sequence[int], *, is_alone: bool
+    endpoint: SliceEndpoint, namespace: str, ports: Sequence[int], *, ready: bool, is_alone: bool
 ) -> Iterator[Endpoint]:
-    ready = is_ready(endpoint.conditions or EndpointConditions())
-    if ready is None or not endpoint.addresses:
+    if not endpoint.addresses:
         return
     target = endpoint.target_ref
     for port in ports:
@@ -144,43 +154,66 @@ def name_endpoint(namespace: str, pod: str, port: int, *, is_alone: bool) -> str
     return f"{namespace}/{pod}" if is_alone else f"{namespace}/{pod}:{port}"
 
 
-def keep_distinct(ranked: Iterable[Endpoint]) -> list[Endpoint]:
-    """Returns each name once and each address once, the first of several, in the order of names."""
-    kept: dict[str, Endpoint] = {}
-    addresses: set[str] = set()
-    for endpoint in ranked:
-        if endpoint.name not in kept and endpoint.address not in addresses:
-            kept[endpoint.name] = endpoint
-            addresses.add(endpoint.address)
-    return [kept[name] for name in sorted(kept)]
+class EndpointBook(Generic[T]):
+    """Holds every object and what `read` makes of it; what it lists depends on the final state alone.
 
-
-class SliceBook:
-    """Holds the last reading of every slice; what it lists depends on the final state alone.
-
-    Slices change one at a time, so an endpoint can stand in two of them for a moment, or in one per
-    address family for good. `endpoints` has each port of a pod once and each address once: of several
-    entries the preferred family's stays, then a ready one, as kube-proxy does it.
+    Objects change one at a time, so an endpoint can stand in two of them for a moment, or in one per
+    address family for good, and an address that a terminating pod still has can be a new one's. `endpoints`
+    has each port of a pod once and each address once: of several entries the preferred family's stays, then
+    a ready one, as kube-proxy does it.
     """
 
-    def __init__(self, ports: tuple[int | str, ...], *, family: AddressFamily = "IPv4") -> None:
-        self._ports = ports
+    def __init__(self, family: AddressFamily, read: Callable[[T], ObjectReading]) -> None:
         self._family = family
-        self._readings: dict[str, SliceReading] = {}
+        self._read = read
+        self._objects: dict[str, T] = {}
+        self._readings: dict[str, ObjectReading] = {}
 
-    def replace(self, slices: Iterable[EndpointSlice]) -> None:
-        self._readings = {slice_.metadata.name: read_slice(slice_, self._ports) for slice_ in slices}
+    def replace(self, objects: Iterable[T]) -> None:
+        self._objects, self._readings = {}, {}
+        for object_ in objects:
+            self.put(object_)
 
-    def put(self, slice_: EndpointSlice) -> None:
-        self._readings[slice_.metadata.name] = read_slice(slice_, self._ports)
+    def put(self, object_: T) -> None:
+        name = object_.metadata.name
+        self._objects[name], self._readings[name] = object_, self._read(object_)
 
-    def delete(self, slice_: EndpointSlice) -> None:
-        self._readings.pop(slice_.metadata.name, None)
+    def delete(self, object_: T) -> None:
+        self._objects.pop(object_.metadata.name, None)
+        self._readings.pop(object_.metadata.name, None)
 
     @property
     def faults(self) -> Mapping[str, str]:
-        """Why endpoints are missing, by the names of their slices."""
+        """Why endpoints are missing, by the names of their objects."""
         return {name: reading.fault for name, reading in self._readings.items() if reading.fault}
+
+    def endpoints(self) -> list[Endpoint]:
+        """Returns the endpoints in the order of their names. O(n log n)."""
+        return self._merge((each.family, one) for each in self._readings.values() for one in each.endpoints)
+
+    def unready(self) -> list[Endpoint]:
+        return self._merge((each.family, one) for each in self._readings.values() for one in each.unready)
+
+    def _merge(self, entries: Iterable[tuple[str, Endpoint]]) -> list[Endpoint]:
+        kept: dict[str, Endpoint] = {}
+        addresses: set[str] = set()
+        for _, endpoint in sorted(entries, key=self._rank):
+            if endpoint.name not in kept and endpoint.address not in addresses:
+                kept[endpoint.name] = endpoint
+                addresses.add(endpoint.address)
+        return [kept[name] for name in sorted(kept)]
+
+    def _rank(self, entry: tuple[str, Endpoint]) -> tuple[bool, bool, str, str, str]:
+        family, endpoint = entry
+        is_other = family != self._family
+        return is_other, not endpoint.is_ready, endpoint.name, endpoint.address, endpoint.zone or ""
+
+
+class SliceBook(EndpointBook[EndpointSlice]):
+    """The EndpointSlices of one Service."""
+
+    def __init__(self, ports: tuple[int | str, ...], *, family: AddressFamily = "IPv4") -> None:
+        super().__init__(family, lambda slice_: read_slice(slice_, ports))
 
     @property
     def is_missing(self) -> bool:
@@ -194,15 +227,3 @@ class SliceBook:
         if any(reading.endpoints for reading in readings):
             return None
         return next((reading.fault for reading in readings if reading.lacks_port), None)
-
-    def endpoints(self) -> list[Endpoint]:
-        """Returns the endpoints in the order of their names. O(n log n)."""
-        entries = [
-            (reading.family, entry) for reading in self._readings.values() for entry in reading.endpoints
-        ]
-        return keep_distinct(endpoint for _, endpoint in sorted(entries, key=self._rank))
-
-    def _rank(self, entry: tuple[str, Endpoint]) -> tuple[bool, bool, str, str, str]:
-        family, endpoint = entry
-        is_other = family != self._family
-        return is_other, not endpoint.is_ready, endpoint.name, endpoint.address, endpoint.zone or ""

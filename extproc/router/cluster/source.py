@@ -27,10 +27,11 @@ class Sink(Protocol):
         failed: a watch that ended in its time.
         """
 
-    def lacks(self, why: str, reason: str) -> None:
+    def lacks(self, why: str, reason: str, has_list: bool = False) -> None:
         """Notes that what was asked for is not there or not right, as it may have been told before.
 
         No failure, so nothing is counted: there is no such Service, the file is as faulty as it was.
+        `has_list`: the last list is true all the same.
         """
 
 

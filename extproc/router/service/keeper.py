@@ -95,13 +95,15 @@ class PoolKeeper:
             self.fault = SourceFault(why, reason)
             self._failures.failed(self.pool.name, why, reason)
 
-    def lacks(self, why: str, reason: str) -> None:
+    def lacks(self, why: str, reason: str, has_list: bool = False) -> None:
         self._last_sign_s = self._clock()
+        if has_list:
+            self._confirmed_s = self._last_sign_s
         fault = SourceFault(why, reason)
         if fault != self.fault:
             self.fault = fault
             self._failures.ended(self.pool.name)
-            log.warning("pool %s has no endpoints to tell (%s): %s", self.pool.name, why, reason)
+            log.warning("pool %s (%s): %s", self.pool.name, why, reason)
 
     def use(self, strategy: Strategy) -> None:
         """Routes by `strategy` as soon as it has placed the endpoints."""

@@ -28,6 +28,7 @@ from typing import Final, cast
 from extproc.errors import SettingsError
 from extproc.router.cluster.backoff import Backoff
 from extproc.router.cluster.source import Source
+from extproc.router.logs import ONCE_A_MINUTE
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.share.courier import LetterCounts, Receiver
 from extproc.router.share.peers import MAX_PEERS
@@ -145,10 +146,10 @@ class Mesh:
 
     def restarted(self, why: str, reason: str | None = None) -> None:
         if reason is not None:
-            log.warning("the peers' addresses cannot be told (%s): %s", why, reason)
+            log.warning("the peers' addresses cannot be told (%s): %s", why, reason, extra=ONCE_A_MINUTE)
 
-    def lacks(self, why: str, reason: str) -> None:
-        log.warning("there are no addresses of peers (%s): %s", why, reason)
+    def lacks(self, why: str, reason: str, has_list: bool = False) -> None:  # noqa: ARG002  # a sink's
+        log.warning("there are no addresses of peers (%s): %s", why, reason, extra=ONCE_A_MINUTE)
 
     # What lines that come in tell.
 

@@ -43,7 +43,7 @@ class RecordingSink:
         self.restarts.append(why)
         self.reasons.append(reason)
 
-    def lacks(self, why: str, reason: str) -> None:
+    def lacks(self, why: str, reason: str, has_list: bool = False) -> None:
         self.lacking.append((why, reason))
 
     async def until(self, claim: Callable[["RecordingSink"], object], limit_s: float = LIMIT_S) -> None:

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from extproc.router.cluster.decoding import Unreadable
 from extproc.router.cluster.inference_pools import InferencePool, PoolTerms
-from extproc.router.cluster.kube_api import KubeObject, WatchLost, read_event
+from extproc.router.cluster.kube_api import KubeObject, Unreadable, WatchLost, read_event
 from extproc.router.cluster.objectives import InferenceObjective
 from extproc.router.cluster.pods import Pod, read_pod
 from extproc.router.cluster.slices import EndpointSlice

@@ -106,6 +106,31 @@ async def test_a_service_that_is_deleted_later_is_told_as_empty_and_as_lacking(
     assert [len(told) for told in sink.lists] == [2, 0]
 
 
+async def test_those_that_all_turn_not_ready_at_once_are_picked_all_the_same(
+    server: ApiServer, build: BuildSource, sink: RecordingSink
+) -> None:
+    """What a control plane says after a long outage: the nodes' leases are old, and all pods serve."""
+    away = [pod("a", "10.0.0.1", ready=False), pod("b", "10.0.0.2", ready=False)]
+    async with running(build(), sink):
+        await sink.until(has("a", "b"))
+        await sink.until(lambda _: server.watchers)
+        server.put(slice_object("s1", *away))
+        await sink.until(lambda told: told.lacking)
+        server.bookmark()
+        await sink.until(lambda told: len(told.lacking) >= 2)
+        server.put(slice_object("s1", away[0]))
+        await sink.until(has("a"))
+        server.put(slice_object("s1", A))
+        await sink.until(lambda told: len(told.lists) >= 3)
+
+    assert {why for why, _ in sink.lacking} == {"not_ready"}
+    assert [[(each.name, each.is_ready) for each in told] for told in sink.lists] == [
+        [("default/a", True), ("default/b", True)],
+        [("default/a", True)],
+        [("default/a", True)],
+    ]
+
+
 async def test_slices_of_other_services_are_not_asked_for(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:

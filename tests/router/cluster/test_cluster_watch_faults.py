@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from aiohttp import web
 
+from extproc.router.cluster.kube_api import Patience
 from extproc.router.cluster.restarting import Restarting
 from tests.router.cluster.api_server import (
     Answer,
@@ -85,6 +86,30 @@ async def test_lines_are_read_however_they_are_cut(
     assert sink.restarts == ["closed"]
 
 
+async def test_a_kind_that_nobody_changes_is_confirmed_by_each_watch_that_is_taken_again(
+    server: ApiServer, build: BuildSource, sink: RecordingSink, delays: list[float]
+) -> None:
+    """No bookmark comes before etcd tells of its progress, which by default is every ten minutes."""
+    async with running(build(Patience(silence_s=0.05)), sink):
+        await sink.until(lambda told: told.confirmed_total >= 5)
+
+    assert set(sink.restarts) == {"silent"}
+    assert set(sink.reasons) == {None}
+    assert len(server.lists) == 1
+    assert max(delays) <= 0.5
+
+
+async def test_a_silent_watch_of_a_server_that_is_gone_is_a_failure(
+    server: ApiServer, build: BuildSource, sink: RecordingSink
+) -> None:
+    server.answer_next("watch", stalls(after_headers=True), *[drops()] * 100)
+    async with running(build(IMPATIENT), sink):
+        await sink.until(lambda told: "connection" in told.restarts)
+
+    assert sink.restarts[0] == "silent"
+    assert sink.confirmed_total == 0
+
+
 async def test_unknown_events_are_skipped(server: ApiServer, build: BuildSource, sink: RecordingSink) -> None:
     unknown = line("RENAMED", {"metadata": {"name": "s1", "resourceVersion": "150"}})
     server.answer_next("watch", streams(unknown, ADDED, MARK))
@@ -119,7 +144,7 @@ async def test_unknown_events_are_skipped(server: ApiServer, build: BuildSource,
         pytest.param(streams(ADDED[:30], then_cut=True), "connection", False, id="cut within a line"),
         pytest.param(streams(then_cut=True), "connection", False, id="cut"),
         pytest.param(stalls(after_headers=False), "stalled", False, id="no head"),
-        pytest.param(stalls(after_headers=True), "stalled", False, id="silent"),
+        pytest.param(stalls(after_headers=True), "silent", False, id="silent"),
         pytest.param(streams(), "closed", False, id="ended"),
     ],
 )
@@ -127,7 +152,7 @@ async def test_a_watch_that_fails_keeps_the_pool_and_starts_again(
     server: ApiServer, build: BuildSource, sink: RecordingSink, fault: Answer, why: str, *, lists_again: bool
 ) -> None:
     server.answer_next("watch", fault)
-    async with running(build(IMPATIENT if why == "stalled" else PATIENT), sink):
+    async with running(build(IMPATIENT if why in {"stalled", "silent"} else PATIENT), sink):
         await sink.until(lambda told: told.restarts)
         server.put(slice_object("s2", C))
         await sink.until(has("a", "b", "c"))

@@ -65,7 +65,7 @@ async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture
         keeper.lacks("file_invalid", "endpoints.yaml: not YAML")
 
     assert [record.getMessage() for record in caplog.records] == [
-        "pool llama has no endpoints to tell (no_service): Service default/vllm has no EndpointSlice",
+        "pool llama (no_service): Service default/vllm has no EndpointSlice",
         "pool llama: no word for 0 s (file_invalid, try 1), what is known stays: endpoints.yaml: not YAML",
     ]
 

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from extproc.errors import NoEndpoint, NoRoomForBody
 from extproc.router.cluster.kube_api import WatchLost
 from extproc.router.cluster.kubeclient import KubeClients
-from extproc.router.logs import JsonFormatter, RateLimit, configure_logging
+from extproc.router.logs import ONCE_A_MINUTE, JsonFormatter, RateLimit, configure_logging
 from extproc.router.routing.picker import Query
 from extproc.router.stream.answers import refuse
 from extproc.router.stream.events import Phase, Routed
@@ -191,6 +191,17 @@ class TestFloods:
         log.error("flood %d", 0)
 
         assert [line["message"] for line in self.lines(stream)[-2:]] == ["another", "flood 0"]
+
+    def test_what_every_try_of_an_outage_repeats_is_said_once_a_minute(self, stream: io.StringIO) -> None:
+        """As of peers that cannot be found, and of the operator's watches."""
+        log = logging.getLogger("extproc")
+        for number in range(600):
+            self.now_s = number / 2
+            log.warning("no answer: %d", number, extra=ONCE_A_MINUTE)
+
+        lines = self.lines(stream)
+        assert len(lines) == 5
+        assert [line.get("unsaid") for line in lines[:2]] in ([None, 119], [None, 120])
 
     def test_debug_says_everything(self, stream: io.StringIO) -> None:
         for number in range(100):
