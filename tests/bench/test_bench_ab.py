@@ -8,6 +8,7 @@ import pytest
 
 from extproc.bench.experiments.ab import AbReport, Trial, label, run_trials, summarise_trials
 from extproc.bench.experiments.ab_formats import ab_html, ab_markdown
+from extproc.bench.experiments.router_settings import LabError
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.measure.stats import mean_interval, student_quantile
 from extproc.bench.record import RunResult
@@ -30,7 +31,8 @@ def comparing(**fields: object) -> Spec:
 class World:
     """A lab and a run in one: what is measured depends on the arm in force, and is written down."""
 
-    def __init__(self, **changes: object) -> None:
+    def __init__(self, late_changes: int = 0, **changes: object) -> None:
+        self.late_changes = late_changes
         self.log: list[str] = []
         self.specs: list[Spec] = []
         self._arm = ""
@@ -43,6 +45,9 @@ class World:
     async def confirm(self, arm: Component) -> None:
         assert self._arm == arm.name
         self.log.append(f"confirm {arm.name}")
+        if self.late_changes:
+            self.late_changes -= 1
+            raise LabError("the settings of the router were changed")
 
     async def run(self, seeded: Spec, title: str) -> RunResult:
         self.specs.append(seeded)
@@ -94,6 +99,18 @@ async def test_arm_is_confirmed_after_each_run_that_is_measured() -> None:
         *("prepare round_robin", "round_robin", "confirm round_robin"),
         *("prepare prefix_hash", "prefix_hash(load_factor=2)", "confirm prefix_hash"),
     ]
+
+
+async def test_arm_whose_router_changed_late_is_measured_again_once() -> None:
+    """As where a replica reads a minute late what was written since the run before."""
+    world = World(late_changes=1)
+    trials = await run_trials(comparing(repeats=1, prime="30s"), world.run, world)
+
+    again = ["prepare round_robin", "round_robin, repeat 1 of 1: priming", "round_robin, repeat 1 of 1"]
+    assert world.log[:8] == [*again, "confirm round_robin"] * 2
+    assert [trial.arm for trial in trials] == ["round_robin", "prefix_hash(load_factor=2)"]
+    with pytest.raises(LabError, match="were changed"):
+        await run_trials(comparing(repeats=1), (twice := World(late_changes=2)).run, twice)
 
 
 async def test_summary_pairs_the_arms_by_repeat() -> None:

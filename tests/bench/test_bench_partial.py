@@ -95,6 +95,8 @@ def test_run_that_was_killed_can_still_be_reported(null_server: int, tmp_path: P
     with start(tmp_path, null_server) as process:
         assert wait_until(lambda: count_lines(journal) > 20)
         process.kill()
+        # Its load processes write until they notice: what they share with it is closed when all are gone.
+        process.communicate(timeout=60)
     kept = count_lines(journal)
     with journal.open("ab") as file:
         file.write(b'{"index":999,"sess')

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.compare import find_remarks, find_unfairness
+from extproc.bench.experiments.router_settings import LabError
 from extproc.bench.experiments.run import Interrupted, Run
 from extproc.bench.measure.stats import Interval, mean_interval
 from extproc.bench.record import RunResult
@@ -75,10 +76,7 @@ def count_runs(ab: Ab) -> int:
 
 
 async def run_trials(
-    spec: Spec,
-    run: Run,
-    lab: Prepares,
-    keep: Callable[[Trial, RunResult], None] = lambda _trial, _result: None,
+    spec: Spec, run: Run, lab: Prepares, keep: Callable[[Trial, RunResult], None] = lambda _, _1: None
 ) -> list[Trial]:
     """Measures every arm in every repeat; `keep` sees each trial as it ends. Raises as `lab` and `run` do.
 
@@ -89,18 +87,35 @@ async def run_trials(
         for repeat in range(spec.ab.repeats):
             seeded = spec.model_copy(update={"seed": spec.seed + repeat})
             for arm in rotate(spec.ab.arms, repeat):
-                await lab.prepare(arm)
                 title = f"{label(arm)}, repeat {repeat + 1} of {spec.ab.repeats}"
-                if spec.ab.prime:
-                    await run(prime(seeded), f"{title}: priming")
-                result = await run(seeded, title)
+                result = await measure_arm(seeded, arm, title, run, lab)
                 trial = Trial(label(arm), repeat, report.build(result))
                 keep(trial, result)
                 if result.info.interrupted_s is not None:
                     return trials
-                await lab.confirm(arm)
                 trials.append(trial)
     return trials
+
+
+async def measure_arm(spec: Spec, arm: Component, title: str, run: Run, lab: Prepares) -> RunResult:
+    """Measures an arm that is in force from begin to end; raises as `lab` and `run` do.
+
+    A replica may have the arm in force of a run that has just ended, and read what was written since only a
+    minute later: what was measured meanwhile is measured again, once.
+    """
+    for may_retry in (True, False):
+        await lab.prepare(arm)
+        if spec.ab.prime:
+            await run(prime(spec), f"{title}: priming")
+        result = await run(spec, title)
+        try:
+            if result.info.interrupted_s is None:
+                await lab.confirm(arm)
+            break
+        except LabError:
+            if not may_retry:
+                raise
+    return result
 
 
 def rotate(arms: Sequence[Component], repeat: int) -> Sequence[Component]:

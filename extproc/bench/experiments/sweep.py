@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from pydantic import ValidationError
 
-from extproc.bench.experiments.ab import Prepares, label, prime, rotate
+from extproc.bench.experiments.ab import Prepares, label, measure_arm, rotate
 from extproc.bench.experiments.arms import open_lab
 from extproc.bench.experiments.run import Interrupted, Run
 from extproc.bench.published.tables import Cell, build_row
@@ -78,26 +78,23 @@ def list_tasks(spec: Spec) -> list[Task]:
     if not loads:
         raise SettingsError("sweep.concurrency: give the numbers of requests in flight to try")
     datasets = spec.sweep.datasets or {"": {}}
-    shapes = [
+    shaped = [
         (name, load, _shape(spec, name, over, load)) for name, over in datasets.items() for load in loads
     ]
     return [
-        Task(name, load, arm, repeat, _with_shape(spec, shape, repeat))
+        Task(name, load, arm, repeat, shape.model_copy(update={"seed": spec.seed + repeat}))
         for repeat in range(spec.ab.repeats)
-        for name, load, shape in shapes
+        for name, load, shape in shaped
         for arm in rotate(spec.ab.arms, repeat)
     ]
 
 
-def _with_shape(spec: Spec, shape: TrafficShape, repeat: int) -> Spec:
-    performance = spec.performance.model_copy(update={"traffic_shape": shape})
-    return spec.model_copy(update={"performance": performance, "seed": spec.seed + repeat})
-
-
-def _shape(spec: Spec, name: str, over: Mapping[str, object], load: Load) -> TrafficShape:
+def _shape(spec: Spec, name: str, over: Mapping[str, object], load: Load) -> Spec:
     own = spec.traffic.model_dump(exclude_unset=True, exclude={"preset", "vus", "max_concurrency"})
     try:
-        laid = {**own, **_underscored(apply_preset(over))}
+        # One spelling, so that what a dataset says replaces what the spec says. The preset is applied.
+        given = {name.replace("-", "_"): value for name, value in apply_preset(over).items()}
+        laid = {**own, **{name: value for name, value in given.items() if name != "preset"}}
         shape = TrafficShape.model_validate(_set_load(laid, load))
     except ValidationError as error:
         raise SettingsError(f"sweep: {name or 'traffic-shape'}: {list_faults(error)}") from None
@@ -107,12 +104,8 @@ def _shape(spec: Spec, name: str, over: Mapping[str, object], load: Load) -> Tra
         raise SettingsError(
             f"sweep: {spec.processes} processes cannot share a concurrency of {shape.concurrency}"
         )
-    return shape
-
-
-def _underscored(fields: Mapping[str, object]) -> dict[str, object]:
-    """One spelling, so that what a dataset says replaces what the spec says. The preset is applied."""
-    return {name.replace("-", "_"): value for name, value in fields.items() if name != "preset"}
+    performance = spec.performance.model_copy(update={"traffic_shape": shape})
+    return spec.model_copy(update={"performance": performance})
 
 
 def _set_load(fields: dict[str, object], load: Load) -> dict[str, object]:
@@ -176,13 +169,9 @@ async def run_tasks(
     """Does one run after the other; one that is interrupted ends them all and is not kept."""
     with suppress(Interrupted):
         for task in tasks:
-            await lab.prepare(task.arm)
-            if task.spec.ab.prime:
-                await run(prime(task.spec), f"{task.title}: priming")
-            result = await run(task.spec, task.title)
+            result = await measure_arm(task.spec, task.arm, task.title, run, lab)
             if result.info.interrupted_s is not None:
                 return
-            await lab.confirm(task.arm)
             keep(task, result, report.build(result))
 
 
@@ -194,15 +183,12 @@ def append_kept(path: Path, kept: MeasuredCells) -> None:
 
 def build_cells(tasks: Sequence[Task], folder: Path) -> list[Cell]:
     """The cells of all runs that `folder` has, in the order of `tasks`."""
-    return list(_build_cells(tasks, read_kept(folder)))
-
-
-def _build_cells(tasks: Sequence[Task], kept: Mapping[str, MeasuredCells]) -> Iterator[Cell]:
+    kept, cells = read_kept(folder), []
     for task in tasks:
         if one := kept.get(task.digest):
-            rate = task.spec.traffic.req_rate
-            load = task.load.model_copy(update={"req_rate": rate})
-            yield build_row(one.report, task.dataset, label(task.arm), task.repeat + 1, load)
+            load = task.load.model_copy(update={"req_rate": task.spec.traffic.req_rate})
+            cells.append(build_row(one.report, task.dataset, label(task.arm), task.repeat + 1, load))
+    return cells
 
 
 def find_sweep_faults(tasks: Sequence[Task], folder: Path) -> Iterator[str]:
