@@ -45,7 +45,7 @@ lock: $(READY)  ## Write constraints.txt: every version with the hashes of all i
 IMAGE ?= extproc-router:local
 
 .PHONY: image
-image:  ## Build the image; needs Docker. EXTRAS=kubernetes,otel,nats,operator for the operator's
+image:  ## Build the image; needs Docker. EXTRAS=kubernetes,otel,nats,operator,tokenizers for the operator's
 	docker build $(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) --build-arg REVISION=$$(git rev-parse HEAD) --tag $(IMAGE) .
 
 .PHONY: sbom

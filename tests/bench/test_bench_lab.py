@@ -190,7 +190,16 @@ async def test_router_that_is_not_found_has_nothing_in_force(http: aiohttp.Clien
 
     told = await Replicas(http, "router:9090", None, resolve).look(ROUND_ROBIN)
 
-    assert told == "the router is not found: Name or service not known"
+    assert told == "the router is not found: ab.admin: router:9090: Name or service not known"
+
+
+async def test_router_of_a_name_that_nobody_knows_ends_the_comparison_before_anything_is_changed(
+    http: aiohttp.ClientSession, router: Router
+) -> None:
+    with pytest.raises(LabError, match=r"ab\.admin: router\.invalid:9090: "):
+        await lab_of(http, router, admin="router.invalid:9090", switch_timeout=300).prepare(PREFIX_HASH)
+
+    assert router.path.read_text() == SETTINGS
 
 
 async def test_router_without_replicas_has_nothing_in_force(http: aiohttp.ClientSession) -> None:

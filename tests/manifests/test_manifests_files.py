@@ -187,6 +187,18 @@ def test_istio_tells_what_became_of_requests_as_the_shipped_envoy_does() -> None
     assert merged["typed_config"]["access_log"] == manager["access_log"][1:]
 
 
+def test_who_is_held_is_refused_before_envoy_gateway_stops_waiting() -> None:
+    """It has no setting that lets the service ask for more time: then the request passes the queue by."""
+    [text] = [text for _, text in files("overlays/envoy-gateway", "extproc.yaml")]
+    policy = named("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")
+    timeout_s = float(policy["spec"]["extProc"][0]["messageTimeout"].removesuffix("s"))
+
+    waits_s = [pool.get("hold", {}).get("wait_s", 0.0) for pool in yaml.safe_load(text)["pools"]]
+
+    assert timeout_s > max(waits_s)
+    assert "longer than its `wait_s`" in (MANIFESTS / "overlays/envoy-gateway/policies.yaml").read_text()
+
+
 def test_envoy_gateway_tells_what_became_of_requests() -> None:
     proxy = named("overlays/envoy-gateway", "EnvoyProxy", "llm")
     policy = named("overlays/envoy-gateway", "EnvoyExtensionPolicy", "extproc")

@@ -144,8 +144,9 @@ class Lab:
         if self._ab.admin is None:
             await self._switch.put(arm)
             return
-        self._replicas = replicas = Replicas(self._http, self._ab.admin, self._ab.pool)
-        await replicas.look(arm)
+        is_first, replicas = self._replicas is None, Replicas(self._http, self._ab.admin, self._ab.pool)
+        await replicas.look(arm, must_exist=is_first)
+        self._replicas = replicas
         await self._switch.put(arm)
         until_s = time.monotonic() + self._ab.switch_timeout
         # Another process is awaited: there is no event of ours to wait for.

@@ -28,10 +28,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class Replicas:
-    """The replicas at `admin` (`host:port`, several with commas), looked up each time: they come and go.
-
-    A replica that refuses what it was told ends it all: it would do so for ever.
-    """
+    """The replicas at `admin` (`host:port`, several with commas), looked up each time: they come and go."""
 
     def __init__(
         self, http: aiohttp.ClientSession, admin: str, pool: str | None, resolve: Resolve = resolve
@@ -41,25 +38,27 @@ class Replicas:
         self._refusals: dict[str, float] = {}
         self._loads: dict[str, float] = {}
 
-    async def look(self, arm: Component) -> str | None:
+    async def look(self, arm: Component, *, must_exist: bool = False) -> str | None:
         """Says what is missing until every replica has the strategy in force, `None` if nothing is.
 
-        Raises `LabError` for one that refuses it.
+        Raises `LabError` for one that refuses it; with `must_exist` for a name that nobody knows, too.
         """
-        try:
-            found = [at for host, port in self._targets for at in await self._resolve(host, port)]
-        except OSError as error:
-            return f"the router is not found: {error}"
+        found: list[str] = []
+        for host, port in self._targets:
+            try:
+                found += await self._resolve(host, port)
+            except OSError as error:
+                missing = f"the router is not found: ab.admin: {host}:{port}: {error}"
+                if must_exist:
+                    raise LabError(missing) from error
+                return missing
         if not found:
             return "the router has no replica"
         told = await asyncio.gather(*(self._ask(at, arm) for at in dict.fromkeys(found)))
         return next((each for each in told if each is not None), None)
 
     async def find_change(self) -> str | None:
-        """Says which replica has read other settings since it had the strategy in force; `None`: none has.
-
-        They may be what they were again. Of one that is gone nobody knows.
-        """
+        """Says which replica has read settings since it had the strategy in force; `None`: none."""
         before = dict(self._loads)
         await self.note_loads()
         changed = [at for at, count in self._loads.items() if count > before[at]]

@@ -1,0 +1,42 @@
+"""What the docs and the code offer is in the image that they say to build."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = re.compile(r"EXTRAS=([a-z]+(?:,[a-z]+)+)")
+
+
+def operators_images() -> dict[str, set[str]]:
+    """Returns the extras of the operator's image, by the file that says how to build it."""
+    found = {}
+    for name in ("Dockerfile", "Makefile", "docs/operator.md", "docs/kubernetes.md"):
+        said = [set(each.split(",")) for each in EXTRAS.findall(ROOT.joinpath(name).read_text())]
+        [found[name]] = [extras for extras in said if "operator" in extras]
+    return found
+
+
+def needed_extras(house: str) -> set[str]:
+    """Returns the extras that a house's code asks for where one is missing."""
+    texts = [path.read_text() for path in ROOT.joinpath("extproc", house).rglob("*.py")]
+    asked = [re.findall(r"(?:the extra `|MissingExtra\(.*, \")([a-z]+)", text) for text in texts]
+    return {extra for extras in asked for extra in extras}
+
+
+def test_the_operators_image_has_what_its_runs_may_ask_for() -> None:
+    images = operators_images()
+    needed = needed_extras("operator") | needed_extras("bench") | needed_extras("router")
+
+    assert "tokenizers" in needed
+    assert [sorted(needed - extras) for extras in images.values()] == [[]] * len(images)
+    assert len({frozenset(extras) for extras in images.values()}) == 1
+
+
+def test_every_extra_that_docs_speak_of_is_one() -> None:
+    extras = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    text = ROOT.joinpath("docs/operator.md").read_text()
+
+    assert set().union(*operators_images().values()) <= extras.keys()
+    assert "tokenizer" in text
+    assert not re.search(r"awscrt|SigV4|`sign`", text)  # removed with the extra `aws`
