@@ -1,6 +1,8 @@
 """The operator's manifests: types, ports that meet, and who may reach whom."""
 
+import json
 import os
+import re
 
 import pytest
 import yaml
@@ -74,6 +76,16 @@ def test_operator_names_its_image_once_so_that_a_registry_of_ones_own_reaches_ev
     assert container["name"] == "operator"
     assert "POD_NAME" in {each["name"] for each in container["env"]}
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_pod_that_the_docs_fetch_reports_with_is_a_pod(version: str) -> None:
+    text = (MANIFESTS.parent / "docs" / "operator.md").read_text()
+    [overrides] = re.findall(r"--overrides='(.*)'", text)
+
+    check(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "reports"}, **json.loads(overrides)}, version
+    )
 
 
 def test_only_the_operator_reaches_the_pods_of_runs(rendered: list[Object]) -> None:
