@@ -18,17 +18,8 @@ from extproc.operator.resource import GROUP, KIND, PLURAL, VERSION, Operation
 
 Schema = dict[str, Any]
 
-_KEPT: Final = (
-    "type",
-    "enum",
-    "pattern",
-    "minItems",
-    "maxItems",
-    "minLength",
-    "maxLength",
-    "minimum",
-    "maximum",
-)
+_BOUNDED: Final = ("Items", "Length", "imum")
+_KEPT: Final = ("type", "enum", "pattern", *(f"{end}{what}" for end in ("min", "max") for what in _BOUNDED))
 # The object's own name is the run's.
 _LEFT_OUT: Final = frozenset({"name"})
 

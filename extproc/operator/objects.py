@@ -90,25 +90,13 @@ def _shared_metadata(run: Run, name: str, part: str) -> Object:
 
 def _metadata(run: Run, name: str, part: str) -> Object:
     benchmark = run.benchmark
+    labels = {"app.kubernetes.io/name": APP, BENCHMARK_LABEL: benchmark.name}
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": benchmark.name, "uid": benchmark.uid}
     made: Object = {
         "name": name,
         "namespace": benchmark.namespace,
-        "labels": {
-            "app.kubernetes.io/name": APP,
-            BENCHMARK_LABEL: benchmark.name,
-            RUN_LABEL: run.name,
-            PART_LABEL: part,
-        },
-        "ownerReferences": [
-            {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": benchmark.name,
-                "uid": benchmark.uid,
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ],
+        "labels": {**labels, RUN_LABEL: run.name, PART_LABEL: part},
+        "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
     }
     if run.due is not None:
         made["annotations"] = {DUE_ANNOTATION: write_time(run.due)}
@@ -215,10 +203,7 @@ def _pod(run: Run, part: str, image: str, arguments: list[str]) -> Object:
             "capabilities": {"drop": ["ALL"]},
         },
         "ports": [{"name": "board", "containerPort": BOARD_PORT}],
-        "volumeMounts": [
-            {"name": path.strip("/").replace("/", "-"), "mountPath": path, **_read_only(path)}
-            for path in volumes
-        ],
+        "volumeMounts": [_mount(path) for path in volumes],
     }
     if options.env_secret is not None:
         container["envFrom"] = [{"secretRef": {"name": options.env_secret}}]
@@ -230,22 +215,23 @@ def _pod(run: Run, part: str, image: str, arguments: list[str]) -> Object:
             "terminationGracePeriodSeconds": _GRACE_S,
             **({"nodeSelector": dict(options.node_selector)} if options.node_selector else {}),
             "securityContext": {
+                **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
                 "runAsNonRoot": True,
-                "runAsUser": _USER,
-                "runAsGroup": _USER,
-                "fsGroup": _USER,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [container],
-            "volumes": [
-                {"name": path.strip("/").replace("/", "-"), **volume} for path, volume in volumes.items()
-            ],
+            "volumes": [{"name": _name_volume(path), **volume} for path, volume in volumes.items()],
         },
     }
 
 
-def _read_only(path: str) -> Object:
-    return {} if path in {_RESULTS, "/tmp"} else {"readOnly": True}  # noqa: S108  # an emptyDir
+def _name_volume(path: str) -> str:
+    return path.strip("/").replace("/", "-")
+
+
+def _mount(path: str) -> Object:
+    rights = {} if path in {_RESULTS, "/tmp"} else {"readOnly": True}  # noqa: S108  # an emptyDir
+    return {"name": _name_volume(path), "mountPath": path, **rights}
 
 
 def _volumes(run: Run) -> Iterator[tuple[str, Object]]:

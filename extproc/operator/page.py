@@ -15,20 +15,11 @@ from extproc.pages.page import Cell, PageLink
 
 Body = Mapping[str, Any]
 
-_TEXTS: Final = (
-    "phase",
-    "message",
-    "verdict",
-    "progress",
-    "report",
-    "run",
-    "startedAt",
-    "finishedAt",
-    "nextRunAt",
-)
+_TIMES: Final = ("startedAt", "finishedAt", "nextRunAt")
+_RUN: Final = ("run", "digest", "phase", "verdict", "finishedAt")
+_TEXTS: Final = ("phase", "message", "verdict", "progress", "report", "run", *_TIMES)
 _LISTS: Final = ("faults", "regressions", "remarks")
 _SUMMARY: Final = ("requestsPerSecond", "ttftP95")
-_RUN: Final = ("run", "digest", "phase", "verdict", "finishedAt")
 
 
 def read_status(body: Body) -> Body:

@@ -155,7 +155,8 @@ async def follow(
     access = KubeAccess(clients.open, Random())  # noqa: S311  # spreads retries
     async with asyncio.TaskGroup() as tasks:
         for namespace in namespaces or ("",):
-            health = WatchHealth(_name("benchmarks", namespace))
+            prefix = f"{namespace}/" if namespace else ""
+            health = WatchHealth(f"{prefix}benchmarks")
             healths.append(health)
             resource = Resource(API_VERSION, namespace, PLURAL, _Benchmark)
             tasks.create_task(ListWatch(access, resource).run(_Benchmarks(listeners, health, namespace)))
@@ -164,12 +165,8 @@ async def follow(
                 ("v1", "pods", f"app.kubernetes.io/name={APP}", BENCHMARK_LABEL),
                 ("v1", "configmaps", SWITCHED_LABEL, SWITCHED_LABEL),
             ):
-                health = WatchHealth(_name(plural, namespace))
+                health = WatchHealth(f"{prefix}{plural}")
                 healths.append(health)
                 owned = Resource(api, namespace, plural, _Labelled, selector)
                 follower: _Waker[_Labelled] = _Waker(listeners, health, label)
                 tasks.create_task(ListWatch(access, owned).run(follower))
-
-
-def _name(plural: str, namespace: str) -> str:
-    return f"{namespace}/{plural}" if namespace else plural

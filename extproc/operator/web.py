@@ -31,9 +31,7 @@ _TIMES: Final = {
     "last_run_finished": ("finishedAt", "End of the last run"),
     "next_run": ("nextRunAt", "When the schedule is due next"),
 }
-_WATCH: Final = (
-    "1 while the list and watch of a resource works, 0 before its first list and after 30 s of failures"
-)
+_WATCH: Final = "1 while a resource is listed and watched, 0 before its first list and after 30 s of failures"
 
 
 def fill_registry(bodies: Sequence[Body], healths: Sequence[WatchHealth]) -> CollectorRegistry:
@@ -131,9 +129,8 @@ class _Pages:
     async def report(self, request: web.Request) -> web.StreamResponse:
         asked = request.match_info
         body = self._benchmarks.get((asked["namespace"], asked["name"]))
-        path = (
-            None if body is None else await asyncio.to_thread(self._find, body, asked["run"], asked["file"])
-        )
+        run, file = asked["run"], asked["file"]
+        path = None if body is None else await asyncio.to_thread(find_report, self._reports, body, run, file)
         if path is None:
             raise web.HTTPNotFound(text="there is no such report here\n")
         return web.FileResponse(path, headers=_SANDBOX)
@@ -156,13 +153,10 @@ class _Pages:
         return [body for _, body in sorted(self._benchmarks.items())]
 
     def _has_report(self, body: Body, run: str) -> bool:
-        return self._find(body, run, "report.html") is not None
-
-    def _find(self, body: Body, run: str, file: str) -> Path | None:
-        return None if self._reports is None else find_report(self._reports, body, run, file)
+        return find_report(self._reports, body, run, "report.html") is not None
 
 
-def find_report(root: Path, body: Body, run: str, file: str) -> Path | None:
+def find_report(root: Path | None, body: Body, run: str, file: str) -> Path | None:
     """The file of a run's report below `root`/namespace/claim; `None` if it cannot be read.
 
     Everything but `file` is of the Benchmark's status, and nothing that leads out of `root` is taken.
@@ -170,7 +164,7 @@ def find_report(root: Path, body: Body, run: str, file: str) -> Path | None:
     status, metadata = read_status(body), body["metadata"]
     claim = status["report"].partition("/")[0]
     runs = {status["run"], *(entry["run"] for entry in status["history"])}
-    if not claim or run not in runs or file not in REPORTS:
+    if root is None or not claim or run not in runs or file not in REPORTS:
         return None
     with suppress(OSError, ValueError):  # no name of a file
         path = (root / metadata["namespace"] / claim / metadata["name"] / run / file).resolve()
