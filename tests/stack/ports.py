@@ -2,40 +2,41 @@
 
 import random
 import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Final
 
 # Below Linux's range for outgoing connections (32768 up), so that no client of a test takes one meanwhile.
-_SLICES: Final = range(12_000, 32_000, 500)
+_SLICES: Final = range(12_000, 30_000, 500)
+_OFFSETS: Final = range(22_000, 22_080, 8)
 
 
 def free_ports(count: int) -> range:
     """Returns `count` neighbouring ports of 127.0.0.1 that nobody listens on, at most 499.
 
     They are of a slice that only this process uses, and come in turn: a port that was returned and is not
-    bound yet is not returned again. Raises `OSError` if 40 processes have a slice each.
+    bound yet is not returned again. Raises `OSError` if 36 processes have a slice each.
     """
-    return _Slice.of_this_process().take(count)
+    return _slice().take(count)
+
+
+@contextmanager
+def port_offset() -> Iterator[int]:
+    """Yields a RUN_PORT_OFFSET for `make run`, whose ports are 8001 to 9901: nobody else's meanwhile."""
+    owner, first = _bind_one(8_000 + offset for offset in _OFFSETS)
+    with owner:
+        yield first - 8_000
 
 
 class _Slice:
     """500 ports. Their process has bound the first, for as long as it lives, and takes the others in turn."""
 
-    def __init__(self, first: int) -> None:
-        self._owner = _bind(first)
+    def __init__(self) -> None:
+        # In any order: whatever a run that was killed has left may still use its slice.
+        self._owner, first = _bind_one(random.SystemRandom().sample(_SLICES, len(_SLICES)))
         self._ports = range(first + 1, first + _SLICES.step)
         self._next = 0
-
-    @classmethod
-    @cache
-    def of_this_process(cls) -> "_Slice":
-        # In any order: whatever a run that was killed has left may still use its slice.
-        for first in random.SystemRandom().sample(_SLICES, len(_SLICES)):
-            try:
-                return cls(first)
-            except OSError:
-                continue
-        raise OSError("no slice of ports is free")
 
     def take(self, count: int) -> range:
         for _ in self._ports:
@@ -49,14 +50,23 @@ class _Slice:
         raise OSError(f"no {count} neighbouring ports are free")
 
 
-def _bind(port: int) -> socket.socket:
-    taken = socket.socket()
-    try:
-        taken.bind(("127.0.0.1", port))
-    except OSError:
-        taken.close()
-        raise
-    return taken
+@cache
+def _slice() -> _Slice:
+    """The one of this process."""
+    return _Slice()
+
+
+def _bind_one(ports: Iterable[int]) -> tuple[socket.socket, int]:
+    """Binds the first port that can be had."""
+    for port in ports:
+        taken = socket.socket()
+        try:
+            taken.bind(("127.0.0.1", port))
+        except OSError:
+            taken.close()
+        else:
+            return taken, port
+    raise OSError("none of the ports is free")
 
 
 def _is_free(port: int) -> bool:

@@ -10,6 +10,7 @@ import h2.events
 import pytest
 
 from extproc.router.stream.events import RequestBody
+from extproc.router.stream.ext_proc_pb2 import NONE, ProcessingResponse
 from extproc.router.stream.names import PROCESS
 from tests.hostile import HONEST, HOSTILE, Body, chat
 from tests.router.stream.conversations import headers
@@ -27,7 +28,10 @@ NORMAL = chat(b'{"role":"user","content":"one of the others"}')
 
 
 class Proxy(asyncio.Protocol):
-    """A proxy's connection: each request is a stream of headers and a body, and two answers."""
+    """A proxy's connection: each request is a stream of headers and a body, and two answers.
+
+    Told to skip the body it sends none, as Envoy does.
+    """
 
     def __init__(self) -> None:
         self._connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=None))
@@ -48,7 +52,7 @@ class Proxy(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for event in self._connection.receive_data(data):
             if isinstance(event, h2.events.DataReceived) and event.stream_id in self._waiting:
-                self._answered(event.stream_id)
+                self._answered(event.stream_id, event.data)
             elif isinstance(event, h2.events.StreamReset | h2.events.StreamEnded) and event.stream_id:
                 self._unsent.pop(event.stream_id, None)
                 waiting = self._waiting.pop(event.stream_id, None)
@@ -69,9 +73,11 @@ class Proxy(asyncio.Protocol):
         self._flush()
         await self._waiting[stream_id]
 
-    def _answered(self, stream_id: int) -> None:
+    def _answered(self, stream_id: int, data: bytes) -> None:
+        answer = ProcessingResponse.FromString(data[5:])
+        is_skipped = answer.HasField("mode_override") and answer.mode_override.request_body_mode == NONE
         body = self._bodies.pop(stream_id, None)
-        if body is not None:
+        if body is not None and not is_skipped:
             self._unsent[stream_id] = memoryview(body)
             return
         self._waiting.pop(stream_id).set_result(None)
@@ -128,8 +134,8 @@ async def test_twelve_honest_bodies_at_once_are_served_or_routed_without(service
 
     assert peak_bytes(service) <= BOUND_BYTES
     assert service.metric("extproc_requests_total", outcome="routed") == AT_ONCE + 1
-    # Four and a half fit: the others are not refused for that, and counted.
-    assert 1 <= service.metric("extproc_prompt_errors_total", why="budget") < AT_ONCE
+    # Four and a half fit: four are read at least, the others are not refused for that, and counted.
+    assert 1 <= service.metric("extproc_prompt_errors_total", why="budget") <= AT_ONCE + 1 - 4
 
 
 @pytest.mark.timeout(300)

@@ -1,6 +1,5 @@
 """envoy/run.py and envoy/demo.py (`make run`, `make demo`) in a terminal, ended by Ctrl-C, at other ports."""
 
-import random
 import re
 import shlex
 import shutil
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.stack.fetch import get, get_json
+from tests.stack.ports import port_offset
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -64,17 +64,16 @@ def is_taken(port: int) -> bool:
 @contextmanager
 def played(script: str) -> Iterator[Played]:
     """Runs a script in a terminal of its own; what is written to its stdin is typed there."""
-    offsets = iter(random.SystemRandom().sample(range(4_000, 22_000, 8), 100))
-    offset = next(each for each in offsets if not any(is_taken(port + each) for port in PORTS))
-    # Not the session's leader, as it is none below `make`.
-    command = f"RUN_PORT_OFFSET={offset} PYTHONPATH={ROOT} {sys.executable} envoy/{script}; exit $?"
-    words = ["script", "--quiet", "--return", "--command", command, "/dev/null"]
-    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            yield Played(process, offset)
-        finally:
-            process.terminate()
-            shutil.rmtree(ROOT / f".run-{offset}", ignore_errors=True)
+    with port_offset() as offset:
+        # Not the session's leader, as it is none below `make`.
+        command = f"RUN_PORT_OFFSET={offset} PYTHONPATH={ROOT} {sys.executable} envoy/{script}; exit $?"
+        words = ["script", "--quiet", "--return", "--command", command, "/dev/null"]
+        with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            try:
+                yield Played(process, offset)
+            finally:
+                process.terminate()
+                shutil.rmtree(ROOT / f".run-{offset}", ignore_errors=True)
 
 
 def read_until(process: subprocess.Popen[bytes], words: str) -> str:
