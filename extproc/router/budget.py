@@ -1,4 +1,4 @@
-"""One budget of bytes for the whole process: what requests in transit may hold at once."""
+"""What many share and none may use up: bytes in transit, streams of a listener, work in a second. Pure."""
 
 
 class Budget:
@@ -26,3 +26,43 @@ class Budget:
 
     def give(self, count: int) -> None:
         self.used -= count
+
+
+class StreamPlaces:
+    """Streams that the connections of one listener have open together: about `most`, twice that in any case.
+
+    Beyond `most` a connection opens one if it has less than an equal share of them. So whoever fills the
+    places takes none of those that a proxy with few streams needs.
+    """
+
+    __slots__ = ("connections", "most", "used")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = self.connections = 0
+
+    def has_room(self, own: int) -> bool:
+        """Whether a connection that has `own` streams may open another."""
+        return self.used < self.most or own < self.most // max(1, self.connections)
+
+
+class TokenBucket:
+    """Fills by `per_s` up to `most`. Spending more than is left makes the next one wait."""
+
+    __slots__ = ("_left", "_most", "_per_s", "_then_s")
+
+    def __init__(self, per_s: float, most: float) -> None:
+        self._per_s = per_s
+        self._most = most
+        self._left = most
+        self._then_s: float | None = None
+
+    def wait_s(self, now: float) -> float:
+        """Returns for how long nothing should be spent, seconds; 0: there is some left."""
+        if self._then_s is not None and now > self._then_s:
+            self._left = min(self._most, self._left + (now - self._then_s) * self._per_s)
+        self._then_s = now
+        return max(0.0, -self._left / self._per_s)
+
+    def spend(self, amount: float) -> None:
+        self._left -= amount

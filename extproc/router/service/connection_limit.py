@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from extproc.router.service.transport import bind_address
-from extproc.router.wire.accepting import find_oldest_idle
+from extproc.router.wire.accepting import find_oldest_idle, unlink_sockets
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +164,7 @@ async def serve_admin(
     try:
         yield
     finally:
+        unlink_sockets(bound)
         for server in servers:
             server.close()
         await runner.cleanup()

@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping
 from time import thread_time
 from typing import Final, Protocol
 
+from extproc.router.budget import TokenBucket
 from extproc.router.routing.pool import Pool
 from extproc.router.share.letters import Letter, name_of
 from extproc.router.share.peers import MAX_PEERS
 from extproc.router.share.pool_share import HEARTBEAT_S, Share
 from extproc.router.share.sealed import VERSION, LetterError, Seal
-from extproc.router.share.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from random import Random
 from typing import Final, cast
 
 from extproc.errors import SettingsError
+from extproc.router.budget import TokenBucket
 from extproc.router.cluster.backoff import Backoff
 from extproc.router.cluster.source import Source
 from extproc.router.logs import ONCE_A_MINUTE
@@ -33,7 +34,6 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.share.courier import LetterCounts, Receiver
 from extproc.router.share.peers import MAX_PEERS
 from extproc.router.share.sealed import MAX_BYTES
-from extproc.router.share.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 

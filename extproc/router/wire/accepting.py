@@ -60,6 +60,7 @@ class Acceptor:
         self._pause()
         if self._again is not None:
             self._again.cancel()
+        unlink_sockets(self._sockets)
         for each in self._sockets:
             each.close()
         self._sockets = ()
@@ -82,6 +83,13 @@ class Acceptor:
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._take(accepted)
+
+
+def unlink_sockets(sockets: Iterable[socket.socket]) -> None:
+    """Takes away the files of unix sockets, which closing leaves behind. To be called while they listen."""
+    for each in sockets:
+        if each.family == socket.AF_UNIX:
+            Path(each.getsockname()).unlink(missing_ok=True)
 
 
 async def bind(listen: str) -> list[socket.socket]:

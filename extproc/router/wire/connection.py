@@ -30,7 +30,7 @@ from typing import Final
 
 from hpack import HPACKError
 
-from extproc.router.budget import Budget
+from extproc.router.budget import Budget, StreamPlaces
 from extproc.router.wire import frames
 from extproc.router.wire.frames import (
     Code,
@@ -61,10 +61,13 @@ class Connection(Incoming):
     Feed it with `receive`, call `tick` about once a second. After either, work off `events`, which grows
     while one answers them, and write what `take_output` returns; close the transport once `is_over`. While
     `has_more`, some of what came waits for another turn: feed it with nothing, after others had theirs.
+    `places` are those of all connections of a listener.
     """
 
-    def __init__(self, limits: WireLimits, budget: Budget, now_s: float) -> None:
-        super().__init__(limits, budget, now_s)
+    def __init__(
+        self, limits: WireLimits, budget: Budget, now_s: float, places: StreamPlaces | None = None
+    ) -> None:
+        super().__init__(limits, budget, now_s, places)
         self.has_more = False
         self._buffer = b""
         self._has_preface = self._is_greeted = False

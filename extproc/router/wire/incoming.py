@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from extproc.router.budget import Budget
+from extproc.router.budget import Budget, StreamPlaces
 from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code, PeerFault, require_size, require_stream, unpad
@@ -30,8 +30,10 @@ class Block(Struct):
 
 
 class Incoming(Outgoing):
-    def __init__(self, limits: WireLimits, budget: Budget, now_s: float) -> None:
-        super().__init__(limits, budget, now_s)
+    def __init__(
+        self, limits: WireLimits, budget: Budget, now_s: float, places: StreamPlaces | None = None
+    ) -> None:
+        super().__init__(limits, budget, now_s, places)
         self._heads = HeadReader(limits.header_bytes)
         self._last_id = 0
         # A header block that is cut into frames.
@@ -88,7 +90,8 @@ class Incoming(Outgoing):
             self._count_early_reset()
             self._turn_away(stream_id, frames.rst_stream(stream_id, Code.PROTOCOL_ERROR), is_end=is_end)
             return
-        if self._has_left or len(self.streams) >= self._limits.streams:
+        own = len(self.streams)
+        if self._has_left or own >= self._limits.streams or not self._places.has_room(own):
             refusal = frames.rst_stream(stream_id, Code.REFUSED_STREAM)  # §8.7: nothing was done for it
             self._turn_away(stream_id, refusal, is_end=is_end)
         elif head.refusal:
@@ -96,6 +99,7 @@ class Incoming(Outgoing):
         else:
             stream = Stream(stream_id, head, self._peer_window, self._limits.stream_window_bytes, self._now_s)
             self.streams[stream_id] = stream
+            self._places.used += 1
             self.events.append(Opened(stream))
             if is_end and head.content_length:
                 stream.is_half_closed = True

@@ -14,6 +14,8 @@ class WireLimits(Struct, frozen=True):
     """An Envoy opens one per worker thread; more than this at once is somebody else."""
     streams: int = 10_000
     """Open at once on one connection, each a request in flight. A further one is REFUSED_STREAM."""
+    all_streams: int = 50_000
+    """Open at once on all connections together, 1.2 kB each; beyond it each connection has an equal share."""
     message_bytes: int = 51_380_224
     """Longest message: a body and its framing. Refused by its length, before a byte of it is kept."""
     header_bytes: int = 16_384
@@ -28,6 +30,10 @@ class WireLimits(Struct, frozen=True):
     to 9518). A busy grpc-go client pings once a round trip."""
     preface_s: float = 10.0
     """From the connection, through its TLS handshake, to the client's preface and SETTINGS."""
+    handshakes_per_s: float = 50.0
+    """TLS handshakes that begin in a second, 5.4 ms of the loop each: a quarter of its time at most."""
+    handshakes: int = 100
+    """That may begin at once: a gateway opens a connection per worker thread when we start."""
     stalled_s: float = 30.0
     """How long a stream may owe the rest of a message, or its first one, or a window for what we send."""
     idle_s: float = 20.0

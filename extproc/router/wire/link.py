@@ -14,7 +14,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Final, Protocol, cast
 
-from extproc.router.budget import Budget
+from extproc.router.budget import Budget, StreamPlaces
 from extproc.router.wire.calls import Handler, Routes, Status
 from extproc.router.wire.connection import Connection
 from extproc.router.wire.limits import WireLimits
@@ -63,6 +63,7 @@ class Host(Protocol):
     routes: Routes
     limits: WireLimits
     budget: Budget
+    places: StreamPlaces
     refusals: Refusals
     memory: memoryview
 
@@ -115,7 +116,7 @@ class Link(asyncio.BufferedProtocol):
         self.peer = _name(accepted)
         self.host = self.peer.rpartition(":")[0]
         self._began_s = self._loop.time()
-        self.connection = Connection(listener.limits, listener.budget, self._began_s)
+        self.connection = Connection(listener.limits, listener.budget, self._began_s, listener.places)
 
     # What asyncio says.
 
@@ -245,6 +246,7 @@ class Link(asyncio.BufferedProtocol):
             self._greeting.cancel()
         else:
             self._accepted.close()
+            self._listener.discard(self)
 
     def flush_soon(self) -> None:
         """Writes what was said outside of a read, together with whatever else this turn brings."""

@@ -3,9 +3,10 @@
 import asyncio
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Sequence
 
-from extproc.router.budget import Budget
+from extproc.router.budget import Budget, StreamPlaces, TokenBucket
 from extproc.router.wire.accepting import Acceptor, find_oldest_idle
 from extproc.router.wire.calls import Routes
 from extproc.router.wire.limits import WireLimits
@@ -19,6 +20,7 @@ class Listener:
         self.routes = routes
         self.limits = limits
         self.budget = budget
+        self.places = StreamPlaces(limits.all_streams)
         self.links: dict[Link, None] = {}  # the oldest first
         self.refusals = Refusals()
         self.is_draining = False
@@ -26,6 +28,9 @@ class Listener:
         self.memory = memoryview(bytearray(READ_BYTES))
         self._acceptor = Acceptor((), self._take)
         self._tls: ssl.SSLContext | None = None
+        self._handshakes = TokenBucket(limits.handshakes_per_s, limits.handshakes)
+        self._greeting: asyncio.TimerHandle | None = None
+        self._ungreeted: dict[Link, None] = {}  # wait for their handshakes
         self._ticking: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -43,7 +48,25 @@ class Listener:
         self.add(link)
         if self.is_draining or not self.has_room(link):
             link.refuse("too many connections")
+        elif self._tls is None:
+            link.greet(None)
         else:
+            self._ungreeted[link] = None
+            if self._greeting is None:
+                self._greet()
+
+    def _greet(self) -> None:
+        """Begins the handshakes that there is time for, first those of the address of which fewest wait."""
+        loop, self._greeting = asyncio.get_running_loop(), None
+        while self._ungreeted:
+            wait_s = self._handshakes.wait_s(loop.time())
+            if wait_s:
+                self._greeting = loop.call_later(wait_s, self._greet)
+                return
+            waiting = Counter(link.host for link in self._ungreeted)
+            link = min(self._ungreeted, key=lambda one: waiting[one.host])
+            del self._ungreeted[link]
+            self._handshakes.spend(1)
             link.greet(self._tls)
 
     async def start(self) -> None:
@@ -59,18 +82,27 @@ class Listener:
 
     async def stop(self) -> None:
         self.drain()
-        if self._ticking is not None:
-            self._ticking.cancel()
+        for timer in (self._ticking, self._greeting):
+            if timer is not None:
+                timer.cancel()
         for link in list(self.links):
             link.abort()
         await self._empty.wait()
 
+    @property
+    def waiting(self) -> int:
+        """Connections whose TLS handshake is yet to begin."""
+        return len(self._ungreeted)
+
     def add(self, link: Link) -> None:
         self.links[link] = None
+        self.places.connections = len(self.links)
         self._empty.clear()
 
     def discard(self, link: Link) -> None:
         self.links.pop(link, None)
+        self._ungreeted.pop(link, None)
+        self.places.connections = len(self.links)
         if not self.links:
             self._empty.set()
 

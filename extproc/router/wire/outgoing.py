@@ -6,7 +6,7 @@ The lower half of `connection`, whose essay says whose rules these are.
 from collections import deque
 from typing import Final
 
-from extproc.router.budget import Budget
+from extproc.router.budget import Budget, StreamPlaces
 from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.frames import Code
@@ -25,12 +25,15 @@ _CHUNK_BYTES: Final = frames.MAX_FRAME_BYTES
 class Outgoing:
     """What is written, and which streams are open, late, or waiting for a window."""
 
-    def __init__(self, limits: WireLimits, budget: Budget, now_s: float) -> None:
+    def __init__(
+        self, limits: WireLimits, budget: Budget, now_s: float, places: StreamPlaces | None = None
+    ) -> None:
         self.streams: dict[int, Stream] = {}
         self.events: list[Event] = []
         self.is_over = False
         self._limits = limits
         self._budget = budget
+        self._places = places or StreamPlaces(limits.all_streams)
         self._now_s = now_s
         self._out: list[bytes] = []
         # Those that we closed and the client may not know of.
@@ -162,6 +165,7 @@ class Outgoing:
         """Closes a stream: gives back what it held, tells its service."""
         stream.is_over = stream.is_finished = True
         del self.streams[stream.id]
+        self._places.used -= 1
         if not stream.is_half_closed:
             self._remember_late(stream.id)
         if stream.reader is not None:

@@ -250,6 +250,7 @@ def test_an_occupied_unix_socket_is_an_error_that_names_it(tmp_path: Path) -> No
         assert exit_status(second) == 2
         assert "socket is in use by another process" in second.log.read_text()
         assert first.is_ready()
+    assert not (tmp_path / "socket").exists(), "it leaves no file behind"
 
 
 def strategy_of(service: Service) -> str:

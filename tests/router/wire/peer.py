@@ -5,7 +5,7 @@ from typing import Any
 
 from hpack import Decoder, Encoder
 
-from extproc.router.budget import Budget
+from extproc.router.budget import Budget, StreamPlaces
 from extproc.router.wire import frames
 from extproc.router.wire.calls import Status
 from extproc.router.wire.connection import Connection
@@ -46,11 +46,16 @@ class Peer:
     """Frames in, events and frames out. `say` returns what was told; `heard` what was sent since."""
 
     def __init__(
-        self, limits: WireLimits | None = None, *, budget_bytes: int = 1_000_000, greets: bool = True
+        self,
+        limits: WireLimits | None = None,
+        *,
+        budget_bytes: int = 1_000_000,
+        greets: bool = True,
+        places: StreamPlaces | None = None,
     ) -> None:
         self.budget = Budget(budget_bytes)
         self.now_s = 0.0
-        self.connection = Connection(limits or WireLimits(), self.budget, self.now_s)
+        self.connection = Connection(limits or WireLimits(), self.budget, self.now_s, places)
         self.encoder = Encoder()
         self.decoder = Decoder()
         self._streams: dict[int, Stream] = {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from extproc.router.budget import StreamPlaces
 from extproc.router.wire import frames
 from extproc.router.wire.frames import Code, frame
 from extproc.router.wire.limits import WireLimits
@@ -361,3 +362,24 @@ def test_the_last_calls_end_ends_the_connection_that_leaves(way: str) -> None:
         peer.say(frames.rst_stream(1, Code.CANCEL))
 
     assert peer.connection.is_over
+
+
+def test_streams_of_all_connections_are_bounded_and_each_connection_has_its_share() -> None:
+    """1. One connection fills the twelve places. 2. Another one opens three, its share of four; no more."""
+    places = StreamPlaces(12)
+    places.connections = 3
+    flood, proxy = (Peer(places=places) for _ in range(2))
+    for stream_id in range(1, 25, 2):
+        flood.open(stream_id)
+    flood.heard()
+    flood.say(flood.request(25))
+    assert flood.heard() == [sent_reset(25, Code.REFUSED_STREAM)]
+    for stream_id in (1, 3, 5, 7):
+        assert proxy.say(proxy.request(stream_id)) == [("opened", stream_id)]
+    proxy.heard()
+    proxy.say(proxy.request(9))
+    assert proxy.heard() == [sent_reset(9, Code.REFUSED_STREAM)]
+
+    flood.connection.abort()
+    proxy.connection.abort()
+    assert places.used == 0

@@ -368,3 +368,44 @@ def headers_frame(stream_id: int, path: str) -> bytes:
 
 def rst_frame(stream_id: int) -> bytes:
     return (4).to_bytes(3, "big") + b"\x03\x00" + stream_id.to_bytes(4, "big") + (8).to_bytes(4, "big")
+
+
+async def test_a_flood_of_handshakes_delays_those_of_its_own_address() -> None:
+    """1. Forty connections of one address wait for their handshakes, of which two begin in a second.
+
+    2. One of another address comes, and is next.
+    """
+    client = ssl.create_default_context()
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    limits = WireLimits(handshakes=4, handshakes_per_s=2)
+    tls = Certificates(SelfSigned()).context()
+    async with serving(limits, tls=tls) as served:
+        flood = [
+            await asyncio.open_connection("127.0.0.1", served.port, local_addr=("127.0.0.2", 0))
+            for _ in range(40)
+        ]
+        await until(lambda: len(served.listener.links) >= 40)
+        waiting = served.listener.waiting
+        _, guest = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", served.port, ssl=client), 10)
+
+        assert waiting - served.listener.waiting < 30
+        for writer in (guest, *(writer for _, writer in flood)):
+            writer.transport.abort()
+
+
+async def test_a_unix_socket_leaves_no_file_behind(tmp_path: Path) -> None:
+    async with serving(listen=f"unix:{tmp_path}/socket"):
+        assert (tmp_path / "socket").is_socket()
+
+    assert not (tmp_path / "socket").exists()
+
+
+async def test_a_socket_that_somebody_else_bound_since_stays(tmp_path: Path) -> None:
+    """A second service took the path over while the first one drained."""
+    listen = f"unix:{tmp_path}/socket"
+    async with serving(listen=listen) as served:
+        served.listener.drain()
+        async with serving(listen=listen), grpc.aio.insecure_channel(listen) as channel:
+            await served.listener.stop()
+
+            assert [b"x"] == await echo(channel, b"x")

@@ -1,6 +1,6 @@
 """So much in a second."""
 
-from extproc.router.share.token_bucket import TokenBucket
+from extproc.router.budget import TokenBucket
 
 
 def test_what_is_left_is_spent_at_once_and_what_is_overspent_is_waited_for() -> None:
