@@ -3,12 +3,13 @@
 Each field says its unit and why its default is what it is; `extproc schema` prints all of it.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Self, get_args
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from extproc.documents import Place
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.settings.sections import Section
@@ -26,18 +27,33 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _are_unique(self) -> Self:
-        names = [pool.name for pool in self.pools]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"pool names used twice: {', '.join(twice)}")
-        models = Counter(name for pool in self.pools for name in {*(pool.models or ()), *pool.adapters})
-        shared = sorted(name for name, count in models.items() if count > 1)
-        if shared:
-            raise ValueError(f"models that two pools serve: {', '.join(shared)}")
-        opened = [pool.name for pool in self.pools if pool.when_down == "open"]
-        if len(opened) > 1:
-            raise ValueError(f"one pool can be open when the service is down, not {', '.join(opened)}")
+        faults = [
+            InitErrorDetails(
+                type=PydanticCustomError("repeated", "{why}", {"why": why}), loc=place, input=None
+            )
+            for place, why in self._repeats()
+        ]
+        if faults:
+            raise ValidationError.from_exception_data("Settings", faults)
         return self
+
+    def _repeats(self) -> Iterator[tuple[Place, str]]:
+        """Yields what two pools must not have in common, at its place in the second one."""
+        names, models, opened = set[str](), dict[str, int](), list[str]()
+        for number, pool in enumerate(self.pools):
+            if pool.name in names:
+                yield ("pools", number, "name"), f"the name {pool.name} is used twice"
+            names.add(pool.name)
+            for field, served in (("models", pool.models or ()), ("adapters", pool.adapters)):
+                for place, name in enumerate(served):
+                    if (other := models.setdefault(name, number)) != number:
+                        why = f"{name} is served by the pool {self.pools[other].name}, too"
+                        yield ("pools", number, field, place), why
+            if pool.when_down == "open":
+                opened.append(pool.name)
+                if len(opened) > 1:
+                    why = f"one pool can be open when the service is down, and {opened[0]} is"
+                    yield ("pools", number, "when_down"), why
 
     def unreachable(self) -> Iterator[tuple[int, str]]:
         """Yields the pools, by their places, that no model leads to, and why."""

@@ -112,6 +112,10 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
             "pools.0: objectives and fairness need max_in_flight",
         ),
         ("pools:\n- name: a b\n  endpoints: {static: []}", "f.yaml:2: pools.0.name: 'a b' does not match"),
+        (
+            f"pools:\n- {{name: a, models: [m], {DNS}}}\n- name: a\n  models:\n  - x\n  - m\n  {DNS}",
+            "f.yaml:3: pools.1.name: the name a is used twice\nf.yaml:6: pools.1.models.1: m is served by",
+        ),
         ("pools: [{name: a, endpoints: {static: [vllm:8000]}}]", "'vllm' is not an IP address"),
         ("pools: [{name: a, endpoints: {static: ['1.1.1.1:1', '1.1.1.1:1']}}]", "given twice"),
         ("pools: [{name: a, endpoints: {static: [], file: x}}]", "give exactly one of"),
@@ -120,10 +124,13 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ("pools: [{name: a, endpoints: {dns: 'vllm:0'}}]", "endpoints.dns: 'vllm:0' is not name:port"),
         ("pools: [{name: a, endpoints: {dns: '10.0.0.1:80'}}]", "give it as static"),
         ("pools: [{name: a, models: [], endpoints: {static: []}}]", "an empty list serves no request"),
-        ("pools: [{name: a, endpoints: {static: []}}, {name: a, endpoints: {static: []}}]", "used twice: a"),
+        (
+            "pools: [{name: a, endpoints: {static: []}}, {name: a, endpoints: {static: []}}]",
+            "pools.1.name: the name a is used twice",
+        ),
         (
             f"pools: [{{name: a, models: [m], {DNS}}}, {{name: b, adapters: [m], {DNS}}}]",
-            "models that two pools serve: m",
+            "pools.1.adapters.0: m is served by the pool a, too",
         ),
         (
             "pools: [{name: a, endpoints: {static: []}, strategy: {name: best}}]",
@@ -282,7 +289,7 @@ def test_a_pool_alone_is_open_and_one_of_several_is_not(when_down: list[str], op
 
 
 def test_one_pool_at_most_is_open() -> None:
-    with pytest.raises(SettingsError, match="one pool can be open when the service is down, not p0, p1"):
+    with pytest.raises(SettingsError, match="one pool can be open when the service is down, and p0 is"):
         pools_of("open", "open")
 
 
