@@ -53,12 +53,13 @@ class Route:
     """A pool and what leads to it.
 
     `models` may hold globs; empty takes any model. `adapters` are LoRA names that every endpoint of
-    the pool serves.
+    the pool serves. `salt_header` names a tenant: what one sent is never looked for by another.
     """
 
     pool: Pool
     models: tuple[str, ...] = ()
     adapters: frozenset[str] = frozenset()
+    salt_header: str = ""
 
     def adapter(self, model: str) -> str:
         """`model` if it is an adapter here, else the empty string.
@@ -127,7 +128,8 @@ class Picker:
         self._catch_all = next((route for route in self.routes.values() if not route.models), None)
         self._sole = next(iter(self.routes.values())) if len(self.routes) == 1 else None
         self.key_headers = frozenset[str]().union(
-            *(route.pool.strategy.headers for route in self.routes.values())
+            *(route.pool.strategy.headers for route in self.routes.values()),
+            {route.salt_header for route in self.routes.values() if route.salt_header},
         )
         for route in self.routes.values():
             for name in [*route.models, *route.adapters]:
@@ -183,6 +185,8 @@ class Picker:
         route = route or self._by_model(prompt.model, prompt.fault)
         model = prompt.model or ""
         adapter = route.adapter(model)
+        if route.salt_header:
+            prompt = prompt.salted(ask.headers.get(route.salt_header, ""))
         reading = route.pool.strategy.read(prompt, ask.headers, adapter)
         return Found(route.pool, reading, adapter, prompt.fault, model)
 

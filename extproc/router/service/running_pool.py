@@ -136,7 +136,8 @@ class RunningPool:
         return None
 
     def route(self, settings: PoolSettings) -> Route:
-        return Route(self.pool, tuple(settings.models or ()), frozenset(settings.adapters))
+        models, adapters = tuple(settings.models or ()), frozenset(settings.adapters)
+        return Route(self.pool, models, adapters, settings.salt_header or "")
 
     def prepare(self, settings: PoolSettings) -> Callable[[], None]:
         """Builds what the changed settings ask for; returns what puts it in force."""

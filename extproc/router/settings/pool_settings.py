@@ -8,7 +8,7 @@ from extproc.router.routing.strategies.base import StrategySettings
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCacheSettings
 from extproc.router.routing.strategies.registry import STRATEGIES
 from extproc.router.settings.endpoints import EndpointsSettings
-from extproc.router.settings.sections import Name, ObjectiveName, Section
+from extproc.router.settings.sections import HeaderName, Name, ObjectiveName, Section
 
 
 class ProbeSettings(Section):
@@ -77,6 +77,9 @@ class PoolSettings(Section):
     hold: HoldSettings | None = None
     """Hold requests of a full pool (`max_in_flight`), or of one without a ready endpoint, until there is
     room; `{}` for the defaults. Omitted: they are refused at once."""
+    salt_header: HeaderName | None = None
+    """A request header that names the tenant, written by the gateway and not by clients, as `x-tenant`: what
+    one tenant sent draws no request of another, so nobody can probe what others asked. Omitted: all share."""
     cool_after: int | None = Field(default=3, ge=1)
     """Failures in a row (5xx, no connection, no first byte) after which an endpoint gets no picks for a
     while; null: never. Needs an access log or response headers from the gateway."""

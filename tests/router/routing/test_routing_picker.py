@@ -2,13 +2,15 @@
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from extproc.errors import NoEndpoint, Overloaded, PromptError, PromptTooComplex, UnknownModel
 from extproc.router.routing.endpoint import Endpoint
-from extproc.router.routing.picker import Picker, Query, Route
+from extproc.router.routing.picker import Decision, Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.balanced import NO_PREFIX, TURN, LeastLoad
 from extproc.router.routing.strategies.base import (
@@ -23,6 +25,8 @@ from extproc.router.routing.strategies.base import (
 )
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from tests.hostile import HOSTILE, fill
+from tests.router.routing.fleet import Fleet, words
+from tests.router.routing.fleet import ask as conversation
 from tests.tables import table
 
 CHAT = "/v1/chat/completions"
@@ -391,3 +395,26 @@ def test_a_proposal_counts_nothing() -> None:
     assert built.book.total == 0
     with pytest.raises(KeyError):
         proposed.pick.release()
+
+
+def test_tenants_share_no_prefix_and_a_tenant_does_with_itself() -> None:
+    """A tenant who guesses what another one asked learns nothing from where it goes, nor from the reason."""
+    fleet = Fleet()
+    picker = Picker([Route(fleet.pool, salt_header="x-tenant")])
+    text = words("What is the secret?", 500)
+
+    def sent(tenant: str, **fields: Any) -> Decision:
+        asked = replace(conversation(text, **fields), headers={"x-tenant": tenant} if tenant else {})
+        decision = picker.pick(asked)
+        decision.pick.release()
+        fleet.clock.now_s += 10
+        return decision
+
+    first, probe, again, salted = sent("a"), sent("b"), sent("a"), sent("", cache_salt="1:a")
+
+    assert "x-tenant" in picker.key_headers
+    assert [each.pick.reason for each in (probe, salted)] == [first.pick.reason] * 2
+    assert len({first.key, probe.key, salted.key}) == 3
+    assert again.key == first.key
+    assert again.pick.reason is not first.pick.reason
+    assert max(row.match_tokens for row in probe.costs) == 0 < max(row.match_tokens for row in again.costs)

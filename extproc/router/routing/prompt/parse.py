@@ -4,7 +4,7 @@ Any bytes become a `Prompt` or raise `PromptError`; a `Prompt` itself never rais
 far as needed and never changed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 
 from xxhash import xxh3_64
@@ -31,6 +31,10 @@ class Prompt:
     cache_salt: str = dataclass_field(repr=False)
     _api: Api = dataclass_field(repr=False)
     _fields: Object = dataclass_field(repr=False)
+
+    def salted(self, tenant: str) -> "Prompt":
+        """The same prompt of one tenant: what it shares with other tenants' prompts is found no more."""
+        return replace(self, cache_salt=f"{len(tenant)}:{tenant}{self.cache_salt}")
 
     @property
     def fault(self) -> PromptError | None:
