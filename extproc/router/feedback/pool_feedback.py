@@ -29,6 +29,8 @@ class PoolFeedback:
         if not self.has_log:
             self.has_log = True
             self.cooling.hear_log()
+        if outcome.verdict is Verdict.ANSWERED:
+            self.pool.note_duration(outcome.duration_s)
         self._take(outcome, is_counted=True, trace_id=trace_id)
 
     def observe_response(self, outcome: Outcome) -> None:
@@ -60,9 +62,18 @@ class PoolFeedback:
             return  # it is gone, or another one has its name by now
         self.confirm(endpoint.name, is_there=signals is not None)
         if signals is not None:
+            self._learn_duration(self.signals.get(endpoint.name), signals)
             self.signals[endpoint.name] = signals
         if self.pool.reads_signals is not None:
             self.pool.reads_signals.apply_signals(endpoint.name, signals, self.pool.book.counts)
+
+    def _learn_duration(self, before: EndpointSignals | None, signals: EndpointSignals) -> None:
+        """Takes how long requests took since the last time, or since the start; a log knows better."""
+        if before is None or not signals.is_after(before):
+            before = EndpointSignals()
+        answers = signals.answers - before.answers
+        if answers >= 1 and not self.has_log:
+            self.pool.note_duration((signals.answer_s - before.answer_s) / answers)
 
     def forget_signals(self) -> None:
         """Nobody asks any more: what was said last need not be true."""

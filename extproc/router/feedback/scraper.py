@@ -113,6 +113,8 @@ _HIT: Final = b"vllm:prefix_cache_hits_total"
 _PROMPT: Final = b"vllm:prompt_tokens_total"
 _PREFILLS: Final = b"vllm:request_prefill_time_seconds_count"
 _PREFILL_S: Final = b"vllm:request_prefill_time_seconds_sum"
+_ANSWERS: Final = b"vllm:e2e_request_latency_seconds_count"
+_ANSWER_S: Final = b"vllm:e2e_request_latency_seconds_sum"
 _CONFIG: Final = b"vllm:cache_config_info"
 _STARTED: Final = b"process_start_time_seconds"
 
@@ -138,6 +140,7 @@ def read_signals(page: bytes) -> EndpointSignals:
         raise ProtocolError("no metrics of vLLM")
     waiting, queried, hit, prompt = map(reader.sum, (_WAITING, _QUERIED, _HIT, _PROMPT))
     prefills, prefill_s = map(reader.sum, (_PREFILLS, _PREFILL_S))
+    answers, answer_s = map(reader.sum, (_ANSWERS, _ANSWER_S))
     config = reader.lines(_CONFIG)
     return EndpointSignals(
         running,
@@ -150,6 +153,8 @@ def read_signals(page: bytes) -> EndpointSignals:
         prefill_s or 0.0,
         started_s or 0.0,
         max((int(block[1]) for line in config if (block := _BLOCK.search(line))), default=0),
+        answers or 0.0,
+        answer_s or 0.0,
     )
 
 

@@ -207,7 +207,8 @@ class Pool:
     `max_in_flight` limits the mean number of requests per ready endpoint; beyond it requests are
     refused with 429, `admission` says which. `None` never refuses. `fallbacks` is how many further
     endpoints a pick names. `gate` leaves endpoints out for a while; `None` never does. `queue` holds
-    requests until there is room for them; `None`: they are refused at once.
+    requests until there is room for them; `None`: they are refused at once. `duration_s` is how long a
+    request takes here, seconds; `None`: nobody said so yet.
     """
 
     def __init__(
@@ -229,6 +230,12 @@ class Pool:
         self.snapshot = Snapshot.build((), strategy)
         self.book = LoadBook()
         self.admission = Admission()
+        self.duration_s: float | None = None
+
+    def note_duration(self, seconds: float) -> None:
+        """Takes how long requests took, by a log or an engine; the last sixteen or so count."""
+        before = seconds if self.duration_s is None else self.duration_s
+        self.duration_s = before + (seconds - before) / 16
 
     @property
     def strategy(self) -> Strategy:

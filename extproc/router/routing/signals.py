@@ -11,8 +11,9 @@ class EndpointSignals(Struct, frozen=True):
 
     Tokens: `kv_tokens` fit into its cache (`None`: it does not say), `block_tokens` make one block (0: it
     does not say); `queried_tokens` were looked up in the cache and `hit_tokens` found; `prompt_tokens` were
-    read. `prefills` requests took `prefill_s` seconds together from their first step to their first token.
-    `started_s` is when its process began, 0 if it does not say.
+    read. `prefills` requests took `prefill_s` seconds together from their first step to their first token,
+    and `answers` requests `answer_s` seconds from their arrival to their end. `started_s` is when its process
+    began, 0 if it does not say.
     """
 
     running: float = 0.0
@@ -25,6 +26,8 @@ class EndpointSignals(Struct, frozen=True):
     prefill_s: float = 0.0
     started_s: float = 0.0
     block_tokens: int = 0
+    answers: float = 0.0
+    answer_s: float = 0.0
 
     def is_after(self, before: "EndpointSignals") -> bool:
         """Whether the same process said both, this one later: its counters have not started again."""

@@ -53,7 +53,8 @@ class ExternalProcessor:
     `budget` is the process's, for bodies that are held; `announced` for those that proxies are to buffer.
     `on_served` hears what a gateway tells of a response, and how many seconds after the pick. `pass_headers`
     are guarded headers that go on to the endpoint. A request whose response the gateway never tells of counts
-    for `unseen_s`, by the loop's clock or by `later`, which is called with a delay and what to do then.
+    as long as others of its pool take, or `unseen_s` where nobody says how long that is, by the loop's clock
+    or by `later`, which is called with a delay and what to do then.
     `reader` reads long bodies, which would keep the loop from others for milliseconds; `None` reads them on
     it. `tickets` find picks again by what an access log tells. `tracer` makes spans; without one no stream
     looks for a trace. While it cannot route (`can_route`), streams end at once as unavailable.
@@ -133,8 +134,9 @@ class ExternalProcessor:
         return _Stream if tracer is None or tracer.sampling.rules_out(call.metadata) else _TracedStream
 
     def release_later(self, left: Counted) -> None:
-        """Counts on a request that nobody sees the end of."""
-        self._later(self._unseen_s, left.release)
+        """Counts a request whose end nobody sees for as long as others in its pool take."""
+        took_s = left.pick.pool.duration_s if left.pick is not None else None
+        self._later(self._unseen_s if took_s is None else took_s, left.release)
 
     def read(self, long: BodyToRead, then: Callable[[Found | BaseException], None]) -> None:
         future = asyncio.get_running_loop().run_in_executor(self._reader, long.find)

@@ -16,6 +16,7 @@ from extproc.router.feedback.outcome import Outcome, Verdict
 from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pick, Pool
+from extproc.router.routing.signals import EndpointSignals
 from extproc.router.routing.strategies.balanced import LeastLoad, RandomChoice, RoundRobin
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
@@ -267,3 +268,21 @@ def test_without_the_feedback_it_is_a_black_hole(make: type[LeastLoad] | type[Pr
     answers = world.run(10)
 
     assert sum(not is_well for _, is_well in answers) > 0.25 * len(answers)
+
+
+def test_how_long_requests_take_is_learnt_from_the_engines_and_from_a_log_where_there_is_one() -> None:
+    clock = Clock()
+    desk = build(LeastLoad(outside()), clock)
+    endpoint = ENDPOINTS[0]
+    desk.apply_signals(endpoint, EndpointSignals(answers=10, answer_s=20, started_s=1))
+    assert desk.pool.duration_s == 2
+    desk.apply_signals(endpoint, EndpointSignals(answers=10, answer_s=20, started_s=1))
+    assert desk.pool.duration_s == 2
+    desk.apply_signals(endpoint, EndpointSignals(answers=12, answer_s=60, started_s=1))
+    assert desk.pool.duration_s == 2 + (20 - 2) / 16
+
+    for _ in range(200):
+        desk.observe(said(endpoint, Verdict.ANSWERED, duration_s=0.5))
+    desk.observe(said(endpoint, Verdict.FAILED, 500, duration_s=100))
+    desk.apply_signals(endpoint, EndpointSignals(answers=14, answer_s=100, started_s=1))
+    assert desk.pool.duration_s == pytest.approx(0.5, abs=0.01)

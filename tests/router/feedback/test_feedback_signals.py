@@ -40,13 +40,15 @@ def test_every_figure_is_found_in_its_place() -> None:
         "prompt_tokens_total": 50,
         "request_prefill_time_seconds_count": 6,
         "request_prefill_time_seconds_sum": 0.7,
+        "e2e_request_latency_seconds_count": 9,
+        "e2e_request_latency_seconds_sum": 11,
     }
     page = b"".join(
         b"# HELP vllm:%b Text.\n" % name.encode() + labelled(name, value) for name, value in names.items()
     )
 
     assert read_signals(page + b"process_start_time_seconds 8.0\n") == EndpointSignals(
-        1, 2, None, 30, 4, 50, 6, 0.7, 8
+        1, 2, None, 30, 4, 50, 6, 0.7, 8, 0, 9, 11
     )
 
 

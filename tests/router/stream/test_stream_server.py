@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -28,6 +28,7 @@ from extproc.router.stream.names import PROCESS
 from extproc.router.stream.server import ExternalProcessor
 from extproc.router.telemetry import Metrics
 from extproc.router.wire.calls import Handler, Status
+from tests.router.routing.fleet import CHAT, Fleet, ask, words
 from tests.router.stream.conversations import (
     ADDRESSES,
     BODY,
@@ -363,6 +364,36 @@ async def test_a_request_that_goes_unseen_counts_for_its_time_and_no_longer() ->
     assert picker.routes["llama"].pool.book.total == 1
 
     await until(lambda: picker.routes["llama"].pool.book.total == 0)
+
+
+def test_requests_that_go_unseen_count_as_long_as_requests_take_and_stay_at_their_home() -> None:
+    """Thirty equal prompts, five a second, each of which takes 0.4 s. At 10 s each they went astray."""
+    fleet, due = Fleet("abcdefgh"), list[tuple[float, Callable[[], None]]]()
+    fleet.pool.note_duration(0.4)
+    processor = ExternalProcessor(
+        lambda: fleet.picker,
+        Metrics(),
+        max_body_bytes=MAX_BODY_BYTES,
+        clear_route_cache=False,
+        later=lambda delay_s, action: due.append((fleet.clock.now_s + delay_s, action)),
+    )
+    homes, most = set[str | None](), 0
+    for _ in range(30):
+        handler = processor.open(call := RecordedCall())
+        handler.on_message(write(RequestHeaders({":path": CHAT}, end_of_stream=False)))
+        handler.on_message(write(RequestBody(ask(words("Why?", 2_000)).body or b"", end_of_stream=True)))
+        answer = read(call.sent[0])
+        assert isinstance(answer, Went)
+        homes.add(answer.address)
+        handler.on_half_close()
+        handler.on_close()
+        most = max(most, fleet.pool.book.total)
+        fleet.clock.now_s += 0.2
+        while due and due[0][0] <= fleet.clock.now_s:
+            due.pop(0)[1]()
+
+    assert most <= 3
+    assert len(homes) == 1
 
 
 def test_an_open_stream_is_small() -> None:
