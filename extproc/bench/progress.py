@@ -264,39 +264,22 @@ class Exporter:
     """Implements `Progress` by keeping metrics up to date in a registry of its own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._sent = Gauge("extproc_bench_sent", "Requests sent so far", registry=registry)
-        self._finished = Gauge(
-            "extproc_bench_finished", "Requests ended so far, well or not", registry=registry
-        )
-        self._in_flight = Gauge("extproc_bench_in_flight", "Requests sent and not ended", registry=registry)
-        self._failures = Gauge(
-            "extproc_bench_failures", "Requests failed so far", ["kind"], registry=registry
-        )
-        self._ttft = Histogram(
-            "extproc_bench_ttft_seconds",
-            "Time to first token from the intended start",
-            buckets=_TTFT_BUCKETS_S,
-            registry=registry,
-        )
-        self._lag = Histogram(
-            "extproc_bench_lag_seconds", "How late the client was", buckets=_LAG_BUCKETS_S, registry=registry
-        )
-        self._e2e = Histogram(
-            "extproc_bench_e2e_seconds",
-            "Time to the last byte from the intended start",
-            buckets=_TTFT_BUCKETS_S,
-            registry=registry,
-        )
-        self._tpot = Histogram(
-            "extproc_bench_tpot_seconds",
-            "Time per output token after the first",
-            buckets=GAP_BUCKETS_S,
-            registry=registry,
-        )
+        def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"extproc_bench_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"extproc_bench_{name}_seconds", text, buckets=buckets, registry=registry)
+
+        self._sent = gauge("sent", "Requests sent so far")
+        self._finished = gauge("finished", "Requests ended so far, well or not")
+        self._in_flight = gauge("in_flight", "Requests sent and not ended")
+        self._failures = gauge("failures", "Requests failed so far", ["kind"])
+        self._tokens = gauge("tokens", "Tokens of completed requests so far", ["kind"])
+        self._ttft = histogram("ttft", "Time to first token from the intended start", _TTFT_BUCKETS_S)
+        self._lag = histogram("lag", "How late the client was", _LAG_BUCKETS_S)
+        self._e2e = histogram("e2e", "Time to the last byte from the intended start", _TTFT_BUCKETS_S)
+        self._tpot = histogram("tpot", "Time per output token after the first", GAP_BUCKETS_S)
         self._gaps = _Gaps(registry)
-        self._tokens = Gauge(
-            "extproc_bench_tokens", "Tokens of completed requests so far", ["kind"], registry=registry
-        )
         self._updates = prometheus_client.Counter(
             "extproc_bench_updates", "Times the run reported its state", registry=registry
         )
@@ -307,14 +290,14 @@ class Exporter:
         self._in_flight.set(snapshot.in_flight)
         for kind, count in snapshot.failures.items():
             self._failures.labels(kind).set(count)
-        for ttft_s in snapshot.ttft_s:
-            self._ttft.observe(ttft_s)
-        for lag_s in snapshot.lag_s:
-            self._lag.observe(lag_s)
-        for e2e_s in snapshot.e2e_s:
-            self._e2e.observe(e2e_s)
-        for tpot_s in snapshot.tpot_s:
-            self._tpot.observe(tpot_s)
+        for histogram, values_s in (
+            (self._ttft, snapshot.ttft_s),
+            (self._lag, snapshot.lag_s),
+            (self._e2e, snapshot.e2e_s),
+            (self._tpot, snapshot.tpot_s),
+        ):
+            for value_s in values_s:
+                histogram.observe(value_s)
         if snapshot.gaps:
             self._gaps.add(snapshot.gaps, snapshot.gaps_s)
         self._tokens.labels("input").set(snapshot.input_tokens)

@@ -15,6 +15,8 @@ Clock = Callable[[], float]
 
 # The failure of a request that was in flight when its run was ended: not the server's doing.
 INTERRUPTED = "interrupted"
+# A load process whose requests cannot connect so often in a row gives up: nobody is there.
+GIVE_UP_AFTER = 20
 
 
 class RunClock:
@@ -117,7 +119,10 @@ class LoopSample:
 
 @dataclass(frozen=True, slots=True)
 class ClientStats:
-    """How one load process fared. `cap` is its share of the concurrency, full for `cap_full_s`."""
+    """How one load process fared. `cap` is its share of the concurrency, full for `cap_full_s`.
+
+    `has_given_up`: it ended early, as `GIVE_UP_AFTER` requests in a row could not connect.
+    """
 
     process: int
     cpu_s: float
@@ -125,6 +130,7 @@ class ClientStats:
     cap: int | None
     cap_full_s: float
     samples: tuple[LoopSample, ...]
+    has_given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +197,8 @@ class RunInfo:
     or not; it is empty in a closed loop. `offered_rps` is the request rate that the schedule asks for.
     `prompts`: how many requests the dataset holds before it begins again. `interrupted_s`: when the run
     was ended before its time. `fleet`: the endpoints every few seconds, if they were watched. `parts`: the
-    shares of a run on several machines, its own of one part.
+    shares of a run on several machines, its own of one part. `cut_lines`: lines of its journal that end
+    half-way.
     """
 
     spec: Spec
@@ -207,6 +214,7 @@ class RunInfo:
     interrupted_s: float | None = None
     fleet: tuple[FleetSample, ...] = ()
     parts: tuple[PartStats, ...] = ()
+    cut_lines: int = 0
 
 
 @dataclass(frozen=True, slots=True)

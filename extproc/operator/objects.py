@@ -60,11 +60,6 @@ class Run:
         return f"{self.benchmark.name}/{self.name}"
 
     @property
-    def shelf(self) -> str:
-        """Where datasets are kept."""
-        return f"{self.benchmark.name}/datasets"
-
-    @property
     def report(self) -> str:
         return f"{self.claim}/{self.folder}"
 
@@ -166,7 +161,6 @@ def _main_job(run: Run, image: str) -> Object:
 def _run_arguments(run: Run) -> list[str]:
     arguments = [run.benchmark.operation.mode, f"{_SPEC}/benchmark.yaml", "--quiet"]
     arguments += ["--output", f"{_RESULTS}/{run.folder}"]
-    arguments += ["--datasets", f"{_RESULTS}/{run.shelf}"]
     return [*arguments, "--board", f"0.0.0.0:{BOARD_PORT}"]
 
 

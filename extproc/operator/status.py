@@ -85,7 +85,7 @@ def _find_phase(benchmark: Benchmark, observed: Observation, asked: Run | None, 
 def _tell_running(
     run: Run, job: JobState | None, notice: RunStatus | None, before: Mapping[str, Any]
 ) -> Object:
-    told: Object = {"run": run.name, "report": run.report, "dataset": f"{run.claim}/{run.shelf}"}
+    told: Object = {"run": run.name, "report": run.report}
     if job is None or job.started is None:
         return told
     told["startedAt"] = write_time(job.started)
@@ -110,7 +110,7 @@ def _tell_progress(notice: RunStatus | None, known: Mapping[str, Any]) -> Object
 
 def _tell_ended(run: Run, last: Object) -> Object:
     ended: Object = {name: last[name] for name in ("startedAt", "finishedAt") if name in last}
-    told = {"run": run.name, "report": run.report, "dataset": f"{run.claim}/{run.shelf}"}
+    told = {"run": run.name, "report": run.report}
     return {**told, "progress": "100%", **ended}
 
 

@@ -36,9 +36,9 @@ def remarks(texts: Sequence[str], css: str = ' class="remarks"') -> str:
     return f"<ul{css}>{items}</ul>" if texts else ""
 
 
-def notice(text: str, reasons: Sequence[str], *, is_good: bool) -> str:
-    listed = remarks(reasons, css="")
-    return f'<div class="banner{"" if is_good else " bad"}"><strong>{escape(text)}</strong>{listed}</div>'
+def notice(text: str, reasons: Sequence[str], *, is_good: bool, is_doubtful: bool = False) -> str:
+    css = "banner bad" if not is_good else "banner doubtful" if is_doubtful else "banner"
+    return f'<div class="{css}"><strong>{escape(text)}</strong>{remarks(reasons, css="")}</div>'
 
 
 def tiles(figures: Mapping[str, str]) -> str:

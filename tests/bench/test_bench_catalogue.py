@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from extproc.bench.commands import bench
 from extproc.bench.experiments.history import (
     Entry,
+    enter_report,
     history_markdown,
     list_regressions,
     list_remarks,
@@ -151,6 +152,17 @@ def test_invalid_and_lonely_runs_are_named() -> None:
     assert list_regressions(history) == []
     assert list_remarks(history)[0] == "n: 1 of 2 runs are not valid, left out"
     assert "up to 5 valid ones" in history_markdown(history, tolerance=0.05, runs=5)
+
+
+def test_arms_of_one_comparison_are_no_versions_of_one_thing() -> None:
+    """Least load was measured after prefix cache: nothing got worse."""
+    said = build(steady(100))
+    arms = [replace(said, arm=arm) for arm in ("prefix_cache", "least_load")]
+    entries = [enter_report(report, "x") for report in arms]
+
+    assert len({each.kind for each in entries}) == 2
+    assert [each.name for each in entries] == ["benchmark, prefix_cache", "benchmark, least_load"]
+    assert enter_report(arms[0], "x").kind == entries[0].kind
 
 
 def test_report_is_read_back_with_its_stack() -> None:

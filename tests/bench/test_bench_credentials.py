@@ -1,6 +1,5 @@
-"""Tokens that change, from a file or a command."""
+"""Tokens that change, from a file."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,86 +8,49 @@ import pytest
 
 from extproc.bench.experiments.run import check_target, run
 from extproc.bench.load.registry import build_registry
-from extproc.bench.processors.credentials import ChangingToken, NoToken, open_keys
-from extproc.bench.record import RunClock
+from extproc.bench.processors.credentials import Keys
 from extproc.bench.spec.tree import Spec, Target
 from extproc.errors import SettingsError
 from tests.bench.running import Silence, answer, build_spec, serving
 from tests.tables import table
 
 
-class Now:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.at_s = 0.0
-
-    def __call__(self) -> float:
-        return self.at_s
+def keys(path: Path, now: list[float]) -> Keys:
+    """Keys from a file, on a clock that a test sets."""
+    return Keys(Target.model_validate({"token-file": str(path)}), None, lambda: now[0])
 
 
-class Issuer:
-    """Gives one token after the other, or none."""
+def test_token_is_read_again_when_its_time_is_over_and_the_old_one_stays(tmp_path: Path) -> None:
+    path, now = tmp_path / "token", [0.0]
+    path.write_text(" first \n")
+    found = keys(path, now)
 
-    def __init__(self) -> None:
-        self.given = 0
-        self.is_away = False
-
-    async def __call__(self) -> str:
-        await asyncio.sleep(0)
-        if self.is_away:
-            raise NoToken("away")
-        self.given += 1
-        return f"token-{self.given}"
-
-
-async def test_token_is_fetched_again_when_its_time_is_over() -> None:
-    now, issuer = Now(), Issuer()
-    keys = ChangingToken(issuer, 60, now)
-
-    assert [await keys.get(), await keys.get()] == ["token-1", "token-1"]
-    now.at_s = 60
-    assert await keys.get() == "token-2"
+    assert found.get() == "first"
+    path.write_text("second")
+    assert found.get() == "first"
+    now[0] = 60
+    assert found.get() == "second"
+    path.unlink()
+    now[0] = 120
+    assert found.get() == "second"
 
 
-async def test_requests_wait_for_one_fetch() -> None:
-    issuer = Issuer()
-    keys = ChangingToken(issuer, 60, Now())
-
-    assert set(await asyncio.gather(*(keys.get() for _ in range(50)))) == {"token-1"}
-    assert issuer.given == 1
-
-
-async def test_refusal_fetches_a_new_one_but_not_for_every_request() -> None:
-    """All requests in flight are refused at once; within a second nothing is fetched, then one token is."""
-    now, issuer = Now(), Issuer()
-    keys = ChangingToken(issuer, 60, now)
-    await keys.get()
+def test_refusal_reads_the_file_again_but_not_for_every_request(tmp_path: Path) -> None:
+    """All requests in flight are refused at once; within a second nothing is read, then one token is."""
+    path, now = tmp_path / "token", [0.0]
+    path.write_text("first")
+    found = keys(path, now)
+    found.get()
+    path.write_text("second")
     for _ in range(100):
-        keys.refuse()
+        found.refuse()
 
-    assert await keys.get() == "token-1"
-    now.at_s = 1
-    assert await keys.get() == "token-2"
-    now.at_s = 2
-    assert await keys.get() == "token-2"
-
-
-async def test_old_token_is_kept_while_there_is_no_new_one() -> None:
-    now, issuer = Now(), Issuer()
-    keys = ChangingToken(issuer, 60, now)
-    await keys.get()
-    issuer.is_away, now.at_s = True, 60
-
-    assert await keys.get() == "token-1"
-
-
-async def test_first_token_must_be_there() -> None:
-    issuer = Issuer()
-    issuer.is_away = True
-
-    with pytest.raises(NoToken, match="away"):
-        await ChangingToken(issuer, 60, Now()).get()
+    assert found.get() == "first"
+    now[0] = 1
+    assert found.get() == "second"
+    path.write_text("third")
+    now[0] = 2
+    assert found.get() == "second"
 
 
 @table(
@@ -103,13 +65,6 @@ async def test_target_without_a_token_cannot_be_run(target: dict[str, Any], faul
 
     with pytest.raises(SettingsError, match=fault):
         await check_target(spec, build_registry())
-
-
-async def test_file_has_the_token(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text(" abc \n")
-    target = Target.model_validate({"token-file": str(tmp_path / "token")})
-
-    assert await open_keys(target, None, RunClock()).get() == "abc"
 
 
 def test_only_one_way_to_show_who_asks_is_taken() -> None:

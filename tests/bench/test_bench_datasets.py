@@ -1,6 +1,7 @@
 """The dataset preprocessor: sources, filters, lengths, order, and the account of the result."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.bench.datasets.chats import write_prepared
 from extproc.bench.datasets.conversation import (
     ChatTurn,
     Conversation,
@@ -18,7 +20,6 @@ from extproc.bench.datasets.conversation import (
     join_prompt,
 )
 from extproc.bench.datasets.dataset_account import account, find_period
-from extproc.bench.datasets.dataset_cache import write_prepared
 from extproc.bench.datasets.prepare import fit_messages, prepare
 from extproc.bench.datasets.text import BYTES, Ruler, estimate_tokens, fit_text, trim_text
 from extproc.bench.datasets.tokens import TokenRuler
@@ -325,7 +326,21 @@ def test_input_length_is_the_whole_prompts_and_ends_on_a_question(
     assert count_prompt_tokens(fitted) == tokens
     assert fitted[-1].role == "user"
     assert [m.role for m in fitted] == [m.role for m in prompt][: len(fitted)]
-    assert fitted[:-1] == prompt[: len(fitted) - 1] or tokens < 20
+    assert all(
+        ours.content and each.content.startswith(ours.content)
+        for ours, each in zip(fitted[:-1], prompt, strict=False)
+    )
+
+
+def test_prompts_of_one_conversation_are_no_repeats_at_a_length() -> None:
+    """A quarter of 1,024-token prompts were: later turns of a conversation were all cut to one head."""
+    prompts = build("synthetic", need=400, input_length=1024)
+    honesty = account(prompts, len(prompts), 1)
+    roles = {tuple(m.role for m in c.turns[0].messages) for c in prompts}
+
+    assert honesty.exact_repeats == 0
+    assert honesty.ideal_hit_rate > 0.5
+    assert all(role != other for found in roles for role, other in pairwise(found))
 
 
 def test_question_keeps_a_part_of_the_prompt_when_instructions_take_all() -> None:

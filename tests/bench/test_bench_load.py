@@ -274,20 +274,6 @@ async def test_users_without_a_graceful_stop_end_with_the_time() -> None:
     assert [record.turn for record in generator.records] == [0]
 
 
-async def test_no_more_users_ask_at_once_than_the_stages_say() -> None:
-    """2 users at once, then 5 of which 3 come later, then nobody: who leaves waits for the answer."""
-    stages = [{"vus": 2, "duration": 0.1}, {"vus": 5, "duration": 0.001}, {"vus": 5, "duration": 0.1}]
-    share = build_share(users=5, vus=2, stages=[*stages, {"vus": 0, "duration": 0.001}])
-    generator, client = build_generator(share, delay_s=0.01)
-    await generator.run()
-    early = [r for r in generator.records if r.intended_s < 0.1]
-
-    assert client.most == 5
-    assert len({r.session for r in early if r.turn == 0 and r.intended_s < 0.009}) == 2
-    assert max(r.intended_s for r in generator.records) < 0.202
-    assert all(r.is_ok for r in generator.records)
-
-
 async def test_pauses_that_a_dataset_knows_come_before_those_of_the_spec() -> None:
     turns = tuple(
         ChatTurn((TurnMessage("user", "question"),), 5, think_s=think_s) for think_s in (9.0, 0.02, None)

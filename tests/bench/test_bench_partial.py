@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,24 @@ def test_signal_ends_a_run_with_a_report_marked_partial(
     assert build(read_journal(out / "run.jsonl")).verdict.text == "invalid: partial"
 
 
+def test_signal_to_the_group_before_the_first_request_kills_no_load_process(
+    null_server: int, tmp_path: Path
+) -> None:
+    """They are still being imported: as `timeout` or systemd end what has just begun."""
+    with start(tmp_path, null_server) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        # The first one is multiprocessing's own.
+        assert wait_until(lambda: len(children.read_text().split()) >= 3)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, banner = process.communicate(timeout=60)
+
+    assert "a load process died" not in banner
+    assert "interrupted" in banner
+    assert process.returncode == DOES_NOT_HOLD
+
+
 def test_run_that_was_killed_can_still_be_reported(null_server: int, tmp_path: Path) -> None:
+    """A line may be cut off anywhere: the load processes end a moment after their parent."""
     journal = tmp_path / "out" / "run.jsonl"
     with start(tmp_path, null_server) as process:
         assert wait_until(lambda: count_lines(journal) > 20)
@@ -105,6 +123,7 @@ def test_run_that_was_killed_can_still_be_reported(null_server: int, tmp_path: P
 
     assert told.exit_code == DOES_NOT_HOLD
     assert "invalid: partial" in told.stderr
+    assert "of the journal were cut off half-way" in " ".join(told.stderr.replace("│", " ").split())
     report = json.loads((tmp_path / "again" / "report.json").read_text())
     assert report["whole"]["counts"]["completed"] >= kept - 1
 
@@ -143,12 +162,18 @@ async def test_run_that_is_stopped_before_it_begins_says_so(null_server: int) ->
         await run(Spec.model_validate(tree(null_server)), progress=Silence(), stop=stop)
 
 
-@pytest.mark.parametrize("data", [b"", b"nonsense", b'{"format": "other"}', b"\xff"])
-def test_file_that_is_no_journal_is_refused(data: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"", "empty: nothing was written of this run"),
+        *((data, "not the record of a run") for data in (b"nonsense", b'{"format": "other"}', b"\xff")),
+    ],
+)
+def test_file_that_is_no_journal_is_refused(data: bytes, fault: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(data)
 
-    with pytest.raises(JournalError, match="not the record of a run"):
+    with pytest.raises(JournalError, match=fault):
         read_journal(path)
 
 
@@ -165,29 +190,39 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_dead_server_is_no_valid_run(tmp_path: Path) -> None:
-    """Nothing listens: not green, not status 0, and the terminal says what failed and how often."""
-    spec = {**tree(free_port(), duration=None, **{"total-prompts": 20}), "processes": 1}
-    told = invoke(tmp_path, spec, "run", "--quiet", "--output", str(tmp_path / "out"))
+@pytest.mark.parametrize("command", ["run", "saturate"])
+def test_server_that_is_not_there_is_said_at_once(command: str, tmp_path: Path) -> None:
+    """A spec of ten minutes against a closed port: no schedule, no table of zeros."""
+    told = invoke(tmp_path, tree(free_port()), command, "--quiet")
+
+    assert told.returncode == 2
+    assert "Connection refused: nothing was asked" in told.stderr
+    assert "ssl:" not in told.stderr
+    assert told.stdout == ""
+
+
+def test_server_that_is_gone_ends_the_run_and_is_no_valid_one(tmp_path: Path) -> None:
+    """It answers the first look, then nothing listens: twenty requests later the run is over."""
+    with socket.create_server(("127.0.0.1", 0)) as once:
+
+        def answer() -> None:
+            caller, _ = once.accept()
+            caller.recv(65536)
+            once.close()
+            caller.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            caller.close()
+
+        threading.Thread(target=answer).start()
+        spec = {**tree(once.getsockname()[1]), "processes": 1}
+        told = invoke(tmp_path, spec, "run", "--quiet", "--output", str(tmp_path / "out"))
 
     assert told.returncode == DOES_NOT_HOLD
-    assert "20 asked, 0 completed, 20 failed" in told.stdout
     assert "connect 20" in told.stdout
     assert "invalid: requests failed, nothing measured" in told.stderr
+    assert "stopped: 20 requests in a row could not connect" in told.stderr
     assert "Connection refused" in told.stderr
-    assert "ssl:" not in told.stderr
     page = (tmp_path / "out" / "report.html").read_text()
     assert 'class="banner bad"' in page
-    assert "20 of 20 (100.0%)" in page
-
-
-def test_saturation_of_a_dead_server_does_not_hold(tmp_path: Path) -> None:
-    spec = {**tree(free_port(), duration=2), "processes": 1, "saturate": {"start": 5}}
-    told = invoke(tmp_path, spec, "saturate", "--quiet")
-
-    assert told.returncode == DOES_NOT_HOLD
-    assert "No answer" in told.stdout
-    assert "the search does not hold" in told.stderr
 
 
 def test_faults_of_the_machine_are_messages_and_no_tracebacks(null_server: int, tmp_path: Path) -> None:

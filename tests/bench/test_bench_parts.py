@@ -83,7 +83,7 @@ async def test_merged_report_counts_what_one_machine_counts(null_server: int, tm
     report = msgspec.json.decode((tmp_path / "report.json").read_bytes())
 
     assert told.exit_code == 0, told.output
-    assert report["verdict"]["text"] == "valid"
+    assert report["verdict"]["text"].startswith("valid")
     assert [len(each.records) for each in results] == [20, 20]
     assert [(part["number"], part["count"], part["starts"], part["records"]) for part in report["parts"]] == [
         (0, 2, 20, 20),
@@ -225,7 +225,10 @@ def test_request_that_was_noted_twice_counts_once_as_it_was_noted_last() -> None
     late = synthetic.record(1, 0.0, output_tokens=7)
     lines = encode_lines([early, synthetic.record(0, 0.0), late]) + b'{"index": 9, "se'
 
-    assert [(r.index, r.output_tokens) for r in decode_lines(lines)] == [(1, 0), (0, 11), (1, 7)]
+    records, cut = decode_lines(lines)
+
+    assert [(r.index, r.output_tokens) for r in records] == [(1, 0), (0, 11), (1, 7)]
+    assert cut == 1
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=40), st.integers(1, 4))

@@ -1,7 +1,6 @@
-"""A load that changes: its parts, how the endpoints took it, users who come and go."""
+"""A load that changes: its parts, and how the endpoints took it."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from extproc.bench.experiments.watch import FleetWatch, Gauges, add_up, read_gauges
 from extproc.bench.load.journal import close_journal, open_journal, read_journal
-from extproc.bench.load.schedule import UserArrivals, Visit, build_crowd
 from extproc.bench.measure.phases import find_missed, list_stretches, measure_elasticity
 from extproc.bench.record import FleetSample, Record
 from extproc.bench.report import report
@@ -74,35 +72,13 @@ def test_spikes_part_a_run(spike: dict[str, float], expected: list[tuple[str, fl
     assert parts(shape(traffic_spike=spike)) == expected
 
 
-def test_stages_part_a_run_and_set_its_duration() -> None:
-    stages = [{"vus": 20, "duration": "1m"}, {"vus": 20, "duration": 30}, {"vus": 0, "duration": 10}]
-    ramping = TrafficShape.model_validate({"vus": 5, "stages": stages})
-
-    assert ramping.duration == 100
-    assert ramping.concurrency == 20
-    assert parts(ramping) == [
-        ("5 to 20 users", 0, 60),
-        ("20 users", 60, 90),
-        ("20 to 0 users", 90, 100),
-    ]
-
-
 def test_even_load_has_no_parts() -> None:
     assert parts(shape()) == []
 
 
-@table(
-    ("fields", "fault"),
-    [
-        ({"req_rate": 1, "stages": [{"vus": 2, "duration": 1}]}, "leave out req-rate"),
-        ({"stages": [{"vus": 0, "duration": 1}]}, "stages without a user"),
-        ({"stages": [{"vus": 1, "duration": 0}]}, "greater than 0"),
-        ({"stages": [{"vus": 1, "duration": 2}], "duration": 9}, "last 2 s together: leave out duration"),
-    ],
-)
-def test_stages_that_mean_nothing_are_refused(fields: dict[str, object], fault: str) -> None:
-    with pytest.raises(ValueError, match=fault):
-        TrafficShape.model_validate(fields)
+def test_stages_were_removed_with_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"stages was removed in 0\.2"):
+        TrafficShape.model_validate({"stages": [{"vus": 2, "duration": 1}]})
 
 
 # How it was taken.
@@ -319,53 +295,3 @@ async def test_router_that_is_away_is_no_endpoint_ready() -> None:
 def test_watching_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="give its admin"):
         Spec.model_validate({**synthetic.spec().model_dump(), "watch": {"every": 1}})
-
-
-# Users who come and go.
-
-
-def test_users_come_one_by_one_and_the_last_to_come_is_the_first_to_go() -> None:
-    """0 to 4 users in 8 s, 4 for 2 s, 4 to 0 in 4 s."""
-    crowd = UserArrivals([(0, 0), (8, 4), (10, 4), (14, 0)])
-
-    assert [crowd.list_stays(user) for user in range(5)] == [
-        [(0, 14)],
-        [(2, 13)],
-        [(4, 12)],
-        [(6, 11)],
-        [],
-    ]
-
-
-def test_users_without_stages_are_always_there() -> None:
-    crowd = build_crowd(TrafficShape.model_validate({"vus": 3, "total_prompts": 1}))
-
-    assert crowd.list_stays(2) == [(0, float("inf"))]
-    assert crowd.list_stays(3) == []
-
-
-POINTS = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 8)), min_size=1, max_size=6)
-
-
-@given(POINTS, st.integers(0, 8), st.floats(0, 300))
-def test_as_many_users_are_there_as_the_line_says(
-    steps: list[tuple[int, int]], first: int, at_s: float
-) -> None:
-    times = [0, *itertools.accumulate(width for width, _ in steps)]
-    points = [*zip(times, [first, *(users for _, users in steps)], strict=True)]
-    there = sum(Visit(UserArrivals(points).list_stays(user)).is_there(at_s) for user in range(9))
-    before = max((point for point in points if point[0] <= at_s), key=lambda point: point[0])
-    after = min((point for point in points if point[0] > at_s), key=lambda point: point[0], default=None)
-    if after is None:
-        line = float(before[1])
-    else:
-        line = before[1] + (after[1] - before[1]) * (at_s - before[0]) / (after[0] - before[0])
-
-    # Where the line crosses a whole number, rounding may decide.
-    assert line - 1e-6 <= there <= line + 1 + 1e-6
-
-
-def test_user_who_left_comes_back_with_the_next_stage() -> None:
-    visit = Visit([(2.0, 4.0), (9.0, 10.0)])
-
-    assert [visit.next_s(at_s) for at_s in (0.0, 3.0, 4.0, 9.5, 10.0)] == [2.0, 3.0, 9.0, 9.5, None]

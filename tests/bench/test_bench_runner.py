@@ -173,9 +173,20 @@ async def test_model_is_asked_for_where_the_spec_names_none() -> None:
         return aiohttp.web.json_response({"data": [{"id": "tiny"}]})
 
     async with serving(models=models) as port:
-        assert await find_model(f"http://127.0.0.1:{port}") == "tiny"
-    with pytest.raises(LoadError, match=rf"give target\.model: .*: 127\.0\.0\.1:{port}: Connection refused$"):
-        await find_model(f"http://127.0.0.1:{port}")
+        unnamed = build_spec(port, {"req-rate": 1, "total-prompts": 1}, target={})
+        assert await find_model(unnamed) == "tiny"
+        named = build_spec(port, {"req-rate": 1, "total-prompts": 1})
+        assert await find_model(named) == "m"
+    for spec in (unnamed, named):
+        with pytest.raises(LoadError, match=rf"127\.0\.0\.1:{port}: Connection refused: nothing was asked$"):
+            await find_model(spec)
+
+
+async def test_server_that_lists_no_model_may_be_asked_all_the_same() -> None:
+    async with serving() as port:
+        assert await find_model(build_spec(port, {"req-rate": 1, "total-prompts": 1})) == "m"
+        with pytest.raises(LoadError, match=r"give target\.model"):
+            await find_model(build_spec(port, {"req-rate": 1, "total-prompts": 1}, target={}))
 
 
 PLUGIN = """
@@ -211,11 +222,12 @@ async def test_users_module_brings_its_own_parts(tmp_path: Path) -> None:
     assert [record.is_ok for record in result.records] == [True] * 4
 
 
-async def test_dead_load_process_is_an_error_not_a_result(tmp_path: Path) -> None:
+async def test_dead_load_process_is_an_error_not_a_result(null_server: int, tmp_path: Path) -> None:
     plugin = tmp_path / "poems.py"
     plugin.write_text(PLUGIN)
     target = {"model": "m", "api": "fatal"}
-    spec = build_spec(1, {"req-rate": 20, "total-prompts": 4}, plugins=(str(plugin),), target=target)
+    traffic: dict[str, object] = {"req-rate": 20, "total-prompts": 4}
+    spec = build_spec(null_server, traffic, plugins=(str(plugin),), target=target)
 
     with pytest.raises(LoadError, match="exit code 9"):
         await run_quietly(spec)

@@ -64,7 +64,7 @@ def test_thresholds_are_held_against_the_headline_figures() -> None:
     assert [outcome.value for outcome in said.thresholds[1:]] == [0.01, pytest.approx(0.6), None]
     assert said.verdict.is_valid
     assert not said.is_good
-    assert said.title == "valid; 2 of 4 thresholds not met"
+    assert said.title == "valid, with remarks; 2 of 4 thresholds not met"
     assert said.faults == (
         "threshold not met: hit_rate > 70%: it is 60.00%",
         "threshold not met: goodput > 0.5: it is unknown",

@@ -100,12 +100,50 @@ def test_growing_queue_is_told_as_not_steady() -> None:
     assert "not steady" in verdict.remarks[0]
 
 
-def test_sessions_that_had_not_all_begun_are_told() -> None:
+@table(
+    ("asked_rps", "text"),
+    [
+        (10.0, "valid"),
+        (10.5, "valid"),
+        (10.6, "valid, with remarks"),
+        # 130 wanted, 100 due: below 80 %, and within three deviations of random arrivals.
+        (13.0, "valid, with remarks"),
+        (15.0, "invalid: load not offered"),
+        (30.0, "invalid: load not offered"),
+    ],
+)
+def test_load_that_was_not_offered_is_never_a_plain_valid(asked_rps: float, text: str) -> None:
     run = build_run()
-    verdict = judge(replace(run, info=replace(run.info, offered_rps=20.0)))
+    verdict = judge(replace(run, info=replace(run.info, offered_rps=asked_rps)))
+    said = (*verdict.reasons, *verdict.remarks)
 
-    assert verdict.is_valid
-    assert "20.00 req/s asked for, 10.00 due" in verdict.remarks[0]
+    assert verdict.text == text
+    assert verdict.has_doubts == (text == "valid, with remarks")
+    assert any(f"{asked_rps:.2f} req/s asked for, 10.00 due" in each for each in said) == (text != "valid")
+
+
+def test_run_of_few_requests_is_valid_with_remarks() -> None:
+    run = build_run()
+    records = tuple(record for record in run.records if record.index < 99)
+
+    verdict = judge(replace(run, records=records))
+
+    assert verdict.text == "valid, with remarks"
+    assert verdict.remarks[0].startswith("few requests: 99 were measured")
+
+
+def test_client_that_was_late_says_how_late_and_not_only_the_limit() -> None:
+    run = build_run()
+    late = tuple(
+        replace(record, started_s=record.intended_s + 0.4023, sent_s=record.intended_s + 0.41)
+        for record in run.records
+    )
+    reasons = judge(replace(run, records=late)).reasons
+
+    assert reasons[0] == (
+        "lag p99 402.3 ms: one request in a hundred began so late or later (50 ms allowed): "
+        "this machine was too busy"
+    )
 
 
 def fail(run: RunResult, count: int, *, at_s: float = 0.0) -> RunResult:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from extproc.bench.datasets.chats import read_prepared
 from extproc.bench.datasets.conversation import Conversation
-from extproc.bench.datasets.dataset_cache import read_prepared
 from extproc.bench.spec.traffic import Dataset
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.fleet import FleetRun

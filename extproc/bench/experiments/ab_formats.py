@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from extproc.bench.experiments.ab import AbReport, Arm
+from extproc.bench.experiments.ab import AbReport
 from extproc.bench.experiments.compare import show_change
 from extproc.bench.measure.stats import Interval
-from extproc.bench.measure.words import DASH, fixed, markdown_table, percent
+from extproc.bench.measure.words import DASH, markdown_table
 from extproc.bench.report.figures import FIGURES
-from extproc.bench.report.headline import SHARES, name_part
+from extproc.bench.report.headline import SHARES, name_part, show
 from extproc.pages import page
 from extproc.pages.plots import Bar, bars
 
@@ -23,13 +23,10 @@ _PLOTTED = (
 
 
 def ab_markdown(report: AbReport) -> str:
-    """Every figure by arm, then its change against the baseline."""
-    figures = f"{_part(report)}\n\n{markdown_table(*_figures(report))}"
-    return f"{figures}\n{markdown_table(*_changes(report))}" if len(report.arms) > 1 else figures
-
-
-def _part(report: AbReport) -> str:
-    return name_part(report.trials[0].report)
+    """What each arm brings, every figure by arm, then its change against the baseline."""
+    texts = [*report.sentences, name_part(report.trials[0].report), markdown_table(*_figures(report))]
+    text = "\n\n".join(texts)
+    return f"{text}\n{markdown_table(*_changes(report))}" if len(report.arms) > 1 else text
 
 
 def _figures(report: AbReport) -> tuple[list[str], list[list[str]]]:
@@ -43,7 +40,7 @@ def _figures(report: AbReport) -> tuple[list[str], list[list[str]]]:
 def _changes(report: AbReport) -> tuple[list[str], list[list[str]]]:
     others = [arm for arm in report.arms if arm.label != report.baseline]
     return [f"against {report.baseline}", *(arm.label for arm in others)], [
-        [FIGURES[name].heading, *(show_change(arm.changes.get(name)) for arm in others)]
+        [FIGURES[name].heading, *(show_change(name, arm.changes.get(name)) for arm in others)]
         for name in _present(report)
     ]
 
@@ -55,9 +52,9 @@ def _present(report: AbReport) -> list[str]:
 def _show(name: str, interval: Interval | None) -> str:
     if interval is None:
         return DASH
-    show = percent if name in SHARES else fixed
-    margin = "" if interval.high is None else f" ± {show(interval.high - interval.mean)}"
-    return f"{show(interval.mean)}{margin}"
+    if interval.low is None or interval.high is None:
+        return show(name, interval.mean)
+    return f"{show(name, interval.mean)} [{show(name, interval.low)}, {show(name, interval.high)}]"
 
 
 def ab_html(report: AbReport) -> str:
@@ -68,12 +65,15 @@ def ab_html(report: AbReport) -> str:
 def _parts(report: AbReport) -> Iterator[str]:
     title = "comparable" if report.is_valid else "not comparable"
     yield page.notice(title, report.faults, is_good=report.is_valid)
-    yield page.remarks((_part(report), *report.remarks))
+    yield page.remarks((*report.sentences, name_part(report.trials[0].report), *report.remarks))
     yield page.cards(
         {
-            FIGURES[name].heading: bars(_bars(report, name), y_label=_unit(name))
+            FIGURES[name].heading: bars(
+                list(_bars(report, name)),
+                y_label="%" if name in SHARES else "ms" if name.endswith("_ms") else "tokens/s",
+            )
             for name in _PLOTTED
-            if _has(report, name)
+            if name in _present(report)
         }
     )
     yield page.table("Figures", *_figures(report))
@@ -82,23 +82,9 @@ def _parts(report: AbReport) -> Iterator[str]:
     yield page.definitions(report.trials[0].report.definitions)
 
 
-def _has(report: AbReport, name: str) -> bool:
-    return any(name in arm.figures for arm in report.arms)
-
-
-def _unit(name: str) -> str:
-    return "%" if name in SHARES else "ms" if name.endswith("_ms") else "tokens/s"
-
-
-def _bars(report: AbReport, name: str) -> list[Bar]:
-    return [
-        _bar(arm, arm.figures[name], name, place)
-        for place, arm in enumerate(report.arms)
-        if name in arm.figures
-    ]
-
-
-def _bar(arm: Arm, interval: Interval, name: str, colour: int) -> Bar:
+def _bars(report: AbReport, name: str) -> Iterator[Bar]:
     scale = 100.0 if name in SHARES else 1.0
-    low, high = (None if end is None else end * scale for end in (interval.low, interval.high))
-    return Bar(arm.label, interval.mean * scale, colour, low, high)
+    for place, arm in enumerate(report.arms):
+        if level := arm.figures.get(name):
+            low, high = (None if end is None else end * scale for end in (level.low, level.high))
+            yield Bar(arm.label, level.mean * scale, place, low, high)

@@ -1,22 +1,26 @@
 """Two sides, a run each or several, and whether they may be compared at all. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import sqrt
 
-from extproc.bench.measure.stats import Interval, mean_interval
+from extproc.bench.measure.stats import Interval, mean_interval, ratio_interval
 from extproc.bench.measure.words import DASH, markdown_table
 from extproc.bench.report.figures import FIGURES, read_figures
-from extproc.bench.report.headline import name_part, show
+from extproc.bench.report.headline import SHARES, name_part, show
 from extproc.bench.report.report import Report
+from extproc.pages import page
 
 CONFIDENCE = 0.95
+# What changes by less than this is not worth a word in a sentence.
+_SAME = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
     """A figure of two sides: means, `ratio` b / a (`None` where one lacks it or a is 0), and the change.
 
-    `change` is (b - a) / a, paired by repeat; with one run of each it has no interval.
+    `change` is as of `find_change`; with fewer than three runs of each it has no interval.
     """
 
     name: str
@@ -36,20 +40,26 @@ class FigureChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`faults` say why the two don't answer one question; latencies then mean nothing side by side."""
+    """`faults` say why the two don't answer one question; latencies then mean nothing side by side.
 
+    `names` are those of the two sides, `sentence` says in one how the second differs, if it may be said.
+    """
+
+    names: tuple[str, str]
     part: str
     changes: tuple[FigureChange, ...]
     faults: tuple[str, ...]
     remarks: tuple[str, ...]
-
-    @property
-    def is_fair(self) -> bool:
-        return not self.faults
+    sentence: str | None
 
 
 def compare(
-    a: Sequence[Report], b: Sequence[Report], *, tolerance: float = 0.03, confidence: float = CONFIDENCE
+    a: Sequence[Report],
+    b: Sequence[Report],
+    *,
+    names: tuple[str, str] = ("A", "B"),
+    tolerance: float = 0.03,
+    confidence: float = CONFIDENCE,
 ) -> Comparison:
     """Compares two sides, repeats paired in the order of their seeds.
 
@@ -58,52 +68,86 @@ def compare(
     a, b = (sorted(side, key=lambda run: (run.seed, run.started_at)) for side in (a, b))
     pairs = list(zip(a, b, strict=False))
     figures = [(read_figures(one), read_figures(other)) for one, other in pairs]
-    changes = (_change(name, [(x[name], y[name]) for x, y in figures], confidence) for name in FIGURES)
-    return Comparison(
-        name_part(a[0]),
-        tuple(changes),
-        (*_find_odd_repeats(a, b), *_find_pair_faults(pairs, tolerance)),
-        tuple(_find_all_remarks(pairs, tolerance)),
-    )
+    changes = [_change(name, [(x[name], y[name]) for x, y in figures], confidence) for name in FIGURES]
+    faults: list[str] = []
+    remarks: list[str] = []
+    seeds = [", ".join(str(run.seed) for run in side) for side in (a, b)]
+    if seeds[0] != seeds[1]:
+        said = f"{names[0]} has the seeds {seeds[0]}, {names[1]} {seeds[1]}"
+        faults.append(f"{said}: repeats are compared seed by seed")
+    if len(pairs) < 2:
+        remarks.append(
+            "one run of each: nothing tells a difference from noise, so that none is called better or worse; "
+            "give folders with the reports of several seeds"
+        )
+    for one, other in pairs:
+        repeat = f" (seed {one.seed})" if len(pairs) > 1 else ""
+        faults += find_unfairness([(names[0] + repeat, one), (names[1] + repeat, other)], tolerance)
+        remarks += find_remarks([(names[0], one), (names[1], other)], tolerance)
+    by_name = {change.name: change.change for change in changes if change.change}
+    sentence = None if faults else tell_difference(names[1], names[0], by_name, a[0])
+    return Comparison(names, name_part(a[0]), tuple(changes), tuple(faults), tuple(remarks), sentence)
 
 
 def _change(name: str, pairs: Sequence[tuple[float | None, float | None]], confidence: float) -> FigureChange:
     known = [(x, y) for x, y in pairs if x is not None and y is not None]
-    a, b = (_mean([pair[side] for pair in pairs]) for side in (0, 1))
+    sides = [[pair[side] for pair in pairs if pair[side] is not None] for side in (0, 1)]
+    a, b = (sum(filter(None, side)) / len(side) if side else None for side in sides)
     ratio = None if a is None or b is None or a == 0 else b / a
-    change = mean_interval([y / x - 1 for x, y in known if x], confidence)
-    return FigureChange(name, a, b, ratio, change, FIGURES[name].is_better_high)
+    return FigureChange(name, a, b, ratio, find_change(name, known, confidence), FIGURES[name].is_better_high)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def find_change(name: str, pairs: Iterable[tuple[float, float]], confidence: float) -> Interval | None:
+    """Returns how a figure goes from each pair's first value to its second.
+
+    Of a share it is the mean difference; of anything else a geometric mean of ratios, less 1: by logarithms,
+    so that no latency falls by more than 100 %. `None` without a pair.
+    """
+    if name in SHARES:
+        return mean_interval([after - before for before, after in pairs], confidence)
+    ratio = ratio_interval([(after, before) for before, after in pairs], confidence)
+    if ratio is None:
+        return None
+    low, high = (None if end is None else end - 1 for end in (ratio.low, ratio.high))
+    return Interval(ratio.mean - 1, low, high, ratio.count)
 
 
-def _find_odd_repeats(a: Sequence[Report], b: Sequence[Report]) -> Iterator[str]:
-    ours, theirs = ([run.seed for run in side] for side in (a, b))
-    if ours != theirs:
-        yield f"A has the seeds {_list(ours)}, B {_list(theirs)}: repeats are compared seed by seed"
+def find_level(name: str, values: Sequence[float], confidence: float) -> Interval | None:
+    """Returns what a figure is over its repeats: a share's mean within 0 and 1, another's geometric mean."""
+    if name not in SHARES and all(value > 0 for value in values):
+        return ratio_interval([(value, 1.0) for value in values], confidence)
+    found = mean_interval(values, confidence)
+    if found is None or found.low is None or found.high is None or name not in SHARES:
+        return found
+    return Interval(found.mean, max(0.0, found.low), min(1.0, found.high), found.count)
 
 
-def _list(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
+def tell_difference(name: str, baseline: str, changes: dict[str, Interval], example: Report) -> str | None:
+    """Says in one sentence what somebody gets who takes `name` instead of `baseline`."""
+    ttft, tokens = changes.get("ttft_mean_ms"), changes.get("total_tok_per_s")
+    if ttft is None:
+        return None
+    if abs(ttft.mean) < _SAME:
+        what = f"{name} sends the first token as soon as {baseline}"
+    else:
+        way = "sooner" if ttft.mean < 0 else "later"
+        what = f"{name} sends the first token {abs(ttft.mean):.0%} {way} than {baseline}".replace("%", " %")
+    what += _tell_certainty(ttft)
+    if tokens is not None and abs(tokens.mean) >= _SAME:
+        what += f", with {1 + tokens.mean:.2f} times the tokens per second"
+    endpoints = len(example.caches) or sum(row.label != "unknown" for row in example.groups.endpoints)
+    what += f", on the same {endpoints} endpoint{'s' if endpoints > 1 else ''}" if endpoints else ""
+    return f"{what}, {ttft.count} repeat{'s' if ttft.count > 1 else ''}."
 
 
-def _find_pair_faults(pairs: Sequence[tuple[Report, Report]], tolerance: float) -> Iterator[str]:
-    for a, b in pairs:
-        repeat = f" (seed {a.seed})" if len(pairs) > 1 else ""
-        yield from find_unfairness([(f"A{repeat}", a), (f"B{repeat}", b)], tolerance)
-
-
-def _find_all_remarks(pairs: Sequence[tuple[Report, Report]], tolerance: float) -> Iterator[str]:
-    if len(pairs) < 2:
-        yield (
-            "one run of each: nothing tells a difference from noise, so that none is called better or worse; "
-            "give folders with the reports of several seeds"
-        )
-    for a, b in pairs:
-        yield from find_remarks([("A", a), ("B", b)], tolerance)
+def _tell_certainty(change: Interval) -> str:
+    """The interval of a change, in words that nobody takes for more than it says."""
+    if change.low is None or change.high is None:
+        return " (not certain yet: too few repeats for an interval)"
+    ends = sorted((abs(change.low), abs(change.high)))
+    if change.excludes_zero:
+        return f" (95 %: {100 * ends[0]:.0f} to {100 * ends[1]:.0f} %)"
+    return f" (not certain: 95 % lies between {100 * change.low:+.0f} and {100 * change.high:+.0f} %)"
 
 
 def find_unfairness(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterator[str]:
@@ -123,9 +167,13 @@ def find_unfairness(runs: Sequence[tuple[str, Report]], tolerance: float) -> Ite
 
 
 def _find_unequal_load(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterator[str]:
+    """One request more or less is counting, not load: a count of n is off by the root of n."""
     rates = {label: run.measured.throughput.started_rps for label, run in runs}
     low, high = min(rates, key=lambda label: rates[label]), max(rates, key=lambda label: rates[label])
-    if rates[high] > rates[low] * (1 + tolerance):
+    window = runs[0][1].measured.window
+    span_s = window.end_s - window.start_s
+    noise = sqrt(rates[high] / span_s) if span_s > 0 else 0.0
+    if rates[high] - rates[low] > max(rates[low] * tolerance, noise):
         yield (
             f"unequal load: {rates[high]:.2f} req/s were sent to {high}, {rates[low]:.2f} to {low}; "
             f"more than {tolerance:.0%} apart"
@@ -143,23 +191,41 @@ def find_remarks(runs: Sequence[tuple[str, Report]], tolerance: float) -> Iterat
 
 def comparison_markdown(comparison: Comparison) -> str:
     """What is compared, and a row per figure that at least one of the sides has."""
-    known = [change for change in comparison.changes if (change.a, change.b) != (None, None)]
-    header = ("", "A", "B", "B / A", f"change, {CONFIDENCE:.0%} interval", "")
-    return f"{comparison.part}\n\n{markdown_table(header, [_list_change(change) for change in known])}"
+    texts = [comparison.sentence, comparison.part, markdown_table(*_table(comparison))]
+    return "\n\n".join(filter(None, texts))
 
 
-def _list_change(change: FigureChange) -> Sequence[str]:
-    better = {None: "", True: "better", False: "worse"}[change.is_better]
-    ratio = DASH if change.ratio is None else f"{change.ratio:.3f}"
-    shown = (show(change.name, value) for value in (change.a, change.b))
-    return FIGURES[change.name].heading, *shown, ratio, show_change(change.change), better
+def _table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    a, b = comparison.names
+    better = {None: "", True: "better", False: "worse"}
+    rows = []
+    for change in comparison.changes:
+        if (change.a, change.b) != (None, None):
+            shown = (show(change.name, value) for value in (change.a, change.b))
+            ratio = DASH if change.ratio is None else f"{change.ratio:.3f}"
+            told = show_change(change.name, change.change)
+            rows.append((FIGURES[change.name].heading, *shown, ratio, told, better[change.is_better]))
+    return ("", a, b, f"{b} / {a}", f"change, {CONFIDENCE:.0%} interval", ""), rows
 
 
-def show_change(interval: Interval | None) -> str:
-    """A change in percent with its interval; a star where the interval excludes no change."""
+def comparison_html(comparison: Comparison) -> str:
+    a, b = comparison.names
+    title = "not comparable" if comparison.faults else "comparable"
+    parts = [
+        page.notice(title, comparison.faults, is_good=not comparison.faults),
+        page.remarks((*filter(None, [comparison.sentence]), comparison.part, *comparison.remarks)),
+        page.table("Figures", *_table(comparison)),
+    ]
+    return page.html_page(f"{a} and {b}", "two sides of one load", parts)
+
+
+def show_change(name: str, interval: Interval | None) -> str:
+    """A change in percent, of a share in points, with its interval; a star where that excludes no change."""
     if interval is None:
         return DASH
+    unit = " points" if name in SHARES else "%"
+    mean = f"{100 * interval.mean:+.1f}{unit}"
     if interval.low is None or interval.high is None:
-        return f"{interval.mean:+.1%}"
+        return f"{mean} (2 repeats: too few)" if interval.count == 2 else mean
     star = "*" if interval.excludes_zero else ""
-    return f"{interval.mean:+.1%} [{interval.low:+.1%}, {interval.high:+.1%}]{star}"
+    return f"{mean} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]{star}"

@@ -43,7 +43,7 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run of a catalogue. Runs of equal `kind` may be compared: of a name, model, load, accelerator."""
+    """One run of a catalogue. Runs of equal `kind` (name, model, load, arm, stack) may be compared."""
 
     source: str
     kind: str
@@ -91,10 +91,11 @@ def enter_report(report: Report, source: str) -> Entry:
     stack = {name: str(value) for name, value in report.stack.items()}
     kept = {name: value for name, value in stack.items() if name in {"accelerator", "count", "engine"}}
     load = report.spec.get("performance"), report.spec.get("target", {}).get("api")
+    facts = (report.name, report.model, kept, load, report.labels, *filter(None, [report.arm]))
     return Entry(
         source=source,
-        kind=_name_kind(report.name, report.model, kept, load, report.labels),
-        name=report.name,
+        kind=xxhash.xxh3_64_hexdigest(json.encode(facts, order="sorted")),
+        name=f"{report.name}, {report.arm}" if report.arm else report.name,
         model=report.model,
         at=report.started_at,
         is_valid=report.verdict.is_valid,
@@ -104,10 +105,6 @@ def enter_report(report: Report, source: str) -> Entry:
         stack=stack,
         figures=read_figures(report),
     )
-
-
-def _name_kind(*facts: object) -> str:
-    return xxhash.xxh3_64_hexdigest(json.encode(facts, order="sorted"))
 
 
 def trace_lines(entries: Iterable[Entry], *, tolerance: float, runs: int) -> list[Line]:

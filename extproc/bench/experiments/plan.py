@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from extproc.bench.datasets.dataset_account import Honesty, account
+from extproc.bench.datasets.synthetic import draw
 from extproc.bench.datasets.text import BYTES, Ruler
-from extproc.bench.experiments.run import check_target
+from extproc.bench.experiments.run import check_target, find_window
+from extproc.bench.judge.verdict import DUE
 from extproc.bench.load.registry import open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.spec.tree import Spec
@@ -41,13 +43,15 @@ class ClientHost:
 class Plan:
     """A run to come; `faults` say why it is impossible, `remarks` what to expect.
 
-    `starts` counts starts per slice of `slice_s`; rates are of requests. `in_flight` is the most at once if
-    a request takes `latency_s`; `cpu_cores` is what the load processes need together at the peak.
+    `starts` counts starts per slice of `slice_s`; rates are of requests. `due_rps` is what the steady window
+    gets if a request takes `latency_s`: later turns of a session wait for it, and for think time. `in_flight`
+    is the most at once, `cpu_cores` is what the load processes need together at the peak.
     """
 
     honesty: Honesty
     span_s: float | None
     offered_rps: float | None
+    due_rps: float | None
     peak_rps: float | None
     slice_s: float
     starts: tuple[int, ...]
@@ -78,13 +82,17 @@ def plan(
     honesty = account_for(spec, workload, ruler)
     starts, slice_s = _slice(workload, slices)
     peak_rps = max(starts) / slice_s * workload.turns_mean if slice_s else None
-    in_flight = _find_in_flight(spec, peak_rps, honesty.prompts, latency_s)
+    due_rps = _find_due(spec, workload, latency_s)
+    # Little's law at the peak, within the cap; everything at once where there is no schedule to follow.
+    wanted = honesty.prompts if peak_rps is None else round(peak_rps * latency_s)
+    in_flight = max(1, min(wanted, honesty.prompts, spec.traffic.concurrency or wanted))
     rate = peak_rps or in_flight / latency_s
     cpu_cores = rate * (_REQUEST_CPU_S + honesty.output_tokens / honesty.prompts * _CHUNK_CPU_S)
     return Plan(
         honesty=honesty,
         span_s=workload.span_s,
         offered_rps=workload.offered_rps,
+        due_rps=due_rps,
         peak_rps=peak_rps,
         slice_s=slice_s,
         starts=starts,
@@ -94,7 +102,7 @@ def plan(
         faults=tuple(_find_faults(spec, host, in_flight, cpu_cores)),
         remarks=(
             *_find_remarks(spec, host, peak_rps, latency_s),
-            *_find_surprises(spec, workload),
+            *_find_surprises(spec, workload, due_rps),
         ),
     )
 
@@ -107,10 +115,20 @@ def _slice(workload: Workload, slices: int) -> tuple[tuple[int, ...], float]:
     return tuple(counts.tolist()), workload.span_s / slices
 
 
-def _find_in_flight(spec: Spec, peak_rps: float | None, requests: int, latency_s: float) -> int:
-    """Little's law at the peak, within the cap; everything at once where there is no schedule to follow."""
-    wanted = requests if peak_rps is None else round(peak_rps * latency_s)
-    return max(1, min(wanted, requests, spec.traffic.concurrency or wanted))
+def _find_due(spec: Spec, workload: Workload, latency_s: float) -> float | None:
+    """The requests per second due in the steady window if every one takes `latency_s`; `None` of a queue."""
+    window = find_window(spec, workload, ())
+    width_s = window.end_s - window.start_s
+    if not workload.starts_s or not workload.span_s or spec.traffic.is_queued or width_s <= 0:
+        return None
+    thinks = spec.traffic.think_time
+    pause_s = latency_s + (float(draw(thinks, 1000, np.random.default_rng(0)).mean()) if thinks else 0.0)
+    conversations, due = workload.conversations, 0
+    for number, start_s in enumerate(workload.starts_s):
+        turns = np.arange(len(conversations[number % len(conversations)].turns))
+        at_s = start_s + turns * pause_s
+        due += int(((window.start_s <= at_s) & (at_s < window.end_s)).sum())
+    return due / width_s
 
 
 def _find_faults(spec: Spec, host: ClientHost, in_flight: int, cpu_cores: float) -> Iterator[str]:
@@ -140,8 +158,13 @@ def _find_remarks(spec: Spec, host: ClientHost, peak_rps: float | None, latency_
         yield "scrape lists no endpoint: hit rates come from usage only, if the server reports cached tokens"
 
 
-def _find_surprises(spec: Spec, workload: Workload) -> Iterator[str]:
-    traffic = spec.traffic
+def _find_surprises(spec: Spec, workload: Workload, due_rps: float | None) -> Iterator[str]:
+    traffic, asked_rps = spec.traffic, workload.offered_rps
+    if due_rps is not None and asked_rps is not None and due_rps < DUE * asked_rps:
+        yield (
+            f"{asked_rps:.2f} req/s are asked for, about {due_rps:.2f} would be due in the window: later "
+            "turns wait for answers and think time; warm up for two session lifetimes, or ask for less"
+        )
     if workload.asked > workload.prompts:
         yield (
             f"the dataset's {workload.prompts:,} prompts begin again: "
@@ -165,7 +188,8 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     else:
         yield "schedule", "none: users ask again when they are answered, or all start at once"
     if plan.offered_rps is not None and plan.peak_rps is not None:
-        yield "requests/s", f"{plan.offered_rps:.2f} on average, {plan.peak_rps:.2f} in the busiest bar"
+        due = "" if plan.due_rps is None else f"; about {plan.due_rps:.2f} due in the window"
+        yield "requests/s", f"{plan.offered_rps:.2f} on average, {plan.peak_rps:.2f} in the busiest bar{due}"
     yield "in flight, ports", f"{plan.in_flight} at {plan.latency_s:g} s a request"
     yield "client CPU", f"{plan.cpu_cores:.2f} cores"
 
@@ -180,10 +204,7 @@ def plan_here(spec: Spec, *, latency_s: float) -> Plan:
     registry = open_registry(spec)
     asyncio.run(check_target(spec, registry))
     workload = build_workload(spec, registry)
-    return plan(spec, workload, _look_around(), latency_s=latency_s, ruler=registry.ruler)
-
-
-def _look_around() -> ClientHost:
     low, high = map(int, _PORTS.read_text("ascii").split()) if _PORTS.exists() else (32768, 60999)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return ClientHost(cores=len(os.sched_getaffinity(0)), ports=high - low + 1, files=files)
+    host = ClientHost(cores=len(os.sched_getaffinity(0)), ports=high - low + 1, files=files)
+    return plan(spec, workload, host, latency_s=latency_s, ruler=registry.ruler)

@@ -15,7 +15,6 @@ import aiohttp
 from pydantic import ValidationError
 from rich.console import Console
 
-from extproc.bench.datasets.dataset_cache import DatasetCache
 from extproc.bench.experiments.watch import FleetWatch, build_watch, pair, scrape
 from extproc.bench.load.driver import LoadError, drive, start_soon
 from extproc.bench.load.generator import LoadShare
@@ -24,11 +23,11 @@ from extproc.bench.load.parts import Part, find_clock_offset
 from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.pace import Goal, Pace
-from extproc.bench.processors.credentials import NoToken, open_keys
+from extproc.bench.processors.credentials import Keys, NoToken
 from extproc.bench.processors.http import name_fault
 from extproc.bench.processors.processor import Wiring
 from extproc.bench.progress import GoalProgress, Progress, watching
-from extproc.bench.record import ClientStats, PartStats, Record, RunClock, RunInfo, RunResult, Window
+from extproc.bench.record import PartStats, Record, RunClock, RunInfo, RunResult, Window
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec
 from extproc.bench.status_server import StatusServer
@@ -36,6 +35,10 @@ from extproc.errors import ExtprocError, SettingsError
 
 Run = Callable[[Spec, str], Awaitable[RunResult]]
 """Runs a spec; the text says on the terminal what is running."""
+
+
+# Long enough for a gateway that wakes a server up.
+_PROBE_S = 60.0
 
 
 class Interrupted(ExtprocError):
@@ -49,32 +52,33 @@ async def run(
     stop: asyncio.Event | None = None,
     journal: Path | None = None,
     part: Part | None = None,
-    shelf: DatasetCache | None = None,
 ) -> RunResult:
     """Runs a benchmark and returns what happened; cancelled, it still ends its processes.
 
     Set `stop`, and the run ends early: the result says so. `journal` is a file that keeps every request as it
     ends. Of a `part` only its share is offered, from its start on, with the spec's processes in each part.
-    `shelf` keeps the dataset for later runs. Raises `SettingsError` for a spec that cannot be run,
-    `LoadError` if the client itself fails, `Interrupted` if it was stopped before it began. What goes wrong
-    at the server is in the records.
+    Raises `SettingsError` for a spec that cannot be run, `LoadError` if the client itself fails,
+    `Interrupted` if it was stopped before it began. What goes wrong at the server is in the records.
     """
     stop = stop or asyncio.Event()
     machines = 1 if part is None else part.count
     spec = spread(spec, machines)
     registry = open_registry(spec)
     await check_target(spec, registry)
-    workload = await asyncio.to_thread(build_workload, spec, registry, shelf)
-    model = spec.target.model or await find_model(spec.base_url)
+    workload = await asyncio.to_thread(build_workload, spec, registry)
+    model = await find_model(spec)
     before = await scrape(spec.scrape)
     if stop.is_set():
         raise Interrupted("interrupted before the first request")
-    info = _begin(spec, model, workload)
+    info = _describe(spec, model, workload)
     endpoint = await find_direct(spec.base_url)
     shares = share_out(spec, model, workload, journal=journal, endpoint=endpoint, machines=machines)
     if part is not None:
         shares = shares[part.number :: part.count]
-        info = replace(info, parts=(await _describe_part(part, shares, spec.base_url),))
+        starts, users = sum(len(share.starts) for share in shares), sum(share.users for share in shares)
+        offset_s = await find_clock_offset(spec.base_url)
+        own = PartStats(part.number, part.count, starts, users, part.start_at, offset_s)
+        info = replace(info, parts=(own,))
     if journal is not None:
         open_journal(journal, info)
     toward, watch = GoalProgress(find_goal(spec, workload), progress), build_watch(spec)
@@ -89,12 +93,39 @@ async def run(
     found = (record for each in done for record in each.records)
     records = tuple(sorted(found, key=lambda record: record.index))
     clients = tuple(each.stats for each in done)
-    ended = _end(info, workload, records, clients, is_stopped=stop.is_set())
     fleet = watch.samples(toward.start_s) if watch and toward.start_s is not None else ()
-    ended = replace(ended, scrapes=scrapes, fleet=fleet)
+    info = replace(info, scrapes=scrapes, fleet=fleet, clients=clients)
+    ended = _end(info, find_window(spec, workload, records), records, is_stopped=stop.is_set())
     if journal is not None:
         close_journal(journal, ended)
     return RunResult(ended, records)
+
+
+def _describe(spec: Spec, model: str, workload: Workload) -> RunInfo:
+    """The facts of a run that begins now."""
+    return RunInfo(
+        spec=spec,
+        model=model,
+        started_at=datetime.now(UTC),
+        duration_s=0.0,
+        window=find_window(spec, workload, ()),
+        schedule_s=workload.starts_s or (),
+        offered_rps=workload.offered_rps,
+        clients=(),
+        scrapes=(),
+        prompts=workload.prompts,
+    )
+
+
+def _end(info: RunInfo, window: Window, records: Sequence[Record], *, is_stopped: bool) -> RunInfo:
+    # A signal at the very end finds nothing left to break off.
+    interrupted_s = max(client.wall_s for client in info.clients) if is_stopped else None
+    return replace(
+        info,
+        duration_s=find_end(records),
+        window=window if interrupted_s is None else clip(window, interrupted_s),
+        interrupted_s=interrupted_s,
+    )
 
 
 def spread(spec: Spec, machines: int) -> Spec:
@@ -106,17 +137,6 @@ def spread(spec: Spec, machines: int) -> Spec:
         return Spec.model_validate({**tree, "processes": spec.processes * machines})
     except ValidationError as error:
         raise SettingsError(list_faults(error)) from None
-
-
-async def _describe_part(part: Part, shares: Sequence[LoadShare], base_url: str) -> PartStats:
-    return PartStats(
-        part.number,
-        part.count,
-        starts=sum(len(share.starts) for share in shares),
-        users=sum(share.users for share in shares),
-        start_at=part.start_at,
-        clock_offset_s=await find_clock_offset(base_url),
-    )
 
 
 @asynccontextmanager
@@ -138,14 +158,7 @@ def find_goal(spec: Spec, workload: Workload) -> Goal:
     return Goal(requests=workload.asked)
 
 
-def show_runs(
-    stop: asyncio.Event,
-    pace: Pace,
-    *,
-    quiet: bool,
-    board: StatusServer | None = None,
-    shelf: DatasetCache | None = None,
-) -> Run:
+def show_runs(stop: asyncio.Event, pace: Pace, *, quiet: bool, board: StatusServer | None = None) -> Run:
     """Returns what runs the runs of an experiment and shows each on the terminal, and on a board."""
 
     async def run_one(spec: Spec, title: str) -> RunResult:
@@ -153,44 +166,9 @@ def show_runs(
         if board is not None:
             board.begin(title, pace)
         with watching(title, Console(stderr=True), board, quiet=quiet, pace=pace) as progress:
-            return await run(spec, progress=progress, stop=stop, shelf=shelf)
+            return await run(spec, progress=progress, stop=stop)
 
     return run_one
-
-
-def _begin(spec: Spec, model: str, workload: Workload) -> RunInfo:
-    return RunInfo(
-        spec=spec,
-        model=model,
-        started_at=datetime.now(UTC),
-        duration_s=0.0,
-        window=find_window(spec, workload, ()),
-        schedule_s=workload.starts_s or (),
-        offered_rps=workload.offered_rps,
-        clients=(),
-        scrapes=(),
-        prompts=workload.prompts,
-    )
-
-
-def _end(
-    info: RunInfo,
-    workload: Workload,
-    records: Sequence[Record],
-    clients: tuple[ClientStats, ...],
-    *,
-    is_stopped: bool,
-) -> RunInfo:
-    duration_s, window = find_end(records), find_window(info.spec, workload, records)
-    # A signal at the very end finds nothing left to break off.
-    interrupted_s = max(client.wall_s for client in clients) if is_stopped else None
-    return replace(
-        info,
-        duration_s=duration_s,
-        window=window if interrupted_s is None else clip(window, interrupted_s),
-        clients=clients,
-        interrupted_s=interrupted_s,
-    )
 
 
 async def check_target(spec: Spec, registry: Registry) -> None:
@@ -204,21 +182,30 @@ async def check_target(spec: Spec, registry: Registry) -> None:
     clock = RunClock()
     await registry.client(target.api.name)(Wiring(spec.base_url, target, None, clock)).close()
     try:
-        await open_keys(target, None, clock).get()
+        Keys(target, None, clock).get()
     except NoToken as error:
         raise SettingsError(f"target: {error}") from None
 
 
-async def find_model(base_url: str) -> str:
-    """Returns the first model of `/v1/models`; raises `LoadError` if there is none."""
+async def find_model(spec: Spec) -> str:
+    """Asks the server before the schedule does; returns the target's model, else the first of `/v1/models`.
+
+    Raises `LoadError` if nobody is there, or no model is told. Any answer shows that somebody is.
+    """
+    url = f"{spec.base_url}/v1/models"
     try:
-        async with aiohttp.ClientSession() as session, session.get(f"{base_url}/v1/models") as response:
-            models = (await response.json())["data"]
-            return str(models[0]["id"])
+        timeout = aiohttp.ClientTimeout(total=_PROBE_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            return spec.target.model or str((await response.json())["data"][0]["id"])
+    except aiohttp.ClientConnectorError as error:
+        raise LoadError(f"{url}: {name_fault(error)}: nothing was asked") from None
     except aiohttp.ClientError as error:
-        raise LoadError(f"give target.model: {base_url}/v1/models: {name_fault(error)}") from None
+        fault = name_fault(error)
     except (TimeoutError, ValueError, LookupError, TypeError):
-        raise LoadError(f"give target.model: {base_url}/v1/models lists no model") from None
+        fault = "lists no model"
+    if spec.target.model:
+        return spec.target.model
+    raise LoadError(f"give target.model: {url}: {fault}")
 
 
 async def find_direct(base_url: str) -> str | None:
@@ -253,7 +240,10 @@ def share_out(
     count = spec.processes
     numbered = tuple(enumerate(workload.starts_s or ()))
     concurrency = spec.traffic.concurrency
-    caps = [None if concurrency is None else _part(concurrency, count, i) for i in range(count)]
+    caps = [
+        None if concurrency is None else concurrency // count + (i < concurrency % count)
+        for i in range(count)
+    ]
     return [
         LoadShare(
             process=i,
@@ -270,7 +260,3 @@ def share_out(
         )
         for i in range(count)
     ]
-
-
-def _part(whole: int, count: int, i: int) -> int:
-    return whole // count + (i < whole % count)

@@ -166,20 +166,17 @@ def summarise_rungs(rungs: Sequence[Rung], ladder: Ladder) -> Saturation:
         best_rps=max((rung.served_rps for rung in sound), default=None),
         best_tps=fullest.total_tps if fullest else None,
         best_tps_rate=fullest.rate if fullest else None,
-        faults=(*_find_missing(rungs, ladder), *_find_faults(ordered, first_bad)),
+        faults=tuple(_find_faults(ordered, first_bad, next_rate(rungs, ladder))),
         remarks=tuple(_find_remarks(ordered, first_bad)),
         rungs=tuple(ordered),
         saturated=saturated,
     )
 
 
-def _find_missing(rungs: Sequence[Rung], ladder: Ladder) -> Iterator[str]:
-    if (rate := next_rate(rungs, ladder)) is not None:
-        yield f"partial: interrupted before the rung of {rate:.2f} req/s"
-
-
-def _find_faults(rungs: Sequence[Rung], first_bad: int) -> Iterator[str]:
+def _find_faults(rungs: Sequence[Rung], first_bad: int, missing: float | None) -> Iterator[str]:
     """Rungs that say nothing; and failures below the inflection point, or without one, which are no limit."""
+    if missing is not None:
+        yield f"partial: interrupted before the rung of {missing:.2f} req/s"
     for place, rung in enumerate(rungs):
         if not rung.is_measured or (rung.has_failed and (place < first_bad or not first_bad)):
             yield rung.why
@@ -228,35 +225,29 @@ def headline(found: Saturation) -> str:
 
 
 def _rows(found: Saturation) -> list[Sequence[str]]:
-    return [
-        _row(rung, is_saturated=is_saturated)
-        for rung, is_saturated in zip(found.rungs, found.saturated, strict=True)
-    ]
-
-
-def _row(rung: Rung, *, is_saturated: bool) -> Sequence[str]:
-    measured = rung.report.measured
-    ttft, per_token = measured.latency_ms.get("ttft"), measured.latency_ms.get("time_per_token")
-    return (
-        fixed(rung.rate),
-        fixed(rung.served_rps),
-        fixed(measured.throughput.total_tps, 0),
-        milliseconds(ttft.p50 if ttft else None),
-        milliseconds(ttft.p99 if ttft else None),
-        milliseconds(rung.e2e_p50_ms),
-        milliseconds(per_token.mean if per_token else None),
-        name_failed(rung.report),
-        percent(rung.littles_residual),
-        _state(rung, is_saturated=is_saturated),
-    )
-
-
-def _state(rung: Rung, *, is_saturated: bool) -> str:
-    if not rung.is_measured:
-        return rung.report.verdict.text
-    if rung.has_failed:
-        return "saturated: requests failed"
-    return "saturated" if is_saturated else "served"
+    rows: list[Sequence[str]] = []
+    for rung, is_saturated in zip(found.rungs, found.saturated, strict=True):
+        measured = rung.report.measured
+        ttft, per_token = measured.latency_ms.get("ttft"), measured.latency_ms.get("time_per_token")
+        state = "saturated" if is_saturated else "served"
+        if not rung.is_measured:
+            state = rung.report.verdict.text
+        elif rung.has_failed:
+            state = "saturated: requests failed"
+        row = (
+            fixed(rung.rate),
+            fixed(rung.served_rps),
+            fixed(measured.throughput.total_tps, 0),
+            milliseconds(ttft.p50 if ttft else None),
+            milliseconds(ttft.p99 if ttft else None),
+            milliseconds(rung.e2e_p50_ms),
+            milliseconds(per_token.mean if per_token else None),
+            name_failed(rung.report),
+            percent(rung.littles_residual),
+            state,
+        )
+        rows.append(row)
+    return rows
 
 
 def saturation_html(found: Saturation) -> str:

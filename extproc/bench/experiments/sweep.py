@@ -5,7 +5,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -172,7 +172,7 @@ async def run_tasks(
             result = await measure_arm(task.spec, task.arm, task.title, run, lab)
             if result.info.interrupted_s is not None:
                 return
-            keep(task, result, report.build(result))
+            keep(task, result, replace(report.build(result), arm=label(task.arm)))
 
 
 def append_kept(path: Path, kept: MeasuredCells) -> None:

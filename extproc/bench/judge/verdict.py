@@ -6,11 +6,11 @@ Reasons make a run invalid; remarks say how a valid one must be read.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
-from extproc.bench.record import INTERRUPTED, ClientStats, Record, RunInfo, RunResult
-from extproc.bench.spec.traffic import TrafficShape
+from extproc.bench.record import GIVE_UP_AFTER, INTERRUPTED, ClientStats, Record, RunInfo, RunResult
 from extproc.bench.spec.tree import Limits
 
 # The kinds of reasons.
@@ -19,12 +19,13 @@ FAILED = "requests failed"
 NOTHING = "nothing measured"
 MISSING = "share missing"
 CLIENT_LIMITED = "client-limited"
+NOT_OFFERED = "load not offered"
 CLOCKS = "clocks apart"
 
 # With fewer in flight on average the samples are too coarse to check anything.
 _FEW_IN_FLIGHT = 1.0
-# Random arrivals in a short window are off by a few percent; less than this is no longer chance.
-_RAMPED = 0.9
+# Of the rate that was asked for, how much must have been due: for a plain valid, and for a valid one at all.
+DUE, _DUE_AT_ALL = 0.95, 0.8
 # Below this a p99 is no more than the largest value.
 _FEW_REQUESTS = 100
 # `Date` has whole seconds: two readings of it differ by up to one.
@@ -66,7 +67,10 @@ class FaultReason:
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """`valid`, or `invalid:` and of what kinds, with the reasons, and what it was judged by."""
+    """`valid`, `valid, with remarks`, or `invalid:` and of what kinds; the reasons; what it was judged by.
+
+    `has_doubts`: valid, but of less load than was asked for, or of few requests.
+    """
 
     is_valid: bool
     text: str
@@ -74,6 +78,7 @@ class RunVerdict:
     remarks: tuple[str, ...]
     figures: Figures
     kinds: tuple[str, ...] = ()
+    has_doubts: bool = False
 
     @property
     def is_client_limited_only(self) -> bool:
@@ -84,13 +89,21 @@ class RunVerdict:
         return self.text
 
 
-def build_verdict(reasons: Iterable[FaultReason], remarks: Iterable[str], figures: Figures) -> RunVerdict:
-    """A verdict is valid as long as nothing speaks against it."""
-    against = tuple(reasons)
+def build_verdict(
+    reasons: Iterable[FaultReason], remarks: Iterable[str], figures: Figures, doubts: Iterable[str] = ()
+) -> RunVerdict:
+    """A verdict is valid as long as nothing speaks against it; `doubts` are the first of its remarks."""
+    against, doubts = tuple(reasons), tuple(doubts)
     kinds = tuple(dict.fromkeys(reason.kind for reason in against))
-    text = f"invalid: {', '.join(kinds)}" if against else "valid"
+    text = f"invalid: {', '.join(kinds)}" if against else "valid, with remarks" if doubts else "valid"
     return RunVerdict(
-        not against, text, tuple(reason.text for reason in against), tuple(remarks), figures, kinds
+        not against,
+        text,
+        tuple(reason.text for reason in against),
+        (*doubts, *remarks),
+        figures,
+        kinds,
+        has_doubts=bool(doubts) and not against,
     )
 
 
@@ -103,13 +116,15 @@ def judge(result: RunResult) -> RunVerdict:
         *_find_interruption(result.info),
         *_find_failures(result, limits.errors),
         *_find_nothing(result),
-        *_find_client_limits(figures, limits),
+        *_find_missing_load(result, figures),
+        *(FaultReason(CLIENT_LIMITED, text) for text in _name_client_limits(figures, limits)),
         *_find_clock_faults(result.info),
     )
     return build_verdict(
         reasons,
-        (*_find_remarks(figures, limits), *_find_thin_windows(result), *_find_surprises(result)),
+        (*_find_remarks(figures, limits), *_find_short_windows(result), *_find_surprises(result)),
         figures,
+        _find_doubts(result, figures),
     )
 
 
@@ -154,6 +169,8 @@ def _find_interruption(info: RunInfo) -> Iterator[FaultReason]:
 
 def _find_failures(result: RunResult, limit: float) -> Iterator[FaultReason]:
     """Holds the failures of the whole run against the limit, then those of the window."""
+    if any(client.has_given_up for client in result.info.clients):
+        yield FaultReason(FAILED, f"stopped: {GIVE_UP_AFTER} requests in a row could not connect")
     for part, records in (("", result.records), (" in the window", _list_measured(result))):
         failed = [record for record in records if is_failure(record)]
         if failed and len(failed) > limit * len(records):
@@ -203,16 +220,41 @@ def _list_measured(result: RunResult) -> list[Record]:
     return [record for record in result.records if result.info.window.holds(record)]
 
 
-def _find_thin_windows(result: RunResult) -> Iterator[str]:
-    """Says what the figures rest on too little of: time, or requests."""
-    info, measured = result.info, [record for record in _list_measured(result) if record.is_ok]
-    if not measured:
+def _find_missing_load(result: RunResult, figures: Figures) -> Iterator[FaultReason]:
+    """A third of a load says nothing about the whole. Random arrivals may be off by three deviations."""
+    asked, due = figures.asked_rps, figures.offered_rps
+    if asked is None or not due or result.info.interrupted_s is not None:
         return
-    if len(measured) < _FEW_REQUESTS:
-        yield f"few requests: {len(measured)} were measured, so that the p99 is about the largest"
+    window = result.info.window
+    wanted = asked * (window.end_s - window.start_s)
+    if due < _DUE_AT_ALL * asked and due * (window.end_s - window.start_s) < wanted - 3 * sqrt(wanted):
+        yield FaultReason(NOT_OFFERED, _name_shortfall(asked, due))
+
+
+def _name_shortfall(asked: float, due: float) -> str:
+    return (
+        f"{asked:.2f} req/s asked for, {due:.2f} due in the window ({due / asked:.0%}): sessions had not all "
+        "begun, or waited for answers and think time; warm up for two session lifetimes, or ask for less"
+    )
+
+
+def _find_doubts(result: RunResult, figures: Figures) -> Iterator[str]:
+    """Says what a valid run is too little of: the load that was asked for, or requests."""
+    asked, due = figures.asked_rps, figures.offered_rps
+    if asked is not None and due is not None and due < DUE * asked:
+        yield _name_shortfall(asked, due)
+    count = sum(record.is_ok for record in _list_measured(result))
+    if 0 < count < _FEW_REQUESTS:
+        yield f"few requests: {count} were measured, so that the p99 is about the largest"
+
+
+def _find_short_windows(result: RunResult) -> Iterator[str]:
+    info, measured = result.info, [record for record in _list_measured(result) if record.is_ok]
+    if not measured or info.spec.traffic.is_queued:
+        return
     mean_s = sum((record.end_s or 0.0) - record.intended_s for record in measured) / len(measured)
     width_s = info.window.end_s - info.window.start_s
-    if not info.spec.traffic.is_queued and width_s < info.spec.limits.latencies * mean_s:
+    if width_s < info.spec.limits.latencies * mean_s:
         yield (
             f"short window: its {width_s:.1f} s are {width_s / mean_s:.1f} times as long as a request takes; "
             "throughput counts what began before it"
@@ -222,6 +264,9 @@ def _find_thin_windows(result: RunResult) -> Iterator[str]:
 def _find_surprises(result: RunResult) -> Iterator[str]:
     """Says what the spec may not have meant: repeated prompts, an unused warm-up, broken-off ends."""
     info, traffic = result.info, result.info.spec.traffic
+    if info.cut_lines:
+        lines = "a line" if info.cut_lines == 1 else f"{info.cut_lines} lines"
+        yield f"{lines} of the journal were cut off half-way, as of a process that is killed: left out"
     repeats = sum(info.prompts is not None and record.index >= info.prompts for record in result.records)
     if repeats:
         yield (
@@ -243,32 +288,23 @@ def _measure(result: RunResult) -> Figures:
     records = [record for record in result.records if info.window.holds(record)]
     in_flight, residual = _check_littles_law(result)
     width_s = info.window.end_s - info.window.start_s
-    started = sum(info.window.start_s <= s < info.window.end_s for s in _starts(result.records))
-    offered = sum(info.window.start_s <= s < info.window.end_s for s in _intentions(result))
+    started = sum(
+        record.started_s is not None and info.window.start_s <= record.started_s < info.window.end_s
+        for record in result.records
+    )
+    is_even = info.spec.traffic.shape.name == "constant" and info.spec.traffic.traffic_spike is None
     is_open = info.offered_rps is not None and width_s > 0
     return Figures(
         lag_p99_s=_p99([lag for record in records if (lag := record.lag_s) is not None]),
         loop_lag_p99_s=_p99([s.lag_s for client in info.clients for s in client.samples]),
         cpu=max((c.cpu_s / c.wall_s for c in info.clients if c.wall_s), default=None),
         cap_full=max((c.cap_full_s / c.wall_s for c in info.clients if c.cap and c.wall_s), default=None),
-        asked_rps=info.offered_rps if _is_even(info.spec.traffic) else None,
-        offered_rps=offered / width_s if is_open else None,
+        asked_rps=info.offered_rps if is_even else None,
+        offered_rps=len(records) / width_s if is_open else None,
         achieved_rps=started / width_s if is_open else None,
         in_flight=in_flight,
         littles_residual=residual,
     )
-
-
-def _is_even(traffic: TrafficShape) -> bool:
-    return traffic.shape.name == "constant" and traffic.traffic_spike is None
-
-
-def _intentions(result: RunResult) -> Iterator[float]:
-    return (record.intended_s for record in result.records)
-
-
-def _starts(records: tuple[Record, ...]) -> Iterator[float]:
-    return (record.started_s for record in records if record.started_s is not None)
 
 
 def _p99(values: list[float]) -> float | None:
@@ -297,14 +333,13 @@ def _mean_in_flight(client: ClientStats, start_s: float, end_s: float) -> float:
     return sum(seen) / len(seen) if seen else 0.0
 
 
-def _find_client_limits(figures: Figures, limits: Limits) -> Iterator[FaultReason]:
-    return (FaultReason(CLIENT_LIMITED, text) for text in _name_client_limits(figures, limits))
-
-
 def _name_client_limits(figures: Figures, limits: Limits) -> Iterator[str]:
     lag, loop_lag, cpu = figures.lag_p99_s, figures.loop_lag_p99_s, figures.cpu
     if lag is not None and lag > limits.lag_p99:
-        yield f"lag p99 {lag * 1e3:.1f} ms: requests were due {limits.lag_p99 * 1e3:.0f} ms before they began"
+        yield (
+            f"lag p99 {lag * 1e3:.1f} ms: one request in a hundred began so late or later "
+            f"({limits.lag_p99 * 1e3:.0f} ms allowed): this machine was too busy"
+        )
     if loop_lag is not None and loop_lag > limits.loop_lag_p99:
         yield f"event loop lag p99 {loop_lag * 1e3:.1f} ms is above {limits.loop_lag_p99 * 1e3:.0f} ms"
     if cpu is not None and cpu > limits.cpu:
@@ -321,12 +356,6 @@ def _find_remarks(figures: Figures, limits: Limits) -> Iterator[str]:
         yield (
             f"the concurrency cap was full {full:.0%} of the time: {offered:.2f} req/s offered, "
             f"{achieved or 0.0:.2f} begun; read this as a closed loop"
-        )
-    asked = figures.asked_rps
-    if asked and offered is not None and offered < _RAMPED * asked:
-        yield (
-            f"{asked:.2f} req/s asked for, {offered:.2f} due in the window: sessions had not all begun, "
-            "or waited for answers; warm up for two session lifetimes"
         )
     residual = figures.littles_residual
     if residual is not None and residual > limits.littles_residual:

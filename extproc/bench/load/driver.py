@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -101,7 +102,10 @@ def _spawn(context: SpawnContext, work: tuple[LoadShare, object]) -> _Process:
     share, taken = work
     mine, theirs = context.Pipe()
     process = context.Process(target=run_process, args=(share, theirs, taken), daemon=True)
+    # Until it ignores them itself, a signal to the whole group must not kill it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     process.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return _Process(process, mine)
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage, count_prompt_tokens
 from extproc.bench.datasets.synthetic import draw
-from extproc.bench.load.schedule import Visit, build_crowd
 from extproc.bench.load.workload import Numbering
 from extproc.bench.processors.processor import ChatQuery, Client
-from extproc.bench.record import INTERRUPTED, Clock, Record
+from extproc.bench.record import GIVE_UP_AFTER, INTERRUPTED, Clock, Record
 from extproc.bench.spec.tree import Spec
 
 
@@ -109,19 +108,21 @@ class LoadGenerator:
         self._traffic = share.spec.traffic
         self._numbering = Numbering(share.conversations)
         self._begun = 0
+        self._unconnected = 0
         self._limit: asyncio.Timeout | None = None
         self._stopped_s: float | None = None
 
     async def run(self) -> None:
-        """Runs to the end: of the schedule or the users, and of everything in flight."""
+        """Runs to the end: of the schedule or the users, and of everything in flight.
+
+        It ends early if `GIVE_UP_AFTER` requests in a row cannot connect.
+        """
         self._limit = asyncio.timeout(self._deadline_s())
         try:
             async with self._limit, asyncio.TaskGroup() as tasks:
                 if self._traffic.is_closed:
-                    crowd, processes = build_crowd(self._traffic), self._share.spec.processes
-                    for place in range(self._share.users):
-                        stays = crowd.list_stays(place * processes + self._share.process)
-                        tasks.create_task(self._be_user(Visit(stays)))
+                    for _ in range(self._share.users):
+                        tasks.create_task(self._be_user())
                 else:
                     await self._follow_schedule(tasks)
         except TimeoutError:
@@ -134,6 +135,10 @@ class LoadGenerator:
         self._stopped_s = self._clock()
         if self._limit is not None:
             self._limit.reschedule(asyncio.get_running_loop().time())
+
+    @property
+    def has_given_up(self) -> bool:
+        return self._unconnected >= GIVE_UP_AFTER
 
     @property
     def in_flight(self) -> int:
@@ -153,15 +158,15 @@ class LoadGenerator:
             tasks.create_task(self._converse(number, at_s))
             self._begun += 1
 
-    async def _be_user(self, visit: Visit) -> None:
-        at_s = visit.next_s(self._clock())
-        while at_s is not None and not self._is_over(at_s):
+    async def _be_user(self) -> None:
+        at_s, end_s = max(0.0, self._clock()), self._traffic.duration
+        while end_s is None or at_s < end_s:
             await self._sleep_until(at_s)
             if (number := self._take_next()) is None:
                 return
-            at_s = visit.next_s(await self._converse(number, at_s, visit))
+            at_s = await self._converse(number, at_s)
 
-    async def _converse(self, number: int, at_s: float, visit: Visit | None = None) -> float:
+    async def _converse(self, number: int, at_s: float) -> float:
         """Asks turn by turn, from `at_s` on; returns when its user is ready for something else.
 
         A failed answer ends the conversation, as there is nothing to go on with.
@@ -171,7 +176,7 @@ class LoadGenerator:
         first = self._numbering.first_index(number)
         history: tuple[TurnMessage, ...] = ()
         for turn_number, turn in enumerate(conversation.turns):
-            if self._is_beyond(first + turn_number) or (turn_number and self._has_left(visit, at_s)):
+            if self._is_beyond(first + turn_number) or (turn_number and self._is_late(at_s)):
                 break
             await self._sleep_until(at_s)
             history += turn.messages
@@ -201,6 +206,9 @@ class LoadGenerator:
             record.admitted_s = await self.cap.enter(record.intended_s)
             try:
                 await self._client.send(ask, record)
+                self._unconnected = self._unconnected + 1 if record.failure == "connect" else 0
+                if self.has_given_up:
+                    self.stop()
                 if record.endpoint is None and record.first_byte_s is not None:
                     record.endpoint = self._share.endpoint
             finally:
@@ -232,14 +240,9 @@ class LoadGenerator:
         while (delay_s := at_s - self._clock()) > 0:  # noqa: ASYNC110  a time is awaited, not an event
             await asyncio.sleep(max(delay_s, _TICK_S))
 
-    def _is_over(self, at_s: float) -> bool:
-        return self._traffic.duration is not None and at_s >= self._traffic.duration
-
-    def _has_left(self, visit: Visit | None, at_s: float) -> bool:
-        """Whether a conversation ends here. Until the graceful stop users may finish theirs, as k6's do."""
-        if visit is not None and not visit.is_there(at_s):
-            return True
-        grace_s = (self._traffic.graceful_stop or 0.0) if visit is not None else 0.0
+    def _is_late(self, at_s: float) -> bool:
+        """Whether no turn begins any more. Until the graceful stop users may finish theirs, as k6's do."""
+        grace_s = (self._traffic.graceful_stop or 0.0) if self._traffic.is_closed else 0.0
         return self._traffic.duration is not None and at_s >= self._traffic.duration + grace_s
 
     def _is_beyond(self, index: int) -> bool:

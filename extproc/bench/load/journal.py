@@ -79,17 +79,22 @@ def encode_lines(records: Iterable[Record]) -> bytes:
     return b"".join(_ENCODER.encode(record) + b"\n" for record in records)
 
 
-def decode_lines(text: bytes) -> list[Record]:
-    """Reads requests; raises `ValueError`. The last line may be half a line, as of who was killed."""
-    *lines, last = text.splitlines() or [b""]
-    records = [_DECODER.decode(line) for line in lines]
-    with suppress(msgspec.DecodeError):
-        records.append(_DECODER.decode(last))
-    return records
+def decode_lines(text: bytes) -> tuple[list[Record], int]:
+    """Reads requests; returns them and how many lines end half-way, as of a process that was killed.
+
+    Another process may have written its next line right behind such a half.
+    """
+    records, cut = [], 0
+    for line in text.splitlines():
+        try:
+            records.append(_DECODER.decode(line))
+        except msgspec.DecodeError:
+            cut += 1
+    return records, cut
 
 
 def open_journal(path: Path, info: RunInfo) -> None:
-    """Begins the file anew with the facts of a run."""
+    """Begins the file anew with the facts of a run; it is never there without them."""
     spec = info.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     facts = _Facts(
         _FORMAT,
@@ -102,7 +107,9 @@ def open_journal(path: Path, info: RunInfo) -> None:
         info.prompts,
         info.parts,
     )
-    path.write_bytes(msgspec.json.encode(facts) + b"\n")
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_bytes(msgspec.json.encode(facts) + b"\n")
+    draft.replace(path)
 
 
 def close_journal(path: Path, info: RunInfo) -> None:
@@ -125,10 +132,14 @@ def read_journal(path: Path) -> RunResult:
     Raises `JournalError`.
     """
     try:
-        head, _, text = path.read_bytes().partition(b"\n")
+        data = path.read_bytes()
+        if not data:
+            raise JournalError(f"{path}: empty: nothing was written of this run")
+        head, _, text = data.partition(b"\n")
         facts = msgspec.json.decode(head, type=_Facts)
         body, end = _split_end(text)
-        found = {record.index: record for record in decode_lines(body)}
+        lines, cut = decode_lines(body)
+        found = {record.index: record for record in lines}
         records = [found[index] for index in sorted(found)]
     except (OSError, ValueError) as error:
         raise JournalError(f"{path}: not the record of a run: {error}") from None
@@ -146,6 +157,7 @@ def read_journal(path: Path) -> RunResult:
         scrapes=(),
         prompts=facts.prompts,
         parts=facts.parts,
+        cut_lines=cut,
     )
     return RunResult(_finish(info, end, records), tuple(records))
 

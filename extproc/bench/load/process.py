@@ -50,6 +50,7 @@ def run_process(share: LoadShare, pipe: Connection, taken: "Synchronized[int]") 
     """Is a load process's whole life. It ignores signals to the group: the parent acts on them."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     allow_files()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -100,6 +101,7 @@ async def _serve(share: LoadShare, pipe: Connection, take_next: Next) -> Done:
         cap=share.cap,
         cap_full_s=generator.cap.full_s,
         samples=tuple(watch.samples),
+        has_given_up=generator.has_given_up,
     )
     await client.close()
     if journal:

@@ -9,8 +9,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from extproc.bench.datasets.chats import read_bodies, read_kubeai_sharegpt, read_openorca, read_sharegpt
-from extproc.bench.datasets.dataset_cache import read_prepared
+from extproc.bench.datasets.chats import (
+    read_bodies,
+    read_kubeai_sharegpt,
+    read_openorca,
+    read_prepared,
+    read_sharegpt,
+)
 from extproc.bench.datasets.source import Source
 from extproc.bench.datasets.synthetic import (
     generate_conversations,

@@ -1,18 +1,15 @@
 """A run, worked out before it begins: which conversations, how many, and when each starts."""
 
 import bisect
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 from pydantic import ValidationError
 
 from extproc.bench.datasets.conversation import Conversation
-from extproc.bench.datasets.dataset_cache import DatasetCache
 from extproc.bench.datasets.prepare import prepare
 from extproc.bench.load.registry import Registry
 from extproc.bench.load.schedule import build_schedule, build_shape, count_due
@@ -20,7 +17,6 @@ from extproc.bench.load.shapes import Times
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.bench.spec.tree import Spec
-from extproc.documents import read_file
 from extproc.errors import SettingsError
 
 # Requests that a generated dataset provides when only the server's speed will tell how many are made.
@@ -91,40 +87,19 @@ class Workload:
         return requests / self.span_s
 
 
-def build_workload(spec: Spec, registry: Registry, shelf: DatasetCache | None = None) -> Workload:
-    """Builds dataset and schedule, the same for the same seed; `shelf` keeps the dataset, or has it.
+def build_workload(spec: Spec, registry: Registry) -> Workload:
+    """Builds dataset and schedule, the same for the same seed.
 
     Raises `SettingsError` for a dataset that cannot be read or a schedule that cannot be built.
     """
     traffic = spec.traffic
     try:
-        workload = _build(spec, registry) if shelf is None else _take(spec, registry, shelf)
+        workload = _build(spec, registry)
     except ValidationError as error:
         raise SettingsError(f"traffic-shape: {list_faults(error)}") from None
     except ValueError as error:
         raise SettingsError(f"traffic-shape: {error}") from None
     _check_window(traffic, workload)
-    return workload
-
-
-def name_dataset(spec: Spec) -> str:
-    """Names what is asked of a dataset: by spec and seed, and by what is in the files that they name."""
-    told = hashlib.sha256(spec.traffic.model_dump_json(exclude_defaults=True).encode())
-    told.update(f"\0{spec.seed}\0{' '.join(spec.plugins)}".encode())
-    files = [spec.traffic.dataset.path, spec.target.tokenizer]
-    files += [Path(plugin) for plugin in spec.plugins if plugin.endswith(".py")]
-    for path in files:
-        told.update(b"\0" if path is None else b"\0" + hashlib.sha256(read_file(path)).digest())
-    return told.hexdigest()[:16]
-
-
-def _take(spec: Spec, registry: Registry, shelf: DatasetCache) -> Workload:
-    name = name_dataset(spec)
-    conversations = shelf.find(name)
-    if conversations is not None:
-        return _arrange(spec, registry, conversations)
-    workload = _build(spec, registry)
-    shelf.keep(name, workload.conversations)
     return workload
 
 

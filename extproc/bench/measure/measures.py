@@ -26,11 +26,6 @@ def ttft_sent(record: Record) -> float | None:
     return _gap(record.first_token_s, record.sent_s)
 
 
-def ttft_started(record: Record) -> float | None:
-    """From when the client took the request up: encoding it and finding a connection are in it."""
-    return _gap(record.first_token_s, record.started_s)
-
-
 def e2e(record: Record) -> float | None:
     """Time to the last byte, from the intended start."""
     return _gap(record.end_s, record.intended_s)

@@ -1,9 +1,8 @@
-"""A run by what its traffic did: before, during and after a spike, or stage by stage. Pure."""
+"""A run by what its traffic did: before, during and after a spike. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -46,13 +45,10 @@ class LoadStretch:
 
 
 def list_stretches(traffic: TrafficShape, end_s: float) -> list[LoadStretch]:
-    """The schedule's parts up to `end_s`: spikes and what lies between, or users' stages; else none."""
-    if traffic.traffic_spike is not None:
-        found = _list_spikes(traffic.traffic_spike, end_s)
-    elif traffic.stages:
-        found = _list_stages(traffic)
-    else:
-        found = iter(())
+    """The schedule's parts up to `end_s`: spikes and what lies between; none without a spike."""
+    if traffic.traffic_spike is None:
+        return []
+    found = _list_spikes(traffic.traffic_spike, end_s)
     return [part for part, _ in zip(found, range(_MOST_PHASES), strict=False) if part.start_s < part.end_s]
 
 
@@ -65,14 +61,6 @@ def _list_spikes(spike: Spike, end_s: float) -> Iterator[LoadStretch]:
         yield LoadStretch(f"spike{name}", at_s, calm_s, is_rise=True)
         yield LoadStretch(f"after{' spike' if name else ''}{name}", calm_s, min(at_s + every, end_s))
         at_s, number = at_s + every, number + 1
-
-
-def _list_stages(traffic: TrafficShape) -> Iterator[LoadStretch]:
-    edges = [0.0, *accumulate(stage.duration for stage in traffic.stages)]
-    users = [traffic.vus or 0, *(stage.vus for stage in traffic.stages)]
-    for (start_s, end_s), (low, high) in zip(pairwise(edges), pairwise(users), strict=True):
-        way = f"{low} users" if low == high else f"{low} to {high} users"
-        yield LoadStretch(way, start_s, end_s, is_rise=high > low)
 
 
 def measure_phases(

@@ -45,7 +45,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over `count` values; `low` and `high` are `None` where one value tells no spread."""
+    """A mean over `count` values; `low` and `high` are `None` where too few values tell no spread."""
 
     mean: float
     low: float | None
@@ -60,13 +60,17 @@ class Interval:
         return self.excludes(0.0)
 
 
+# With two values Student's t is 12.7 deviations: an interval that says nothing.
+_FEWEST = 3
+
+
 def mean_interval(values: Sequence[float], confidence: float) -> Interval | None:
-    """The mean of `values` with its two-sided interval; `None` without values."""
+    """The mean of `values` with its two-sided interval, from three values on; `None` without values."""
     if not values:
         return None
     mean, count = float(np.mean(values)), len(values)
-    if count == 1:
-        return Interval(mean, None, None, 1)
+    if count < _FEWEST:
+        return Interval(mean, None, None, count)
     margin = student_quantile(confidence, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
     return Interval(mean, mean - margin, mean + margin, count)
 

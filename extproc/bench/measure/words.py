@@ -29,6 +29,11 @@ def percent(value: float | None) -> str:
     return DASH if value is None else f"{100 * value:.1f} %"
 
 
+def significant(value: float) -> str:
+    """Three figures of a ratio, its zeros included: `1.40`, `14.0`, `140`."""
+    return f"{value:#.3g}" if value < 1 else f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
 def milliseconds(value: float | None) -> str:
     """Three figures' worth: `0.42 ms`, `41.2 ms`, `1.31 s`."""
     if value is None:

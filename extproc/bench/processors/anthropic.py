@@ -1,15 +1,13 @@
 """Anthropic's messages, also served by vLLM."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from extproc.bench.processors.processor import (
     EMPTY,
     AnswerPiece,
     ChatQuery,
     HttpApi,
-    Json,
     Usage,
     get_count,
     get_error,
@@ -42,63 +40,37 @@ class AnthropicMessages(HttpApi):
         return {**body, "system": system} if system else body
 
     def read(self, payload: object) -> AnswerPiece:
-        reader = _READERS.get(get_text(payload, "type"))
-        return EMPTY if reader is None else reader(payload)
+        match get_text(payload, "type"):
+            case "content_block_delta":
+                piece = AnswerPiece(text=_read_text(get_object(payload, "delta")))
+            case "message_start":
+                piece = AnswerPiece(usage=_read_usage(get_object(get_object(payload, "message"), "usage")))
+            case "message_delta":
+                piece = AnswerPiece(usage=_read_usage(get_object(payload, "usage")))
+            case "message_stop":
+                piece = AnswerPiece(is_last=True)
+            case "message":
+                text = "".join(map(_read_text, get_list(payload, "content")))
+                piece = AnswerPiece(text=text, usage=_read_usage(get_object(payload, "usage")))
+            case "error":
+                piece = AnswerPiece(error=get_error(payload) or "error")
+            case _:
+                piece = EMPTY
+        return piece
 
 
-def _read_delta(payload: object) -> AnswerPiece:
-    delta = get_object(payload, "delta")
-    return AnswerPiece(text=get_text(delta, "text") or get_text(delta, "thinking"))
-
-
-def _read_start(payload: object) -> AnswerPiece:
-    return AnswerPiece(usage=_read_usage(get_object(get_object(payload, "message"), "usage")))
-
-
-def _read_totals(payload: object) -> AnswerPiece:
-    return AnswerPiece(usage=_read_usage(get_object(payload, "usage")))
-
-
-def _read_stop(payload: object) -> AnswerPiece:
-    del payload
-    return AnswerPiece(is_last=True)
-
-
-def _read_error(payload: object) -> AnswerPiece:
-    return AnswerPiece(error=get_error(payload) or "error")
-
-
-def _read_whole(payload: object) -> AnswerPiece:
-    parts = get_list(payload, "content")
-    text = "".join(get_text(part, "text") or get_text(part, "thinking") for part in parts)
-    return AnswerPiece(text=text, usage=_read_usage(get_object(payload, "usage")))
+def _read_text(part: object) -> str:
+    return get_text(part, "text") or get_text(part, "thinking")
 
 
 def _read_usage(usage: Mapping[str, object]) -> Usage | None:
     """Adds up the input: Anthropic counts what the cache served, or took in, apart from the rest."""
     if not usage:
         return None
-    cached = get_count(usage, "cache_read_input_tokens")
-    return Usage(
-        input_tokens=_sum_input(usage),
-        output_tokens=get_count(usage, "output_tokens"),
-        cached_tokens=cached,
-    )
-
-
-def _sum_input(usage: Json) -> int | None:
     fields = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     counts = [count for field in fields if (count := get_count(usage, field)) is not None]
-    return sum(counts) if counts else None
-
-
-_READERS: Mapping[str, Callable[[object], AnswerPiece]] = MappingProxyType(
-    {
-        "content_block_delta": _read_delta,
-        "message_start": _read_start,
-        "message_delta": _read_totals,
-        "message_stop": _read_stop,
-        "message": _read_whole,
-        "error": _read_error,
-    }
-)
+    return Usage(
+        input_tokens=sum(counts) if counts else None,
+        output_tokens=get_count(usage, "output_tokens"),
+        cached_tokens=get_count(usage, "cache_read_input_tokens"),
+    )

@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 
 from extproc.bench.processors.collector import Read, collect_stream, collect_whole, fail
-from extproc.bench.processors.credentials import NoToken, open_keys
+from extproc.bench.processors.credentials import Keys, NoToken
 from extproc.bench.processors.processor import ChatQuery, Processor, Wiring, get_error
 from extproc.bench.record import Clock, Record
 
@@ -24,7 +24,7 @@ class HttpClient:
     def __init__(self, wiring: Wiring, processor: Processor) -> None:
         self._wiring, self._processor = wiring, processor
         self._clock = wiring.clock
-        self._keys = open_keys(wiring.target, wiring.api_key, wiring.clock)
+        self._keys = Keys(wiring.target, wiring.api_key, wiring.clock)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=wiring.target.timeout),
@@ -60,7 +60,10 @@ class HttpClient:
     async def _exchange(self, ask: ChatQuery, record: Record, reads: list[Read]) -> None:
         url = self._wiring.base_url + (self._wiring.target.path or self._processor.path(ask))
         body = orjson.dumps({**self._processor.body(ask), **self._wiring.target.body})
-        headers = await self._authorise()
+        headers = self._processor.headers(self._keys.get())
+        # A target's own headers win.
+        own = {name.lower() for name in self._wiring.target.headers}
+        headers = {name: value for name, value in headers.items() if name.lower() not in own}
         async with self._session.post(url, data=body, headers=headers, trace_request_ctx=record) as response:
             record.status = response.status
             if response.status == HTTPStatus.UNAUTHORIZED:
@@ -69,12 +72,6 @@ class HttpClient:
             record.retry_after_s = _read_retry_after(response.headers.get("Retry-After"))
             async for data in response.content.iter_any():
                 reads.append((self._clock(), data))  # noqa: PERF401  what came before a failure must stay
-
-    async def _authorise(self) -> dict[str, str]:
-        """The headers that say who asks; a target's own win."""
-        headers = self._processor.headers(await self._keys.get())
-        own = {name.lower() for name in self._wiring.target.headers}
-        return {name: value for name, value in headers.items() if name.lower() not in own}
 
     def _collect(self, ask: ChatQuery, record: Record, reads: list[Read]) -> None:
         record.first_byte_s = reads[0][0] if reads else None

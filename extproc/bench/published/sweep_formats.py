@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from extproc.bench.measure.stats import Interval
-from extproc.bench.measure.words import DASH, fixed, markdown_table, milliseconds, percent
+from extproc.bench.measure.words import DASH, markdown_table, significant
 from extproc.bench.published.sweep_table import DatasetPart, Spot, SweepTable
+from extproc.bench.report.headline import show
 from extproc.pages import page
 from extproc.pages.plots import Bar, Dot, bars, dotted
 
@@ -22,7 +23,6 @@ _COLUMNS = (
     ("hit_rate", "hit rate"),
     ("in_flight", "in flight"),
 )
-Show = Callable[[float], str]
 _RATIOS = ("total_tok_per_s", "ttft_mean_ms", "itl_mean_ms", "e2e_mean_ms", "time_per_token_mean_ms")
 _HEADINGS = dict(_COLUMNS)
 _FROM = "latencies count from the sending of a request, as in published tables; in flight is a mean"
@@ -32,21 +32,17 @@ def sweep_markdown(sweep: SweepTable) -> str:
     """Headlines, then each dataset's figures and ratios."""
     texts = [*sweep_headlines(sweep), "", how(sweep), ""]
     for part in sweep.parts:
+        header, rows = _ratios(sweep, part)
         texts += [f"{part.dataset}:"] * bool(part.dataset)
-        texts += [markdown_table(*_figures(part)), *_markdown_ratios(sweep, part)]
+        texts += [markdown_table(*_figures(part)), *([markdown_table(header, rows)] if rows else [])]
     return "\n".join(texts) + "\n"
-
-
-def _markdown_ratios(sweep: SweepTable, part: DatasetPart) -> Iterator[str]:
-    header, rows = _ratios(sweep, part)
-    if rows:
-        yield markdown_table(header, rows)
 
 
 def how(sweep: SweepTable) -> str:
     """The method, in a sentence."""
-    if sweep.repeats == 1:
-        return f"One run of each: ratios to {sweep.baseline} have no interval; {_FROM}."
+    if sweep.repeats < 3:
+        runs = "One run" if sweep.repeats == 1 else "Two runs"
+        return f"{runs} of each: too few for an interval of the ratios to {sweep.baseline}; {_FROM}."
     return (
         f"Ratios to {sweep.baseline}, paired by repeat (one seed, one schedule): geometric means over valid "
         f"pairs, with Student's t interval on logarithms ({sweep.confidence:.0%}); a star excludes no "
@@ -65,57 +61,37 @@ def sweep_headlines(sweep: SweepTable) -> list[str]:
 
 
 def _headline(sweep: SweepTable, part: DatasetPart, strategy: str) -> str:
+    """Of the highest load under which there is a ratio to the baseline."""
     name = f"{part.dataset}: {strategy}" if part.dataset else strategy
-    best = _find_best(part, strategy)
+    best = next((spot for spot in reversed(part.of(strategy)) if spot.ratios), None)
     if best is None:
         return f"{name}: no load at which it and {sweep.baseline} are both valid: no ratio."
-    return f"{name} against {sweep.baseline}, {best.level}: {'; '.join(_tell(best))}."
-
-
-def _find_best(part: DatasetPart, strategy: str) -> Spot | None:
-    """The highest load under which there is a ratio to the baseline."""
-    spots = [spot for spot in part.of(strategy) if spot.ratios or spot.bounds]
-    return spots[-1] if spots else None
-
-
-def _tell(spot: Spot) -> Iterator[str]:
-    for column in _RATIOS:
-        if column in spot.ratios:
-            yield f"{_HEADINGS[column]} {_say(column, spot.ratios[column])}"
-        elif column in spot.bounds:
-            yield f"{_HEADINGS[column]} at least {_say(column, spot.bounds[column])}"
-    if not spot.ratios:
-        yield "its client was the limit, so that its latencies are of a smaller load"
+    told = [
+        f"{_HEADINGS[column]} {'at least ' * best.is_bound}{_say(column, best.ratios[column])}"
+        for column in _RATIOS
+        if column in best.ratios
+    ]
+    if best.is_bound:
+        told.append("its client was the limit, so that its latencies are of a smaller load")
+    return f"{name} against {sweep.baseline}, {best.level}: {'; '.join(told)}."
 
 
 def _say(column: str, ratio: Interval) -> str:
-    return f"{_size(column, ratio)}{_doubt(column, ratio)}"
-
-
-def _size(column: str, ratio: Interval) -> str:
-    """A throughput's gain in percent; how many times a latency is lower or higher."""
+    """A throughput's gain in percent, or how many times a latency is lower or higher; with its interval."""
     if not column.endswith("_ms"):
         gain = f"{ratio.mean - 1:+.0%}"
-        return "the same" if gain in {"+0%", "-0%"} else gain
-    if f"{ratio.mean:.2f}" == "1.00":
-        return "the same"
-    return f"{1 / ratio.mean:.3g}x lower" if ratio.mean < 1 else f"{ratio.mean:.3g}x higher"
-
-
-def _doubt(column: str, ratio: Interval) -> str:
-    """The interval of what `_size` says, in the same terms."""
-    if not column.endswith("_ms"):
-        return _span(ratio, lambda value: f"{value - 1:+.0%}")
+        gain = "the same" if gain in {"+0%", "-0%"} else gain
+        return gain + _span(ratio, lambda value: f"{value - 1:+.0%}")
+    way = "higher"
     if ratio.mean < 1:
-        ratio = Interval(1 / ratio.mean, _inverse(ratio.high), _inverse(ratio.low), ratio.count)
-    return _span(ratio, lambda value: f"{value:.3g}")
+        way = "lower"
+        low, high = (None if end is None else 1 / end for end in (ratio.high, ratio.low))
+        ratio = Interval(1 / ratio.mean, low, high, ratio.count)
+    size = "the same" if f"{ratio.mean:.2f}" == "1.00" else f"{significant(ratio.mean)}x {way}"
+    return size + _span(ratio, significant)
 
 
-def _inverse(value: float | None) -> float | None:
-    return None if value is None else 1 / value
-
-
-def _span(interval: Interval, show: Show) -> str:
+def _span(interval: Interval, show: Callable[[float], str]) -> str:
     if interval.low is None or interval.high is None:
         return ""
     return f" [{show(interval.low)}, {show(interval.high)}]"
@@ -123,15 +99,10 @@ def _span(interval: Interval, show: Show) -> str:
 
 def _figures(part: DatasetPart) -> tuple[list[str], list[list[str]]]:
     shown = [name for name, _ in _COLUMNS if any(name in spot.figures for spot in part.spots)]
-    rows = [
-        [
-            _name_load(spot),
-            spot.strategy,
-            *(_show(name, spot.figures.get(name)) for name in shown),
-            _state(spot),
-        ]
-        for spot in part.spots
-    ]
+    rows = []
+    for spot in part.spots:
+        figures = (_show(name, spot.figures.get(name)) for name in shown)
+        rows.append([_name_load(spot), spot.strategy, *figures, _state(spot)])
     return ["in flight at most", "strategy", *(_HEADINGS[name] for name in shown), "verdict"], rows
 
 
@@ -143,18 +114,8 @@ def _name_load(spot: Spot) -> str:
 def _show(name: str, interval: Interval | None) -> str:
     if interval is None:
         return DASH
-    if name.endswith("_ms"):
-        return _with_margin(interval, milliseconds)
-    if name == "hit_rate":
-        return _with_margin(interval, percent)
-    return _with_margin(
-        interval, lambda value: fixed(value, 0 if "tok" in name or name == "in_flight" else 2)
-    )
-
-
-def _with_margin(interval: Interval, show: Show) -> str:
-    margin = "" if interval.high is None else f" ± {show(interval.high - interval.mean)}"
-    return f"{show(interval.mean)}{margin}"
+    margin = "" if interval.high is None else f" ± {show(name, interval.high - interval.mean)}"
+    return f"{show(name, interval.mean)}{margin}"
 
 
 def _state(spot: Spot) -> str:
@@ -162,22 +123,21 @@ def _state(spot: Spot) -> str:
 
 
 def _ratios(sweep: SweepTable, part: DatasetPart) -> tuple[list[str], list[list[str]]]:
-    shown = [name for name in _RATIOS if any(name in {*spot.ratios, *spot.bounds} for spot in part.spots)]
-    rows = [
-        [_name_load(spot), spot.strategy, *(_show_ratio(spot, name) for name in shown)]
-        for spot in part.spots
-        if spot.strategy != sweep.baseline
-    ]
+    shown = [name for name in _RATIOS if any(name in spot.ratios for spot in part.spots)]
     header = [f"over {sweep.baseline}", "strategy", *(_HEADINGS[name] for name in shown)]
-    return header, rows if shown else []
+    rows = []
+    for spot in part.spots:
+        if shown and spot.strategy != sweep.baseline:
+            ratios = (_show_ratio(spot.ratios.get(name), is_bound=spot.is_bound) for name in shown)
+            rows.append([_name_load(spot), spot.strategy, *ratios])
+    return header, rows
 
 
-def _show_ratio(spot: Spot, name: str) -> str:
-    ratio = spot.ratios.get(name, spot.bounds.get(name))
+def _show_ratio(ratio: Interval | None, *, is_bound: bool) -> str:
     if ratio is None:
         return DASH
-    sign, star = "" if name in spot.ratios else "≥ ", "*" if ratio.excludes(1.0) else ""
-    return f"{sign}{ratio.mean:.3g}{_span(ratio, lambda value: f'{value:.3g}')}{star}"
+    star = "*" if ratio.excludes(1.0) else ""
+    return f"{'≥ ' * is_bound}{significant(ratio.mean)}{_span(ratio, significant)}{star}"
 
 
 def sweep_html(sweep: SweepTable) -> str:

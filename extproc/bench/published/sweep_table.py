@@ -29,16 +29,16 @@ class Spot:
     """A strategy under one load, over its repeats.
 
     `figures` are means by column, of all repeats. `ratios` are to the baseline's figures, of repeats in
-    which both are valid. `bounds` are those of throughput where the client was this strategy's limit: it
-    can do at least as much; latencies of a smaller load say nothing. `doubts` are the verdicts that are
-    not valid, one per run.
+    which both are valid. Where there is none, those of throughput are taken though the client was this
+    strategy's limit: it can do at least as much, so that `is_bound`; latencies of a smaller load say nothing.
+    `doubts` are the verdicts that are not valid, one per run.
     """
 
     level: Level
     strategy: str
     figures: Mapping[str, Interval]
     ratios: Mapping[str, Interval]
-    bounds: Mapping[str, Interval]
+    is_bound: bool
     doubts: tuple[str, ...]
 
 
@@ -115,7 +115,10 @@ def _split(cells: Iterable[Cell], key: Callable[[Cell], object]) -> list[list[Ce
 
 
 def _gather_part(cells: Sequence[Cell], baseline: str, confidence: float) -> DatasetPart:
-    loads = _split(sorted(cells, key=_load), _load)
+    def load_of(cell: Cell) -> tuple[int, float]:
+        return cell.cap, cell.rate or 0.0
+
+    loads = _split(sorted(cells, key=load_of), load_of)
     return DatasetPart(
         cells[0].dataset,
         tuple(
@@ -126,68 +129,39 @@ def _gather_part(cells: Sequence[Cell], baseline: str, confidence: float) -> Dat
     )
 
 
-def _load(cell: Cell) -> tuple[int, float]:
-    return cell.cap, cell.rate or 0.0
-
-
 def _gather_spot(own: Sequence[Cell], base: Sequence[Cell], confidence: float) -> Spot:
-    names = dict.fromkeys(name for cell in own for name in _figures(cell))
-    values = {name: [_figures(cell)[name] for cell in own if name in _figures(cell)] for name in names}
-    sound, bounded = (
-        [(one, other) for one in own for other in base if is_pair(one, other)] for is_pair in _PAIRS
-    )
+    """Pairs have the same prompts at the same times, and both are valid: else a ratio compares two loads."""
+    figures = [{**cell.figures, "in_flight": cell.in_flight} for cell in own]
+    names = dict.fromkeys(name for each in figures for name in each)
+    paired = [(one, other) for one in own for other in base if one.repeat == other.repeat and other.is_valid]
+    pairs = [(one.figures, other.figures) for one, other in paired if one.is_valid]
+    is_bound = not pairs and any(one.is_client_limited for one, _ in paired)
+    if is_bound:
+        pairs = [(one.figures, other.figures) for one, other in paired if one.is_client_limited]
+    levels = {
+        name: mean_interval([each[name] for each in figures if name in each], confidence) for name in names
+    }
+    ratios = {
+        name: ratio_interval([(x[name], y[name]) for x, y in pairs if name in x and name in y], confidence)
+        for name in (_THROUGHPUTS if is_bound else names)
+    }
     return Spot(
         Level(own[0].cap, own[0].rate),
         own[0].strategy,
-        {name: found for name in names if (found := mean_interval(values[name], confidence))},
-        _ratios(sound, names, confidence),
-        _ratios(bounded, _THROUGHPUTS, confidence),
+        {name: found for name, found in levels.items() if found},
+        {name: found for name, found in ratios.items() if found},
+        is_bound,
         tuple(cell.verdict for cell in own if not cell.is_valid),
     )
 
 
-def _ratios(
-    pairs: Sequence[tuple[Cell, Cell]], names: Iterable[str], confidence: float
-) -> dict[str, Interval]:
-    ratios = {name: ratio_interval(_values(pairs, name), confidence) for name in names}
-    return {name: found for name, found in ratios.items() if found}
-
-
-def _figures(cell: Cell) -> Mapping[str, float]:
-    return {**cell.figures, "in_flight": cell.in_flight}
-
-
-def _is_pair(ours: Cell, theirs: Cell) -> bool:
-    """The same prompts at the same times, and both measured: else a ratio compares two loads."""
-    return ours.repeat == theirs.repeat and ours.is_valid and theirs.is_valid
-
-
-def _is_bound(ours: Cell, theirs: Cell) -> bool:
-    return ours.repeat == theirs.repeat and ours.is_client_limited and theirs.is_valid
-
-
-_PAIRS: Final = (_is_pair, _is_bound)
-
-
-def _values(pairs: Sequence[tuple[Cell, Cell]], name: str) -> Iterator[tuple[float, float]]:
-    for ours, theirs in pairs:
-        if name in ours.figures and name in theirs.figures:
-            yield ours.figures[name], theirs.figures[name]
-
-
 def _find_faults(parts: Sequence[DatasetPart]) -> Iterator[str]:
-    for part, spot in _all(parts):
-        for doubt in dict.fromkeys(spot.doubts):
-            runs = f" ({spot.doubts.count(doubt)} runs)" if len(spot.doubts) > 1 else ""
-            yield f"{name_spot(part, spot)}: {doubt}{runs}"
-
-
-def _all(parts: Sequence[DatasetPart]) -> Iterator[tuple[DatasetPart, Spot]]:
-    return ((part, spot) for part in parts for spot in part.spots)
-
-
-def name_spot(part: DatasetPart, spot: Spot) -> str:
-    return f"{f'{part.dataset}, ' if part.dataset else ''}{spot.strategy}, {spot.level}"
+    for part in parts:
+        for spot in part.spots:
+            for doubt in dict.fromkeys(spot.doubts):
+                name = f"{f'{part.dataset}, ' if part.dataset else ''}{spot.strategy}, {spot.level}"
+                runs = f" ({spot.doubts.count(doubt)} runs)" if len(spot.doubts) > 1 else ""
+                yield f"{name}: {doubt}{runs}"
 
 
 def _find_remarks(parts: Sequence[DatasetPart], tolerance: float) -> Iterator[str]:

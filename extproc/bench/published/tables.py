@@ -86,7 +86,7 @@ class Cell:
 
     @property
     def is_valid(self) -> bool:
-        return self.verdict == "valid"
+        return self.verdict.startswith("valid")
 
     @property
     def is_client_limited(self) -> bool:

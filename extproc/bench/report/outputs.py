@@ -118,14 +118,23 @@ def write_brief(path: Path | None, brief: Brief) -> None:
 
 def print_verdict(said: Report, console: Console) -> None:
     """Prints the verdict as a banner: nobody shall read the figures without it."""
-    print_faults(said.faults, said.verdict.remarks, console, good=said.title, bad=said.title)
+    doubtful = said.verdict.has_doubts
+    print_faults(
+        said.faults, said.verdict.remarks, console, good=said.title, bad=said.title, is_doubtful=doubtful
+    )
 
 
 def print_faults(
-    faults: Sequence[str], remarks: Sequence[str], console: Console, *, good: str, bad: str
+    faults: Sequence[str],
+    remarks: Sequence[str],
+    console: Console,
+    *,
+    good: str,
+    bad: str,
+    is_doubtful: bool = False,
 ) -> None:
-    """Prints a banner: `bad` in red with the faults, or `good` in green; the remarks below."""
-    colour, title = ("red", bad) if faults else ("green", good)
+    """Prints a banner: `bad` in red with the faults, or `good` in green, or amber; the remarks below."""
+    colour, title = ("red", bad) if faults else ("yellow" if is_doubtful else "green", good)
     lines = [
         f"[bold {colour}]{title}[/]",
         *(f"• {escape(fault)}" for fault in faults),

@@ -127,7 +127,7 @@ class Report:
     `thresholds` are the spec's, each with the value that it was held against. `phases` are the parts of a
     load that changes, `elasticity` how it was taken, `fleet` the endpoints every few seconds.
     `labels` and `stack` are the spec's, for a catalogue. `parts` are the shares of
-    a run on several machines.
+    a run on several machines, `arm` is what was in force in a comparison.
     """
 
     schema: str
@@ -154,6 +154,7 @@ class Report:
     stack: dict[str, Any] = field(default_factory=dict)
     spending: Spending = Spending()
     parts: tuple[PartStats, ...] = ()
+    arm: str = ""
 
     @property
     def is_good(self) -> bool:

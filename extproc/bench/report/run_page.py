@@ -31,7 +31,9 @@ def html_report(result: RunResult, said: Report) -> str:
 
 
 def _parts(result: RunResult, said: Report) -> Iterator[str]:
-    yield page.notice(said.title, said.faults, is_good=said.is_good) + page.remarks(said.verdict.remarks)
+    doubtful = said.verdict.has_doubts
+    yield page.notice(said.title, said.faults, is_good=said.is_good, is_doubtful=doubtful)
+    yield page.remarks(said.verdict.remarks)
     if said.thresholds:
         yield _thresholds_table(said)
     yield f'<p class="soft">{escape(name_part(said).capitalize())}.</p>'

@@ -131,22 +131,14 @@ class Spike(SpecSection):
         return self.after == 0 and self.burst >= end_s
 
 
-class UserStage(SpecSection):
-    """A stretch of time at whose end there are `vus` users, more or fewer of them evenly over `duration`."""
-
-    vus: int = Field(ge=0)
-    duration: Seconds = Field(gt=0)
-
-
 class TrafficShape(SpecSection):
     """How much is asked, when, and of what kind.
 
     With `req_rate` the loop is open: requests start when the schedule says, however slow the server is;
     `max_concurrency` then holds back what exceeds it (and latency from the intended start shows it).
     Without `req_rate`, or with `vus`, the loop is closed: that many users each wait for an answer and
-    `think_time` before they ask again. With `stages` users come and go, from `vus` or nobody on (k6's
-    ramping users); who leaves waits for the answer that is due. In sessions `req_rate` counts requests:
-    conversations start at `req_rate` divided by the mean number of turns. `arrivals`: `constant` means
+    `think_time` before they ask again. In sessions `req_rate` counts requests: conversations
+    start at `req_rate` divided by the mean number of turns. `arrivals`: `constant` means
     exactly constant, `poisson` at random, `gamma` with `burstiness` (below 1 is burstier than at random).
     `shape` is how the rate goes over time: `constant`, `ramp`, `steps`, `sine`, `trace`, with options.
     `shape: trace` starts requests when the dataset's trace does. Without `duration` and
@@ -165,7 +157,6 @@ class TrafficShape(SpecSection):
     traffic_spike: Spike | None = None
     max_concurrency: int | None = Field(default=None, gt=0)
     vus: int | None = Field(default=None, gt=0)
-    stages: tuple[UserStage, ...] = ()
     think_time: Distribution | None = None
     duration: Seconds | None = Field(default=None, gt=0)
     graceful_stop: Seconds | None = Field(default=None, ge=0)
@@ -182,15 +173,9 @@ class TrafficShape(SpecSection):
     @model_validator(mode="before")
     @classmethod
     def _from_preset(cls, value: object) -> object:
+        if isinstance(value, dict) and "stages" in value:
+            raise ValueError("stages was removed in 0.2: give a req-rate with `shape: ramp` or `steps`")
         return apply_preset(value) if isinstance(value, dict) else value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lasts_as_long_as_its_stages(cls, value: object) -> object:
-        if not isinstance(value, dict) or not value.get("stages") or "duration" in value:
-            return value
-        stages = [UserStage.model_validate(stage) for stage in value["stages"]]
-        return {**value, "duration": sum(stage.duration for stage in stages)}
 
     @field_validator("model_type")
     @classmethod
@@ -201,7 +186,7 @@ class TrafficShape(SpecSection):
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
-        if not (self.req_rate or self.concurrency or self.stages or self.shape.name == "trace"):
+        if not (self.req_rate or self.concurrency or self.shape.name == "trace"):
             raise ValueError("give req-rate (open loop), or max-concurrency or vus (closed loop)")
         if self.req_rate == math.inf and self.total_prompts is None:
             raise ValueError("an infinite req-rate needs total-prompts")
@@ -220,12 +205,6 @@ class TrafficShape(SpecSection):
     def _find_idle_fields(self) -> Iterator[str]:
         if self.vus and self.req_rate:
             yield "vus is a closed loop: it excludes req-rate; use max-concurrency"
-        if self.stages and (self.req_rate or self.max_concurrency):
-            yield "stages are numbers of users, a closed loop: leave out req-rate and max-concurrency"
-        if self.stages and self.concurrency == 0:
-            yield "stages without a user"
-        if self.stages and self.duration != (lasting := sum(stage.duration for stage in self.stages)):
-            yield f"stages last {lasting:g} s together: leave out duration"
         if self.vus and self.max_concurrency:
             yield "vus is the concurrency of a closed loop: leave out max-concurrency"
         if idle := self._list_idle():
@@ -284,7 +263,5 @@ class TrafficShape(SpecSection):
 
     @property
     def concurrency(self) -> int | None:
-        """The most requests in flight; of users who come and go, the most there ever are."""
-        if self.stages:
-            return max(self.vus or 0, *(stage.vus for stage in self.stages))
+        """The most requests in flight."""
         return self.vus or self.max_concurrency

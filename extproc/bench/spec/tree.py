@@ -170,10 +170,10 @@ class Spec(SpecSection):
         if "dcgm" in value:
             raise ValueError("dcgm was removed in 0.2: Prometheus has the GPUs' power and use")
         if not isinstance(value.get("spec"), dict):
-            return value
+            return lend_load(value)
         metadata = value.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        return {"name": name or "benchmark", **value["spec"]}
+        return lend_load({"name": name or "benchmark", **value["spec"]})
 
     @model_validator(mode="after")
     def _has_one_address(self) -> Self:
@@ -225,6 +225,23 @@ class Spec(SpecSection):
     @property
     def _url(self) -> SplitResult:
         return urlsplit(self.endpoint if "://" in self.endpoint else f"http://{self.endpoint}")
+
+
+def lend_load(spec: dict[str, object]) -> dict[str, object]:
+    """A sweep says how many ask at once: a traffic shape without a load of its own has the first of these."""
+    performance, sweep = spec.get("performance"), spec.get("sweep")
+    loads = sweep.get("concurrency") if isinstance(sweep, dict) else None
+    if not isinstance(performance, dict) or not isinstance(loads, list | tuple) or not loads:
+        return spec
+    name = "traffic_shape" if "traffic_shape" in performance else "traffic-shape"
+    shape = performance.get(name)
+    first = loads[0].get("concurrency") if isinstance(loads[0], dict) else loads[0]
+    if not isinstance(shape, dict):
+        return spec
+    given = {str(field).replace("-", "_") for field in shape}
+    if given & {"req_rate", "vus", "max_concurrency", "shape", "preset"}:
+        return spec
+    return {**spec, "performance": {**performance, name: {**shape, "vus": first}}}
 
 
 def read_spec(path: Path) -> Spec:
