@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from extproc import __version__
 from extproc.errors import SettingsError
-from extproc.simulator.engine.profiles import DEFAULT_PROFILE, find_profile
+from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet import autoscaler, seed_preset
 from extproc.simulator.fleet.arms import parse_arm
 from extproc.simulator.fleet.autoscaler import parse_scaling
@@ -28,7 +28,7 @@ from extproc.simulator.fleet.report import flatten, render_summaries, write_csv
 from extproc.simulator.fleet.summary import Summary
 from extproc.simulator.fleet.trace import read_trace
 from extproc.simulator.fleet.traffic import SPIKE_SYNTAX, parse_spike
-from extproc.simulator.fleet.workloads import WORKLOADS, find_workload
+from extproc.simulator.fleet.workloads import HELD_OUT, WORKLOADS, expand_names, find_workload
 from extproc.simulator.peers.registry import PEERS
 
 ARMS: Final = ("round_robin", "least_load", "prefix_hash")
@@ -150,9 +150,7 @@ _check_spike = check_names("check_spike", lambda text: not text or parse_spike(t
     "--profile",
     "profiles",
     multiple=True,
-    default=[DEFAULT_PROFILE],
-    show_default=True,
-    help="A profile's name or YAML file; several are given to the endpoints in turns.",
+    help="A profile's name or YAML file; endpoints get several in turns. [default: the workload's]",
 )
 @arms_option
 @click.option("--gateways", type=POSITIVE, default=1, show_default=True, help="Independent pickers.")
@@ -213,7 +211,7 @@ def fleet(
     # Runs at different loads are no rivals.
     for load in dict.fromkeys(cell.load for cell in cells):
         click.echo(render_summaries([summary for cell, summary in runs if cell.load == load]), nl=False)
-    write_file(json_path, _encode_runs(profiles, runs))
+    write_file(json_path, _encode_runs(runs))
     write_file(csv_path, write_csv([flatten(summary) for _, summary in runs]).encode())
 
 
@@ -246,9 +244,9 @@ def _list_cells(
     ]
 
 
-def _encode_runs(profiles: Sequence[str], runs: Sequence[tuple[MatrixCell, Summary]]) -> bytes:
+def _encode_runs(runs: Sequence[tuple[MatrixCell, Summary]]) -> bytes:
     found = [{"cell": cell, "figures": summary, "warnings": summary.warnings} for cell, summary in runs]
-    definitions = {name: find_profile(name) for name in profiles}
+    definitions = {name: find_profile(name) for cell, _ in runs for name in cell.profile_names}
     return _encode({"version": __version__, "profiles": definitions, "runs": found})
 
 
@@ -286,7 +284,7 @@ def _show(progress: ProgressLine, before: int, size: int, what: str, share: floa
 def _print_preset(
     names: Sequence[str], seeds: Sequence[int], json_path: Path | None, csv_path: Path | None
 ) -> None:
-    profile = find_profile(seed_preset.PROFILE if names == (DEFAULT_PROFILE,) else names[0])
+    profile = find_profile(names[0] if names else seed_preset.PROFILE)
     click.echo(f"KubeAI's published 8 x L4 benchmark; profile {profile.name}: {profile.note}")
     click.echo(seed_preset.NOTE)
     cells = [
@@ -313,8 +311,8 @@ def _encode(value: object) -> bytes:
     multiple=True,
     default=["sessions"],
     show_default=True,
-    callback=check_workloads,
-    help=f"Names or letters: {LETTERS}.",
+    callback=lambda ctx, param, names: check_workloads(ctx, param, expand_names(names)),
+    help=f"Names or letters: {LETTERS}; {HELD_OUT} are those from swe on.",
 )
 @click.option("--load", "loads", type=RATE, multiple=True, default=[0.4, 0.75], show_default=True)
 @click.option("--endpoints", type=POSITIVE, multiple=True, default=[8], show_default=True)
@@ -342,8 +340,8 @@ def _encode(value: object) -> bytes:
     "--profile",
     "profiles",
     multiple=True,
-    default=[DEFAULT_PROFILE],
-    show_default=True,
+    default=[""],
+    help="[default: the workload's]",
 )
 @click.option("--seeds", type=Seeds(), default="11-13", show_default=True)
 @warmup_option

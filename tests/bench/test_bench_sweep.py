@@ -27,13 +27,14 @@ from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet import seed_preset
+from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
 from extproc.simulator.fleet.report import write_csv
 from extproc.simulator.fleet.seed_preset import PublishedCell, list_rows
 from extproc.simulator.fleet.summary import summarize
 from extproc.simulator.fleet.traffic import Traffic
-from extproc.simulator.fleet.workloads import Demand, draw_sessions
+from extproc.simulator.fleet.workloads import draw_sessions
 from tests.bench import browser
 from tests.bench.synthetic import record, result, spec
 from tests.tables import table

@@ -82,7 +82,7 @@ def test_tenants_share_their_instructions_and_no_more(tmp_path: Path) -> None:
     questions = []
     for conversation, flight in zip(read(export_run(run), tmp_path), first_turns(run), strict=True):
         system, question = conversation.turns[0].messages
-        by_tenant.setdefault(flight.session.heads[0].text, set()).add(system.content)
+        by_tenant.setdefault(flight.asked.messages[0].text, set()).add(system.content)
         questions.append(question.content)
 
     assert all(len(texts) == 1 for texts in by_tenant.values())

@@ -2,11 +2,12 @@
 
 from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet.changes import FleetChange
+from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import FleetRun, Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
 from extproc.simulator.fleet.summary import summarize
 from extproc.simulator.fleet.traffic import Traffic
-from extproc.simulator.fleet.workloads import Demand, draw_sessions
+from extproc.simulator.fleet.workloads import draw_sessions
 
 PROFILE = find_profile("l4-llama8b-fp8")
 

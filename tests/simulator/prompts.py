@@ -1,15 +1,25 @@
-"""Prompts over HTTP for the sessions of the fleet."""
+"""Sessions of one growing text, and the prompts over HTTP for the sessions of the fleet."""
 
-from extproc.simulator.fleet.session import PlannedSession
+from extproc.simulator.fleet.session import PlannedSession, Transcript
 
-# Keeps the texts of sessions and of families apart, token by token.
+# Keeps texts apart, token by token.
 _TEXT_TOKENS = 1 << 20
 
 
-def write_prompt(session: PlannedSession, turn: int, block_size: int) -> list[int]:
-    """Returns tokens with the same blocks in common that the session's identities have."""
-    tokens = session.turns[turn].prompt_tokens
-    head = min(session.head_tokens // block_size * block_size, tokens)
-    family = session.heads[0].text if session.heads else 0
-    common, own = 2 * family * _TEXT_TOKENS, (2 * session.owner + 1) * _TEXT_TOKENS
-    return [*range(common, common + head), *range(own + head, own + tokens)]
+def planned(owner: int, *turns: tuple[float, ...], head: Transcript | None = None) -> PlannedSession:
+    """A session of turns with so many prompt and output tokens, and perhaps a pause before."""
+    script, found = head or Transcript(), []
+    for number, (tokens, answer, *pause) in enumerate(turns):
+        script = script.then("user", f"{owner}.q{number}", tokens - script.tokens)
+        found.append(script.ask(f"{owner}.a{number}", answer, *pause))
+        script = script.after(found[-1])
+    return PlannedSession(owner, tuple(found))
+
+
+def write_prompt(session: PlannedSession, turn: int) -> list[int]:
+    """Returns tokens with the same blocks in common that the session's texts have."""
+    asked = session.turns[turn].messages[:-1]
+    starts = [(message.text % (1 << 40)) * _TEXT_TOKENS for message in asked]
+    return [
+        start + token for start, message in zip(starts, asked, strict=True) for token in range(message.tokens)
+    ]

@@ -13,16 +13,17 @@ from extproc.simulator.commands import simulate as command
 from extproc.simulator.engine.engine import Engine
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.changes import FleetChange, Kind
+from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet.gateway import EndpointNames, Routing
 from extproc.simulator.fleet.report import render_summaries
 from extproc.simulator.fleet.seed_preset import PublishedCell, list_rows, read_published_cells
-from extproc.simulator.fleet.session import PlannedSession, PlannedTurn
 from extproc.simulator.fleet.summary import summarize
 from extproc.simulator.fleet.traffic import Traffic
-from extproc.simulator.fleet.workloads import Demand, draw_sessions
+from extproc.simulator.fleet.workloads import draw_sessions
 from tests.simulator.plays import PROFILE, hit_rate, picture, play
+from tests.simulator.prompts import planned
 
 LOST = FleetChange(5, Kind.CRASH, 1)
 
@@ -33,7 +34,7 @@ def named(number: int, seed: int = 0) -> str:
 
 def test_fleet_of_one_serves_a_request_as_its_engine_does() -> None:
     setup = Setup([PROFILE], 1, Routing(), Traffic())
-    (flight,) = simulate_fleet(setup, [PlannedSession(1, (PlannedTurn(832, 76),))]).flights
+    (flight,) = simulate_fleet(setup, [planned(1, (832, 76))]).flights
     engine, times = Engine(PROFILE), [0.0]
     engine.add_hashed("a", 832, range(56), 76, now=0)
     while not engine.is_idle:
@@ -45,8 +46,8 @@ def test_fleet_of_one_serves_a_request_as_its_engine_does() -> None:
 
 def test_arrival_amid_a_quiet_stretch_waits_for_the_step_that_runs() -> None:
     sessions = [
-        PlannedSession(1, (PlannedTurn(100, 200),)),
-        PlannedSession(2, (PlannedTurn(100, 5), PlannedTurn(200, 5, think_s=1.0))),
+        planned(1, (100, 200)),
+        planned(2, (100, 5), (200, 5, 1.0)),
     ]
     run = simulate_fleet(Setup([PROFILE], 1, Routing(), Traffic()), sessions)
     stepwise, sent = Engine(PROFILE), run.flights[2].sent_at
@@ -171,9 +172,7 @@ def test_inter_token_latencies_count_every_token_after_the_first() -> None:
 
 
 def test_gaps_of_a_request_add_up_to_its_decoding() -> None:
-    gaps = simulate_fleet(
-        Setup([PROFILE], 1, Routing(), Traffic()), [PlannedSession(1, (PlannedTurn(832, 76),))]
-    ).gaps
+    gaps = simulate_fleet(Setup([PROFILE], 1, Routing(), Traffic()), [planned(1, (832, 76))]).gaps
     total_s = sum(gap * count for gap, count in zip(gaps.seconds, gaps.counts, strict=True))
 
     assert total_s == pytest.approx(75 * PROFILE.step_s(832 + 38, 0), rel=0.001)
@@ -288,10 +287,10 @@ def test_report_warns_where_offered_loads_differ() -> None:
 
 
 def test_endpoint_that_was_drained_comes_back_without_its_cache() -> None:
-    turns = tuple(PlannedTurn(640 + 80 * turn, 16, think_s=10.0) for turn in range(3))
+    turns = [(640 + 80 * turn, 16, 10.0) for turn in range(3)]
     changes = (FleetChange(12, Kind.DRAIN, 0), FleetChange(13, Kind.JOIN, 0))
     setup = Setup([PROFILE], 1, Routing(), Traffic(), changes)
-    cached = [flight.cached_tokens for flight in simulate_fleet(setup, [PlannedSession(1, turns)]).flights]
+    cached = [flight.cached_tokens for flight in simulate_fleet(setup, [planned(1, *turns)]).flights]
 
     assert cached[0] == cached[1] == 0
     assert cached[2] > 600
@@ -300,16 +299,16 @@ def test_endpoint_that_was_drained_comes_back_without_its_cache() -> None:
 def test_drained_endpoint_that_comes_back_finishes_what_it_had() -> None:
     changes = (FleetChange(1, Kind.DRAIN, 0), FleetChange(2, Kind.JOIN, 0))
     setup = Setup([PROFILE], 1, Routing(), Traffic(), changes)
-    (flight,) = simulate_fleet(setup, [PlannedSession(1, (PlannedTurn(100, 200),))]).flights
+    (flight,) = simulate_fleet(setup, [planned(1, (100, 200))]).flights
 
     assert flight.is_answered
     assert flight.ended_at > 5
 
 
 def test_flushed_endpoint_has_forgotten_and_goes_on() -> None:
-    turns = tuple(PlannedTurn(640 + 80 * turn, 16, think_s=10.0) for turn in range(3))
+    turns = [(640 + 80 * turn, 16, 10.0) for turn in range(3)]
     setup = Setup([PROFILE], 1, Routing(), Traffic(), (FleetChange(12, Kind.FLUSH, 0),))
-    cached = [flight.cached_tokens for flight in simulate_fleet(setup, [PlannedSession(1, turns)]).flights]
+    cached = [flight.cached_tokens for flight in simulate_fleet(setup, [planned(1, *turns)]).flights]
 
     assert cached[1] == 0
     assert cached[2] > 600
@@ -318,17 +317,13 @@ def test_flushed_endpoint_has_forgotten_and_goes_on() -> None:
 def test_profiles_are_given_out_in_turns() -> None:
     slow = replace(PROFILE.slowed(3.0), name="slow")
     setup = Setup([PROFILE, slow], 2, Routing("round_robin"), Traffic())
-    fast_one, slow_one = simulate_fleet(
-        setup, [PlannedSession(i, (PlannedTurn(100, 50),)) for i in range(2)]
-    ).flights
+    fast_one, slow_one = simulate_fleet(setup, [planned(i, (100, 50)) for i in range(2)]).flights
 
     assert slow_one.ended_at == pytest.approx(3 * fast_one.ended_at)
 
 
 def test_prompt_longer_than_the_profile_allows_is_served() -> None:
-    (flight,) = simulate_fleet(
-        Setup([PROFILE], 1, Routing(), Traffic()), [PlannedSession(1, (PlannedTurn(30_000, 5),))]
-    ).flights
+    (flight,) = simulate_fleet(Setup([PROFILE], 1, Routing(), Traffic()), [planned(1, (30_000, 5))]).flights
 
     assert flight.is_answered
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 from extproc.simulator.commands import simulate as command
 from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet.bus import BusFault, Sharing
 from extproc.simulator.fleet.fleet import FleetRun, Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
-from extproc.simulator.fleet.session import PlannedSession, PlannedTurn
 from extproc.simulator.fleet.traffic import Traffic
 from tests.simulator.plays import hit_rate, picture, play
+from tests.simulator.prompts import planned
 
 
 def shared(sharing: Sharing | None, gateways: int = 4) -> FleetRun:
@@ -79,19 +80,20 @@ def quick(sharing: Sharing | None) -> float:
     Ten conversations a second begin, their turns half a second apart.
     """
     rng = random.Random(1)
-    turns = tuple(PlannedTurn(100 + 110 * turn, 10, 0.3 if turn else 0.0) for turn in range(5))
+    turns = [(100 + 110 * turn, 10, 0.3 if turn else 0.0) for turn in range(5)]
     starts = sorted(rng.uniform(0, BEGINS_S + SECONDS) for _ in range(160))
     setup = Setup(
         [find_profile("h100-llama8b-bf16")],
         4,
         Routing("prefix_cache", {"engine": "h100-llama8b-bf16"}, 4, sharing=sharing),
-        Traffic(starts=starts, until_s=BEGINS_S + SECONDS),
+        Traffic(until_s=BEGINS_S + SECONDS),
     )
+    sessions = [
+        structs.replace(planned(owner, *turns), start_s=start_s) for owner, start_s in enumerate(starts)
+    ]
     places: dict[int, str] = {}
     hits = []
-    for flight in simulate_fleet(
-        setup, [PlannedSession(owner, turns) for owner in range(len(starts))]
-    ).flights:
+    for flight in simulate_fleet(setup, sessions).flights:
         before, places[flight.session.owner] = places.get(flight.session.owner), flight.endpoint
         if before is not None and flight.due_at >= BEGINS_S:
             hits.append(before == flight.endpoint)

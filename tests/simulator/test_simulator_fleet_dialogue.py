@@ -6,14 +6,15 @@ from random import Random
 import pytest
 
 from extproc.router.routing.prompt.parse import parse
-from extproc.simulator.fleet.dialogue import Dialogue, make_text
+from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.gateway import EndpointNames
-from extproc.simulator.fleet.session import CommonText, PlannedSession, PlannedTurn
-from extproc.simulator.fleet.workloads import WORKLOADS, Demand, draw_sessions
+from extproc.simulator.fleet.session import Transcript, make_text, write_body
+from extproc.simulator.fleet.workloads import WORKLOADS, draw_sessions
+from tests.simulator.prompts import planned
 from tests.tables import table
 
-TURNS = (PlannedTurn(1050, 20), PlannedTurn(1100, 30))
-CHAT = PlannedSession(7, TURNS, (CommonText(1, 1000, 5.0),), chars_per_token=3.5)
+HEAD = Transcript(3).then("system", "head.text", 1000)
+CHAT = planned(7, (1050, 20), (1100, 30), head=HEAD)
 
 
 def messages(body: bytes) -> list[tuple[str, str]]:
@@ -25,33 +26,34 @@ def lengths(body: bytes) -> list[tuple[str, int]]:
 
 
 def test_chat_grows_by_answer_and_question_of_their_lengths() -> None:
-    dialogue = Dialogue(CHAT)
-    first, second = dialogue.ask(0), dialogue.ask(1)
+    first, second = (write_body(turn) for turn in CHAT.turns)
+    planned_chars = [(message.role, message.chars) for message in CHAT.turns[1].messages[:-1]]
 
-    assert lengths(first) == [("system", 5000), ("user", 175)]
-    assert lengths(second) == [("system", 5000), ("user", 175), ("assistant", 70), ("user", 105)]
+    assert lengths(first) == planned_chars[:2]
+    assert lengths(second) == planned_chars
+    assert [message.tokens for message in CHAT.turns[1].messages] == [1000, 50, 20, 30, 30]
     assert second.startswith(first.removesuffix(b"]}"))
 
 
-def test_head_in_the_message_of_the_user_stands_before_the_question() -> None:
-    session = PlannedSession(7, TURNS, CHAT.heads, head_role="user")
-    ((role, text),) = messages(Dialogue(session).ask(0))
+def test_text_without_a_role_goes_on_with_the_message_before() -> None:
+    script = Transcript().then("user", "tenant.head", 100).then("", "chat.asked", 10)
+    ((role, text),) = messages(write_body(script.ask("chat.said", 5)))
 
-    assert (role, len(text)) == ("user", 5200)
-    assert text.startswith(messages(Dialogue(CHAT).ask(0))[0][1])
-
-
-def test_recorded_history_is_one_body() -> None:
-    session = PlannedSession(7, (PlannedTurn(60, 20),), history=(10, 20, 30), is_replayed=True)
-
-    assert lengths(Dialogue(session).ask(0)) == [("user", 40), ("assistant", 80), ("user", 120)]
+    assert (role, len(text)) == ("user", sum(message.chars for message in script.messages))
 
 
 def test_sessions_have_the_head_in_common_and_nothing_else() -> None:
-    one, other = (messages(Dialogue(PlannedSession(owner, TURNS, CHAT.heads)).ask(0)) for owner in (1, 11))
+    one, other = (messages(write_body(planned(owner, (1050, 20), head=HEAD).turns[0])) for owner in (1, 11))
 
     assert one[0] == other[0]
     assert one[1][1][:20] != other[1][1][:20]
+
+
+def test_equal_texts_behind_different_texts_are_different_texts() -> None:
+    one, other = (Transcript().then("system", name, 50).then("user", "same", 50) for name in ("a", "b"))
+
+    assert one.messages[1].text != other.messages[1].text
+    assert one.messages == Transcript().then("system", "a", 50).then("user", "same", 50).messages
 
 
 @table("chars", [0, 1, 10, 100_000, 700_000])
@@ -62,25 +64,26 @@ def test_text_has_exactly_so_many_characters(chars: int) -> None:
 @table("name", WORKLOADS)
 def test_bodies_of_every_workload_have_the_characters_of_their_tokens(name: str) -> None:
     for session in draw_sessions(name, Demand(300, 1.0), 3)[:10]:
-        dialogue = Dialogue(session)
-        for turn, asked in enumerate(session.turns):
-            chars = sum(length for _, length in lengths(dialogue.ask(turn)))
-            heads = sum(head.tokens * head.chars_per_token for head in session.heads)
-            own = (asked.prompt_tokens - session.head_tokens) * session.chars_per_token
-            assert chars == pytest.approx(heads + own, abs=2 * turn + 2 * len(session.history) + 2)
+        for turn in session.turns:
+            said = turn.messages[:-1]
+            assert sum(length for _, length in lengths(write_body(turn))) == sum(part.chars for part in said)
+            assert turn.prompt_tokens == sum(part.tokens for part in said)
+            assert turn.output_tokens == turn.messages[-1].tokens
 
 
 def test_characters_per_token_differ_by_session_and_by_a_fifth_at_most() -> None:
-    errors = [session.chars_per_token / 4 for session in draw_sessions("U", Demand(500), 0)]
+    asked = [session.turns[0].messages[0] for session in draw_sessions("U", Demand(500), 0)]
+    errors = [message.chars / message.tokens / 4 for message in asked if message.tokens > 500]
 
     assert min(errors) == pytest.approx(0.8, abs=0.01)
     assert max(errors) == pytest.approx(1.2, abs=0.01)
 
 
 def test_body_is_what_the_service_reads() -> None:
-    prompt = parse("/v1/chat/completions", "application/json", Dialogue(CHAT).ask(0))
+    body = write_body(CHAT.turns[0])
+    prompt = parse("/v1/chat/completions", "application/json", body)
 
-    assert prompt.first_user_message(9) == "7.0 " + prompt.first_user_message(9)[4:]
+    assert prompt.first_user_message(50) == messages(body)[1][1][:50]
 
 
 def test_endpoints_are_called_something_else_for_each_seed() -> None:

@@ -11,10 +11,11 @@ from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.simulator.engine.profiles import Profile, find_profile
 from extproc.simulator.fleet.changes import FleetChange, Kind
+from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Gateways, Routing
 from extproc.simulator.fleet.traffic import Traffic
-from extproc.simulator.fleet.workloads import Demand, draw_sessions
+from extproc.simulator.fleet.workloads import draw_sessions
 from extproc.simulator.peers.signals import Scrape
 from tests.tables import table
 

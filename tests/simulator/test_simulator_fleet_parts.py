@@ -2,20 +2,23 @@
 
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from extproc.errors import SettingsError
+from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.flight import Flight
-from extproc.simulator.fleet.session import CommonText, PlannedSession, PlannedTurn
+from extproc.simulator.fleet.session import PlannedSession, PlannedTurn, Transcript
 from extproc.simulator.fleet.summary import Latency
 from extproc.simulator.fleet.timeline import VirtualTimeline
 from extproc.simulator.fleet.traffic import SessionClient, Traffic
-from extproc.simulator.fleet.workloads import SHAREGPT, WORKLOADS, Demand, draw_sessions
+from extproc.simulator.fleet.workloads import SHAREGPT, WORKLOADS, draw_sessions, expand_names
+from tests.simulator.prompts import planned
 from tests.tables import table
 
-ASK = (PlannedTurn(64, 32),)
+ASK = (64, 32)
 
 
 def requests(sessions: list[PlannedSession]) -> list[PlannedTurn]:
@@ -40,28 +43,27 @@ def test_timeline_never_runs_backwards() -> None:
 
 
 def test_next_turn_contains_the_answer_of_the_one_before() -> None:
-    session = PlannedSession(7, (PlannedTurn(64, 32), PlannedTurn(112, 16)))
+    session = planned(7, (64, 32), (112, 16))
+    first, second = session.path(0, 16).runs, session.path(1, 16).runs
 
-    assert session.path(0, 16, 0).runs == ((21, 6),)
-    assert session.path(1, 16, 1).runs == ((21, 8),)
+    assert [end for _, end in second] == [4, 6, 7, 8]
+    assert second[:2] == first
 
 
 def test_replayed_prompt_does_not_contain_what_was_generated_before() -> None:
-    recorded = PlannedSession(7, (PlannedTurn(112, 32),), is_replayed=True)
-    before = PlannedSession(7, ASK, is_replayed=True).path(0, 16, 1).runs
-    again = recorded.path(0, 16, 2).runs, recorded.path(0, 16, 3).runs
+    sessions = draw_sessions("distinct", Demand(300), 1)
+    generated = {session.turns[0].messages[-1].text for session in sessions}
 
-    assert before == ((21, 4), (5, 6))
-    assert again == (((21, 7), (8, 9)), ((21, 7), (11, 9)))
+    assert not generated & {message.text for one in sessions for message in one.turns[0].messages[:-1]}
 
 
 def test_head_is_common_and_own_text_is_not() -> None:
-    one, other = (
-        PlannedSession(owner, ASK, (CommonText(3, 40),)).path(0, 16, owner).runs for owner in (1, 2)
-    )
+    head = Transcript().then("system", "head", 40)
+    one, other = (planned(owner, (64, 32), head=head).path(0, 16).runs for owner in (1, 2))
 
-    assert one == ((10, 2), (3, 6))
-    assert other == ((10, 2), (6, 6))
+    assert [end for _, end in one] == [2, 4, 6]
+    assert one[0] == other[0]
+    assert one[1] != other[1]
 
 
 @table("seed", range(3))
@@ -83,8 +85,10 @@ def test_chats_have_at_least_eight_turns_and_three_more_on_average() -> None:
 def test_replay_goes_through_a_tenth_ten_times_in_one_random_order() -> None:
     sessions = draw_sessions("replay", Demand(8000), 0)
 
-    assert sessions[:800] == sessions[800:1600] == sessions[7200:]
-    assert len({(session.owner, session.turns) for session in sessions}) == 800
+    prompts = [session.turns[0].messages[:-1] for session in sessions]
+    assert prompts[:800] == prompts[800:1600] == prompts[7200:]
+    assert len({*prompts}) == 800
+    assert len({session.turns[0].messages[-1].text for session in sessions}) == 8000
     assert 70 <= len({session.owner for session in sessions}) <= 76
     assert sessions[:800] != sorted(sessions[:800], key=lambda session: session.owner)
 
@@ -104,7 +108,7 @@ def test_workload_has_exactly_the_requests_and_repeats_for_a_seed(name: str) -> 
 
     assert len(requests(sessions)) == 505
     assert sessions == draw_sessions(name, Demand(505, 2.0), 1)
-    longest = 131_072 if name == "coding-agents" else 32_768
+    longest = 262_144 if name in {"swe", "mconv"} else 32_768
     assert max(turn.prompt_tokens + turn.output_tokens for turn in requests(sessions)) < longest
 
 
@@ -119,7 +123,22 @@ def test_lengths_of_unique_prompts_differ_by_orders_of_magnitude() -> None:
 def test_a_quarter_of_the_requests_have_the_hot_prefix() -> None:
     sessions = draw_sessions("hot-prefix", Demand(4000), 0)
 
-    assert sum(bool(session.heads) for session in sessions) / 4000 == pytest.approx(0.25, abs=0.02)
+    assert sum(len(session.turns[0].messages) == 3 for session in sessions) / 4000 == pytest.approx(
+        0.25, abs=0.02
+    )
+
+
+@table("name", WORKLOADS)
+def test_documentation_has_every_workload(name: str) -> None:
+    asked = WORKLOADS[name]
+    row = f"| `{name}` | {asked.letter} | {asked.about} | {asked.capacity_rps:g} |"
+
+    assert row in (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+
+
+def test_held_out_stands_for_the_twenty() -> None:
+    assert len(expand_names(["held-out"])) == 20
+    assert expand_names(["C", "swe"]) == ["C", "swe"]
 
 
 def test_unknown_workload_lists_the_known_ones() -> None:
@@ -148,36 +167,36 @@ class Answerer:
 
 
 def test_without_a_rate_all_sessions_start_at_once() -> None:
-    assert Answerer(Traffic(), [PlannedSession(i, ASK) for i in range(3)]).run() == [0, 0, 0]
+    assert Answerer(Traffic(), [planned(i, ASK) for i in range(3)]).run() == [0, 0, 0]
 
 
 def test_turn_follows_its_answer_and_the_pause() -> None:
-    session = PlannedSession(1, (PlannedTurn(64, 32), PlannedTurn(112, 32, think_s=2.5)))
+    session = planned(1, (64, 32), (112, 32, 2.5))
 
     assert Answerer(Traffic(), [session]).run() == [0, 3.5]
 
 
 def test_failed_turn_ends_its_session() -> None:
-    answerer = Answerer(Traffic(), [PlannedSession(1, (PlannedTurn(64, 32), PlannedTurn(112, 32)))])
+    answerer = Answerer(Traffic(), [planned(1, (64, 32), (112, 32))])
     answerer.timeline.at(0.5, lambda: setattr(answerer.sent[0], "is_failed", True))
 
     assert len(answerer.run()) == 1
 
 
 def test_open_loop_sends_at_its_rate() -> None:
-    times = Answerer(Traffic(rate=50), [PlannedSession(i, ASK) for i in range(2000)]).run()
+    times = Answerer(Traffic(rate=50), [planned(i, ASK) for i in range(2000)]).run()
 
     assert times[-1] == pytest.approx(2000 / 50, rel=0.06)
 
 
 def test_closed_loop_keeps_its_users_busy() -> None:
-    answerer = Answerer(Traffic(users=3), [PlannedSession(i, ASK) for i in range(7)])
+    answerer = Answerer(Traffic(users=3), [planned(i, ASK) for i in range(7)])
 
     assert answerer.run() == [0, 0, 0, 1, 1, 1, 2]
 
 
 def test_cap_holds_requests_back_and_they_are_due_all_the_same() -> None:
-    answerer = Answerer(Traffic(cap=2), [PlannedSession(i, ASK) for i in range(5)])
+    answerer = Answerer(Traffic(cap=2), [planned(i, ASK) for i in range(5)])
 
     assert answerer.run() == [0, 0, 1, 1, 2]
     assert answerer.most == 2
@@ -193,9 +212,7 @@ class Reader(Answerer):
 
 
 def test_busy_client_sends_late_and_sees_late() -> None:
-    reader = Reader(
-        Traffic(rate=1e9, ceiling=10), [PlannedSession(i, (PlannedTurn(64, 7),)) for i in range(2)]
-    )
+    reader = Reader(Traffic(rate=1e9, ceiling=10), [planned(i, (64, 7)) for i in range(2)])
 
     # Sending costs 30 ms, seven chunks cost 70: the client sees them in the middle, and sends after that.
     assert reader.run() == pytest.approx([0, 0.1], abs=1e-6)
@@ -203,7 +220,7 @@ def test_busy_client_sends_late_and_sees_late() -> None:
 
 
 def test_minutes_of_an_open_loop_have_the_same_number_of_sessions() -> None:
-    sessions = [PlannedSession(i, ASK) for i in range(1000)]
+    sessions = [planned(i, ASK) for i in range(1000)]
     minutes = Counter(int(time // 60) for time in Answerer(Traffic(rate=3), sessions).run())
 
     assert [minutes[minute] for minute in range(5)] == [180] * 5
@@ -211,7 +228,7 @@ def test_minutes_of_an_open_loop_have_the_same_number_of_sessions() -> None:
 
 @table("until_s", [10.0, 200.0])
 def test_client_stops_when_all_that_was_due_is_answered(until_s: float) -> None:
-    answerer = Answerer(Traffic(rate=5, until_s=until_s), [PlannedSession(i, ASK) for i in range(200)])
+    answerer = Answerer(Traffic(rate=5, until_s=until_s), [planned(i, ASK) for i in range(200)])
     times = answerer.run()
 
     assert max(times) < until_s + 1

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from extproc.errors import SettingsError
 from extproc.simulator.commands import simulate as simulate_command
 from extproc.simulator.fleet.cell import MatrixCell
-from extproc.simulator.fleet.dialogue import Dialogue
 from extproc.simulator.fleet.fleet import simulate_fleet
+from extproc.simulator.fleet.session import write_body
 from extproc.simulator.fleet.trace import Trace, read_trace
 from tests.simulator.traces import write_trace
 
@@ -29,7 +29,7 @@ def trace_of(folder: Path, *requests: tuple[int, int, list[int]]) -> Trace:
 
 
 def text_of(trace: Trace, place: int) -> str:
-    (message,) = orjson.loads(Dialogue(trace.sessions[place]).ask(0))["messages"]
+    (message,) = orjson.loads(write_body(trace.sessions[place].turns[0]))["messages"]
     assert message["role"] == "user"
     text: str = message["content"]
     return text

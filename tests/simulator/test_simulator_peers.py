@@ -17,12 +17,12 @@ from extproc.simulator.fleet.arms import parse_arm
 from extproc.simulator.fleet.cell import MatrixCell
 from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet.node import Gaps, Node
-from extproc.simulator.fleet.session import PlannedSession, PlannedTurn
 from extproc.simulator.fleet.timeline import VirtualTimeline
 from extproc.simulator.peers.gie import SentPrompt
 from extproc.simulator.peers.registry import PEERS, build_peer
 from extproc.simulator.peers.sglang import Tree
 from extproc.simulator.peers.signals import Signal, SignalScraper, scrape_nothing
+from tests.simulator.prompts import planned
 from tests.tables import table
 
 NAMES = ("a", "b", "c")
@@ -183,13 +183,6 @@ def test_tree_knows_the_longest_common_stretch_and_who_was_sent_it() -> None:
     assert tree.sizes == {"a": 6, "b": 6}
 
 
-def test_production_stack_knows_no_load() -> None:
-    fleet = Fleet(peer("production_stack_prefix"))
-    first = fleet.ask(essay("x"), stays=True)
-
-    assert {fleet.ask(essay("x"), stays=True) for _ in range(50)} == {first}
-
-
 def test_session_hash_knows_no_load_either_and_no_later_turn_leaves() -> None:
     fleet = Fleet(peer("session_hash"))
 
@@ -228,7 +221,7 @@ def test_metrics_say_how_things_stood_at_the_end_of_the_last_step() -> None:
     profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=1)
     node = Node("n", profile, timeline, lambda _flight: None, gaps=Gaps())
     node.keep_signals(100.0)
-    first, second = (Flight(n, PlannedSession(n, (PlannedTurn(640, 320),)), 0, due_at=0) for n in (1, 2))
+    first, second = (Flight(n, planned(n, (640, 320)), 0, due_at=0) for n in (1, 2))
     prefill_s, moments = profile.step_s(640, 640), (0.02, 0.17, 0.25, 5.0, 9.0)
 
     def look(at_s: float) -> None:

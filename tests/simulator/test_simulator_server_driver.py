@@ -11,10 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from extproc.simulator.engine.engine import Engine
 from extproc.simulator.engine.profiles import Profile, find_profile
+from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
 from extproc.simulator.fleet.traffic import Traffic
-from extproc.simulator.fleet.workloads import Demand, draw_sessions
+from extproc.simulator.fleet.workloads import draw_sessions
 from extproc.simulator.http.driver import Clock, Driver, Generation, Job
 from extproc.simulator.http.exposition import Distributions
 from tests.simulator.face import QUICK
@@ -69,7 +70,7 @@ async def test_a_trace_gets_the_same_times_as_in_the_virtual_fleet() -> None:
     async def send(number: int) -> Generation:
         flight = flights[number]
         await clock.sleep_until(flight.sent_at)
-        prompt = write_prompt(flight.session, flight.turn, profile.block_size)
+        prompt = write_prompt(flight.session, flight.turn)
         output = range(number << 40, (number << 40) + flight.asked.output_tokens)
         return await finish(driver.submit(Job(str(number), prompt, output), asyncio.Event()))
 

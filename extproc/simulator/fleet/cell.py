@@ -1,5 +1,6 @@
 """A cell: one run as it is asked for, by names and numbers alone, so that anybody can repeat it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, nan
 from typing import Final
@@ -8,18 +9,20 @@ import orjson
 from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import SettingsError
+from extproc.router.routing.strategies.prefix_cache.engine_model import ENGINES
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE, find_profile
-from extproc.simulator.fleet.arms import parse_arm
+from extproc.simulator.fleet.arms import FleetArm, parse_arm
 from extproc.simulator.fleet.autoscaler import Scaling, parse_scaling
 from extproc.simulator.fleet.bus import BusFault, Sharing
 from extproc.simulator.fleet.changes import SCENARIOS
+from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import FleetRun, Setup, Watch, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
 from extproc.simulator.fleet.session import PlannedSession
 from extproc.simulator.fleet.summary import Summary, summarize
 from extproc.simulator.fleet.trace import Trace, read_trace
 from extproc.simulator.fleet.traffic import LoadSpike, Traffic, parse_spike
-from extproc.simulator.fleet.workloads import Demand, draw_sessions, find_workload
+from extproc.simulator.fleet.workloads import draw_sessions, find_workload
 
 # Sessions for so much longer than the window: the load has to last until the last answer in it.
 _SLACK: Final = 1.5
@@ -45,7 +48,7 @@ class MatrixCell:
     requests: int | None = None
     think_s: float | None = None
     endpoints: int = 8
-    profiles: tuple[str, ...] = (DEFAULT_PROFILE,)
+    profiles: tuple[str, ...] = ()
     gateways: int = 1
     scenario: str = "plain"
     warmup_s: float | None = None
@@ -101,27 +104,29 @@ class MatrixCell:
             return [*self._trace().sessions[: self.requests]]
         workload = find_workload(self.workload)
         think_s = workload.think_s if self.think_s is None else self.think_s
-        return draw_sessions(self.workload, Demand(self._requests(), think_s, self.endpoints), self.seed)
+        rps = self.rps if self.users is None else workload.capacity_rps * self.endpoints
+        return draw_sessions(self.workload, Demand(self._requests(), think_s, self.endpoints, rps), self.seed)
 
     def plan(self) -> Setup:
-        arm = parse_arm(self.arm)
+        arm, profiles, scenario = parse_arm(self.arm), self.profile_names, self.scenario
         start_s, end_s = self._window()
         # Where the requests are counted, they end when they end: about then, at this rate.
         stop_s = end_s if end_s < inf else self._requests() / self.rps
-        changes = SCENARIOS[self.scenario](self.endpoints, start_s, stop_s)
+        if self.trace is None and scenario == "plain":
+            scenario = find_workload(self.workload).scenario
+        changes = SCENARIOS[scenario](self.endpoints, start_s, stop_s)
         rate = self.rps if self.users is None and self.trace is None else None
-        starts = [] if self.trace is None else [at_s / self.trace_speed for at_s in self._trace().starts]
         return Setup(
-            profiles=[find_profile(name) for name in self.profiles],
+            profiles=[find_profile(name) for name in profiles],
             endpoints=self.endpoints,
             routing=Routing(
                 arm.strategy,
-                arm.options,
+                self._options(arm),
                 self.gateways,
                 self._sharing((start_s + stop_s) / 2),
             ),
             traffic=Traffic(
-                rate, self.users, until_s=end_s, starts=starts, spike=self._spike(start_s, end_s)
+                rate, self.users, until_s=end_s, speed=self.trace_speed, spike=self._spike(start_s, end_s)
             ),
             changes=changes,
             seed=self.seed,
@@ -129,6 +134,20 @@ class MatrixCell:
             scaling=self._scaling(),
             slo_ttft_s=self.slo_ttft_s,
         )
+
+    @property
+    def profile_names(self) -> Sequence[str]:
+        """What its endpoints are: as asked for, or the workload's own."""
+        if self.profiles or self.trace is not None:
+            return self.profiles or (DEFAULT_PROFILE,)
+        return (find_workload(self.workload).profile,)
+
+    def _options(self, arm: FleetArm) -> Mapping[str, object]:
+        """`prefix_cache` is configured with the workload's engine, unless the arm names another."""
+        engine = self.profile_names[0]
+        if arm.strategy == "prefix_cache" and not self.profiles and engine in ENGINES:
+            return {"engine": engine, **arm.options}
+        return arm.options
 
     def _scaling(self) -> Scaling | None:
         return parse_scaling(self.autoscale) if self.autoscale else None
@@ -174,7 +193,7 @@ class MatrixCell:
         if self.requests is not None:
             return self.requests
         if self.trace is not None:
-            return len(self._trace().starts)
+            return len(self._trace().sessions)
         workload = find_workload(self.workload)
         if end_s == inf:
             return workload.requests * self.endpoints

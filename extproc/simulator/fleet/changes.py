@@ -70,6 +70,20 @@ def _half_speed(_endpoints: int, _start_s: float, _end_s: float) -> Sequence[Fle
     return (FleetChange(0.0, Kind.SLOW, 0, 2.0),)
 
 
+def _two_slow(endpoints: int, _start_s: float, _end_s: float) -> Sequence[FleetChange]:
+    """A quarter takes twice as long for everything."""
+    return [FleetChange(0.0, Kind.SLOW, number, 2.0) for number in range(max(1, endpoints // 4))]
+
+
+def _churn(endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChange]:
+    """Each 45 s an endpoint restarts, and a quarter more joins in the middle."""
+    times = range(int(start_s), int(end_s), 45)
+    restarts = [
+        FleetChange(at_s, Kind.RESTART, place % endpoints, DOWN_S) for place, at_s in enumerate(times)
+    ]
+    return [*restarts, *_join(endpoints, start_s, end_s)]
+
+
 def _restart(endpoints: int, start_s: float, end_s: float) -> Sequence[FleetChange]:
     """One endpoint after the other is drained, restarted, and back half a minute later."""
     return _one_by_one(Kind.RESTART, endpoints, start_s, end_s)
@@ -101,6 +115,8 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     {
         "plain": _plain,
         "half-speed": _half_speed,
+        "two-slow": _two_slow,
+        "churn": _churn,
         "restart": _restart,
         "flush": _flush,
         "join": _join,

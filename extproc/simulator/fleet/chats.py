@@ -1,9 +1,14 @@
-"""Drawing chats: lengths of questions and answers, scaled to given means."""
+"""Drawing chats: lengths of questions and answers, scaled to given means, and sessions of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import log
 from random import Random
+
+from msgspec import Struct
+
+from extproc.simulator.fleet.session import PlannedSession, PlannedTurn, Transcript
 
 Chat = list[tuple[int, int]]
 """Of one conversation: tokens of each question and of its reply."""
@@ -54,11 +59,15 @@ class ChatKind:
         return found
 
     def _scale(self, chats: Sequence[Chat]) -> list[Chat]:
-        means = _Means.of(self, chats)
-        replies = self.output_tokens / means.output if self.output_tokens else 1.0
-        history = means.input - means.questions - self.system_tokens
-        wanted = (self.input_tokens or means.input) - self.system_tokens - history * replies
-        questions = wanted / means.questions
+        prompts = [prompt for chat in chats for prompt in self.prompts(chat)]
+        tokens, output = (sum(column) / len(prompts) for column in zip(*prompts, strict=True))
+        asked = sum(q * (len(chat) - turn) for chat in chats for turn, (q, _) in enumerate(chat)) / len(
+            prompts
+        )
+        replies = self.output_tokens / output if self.output_tokens else 1.0
+        history = tokens - asked - self.system_tokens
+        wanted = (self.input_tokens or tokens) - self.system_tokens - history * replies
+        questions = wanted / asked
         return [[(_scaled(q, questions), _scaled(r, replies)) for q, r in chat] for chat in chats]
 
     def _draw_chat(self, rng: Random) -> Chat:
@@ -68,21 +77,46 @@ class ChatKind:
         return chat[:fitting]
 
 
-@dataclass(frozen=True, slots=True)
-class _Means:
-    """Per prompt: its tokens, its answer's tokens, the tokens of all questions in it."""
-
-    input: float
-    output: float
-    questions: float
-
-    @classmethod
-    def of(cls, kind: ChatKind, chats: Sequence[Chat]) -> "_Means":
-        prompts = [prompt for chat in chats for prompt in kind.prompts(chat)]
-        asked = sum(q * (len(chat) - turn) for chat in chats for turn, (q, _) in enumerate(chat))
-        total = len(prompts)
-        return cls(sum(p for p, _ in prompts) / total, sum(o for _, o in prompts) / total, asked / total)
-
-
 def _scaled(tokens: int, factor: float) -> int:
     return max(1, round(tokens * factor))
+
+
+class Demand(Struct, frozen=True):
+    """How much of a workload: `requests` turns together, with pauses of `think_s` seconds on average.
+
+    Workloads whose prefixes are shared have more of them where there are more `endpoints`. Those that have
+    arrivals of their own make `rps` requests per second of them.
+    """
+
+    requests: int
+    think_s: float = 0.0
+    endpoints: int = 8
+    rps: float = 1.0
+
+
+Sessions = Iterator[PlannedSession]
+Talk = Callable[[Transcript, str, float, Random], Iterable[PlannedTurn]]
+"""Takes an empty script, a session's name and its mean pause in seconds; returns its turns."""
+
+
+def begin(rng: Random) -> Transcript:
+    """Returns the empty script of a run."""
+    return Transcript(rng.getrandbits(63))
+
+
+def draw_talks(talk: Talk, demand: Demand, rng: Random) -> Sessions:
+    """Yields sessions without an end."""
+    blank = begin(rng)
+    for owner in count():
+        yield PlannedSession(owner, tuple(talk(blank, f"session {owner}", demand.think_s, rng)))
+
+
+def take_turns(
+    script: Transcript, name: str, think_s: float, rng: Random, chat: Iterable[tuple[float, float]]
+) -> Iterator[PlannedTurn]:
+    """Yields the turns of questions and replies of these lengths, with exponential pauses between them."""
+    pause_s = 0.0
+    for place, (question, reply) in enumerate(chat):
+        turn = script.then("user", f"{name}.q{place}", question).ask(f"{name}.a{place}", reply, pause_s)
+        yield turn
+        script, pause_s = script.after(turn), rng.expovariate(1 / think_s) if think_s else 0.0

@@ -16,11 +16,10 @@ from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.fleet.autoscaler import Autoscaler, Scaling
 from extproc.simulator.fleet.bus import Bus
 from extproc.simulator.fleet.changes import FleetChange, Kind, check_changes, steps_of
-from extproc.simulator.fleet.dialogue import Dialogue
 from extproc.simulator.fleet.flight import Flight
 from extproc.simulator.fleet.gateway import EndpointNames, Routing
 from extproc.simulator.fleet.node import Gaps, Node
-from extproc.simulator.fleet.session import PlannedSession
+from extproc.simulator.fleet.session import PlannedSession, write_body
 from extproc.simulator.fleet.timeline import VirtualTimeline
 from extproc.simulator.fleet.traffic import SessionClient, Traffic
 from extproc.simulator.peers.signals import Signal, SignalScraper
@@ -90,7 +89,6 @@ class _Fleet:
         self._every = max(1, self._turns // _FIFTIETHS)
         self._flights: list[Flight] = []
         self._picks: dict[int, Pick] = {}
-        self._dialogues: dict[int, Dialogue] = {}
         self._gaps = Gaps()
         self._longest = max(turn.prompt_tokens + turn.output_tokens for s in sessions for turn in s.turns)
         # The client's draws do not depend on the strategy's: all strategies see the same arrivals.
@@ -188,13 +186,7 @@ class _Fleet:
         self._nodes[flight.endpoint].add(flight)
 
     def _write(self, flight: Flight) -> bytes | None:
-        if not self._gateways.needs_body:
-            return None
-        owner = flight.session.owner
-        dialogue = self._dialogues.pop(owner) if flight.turn else Dialogue(flight.session)
-        if not flight.is_last:
-            self._dialogues[owner] = dialogue
-        return dialogue.ask(flight.turn)
+        return write_body(flight.asked) if self._gateways.needs_body else None
 
     def _ended(self, flight: Flight) -> None:
         pick = self._picks.pop(flight.number)

@@ -29,10 +29,6 @@ class Flight:
     is_failed: bool = False
 
     @property
-    def is_last(self) -> bool:
-        return self.turn + 1 == len(self.session.turns)
-
-    @property
     def is_answered(self) -> bool:
         return self.ended_at >= 0 and not self.is_failed
 

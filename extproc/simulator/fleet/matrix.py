@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from statistics import geometric_mean, median
 from time import process_time
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -62,28 +62,22 @@ class Matrix:
 
     def cells(self) -> Iterator[MatrixCell]:
         """Yields all of them; arms and seeds of one case together."""
-        sharings = product(self.share_delays_ms, self.share_losses, self.share_faults)
-        axes = product(
-            *(self.workloads, self.scenarios, self.loads, self.endpoints, self.gateways),
-            *([*sharings], self.profiles, self.seeds, self.arms),
-        )
-        for workload, scenario, load, endpoints, gateways, sharing, profile, seed, arm in axes:
-            delay_ms, loss, fault = sharing
-            yield MatrixCell(
-                arm=arm,
-                workload=workload,
-                load=load,
-                endpoints=endpoints,
-                profiles=(profile,),
-                gateways=gateways,
-                scenario=scenario,
-                share_delay_ms=delay_ms,
-                share_loss=loss,
-                share_fault=fault,
-                warmup_s=self.warmup_s,
-                measured_s=self.measured_s,
-                seed=seed,
-            )
+        axes = {
+            "workload": self.workloads,
+            "scenario": self.scenarios,
+            "load": self.loads,
+            "endpoints": self.endpoints,
+            "gateways": self.gateways,
+            "share_delay_ms": self.share_delays_ms,
+            "share_loss": self.share_losses,
+            "share_fault": self.share_faults,
+            "profiles": [(name,) if name else () for name in self.profiles],
+            "seed": self.seeds,
+            "arm": self.arms,
+        }
+        for values in product(*axes.values()):
+            asked: dict[str, Any] = dict(zip(axes, values, strict=True))
+            yield MatrixCell(**asked, warmup_s=self.warmup_s, measured_s=self.measured_s)
 
 
 def read_done_rows(folder: Path) -> dict[str, Row]:

@@ -77,7 +77,7 @@ class Node:
         self._flights[name] = flight
         self.requests += 1
         asked = flight.asked
-        path = flight.session.path(flight.turn, self._healthy.block_size, flight.number)
+        path = flight.session.path(flight.turn, self._healthy.block_size)
         self._engine.add_hashed(name, asked.prompt_tokens, path, asked.output_tokens, now=self._timeline.now)
         if self._quiet_steps:
             self._cut()

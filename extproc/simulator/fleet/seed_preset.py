@@ -8,12 +8,13 @@ from statistics import median
 from typing import Final
 
 from extproc.simulator.engine.profiles import Profile
+from extproc.simulator.fleet.chats import Demand
 from extproc.simulator.fleet.fleet import Setup, simulate_fleet
 from extproc.simulator.fleet.gateway import Routing
 from extproc.simulator.fleet.report import lay_out
 from extproc.simulator.fleet.summary import Summary, summarize
 from extproc.simulator.fleet.traffic import Traffic
-from extproc.simulator.fleet.workloads import Demand, draw_sessions
+from extproc.simulator.fleet.workloads import draw_sessions
 
 PROFILE: Final = "l4-llama8b-fp8-fitted"
 CEILING: Final = 83.0

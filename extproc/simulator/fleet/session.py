@@ -1,84 +1,116 @@
-"""Sessions: what one simulated client asks, turn by turn, and which text it has in common with others."""
+"""Sessions: what one simulated client asks, turn by turn, and which text it has in common with others.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import IntEnum
+An engine sees paths of named texts, a router chat bodies with texts of known lengths and of no meaning.
+"""
+
+from functools import lru_cache
+from itertools import accumulate
+from random import Random
 from typing import Final
+from zlib import crc32
+
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
 
 from extproc.simulator.engine.runs import Path
 
 CHARS_PER_TOKEN: Final = 4.0
+# A language, or code, is off by so much from its first message to its last.
+_ERROR: Final = 0.2
+_POOL_BYTES: Final = 1 << 19
+_LETTERS: Final = bytes(b"etaoin shrdlu "[byte % 14] for byte in range(256))
 
 
-class _Text(IntEnum):
-    """Whose text a block holds; keeps the identities of the three apart."""
+class PlannedMessage(Struct, frozen=True, gc=False):
+    """What one speaker says: `tokens` for the engine, `chars` for a router, which sees no tokens.
 
-    OWN = 0
-    SHARED = 1
-    DISCARDED = 2
+    `text` names it and all before it: equal names are equal text behind equal text. Without a `role` it goes
+    on with the message before.
+    """
+
+    role: str
+    text: int
+    tokens: int
+    chars: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTurn:
-    """One request: `prompt_tokens` counts the whole history; it is sent `think_s` after the last answer."""
+class PlannedTurn(Struct, frozen=True):
+    """One request: the prompt's messages, then the answer as the last one.
 
+    It is sent `think_s` after the answer of the turn before.
+    """
+
+    messages: tuple[PlannedMessage, ...]
     prompt_tokens: int
     output_tokens: int
     think_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class CommonText:
-    """A text that many sessions begin with, named `text`. It always stands behind the same texts."""
+class Transcript(Struct, frozen=True):
+    """The messages of a prompt so far. `seed` tells runs apart."""
 
-    text: int
-    tokens: int
-    chars_per_token: float = CHARS_PER_TOKEN
+    seed: int = 0
+    messages: tuple[PlannedMessage, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(message.tokens for message in self.messages)
+
+    def then(self, role: str, name: str, tokens: float) -> "Transcript":
+        """Returns the script with one message more.
+
+        `name` begins with whose text it is, up to a dot: all of it has as many characters per token.
+        """
+        before, count = self.messages[-1].text if self.messages else self.seed, max(1, round(tokens))
+        text = xxh3_64_intdigest(name.encode(), before)
+        error = xxh3_64_intdigest(name.partition(".")[0].encode(), self.seed) / 2**63 - 1
+        chars = round(count * CHARS_PER_TOKEN * (1 + _ERROR * error))
+        return Transcript(self.seed, (*self.messages, PlannedMessage(role, text, count, chars)))
+
+    def ask(self, answer: str, tokens: float, think_s: float = 0.0) -> PlannedTurn:
+        """Returns the request with this prompt, whose answer has this name and so many tokens."""
+        messages = self.then("assistant", answer, tokens).messages
+        return PlannedTurn(messages, self.tokens, messages[-1].tokens, think_s)
+
+    def after(self, turn: PlannedTurn) -> "Transcript":
+        """Returns what is said when a turn is answered."""
+        return Transcript(self.seed, turn.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedSession:
-    """Turns of one growing text, named `owner`, behind its `heads`.
-
-    `head_role` is whose message the heads are in: `user` puts them in front of the first question.
-    `history` has the tokens of question, reply, question … that the first prompt consists of behind the
-    heads; empty: of one question. Where `is_replayed`, the history holds recorded replies and not what
-    the model generates. A router sees characters, `chars_per_token` of them, and knows no such number.
-    """
+class PlannedSession(Struct, frozen=True):
+    """Turns of one client, named `owner`; with a `start_s` they begin then, in seconds."""
 
     owner: int
     turns: tuple[PlannedTurn, ...]
-    heads: tuple[CommonText, ...] = ()
-    head_role: str = "system"
-    history: tuple[int, ...] = ()
-    is_replayed: bool = False
-    chars_per_token: float = CHARS_PER_TOKEN
+    start_s: float | None = None
 
-    @property
-    def head_tokens(self) -> int:
-        return sum(head.tokens for head in self.heads)
-
-    def path(self, turn: int, block_size: int, number: int) -> Path:
-        """Returns the full blocks of a turn's prompt and output.
-
-        `number` tells the outputs of replayed prompts apart, which no later prompt contains.
-        """
-        asked = self.turns[turn]
-        blocks = (asked.prompt_tokens + asked.output_tokens) // block_size
-        kept = asked.prompt_tokens // block_size if self.is_replayed else blocks
-        return Path((*self._shared(block_size, kept), *self._own(kept, blocks, number)))
-
-    def _shared(self, block_size: int, kept: int) -> Iterator[tuple[int, int]]:
-        tokens = 0
-        for head in self.heads:
-            tokens += head.tokens
-            yield _name(_Text.SHARED, head.text), min(tokens // block_size, kept)
-
-    def _own(self, kept: int, blocks: int, number: int) -> Iterator[tuple[int, int]]:
-        yield _name(_Text.OWN, self.owner), kept
-        if kept < blocks:
-            yield _name(_Text.DISCARDED, number), blocks
+    def path(self, turn: int, block_size: int) -> Path:
+        """Returns the full blocks of a turn's prompt and output."""
+        messages = self.turns[turn].messages
+        ends = accumulate(message.tokens for message in messages)
+        return Path([(message.text, end // block_size) for message, end in zip(messages, ends, strict=True)])
 
 
-def _name(text: _Text, name: int) -> int:
-    return name * len(_Text) + text
+def write_body(turn: PlannedTurn) -> bytes:
+    """Returns the body of a turn's request."""
+    said: list[bytes] = []
+    for message in turn.messages[:-1]:
+        if message.role:
+            said.append(b'%b{"role":"%b","content":"' % (b'"},' if said else b"", message.role.encode()))
+        said.append(make_text(b"%x" % message.text, message.chars))
+    return b'{"messages":[%b"}]}' % b"".join(said)
+
+
+def make_text(name: bytes, chars: int) -> bytes:
+    """Returns so many characters, which begin with the name that tells this text from others."""
+    pool = _pool()
+    start = crc32(name) % max(1, _POOL_BYTES - chars)
+    text = b"%b %b" % (name, pool[start : start + chars])
+    while len(text) < chars:
+        text += pool
+    return text[:chars]
+
+
+@lru_cache(maxsize=1)
+def _pool() -> bytes:
+    return Random(0).randbytes(_POOL_BYTES).translate(_LETTERS)  # noqa: S311  # no secret

@@ -10,30 +10,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from random import Random
 from typing import Final
 
 import orjson
 from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import SettingsError
-from extproc.simulator.fleet.session import CHARS_PER_TOKEN, CommonText, PlannedSession, PlannedTurn
+from extproc.simulator.fleet.session import PlannedSession, Transcript
 
 BLOCK_TOKENS: Final = 512
-_ERROR: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Sessions of one turn each, and when they start, in seconds from the first one on."""
+    """Sessions of one turn each, in the order in which they start."""
 
     sessions: Sequence[PlannedSession]
-    starts: Sequence[float]
     digest: str
 
     def rps(self, speed: float = 1.0) -> float:
         """Requests per second; infinite where all start at once."""
-        return len(self.starts) * speed / self.starts[-1] if self.starts[-1] else float("inf")
+        last_s = self.sessions[-1].start_s
+        return len(self.sessions) * speed / last_s if last_s else float("inf")
 
 
 @lru_cache(maxsize=2)
@@ -46,10 +44,9 @@ def read_trace(path: str) -> Trace:
     requests = sorted(_read_lines(path, content), key=lambda request: request.at_s)
     if not requests:
         raise SettingsError(f"{path}: no request in it")
-    names: dict[tuple[int, int], int] = {}
-    sessions = [_plan(owner, request, names) for owner, request in enumerate(requests)]
     first_s = requests[0].at_s
-    return Trace(sessions, [request.at_s - first_s for request in requests], xxh3_64_hexdigest(content))
+    sessions = [_plan(owner, request, first_s) for owner, request in enumerate(requests)]
+    return Trace(sessions, xxh3_64_hexdigest(content))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +78,15 @@ def _read(row: Mapping[str, object]) -> _Request:
     return _Request(at_s, tokens, max(1, answer), [int(block) for block in blocks])
 
 
-def _plan(owner: int, request: _Request, names: dict[tuple[int, int], int]) -> PlannedSession:
-    heads: list[CommonText] = []
-    parent, left, chars = 0, request.prompt_tokens, CHARS_PER_TOKEN
+def _plan(owner: int, request: _Request, first_s: float) -> PlannedSession:
+    # What begins alike has as many characters per token, whoever asks.
+    family = f"trace {request.blocks[0]}" if request.blocks else f"request {owner}"
+    script, left = Transcript(), request.prompt_tokens
     for block in request.blocks:
-        parent = names.setdefault((parent, block), len(names) + 1)
-        if not heads:
-            # What begins alike has as many characters per token, whoever asks.
-            rng = Random(f"characters {parent}")  # noqa: S311  # no secret
-            chars *= rng.uniform(1 - _ERROR, 1 + _ERROR)
-        heads.append(CommonText(parent, min(left, BLOCK_TOKENS), chars))
-        left -= heads[-1].tokens
-    turn = PlannedTurn(request.prompt_tokens, request.output_tokens)
-    return PlannedSession(owner, (turn,), tuple(heads), "user", is_replayed=True, chars_per_token=chars)
+        tokens = min(left, BLOCK_TOKENS)
+        script = script.then("" if script.messages else "user", f"{family}.{block}", tokens)
+        left -= tokens
+    if left:
+        script = script.then("" if script.messages else "user", f"{family}.rest {owner}", left)
+    turn = script.ask(f"{family}.answer {owner}", request.output_tokens)
+    return PlannedSession(owner, (turn,), request.at_s - first_s)

@@ -74,9 +74,9 @@ class Traffic:
     Open loop: sessions start at random, so many that their turns would arrive at `rate` requests per
     second: Poisson, but with the same number in each minute, or two runs of ten minutes would differ by
     as many per cent. `None` starts all at once. Closed loop: `users` sessions at a time. A turn
-    follows its answer either way. With `starts`, sessions start at these times instead. `cap` limits the
-    requests in flight. Everything ends when all that was due until `until_s` is answered; until then the
-    load goes on. In a `spike` more of an open loop's sessions start.
+    follows its answer either way. Sessions that have a start of their own start then, `speed` times as fast.
+    `cap` limits the requests in flight. Everything ends when all that was due until `until_s` is answered;
+    until then the load goes on. In a `spike` more of an open loop's sessions start.
 
     `ceiling` models a client that is a single event loop, as vLLM's old benchmark script is: sending
     requests and reading their chunks costs it so much that it can do this many per second. It notices
@@ -88,7 +88,7 @@ class Traffic:
     cap: int | None = None
     ceiling: float | None = None
     until_s: float = inf
-    starts: Sequence[float] = ()
+    speed: float = 1.0
     spike: LoadSpike | None = None
 
     def asked_rps(self, start_s: float, end_s: float) -> float:
@@ -114,6 +114,7 @@ class SessionClient:
         self.in_flight = 0
         self._sessions, self._count = iter(sessions), len(sessions)
         self._traffic = traffic
+        self._starts = [one.start_s / traffic.speed for one in sessions if one.start_s is not None]
         self._timeline = timeline
         self._rng = rng
         self._send = send
@@ -138,7 +139,7 @@ class SessionClient:
         if self._traffic.users is not None:
             for _ in range(self._traffic.users):
                 self._begin()
-        elif self._sessions_per_s or self._traffic.starts:
+        elif self._sessions_per_s or self._starts:
             self._timeline.at(next(self._gaps), self._arrive)
         else:
             while self._begin():
@@ -179,8 +180,8 @@ class SessionClient:
 
     def _draw_gaps(self) -> Iterator[float]:
         """Yields the times between sessions, a stretch at a time: Poisson, given how many it has."""
-        if self._traffic.starts:
-            yield from (after - before for before, after in pairwise([0.0, *self._traffic.starts, inf]))
+        if self._starts:
+            yield from (after - before for before, after in pairwise([0.0, *self._starts, inf]))
         count = max(1, min(self._count, round(self._sessions_per_s * _STRETCH_S)))
         stretch_s, last_s = count / self._sessions_per_s, 0.0
         while True:

@@ -1,16 +1,22 @@
-"""The workloads: what a fleet is asked, from a few parameters and a seed."""
+"""The workloads: what a fleet is asked, from a seed. `workloads.yaml` has their figures."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from math import exp, inf, log
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.resources import files
 from random import Random
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+from msgspec import Struct, structs
+
+from extproc.documents import parse_document
 from extproc.errors import SettingsError
-from extproc.simulator.fleet.chats import Chat, ChatKind, lognormal
-from extproc.simulator.fleet.session import CHARS_PER_TOKEN, CommonText, PlannedSession, PlannedTurn
+from extproc.simulator.engine.profiles import DEFAULT_PROFILE
+from extproc.simulator.fleet import held_out
+from extproc.simulator.fleet.chats import ChatKind, Demand, Sessions, begin, draw_talks, lognormal, take_turns
+from extproc.simulator.fleet.session import PlannedSession, PlannedTurn, Transcript
 
 SHAREGPT: Final = ChatKind(
     turns=8,
@@ -36,43 +42,27 @@ TENANT_TOKENS, SYSTEM_TOKENS, HOT_TOKENS, HOT_SHARE = 6000, 1000, 1500, 0.25
 _QUESTION, _ANSWER = lognormal(150, 0.6, 4), lognormal(100, 0.6, 4)
 _UNIQUE, _REPLY = lognormal(800, 1.0, 16, 8192), lognormal(82, 0.8, 4, 400)
 _HOT_QUESTION = lognormal(470, 1.0, 16, 8192)
-_AGENT_ANSWER = lognormal(150, 0.7, 10, 800)
-_AGENT_TURNS, _AGENT_FIRST, _AGENT_LAST, _AGENT_THINK_S = (20, 40), 2_000, 30_000, 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """How much of a workload: `requests` turns together, with pauses of `think_s` seconds on average.
+Draw = Callable[[Demand, Random], Sessions]
 
-    Workloads whose prefixes are shared have more of them where there are more `endpoints`.
+
+class FleetWorkload(Struct, frozen=True):
+    """A kind of load, by its name and its letter. The fields are those of `workloads.yaml`.
+
+    `profile` is what its endpoints are, `scenario` what happens to them, unless something else is asked for.
     """
 
-    requests: int
-    think_s: float = 0.0
-    endpoints: int = 8
-
-
-Draw = Callable[[Demand, Random], Iterator[PlannedSession]]
-
-
-@dataclass(frozen=True, slots=True)
-class FleetWorkload:
-    """A kind of load, known by a name and a letter.
-
-    `capacity_rps` is what an L4 endpoint sustains with the best strategy known, in requests per second:
-    the load 1.0. After `warmup_s` it is measured for `measured_s`; `None`: for as long as `requests` per
-    endpoint last.
-    """
-
-    name: str
     letter: str
     about: str
     capacity_rps: float
-    draw: Draw
+    name: str = ""
     think_s: float = 0.0
     warmup_s: float = 300.0
     measured_s: float | None = 500.0
     requests: int = 1000
+    profile: str = DEFAULT_PROFILE
+    scenario: str = "plain"
 
 
 def find_workload(name: str) -> FleetWorkload:
@@ -89,204 +79,128 @@ def draw_sessions(name: str, demand: Demand, seed: int) -> list[PlannedSession]:
 
     Raises `SettingsError` for a name that is not in `WORKLOADS`.
     """
-    workload = find_workload(name)
-    rng = Random(f"{workload.name} {seed}")  # noqa: S311  # no secret
-    return list(workload.draw(demand, rng))
+    name = find_workload(name).name
+    rng = Random(f"{name} {seed}")  # noqa: S311  # no secret
+    found, missing = list[PlannedSession](), demand.requests
+    for session in _DRAWS[name](demand, rng):
+        found.append(structs.replace(session, turns=session.turns[:missing]))
+        missing -= len(found[-1].turns)
+        if not missing:
+            break
+    return found
 
 
-def _error(rng: Random) -> float:
-    """Characters per token: a language, or code, is off by as much from its first message to its last."""
-    return CHARS_PER_TOKEN * rng.uniform(0.8, 1.2)
-
-
-def _replay(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
+def _replay(demand: Demand, rng: Random) -> Sessions:
     """A tenth as many prompts in random order, gone through ten times, as KubeAI's script does."""
     prompts = list(_prompts(-(-demand.requests // 10), rng))
     rng.shuffle(prompts)
-    return iter((prompts * 10)[: demand.requests])
+    for number, (owner, script, reply) in enumerate((prompts * 10)[: demand.requests]):
+        yield PlannedSession(owner, (script.ask(f"generated {number}", reply),))
 
 
-def _distinct(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
+def _distinct(demand: Demand, rng: Random) -> Sessions:
     prompts = list(_prompts(demand.requests, rng))
     rng.shuffle(prompts)
-    return iter(prompts)
+    for owner, script, reply in prompts:
+        yield PlannedSession(owner, (script.ask("generated", reply),))
 
 
-def _prompts(requests: int, rng: Random) -> Iterator[PlannedSession]:
+def _prompts(requests: int, rng: Random) -> Iterator[tuple[int, Transcript, int]]:
     """Every turn of every chat as a request of its own, history and recorded replies included."""
+    blank = begin(rng)
     for owner, chat in enumerate(SHAREGPT.draw(requests, rng)):
-        said, chars = [tokens for pair in chat for tokens in pair], _error(rng)
-        for place, asked in enumerate(SHAREGPT.prompts(chat)):
-            history = tuple(said[: 2 * place + 1])
-            yield PlannedSession(
-                owner, (PlannedTurn(*asked),), history=history, is_replayed=True, chars_per_token=chars
-            )
+        script = blank
+        for question, reply in chat:
+            script = script.then("user", f"{owner}.asked", question)
+            yield owner, script, reply
+            script = script.then("assistant", f"{owner}.recorded", reply)
 
 
 def _chats(kind: ChatKind) -> Draw:
-    def draw(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-        heads = (CommonText(0, kind.system_tokens, _error(rng)),) if kind.system_tokens else ()
+    def draw(demand: Demand, rng: Random) -> Sessions:
+        head = begin(rng)
+        if kind.system_tokens:
+            head = head.then("system", "head", kind.system_tokens)
         for owner, chat in enumerate(kind.draw(demand.requests, rng)):
-            turns = _pause(kind.prompts(chat), demand.think_s, rng)
-            yield PlannedSession(owner, turns, heads, chars_per_token=_error(rng))
+            turns = take_turns(head, f"chat {owner}", demand.think_s, rng, chat)
+            yield PlannedSession(owner, tuple(turns))
 
     return draw
-
-
-def _pause(prompts: Chat, think_s: float, rng: Random) -> tuple[PlannedTurn, ...]:
-    per_s = 1 / think_s if think_s else inf
-    pauses = [0.0, *(rng.expovariate(per_s) for _ in prompts[1:])]
-    return tuple(PlannedTurn(*asked, pause) for asked, pause in zip(prompts, pauses, strict=True))
 
 
 def _tenants(role: str) -> Draw:
-    def draw(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
+    def draw(demand: Demand, rng: Random) -> Sessions:
         tenants = max(1, round(TENANTS_PER_ENDPOINT * demand.endpoints))
-        heads = [CommonText(tenant, TENANT_TOKENS, _error(rng)) for tenant in range(tenants)]
-        for owner in range(demand.requests):
-            yield _ask_once(owner, (_QUESTION(rng), _ANSWER(rng)), rng, rng.choice(heads), role)
+
+        def talk(blank: Transcript, name: str, _think_s: float, rng: Random) -> Iterator[PlannedTurn]:
+            script = blank.then(role, f"tenant {rng.randrange(tenants)}", TENANT_TOKENS)
+            script = script.then("user" if role == "system" else "", f"{name}.asked", _QUESTION(rng))
+            yield script.ask(f"{name}.said", _ANSWER(rng))
+
+        return draw_talks(talk, demand, rng)
 
     return draw
 
 
-def _hot_prefix(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-    hot = CommonText(0, HOT_TOKENS, _error(rng))
-    for owner in range(demand.requests):
-        head = hot if rng.random() < HOT_SHARE else None
-        yield _ask_once(owner, (_HOT_QUESTION(rng), _REPLY(rng)), rng, head)
+def _hot_prefix(blank: Transcript, name: str, think_s: float, rng: Random) -> Iterator[PlannedTurn]:
+    head = blank.then("system", "hot", HOT_TOKENS) if rng.random() < HOT_SHARE else blank
+    return take_turns(head, name, think_s, rng, [(_HOT_QUESTION(rng), _REPLY(rng))])
 
 
-def _unique(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-    for owner in range(demand.requests):
-        yield _ask_once(owner, (_UNIQUE(rng), _REPLY(rng)), rng)
+def _unique(blank: Transcript, name: str, think_s: float, rng: Random) -> Iterator[PlannedTurn]:
+    return take_turns(blank, name, think_s, rng, [(_UNIQUE(rng), _REPLY(rng))])
 
 
-def _ask_once(
-    owner: int,
-    lengths: tuple[float, float],
-    rng: Random,
-    head: CommonText | None = None,
-    role: str = "system",
-) -> PlannedSession:
-    """One question and its answer, of these lengths."""
-    heads = (head,) if head else ()
-    question, answer = map(round, lengths)
-    turn = PlannedTurn(question + sum(head.tokens for head in heads), answer)
-    return PlannedSession(owner, (turn,), heads, role, chars_per_token=_error(rng))
+_AGENT_ANSWER = lognormal(150, 0.7, 10, 800)
+_AGENT_TURNS, _AGENT_FIRST, _AGENT_LAST = (20, 40), 2_000, 30_000
 
 
-def _agents(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
+def _agents(blank: Transcript, name: str, think_s: float, rng: Random) -> Iterator[PlannedTurn]:
     """Contexts that grow evenly, by what tools return and what the agent says to it."""
-    missing, owner = demand.requests, 0
-    while missing:
-        turns = rng.randint(*_AGENT_TURNS)
-        prompts = _agent_prompts(turns, rng)[:missing]
-        yield PlannedSession(owner, _pause(prompts, demand.think_s, rng), chars_per_token=_error(rng))
-        missing -= len(prompts)
-        owner += 1
-
-
-def _agent_prompts(turns: int, rng: Random) -> Chat:
+    turns = rng.randint(*_AGENT_TURNS)
     step = (_AGENT_LAST - _AGENT_FIRST) / (turns - 1)
-    prompts, tokens = [], _AGENT_FIRST
+    chat, tokens = [], 0
     for turn in range(turns):
         # An answer and some of what a tool says fit into every step.
-        answer = min(round(_AGENT_ANSWER(rng)), int(step) - 16)
-        prompts.append((max(tokens, round(_AGENT_FIRST + turn * step)), answer))
-        tokens = prompts[-1][0] + answer + 16
-    return prompts
+        question = max(16, round(_AGENT_FIRST + turn * step) - tokens)
+        chat.append((question, min(round(_AGENT_ANSWER(rng)), int(step) - 16)))
+        tokens += sum(chat[-1])
+    return take_turns(blank, name, think_s, rng, chat)
 
 
-ZIPF_TENANTS_PER_ENDPOINT: Final = 125
-_ZIPF, _ZIPF_TOKENS, _ZIPF_TURNS = 1.05, (300, 12_000), (1, 4)
-_ZIPF_REPLY: Final = lognormal(200, 0.6, 8, 800)
-
-
-def _zipf_tenants(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-    """Many tenants, few of them busy, with system prompts from short to very long."""
-    count = max(1, ZIPF_TENANTS_PER_ENDPOINT * demand.endpoints)
-    shortest, longest = map(log, _ZIPF_TOKENS)
-    heads = [
-        CommonText(tenant, round(exp(rng.uniform(shortest, longest))), _error(rng)) for tenant in range(count)
-    ]
-    weights = list(accumulate(1 / (rank + 1) ** _ZIPF for rank in range(count)))
-    missing, owner = demand.requests, 0
-    while missing > 0:
-        (head,) = rng.choices(heads, cum_weights=weights)
-        prompts, tokens = [], head.tokens
-        for _ in range(min(rng.randint(*_ZIPF_TURNS), missing)):
-            tokens += round(_QUESTION(rng))
-            prompts.append((tokens, round(_ZIPF_REPLY(rng))))
-            tokens += prompts[-1][1]
-        yield PlannedSession(
-            owner, _pause(prompts, demand.think_s, rng), (head,), chars_per_token=_error(rng)
-        )
-        missing -= len(prompts)
-        owner += 1
-
-
-_CODING_HEAD, _CODING_TURNS, _CODING_LAST = 9_000, (20, 50), (30_000, 100_000)
-_CODING_REPLY: Final = lognormal(300, 0.8, 20, 2_000)
-_CODING_TOOL_S: Final = lognormal(4.0, 0.97, 0.1, 120)  # its median is 2.5 s
-
-
-def _coding_agents(demand: Demand, rng: Random) -> Iterator[PlannedSession]:
-    """Contexts of 30,000 to 100,000 tokens behind common instructions; tools answer within seconds."""
-    head = CommonText(0, _CODING_HEAD, _error(rng))
-    missing, owner = demand.requests, 0
-    while missing > 0:
-        turns, last = rng.randint(*_CODING_TURNS), rng.randint(*_CODING_LAST)
-        step = (last - _CODING_HEAD) // turns
-        planned, tokens = [], _CODING_HEAD + 500
-        for turn in range(min(turns, missing)):
-            reply = min(round(_CODING_REPLY(rng)), max(16, step - 16))
-            pause = _CODING_TOOL_S(rng) if turn else 0.0
-            planned.append(PlannedTurn(tokens, reply, pause))
-            tokens += reply + max(16, round(rng.uniform(0.5, 1.5) * (step - reply)))
-        yield PlannedSession(owner, tuple(planned), (head,), chars_per_token=_error(rng))
-        missing -= len(planned)
-        owner += 1
-
-
-_ALL: Final = (
-    FleetWorkload("replay", "A", "800 prompts, shuffled, gone through 10 times", 11.7, _replay, 0, 0, None),
-    FleetWorkload("distinct", "B", "8,000 prompts once each, shuffled", 11.7, _distinct, 0, 0, None),
-    FleetWorkload("sessions", "C", "chats of 11 turns, 832 tokens in, 76 out", 6.3, _chats(SHAREGPT), 10.0),
-    FleetWorkload(
-        "common-system",
-        "CS",
-        "chats behind one system prompt of 1,000 tokens",
-        5.5,
-        _chats(replace(SHAREGPT, system_tokens=SYSTEM_TOKENS, input_tokens=832.0 + SYSTEM_TOKENS)),
-        10.0,
+_DRAWS: Final[Mapping[str, Draw]] = {
+    "replay": _replay,
+    "distinct": _distinct,
+    "sessions": _chats(SHAREGPT),
+    "common-system": _chats(
+        replace(SHAREGPT, system_tokens=SYSTEM_TOKENS, input_tokens=832.0 + SYSTEM_TOKENS)
     ),
-    FleetWorkload(
-        "tenants", "T", "system prompts of 6,000 tokens, 150 on 8 endpoints", 1.01, _tenants("system")
-    ),
-    FleetWorkload("tenants-user", "Tu", "the same in the user's message", 1.01, _tenants("user")),
-    FleetWorkload("hot-prefix", "H", "a quarter has 1,500 tokens in common", 6.1, _hot_prefix),
-    FleetWorkload("unique", "U", "nothing in common, 800 tokens in, 82 out", 4.34, _unique),
-    FleetWorkload(
-        "agents", "G", "20 to 40 turns, from 2,000 to 30,000 tokens", 0.37, _agents, _AGENT_THINK_S, 600, 1200
-    ),
-    FleetWorkload(
-        "zipf",
-        "Z",
-        "1,000 tenants of very unequal demand, system prompts of 300 to 12,000 tokens",
-        2.1,
-        _zipf_tenants,
-        10.0,
-    ),
-    FleetWorkload(
-        "coding-agents",
-        "S",
-        "20 to 50 turns, to 100,000 tokens; for h100-llama8b-bf16",
-        1.3,
-        _coding_agents,
-        2.5,
-        600,
-        900,
-    ),
-    FleetWorkload("k6-chat", "K", "KubeAI's k6 threads, 10 tokens out", 6.0, _chats(K6_CHAT), 0, 0, None),
-)
-WORKLOADS: Final[Mapping[str, FleetWorkload]] = MappingProxyType({one.name: one for one in _ALL})
+    "tenants": _tenants("system"),
+    "tenants-user": _tenants("user"),
+    "hot-prefix": partial(draw_talks, _hot_prefix),
+    "unique": partial(draw_talks, _unique),
+    "agents": partial(draw_talks, _agents),
+    "k6-chat": _chats(K6_CHAT),
+    "zipf": held_out.draw_zipf_tenants,
+    "tot": held_out.draw_trees,
+    "fewshot": held_out.draw_jobs,
+    "burst": held_out.draw_bursts,
+    "diurnal": held_out.draw_days,
+    **{name: partial(draw_talks, talk) for name, talk in held_out.TALKS.items()},
+}
+
+
+def _read_workloads() -> dict[str, FleetWorkload]:
+    text = files("extproc.simulator.fleet").joinpath("workloads.yaml").read_text("utf-8")
+    tree = parse_document(text, "workloads.yaml").tree
+    return {name: msgspec.convert({"name": name, **fields}, FleetWorkload) for name, fields in tree.items()}
+
+
+WORKLOADS: Final[Mapping[str, FleetWorkload]] = MappingProxyType(_read_workloads())
+HELD_OUT: Final = "held-out"
+
+
+def expand_names(names: Iterable[str]) -> list[str]:
+    """Returns workloads' names; `held-out` stands for all that no strategy was tuned to."""
+    held_out_names = [*WORKLOADS][[*WORKLOADS].index("swe") :]
+    return [one for name in names for one in (held_out_names if name == HELD_OUT else (name,))]

@@ -15,6 +15,7 @@ from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.engine.records import StepResult
 from extproc.simulator.http.driver import Generation
 
+_HELP = "As vLLM's metric of this name."
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 ITERATION_TOKENS = tuple(2**power for power in (0, *range(3, 15)))
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
@@ -30,57 +31,27 @@ REQUEST_S = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )
 # fmt: on
-PHASES = {
-    "request_queue_time_seconds": "WAITING",
-    "request_inference_time_seconds": "RUNNING",
-    "request_prefill_time_seconds": "PREFILL",
-    "request_decode_time_seconds": "DECODE",
-}
-OF_TOKENS = {
-    "request_prompt_tokens": "Number of prefill tokens processed.",
-    "request_generation_tokens": "Number of generation tokens processed.",
-    "request_max_num_generation_tokens": "Histogram of maximum number of requested generation tokens.",
-    "request_params_max_tokens": "Histogram of the max_tokens request parameter.",
-    "request_prefill_kv_computed_tokens": (
-        "Histogram of new KV tokens computed during prefill (excluding cached tokens)."
-    ),
-}
-OTHERS: dict[str, tuple[str, Sequence[float]]] = {
-    "iteration_tokens_total": ("Histogram of number of tokens per engine_step.", ITERATION_TOKENS),
-    "time_to_first_token_seconds": ("Histogram of time to first token in seconds.", FIRST_TOKEN_S),
-    "inter_token_latency_seconds": ("Histogram of inter-token latency in seconds.", TOKEN_S),
-    "request_time_per_output_token_seconds": (
-        "Histogram of time_per_output_token_seconds per request.",
-        TOKEN_S,
-    ),
-    "e2e_request_latency_seconds": ("Histogram of e2e request latency in seconds.", REQUEST_S),
-    "request_num_preemptions": ("Histogram of the number of times a request was preempted.", PREEMPTIONS),
-    "request_params_n": ("Histogram of the n request parameter.", (1, 2, 5, 10, 20)),
+PHASES = ("queue", "inference", "prefill", "decode")
+OF_TOKENS = (
+    *("request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens"),
+    *("request_params_max_tokens", "request_prefill_kv_computed_tokens"),
+)
+OTHERS: dict[str, Sequence[float]] = {
+    "iteration_tokens_total": ITERATION_TOKENS,
+    "time_to_first_token_seconds": FIRST_TOKEN_S,
+    "inter_token_latency_seconds": TOKEN_S,
+    "request_time_per_output_token_seconds": TOKEN_S,
+    "e2e_request_latency_seconds": REQUEST_S,
+    "request_num_preemptions": PREEMPTIONS,
+    "request_params_n": (1, 2, 5, 10, 20),
 }
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 # Counters of things that the simulator has not: they are always zero, as on a text model without
 # a KV connector.
-ABSENT = {
-    "estimated_flops_per_gpu": (
-        "Estimated number of floating point operations per GPU (for Model Flops Utilization calculations)."
-    ),
-    "estimated_read_bytes_per_gpu": (
-        "Estimated number of bytes read from memory per GPU (for Model Flops Utilization calculations)."
-    ),
-    "estimated_write_bytes_per_gpu": (
-        "Estimated number of bytes written to memory per GPU (for Model Flops Utilization calculations)."
-    ),
-    "external_prefix_cache_queries": (
-        "External prefix cache queries from KV connector cross-instance cache sharing, "
-        "in terms of number of queried tokens."
-    ),
-    "external_prefix_cache_hits": (
-        "External prefix cache hits from KV connector cross-instance cache sharing, "
-        "in terms of number of cached tokens."
-    ),
-    "mm_cache_queries": "Multi-modal cache queries, in terms of number of queried items.",
-    "mm_cache_hits": "Multi-modal cache hits, in terms of number of cached items.",
-}
+ABSENT = (
+    *("estimated_flops_per_gpu", "estimated_read_bytes_per_gpu", "estimated_write_bytes_per_gpu"),
+    *("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits"),
+)
 # What a CPU build of 0.32.0 tells of its cache; the sizes are filled in from the profile.
 CACHE_CONFIG_LABELS = """
     _block_size_resolved=True cache_dtype=auto cache_hit_alignment_tokens=None
@@ -140,111 +111,57 @@ class EndpointCollector(Collector):
             yield self._adapters(reading)
 
     def _collect_gauges(self, reading: EndpointReading) -> Iterator[Metric]:
-        yield self._gauge(
-            "num_requests_running", "Number of requests in model execution batches.", reading.running
-        )
-        yield self._gauge(
-            "num_requests_waiting", "Number of requests waiting to be processed.", reading.waiting
-        )
-        yield self._gauges(
-            "num_requests_waiting_by_reason",
-            "Number of waiting requests by reason. Reason labels: "
-            "'capacity' = waiting for scheduling capacity; "
-            "'deferred' = deferred by transient constraints (LoRA budget, KV transfer, blocked status). "
-            "Sum of all reasons equals vllm:num_requests_waiting.",
-            "reason",
-            {"capacity": reading.waiting, "deferred": 0},
-        )
-        yield self._gauges(
-            "engine_sleep_state",
-            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
-            "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
-            "sleep_state",
-            {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
-        )
-        yield self._gauge(
-            "kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", reading.kv_usage
-        )
+        yield self._family(GaugeMetricFamily, "num_requests_running", reading.running)
+        yield self._family(GaugeMetricFamily, "num_requests_waiting", reading.waiting)
+        reasons = {"capacity": reading.waiting, "deferred": 0}
+        yield self._family(GaugeMetricFamily, "num_requests_waiting_by_reason", reasons, "reason")
+        awake = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+        yield self._family(GaugeMetricFamily, "engine_sleep_state", awake, "sleep_state")
+        yield self._family(GaugeMetricFamily, "kv_cache_usage_perc", reading.kv_usage)
 
     def _collect_counters(self, reading: EndpointReading) -> Iterator[Metric]:
-        for name, help_text in ABSENT.items():
-            yield self._counter(name, help_text, 0)
-        yield self._counter(
-            "prefix_cache_queries",
-            "Prefix cache queries, in terms of number of queried tokens.",
-            reading.prefix_queries,
-        )
-        yield self._counter(
-            "prefix_cache_hits",
-            "Prefix cache hits, in terms of number of cached tokens.",
-            reading.prefix_hits,
-        )
-        yield self._counter(
-            "num_preemptions", "Cumulative number of preemption from the engine.", reading.preemptions
-        )
-        yield self._counter("prompt_tokens", "Number of prefill tokens processed.", reading.prompt_tokens)
-        yield self._counters(
-            "prompt_tokens_by_source",
-            "Number of prompt tokens by source.",
-            "source",
-            {
-                "local_compute": reading.prompt_tokens - reading.cached_tokens,
-                "local_cache_hit": reading.cached_tokens,
-                "external_kv_transfer": 0,
-            },
-        )
-        yield self._counter(
-            "prompt_tokens_cached",
-            "Number of cached prompt tokens (local + external).",
-            reading.cached_tokens,
-        )
-        yield self._counters(
-            "prompt_tokens_cached_by_source",
-            "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), "
-            "host (offloaded to DRAM), disk, p2p (transferred from another vLLM instance) or "
-            "external_unspecified. Counted at admission; sums to vllm:prefix_cache_hits + "
-            "vllm:external_prefix_cache_hits.",
-            "source",
-            {"device": reading.prefix_hits, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0},
-        )
-        yield self._counter(
-            "generation_tokens", "Number of generation tokens processed.", reading.generation_tokens
-        )
-        yield self._counters(
-            "request_success", "Count of successfully processed requests.", "finished_reason", reading.ended
-        )
-        yield self._rejections()
-
-    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine"])
-        family.add_metric([self._model, "0"], value)
-        return family
-
-    def _gauges(self, name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine", label])
-        for key, value in values.items():
-            family.add_metric([self._model, "0", key], value)
-        return family
-
-    def _counter(self, name: str, help_text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine"])
-        family.add_metric([self._model, "0"], value, created=self._started_at)
-        return family
-
-    def _counters(self, name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", help_text, labels=["model_name", "engine", label])
-        for key, value in values.items():
-            family.add_metric([self._model, "0", key], value, created=self._started_at)
-        return family
-
-    def _rejections(self) -> Metric:
-        family = CounterMetricFamily(
-            "vllm:admission_rejections",
-            "Number of admission attempts rejected by a queue limit, by reason.",
-            labels=["model_name", "reason"],
-        )
+        computed = reading.prompt_tokens - reading.cached_tokens
+        sources = {
+            "local_compute": computed,
+            "local_cache_hit": reading.cached_tokens,
+            "external_kv_transfer": 0,
+        }
+        tiers = {"device": reading.prefix_hits, "host": 0, "p2p": 0, "disk": 0, "external_unspecified": 0}
+        plain = {
+            **dict.fromkeys(ABSENT, 0),
+            "prefix_cache_queries": reading.prefix_queries,
+            "prefix_cache_hits": reading.prefix_hits,
+            "num_preemptions": reading.preemptions,
+            "prompt_tokens": reading.prompt_tokens,
+            "prompt_tokens_cached": reading.cached_tokens,
+            "generation_tokens": reading.generation_tokens,
+        }
+        for name, value in plain.items():
+            yield self._family(CounterMetricFamily, name, value)
+        yield self._family(CounterMetricFamily, "prompt_tokens_by_source", sources, "source")
+        yield self._family(CounterMetricFamily, "prompt_tokens_cached_by_source", tiers, "source")
+        yield self._family(CounterMetricFamily, "request_success", reading.ended, "finished_reason")
+        rejections = CounterMetricFamily("vllm:admission_rejections", _HELP, labels=["model_name", "reason"])
         for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
-            family.add_metric([self._model, reason], 0, created=self._started_at)
+            rejections.add_metric([self._model, reason], 0, created=self._started_at)
+        yield rejections
+
+    def _family(
+        self,
+        kind: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        values: float | Mapping[str, float],
+        label: str = "",
+    ) -> Metric:
+        """One value, or one for each value of a label."""
+        labels = ["model_name", "engine", *filter(None, [label])]
+        family = kind(f"vllm:{name}", _HELP, labels=labels)
+        for key, value in values.items() if isinstance(values, Mapping) else [("", values)]:
+            named = [self._model, "0", *filter(None, [key])]
+            if isinstance(family, CounterMetricFamily):
+                family.add_metric(named, value, created=self._started_at)
+            else:
+                family.add_metric(named, value)
         return family
 
     def _info(self, profile: Profile) -> Metric:
@@ -257,16 +174,14 @@ class EndpointCollector(Collector):
             "kv_cache_size_tokens": str(tokens),
             "num_gpu_blocks": str(profile.blocks),
         }
-        family = GaugeMetricFamily(
-            "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=list(labels)
-        )
+        family = GaugeMetricFamily("vllm:cache_config_info", _HELP, labels=list(labels))
         family.add_metric(list(labels.values()), 1)
         return family
 
     def _adapters(self, reading: EndpointReading) -> Metric:
         family = GaugeMetricFamily(
             "vllm:lora_requests_info",
-            "Running stats on lora requests.",
+            _HELP,
             labels=["max_lora", "waiting_lora_adapters", "running_lora_adapters"],
         )
         adapters = [str(reading.max_loras), reading.waiting_adapters, reading.running_adapters]
@@ -282,15 +197,14 @@ class Distributions:
 
     def __init__(self, registry: CollectorRegistry, model: str, profile: Profile) -> None:
         tokens = [bound for bound in TOKENS if bound <= profile.max_model_len]
-        specs = OTHERS | {name: (help_text, tokens) for name, help_text in OF_TOKENS.items()}
-        for name, phase in PHASES.items():
-            specs[name] = (f"Histogram of time spent in {phase} phase for request.", REQUEST_S)
+        buckets_of = OTHERS | dict.fromkeys(OF_TOKENS, tokens)
+        buckets_of |= {f"request_{phase}_time_seconds": REQUEST_S for phase in PHASES}
         labels = ["model_name", "engine"]
         self._histograms = {
-            name: Histogram(f"vllm:{name}", text, labels, buckets=buckets, registry=registry).labels(
+            name: Histogram(f"vllm:{name}", _HELP, labels, buckets=buckets, registry=registry).labels(
                 model, "0"
             )
-            for name, (text, buckets) in specs.items()
+            for name, buckets in buckets_of.items()
         }
         # These two are asked for with every token.
         self._first_token = self._histograms["time_to_first_token_seconds"]

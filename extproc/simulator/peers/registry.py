@@ -13,7 +13,6 @@ from extproc.errors import SettingsError
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
 from extproc.simulator.peers.gie import Gie
-from extproc.simulator.peers.production_stack import ProductionStackPrefix
 from extproc.simulator.peers.sglang import SglangCacheAware
 from extproc.simulator.peers.signals import Scrape
 
@@ -44,10 +43,6 @@ def _sglang(outside: Outside, _scrape: Scrape, **options: object) -> Strategy:
     return SglangCacheAware(outside, **options)  # type: ignore[arg-type]  # likewise
 
 
-def _production_stack(outside: Outside, _scrape: Scrape) -> Strategy:
-    return ProductionStackPrefix(outside)
-
-
 _ALL: Final = (
     Peer(
         "kubeai",
@@ -67,12 +62,6 @@ _ALL: Final = (
         _sglang,
         "SGLang router 0.2, cache_aware: threshold 0.3, unbalanced beyond 64 requests and 1.5 times",
         "no eviction of its tree, which begins at 67 million characters an endpoint",
-    ),
-    Peer(
-        "production_stack_prefix",
-        _production_stack,
-        "vLLM production-stack (2025), prefixaware: longest match by chunks of 128 characters, any of those",
-        "the prompt has roles in it",
     ),
     Peer(
         "session_hash",
