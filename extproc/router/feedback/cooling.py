@@ -53,7 +53,7 @@ class Rules:
 
     `slack_s` is how late an outcome may be told: a log comes in batches, a second apart where nobody said
     otherwise. It is shorter than the shortest cooling, or a trial could not be told from what was before.
-    Within `order_s` nobody knows what came first. After `untold` picks without a word there is no log.
+    Within `order_s` nobody knows what came first.
     """
 
     failures: int | None = 3
@@ -65,7 +65,6 @@ class Rules:
     retry_after_cap_s: float = 30.0
     slack_s: float = 1.0
     order_s: float = 0.1
-    untold: int = 100
 
 
 class Why(StrEnum):
@@ -96,7 +95,6 @@ class _Case:
     busy_until_s: float = 0.0
     is_unhealthy: bool = False
     is_cleared: bool = False
-    is_cut: bool = False
 
     def is_away(self, now_s: float) -> bool:
         return self.is_unhealthy or self.cooled_s is not None or now_s < self.busy_until_s
@@ -116,7 +114,6 @@ class View:
 
     closed: frozenset[str] = frozenset()
     shut: Mapping[str, Why] = field(default_factory=dict)
-    has_trial: bool = False
     until_s: float = float("inf")
 
 
@@ -135,8 +132,6 @@ class Cooling:
         self._away: dict[str, _Case] = {}  # those that are away, the first to go first
         self._unproved: frozenset[str] | None = None  # `None`: nobody probes
         self._view: View | None = _ALL
-        self._has_log = False
-        self._picks_untold = 0
 
     def set_members(self, names: Iterable[str]) -> None:
         """Takes the names of the endpoints that may be picked; what there was against others is forgotten."""
@@ -154,7 +149,6 @@ class Cooling:
 
     def picked(self, name: str) -> None:
         """Notes that `name` got a request: of an endpoint on trial, the only one for now."""
-        self._picks_untold += not self._has_log
         case = self._away.get(name)
         if case is not None and case.cooled_s is not None:
             now_s = self._clock()
@@ -169,24 +163,6 @@ class Cooling:
     def unknown(self) -> frozenset[str]:
         """Endpoints of which neither a probe nor an answer has said anything yet."""
         return self._unproved or frozenset()
-
-    def has_trial(self) -> bool:
-        """Whether an endpoint may get the request that shows whether it works again."""
-        return self._look().has_trial
-
-    def wants_response(self, name: str) -> bool:
-        """Whether `name` is on trial; or nobody tells of answers unless asked: no log, after many picks."""
-        self._look()
-        return name in self._away or self._picks_untold > self.rules.untold
-
-    def trusts_head(self, name: str | None) -> bool:
-        """Whether an answer's head proves that `name` works again: it was not cooled for cutting answers."""
-        case = self._away.get(name or "")
-        return case is not None and not case.is_cut
-
-    def hear_log(self) -> None:
-        self._has_log = True
-        self._picks_untold = 0
 
     def cooled_for_s(self, name: str) -> float:
         """Seconds for which `name` gets no picks yet; 0 once it is on trial."""
@@ -204,7 +180,6 @@ class Cooling:
         now_s = self._clock()
         match outcome.verdict:
             case Verdict.FAILED | Verdict.BROKEN:
-                case.is_cut = outcome.verdict is Verdict.BROKEN
                 return self._fail(name, case, now_s - outcome.duration_s, now_s)
             case Verdict.ANSWERED:
                 return self._answer(name, case, outcome, now_s)
@@ -317,8 +292,7 @@ class Cooling:
         first = list(self._away.items())[:limit]
         shut = {name: why for name, case in first if (why := case.why(now_s))}
         closed = frozenset(name for name, case in first if self._is_closed(case, now_s))
-        has_trial = any(case.cooled_s is not None and name not in closed for name, case in first)
-        return View(closed, shut, has_trial, until_s)
+        return View(closed, shut, until_s)
 
     def _is_closed(self, case: _Case, now_s: float) -> bool:
         if case.is_unhealthy or now_s < case.busy_until_s or now_s < case.until_s:

@@ -26,23 +26,18 @@ class PoolFeedback:
 
     def observe(self, outcome: Outcome, trace_id: str = "") -> None:
         """Takes what an access log tells: of every request, when it has ended."""
-        if not self.has_log:
-            self.has_log = True
-            self.cooling.hear_log()
+        self.has_log = True
         if outcome.verdict is Verdict.ANSWERED:
             self.pool.note_duration(outcome.duration_s)
-        self._take(outcome, is_counted=True, trace_id=trace_id)
+        self._take(outcome, trace_id)
 
     def observe_response(self, outcome: Outcome) -> None:
         """Takes what a response's headers tell: at once, of some requests.
 
-        Where there is a log, too, it tells of the same failures, and each is to count once: then the headers
-        only say sooner that an endpoint works.
+        Where there is a log, too, it tells of the same, and each answer is to count once.
         """
         if not self.has_log:
-            self._take(outcome, is_counted=True)
-        elif outcome.verdict is Verdict.ANSWERED and self.cooling.trusts_head(self._name(outcome.address)):
-            self._take(outcome, is_counted=False)
+            self._take(outcome)
 
     def confirm(self, name: str, *, is_there: bool) -> None:
         """Takes whether an endpoint answered a question of ours.
@@ -87,14 +82,13 @@ class PoolFeedback:
         self._lost &= set(names)
         self.signals = {name: signals for name, signals in self.signals.items() if name in names}
 
-    def _take(self, outcome: Outcome, *, is_counted: bool, trace_id: str = "") -> None:
+    def _take(self, outcome: Outcome, trace_id: str = "") -> None:
         name = self._name(outcome.address)
         if name is None:
             return
-        if is_counted:
-            endpoint = self.pool.snapshot.ready.get(name)
-            zone = (endpoint.zone or "") if endpoint is not None else ""
-            self.counters.count(name, outcome, zone, trace_id)
+        endpoint = self.pool.snapshot.ready.get(name)
+        zone = (endpoint.zone or "") if endpoint is not None else ""
+        self.counters.count(name, outcome, zone, trace_id)
         change = self.cooling.observe(name, outcome)
         if change is None:
             return

@@ -84,16 +84,14 @@ class RequestPlan(Struct, frozen=True):
     """What the headers alone decide; made once a request, before its body.
 
     `route` is the only one possible, `None` where the body names the model. `needs_body`: the body may still
-    change the decision. `may_wait`: a pool that may serve it holds requests. `wants_response`: an endpoint is
-    on trial, so the response's headers are of use. `lists_models`: the request asks which models there are,
-    and no single endpoint could say.
+    change the decision. `may_wait`: a pool that may serve it holds requests. `lists_models`: the
+    request asks which models there are, and no single endpoint could say.
     """
 
     route: Route | None = None
     reads_body: bool = False
     needs_body: bool = False
     may_wait: bool = False
-    wants_response: bool = False
     lists_models: bool = False
 
     def reads_long(self, body: bytes | bytearray | None) -> bool:
@@ -155,7 +153,6 @@ class Picker:
             reads,
             reads and self._needs_body(ask, route),
             any([pool.queue is not None for pool in pools]),  # noqa: C419  # once a request: a list is faster
-            any([pool.gate is not None and pool.gate.has_trial() for pool in pools]),  # noqa: C419
         )
 
     def _needs_body(self, ask: Query, route: Route | None) -> bool:

@@ -184,12 +184,6 @@ class Gate(Protocol):
     def unknown(self) -> Collection[str]:
         """Those of which nothing has been learnt yet."""
 
-    def has_trial(self) -> bool:
-        """Whether the next request may be the one that shows whether an endpoint works again."""
-
-    def wants_response(self, name: str) -> bool:
-        """Whether what `name` answers should be told as soon as it begins to."""
-
 
 class Witness(Protocol):
     """Hears of each pick of ours as it is taken, as it is released, and that it left nothing behind."""
@@ -267,9 +261,6 @@ class Pool:
     def describe_engines(self) -> Mapping[str, object]:
         """What the strategy learnt of the engines, JSON-ready; empty for one that learns nothing."""
         return {} if self.reads_signals is None else self.reads_signals.describe_engines()
-
-    def wants_response(self, endpoint: Endpoint) -> bool:
-        return self.gate is not None and self.gate.wants_response(endpoint.name)
 
     def install(self, snapshot: Snapshot, strategy: Strategy | None = None) -> None:
         """Routes by `snapshot` from now on. Requests in flight keep their counts.

@@ -118,7 +118,7 @@ def _continue_and_tell(body: BodyMode) -> bytes:
     return response.SerializeToString()
 
 
-_SKIP_BODY: Final = {tell: _override(BodyMode.NONE, pb.SEND if tell else pb.SKIP) for tell in (False, True)}
+_SKIP_BODY: Final = _override(BodyMode.NONE, pb.SKIP)
 _CONTINUE_AND_TELL: Final = {mode: _continue_and_tell(mode) for mode in BodyMode}
 _CONTINUE: Final = {phase: _continue(phase) for phase in Phase}
 
@@ -293,7 +293,6 @@ class _Fixed(NamedTuple):
     remove_headers: Sequence[str]
     clear_route_cache: bool
     skip_body: bool
-    tell_response: bool
     is_unread: bool
 
 
@@ -319,7 +318,6 @@ def _decided(reply: Routed) -> bytes:
         tuple(reply.remove_headers),
         reply.clear_route_cache,
         reply.skip_body,
-        reply.tell_response,
         reply.is_unread,
     )
     prefix = b"" if key is None else b"%016x" % key
@@ -359,7 +357,7 @@ def _build(fixed: _Fixed, request_id: str | None) -> bytes:
     if fixed.has_ticket:
         ours[TICKET].string_value = _TICKET.decode()
     if fixed.skip_body:
-        response.mode_override.CopyFrom(_SKIP_BODY[fixed.tell_response])
+        response.mode_override.CopyFrom(_SKIP_BODY)
     return response.SerializeToString()
 
 

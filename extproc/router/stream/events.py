@@ -201,7 +201,6 @@ class Routed(Struct, frozen=True):
     remove_headers: Sequence[str] = ()
     clear_route_cache: bool = False
     skip_body: bool = False
-    tell_response: bool = False
     piece: Piece | None = None
     ticket: int = 0
     is_unread: bool = False

@@ -47,9 +47,6 @@ Whatever comes in whatever order, a session never raises, decides at most once, 
 # waits for the answer to that.
 #
 # Ours:
-# - While an endpoint is on trial (`feedback.cooling`), requests that may be sent to it ask for the response's
-#   headers, which are not sent otherwise: an access log tells only when an answer has ended, after minutes. A
-#   reply that says not to send the body has to say what becomes of the response's headers, too.
 # - A request counts from its pick until its response has ended: end of stream in its headers or body, or
 #   its trailers. Where a proxy does not tell, until the stream is closed. A proxy that told neither its modes
 #   nor anything of a response will not: its request is given up as unseen (`leave`), to count for a while.
@@ -287,7 +284,7 @@ class Session:
             self._state = _BUFFERING
             mode = self._config.request_body
             sends_answers = self._config.response_body not in {None, BodyMode.NONE}
-            if mode is not None and (sends_answers or plan.wants_response):
+            if mode is not None and sends_answers:
                 return [ContinueAndTell(mode)]
             return [Continue(Phase.REQUEST_HEADERS)]
         self._state = _HOLDING
@@ -484,7 +481,6 @@ class Session:
         request = self._kept.request
         is_ahead_of_body = phase is Phase.REQUEST_HEADERS and not request.end_of_stream
         skip_body = is_ahead_of_body and self._config.request_body in _BUFFERED
-        pick = decision.pick
         self._state = _ROUTED
         self._forget()
         return Routed(
@@ -498,7 +494,6 @@ class Session:
             ],
             clear_route_cache=self._clear_route_cache,
             skip_body=skip_body,
-            tell_response=skip_body and pick.pool.wants_response(pick.endpoint),
             ticket=self._counted.ticket,
         )
 

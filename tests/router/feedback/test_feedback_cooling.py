@@ -422,38 +422,6 @@ def test_nothing_cools_where_the_rules_say_never() -> None:
     assert bench.cooling.closed() == frozenset()
 
 
-def test_an_answer_is_to_be_told_at_once_where_a_trial_waits_for_it() -> None:
-    bench = Bench()
-    bench.fail("a")
-    assert not bench.cooling.has_trial()
-
-    bench.wait(2)
-    assert bench.cooling.has_trial()
-
-    bench.cooling.picked("a")
-    assert not bench.cooling.has_trial()
-    assert (bench.cooling.wants_response("a"), bench.cooling.wants_response("b")) == (True, False)
-
-    bench.wait(0.1)
-    bench.answer("a")
-    assert not bench.cooling.wants_response("a")
-
-
-def test_every_answer_is_to_be_told_where_no_log_does() -> None:
-    bench = Bench()
-    for _ in range(100):
-        bench.cooling.picked("a")
-    assert not bench.cooling.wants_response("b")
-
-    bench.cooling.picked("a")
-    assert bench.cooling.wants_response("b")
-
-    bench.cooling.hear_log()
-    for _ in range(200):
-        bench.cooling.picked("a")
-    assert not bench.cooling.wants_response("b")
-
-
 names = st.sampled_from(NAMES)
 
 

@@ -83,9 +83,3 @@ class Shut:
 
     def shut(self) -> dict[str, str]:
         return {}
-
-    def has_trial(self) -> bool:
-        return False
-
-    def wants_response(self, name: str) -> bool:
-        return False

@@ -128,7 +128,6 @@ replies = st.one_of(
         st.lists(texts, max_size=3),
         st.booleans(),
         st.booleans(),
-        st.booleans(),
         ticket=st.just(0) | st.integers(1, 2**64 - 1),
     ),
     st.builds(
@@ -325,7 +324,7 @@ def _routed(reply: Routed) -> ProcessingResponse:
             "extproc": Value(struct_value=_struct(told)),
         }
     )
-    shown = ProcessingModeHeaderSendMode.SEND if reply.tell_response else ProcessingModeHeaderSendMode.SKIP
+    shown = ProcessingModeHeaderSendMode.SKIP
     response.mode_override = _mode(ProcessingModeBodySendMode.NONE, shown) if reply.skip_body else None
     return response
 

@@ -3,7 +3,7 @@
 import random
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import orjson
@@ -29,7 +29,6 @@ from extproc.router.stream.events import (
     BodySkipped,
     BodyToRead,
     Continue,
-    ContinueAndTell,
     Event,
     Observed,
     Phase,
@@ -58,7 +57,6 @@ from tests.router.stream.conversations import (
     headers,
     one_pool,
     overload,
-    plain_pool,
     summarize,
     two_pools,
 )
@@ -279,60 +277,6 @@ def test_a_gateways_answer_to_what_nobody_routed_is_no_endpoints() -> None:
     session = open_session(one_pool())
 
     assert session.on(ResponseHeaders(status=500)) == [Continue(Phase.RESPONSE_HEADERS)]
-
-
-class Trial:
-    """A gate with an endpoint on trial."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def set_members(self, names: Iterable[str]) -> None: ...
-
-    def closed(self) -> frozenset[str]:
-        return frozenset()
-
-    def picked(self, name: str) -> None: ...
-
-    def unknown(self) -> tuple[str, ...]:
-        return ()
-
-    def shut(self) -> dict[str, str]:
-        return {self.name: "cooling"}
-
-    def has_trial(self) -> bool:
-        return True
-
-    def wants_response(self, name: str) -> bool:
-        return name == self.name
-
-
-def on_trial(picker: Picker, address: str = ADDRESSES[0]) -> Picker:
-    picker.routes["llama"].pool.gate = Trial(f"llama-{address}")
-    return picker
-
-
-@table("mode", [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL])
-def test_while_an_endpoint_is_on_trial_response_headers_are_asked_for(mode: BodyMode) -> None:
-    session = open_session(on_trial(two_pools()))
-
-    assert session.on(headers(mode)) == [ContinueAndTell(mode)]
-
-
-def test_they_are_not_where_nobody_is_or_the_mode_is_not_told() -> None:
-    assert open_session(one_pool()).on(headers(BodyMode.BUFFERED)) == [Continue(Phase.REQUEST_HEADERS)]
-    assert open_session(on_trial(one_pool())).on(headers(None)) == [Continue(Phase.REQUEST_HEADERS)]
-
-
-@table("is_trial", [True, False])
-def test_a_reply_that_needs_no_body_says_whether_the_response_is_to_be_told(is_trial: bool) -> None:
-    picker = on_trial(plain_pool())
-    picker.routes["llama"].pool.replace([Endpoint("llama-x", "10.0.0.9:80")])
-    picker = on_trial(picker, "x" if is_trial else "y")
-    [routed] = open_session(picker).on(headers(BodyMode.BUFFERED))
-
-    assert isinstance(routed, Routed)
-    assert (routed.skip_body, routed.tell_response) == (True, is_trial)
 
 
 @table("served", [None, "picked", "9.9.9.9:1"])

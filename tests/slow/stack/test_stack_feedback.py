@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.stack.client import CHAT, Answer, ask, connect, send, statuses
+from tests.stack.client import Answer, ask, connect, send, statuses
 from tests.stack.service import pool, prefix_hash
 from tests.stack.stack import Stack, states
 from tests.waiting import until
@@ -147,37 +147,6 @@ async def test_one_that_refuses_connections_is_soon_not_tried_any_more(stack: St
     assert 3 <= retries < 0.1 * len(first)
     assert state == "cooling"
     assert 0.12 * len(back) < servers(back)[bad] < 0.4 * len(back)
-
-
-@each_strategy
-async def test_a_trial_is_over_when_its_answer_begins(stack: Stack, strategy: dict[str, Any]) -> None:
-    """Answers of half a minute: the log tells of the first one long after the endpoint is back."""
-    use(stack, strategy)
-    bad = stack.addresses[3]
-    async with connect(stack.url) as session:
-        stack.fault(bad, error_rate=1)
-        await load(session, 40, "first")
-        assert (await asyncio.to_thread(states, stack))[bad] == "cooling"
-        stack.fault(bad)
-        ends = asyncio.Event()
-        streams: list[asyncio.Task[None]] = []
-        async with asyncio.timeout(20):
-            while (await asyncio.to_thread(states, stack))[bad] != "ready":
-                streams.append(asyncio.create_task(_open(session, f"long {len(streams)}", ends)))
-                await asyncio.sleep(0.2)
-        is_over = [stream.done() for stream in streams]
-        ends.set()
-        await asyncio.gather(*streams)
-
-    assert not any(is_over)
-
-
-async def _open(session: aiohttp.ClientSession, text: str, ends: asyncio.Event) -> None:
-    """Opens a stream that outlasts the test, and closes it when that ends."""
-    body = ask(text, stream=True, max_tokens=6_000, ignore_eos=True)
-    async with session.post(CHAT, data=body, headers={"content-type": "application/json"}) as answer:
-        assert answer.status == 200
-        await ends.wait()
 
 
 async def test_response_headers_are_enough(stack: Stack) -> None:
