@@ -163,10 +163,9 @@ fuzz: $(READY)  ## Fuzz the parsers, the session and HTTP/2 for FUZZ_SECONDS
 	$(BIN)/python -m tests.slow.fuzz.fuzz --seconds $(or $(FUZZ_SECONDS),120)
 
 .PHONY: fuzz-http2
-fuzz-http2: $(READY)  ## Hold our HTTP/2 against h2 for FUZZ_RUNS seeded conversations; then plant faults for it to find
+fuzz-http2: $(READY)  ## Hold our HTTP/2 against h2 for FUZZ_RUNS seeded conversations
 	$(BIN)/python -m tests.slow.fuzz.fuzz --target http2 --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
 	$(BIN)/python -m tests.slow.fuzz.fuzz --target blocks --runs $(or $(FUZZ_RUNS),100000) --seed $(or $(FUZZ_SEED),0)
-	$(BIN)/python -m tests.slow.fuzz.planted
 
 .PHONY: soak
 soak: $(READY)  ## Two gateways that share their picks under load and faults for MINUTES; does all add up, is memory flat?

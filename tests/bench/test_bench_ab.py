@@ -16,8 +16,8 @@ from extproc.bench.report import report
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
 from extproc.errors import SettingsError
-from tests.bench import browser
 from tests.bench.synthetic import record, result, spec
+from tests.stack.browser import check_file, find
 from tests.tables import table
 
 ARMS = [{"name": "round_robin"}, {"name": "prefix_hash", "load_factor": 2}]
@@ -246,14 +246,10 @@ def test_interval_of_nothing_is_none() -> None:
     assert mean_interval([], 0.95) is None
 
 
-@pytest.mark.skipif(browser.find() is None, reason="chromium is not installed")
+@pytest.mark.skipif(find() is None, reason="chromium is not installed")
 @pytest.mark.slow
 async def test_html_opens_without_console_message_or_network_request(tmp_path: Path) -> None:
     path = tmp_path / "ab.html"
     path.write_text(ab_html(await compared(World(), comparing())), "utf-8")
 
-    seen = await browser.visit(path, tmp_path / "profile")
-
-    assert [url for url in seen.requests if not url.startswith("data:")] == [path.as_uri()]
-    assert seen.complaints == []
-    assert "comparable" in seen.text
+    await check_file(path, tmp_path, "comparable")

@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from extproc.bench.experiments.run import Interrupted, run
 from extproc.bench.load.journal import JournalError, read_journal
 from extproc.bench.report.report import build
 from extproc.bench.spec.tree import Spec
+from tests.waiting import wait_until
 
 # Runs as processes that are told to end, or die.
 pytestmark = pytest.mark.slow
@@ -41,13 +40,6 @@ def tree(port: int, **traffic: Any) -> dict[str, Any]:
         "performance": {"traffic-shape": shape},
         "limits": {"lag-p99": 60, "loop-lag-p99": 60, "cpu": 9, "achieved": 0},
     }
-
-
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while not (done := is_true()) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    return done
 
 
 def count_lines(path: Path) -> int:
@@ -75,7 +67,7 @@ def test_signal_ends_a_run_with_a_report_marked_partial(
     """Ctrl-C, `timeout`, systemd and CI tell the whole group: its load processes are not to die of it."""
     out = tmp_path / "out"
     with start(tmp_path, null_server) as process:
-        assert wait_until(lambda: count_lines(out / "run.jsonl") > 20)
+        wait_until(lambda: count_lines(out / "run.jsonl") > 20)
         os.killpg(process.pid, told) if is_group else process.send_signal(told)
         shown, banner = process.communicate(timeout=60)
 
@@ -98,7 +90,7 @@ def test_signal_to_the_group_before_the_first_request_kills_no_load_process(
     with start(tmp_path, null_server) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         # The first one is multiprocessing's own.
-        assert wait_until(lambda: len(children.read_text().split()) >= 3)
+        wait_until(lambda: len(children.read_text().split()) >= 3)
         os.killpg(process.pid, signal.SIGTERM)
         _, banner = process.communicate(timeout=60)
 
@@ -111,7 +103,7 @@ def test_run_that_was_killed_can_still_be_reported(null_server: int, tmp_path: P
     """A line may be cut off anywhere: the load processes end a moment after their parent."""
     journal = tmp_path / "out" / "run.jsonl"
     with start(tmp_path, null_server) as process:
-        assert wait_until(lambda: count_lines(journal) > 20)
+        wait_until(lambda: count_lines(journal) > 20)
         process.kill()
         # Its load processes write until they notice: what they share with it is closed when all are gone.
         process.communicate(timeout=60)

@@ -6,7 +6,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from extproc.bench.spec.tree import Slo, Spec
 from extproc.errors import SettingsError
 from tests.bench.running import Silence, answer, build_spec, serving
 from tests.tables import table
+from tests.waiting import wait_until
 
 
 async def run_quietly(spec: Spec) -> RunResult:
@@ -337,13 +338,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while not (done := is_true()) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    return done
-
-
 @pytest.mark.slow
 def test_load_ends_when_its_parent_is_killed(null_server: int, tmp_path: Path) -> None:
     spec = {
@@ -356,11 +350,11 @@ def test_load_ends_when_its_parent_is_killed(null_server: int, tmp_path: Path) -
     command = [sys.executable, "-m", "extproc", "bench", "run", write_spec(tmp_path, spec), "--quiet"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as parent:
         # Two load processes and the resource tracker of multiprocessing.
-        assert wait_until(lambda: len(read_children(parent.pid)) == 3)
+        wait_until(lambda: len(read_children(parent.pid)) == 3)
         children = read_children(parent.pid)
         parent.kill()
 
-    assert wait_until(lambda: not any(map(is_running, children)))
+    wait_until(lambda: not any(map(is_running, children)))
 
 
 async def test_run_is_measured_once_however_many_formats_tell_it(

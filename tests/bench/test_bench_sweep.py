@@ -35,8 +35,8 @@ from extproc.simulator.fleet.seed_preset import PublishedCell, list_rows
 from extproc.simulator.fleet.summary import summarize
 from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import draw_sessions
-from tests.bench import browser
 from tests.bench.synthetic import record, result, spec
+from tests.stack.browser import check_file, find
 from tests.tables import table
 
 ARMS = ["round_robin", "prefix_hash"]
@@ -498,7 +498,7 @@ def test_page_command_draws_a_published_table(tmp_path: Path) -> None:
     assert "Mean time to first token by concurrency" in (tmp_path / "seed.html").read_text()
 
 
-@pytest.mark.skipif(browser.find() is None, reason="chromium is not installed")
+@pytest.mark.skipif(find() is None, reason="chromium is not installed")
 @pytest.mark.slow
 async def test_page_opens_without_console_message_or_network_request(tmp_path: Path) -> None:
     path = tmp_path / "sweep.html"
@@ -506,8 +506,4 @@ async def test_page_opens_without_console_message_or_network_request(tmp_path: P
         sweep_html(gather("seed", published("extproc.simulator.fleet", "kubeai-8xl4.csv"))), "utf-8"
     )
 
-    seen = await browser.visit(path, tmp_path / "profile")
-
-    assert [url for url in seen.requests if not url.startswith("data:")] == [path.as_uri()]
-    assert seen.complaints == []
-    assert "at least +45%" in seen.text
+    await check_file(path, tmp_path, "at least +45%")

@@ -8,7 +8,7 @@ import pytest
 
 from extproc.bench.measure.words import DASH
 from tests.operator.statuses import EVIL, everything, served, write_report
-from tests.slow.browsers.browser import Browser, find
+from tests.stack.browser import Browser, find
 
 pytestmark = pytest.mark.skipif(find() is None, reason="needs chromium")
 

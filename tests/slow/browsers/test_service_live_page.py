@@ -14,7 +14,7 @@ from extproc.router.feedback.outcome import Verdict
 from extproc.router.routing.signals import EndpointSignals
 from extproc.router.service.live.page import build_page
 from tests.router.service.live_service import Live, looking
-from tests.slow.browsers.browser import Browser, find
+from tests.stack.browser import Browser, find
 from tests.stack.client import ask
 from tests.stack.service import pool
 

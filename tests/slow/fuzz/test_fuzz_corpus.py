@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.slow.fuzz.http2 import RULES, http2
-from tests.slow.fuzz.planted import ROOT, read_faults
 from tests.slow.fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -38,9 +37,3 @@ def test_arbitrary_input_is_no_finding(target: str) -> None:
         TARGETS[target](data)
 
     run()
-
-
-def test_what_is_to_be_planted_is_written_once_in_our_code() -> None:
-    counts = {fault.name: (ROOT / fault.path).read_text().count(fault.right) for fault in read_faults()}
-
-    assert {name: count for name, count in counts.items() if count != 1} == {}

@@ -1,4 +1,4 @@
-"""The live page in a real Chromium, over Playwright: what it fetched and what its console said are kept."""
+"""Pages in a real Chromium, over Playwright: what they fetched and what their console said are kept."""
 
 import shutil
 from collections.abc import AsyncGenerator
@@ -82,3 +82,15 @@ class Browser(Process):
                 yield visit
             finally:
                 await context.close()
+
+
+async def check_file(path: Path, folder: Path, words: str) -> None:
+    """Opens a local page: it shows `words`, fetches nothing, and its console has nothing to say."""
+    with Browser(folder) as browser:
+        browser.wait_ready()
+        async with browser.visit(path.as_uri(), ready="body") as visit:
+            text = await visit.page.locator("body").inner_text()
+
+    assert words in text
+    assert [url for url in visit.requests if not url.startswith("data:")] == [path.as_uri()]
+    assert visit.complaints == []
