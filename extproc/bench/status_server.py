@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from extproc.bench.pace import Pace
-from extproc.bench.progress import RunSnapshot
+from extproc.bench.progress import Pace, RunSnapshot
 from extproc.errors import AddressError, SettingsError
 from extproc.router.routing.endpoint import parse_address, parse_target
 

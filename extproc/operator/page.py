@@ -7,8 +7,7 @@ from urllib.parse import quote
 
 from extproc.bench.experiments.history import METHOD, Line, draw_line
 from extproc.bench.measure.words import DASH
-from extproc.bench.report.figures import FIGURES
-from extproc.bench.report.headline import show
+from extproc.bench.report.headline import FIGURES, show
 from extproc.operator.status import COMPARED, TOLERANCE, trace_history
 from extproc.pages import page
 from extproc.pages.page import Cell, PageLink

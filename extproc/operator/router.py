@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from extproc.bench.experiments.router_settings import LabError, lay_strategy, read_strategy
+from extproc.bench.experiments.replicas import LabError, lay_strategy, read_strategy
 from extproc.errors import SettingsError
 from extproc.operator.objects import Object, Run
 from extproc.operator.resource import SWITCHED_MODES, Benchmark

@@ -6,9 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from extproc.bench.experiments.ab import AbReport, Trial, label, run_trials, summarise_trials
-from extproc.bench.experiments.ab_formats import ab_html, ab_markdown
-from extproc.bench.experiments.router_settings import LabError
+from extproc.bench.experiments.ab import (
+    AbReport,
+    Trial,
+    ab_html,
+    ab_markdown,
+    label,
+    run_trials,
+    summarise_trials,
+)
+from extproc.bench.experiments.replicas import LabError
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.measure.stats import mean_interval, student_quantile
 from extproc.bench.record import RunResult

@@ -3,8 +3,7 @@
 import aiohttp
 import pytest
 
-from extproc.bench.pace import Goal, Pace
-from extproc.bench.progress import RunSnapshot
+from extproc.bench.progress import Goal, Pace, RunSnapshot
 from extproc.bench.status_server import RunStatus, StatusServer, decode_status
 from extproc.errors import SettingsError
 from tests.stack.ports import free_ports

@@ -8,7 +8,7 @@ from extproc.bench.commands import bench
 from extproc.bench.experiments.compare import Comparison, compare, comparison_markdown, find_remarks
 from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
-from extproc.bench.report.figures import FIGURES
+from extproc.bench.report.headline import FIGURES
 from extproc.bench.report.report import Report
 from extproc.errors import SettingsError
 from tests.bench.synthetic import failed, record, result, spec, steady

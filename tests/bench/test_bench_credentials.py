@@ -8,7 +8,7 @@ import pytest
 
 from extproc.bench.experiments.run import check_target, run
 from extproc.bench.load.registry import build_registry
-from extproc.bench.processors.credentials import Keys
+from extproc.bench.processors.http import Keys
 from extproc.bench.spec.tree import Spec, Target
 from extproc.errors import SettingsError
 from tests.bench.running import Silence, answer, build_spec, serving

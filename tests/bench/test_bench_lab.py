@@ -9,8 +9,7 @@ import yaml
 from aiohttp import web
 
 from extproc.bench.experiments.arms import CommandSwitch, Lab, SettingsFileSwitch, build_switch
-from extproc.bench.experiments.replicas import Replicas, resolve
-from extproc.bench.experiments.router_settings import LabError, is_alike, lay_strategy
+from extproc.bench.experiments.replicas import LabError, Replicas, is_alike, lay_strategy, resolve
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.spec.experiment_sections import Ab
 from extproc.bench.spec.section import Component

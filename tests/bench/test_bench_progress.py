@@ -4,8 +4,17 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from extproc.bench.pace import Goal, Pace, roughly
-from extproc.bench.progress import Broadcast, Display, GoalProgress, RunSnapshot, serving, showing
+from extproc.bench.progress import (
+    Broadcast,
+    Display,
+    Goal,
+    GoalProgress,
+    Pace,
+    RunSnapshot,
+    roughly,
+    serving,
+    showing,
+)
 from tests.tables import table
 
 SNAPSHOT = RunSnapshot(

@@ -8,8 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from extproc.bench.load.registry import build_registry
-from extproc.bench.load.schedule import build_schedule, build_shape
-from extproc.bench.load.shapes import ShapeFactory
+from extproc.bench.load.shapes import ShapeFactory, build_schedule, build_shape
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.traffic import TrafficShape
 from tests.bench.ks import exponential_cdf, ks_distance, ks_limit, sampled_cdf

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.bench.experiments.router_settings import lay_strategy, read_strategy
+from extproc.bench.experiments.replicas import lay_strategy, read_strategy
 from extproc.bench.status_server import RunStatus
 from extproc.operator.objects import MAIN
 from extproc.operator.resource import SpecRefused, parse_benchmark

@@ -11,8 +11,7 @@ import click
 from rich.console import Console
 
 from extproc.bench.experiments import saturate, sweep
-from extproc.bench.experiments.ab import Trial, count_runs, run_ab, summarise_trials
-from extproc.bench.experiments.ab_formats import ab_html, ab_markdown
+from extproc.bench.experiments.ab import Trial, ab_html, ab_markdown, count_runs, run_ab, summarise_trials
 from extproc.bench.experiments.compare import compare, comparison_markdown
 from extproc.bench.experiments.history import (
     Entry,
@@ -25,8 +24,7 @@ from extproc.bench.experiments.history import (
 from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import Run, show_runs
 from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
-from extproc.bench.pace import Pace
-from extproc.bench.progress import run_until_signal
+from extproc.bench.progress import Pace, run_until_signal
 from extproc.bench.published.sweep_formats import sweep_html, sweep_markdown
 from extproc.bench.published.sweep_table import gather
 from extproc.bench.published.tables import read_published, write_rows

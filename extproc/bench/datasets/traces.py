@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import xxhash
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
 from extproc.bench.datasets.source import Entry, read_rows, require_path
@@ -29,8 +29,15 @@ class TraceOptions(SpecSection):
     Text is written for every row: cut a long trace with `max-prompts`.
     """
 
-    layout: Literal["azure", "mooncake", "burstgpt"]
+    layout: Literal["azure", "mooncake"]
     speed: float = Field(default=1.0, gt=0)
+
+    @field_validator("layout", mode="before")
+    @classmethod
+    def _refuse_removed(cls, value: object) -> object:
+        if value == "burstgpt":
+            raise ValueError("burstgpt was removed in 0.2: write its rows as those of `mooncake`")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +82,6 @@ def _read_azure(path: Path) -> Iterator[TraceRow]:
             yield TraceRow(seconds, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 
-def _read_burstgpt(path: Path) -> Iterator[TraceRow]:
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            # Failed requests have no response tokens (BurstGPT's own description).
-            if int(row["Response tokens"]) > 0:
-                yield TraceRow(
-                    float(row["Timestamp"]), int(row["Request tokens"]), int(row["Response tokens"])
-                )
-
-
 def _read_mooncake(path: Path) -> Iterator[TraceRow]:
     for row in read_rows(path):
         blocks = row.get("hash_ids")
@@ -116,5 +113,5 @@ def _write_block(block: int, tokens: int, seed: int, ruler: Ruler) -> str:
 
 
 _READERS: Mapping[str, Callable[[Path], Iterator[TraceRow]]] = MappingProxyType(
-    {"azure": _read_azure, "burstgpt": _read_burstgpt, "mooncake": _read_mooncake}
+    {"azure": _read_azure, "mooncake": _read_mooncake}
 )

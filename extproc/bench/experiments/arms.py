@@ -10,8 +10,7 @@ from typing import Protocol
 
 import aiohttp
 
-from extproc.bench.experiments.replicas import Replicas
-from extproc.bench.experiments.router_settings import LabError, lay_strategy
+from extproc.bench.experiments.replicas import LabError, Replicas, lay_strategy
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.spec.experiment_sections import Ab
 from extproc.bench.spec.section import Component

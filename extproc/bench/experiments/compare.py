@@ -6,8 +6,7 @@ from math import sqrt
 
 from extproc.bench.measure.stats import Interval, mean_interval, ratio_interval
 from extproc.bench.measure.words import DASH, markdown_table
-from extproc.bench.report.figures import FIGURES, read_figures
-from extproc.bench.report.headline import SHARES, name_part, show
+from extproc.bench.report.headline import FIGURES, SHARES, name_part, read_figures, show
 from extproc.bench.report.report import Report
 from extproc.pages import page
 

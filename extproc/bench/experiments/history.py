@@ -9,8 +9,7 @@ import xxhash
 from msgspec import json
 
 from extproc.bench.measure.words import DASH, markdown_table, percent
-from extproc.bench.report.figures import FIGURES, read_figures
-from extproc.bench.report.headline import show
+from extproc.bench.report.headline import FIGURES, read_figures, show
 from extproc.bench.report.report import Report
 from extproc.pages import page
 from extproc.pages.plots import Bar, bars

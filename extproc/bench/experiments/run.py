@@ -22,11 +22,9 @@ from extproc.bench.load.journal import clip, close_journal, find_end, open_journ
 from extproc.bench.load.parts import Part, find_clock_offset
 from extproc.bench.load.registry import Registry, open_registry
 from extproc.bench.load.workload import Workload, build_workload
-from extproc.bench.pace import Goal, Pace
-from extproc.bench.processors.credentials import Keys, NoToken
-from extproc.bench.processors.http import name_fault
+from extproc.bench.processors.http import Keys, NoToken, name_fault
 from extproc.bench.processors.processor import Wiring
-from extproc.bench.progress import GoalProgress, Progress, watching
+from extproc.bench.progress import Goal, GoalProgress, Pace, Progress, watching
 from extproc.bench.record import PartStats, Record, RunClock, RunInfo, RunResult, Window
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec

@@ -25,7 +25,7 @@ from extproc.bench.datasets.synthetic import (
 from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.datasets.tokens import read_ruler
 from extproc.bench.datasets.traces import replay_trace
-from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_sine, build_steps
+from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_steps
 from extproc.bench.processors.anthropic import AnthropicMessages
 from extproc.bench.processors.http import HttpClient
 from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
@@ -64,6 +64,8 @@ class Registry:
         return _find(self.datasets, name, "dataset")
 
     def shape(self, name: str) -> ShapeFactory:
+        if name == "sine" and name not in self.shapes:
+            raise SettingsError("shape: sine was removed in 0.2: give `steps`")
         return _find(self.shapes, name, "shape")
 
     def client(self, name: str) -> ClientFactory:
@@ -89,7 +91,7 @@ def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registr
     """
     registry = Registry(ruler=ruler)
     _add_datasets(registry)
-    registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps, sine=build_sine)
+    registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps)
     _add_processors(registry)
     for plugin in plugins:
         _import(plugin).register(registry)

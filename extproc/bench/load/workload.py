@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from extproc.bench.datasets.conversation import Conversation
 from extproc.bench.datasets.prepare import prepare
 from extproc.bench.load.registry import Registry
-from extproc.bench.load.schedule import build_schedule, build_shape, count_due
-from extproc.bench.load.shapes import Times
+from extproc.bench.load.shapes import Times, build_schedule, build_shape, count_due
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.traffic import TrafficShape
 from extproc.bench.spec.tree import Spec

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from extproc.bench.report.figures import read_figures
+from extproc.bench.report.headline import read_figures
 from extproc.bench.report.report import Report
 
 _MOST_BYTES = 4096

@@ -140,7 +140,7 @@ class TrafficShape(SpecSection):
     `think_time` before they ask again. In sessions `req_rate` counts requests: conversations
     start at `req_rate` divided by the mean number of turns. `arrivals`: `constant` means
     exactly constant, `poisson` at random, `gamma` with `burstiness` (below 1 is burstier than at random).
-    `shape` is how the rate goes over time: `constant`, `ramp`, `steps`, `sine`, `trace`, with options.
+    `shape` is how the rate goes over time: `constant`, `ramp`, `steps`, `trace`, with options.
     `shape: trace` starts requests when the dataset's trace does. Without `duration` and
     `total_prompts` the dataset is run once. `total_conversations` ends a run after so many (k6's
     iterations). What is still in flight `graceful_stop` after `duration` is interrupted, if that is given;
