@@ -10,7 +10,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol, TypeVar
@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from extproc.bench.measure import measures
+from extproc.bench.measure import metrics
 from extproc.bench.measure.metrics import chunk_gaps, sample
 from extproc.bench.measure.words import milliseconds
 from extproc.bench.record import Clock, LoopSample, Record
@@ -218,8 +218,8 @@ class LoadWatch:
             failures=dict(self._failures),
             ttft_s=tuple(r.first_token_s - r.intended_s for r in ended if r.first_token_s is not None),
             lag_s=tuple(lag for record in ended if (lag := record.lag_s) is not None),
-            e2e_s=tuple(sample(done, measures.e2e).tolist()),
-            tpot_s=tuple(sample(done, measures.tpot).tolist()),
+            e2e_s=tuple(sample(done, metrics.e2e).tolist()),
+            tpot_s=tuple(sample(done, metrics.tpot).tolist()),
             gaps=tuple(np.histogram(gaps, bins=_GAP_EDGES_S)[0].tolist()),
             gaps_s=float(gaps.sum()),
             input_tokens=self._input_tokens,
@@ -290,27 +290,6 @@ class GoalProgress:
         self._watcher.update(replace(snapshot, goal=self._goal))
 
 
-class Broadcast:
-    """Implements `Progress` by telling several others."""
-
-    def __init__(self, watchers: Sequence[Progress]) -> None:
-        self._watchers = watchers
-
-    def update(self, snapshot: RunSnapshot) -> None:
-        for watcher in self._watchers:
-            watcher.update(snapshot)
-
-
-@contextmanager
-def showing(title: str, console: Console, pace: Pace | None = None) -> Iterator[Display]:
-    """Shows a display on `console` for as long as the context lasts; a pipe gets its last state only."""
-    with Live(console=console, refresh_per_second=4) as live:
-        yield Display(title, live, pace)
-    if not console.is_terminal:
-        # Of a pipe Live leaves the line open, and a Job's log has both streams.
-        console.line()
-
-
 class _Gaps:
     """A histogram that takes in counts, not values; prometheus_client collects it."""
 
@@ -376,15 +355,23 @@ class Exporter:
 
 
 @contextmanager
-def serving(port: int, address: str = "0.0.0.0") -> Iterator[tuple[Exporter, int]]:
-    """Serves `/metrics` for as long as the context lasts; yields the exporter and the port in use."""
+def exporting(port: int | None, linger_s: float = 0.0, address: str = "0.0.0.0") -> Iterator[Exporter | None]:
+    """Serves live metrics if a port is given, and `linger_s` longer, so that the last scrape sees the end.
+
+    A signal ends the lingering. Raises `SettingsError` if the port cannot be had.
+    """
+    if port is None:
+        yield None
+        return
     registry = CollectorRegistry()
     try:
         server, thread = start_http_server(port, address, registry)
     except OSError as error:
         raise SettingsError(f"metrics port {port}: {error.strerror}") from None
     try:
-        yield Exporter(registry), server.server_port
+        yield Exporter(registry)
+        if linger_s:
+            run_until_signal(lambda stop: _linger(stop, linger_s))
     finally:
         server.shutdown()
         server.server_close()
@@ -416,31 +403,32 @@ class EndedTwice(ExtprocError):
     """Two signals ended a run at once."""
 
 
+class _Watchers(list[Progress]):
+    """Implements `Progress` by telling several others."""
+
+    def update(self, snapshot: RunSnapshot) -> None:
+        for watcher in self:
+            watcher.update(snapshot)
+
+
 @contextmanager
 def watching(
     title: str, console: Console, *others: Progress | None, quiet: bool, pace: Pace | None = None
 ) -> Iterator[Progress]:
-    """Yields what to tell the state of a run to: the terminal unless `quiet`, and `others`."""
-    with ExitStack() as stack:
-        watchers = [other for other in others if other is not None]
-        if not quiet:
-            watchers.append(stack.enter_context(showing(title, console, pace)))
-        yield Broadcast(watchers)
+    """Yields what to tell the state of a run to: the terminal unless `quiet`, and `others`.
 
-
-@contextmanager
-def exporting(port: int | None, linger_s: float = 0.0) -> Iterator[Exporter | None]:
-    """Serves live metrics if a port is given, and `linger_s` longer, so that the last scrape sees the end.
-
-    A signal ends the lingering.
+    A pipe gets the display's last state only.
     """
-    if port is None:
-        yield None
+    watchers = _Watchers(other for other in others if other is not None)
+    if quiet:
+        yield watchers
         return
-    with serving(port) as (exporter, _):
-        yield exporter
-        if linger_s:
-            run_until_signal(lambda stop: _linger(stop, linger_s))
+    with Live(console=console, refresh_per_second=4) as live:
+        watchers.append(Display(title, live, pace))
+        yield watchers
+    if not console.is_terminal:
+        # Of a pipe Live leaves the line open, and a Job's log has both streams.
+        console.line()
 
 
 async def _linger(stop: asyncio.Event, for_s: float) -> None:

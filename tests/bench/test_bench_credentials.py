@@ -8,6 +8,7 @@ import pytest
 
 from extproc.bench.experiments.run import check_target, run
 from extproc.bench.load.registry import build_registry
+from extproc.bench.load.workload import build_workload
 from extproc.bench.processors.http import Keys
 from extproc.bench.spec.tree import Spec, Target
 from extproc.errors import SettingsError
@@ -84,6 +85,22 @@ def test_field_that_was_removed_says_what_to_do_instead(spec: dict[str, Any], sa
     traffic = {"traffic-shape": {"req-rate": 1, "total-prompts": 1}}
     with pytest.raises(ValueError, match=said):
         Spec.model_validate({"endpoint": "h", "performance": traffic, **spec})
+
+
+@table(
+    ("traffic", "said"),
+    [
+        ({"stages": [{"vus": 2, "duration": 1}]}, "stages was removed in 0.2: give a req-rate"),
+        ({"req-rate": 1, "shape": {"name": "sine", "period": 8}}, "sine was removed in 0.2: give `steps`"),
+        (
+            {"shape": "trace", "dataset": {"name": "trace", "layout": "burstgpt"}},
+            "burstgpt was removed in 0.2",
+        ),
+    ],
+)
+def test_traffic_that_was_removed_says_what_to_do_instead(traffic: dict[str, Any], said: str) -> None:
+    with pytest.raises((ValueError, SettingsError), match=said):
+        build_workload(build_spec(1, {"total-prompts": 1, **traffic}), build_registry())
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from extproc.bench.judge.verdict import judge
 from extproc.bench.progress import RunSnapshot
 from extproc.bench.record import RunResult
 from extproc.bench.spec.tree import Spec
-from tests.bench.ks import exponential_cdf, ks_distance, ks_limit, sampled_cdf
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +77,6 @@ STEPS = [{"req_rate": 50, "duration": 0.5}, {"req_rate": 200, "duration": 0.5}]
         {"arrivals": "gamma", "burstiness": 0.5},
         {"shape": {"name": "ramp", "to": 250, "over": 1}},
         {"shape": {"name": "steps", "steps": STEPS}},
-        {"shape": {"name": "sine", "period": 1, "amplitude": 1}},
         {"traffic_spike": {"burst": 0.5, "req_rate": 400, "after": 0.5}},
     ],
     ids=lambda traffic: "-".join(str(value) for value in traffic.values())[:30],
@@ -94,32 +92,6 @@ async def test_every_start_is_delivered_on_time(traffic: dict[str, Any], null_se
     assert np.all(counts <= np.cumsum(np.histogram(offered, edges)[0]))
     assert np.all(counts >= np.cumsum(np.histogram(offered, np.maximum(edges - LATE_S, -1.0))[0]))
     assert float(np.median(delivered - offered)) < MEDIAN_LATE_S
-
-
-async def test_delivered_poisson_gaps_are_exponential(null_server: int) -> None:
-    def is_exponential(result: RunResult) -> bool:
-        gaps = np.diff(starts(result))
-        return ks_distance(exponential_cdf(gaps, 1 / 200)) < 2 * ks_limit(len(gaps))
-
-    traffic: dict[str, Any] = {"req_rate": 200, "duration": 2}
-    random = await deliver(null_server, is_exponential, arrivals="poisson", **traffic)
-    exact = await deliver(null_server, **traffic)
-
-    assert is_exponential(random)
-    assert not is_exponential(exact)
-
-
-async def test_delivered_gamma_gaps_have_their_burstiness(null_server: int) -> None:
-    reference = np.random.default_rng(1).gamma(0.5, 1 / 0.5 / 200, 100_000)
-
-    def is_gamma(result: RunResult) -> bool:
-        gaps = np.diff(starts(result))
-        # A tick of a millisecond lies in the shortest gaps, of which this process has many.
-        return ks_distance(sampled_cdf(gaps, reference)) < 3 * ks_limit(len(gaps))
-
-    traffic: dict[str, Any] = {"req_rate": 200, "duration": 2, "arrivals": "gamma", "burstiness": 0.5}
-
-    assert is_gamma(await deliver(null_server, is_gamma, **traffic))
 
 
 async def test_trace_is_replayed_at_its_own_times(null_server: int, tmp_path: Path) -> None:

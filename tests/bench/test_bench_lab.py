@@ -11,8 +11,8 @@ from aiohttp import web
 from extproc.bench.experiments.arms import CommandSwitch, Lab, SettingsFileSwitch, build_switch
 from extproc.bench.experiments.replicas import LabError, Replicas, is_alike, lay_strategy, resolve
 from extproc.bench.experiments.run import Interrupted
-from extproc.bench.spec.experiment_sections import Ab
 from extproc.bench.spec.section import Component
+from extproc.bench.spec.tree import Ab
 from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
 from extproc.router.telemetry import RELOADS

@@ -108,14 +108,6 @@ async def test_server_that_is_a_vllm_itself_is_the_endpoint() -> None:
 
 
 @pytest.mark.slow
-async def test_gateway_without_a_header_leaves_the_endpoint_unknown() -> None:
-    async with serving(chat=answer_plainly) as port:
-        result = await run(build_spec(port, {"req-rate": 20, "total-prompts": 3}), progress=Silence())
-
-    assert {record.endpoint for record in result.records} == {None}
-
-
-@pytest.mark.slow
 async def test_header_wins_over_the_address_that_was_asked() -> None:
     async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
         plain = await answer_plainly(request)

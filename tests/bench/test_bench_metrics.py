@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.measure import measures, metrics
+from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Groups
 from extproc.bench.measure.stats import Stats
 from extproc.bench.record import Record, Window
@@ -43,7 +43,7 @@ def late(index: int = 0) -> Record:
     ],
 )
 def test_measure_follows_its_definition(name: str, expected: float) -> None:
-    assert measures.MEASURES[name](late()) == pytest.approx(expected)
+    assert metrics.MEASURES[name](late()) == pytest.approx(expected)
 
 
 @table(
@@ -60,7 +60,7 @@ def test_measure_follows_its_definition(name: str, expected: float) -> None:
     ],
 )
 def test_figure_that_a_request_lacks_is_absent_and_not_zero(name: str, changes: dict[str, object]) -> None:
-    assert measures.MEASURES[name](record(0, 1.0, **changes)) is None
+    assert metrics.MEASURES[name](record(0, 1.0, **changes)) is None
 
 
 def test_chunk_gaps_join_the_gaps_of_all_completed_requests() -> None:

@@ -76,11 +76,6 @@ def test_even_load_has_no_parts() -> None:
     assert parts(shape()) == []
 
 
-def test_stages_were_removed_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"stages was removed in 0\.2"):
-        TrafficShape.model_validate({"stages": [{"vus": 2, "duration": 1}]})
-
-
 # How it was taken.
 
 

@@ -1,19 +1,18 @@
 import io
-import urllib.request
 from dataclasses import replace
 
+from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 
 from extproc.bench.progress import (
-    Broadcast,
     Display,
+    Exporter,
     Goal,
     GoalProgress,
     Pace,
     RunSnapshot,
     roughly,
-    serving,
-    showing,
+    watching,
 )
 from tests.tables import table
 
@@ -48,22 +47,15 @@ def test_display_without_samples_shows_dashes() -> None:
     assert "TTFT" in text_of(Display("idle"))
 
 
-def test_showing_ends_with_the_last_state_on_the_console() -> None:
-    file = io.StringIO()
-    with showing("a run", Console(file=file, width=80)) as display:
-        display.update(SNAPSHOT)
+def test_watching_tells_all_and_ends_with_the_last_state_on_the_console() -> None:
+    file, registry = io.StringIO(), CollectorRegistry()
+    with watching("a run", Console(file=file, width=80), Exporter(registry), None, quiet=False) as progress:
+        progress.update(SNAPSHOT)
+    text = generate_latest(registry).decode()
 
     assert "1,200" in file.getvalue()
     # A Job's log has the report behind it.
     assert file.getvalue().endswith("\n")
-
-
-def test_exporter_serves_the_state_of_a_run_while_it_goes() -> None:
-    with serving(0, "127.0.0.1") as (exporter, port):
-        Broadcast([exporter, Display("also")]).update(SNAPSHOT)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            text = answer.read().decode()
-
     assert "extproc_bench_sent 1200.0" in text
     assert 'extproc_bench_failures{kind="timeout"} 2.0' in text
     assert "extproc_bench_ttft_seconds_count 2.0" in text

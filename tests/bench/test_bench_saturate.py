@@ -14,7 +14,7 @@ from extproc.bench.experiments.saturate import (
 )
 from extproc.bench.record import Window
 from extproc.bench.report import report
-from extproc.bench.spec.experiment_sections import Ladder
+from extproc.bench.spec.tree import Ladder
 from tests.bench.synthetic import failed, record, result
 from tests.tables import table
 

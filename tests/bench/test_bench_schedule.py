@@ -63,14 +63,6 @@ def test_shape_has_its_rate_in_every_window(shape: dict[str, object], expected: 
     )
 
 
-def test_sine_has_its_integral_in_every_window() -> None:
-    times = schedule(req_rate=100, duration=8, shape={"name": "sine", "period": 8, "amplitude": 0.8})
-
-    omega = 2 * math.pi / 8
-    until = [100 * (t + 0.8 / omega * (1 - math.cos(omega * t))) for t in range(9)]
-    assert count_per_second(times, 8) == pytest.approx(np.diff(until), abs=1)
-
-
 def test_spike_bursts_and_comes_again() -> None:
     spike = {"burst": "1s", "req-rate": "50 qps", "after": "2s", "every": "4s"}
     times = schedule(req_rate=10, duration=8, traffic_spike=spike)

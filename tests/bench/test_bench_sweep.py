@@ -21,9 +21,8 @@ from extproc.bench.published.sweep_table import Spot, SweepTable, gather
 from extproc.bench.published.tables import Cell, build_row, read_published, write_rows
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
-from extproc.bench.spec.experiment_sections import Load
 from extproc.bench.spec.section import Component
-from extproc.bench.spec.tree import Spec
+from extproc.bench.spec.tree import Load, Spec
 from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import find_profile
 from extproc.simulator.fleet import seed_preset

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
+from extproc.bench.datasets.conversation import ByteRuler, ChatTurn, Conversation, TurnMessage
 from extproc.bench.datasets.synthetic import draw, draw_tokens
-from extproc.bench.datasets.text import ByteRuler
 from extproc.bench.datasets.tokens import TokenRuler, recount
 from extproc.bench.experiments.run import find_window
 from extproc.bench.load.registry import build_registry
@@ -71,7 +70,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "steps": {
         "shape": {"name": "steps", "steps": [{"req-rate": 2, "duration": 5}, {"req-rate": 50, "duration": 9}]}
     },
-    "sine": {"shape": {"name": "sine", "period": 8, "amplitude": 1}},
     "spike": {"traffic_spike": {"burst": 5, "req_rate": 90, "after": 3}},
     "spikes": {"traffic_spike": {"burst": 1, "req_rate": 90, "after": 1, "every": 3}},
     "poisson": {"arrivals": "poisson"},

@@ -80,11 +80,6 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _PATH = click.Path(exists=True, path_type=Path)
 
 
-def _read_duration(text: str) -> float:
-    """Reads `30s` or `5m`; click turns a `ValueError` into its usage message."""
-    return float(str(parse_duration(text)))
-
-
 @click.group()
 def bench() -> None:
     """Measure what routing does, and never report a load that was not offered."""
@@ -94,7 +89,7 @@ def bench() -> None:
 @click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
 @click.option("--output", type=_FOLDER, help="Folder for every report, and for each request as it ends.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
-@click.option("--linger", type=_read_duration, default="0s", help="Serve them that much longer, such as 30s.")
+@click.option("--linger", type=parse_duration, default="0s", help="Serve them that much longer, such as 30s.")
 @removed_option("--pushgateway", "scrape --metrics-port, see docs/benchmark.md")
 @click.option("--part", metavar="I/N", help="Offer share I (from 0) of N equal ones; needs --output.")
 @click.option("--start-at", metavar="TIME", help="When all parts begin: RFC 3339 or seconds since 1970.")

@@ -1,20 +1,75 @@
 """Datasets in local files: ShareGPT, OpenOrca, KubeAI's prompts, OpenAI request bodies, prepared ones."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
 
 import msgspec
 import numpy as np
+import orjson
 from pydantic import Field
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
-from extproc.bench.datasets.source import Entry, read_objects, read_rows, read_text, require_path
-from extproc.bench.datasets.text import BYTES, Ruler
+from extproc.bench.datasets.conversation import BYTES, ChatTurn, Conversation, Ruler, TurnMessage
 from extproc.bench.spec.section import SpecSection
 from extproc.bench.spec.traffic import Dataset
 from extproc.errors import SettingsError
+
+Source = Callable[[Dataset, int, np.random.Generator], list[Conversation]]
+"""Yields conversations for a dataset section; generators make enough for that many requests."""
+
+Entry = Mapping[str, object]
+
+
+def require_path(dataset: Dataset, options: type[SpecSection] = SpecSection) -> Path:
+    """Returns the local file of a dataset; nothing is ever downloaded.
+
+    Raises `SettingsError` without one, pydantic's `ValidationError` for options it does not have.
+    """
+    options.model_validate(dataset.options)
+    if dataset.path is None:
+        raise SettingsError(f"dataset {dataset.name}: give the path of a local file")
+    return dataset.path
+
+
+def read_rows(path: Path) -> Iterator[Entry]:
+    """Yields the objects of a JSON list or of JSON lines; raises `SettingsError` with the place."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    if data.lstrip()[:1] == b"[":
+        yield from _check_rows(path, _load(path, data, "the file"))
+        return
+    for number, line in enumerate(data.splitlines(), start=1):
+        if line.strip():
+            yield from _check_rows(path, [_load(path, line, f"line {number}")])
+
+
+def read_text(row: Entry, field: str) -> str:
+    """Returns a field's text; empty if it is missing or no text."""
+    value = row.get(field)
+    return value if isinstance(value, str) else ""
+
+
+def read_objects(row: Entry, field: str) -> list[Entry]:
+    """Returns the objects in a field's list; empty if there is none."""
+    value = row.get(field)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _load(path: Path, data: bytes, where: str) -> object:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise SettingsError(f"{path}: {where} is not JSON: {error}") from None
+
+
+def _check_rows(path: Path, rows: object) -> Iterable[Entry]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise SettingsError(f"{path}: rows must be JSON objects")
+    return rows
+
 
 _HEADER = b'{"format":"extproc-dataset","version":1}'
 # The script's limits: tokens of a prompt or an answer at least, of a prompt at most.
@@ -62,7 +117,7 @@ def read_kubeai_sharegpt(
     rows = [
         messages
         for row in read_rows(require_path(dataset, KubeaiOptions))
-        if len(messages := _list(row)) >= 2
+        if len(messages := [read_text(item, "value") for item in read_objects(row, "conversations")]) >= 2
     ]
     prompts = [prompt for messages in rows for prompt in _grow(messages)][: dataset.max_prompts]
     Random(options.seed).shuffle(prompts)  # noqa: S311  # the order must be the script's
@@ -72,10 +127,6 @@ def read_kubeai_sharegpt(
         if _LEAST <= ruler.count(prompt) <= _MOST_IN and size >= _LEAST:
             made.append(Conversation((ChatTurn((TurnMessage("user", prompt),), size),)))
     return made
-
-
-def _list(row: Entry) -> list[str]:
-    return [read_text(item, "value") for item in read_objects(row, "conversations")]
 
 
 def _grow(messages: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -99,18 +150,18 @@ def read_bodies(dataset: Dataset, need: int, rng: np.random.Generator) -> list[C
 
 def _build(body: Entry) -> Conversation:
     messages = tuple(
-        TurnMessage(read_text(item, "role"), _read_content(item)) for item in read_objects(body, "messages")
+        TurnMessage(
+            read_text(item, "role"),
+            read_text(item, "content")
+            or "\n".join(read_text(part, "text") for part in read_objects(item, "content")),
+        )
+        for item in read_objects(body, "messages")
     )
     if not messages:
         messages = (TurnMessage("user", read_text(body, "prompt")),)
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     output_tokens = limit if isinstance(limit, int) else _DEFAULT_OUTPUT_TOKENS
     return Conversation((ChatTurn(messages, output_tokens),), body=body)
-
-
-def _read_content(message: Entry) -> str:
-    parts = [read_text(part, "text") for part in read_objects(message, "content")]
-    return read_text(message, "content") or "\n".join(parts)
 
 
 _ROLES = MappingProxyType(

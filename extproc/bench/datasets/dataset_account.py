@@ -7,8 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from extproc.bench.datasets.conversation import Conversation, build_prompts, count_prompt_tokens, join_prompt
-from extproc.bench.datasets.text import BYTES, BYTES_PER_TOKEN, Ruler, estimate_tokens
+from extproc.bench.datasets.conversation import (
+    BYTES,
+    BYTES_PER_TOKEN,
+    Conversation,
+    Ruler,
+    build_prompts,
+    count_prompt_tokens,
+    estimate_tokens,
+    join_prompt,
+)
 
 _BLOCK_TOKENS = 16
 _BLOCK_BYTES = _BLOCK_TOKENS * BYTES_PER_TOKEN

@@ -6,16 +6,17 @@ from itertools import repeat
 
 import numpy as np
 
+from extproc.bench.datasets.chats import Source
 from extproc.bench.datasets.conversation import (
-    ChatTurn,
+    BYTES,
     Conversation,
+    Ruler,
     TurnMessage,
     build_prompts,
     count_prompt_tokens,
+    fit_text,
 )
-from extproc.bench.datasets.source import Source
 from extproc.bench.datasets.synthetic import draw_tokens
-from extproc.bench.datasets.text import BYTES, Ruler, fit_text
 from extproc.bench.spec.traffic import Dataset, Distribution, TrafficShape
 from extproc.errors import SettingsError
 
@@ -71,7 +72,14 @@ def _set_lengths(
     return [
         replace(
             c,
-            turns=tuple(_fit_turn(t, next(inputs), next(outputs), ruler) for t in c.turns),
+            turns=tuple(
+                replace(
+                    turn,
+                    messages=fit_messages(turn.messages, tokens, ruler) if tokens else turn.messages,
+                    output_tokens=next(outputs) or turn.output_tokens,
+                )
+                for turn, tokens in zip(c.turns, inputs, strict=False)
+            ),
             body=c.body if is_recorded else None,
         )
         for c in conversations
@@ -86,11 +94,6 @@ def _draw_or_none(
     return iter(draw_tokens(distribution, count, rng))
 
 
-def _fit_turn(turn: ChatTurn, input_tokens: int | None, output_tokens: int | None, ruler: Ruler) -> ChatTurn:
-    messages = turn.messages if input_tokens is None else fit_messages(turn.messages, input_tokens, ruler)
-    return replace(turn, messages=messages, output_tokens=output_tokens or turn.output_tokens)
-
-
 def fit_messages(
     messages: tuple[TurnMessage, ...], tokens: int, ruler: Ruler = BYTES
 ) -> tuple[TurnMessage, ...]:
@@ -101,7 +104,8 @@ def fit_messages(
     opens the last one, as two questions in a row are refused by some chat templates. What is left is padded.
     Two prompts keep their common history, as far as it is kept.
     """
-    *history, question = _end_on_question(messages)
+    last = next((i for i in reversed(range(len(messages))) if messages[i].role != "assistant"), -1)
+    *history, question = messages[: last + 1] or messages
     left = tokens - min(ruler.count(question.content), max(1, tokens // 8))
     kept: list[TurnMessage] = []
     opening = ""
@@ -119,9 +123,3 @@ def fit_messages(
     room = tokens - sum(ruler.count(message.content) for message in kept)
     text = fit_text(opening + question.content, room, context=context, ruler=ruler)
     return (*kept, replace(question, content=text))
-
-
-def _end_on_question(messages: tuple[TurnMessage, ...]) -> tuple[TurnMessage, ...]:
-    """Leaves out the answers at the end, unless there is nothing else."""
-    last = next((i for i in reversed(range(len(messages))) if messages[i].role != "assistant"), None)
-    return messages if last is None else messages[: last + 1]

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
-from extproc.bench.datasets.text import BYTES, Ruler
+from extproc.bench.datasets.conversation import BYTES, ChatTurn, Conversation, Ruler, TurnMessage
 from extproc.bench.spec.section import SpecSection
 from extproc.bench.spec.traffic import Dataset, Distribution
 
@@ -123,7 +122,8 @@ def generate_shared_prefix(
     """Generates `need` prompts of a group's prefix, as system message, and a question of their own."""
     options = SharedPrefixOptions.model_validate(dataset.options)
     prefixes = [ruler.write(size, rng) for size in draw_tokens(options.prefix_tokens, options.groups, rng)]
-    shares = (1 - options.hot_share) * _rank_shares(options.groups, options.zipf)
+    weights = np.arange(1, options.groups + 1, dtype=np.float64) ** -options.zipf
+    shares = (1 - options.hot_share) * weights / weights.sum()
     shares[0] += options.hot_share
     groups = rng.choice(options.groups, need, p=shares)
     questions = draw_tokens(options.question_tokens, need, rng)
@@ -138,12 +138,6 @@ def generate_shared_prefix(
         )
         for g, size, output in zip(groups.tolist(), questions, outputs, strict=True)
     ]
-
-
-def _rank_shares(count: int, exponent: float) -> Draws:
-    weights = np.arange(1, count + 1, dtype=np.float64) ** -exponent
-    shares: Draws = weights / weights.sum()
-    return shares
 
 
 def _draw_lengths(
@@ -168,17 +162,16 @@ def _scale(lengths: list[Lengths], options: SyntheticOptions) -> list[Lengths]:
     """
     user_scale = reply_scale = 1.0
     for _ in range(12):
-        scaled = [_cut(_multiply(chat, user_scale, reply_scale), options) for chat in lengths]
+        scaled = [
+            _cut([(max(1, round(u * user_scale)), max(1, round(r * reply_scale))) for u, r in chat], options)
+            for chat in lengths
+        ]
         inputs, outputs, questions = _measure(scaled, options.shared_system_tokens)
         if options.mean_output_tokens:
             reply_scale *= options.mean_output_tokens / outputs
         if options.mean_input_tokens:
             user_scale *= max(0.05, 1 + (options.mean_input_tokens - inputs) / questions)
     return [chat for chat in scaled if chat]
-
-
-def _multiply(chat: Lengths, user_scale: float, reply_scale: float) -> Lengths:
-    return [(max(1, round(u * user_scale)), max(1, round(r * reply_scale))) for u, r in chat]
 
 
 def _cut(chat: Lengths, options: SyntheticOptions) -> Lengths:

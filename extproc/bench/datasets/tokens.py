@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from extproc.bench.datasets.conversation import TurnMessage
-from extproc.bench.datasets.text import BYTES, Ruler, write_text
+from extproc.bench.datasets.conversation import BYTES, Ruler, TurnMessage, write_text
 from extproc.bench.record import Record, TokenSource
 from extproc.bench.spec.tree import Target
 from extproc.errors import SettingsError

@@ -12,9 +12,8 @@ import numpy as np
 import xxhash
 from pydantic import Field, field_validator
 
-from extproc.bench.datasets.conversation import ChatTurn, Conversation, TurnMessage
-from extproc.bench.datasets.source import Entry, read_rows, require_path
-from extproc.bench.datasets.text import BYTES, Ruler
+from extproc.bench.datasets.chats import Entry, read_rows, require_path
+from extproc.bench.datasets.conversation import BYTES, ChatTurn, Conversation, Ruler, TurnMessage
 from extproc.bench.spec.section import SpecSection
 from extproc.bench.spec.traffic import Dataset
 from extproc.errors import SettingsError

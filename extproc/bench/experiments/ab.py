@@ -25,9 +25,8 @@ from extproc.bench.report import report
 from extproc.bench.report.headline import FIGURES, SHARES, name_part, read_figures, show
 from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import Report
-from extproc.bench.spec.experiment_sections import Ab
 from extproc.bench.spec.section import Component
-from extproc.bench.spec.tree import Spec
+from extproc.bench.spec.tree import Ab, Spec
 from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
 from extproc.pages import page

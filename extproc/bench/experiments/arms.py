@@ -12,9 +12,8 @@ import aiohttp
 
 from extproc.bench.experiments.replicas import LabError, Replicas, lay_strategy
 from extproc.bench.experiments.run import Interrupted
-from extproc.bench.spec.experiment_sections import Ab
 from extproc.bench.spec.section import Component
-from extproc.bench.spec.tree import Spec
+from extproc.bench.spec.tree import Ab, Spec
 from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
 

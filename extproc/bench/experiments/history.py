@@ -222,8 +222,5 @@ def _plot(line: Line) -> Iterator[tuple[str, str]]:
         points = [(n, value) for n, entry in valid if (value := entry.figures.get(name)) is not None]
         if len(points) > 1:
             drawn = [Bar(str(number), value) for number, value in points]
-            yield f"{FIGURES[name].heading} by run", bars(drawn, y_label=_unit(name))
-
-
-def _unit(name: str) -> str:
-    return "ms" if name.endswith("_ms") else FIGURES[name].heading
+            unit = "ms" if name.endswith("_ms") else FIGURES[name].heading
+            yield f"{FIGURES[name].heading} by run", bars(drawn, y_label=unit)

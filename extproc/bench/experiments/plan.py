@@ -3,15 +3,15 @@
 import asyncio
 import os
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from extproc.bench.datasets.conversation import BYTES, Ruler
 from extproc.bench.datasets.dataset_account import Honesty, account
 from extproc.bench.datasets.synthetic import draw
-from extproc.bench.datasets.text import BYTES, Ruler
 from extproc.bench.experiments.run import check_target, find_window
 from extproc.bench.judge.verdict import DUE
 from extproc.bench.load.registry import open_registry
@@ -183,7 +183,9 @@ def plan_text(plan: Plan) -> str:
 
 def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.starts:
-        yield "schedule", f"{_sparkline(plan.starts)}  {sum(plan.starts)} starts, {plan.slice_s:.1f} s a bar"
+        top = max(plan.starts) or 1
+        bars = "".join(_BLOCKS[round(count / top * (len(_BLOCKS) - 1))] for count in plan.starts)
+        yield "schedule", f"{bars}  {sum(plan.starts)} starts, {plan.slice_s:.1f} s a bar"
         yield "span", f"{plan.span_s:.1f} s"
     else:
         yield "schedule", "none: users ask again when they are answered, or all start at once"
@@ -192,11 +194,6 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "requests/s", f"{plan.offered_rps:.2f} on average, {plan.peak_rps:.2f} in the busiest bar{due}"
     yield "in flight, ports", f"{plan.in_flight} at {plan.latency_s:g} s a request"
     yield "client CPU", f"{plan.cpu_cores:.2f} cores"
-
-
-def _sparkline(counts: Sequence[int]) -> str:
-    top = max(counts) or 1
-    return "".join(_BLOCKS[round(count / top * (len(_BLOCKS) - 1))] for count in counts)
 
 
 def plan_here(spec: Spec, *, latency_s: float) -> Plan:

@@ -3,6 +3,7 @@
 Knows no network.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,7 @@ from extproc.bench.measure.words import fixed, markdown_table, milliseconds, per
 from extproc.bench.report import report
 from extproc.bench.report.headline import name_failed, name_part
 from extproc.bench.report.report import Report
-from extproc.bench.spec.experiment_sections import Ladder
-from extproc.bench.spec.tree import Spec
+from extproc.bench.spec.tree import Ladder, Spec
 from extproc.pages import page
 from extproc.pages.plots import Series, lines
 
@@ -258,6 +258,10 @@ def _parts(found: Saturation) -> Iterator[str]:
     yield page.notice(headline(found), found.faults, is_good=found.is_bracketed and not found.faults)
     yield page.remarks((name_part(found.rungs[0].report), *found.remarks))
     rates = [rung.rate for rung in found.rungs]
+    ttfts = [rung.report.measured.latency_ms.get("ttft") for rung in found.rungs]
+    p50s, p99s = (
+        [math.nan if ttft is None else getattr(ttft, point) for ttft in ttfts] for point in ("p50", "p99")
+    )
     yield page.cards(
         {
             "Served by rate": lines(
@@ -269,18 +273,12 @@ def _parts(found: Saturation) -> Iterator[str]:
                 y_label="req/s",
             ),
             "Latency by rate": lines(
-                [_latency(found, "TTFT p50", "p50"), _latency(found, "TTFT p99", "p99")],
+                [Series("TTFT p50", rates, p50s), Series("TTFT p99", rates, p99s)],
                 x_label="asked req/s",
-                y_label="ms",
+                y_label="ms (logarithmic)",
                 is_log_y=True,
             ),
         }
     )
     yield page.table("Rungs", _HEADER, _rows(found))
     yield page.definitions(found.rungs[0].report.definitions)
-
-
-def _latency(found: Saturation, label: str, point: str) -> Series:
-    summaries = [(rung.rate, rung.report.measured.latency_ms.get("ttft")) for rung in found.rungs]
-    points = [(rate, getattr(summary, point)) for rate, summary in summaries if summary]
-    return Series(label, [rate for rate, _ in points], [value for _, value in points])

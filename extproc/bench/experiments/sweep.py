@@ -20,11 +20,10 @@ from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.report.outputs import write_reports
 from extproc.bench.report.report import Report
-from extproc.bench.spec.experiment_sections import Load
 from extproc.bench.spec.presets import apply_preset
 from extproc.bench.spec.section import Component, list_faults
 from extproc.bench.spec.traffic import TrafficShape
-from extproc.bench.spec.tree import Spec
+from extproc.bench.spec.tree import Load, Spec
 from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
 

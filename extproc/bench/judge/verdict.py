@@ -10,7 +10,7 @@ from math import sqrt
 
 import numpy as np
 
-from extproc.bench.record import GIVE_UP_AFTER, INTERRUPTED, ClientStats, Record, RunInfo, RunResult
+from extproc.bench.record import GIVE_UP_AFTER, INTERRUPTED, Record, RunInfo, RunResult
 from extproc.bench.spec.tree import Limits
 
 # The kinds of reasons.
@@ -315,7 +315,11 @@ def _check_littles_law(result: RunResult) -> tuple[float | None, float | None]:
     """Returns the sampled mean in flight and how far rate times latency is from it, as a share."""
     window = result.info.window
     width_s = window.end_s - window.start_s
-    sampled = sum(_mean_in_flight(c, window.start_s, window.end_s) for c in result.info.clients)
+    seen = [
+        [sample.in_flight for sample in client.samples if window.start_s <= sample.at_s < window.end_s]
+        for client in result.info.clients
+    ]
+    sampled = sum(sum(each) / len(each) for each in seen if each)
     latencies = [
         record.end_s - record.started_s
         for record in result.records
@@ -326,11 +330,6 @@ def _check_littles_law(result: RunResult) -> tuple[float | None, float | None]:
     if width_s <= 0 or sampled < _FEW_IN_FLIGHT:
         return sampled, None
     return sampled, abs(sampled - sum(latencies) / width_s) / sampled
-
-
-def _mean_in_flight(client: ClientStats, start_s: float, end_s: float) -> float:
-    seen = [s.in_flight for s in client.samples if start_s <= s.at_s < end_s]
-    return sum(seen) / len(seen) if seen else 0.0
 
 
 def _name_client_limits(figures: Figures, limits: Limits) -> Iterator[str]:

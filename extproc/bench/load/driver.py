@@ -126,10 +126,10 @@ def _listen(process: _Process, processes: Sequence[_Process], progress: Progress
 
 async def _wait(processes: Sequence[_Process], stop: asyncio.Event) -> None:
     """Waits until all are over; if `stop` is set before, tells them to end and waits a little."""
-    over = asyncio.ensure_future(_wait_for_all(processes))
+    over = asyncio.ensure_future(asyncio.gather(*(process.is_over.wait() for process in processes)))
     stopping = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait([over, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((over, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not over.done():
             _send(processes, Stop())
             await asyncio.wait({over}, timeout=_STOP_S)
@@ -138,11 +138,6 @@ async def _wait(processes: Sequence[_Process], stop: asyncio.Event) -> None:
     finally:
         stopping.cancel()
         over.cancel()
-
-
-async def _wait_for_all(processes: Sequence[_Process]) -> bool:
-    await asyncio.gather(*(process.is_over.wait() for process in processes))
-    return True
 
 
 def _send(processes: Sequence[_Process], message: StartAt | Stop) -> None:

@@ -176,16 +176,18 @@ class LoadGenerator:
         first = self._numbering.first_index(number)
         history: tuple[TurnMessage, ...] = ()
         for turn_number, turn in enumerate(conversation.turns):
-            if self._is_beyond(first + turn_number) or (turn_number and self._is_late(at_s)):
+            index, limit = first + turn_number, self._share.requests
+            if (limit is not None and index >= limit) or (turn_number and self._is_late(at_s)):
                 break
             await self._sleep_until(at_s)
             history += turn.messages
             is_last = turn_number + 1 == len(conversation.turns)
-            record = Record(first + turn_number, number, turn_number, at_s, is_last=is_last)
+            record = Record(index, number, turn_number, at_s, is_last=is_last)
             await self._ask(record, turn, history, conversation)
             if not record.is_ok:
                 return self._clock() + (record.retry_after_s or _RETRY_S)
-            history += self._quote(turn, record)
+            reply = record.text if self._traffic.dataset.replies == "real" else turn.reply
+            history += (TurnMessage("assistant", reply),) if reply else ()
             at_s = (record.end_s or 0.0) + thinks[turn_number]
         return at_s
 
@@ -217,11 +219,6 @@ class LoadGenerator:
             record.failure, record.end_s = INTERRUPTED, self._clock()
             raise
 
-    def _quote(self, turn: ChatTurn, record: Record) -> tuple[TurnMessage, ...]:
-        is_real = self._traffic.dataset.replies == "real"
-        reply = record.text if is_real else turn.reply
-        return (TurnMessage("assistant", reply),) if reply else ()
-
     def _list_pauses(self, number: int, turns: Sequence[ChatTurn]) -> Sequence[float]:
         """How long the user thinks after each answer: as the dataset says, else as the spec does."""
         drawn = self._draw_thinking(number, len(turns))
@@ -244,9 +241,6 @@ class LoadGenerator:
         """Whether no turn begins any more. Until the graceful stop users may finish theirs, as k6's do."""
         grace_s = (self._traffic.graceful_stop or 0.0) if self._traffic.is_closed else 0.0
         return self._traffic.duration is not None and at_s >= self._traffic.duration + grace_s
-
-    def _is_beyond(self, index: int) -> bool:
-        return self._share.requests is not None and index >= self._share.requests
 
     def _note_unsent(self) -> None:
         """A request that was due but never begun was offered all the same."""

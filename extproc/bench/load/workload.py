@@ -120,7 +120,14 @@ def _arrange(spec: Spec, registry: Registry, conversations: tuple[Conversation, 
     jobs = None if requests is None else numbering.count_conversations(requests)
     if traffic.is_closed:
         return Workload(conversations, None, jobs, requests)
-    starts = _build_starts(traffic, conversations, registry, jobs, np.random.default_rng(_spawn(spec)[1]))
+    # The first seed is the dataset's.
+    rng = np.random.default_rng(np.random.SeedSequence(spec.seed).spawn(2)[1])
+    if traffic.shape.name == "trace":
+        starts = _read_arrivals(traffic, conversations)[:jobs]
+    else:
+        turns_mean = sum(len(c.turns) for c in conversations) / len(conversations)
+        shape = build_shape(traffic, registry.shape(traffic.shape.name), turns_mean)
+        starts = build_schedule(traffic, shape, jobs, rng)
     if not len(starts):
         raise SettingsError("traffic-shape: the schedule has no start; give it more time or a higher rate")
     span_s = float(starts[-1]) * (1 + 1 / max(1, len(starts) - 1))
@@ -129,13 +136,8 @@ def _arrange(spec: Spec, registry: Registry, conversations: tuple[Conversation, 
     return Workload(conversations, tuple(starts.tolist()), len(starts), requests, span_s)
 
 
-def _spawn(spec: Spec) -> list[np.random.SeedSequence]:
-    """Seeds of the dataset and of the arrivals."""
-    return np.random.SeedSequence(spec.seed).spawn(2)
-
-
 def _prepare(spec: Spec, registry: Registry, need: int) -> tuple[Conversation, ...]:
-    dataset, seed = spec.traffic.dataset, _spawn(spec)[0]
+    dataset, (seed, _) = spec.traffic.dataset, np.random.SeedSequence(spec.seed).spawn(2)
     try:
         return tuple(prepare(spec.traffic, registry.dataset(dataset.name), need, seed, registry.ruler))
     except ValidationError as error:
@@ -153,20 +155,6 @@ def _check_window(traffic: TrafficShape, workload: Workload) -> None:
             f"warm-up ({traffic.warm_up:g} s) and cool-down ({traffic.cool_down:g} s) leave nothing of "
             f"{span_s:.1f} s to measure"
         )
-
-
-def _build_starts(
-    traffic: TrafficShape,
-    conversations: Sequence[Conversation],
-    registry: Registry,
-    jobs: int | None,
-    rng: np.random.Generator,
-) -> Times:
-    if traffic.shape.name == "trace":
-        return _read_arrivals(traffic, conversations)[:jobs]
-    turns_mean = sum(len(c.turns) for c in conversations) / len(conversations)
-    shape = build_shape(traffic, registry.shape(traffic.shape.name), turns_mean)
-    return build_schedule(traffic, shape, jobs, rng)
 
 
 def _read_arrivals(traffic: TrafficShape, conversations: Sequence[Conversation]) -> Times:

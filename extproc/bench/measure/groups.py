@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from extproc.bench.measure import measures, metrics
+from extproc.bench.measure import metrics
 from extproc.bench.measure.metrics import sample
 from extproc.bench.measure.stats import Floats, Stats
 from extproc.bench.record import Record
@@ -35,7 +35,7 @@ def cut_timeline(records: Sequence[Record], duration_s: float) -> Timeline:
     edges = np.linspace(0.0, max(duration_s, 1e-9), slices + 1)
     width_s = float(edges[1] - edges[0])
     middles = (edges[:-1] + edges[1:]) / 2
-    latencies = [sample(part, measures.ttft) * 1000 for part in _by_slice(records, edges)]
+    latencies = [sample(part, metrics.ttft) * 1000 for part in _by_slice(records, edges)]
     return Timeline(
         at_s=middles,
         asked_rps=_rate([record.intended_s for record in records], edges, width_s),
@@ -134,6 +134,6 @@ def _row(label: str, records: Sequence[Record]) -> Row:
         input_tokens=totals.input,
         output_tokens=totals.output,
         hit_rate=totals.hit_rate,
-        ttft_ms=Stats.of(metrics.sample(records, measures.ttft), scale=1000),
-        e2e_ms=Stats.of(metrics.sample(records, measures.e2e), scale=1000),
+        ttft_ms=Stats.of(metrics.sample(records, metrics.ttft), scale=1000),
+        e2e_ms=Stats.of(metrics.sample(records, metrics.e2e), scale=1000),
     )

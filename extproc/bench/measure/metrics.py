@@ -1,17 +1,94 @@
-"""Figures of many requests: counts, throughput, latency, goodput, hit rate. Pure."""
+"""The figures of one request, in seconds, and of many: counts, throughput, latency, goodput. Pure.
+
+Latencies exist twice: from the intended start, which includes all waiting that a slow server causes
+("coordinated omission"), and from the moment the request was written, as most other tools report.
+A figure that a request does not have is `None`, never 0.
+"""
 
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
-from extproc.bench.measure import measures
 from extproc.bench.measure.stats import Floats, Stats
 from extproc.bench.record import INTERRUPTED, Record, RunResult, TokenSource, Window
 from extproc.bench.spec.tree import Slo
+
+Measure = Callable[[Record], float | None]
+
+
+def _gap(end_s: float | None, start_s: float | None) -> float | None:
+    return None if end_s is None or start_s is None else end_s - start_s
+
+
+def ttft(record: Record) -> float | None:
+    """Time to the first chunk with content, from the intended start."""
+    return _gap(record.first_token_s, record.intended_s)
+
+
+def ttft_sent(record: Record) -> float | None:
+    return _gap(record.first_token_s, record.sent_s)
+
+
+def e2e(record: Record) -> float | None:
+    """Time to the last byte, from the intended start."""
+    return _gap(record.end_s, record.intended_s)
+
+
+def e2e_sent(record: Record) -> float | None:
+    return _gap(record.end_s, record.sent_s)
+
+
+def tpot(record: Record) -> float | None:
+    """Time per output token after the first: (last chunk - first chunk) / (output tokens - 1).
+
+    Undefined where tokens cannot be told apart in time: fewer than two tokens, or all in one chunk.
+    """
+    if record.output_tokens < 2 or len(record.chunk_s) < 2:
+        return None
+    return (record.chunk_s[-1] - record.chunk_s[0]) / (record.output_tokens - 1)
+
+
+def ntpot(record: Record) -> float | None:
+    """Normalised time per output token: end to end from the intended start / output tokens."""
+    whole_s = e2e(record)
+    return None if whole_s is None or record.output_tokens < 1 else whole_s / record.output_tokens
+
+
+def time_per_token(record: Record) -> float | None:
+    """KubeAI's k6 script's figure: the request's duration from its sending / completion tokens."""
+    whole_s = e2e_sent(record)
+    return None if whole_s is None or record.output_tokens < 1 else whole_s / record.output_tokens
+
+
+def lag(record: Record) -> float | None:
+    """How late the client itself was; the wait at the concurrency cap is not its fault."""
+    return record.lag_s
+
+
+def held(record: Record) -> float | None:
+    """The wait at the concurrency cap."""
+    return _gap(record.admitted_s, record.intended_s)
+
+
+MEASURES: Mapping[str, Measure] = MappingProxyType(
+    {
+        "ttft": ttft,
+        "ttft_sent": ttft_sent,
+        "e2e": e2e,
+        "e2e_sent": e2e_sent,
+        "tpot": tpot,
+        "ntpot": ntpot,
+        "time_per_token": time_per_token,
+        "lag": lag,
+        "held": held,
+    }
+)
+
 
 _MS = 1000.0
 
@@ -77,7 +154,7 @@ class Tokens:
 class RunMetrics:
     """All figures of the requests whose intended start lies in `window`; latencies in milliseconds.
 
-    `latency_ms` has a summary per name of `measures.MEASURES`, and `itl`, over completed requests; a name
+    `latency_ms` has a summary per name of `MEASURES`, and `itl`, over completed requests; a name
     that no request has is absent. Throughput counts what arrived within the window, asked for whenever.
     """
 
@@ -89,7 +166,7 @@ class RunMetrics:
     latency_ms: dict[str, Stats]
 
 
-def sample(records: Iterable[Record], measure: measures.Measure) -> Floats:
+def sample(records: Iterable[Record], measure: Measure) -> Floats:
     """One value per completed request that has the figure."""
     values = (measure(record) for record in records if record.is_ok)
     return np.fromiter((value for value in values if value is not None), dtype=np.float64)
@@ -102,7 +179,7 @@ def chunk_gaps(records: Iterable[Record]) -> Floats:
 
 
 def latencies(records: Sequence[Record]) -> dict[str, Stats]:
-    samples = {name: sample(records, measure) for name, measure in measures.MEASURES.items()}
+    samples = {name: sample(records, measure) for name, measure in MEASURES.items()}
     samples["itl"] = chunk_gaps(records)
     summaries = {name: Stats.of(values, scale=_MS) for name, values in samples.items()}
     return {name: summary for name, summary in summaries.items() if summary}
@@ -186,10 +263,10 @@ def is_good(record: Record, slo: Slo) -> bool:
     """
     gap_s = float(np.diff(record.chunk_s).mean()) if len(record.chunk_s) > 1 else None
     pairs = (
-        (measures.ttft(record), slo.ttft_ms),
-        (measures.tpot(record), slo.tpot_ms),
+        (ttft(record), slo.ttft_ms),
+        (tpot(record), slo.tpot_ms),
         (gap_s, slo.itl_ms),
-        (measures.e2e(record), slo.e2e_ms),
+        (e2e(record), slo.e2e_ms),
     )
     return record.is_ok and all(
         value_s is None or limit_ms is None or value_s * _MS <= limit_ms for value_s, limit_ms in pairs

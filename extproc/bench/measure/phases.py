@@ -73,15 +73,14 @@ def measure_phases(
             part.name,
             measure(records, Window(part.start_s, part.end_s), slo),
             None if missed is None else sum(part.start_s <= second < part.end_s for second in missed),
-            _mean_ready(samples, part),
+            float(np.mean(ready)) if (ready := _list_ready(samples, part)) else None,
         )
         for part in stretches
     )
 
 
-def _mean_ready(samples: Sequence[FleetSample], part: LoadStretch) -> float | None:
-    ready = [sample.ready for sample in samples if part.start_s <= sample.at_s < part.end_s]
-    return float(np.mean(ready)) if ready else None
+def _list_ready(samples: Sequence[FleetSample], part: LoadStretch) -> list[int]:
+    return [sample.ready for sample in samples if part.start_s <= sample.at_s < part.end_s]
 
 
 def find_missed(records: Sequence[Record], slo: Slo) -> list[int] | None:

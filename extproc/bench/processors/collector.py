@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from extproc.bench.datasets.text import estimate_tokens
+from extproc.bench.datasets.conversation import estimate_tokens
 from extproc.bench.processors.processor import AnswerPiece, Processor, Usage
 from extproc.bench.record import Record, TokenSource
 

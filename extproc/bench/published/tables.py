@@ -2,15 +2,13 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import nan
 
 from extproc.bench.judge.verdict import CLIENT_LIMITED, FaultReason, Figures, RunVerdict, build_verdict
-from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.report.report import Report
-from extproc.bench.spec.experiment_sections import Load
-from extproc.bench.spec.tree import Limits
+from extproc.bench.spec.tree import Limits, Load
 from extproc.errors import ExtprocError
 
 # Published latencies count from the sending of a request.
@@ -154,15 +152,20 @@ def judge_cell(cell: Cell, limits: Limits | None = None) -> RunVerdict:
     that the client did not ask as often as it says.
     """
     limits = limits or Limits()
+    figures = Figures(achieved_rps=cell.throughput, in_flight=cell.in_flight)
     if cell.rate is None:
-        return build_verdict((), (), Figures(achieved_rps=cell.throughput, in_flight=cell.in_flight))
-    figures = Figures(
-        offered_rps=cell.rate,
-        achieved_rps=cell.throughput,
-        in_flight=cell.in_flight,
-        on_time_in_flight=on_time_in_flight(cell.rate, cell.cap, cell.requests, cell.throughput),
-    )
-    return build_verdict(_find_idle_client(figures, limits), (), figures)
+        return build_verdict((), (), figures)
+    expected = on_time_in_flight(cell.rate, cell.cap, cell.requests, cell.throughput)
+    figures = replace(figures, offered_rps=cell.rate, on_time_in_flight=expected)
+    reasons = []
+    # Where latencies are not told the comparison with NaN is false: nothing speaks against the client.
+    if cell.in_flight < limits.in_flight * expected:
+        told = (
+            f"{cell.in_flight:.0f} in flight by Little's law where {cell.rate:.0f} req/s on time would "
+            f"have had {expected:.0f}: the client sent about {cell.throughput:.1f} req/s"
+        )
+        reasons.append(FaultReason(CLIENT_LIMITED, told))
+    return build_verdict(reasons, (), figures)
 
 
 def on_time_in_flight(rate: float, cap: float, count: int, throughput: float) -> float:
@@ -178,17 +181,6 @@ def on_time_in_flight(rate: float, cap: float, count: int, throughput: float) ->
     drain_s = peak / throughput
     hold_s = count / throughput - grow_s - drain_s
     return peak * (grow_s / 2 + hold_s + drain_s / 2) / (grow_s + hold_s + drain_s)
-
-
-def _find_idle_client(figures: Figures, limits: Limits) -> Iterator[FaultReason]:
-    expected, had = figures.on_time_in_flight or 0.0, figures.in_flight or 0.0
-    # Where latencies are not told the comparison with NaN is false: nothing speaks against the client.
-    if had < limits.in_flight * expected:
-        yield FaultReason(
-            CLIENT_LIMITED,
-            f"{had:.0f} in flight by Little's law where {figures.offered_rps:.0f} req/s on time would "
-            f"have had {expected:.0f}: the client sent about {figures.achieved_rps:.1f} req/s",
-        )
 
 
 def build_row(said: Report, dataset: str, strategy: str, repeat: int, load: Load) -> Cell:
@@ -207,21 +199,14 @@ def build_row(said: Report, dataset: str, strategy: str, repeat: int, load: Load
         "in_flight": part.throughput.in_flight,
         "failed": said.whole.counts.failed,
         "unfinished": said.whole.counts.unfinished,
-        **_latencies(part),
     }
+    for short, measure in _MEASURES:
+        if summary := part.latency_ms.get(measure):
+            named = {f"{short}_{point}_ms": getattr(summary, field) for point, field in _POINTS}
+            figures |= {name: value for name, value in named.items() if name in {*COLUMNS, *EXTRAS}}
     if said.hit_rate is not None:
         figures["hit_rate"] = said.hit_rate
     return Cell(strategy, figures, dataset, repeat, said.verdict.text)
-
-
-def _latencies(part: RunMetrics) -> dict[str, float]:
-    found = {
-        f"{short}_{point}_ms": getattr(part.latency_ms[measure], field)
-        for short, measure in _MEASURES
-        if measure in part.latency_ms
-        for point, field in _POINTS
-    }
-    return {name: value for name, value in found.items() if name in {*COLUMNS, *EXTRAS}}
 
 
 def write_rows(cells: Sequence[Cell]) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
-from extproc.bench.measure.measures import MEASURES
+from extproc.bench.measure.metrics import MEASURES
 from extproc.bench.record import Record, RunResult
 from extproc.bench.report.brief import Brief, encode_brief
 from extproc.bench.report.headline import summary_text

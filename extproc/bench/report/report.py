@@ -47,13 +47,12 @@ def check_thresholds(
     texts: Iterable[str], measured: RunMetrics, failed: float, hit_rate: float | None
 ) -> tuple[ThresholdResult, ...]:
     """Holds each threshold against the measured part; `failed` is a share of the whole run's requests."""
-    return tuple(_check(text, measured, failed, hit_rate) for text in texts)
-
-
-def _check(text: str, measured: RunMetrics, failed: float, hit_rate: float | None) -> ThresholdResult:
-    claim = parse_claim(text)
-    value = _read(claim, measured, failed, hit_rate)
-    return ThresholdResult(text, value, value is not None and claim.holds(value))
+    claims = [(text, parse_claim(text)) for text in texts]
+    values = [_read(claim, measured, failed, hit_rate) for _, claim in claims]
+    return tuple(
+        ThresholdResult(text, value, value is not None and claim.holds(value))
+        for (text, claim), value in zip(claims, values, strict=True)
+    )
 
 
 def _read(claim: Claim, measured: RunMetrics, failed: float, hit_rate: float | None) -> float | None:
@@ -190,7 +189,12 @@ class Report:
 def build(result: RunResult) -> Report:
     """Measures and judges a run: the one place where that is done, however many formats tell it."""
     info, slo = result.info, result.info.spec.performance.slo
-    stretches = list_stretches(info.spec.traffic, _find_end(info))
+    # Until when the load was offered, not until the last straggler's answer.
+    end_s = (
+        info.interrupted_s or info.spec.traffic.duration or info.window.end_s + info.spec.traffic.cool_down
+    )
+    stretches = list_stretches(info.spec.traffic, end_s)
+    starts = ",".join(f"{at_s:.6f}" for at_s in info.schedule_s)
     said = Report(
         schema=SCHEMA,
         definitions=DEFINITIONS,
@@ -198,7 +202,7 @@ def build(result: RunResult) -> Report:
         model=info.model,
         started_at=info.started_at.isoformat(),
         seed=info.spec.seed,
-        schedule=_digest(info.schedule_s),
+        schedule=hashlib.sha256(starts.encode()).hexdigest()[:16],
         offered_rps=info.offered_rps,
         is_queued=info.spec.traffic.is_queued,
         verdict=judge(result),
@@ -223,26 +227,13 @@ def build(result: RunResult) -> Report:
     )
 
 
-def _find_end(info: RunInfo) -> float:
-    """Until when the load was offered, not until the last straggler's answer."""
-    return info.interrupted_s or info.spec.traffic.duration or info.window.end_s + info.spec.traffic.cool_down
-
-
 def _find_spending(said: Report, info: RunInfo) -> Spending:
     price, flow = info.spec.stack.price_per_hour, said.measured.throughput
-    return Spending(
-        total_tok_per_dollar=_per(flow.total_tps * 3600, price),
-        output_tok_per_dollar=_per(flow.output_tps * 3600, price),
-        dollars=None if price is None else price * info.duration_s / 3600,
-    )
-
-
-def _per(amount: float | None, unit: float | None) -> float | None:
-    return amount / unit if amount is not None and unit else None
-
-
-def _digest(schedule_s: tuple[float, ...]) -> str:
-    return hashlib.sha256(",".join(f"{at_s:.6f}" for at_s in schedule_s).encode()).hexdigest()[:16]
+    if price is None:
+        return Spending()
+    per_dollar = 3600 / price
+    dollars = price * info.duration_s / 3600
+    return Spending(flow.total_tps * per_dollar, flow.output_tps * per_dollar, dollars)
 
 
 def _server_hit_rate(info: RunInfo) -> float | None:

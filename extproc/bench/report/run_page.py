@@ -8,11 +8,10 @@ from html import escape
 import numpy as np
 import orjson
 
-from extproc.bench.measure import measures
+from extproc.bench.measure import metrics
 from extproc.bench.measure.groups import Row, cut_timeline
-from extproc.bench.measure.measures import Measure
-from extproc.bench.measure.metrics import chunk_gaps, sample
-from extproc.bench.measure.stats import Floats, Stats
+from extproc.bench.measure.metrics import Measure, chunk_gaps, sample
+from extproc.bench.measure.stats import Floats
 from extproc.bench.measure.words import fixed, milliseconds, percent
 from extproc.bench.record import Record, RunResult
 from extproc.bench.report.headline import PHASE_HEADER, elasticity_figures, headlines, list_phase, name_part
@@ -35,7 +34,8 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
     yield page.notice(said.title, said.faults, is_good=said.is_good, is_doubtful=doubtful)
     yield page.remarks(said.verdict.remarks)
     if said.thresholds:
-        yield _thresholds_table(said)
+        met = [(one.text, one.shown, "met" if one.is_met else "not met") for one in said.thresholds]
+        yield page.table("Thresholds", ("threshold", "value", "verdict"), met)
     yield f'<p class="soft">{escape(name_part(said).capitalize())}.</p>'
     yield page.tiles(headlines(said))
     if said.phases or said.elasticity:
@@ -47,7 +47,6 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
     for title, rows in (
         ("By turn", said.groups.turns),
         ("By endpoint", said.groups.endpoints),
-        ("By share of the prompt found cached", said.groups.hits),
     ):
         yield page.table(title, _GROUP_HEADER, [_group_row(row) for row in rows])
     if said.caches:
@@ -56,8 +55,7 @@ def _parts(result: RunResult, said: Report) -> Iterator[str]:
     if said.stack or said.labels:
         facts = {**said.stack, **said.labels}
         yield page.table("What serves", ("", ""), [(name, str(value)) for name, value in facts.items()])
-    yield _tokens_table(said)
-    yield _verdict_table(said)
+    yield _account_table(said)
     yield page.definitions(said.definitions)
     yield page.folded("Spec", orjson.dumps(said.spec, option=orjson.OPT_INDENT_2).decode())
 
@@ -109,15 +107,22 @@ def _plots(result: RunResult, said: Report) -> dict[str, str]:
             y_label="ms",
         ),
         "Time to first token, distribution": _curves(
-            records, {"from the intended start": measures.ttft, "from the sending": measures.ttft_sent}
+            records, {"from the intended start": metrics.ttft, "from the sending": metrics.ttft_sent}
         ),
         "End to end, distribution": _curves(
-            records, {"from the intended start": measures.e2e, "from the sending": measures.e2e_sent}
+            records, {"from the intended start": metrics.e2e, "from the sending": metrics.e2e_sent}
         ),
         "Gaps between chunks, distribution": lines(
             [_curve("gaps", chunk_gaps(records))], x_label="ms", y_label="share of gaps", is_log_x=True
         ),
-        "Hit rate by turn": bars(_hit_bars(said.groups.turns), y_label="% of prompt tokens"),
+        "Hit rate by turn": bars(
+            [
+                Bar(row.label.removeprefix("turn "), 100 * row.hit_rate)
+                for row in said.groups.turns[:24]
+                if row.hit_rate is not None
+            ],
+            y_label="% of prompt tokens",
+        ),
         "Requests by endpoint": bars(
             [Bar(row.label, row.requests) for row in said.groups.endpoints], y_label="requests"
         ),
@@ -135,14 +140,6 @@ def _curve(label: str, values: Floats) -> Series:
         return Series(label, (), ())
     shares = np.linspace(0.0, 1.0, _CURVE_POINTS)
     return Series(label, np.quantile(values, shares) * 1000, shares)
-
-
-def _hit_bars(turns: Sequence[Row]) -> list[Bar]:
-    return [
-        Bar(row.label.removeprefix("turn "), 100 * row.hit_rate)
-        for row in turns[:24]
-        if row.hit_rate is not None
-    ]
 
 
 def _latency_table(said: Report) -> str:
@@ -191,26 +188,19 @@ def _totals_table(said: Report) -> str:
     return page.table("Load and throughput", header, rows)
 
 
-def _thresholds_table(said: Report) -> str:
-    rows = [
-        (outcome.text, outcome.shown, "met" if outcome.is_met else "not met") for outcome in said.thresholds
-    ]
-    return page.table("Thresholds", ("threshold", "value", "verdict"), rows)
-
-
-def _tokens_table(said: Report) -> str:
+def _account_table(said: Report) -> str:
+    """What the verdict was judged by, and who counted the tokens."""
+    figures = {name.replace("_", " "): value for name, value in asdict(said.verdict.figures).items()}
     tokens = said.measured.tokens
     sources = ", ".join(f"{source} {count:,}" for source, count in tokens.sources.items())
-    row = (f"{tokens.input:,}", f"{tokens.output:,}", sources, percent(tokens.estimate_error))
-    return page.table("Tokens", ("input", "output", "counted by, requests", "estimate off by"), [row])
-
-
-def _verdict_table(said: Report) -> str:
-    """What the verdict was judged by."""
-    figures = {name.replace("_", " "): value for name, value in asdict(said.verdict.figures).items()}
-    return page.table(
-        "The client", ("", "figure"), [(name, fixed(value, 4)) for name, value in figures.items()]
-    )
+    rows = [(name, fixed(value, 4)) for name, value in figures.items()]
+    rows += [
+        ("input tokens", f"{tokens.input:,}"),
+        ("output tokens", f"{tokens.output:,}"),
+        ("tokens counted by, requests", sources),
+        ("estimate of tokens off by", percent(tokens.estimate_error)),
+    ]
+    return page.table("The client", ("", "figure"), rows)
 
 
 _GROUP_HEADER = (
@@ -234,12 +224,7 @@ def _group_row(row: Row) -> tuple[str, ...]:
         f"{row.input_tokens:,}",
         f"{row.output_tokens:,}",
         percent(row.hit_rate),
-        *(
-            milliseconds(_point(*pair))
-            for pair in ((row.ttft_ms, "p50"), (row.ttft_ms, "p99"), (row.e2e_ms, "p50"))
-        ),
+        milliseconds(row.ttft_ms.p50 if row.ttft_ms else None),
+        milliseconds(row.ttft_ms.p99 if row.ttft_ms else None),
+        milliseconds(row.e2e_ms.p50 if row.e2e_ms else None),
     )
-
-
-def _point(summary: Stats | None, name: str) -> float | None:
-    return getattr(summary, name) if summary else None

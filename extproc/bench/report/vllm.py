@@ -5,14 +5,12 @@ has an entry per request, in order, and null where vLLM writes 0 for a figure th
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from itertools import pairwise
 
 import orjson
 
-from extproc.bench.measure import measures
+from extproc.bench.measure import metrics
 from extproc.bench.measure.metrics import RunMetrics
-from extproc.bench.measure.stats import Stats
 from extproc.bench.record import RunResult
 
 _WIDTH = 50
@@ -21,71 +19,53 @@ _SECTIONS = (
     ("TPOT", "tpot", "Time per Output Token (excl. 1st token)"),
     ("ITL", "itl", "Inter-token Latency"),
 )
+_POINTS = {"mean": "mean", "median": "p50", "std": "std", "p90": "p90", "p95": "p95", "p99": "p99"}
 _NAMES = {"ttft": "ttft_sent", "tpot": "tpot", "itl": "itl", "e2el": "e2e_sent"}
 
 
 def vllm_text(whole: RunMetrics) -> str:
     """Lays out the figures of a whole run; a latency that no request has reads `nan`."""
-    return "".join(f"{line}\n" for line in _lines(whole))
-
-
-def _lines(whole: RunMetrics) -> Iterator[str]:
-    yield heading(" Serving Benchmark Result ", "=")
-    yield count_line("Successful requests:", whole.counts.completed)
-    yield value_line("Benchmark duration (s):", whole.window.end_s)
-    yield count_line("Total input tokens:", whole.tokens.input)
-    yield count_line("Total generated tokens:", whole.tokens.output)
-    yield value_line("Request throughput (req/s):", whole.throughput.requests_rps)
-    if whole.goodput:
-        yield value_line("Request goodput (req/s):", whole.goodput.good_rps)
-    yield value_line("Output token throughput (tok/s):", whole.throughput.output_tps)
-    yield value_line("Total Token throughput (tok/s):", whole.throughput.total_tps)
+    flow = whole.throughput
+    rows: list[tuple[str, float]] = [
+        ("Successful requests:", whole.counts.completed),
+        ("Benchmark duration (s):", whole.window.end_s),
+        ("Total input tokens:", whole.tokens.input),
+        ("Total generated tokens:", whole.tokens.output),
+        ("Request throughput (req/s):", flow.requests_rps),
+        *([("Request goodput (req/s):", whole.goodput.good_rps)] if whole.goodput else []),
+        ("Output token throughput (tok/s):", flow.output_tps),
+        ("Total Token throughput (tok/s):", flow.total_tps),
+    ]
+    lines = [f"{' Serving Benchmark Result ':=^{_WIDTH}}", *(_row(*row) for row in rows)]
     for short, measure, long in _SECTIONS:
         summary = whole.latency_ms.get(measure)
-        yield heading(long, "-")
-        yield value_line(f"Mean {short} (ms):", summary.mean if summary else float("nan"))
-        yield value_line(f"Median {short} (ms):", summary.p50 if summary else float("nan"))
-        yield value_line(f"P99 {short} (ms):", summary.p99 if summary else float("nan"))
-    yield heading("", "=")
+        values = (summary.mean, summary.p50, summary.p99) if summary else (math.nan,) * 3
+        lines.append(f"{long:-^{_WIDTH}}")
+        lines += [
+            _row(f"{point} {short} (ms):", value)
+            for point, value in zip(("Mean", "Median", "P99"), values, strict=True)
+        ]
+    return "".join(f"{line}\n" for line in (*lines, "=" * _WIDTH))
 
 
-def heading(title: str, fill: str) -> str:
-    return f"{title:{fill}^{_WIDTH}}"
-
-
-def count_line(label: str, value: int) -> str:
-    return f"{label:<40} {value:<10}"
-
-
-def value_line(label: str, value: float) -> str:
-    return f"{label:<40} {value:<10.2f}"
+def _row(label: str, value: float) -> str:
+    return f"{label:<40} {value:<10}" if isinstance(value, int) else f"{label:<40} {value:<10.2f}"
 
 
 def vllm_json(result: RunResult, whole: RunMetrics) -> str:
     """Writes a run's requests and `whole`, the figures of the whole run."""
-    fields = {**_run(result), **_totals(whole), **_requests(result), **_summaries(whole)}
-    return orjson.dumps(fields, option=orjson.OPT_INDENT_2).decode() + "\n"
-
-
-def _run(result: RunResult) -> dict[str, Any]:
-    info, traffic = result.info, result.info.spec.traffic
-    rate = traffic.req_rate
-    tokenizer = info.spec.target.tokenizer
-    return {
+    info, traffic, records = result.info, result.info.spec.traffic, result.records
+    rate, tokenizer = traffic.req_rate, info.spec.target.tokenizer
+    fields = {
         "date": info.started_at.strftime("%Y%m%d-%H%M%S"),
         "backend": info.spec.target.api.name,
         "model_id": info.model,
         "tokenizer_id": info.model if tokenizer is None else str(tokenizer),
-        "num_prompts": len(result.records),
+        "num_prompts": len(records),
         "request_rate": "inf" if rate is None or math.isinf(rate) else rate,
         "burstiness": traffic.burstiness,
         "max_concurrency": traffic.concurrency,
         "duration": info.duration_s,
-    }
-
-
-def _totals(whole: RunMetrics) -> dict[str, Any]:
-    return {
         "completed": whole.counts.completed,
         "failed": whole.counts.failed,
         "total_input_tokens": whole.tokens.input,
@@ -94,33 +74,16 @@ def _totals(whole: RunMetrics) -> dict[str, Any]:
         "request_goodput": whole.goodput.good_rps if whole.goodput else None,
         "output_throughput": whole.throughput.output_tps,
         "total_token_throughput": whole.throughput.total_tps,
-    }
-
-
-def _requests(result: RunResult) -> dict[str, Any]:
-    records = result.records
-    return {
         "input_lens": [record.input_tokens for record in records],
         "output_lens": [record.output_tokens for record in records],
-        "ttfts": [measures.ttft_sent(record) for record in records],
-        "itls": [
-            [later - earlier for earlier, later in zip(record.chunk_s, record.chunk_s[1:], strict=False)]
-            for record in records
-        ],
+        "ttfts": [metrics.ttft_sent(record) for record in records],
+        "itls": [[late - early for early, late in pairwise(record.chunk_s)] for record in records],
         "start_times": [record.sent_s for record in records],
         "generated_texts": [record.text for record in records],
         "errors": [record.failure or "" for record in records],
     }
-
-
-def _summaries(whole: RunMetrics) -> dict[str, float | None]:
-    fields: dict[str, float | None] = {}
     for name, measure in _NAMES.items():
         summary = whole.latency_ms.get(measure)
-        fields |= {f"{label}_{name}_ms": value for label, value in _points(summary).items()}
-    return fields
-
-
-def _points(summary: Stats | None) -> dict[str, float | None]:
-    labels = {"mean": "mean", "median": "p50", "std": "std", "p90": "p90", "p95": "p95", "p99": "p99"}
-    return {label: getattr(summary, field) if summary else None for label, field in labels.items()}
+        for label, field in _POINTS.items():
+            fields[f"{label}_{name}_ms"] = getattr(summary, field) if summary else None
+    return orjson.dumps(fields, option=orjson.OPT_INDENT_2).decode() + "\n"

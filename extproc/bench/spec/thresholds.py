@@ -48,25 +48,17 @@ def parse_claim(text: str) -> Claim:
     name, point, comparison, number, unit = found.groups()
     latency = name.removesuffix("_ms")
     if latency in LATENCIES:
-        return Claim(latency, _read_point(text, point), comparison, _read_ms(text, float(number), unit))
+        if point is None or point not in _POINTS:
+            raise ValueError(f"{text!r}: say which value of the latency: one of {', '.join(_POINTS)}")
+        if unit == "%":
+            raise ValueError(f"{text!r}: a latency is not in %")
+        return Claim(latency, _POINTS[point], comparison, float(number) * (1000 if unit == "s" else 1))
     if name not in SHARES + RATES or point:
         known = ", ".join([*(f"{each}_ms.p95" for each in LATENCIES), *SHARES, *RATES])
         raise ValueError(f"{text!r}: there is no such figure; there are {known}")
     if unit not in ({None, "%"} if name in SHARES else {None}):
         raise ValueError(f"{text!r}: {name} is not in {unit}")
     return Claim(name, None, comparison, float(number) / (100 if unit == "%" else 1))
-
-
-def _read_point(text: str, point: str | None) -> str:
-    if point is None or point not in _POINTS:
-        raise ValueError(f"{text!r}: say which value of the latency: one of {', '.join(_POINTS)}")
-    return _POINTS[point]
-
-
-def _read_ms(text: str, number: float, unit: str | None) -> float:
-    if unit == "%":
-        raise ValueError(f"{text!r}: a latency is not in %")
-    return number * (1000 if unit == "s" else 1)
 
 
 def _check(text: str) -> str:

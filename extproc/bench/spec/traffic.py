@@ -208,7 +208,10 @@ class TrafficShape(SpecSection):
         if self.vus and self.max_concurrency:
             yield "vus is the concurrency of a closed loop: leave out max-concurrency"
         if idle := self._list_idle():
-            yield f"{self._why_idle()}, so that {', '.join(idle)} would do nothing"
+            why = "all requests start at once" if self.req_rate else "a closed loop has no schedule"
+            if self.shape.name == "trace":
+                why = "shape trace starts requests at the trace's own times"
+            yield f"{why}, so that {', '.join(idle)} would do nothing"
         if self.burstiness != 1 and self.arrivals != "gamma":
             yield "burstiness is read with `arrivals: gamma` only"
         if self.graceful_stop is not None and self.duration is None:
@@ -230,11 +233,6 @@ class TrafficShape(SpecSection):
             "req-rate": self.shape.name == "trace" and self.req_rate is not None,
         }
         return [name for name, is_given in given.items() if is_given]
-
-    def _why_idle(self) -> str:
-        if self.shape.name == "trace":
-            return "shape trace starts requests at the trace's own times"
-        return "all requests start at once" if self.req_rate else "a closed loop has no schedule"
 
     def _find_odd_spikes(self) -> Iterator[str]:
         spike, end_s = self.traffic_spike, self.duration
