@@ -7,8 +7,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.router.feedback.counters import FIRST_BYTE_BOUNDS_S
-from extproc.router.feedback.pool_feedback import PoolFeedback
+from extproc.router.feedback.pool_feedback import FIRST_BYTE_BOUNDS_S, PoolFeedback
 from extproc.router.histogram import Histogram
 from extproc.router.telemetry import buckets
 

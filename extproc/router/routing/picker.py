@@ -208,7 +208,8 @@ class Picker:
                 raise fault or PromptError("name a model: it decides which pool serves this", param="model")
             return route
         # What the operator wrote goes before what endpoints say: clients can load adapters, under any name.
-        route = self._exact.get(model) or self._by_glob(model) or self._by_learnt(model) or self._catch_all
+        globs = (route for pattern, route in self._globs if pattern.match(model))
+        route = self._exact.get(model) or next(globs, None) or self._by_learnt(model) or self._catch_all
         if route is None:
             raise UnknownModel(f"The model `{model[:200]}` does not exist.", param="model")
         return route
@@ -219,9 +220,6 @@ class Picker:
         by_model = (route for route, snapshot in snapshots if model in snapshot.models)
         by_adapter = (route for route, snapshot in snapshots if model in snapshot.by_adapter)
         return next(by_model, None) or next(by_adapter, None)
-
-    def _by_glob(self, model: str) -> Route | None:
-        return next((route for pattern, route in self._globs if pattern.match(model)), None)
 
 
 def _read(ask: Query) -> tuple[Prompt | None, PromptError | None]:

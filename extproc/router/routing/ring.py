@@ -118,7 +118,10 @@ class Ring:
         positions, owners = array("Q"), array("I")
         done = 0
         for mark in self._marks(name):
-            cut = self._place(mark, name)
+            cut = bisect_left(self._positions, mark)
+            # Members whose hashes collide stand in the order of their names.
+            while cut < len(self._positions) and self._positions[cut] == mark and self._name_at(cut) < name:
+                cut += 1
             positions += self._positions[done:cut]
             owners += self._owners[done:cut]
             positions.append(mark)
@@ -133,25 +136,14 @@ class Ring:
         positions, owners = array("Q"), array("I")
         done = 0
         for mark in self._marks(name):
-            cut = self._find(mark, slot, done)
+            cut = bisect_left(self._positions, mark, done)
+            while self._owners[cut] != slot:  # members whose hashes collide
+                cut += 1
             positions += self._positions[done:cut]
             owners += self._owners[done:cut]
             done = cut + 1
         self._positions = positions + self._positions[done:]
         self._owners = owners + self._owners[done:]
-
-    def _place(self, mark: int, name: str) -> int:
-        """Where `mark` belongs; members whose hashes collide stand in the order of their names."""
-        cut = bisect_left(self._positions, mark)
-        while cut < len(self._positions) and self._positions[cut] == mark and self._name_at(cut) < name:
-            cut += 1
-        return cut
-
-    def _find(self, mark: int, slot: int, start: int) -> int:
-        cut = bisect_left(self._positions, mark, start)
-        while self._owners[cut] != slot:
-            cut += 1
-        return cut
 
     def _name_at(self, index: int) -> str:
         return self._members[self._owners[index]] or ""

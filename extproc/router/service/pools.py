@@ -4,22 +4,62 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from time import time
+from typing import Final
 
 from extproc.router.budget import Budget
 from extproc.router.cluster.reason import describe_error
+from extproc.router.feedback.outcome import Exchange, judge_response, outcomes
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import Ending, Outside
+from extproc.router.routing.tickets import Tickets
 from extproc.router.service.failure_log import FailureLog
-from extproc.router.service.feedback import Feedback
 from extproc.router.service.running_pool import RunningPool, Shared
 from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.pool_settings import PoolSettings
 from extproc.router.share.courier import Courier
 from extproc.router.share.pool_share import Share
+from extproc.router.stream.events import Served
 from extproc.router.telemetry import Metrics
 
 log = logging.getLogger(__name__)
+
+_FAILED: Final = 500
+
+
+class Feedback:
+    """Brings what becomes of requests to their pools.
+
+    `pools` returns the running pools by name; `tickets` find the pick that a proxy tells of.
+    """
+
+    def __init__(self, outside: Outside, pools: Callable[[], Mapping[str, RunningPool]]) -> None:
+        self.tickets = Tickets(outside.clock, outside.rng.getrandbits(64))
+        self._pools = pools
+
+    def take(self, exchange: Exchange) -> None:
+        """Takes an entry of an access log, once; one without a live number is not believed."""
+        pick = self.tickets.take(exchange.ticket)
+        if pick is None:
+            return
+        trace_id = self.tickets.trace_of(exchange.ticket)
+        pool = self._pools().get(pick.pool.name)
+        if pool is not None:
+            for outcome in outcomes(exchange, time()):
+                pool.feedback.observe(outcome, trace_id)
+        # Of one that nobody answered there is a status, too, unless its client left.
+        pick.learn(Ending(exchange.status or None, exchange.first_token_s), exchange.address)
+
+    def observe_response(self, served: Served, elapsed_s: float) -> None:
+        """Takes the headers of a response, from a gateway."""
+        pool = self._pools().get(served.pool)
+        if pool is not None and served.response.status:
+            pool.feedback.observe_response(judge_response(served, elapsed_s, time()))
+            is_last_word = served.response.status >= _FAILED and not pool.feedback.has_log
+            pick = self.tickets.take(served.ticket) if is_last_word else None
+            if pick is not None:
+                pick.learn(Ending(served.response.status), served.address)
 
 
 class Pools:

@@ -52,14 +52,10 @@ def build_transport(
     """`connections` is how many there may be at a time; grpcio knows no such limit."""
     if settings.transport == "grpcio":
         return GrpcioTransport(settings, routes)
-    limits = _limits(settings, connections)
+    limits = WireLimits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
     return NativeTransport(
         "server.listen", settings.listen, routes, limits=limits, budget=budget, tls=settings.tls
     )
-
-
-def _limits(settings: ServerSettings, connections: int) -> WireLimits:
-    return WireLimits(message_bytes=settings.max_body_bytes + _FRAMING_BYTES, connections=connections)
 
 
 def build_health_transport(settings: ServerSettings, routes: Routes) -> Transport | None:

@@ -146,7 +146,11 @@ def _endpoint_source(settings: EndpointsSettings, base: Path, rng: Random) -> So
     if settings.kubernetes is not None:
         return _kubernetes_source(settings.kubernetes, rng)
     if settings.inference_pool is not None:
-        return _inference_pool_source(settings.inference_pool, rng)
+        wanted = settings.inference_pool
+        clients = _open_clients(wanted.kubeconfig)
+        namespace = wanted.namespace or clients.own_namespace()
+        pool = PoolName(namespace, wanted.name, wanted.address_family)
+        return InferencePoolSource(KubeAccess(clients.open, rng), pool)
     if settings.dns is not None:
         return DnsSource(settings.dns, rng=rng)
     if settings.file is not None:
@@ -171,10 +175,3 @@ def _kubernetes_source(settings: KubernetesSettings, rng: Random) -> KubernetesS
         settings.ports,
         family=settings.address_family,
     )
-
-
-def _inference_pool_source(settings: InferencePoolSettings, rng: Random) -> InferencePoolSource:
-    clients = _open_clients(settings.kubeconfig)
-    namespace = settings.namespace or clients.own_namespace()
-    pool = PoolName(namespace, settings.name, settings.address_family)
-    return InferencePoolSource(KubeAccess(clients.open, rng), pool)

@@ -79,7 +79,7 @@ Overrides = Mapping[str, tuple[tuple[str, ...], Any]]
 
 def read_overrides(environment: Mapping[str, str]) -> Overrides:
     """Raises `SettingsError` for every variable of our prefix that overrides nothing: it was meant to."""
-    known = {name: path for path in _server_paths(ServerSettings) for name in [_variable(path)]}
+    known = {ENVIRONMENT_PREFIX + "__".join(path).upper(): path for path in _server_paths(ServerSettings)}
     ours = [name for name in sorted(environment) if name.startswith(ENVIRONMENT_PREFIX)]
     strange = [
         name for name in ours if name not in known and ("__" in name or not _SERVICE_LINK.search(name))
@@ -99,10 +99,6 @@ def _server_paths(
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from _server_paths(kind, (*above, name))
-
-
-def _variable(path: tuple[str, ...]) -> str:
-    return ENVIRONMENT_PREFIX + "__".join(path).upper()
 
 
 def _ask_back(name: str, known: Iterable[str]) -> str:

@@ -150,7 +150,8 @@ class Courier:
                 tasks.create_task(self._keep_beating())
         finally:
             self._loop = None
-            self._leave()
+            for share in self._shares.values():
+                self._send(share.farewell(self._clock()))
             await self.carrier.close()
 
     def take(self, data: bytes) -> int | None:
@@ -226,10 +227,6 @@ class Courier:
             self._begin_anew()
         for share in self._shares.values():
             self._send(share.heartbeat(self._clock()))
-
-    def _leave(self) -> None:
-        for share in self._shares.values():
-            self._send(share.farewell(self._clock()))
 
     def _begin_anew(self) -> None:
         """A seal has 2³² letters: after months of them we are somebody else."""

@@ -20,14 +20,13 @@
 #   when it comes in, and its blocks are told with the next pick.
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.prompt.chain import Chain
 from extproc.router.routing.strategies.base import PeerCounts
 from extproc.router.share.delay import Delay, limit_s
-from extproc.router.share.ledger import Ledger
 from extproc.router.share.letters import (
     MAX_ECHOES,
     Echo,
@@ -49,6 +48,61 @@ _SMOOTH: Final = 0.05
 _RATE_S: Final = 5.0
 MAX_PEERS: Final = 256
 MAX_STRANGERS: Final = 64
+_MOST_NEWS: Final = 65_536
+
+
+# The rules of a ledger:
+#
+# - A peer numbers its picks and ends together: 1, 2, 3. A heartbeat has the truth after its news up to some
+#   number. So what is open is the newest heartbeat's truth, and the news of higher numbers on top of it,
+#   each once; of lower ones it knows already.
+# - Without losses that is the truth after the highest number that came, whatever the order. What was lost is
+#   healed by the first heartbeat that comes after it.
+# - Picks and ends name their endpoint, both of them, so that an end whose pick was lost, or is late, takes
+#   one away all the same. Between heartbeats that may be one too many: nothing is shown below zero.
+# - A piece of news from before the last heartbeat but one is not looked at at all. So numbers need to be kept
+#   for two heartbeats only; and for no more than `_MOST_NEWS`, since a peer may be mad.
+
+
+class Ledger:
+    """What one peer has open, endpoint by endpoint, as its news tell: in any order, with gaps, or twice."""
+
+    __slots__ = ("_before", "_heard", "_open", "_through")
+
+    def __init__(self) -> None:
+        self._through = self._before = 0  # what the newest heartbeat counts in, and the one before it
+        # By number, since `_before`: where a pick went, and of an end the endpoint's complement. Plain
+        # numbers, since there are thousands, which would be the garbage collector's work.
+        self._heard: dict[int, int] = {}
+        self._open: dict[int, int] = {}  # below zero where ends came before their picks, or without
+
+    def counts(self) -> dict[int, int]:
+        return {endpoint: count for endpoint, count in self._open.items() if count > 0}
+
+    def note(self, number: int, endpoint: int, step: int) -> int | None:
+        """Takes a pick (1) or an end (-1); returns by how much the count changes, `None`: it is no news."""
+        heard = self._heard
+        if number <= self._before or number in heard or len(heard) >= _MOST_NEWS:
+            return None
+        heard[number] = endpoint if step > 0 else ~endpoint
+        return self._add(endpoint, step) if number > self._through else 0
+
+    def stand(self, number: int, counts: Mapping[int, int]) -> None:
+        """Takes a heartbeat: what was open after the news up to `number`."""
+        if number < self._through:
+            return
+        if number > self._through:
+            self._before, self._through = self._through, number
+        self._open = dict(counts)
+        self._heard = {place: heard for place, heard in self._heard.items() if place > self._before}
+        for place, heard in self._heard.items():
+            if place > number:
+                self._add(*((heard, 1) if heard >= 0 else (~heard, -1)))
+
+    def _add(self, endpoint: int, step: int) -> int:
+        before = self._open.get(endpoint, 0)
+        self._open[endpoint] = after = before + step
+        return step if min(before, after) >= 0 else 0
 
 
 class _Peer:
@@ -236,7 +290,9 @@ class Peers:
         before = peer.ledger.counts()
         peer.ledger.stand(news.number, news.open)
         if peer.is_counted:
-            for endpoint, step in _steps(before, peer.ledger.counts()):
+            after = peer.ledger.counts()
+            for endpoint in {**before, **after}:
+                step = after.get(endpoint, 0) - before.get(endpoint, 0)
                 if step:
                     self._add(endpoint, step)
 
@@ -298,11 +354,6 @@ class Peers:
     def _tell(self) -> None:
         if self._pool.shares_picks is not None:
             self._pool.shares_picks.set_peers(self.counts)
-
-
-def _steps(before: Mapping[int, int], after: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-    for endpoint in {**before, **after}:
-        yield endpoint, after.get(endpoint, 0) - before.get(endpoint, 0)
 
 
 MAX_PICKS: Final = 2_048

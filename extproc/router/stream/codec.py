@@ -256,16 +256,11 @@ def _subset(request: pb.ProcessingRequest) -> tuple[str, ...] | None:
     return tuple(item.strip() for text in texts for item in text.split(",") if item.strip())
 
 
-def _served(request: pb.ProcessingRequest) -> str | None:
-    value = _metadata(request, LB_NAMESPACE).get(SERVED)
-    return value.string_value or None if value is not None else None
-
-
 def _response_headers(request: pb.ProcessingRequest) -> ResponseHeaders:
     headers = _headers(request.response_headers.headers, READ_RESPONSE_HEADERS)
-    status = headers.get(STATUS, "")
+    status, served = headers.get(STATUS, ""), _metadata(request, LB_NAMESPACE).get(SERVED)
     return ResponseHeaders(
-        _served(request),
+        served.string_value or None if served is not None else None,
         request.response_headers.end_of_stream,
         int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0,
         headers.get(RETRY_AFTER),

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from enum import Enum, auto
 from time import perf_counter
-from typing import Final
+from typing import Final, Protocol
 from uuid import uuid4
 
 from extproc.errors import ProtocolError, RequestError
 from extproc.router.budget import Budget
-from extproc.router.routing.picker import Found, Picker
+from extproc.router.routing.picker import Decision, Found, Picker
 from extproc.router.routing.tickets import Tickets
 from extproc.router.stream.codec import decode, encode
 from extproc.router.stream.events import (
@@ -33,7 +33,6 @@ from extproc.router.stream.events import (
     Served,
 )
 from extproc.router.stream.names import POOL, PROCESS, READ_HEADERS, TRACEPARENT, TRACESTATE
-from extproc.router.stream.observer import Observer
 from extproc.router.stream.placing import Counted
 from extproc.router.stream.session import Session
 from extproc.router.stream.spans import Origin, Tracer
@@ -44,6 +43,31 @@ log = logging.getLogger(__name__)
 # Pieces in one turn of the loop: 2 MB of a body that is given back, in 1 to 2 ms.
 _AT_ONCE: Final = 32
 _MESSAGE: Final = (bytes, bytearray)
+
+
+class Observer(Protocol):
+    """Hears what became of streams and requests. Names of pools are configured ones, or empty."""
+
+    def opened(self) -> None:
+        """A stream is open."""
+
+    def closed(self) -> None:
+        """It is over, however it ended."""
+
+    def routed(self, decision: Decision, elapsed_s: float) -> None:
+        """A request has its endpoint; `elapsed_s` after the message that decided it."""
+
+    def traced(self, reply: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
+        """What was told just now, of a routed or an answered request, is a span of this trace."""
+
+    def answered(self, pool: str, outcome: str) -> None:
+        """A request was answered by us: refused, or told the models."""
+
+    def served_elsewhere(self, pool: str) -> None:
+        """Another endpoint than the pick answered."""
+
+    def failed(self, why: str) -> None:
+        """A stream ended with a fault: `protocol` is the proxy's, `internal` and `unready` are ours."""
 
 
 class ExternalProcessor:

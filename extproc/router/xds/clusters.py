@@ -54,7 +54,17 @@ def build_cluster(name: str, pool: str) -> Cluster:
         type=ClusterDiscoveryType.EDS,
         eds_cluster_config=ClusterEdsClusterConfig(eds_config=over_ads, service_name=pool),
         connect_timeout=timedelta(seconds=0.5),
-        circuit_breakers=_breakers(),
+        # Far above any pool: the bound on load is the strategy's business.
+        circuit_breakers=CircuitBreakers(
+            thresholds=[
+                CircuitBreakersThresholds(
+                    max_connections=100_000,
+                    max_pending_requests=100_000,
+                    max_requests=100_000,
+                    max_retries=1_000,
+                )
+            ]
+        ),
         typed_extension_protocol_options={_HTTP_OPTIONS: Any.pack(_http_options())},
         upstream_connection_options=UpstreamConnectionOptions(
             tcp_keepalive=TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
@@ -68,14 +78,6 @@ def build_cluster(name: str, pool: str) -> Cluster:
         outlier_detection=_outlier_detection(),
         load_balancing_policy=_policy("override_host", _override_host()),
     )
-
-
-def _breakers() -> CircuitBreakers:
-    """Far above any pool: the bound on load is the strategy's business."""
-    threshold = CircuitBreakersThresholds(
-        max_connections=100_000, max_pending_requests=100_000, max_requests=100_000, max_retries=1_000
-    )
-    return CircuitBreakers(thresholds=[threshold])
 
 
 def _http_options() -> HttpProtocolOptions:

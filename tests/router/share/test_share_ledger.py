@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.router.share.ledger import Ledger
+from extproc.router.share.peers import Ledger
 
 A, B, C = 10, 20, 30
 

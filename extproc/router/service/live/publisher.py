@@ -123,7 +123,9 @@ class StatePublisher:
     def _subscribe(self) -> Generator[_Subscriber]:
         subscriber = _Subscriber()
         if not self._subscribers:
-            self._begin()
+            recording = Recording(self._clock)
+            self._stop_recording = self._service.record(recording)
+            self._task = asyncio.create_task(self._publish(StateBuilder(recording)), name="live")
         elif self._last is not None:
             subscriber.put(self._last)
         self._subscribers.add(subscriber)
@@ -133,11 +135,6 @@ class StatePublisher:
             self._subscribers.discard(subscriber)
             if not self._subscribers:
                 self._end()
-
-    def _begin(self) -> None:
-        recording = Recording(self._clock)
-        self._stop_recording = self._service.record(recording)
-        self._task = asyncio.create_task(self._publish(StateBuilder(recording)), name="live")
 
     def _end(self) -> None:
         self._stop_recording()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from extproc.router.routing.picker import Decision
-from extproc.router.stream.observer import Observer
+from extproc.router.stream.server import Observer
 
 # Of a second's decisions, the last so many are told; of a quieter service those of the last minutes.
 KEPT: Final = 50
