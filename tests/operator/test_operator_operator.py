@@ -108,18 +108,6 @@ async def test_parts_of_an_indexed_job_offer_one_schedule_together(
 
 
 @pytest.mark.slow
-async def test_refused_spec_gets_a_condition_and_no_job(served: Served, null_server: int) -> None:
-    async with operating(served):
-        served.cluster.apply("b", build_spec(null_server, performance={"traffic-shape": {"vus": 1}}))
-        status = await served.until("b", "Refused")
-        assert "give total-prompts, duration or both" in " ".join(status["faults"])
-        assert not served.cluster.of(JOBS).objects
-
-        served.cluster.apply("b", build_spec(null_server))
-        await served.until("b", "Valid")
-
-
-@pytest.mark.slow
 async def test_server_that_cannot_be_reached_makes_a_run_invalid_and_a_lacking_model_a_failure(
     served: Served,
 ) -> None:
@@ -160,21 +148,6 @@ async def test_operator_that_is_killed_goes_on_with_the_run(served: Served, null
     assert operator.starts == 2
     assert status["run"] == running["run"]
     assert served.cluster.asked.count("POST jobs") == 1
-
-
-@pytest.mark.slow
-async def test_suspended_run_ends_and_a_resumed_one_begins_again(served: Served, null_server: int) -> None:
-    async with operating(served):
-        served.cluster.apply("b", build_spec(null_server, 600))
-        await served.until("b", "Running")
-        served.cluster.apply("b", build_spec(null_server, 600, suspend=True))
-        await served.until("b", "Suspended")
-        await served.wait(lambda: not served.cluster.of(JOBS).objects)
-        served.cluster.apply("b", build_spec(null_server, 600))
-        await served.until("b", "Running")
-        await served.wait(lambda: bool(served.cluster.of(JOBS).objects))
-
-    assert served.cluster.asked.count("POST jobs") == 2
 
 
 @pytest.mark.slow

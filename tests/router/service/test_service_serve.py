@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from extproc.router.stream.names import EXT_PROC, PROCESS
+from extproc.router.stream.names import PROCESS
 from tests.router.service.running import health_at
 from tests.router.stream.conversations import headers
 from tests.router.stream.wire import write
@@ -169,11 +169,6 @@ async def test_a_watcher_of_health_does_not_hold_up_the_end(service: Service) ->
         assert await watch.read() == b"\x08\x02"
         assert await watch.code() == grpc.StatusCode.UNAVAILABLE
         assert await asyncio.to_thread(exit_status, service) == 0
-
-
-@pytest.mark.parametrize("name", ["", "liveness", "readiness", EXT_PROC])
-def test_health_answers_under_every_name(service: Service, name: str) -> None:
-    assert service.health(name) == "SERVING"
 
 
 def test_health_of_a_service_without_endpoints_yet_is_not_serving(service: Service, tmp_path: Path) -> None:

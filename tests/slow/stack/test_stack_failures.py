@@ -49,21 +49,6 @@ async def test_service_hangs(stack: Stack, transport: str) -> None:
     assert back == homes
 
 
-async def test_service_cuts_what_outlasts_the_drain(stack: Stack) -> None:
-    """Its streams are cut and its exit status says so; the clients do not notice."""
-    stack.use(pool(stack.spare, probe=False), endpoints=stack.spare, drain_s=0.2)
-    async with serve(stack.spare) as endpoints, connect(stack.url) as session:
-        streams = [asyncio.create_task(send(session, ask(f"held {number}"))) for number in range(20)]
-        await until(lambda: endpoints.held == 20)
-        stack.service.send(signal.SIGTERM)
-        status = await asyncio.to_thread(stack.service.wait, 60)
-        endpoints.release()
-        answers = await asyncio.gather(*streams)
-
-    assert status == 1
-    assert {(answer.status, answer.body) for answer in answers} == {(200, b"first last")}
-
-
 async def test_endpoint_that_swallows_connections_costs_its_conversations_a_moment(stack: Stack) -> None:
     """A node that vanished answers no SYN: a connect timeout later the next one is asked. Three times."""
     gone = stack.spare[3]

@@ -50,10 +50,6 @@ def stubborn(tree: Tree) -> None:
     ext_proc_filter(tree).pop("max_message_timeout")
 
 
-def default_breakers(tree: Tree) -> None:
-    del cluster(tree, "extproc")["circuit_breakers"]
-
-
 def route_batch_to_second(tree: Tree) -> None:
     """Adds a route for `/batch/…` whose ext_proc streams name the pool `second`."""
     for host in next(find(tree, "virtual_hosts")):
@@ -127,7 +123,7 @@ VARIANTS: Final[Mapping[str, Edit]] = {
     **{
         edit.__name__: edit
         for edit in (
-            *(a_part_of_1_mb, small_buffer, impatient, impatient_in_full_duplex, stubborn, default_breakers),
+            *(a_part_of_1_mb, small_buffer, impatient, impatient_in_full_duplex, stubborn),
             *(route_batch_to_second, split_cluster, open_ping, lock, first_tokens_in_the_log),
             headers_instead_of_the_log,
         )
