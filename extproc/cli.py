@@ -32,17 +32,21 @@ ADMIN_URL: Final = "http://127.0.0.1:9090"
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
+_FIRST: Final = ("serve", "check", "explain", "init", "schema", "simulate", "bench", "operate")
+
+
 class _Lazy(click.Group):
     """Loads the simulator and the benchmark only when one of them is asked for."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Upstream's picker has no commands: its charts give our image flags alone.
-        if args and args[0].startswith("-") and args[0] not in {"--help", "--version"}:
+        if args and _is_flag_of(serve, args[0]):
             args = ["serve", *args]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_ROOMS])
+        """What a first user needs comes first."""
+        return sorted([*super().list_commands(ctx), *_ROOMS], key=lambda name: (*_FIRST, name).index(name))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _ROOMS:
@@ -57,6 +61,12 @@ class _Lazy(click.Group):
         return command
 
 
+def _is_flag_of(command: click.Command, word: str) -> bool:
+    return word.partition("=")[0] in [
+        name for param in command.params for name in param.opts if name != "--help"
+    ]
+
+
 def _refuse(missing: MissingExtra) -> click.Command:
     """A command that says what it lacks, in the list of commands, too."""
 
@@ -69,21 +79,46 @@ def _refuse(missing: MissingExtra) -> click.Command:
     return click.Command(None, callback=complain, help=str(missing), **settings)
 
 
-@click.group(cls=_Lazy)
+def _examples(*lines: str) -> str:
+    """The end of a command's help: examples, each on a line of its own."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _one_file(file: Path | None, config: Path | None) -> Path | None:
+    """A configuration file may be given either way, with every command."""
+    if file is not None and config is not None:
+        raise click.UsageError("give the configuration file once, as FILE or with --config")
+    return file or config
+
+
+_file_argument = click.argument("file", type=_FILE, required=False)
+_config_option = click.option("--config", type=_FILE, help="The same as FILE.")
+
+
+@click.group(
+    cls=_Lazy,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_examples("extproc init > config.yaml", "extproc serve config.yaml")
+    + "\n\nShell completion and all else: README.md and docs/.",
+)
 @click.version_option(__version__, prog_name="extproc")
 def cli() -> None:
     """Routes vLLM requests to the endpoint that has their prefix in its cache, behind Envoy."""
 
 
-@cli.command()
-@click.option("--config", type=_FILE, help="The configuration file; it is watched.")
+@cli.command(
+    epilog=_examples("extproc serve config.yaml", "extproc serve --pool-name llama --max-in-flight 32")
+)
+@_file_argument
+@click.option("--config", type=_FILE, help="The same as FILE; it is watched.")
 @picker_flags
 @click.pass_context
-def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
-    """Run the ext_proc service until SIGTERM or SIGINT; a second signal forces the end.
+def serve(context: click.Context, /, file: Path | None, config: Path | None, **flags: Any) -> None:
+    """Run the ext_proc service.
 
-    What it serves is in a configuration file, or it is one InferencePool and --pool-name names it. The
-    flags but --config and --max-in-flight are those of upstream's endpoint picker.
+    It runs until SIGTERM or SIGINT; a second signal forces the end. What it serves is in a configuration
+    FILE, or it is one InferencePool and --pool-name names it. The flags but --config and --max-in-flight
+    are those of upstream's endpoint picker.
     """
     import uvloop  # noqa: PLC0415
 
@@ -91,8 +126,9 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     from extproc.router.logs import configure_logging  # noqa: PLC0415
     from extproc.router.settings.reading import parse_settings  # noqa: PLC0415
 
+    config = _one_file(file, config)
     if (config is None) == (flags["pool_name"] is None):
-        raise click.UsageError("give either --config or --pool-name")
+        raise click.UsageError("give either a configuration FILE (--config) or --pool-name")
     if config is not None:
         refuse_beside_file(context)
         start = Start.of_file(config)
@@ -107,22 +143,41 @@ def serve(context: click.Context, /, config: Path | None, **flags: Any) -> None:
         sys.exit(runner.run(serve_until_signal(start)))
 
 
-@cli.command()
-@click.argument("file", type=_FILE)
-def check(file: Path) -> None:
-    """Check a configuration FILE: exit 0 if it can be used, 2 with every fault and where it is."""
+@cli.command(
+    epilog=_examples("extproc check config.yaml", "EXTPROC_SERVER__LISTEN=:9010 extproc check config.yaml")
+)
+@_file_argument
+@_config_option
+def check(file: Path | None, config: Path | None) -> None:
+    """Check a configuration FILE.
+
+    Exits with 0 if it can be used, with 2 and every fault and its line if it cannot.
+    """
     from extproc.router.service.check import check_file  # noqa: PLC0415
 
-    settings = check_file(file, os.environ)
-    click.echo(f"{file}: ok, {len(settings.pools)} pool(s)")
+    path = _one_file(file, config)
+    if path is None:
+        raise click.UsageError("give a configuration FILE")
+    settings = check_file(path, os.environ)
+    click.echo(f"{path}: ok, {len(settings.pools)} pool(s)")
 
 
-@cli.command()
+@cli.command(
+    epilog=_examples("extproc schema > extproc.schema.json", "extproc schema | jq '.properties | keys'")
+)
 def schema() -> None:
-    """Print the JSON schema of the configuration, for editors."""
+    """Print the configuration's JSON schema, for editors."""
     from extproc.router.settings.tree import Settings  # noqa: PLC0415
 
     click.echo(json.dumps(Settings.model_json_schema(), indent=2))
+
+
+@cli.command(epilog=_examples("extproc init > config.yaml", "extproc check config.yaml"))
+def init() -> None:
+    """Print a configuration with every setting, explained."""
+    from extproc.init import write_configuration  # noqa: PLC0415
+
+    click.echo(write_configuration(), nl=False)
 
 
 def _refuse_watch(_: click.Context, __: click.Parameter, is_given: bool) -> None:
@@ -130,23 +185,65 @@ def _refuse_watch(_: click.Context, __: click.Parameter, is_given: bool) -> None
         raise click.UsageError("`--watch` was removed in 0.2: open the admin port, see docs/live.md")
 
 
-@cli.command()
+def _check_headers(_: click.Context, __: click.Parameter, headers: tuple[str, ...]) -> dict[str, str]:
+    for header in headers:
+        if ":" not in header:
+            raise click.BadParameter(f"{header!r} has no colon: write NAME:VALUE")
+    pairs = [header.partition(":") for header in headers]
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+@cli.command(
+    epilog=_examples(
+        'echo \'{"messages": [{"role": "user", "content": "Hi"}]}\' | extproc explain',
+        "extproc explain --url http://10.0.0.7:9090 < body.json",
+        "extproc explain config.yaml < body.json",
+    )
+)
+@_file_argument
 @click.option("--watch", is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=_refuse_watch)
-@click.option("--config", type=_FILE, required=True, help="The configuration file.")
+@_config_option
+@click.option("--url", metavar="URL", help=f"The running service's admin port. [default: {ADMIN_URL}]")
 @click.option("--path", default="/v1/chat/completions", show_default=True, help="The request's path.")
-@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="A header of the request.")
-@click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for the endpoints.")
-def explain(*, config: Path, path: str, headers: tuple[str, ...], timeout: float) -> None:
-    """Say which endpoint the request body on standard input would get, and why."""
-    from extproc.router.service.explain import explain_once  # noqa: PLC0415
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME:VALUE",
+    callback=_check_headers,
+    help="A header of it.",
+)
+@click.option("--timeout", default=10.0, show_default=True, help="Seconds to wait for an answer.")
+def explain(
+    *,
+    file: Path | None,
+    config: Path | None,
+    url: str | None,
+    path: str,
+    headers: dict[str, str],
+    timeout: float,
+) -> None:
+    """Say where a request would go, and why.
+
+    The request's body is read from standard input. The running service is asked, with all that it knows of
+    caches and loads. With a configuration FILE a fresh picker is: one that has seen no request yet.
+    """
+    from extproc.router.service.explain import ask_service, explain_once  # noqa: PLC0415
     from extproc.router.settings.reading import load_settings  # noqa: PLC0415
 
-    settings = load_settings(config, os.environ)
+    config = _one_file(file, config)
+    if config is not None and url is not None:
+        raise click.UsageError("--url asks the running service, a FILE none: give one of the two")
     body = sys.stdin.buffer.read()
-    told = asyncio.run(
-        explain_once(settings, config.parent, path=path, headers=headers, body=body, timeout_s=timeout)
-    )
-    click.echo(json.dumps(told, indent=2))
+    if config is None:
+        said = ask_service(url or ADMIN_URL, path=path, headers=headers, body=body, timeout_s=timeout)
+    else:
+        settings = load_settings(config, os.environ)
+        fresh = explain_once(
+            settings, config.parent, path=path, headers=headers, body=body, timeout_s=timeout
+        )
+        said = {"index": "empty: no running service was asked"} | asyncio.run(fresh)
+    click.echo(json.dumps(said, indent=2))
 
 
 @cli.command(hidden=True, context_settings={"ignore_unknown_options": True})

@@ -5,9 +5,10 @@ Whatever the bytes: a tree, or a `SettingsError` that says of every fault in whi
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -101,15 +102,49 @@ def parse_document(content: bytes | str, where: str, *, refuses_repeats: bool = 
     return document
 
 
-def describe(fault: ErrorDetails) -> str:
-    """A fault of pydantic's in our words: where in the tree, and what."""
-    place = ".".join(str(step) for step in fault["loc"]) or "top level"
+# What pydantic expects, in an operator's words, by the first part of its name for the fault.
+_EXPECTED: Final = {
+    "bool": "true or false",
+    "dict": "a mapping (name: value)",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "model": "a mapping (name: value)",
+    "string": "a text",
+    "tuple": "a list",
+}
+
+
+def describe(fault: ErrorDetails, known: Iterable[str] = ()) -> str:
+    """A fault of pydantic's in our words: where in the tree, and what. `known` are places that there are."""
+    place, given = ".".join(str(step) for step in fault["loc"]) or "top level", fault.get("ctx", {})
+    expected = _EXPECTED.get(fault["type"].partition("_")[0])
+    why = fault["msg"].removeprefix("Value error, ")
     match fault["type"]:
         case "extra_forbidden":
-            return f"{place}: there is no such setting"
+            *parents, name = (step for step in fault["loc"] if isinstance(step, str))
+            inside = "".join(f"{parent}." for parent in parents)
+            beside = {one.removeprefix(inside).partition(".")[0] for one in known if one.startswith(inside)}
+            why = f"there is no such setting{_ask_back(name, beside)}"
+        case "missing":
+            why = "is missing"
         case "string_pattern_mismatch":
-            return f"{place}: {fault['input']!r} does not match {fault['ctx']['pattern']}"
-    return f"{place}: {fault['msg'].removeprefix('Value error, ')}"
+            why = f"{fault['input']!r} does not match {given['pattern']}"
+        case "union_tag_invalid":
+            choices = given["expected_tags"].replace("'", "")
+            nearest = _ask_back(given["tag"], choices.split(", "))
+            why = f"there is no {given['tag']}{nearest} (choose from {choices})"
+        case "literal_error":
+            why = f"{fault['input']!r} is none of {given['expected']}"
+        case kind if expected and kind.endswith("_type"):
+            why = f"expected {expected}"
+    return f"{place}: {why}"
+
+
+def _ask_back(name: str, known: Iterable[str]) -> str:
+    """Asks for the nearest name, where one is near."""
+    nearest = get_close_matches(name, known, n=1, cutoff=0.7)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 class _Loader(yaml.SafeLoader):

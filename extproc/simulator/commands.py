@@ -30,4 +30,4 @@ class _Lazy(click.Group):
 
 @click.group(cls=_Lazy)
 def simulate() -> None:
-    """Simulate vLLM: as an HTTP server, or as a fleet in virtual time."""
+    """Simulate vLLM: a server, or a whole fleet."""

@@ -157,7 +157,7 @@ def test_port_may_be_in_the_endpoint_and_be_said_once_more(address: str) -> None
         ("endpoint: 127.0.0.1:99999", "Port out of range"),
         ("endpoint: ''", "neither host, host:port nor"),
         ("endpoint: x\nlimits: {errors: 5}", "limits.errors: Input should be less than"),
-        ("metadata: 5\nspec: {endpoint: 5}", "endpoint: Input should be a valid string"),
+        ("metadata: 5\nspec: {endpoint: 5}", "endpoint: expected a text"),
         ("[1, 2]", "give fields, such as"),
         ("just words", "give fields, such as"),
     ],

@@ -127,7 +127,7 @@ def test_options_of_a_shape_are_told_in_plain_words() -> None:
     with pytest.raises(SettingsError) as caught:
         build(req_rate=5, duration=5, shape={"name": "ramp", "over": 5}, dataset="random")
 
-    assert str(caught.value) == "traffic-shape: to: Field required"
+    assert str(caught.value) == "traffic-shape: to: is missing"
 
 
 def test_same_seed_same_workload() -> None:

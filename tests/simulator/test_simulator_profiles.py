@@ -84,7 +84,7 @@ def test_empty_file_holds_no_profile(tmp_path: Path) -> None:
         ("a: [", "profiles:1: not YAML: "),
         ("- a", "expected a mapping"),
         ("a: 1", "a: "),
-        (f"a: {{{SIZES}}}", "a.base_ms: Field required"),
+        (f"a: {{{SIZES}}}", "a.base_ms: is missing"),
         (f"a: {{{COSTS}{SIZES}, speed: 1}}", "a.speed: Unexpected keyword argument"),
         (f"a: {{{COSTS}{SIZES}}}".replace("base_ms: 1", "base_ms: -1"), "a.base_ms: Input should be"),
         (f"a: {{{COSTS}{SIZES}}}".replace("kv_tokens: 64", "kv_tokens: 63"), "holds less than max_model_len"),

@@ -82,7 +82,7 @@ _PATH = click.Path(exists=True, path_type=Path)
 
 @click.group()
 def bench() -> None:
-    """Measure what routing does, and never report a load that was not offered."""
+    """Measure what routing does, at an honest load."""
 
 
 @bench.command("run")

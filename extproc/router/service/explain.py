@@ -1,10 +1,14 @@
 """Explains a decision without taking it: the same picker, and what the strategy has to say."""
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from time import monotonic
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 from extproc.errors import ExtprocError
 from extproc.router.routing.picker import Found, Picker, Query
@@ -38,22 +42,43 @@ def explain_decision(picker: Picker, ask: Query, found: Found | None = None) -> 
 
 
 async def explain_once(
-    settings: Settings, base: Path, *, path: str, headers: Sequence[str], body: bytes, timeout_s: float
+    settings: Settings, base: Path, *, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float
 ) -> dict[str, object]:
-    """Asks the sources once and explains the decision for `body`.
+    """Asks the sources once and explains the decision for `body`, by a picker that has seen no request.
 
     Raises `ExtprocError` where a source has no list within `timeout_s`, and what the decision raises.
     """
     outside = Outside(Random(), monotonic)  # noqa: S311  # chances, not secrets
     pools = Pools(Metrics(), wiring=PoolWiring(base, outside), outside=outside)
     pools.apply(settings.pools)
-    pairs = (header.partition(":") for header in headers)
-    fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.gather(*(each.keeper.synced.wait() for each in pools))
-        return explain_decision(pools.picker, Query("POST", path, fields, body))
+        return explain_decision(pools.picker, Query("POST", path, headers, body))
     except TimeoutError:
         raise ExtprocError("; ".join(pools.faults())) from None
     finally:
         await pools.stop()
+
+
+def ask_service(
+    url: str, *, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float
+) -> dict[str, object]:
+    """Asks the admin port of a running service to explain a decision; `url` may leave out `http://`.
+
+    Raises `ExtprocError` where nothing answers, or a refusal does.
+    """
+    base = (url if "://" in url else f"http://{url}").rstrip("/")
+    asked = Request(f"{base}/explain?{urlencode({'path': path})}", body, dict(headers), method="POST")  # noqa: S310
+    try:
+        with urlopen(asked, timeout=timeout_s) as answer:  # noqa: S310  # the operator's own address
+            said: dict[str, object] = json.loads(answer.read())
+            return said
+    except HTTPError as error:
+        raise ExtprocError(
+            f"{base} answers {error.code}: {error.read(4096).decode(errors='replace').strip()}"
+        ) from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", error)
+        hint = "is the service running, and `server.admin` there? With a FILE none is asked"
+        raise ExtprocError(f"{base} does not explain it ({why}): {hint}") from None

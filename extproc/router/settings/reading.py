@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from extproc.documents import Document, Fault, describe, parse_document, read_file, refuse_faults
 from extproc.errors import SettingsError
 from extproc.router.settings.server_settings import ServerSettings
-from extproc.router.settings.tree import Settings
+from extproc.router.settings.tree import Settings, list_settings
 
 ENVIRONMENT_PREFIX: Final = "EXTPROC_"
 
@@ -123,5 +123,5 @@ def _fault(document: Document, overrides: Overrides, fault: ErrorDetails) -> Fau
     place = tuple(str(step) for step in fault["loc"])
     at = next((name for name, (path, _) in overrides.items() if place[: len(path)] == path), None)
     name = ".".join(step for step in fault["loc"] if isinstance(step, str))
-    what = f"{name} {REMOVED[name]}" if name in REMOVED else describe(fault)
+    what = f"{name} {REMOVED[name]}" if name in REMOVED else describe(fault, list_settings())
     return (0, f"{at}: {what}") if at else document.fault(fault["loc"], what)

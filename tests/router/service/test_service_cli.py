@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from extproc.router.settings.tree import list_settings
 from tests.tables import table
 
 CONFIG = """
@@ -20,6 +23,20 @@ pools:
     endpoints: {file: endpoints.yaml}
     strategy: {name: least_load}
 """
+
+
+class AdminStub(BaseHTTPRequestHandler):
+    """Answers with what it was asked."""
+
+    def do_POST(self) -> None:
+        size = len(self.rfile.read(int(self.headers["content-length"])))
+        said = json.dumps({"path": self.path, "x-a": self.headers["x-a"], "size": size}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def run(*arguments: str, body: str = "") -> subprocess.CompletedProcess[str]:
@@ -90,7 +107,7 @@ def test_check_finds_what_serve_would_stumble_over_in_the_order_of_lines(tmp_pat
         f"{path}:7: pools.0.endpoints.file: {tmp_path}/missing.yaml: {gone}",
         f"{path}:8: name is given twice (line 6)",
         f"{path}:9: pools.1: no model leads to qwen: llama stands before it and takes any; {hint}",
-        f"{path}:11: pools.1.endpoints.file: {empty}:1: top level: Input should be a valid list",
+        f"{path}:11: pools.1.endpoints.file: {empty}:1: top level: expected a list",
         f"{path}:18: share.secret.env: there is no variable NO_SUCH_SECRET",
     ]
 
@@ -124,6 +141,7 @@ def test_explain_tells_the_endpoint_and_why(config: str) -> None:
     again = json.loads(run("explain", "--config", config, body=body).stdout)
 
     assert told == again
+    assert told["index"] == "empty: no running service was asked"
     assert (told["pool"], told["strategy"], told["reason"]) == ("llama", "prefix_hash", "home")
     assert told["walk"][0] == {"endpoint": told["endpoint"], "in_flight": 0, "is_within": True}
     assert told["bound"] == 3
@@ -161,11 +179,36 @@ def test_explain_says_which_pool_has_no_list(config: str, tmp_path: Path) -> Non
     assert "pool qwen: no list of endpoints yet" in done.stderr
 
 
-def test_help_names_every_command() -> None:
-    text = run("--help").stdout
+def test_explain_asks_the_running_service_for_what_it_knows(tmp_path: Path) -> None:
+    """And not a fresh one: which endpoint it would get depends on what was sent before."""
+    body = json.dumps({"messages": [{"role": "user", "content": "hi " * 999}]})
+    with ThreadingHTTPServer(("127.0.0.1", 0), AdminStub) as admin:
+        Thread(target=admin.serve_forever, daemon=True).start()
+        url = f"127.0.0.1:{admin.server_port}"
+        said = json.loads(run("explain", "--url", url, "--header", "X-A: 1", body=body).stdout)
+        admin.shutdown()
+    nobody = run("explain", "--url", url, body=body)
 
-    for command in ("serve", "check", "schema", "explain", "simulate", "bench"):
-        assert f"\n  {command} " in text
+    assert said == {"path": "/explain?path=%2Fv1%2Fchat%2Fcompletions", "x-a": "1", "size": len(body)}
+    assert nobody.returncode == 2
+    assert f"http://{url} does not explain it" in nobody.stderr
+    assert "`server.admin`" in nobody.stderr
+
+
+def test_init_prints_every_setting_and_can_be_used_as_it_is(tmp_path: Path) -> None:
+    written, path = run("init").stdout, tmp_path / "extproc.yaml"
+    path.write_text(written)
+
+    assert run("check", str(path)).stdout == f"{path}: ok, 1 pool(s)\n"
+    assert all(f" {place.rpartition('.')[2]}:" in written for place in list_settings())
+
+
+def test_help_names_every_command_and_none_is_cut() -> None:
+    text = run("-h").stdout.partition("Commands:")[2]
+    names = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
+
+    assert names[:8] == ["serve", "check", "explain", "init", "schema", "simulate", "bench", "operate"]
+    assert "..." not in text
 
 
 @table("arguments", [["top", "http://127.0.0.1:9090"], ["explain", "--watch"]])

@@ -112,9 +112,14 @@ def test_what_has_no_effect_here_is_taken_and_named(form: list[str]) -> None:
     ("arguments", "said"),
     [
         (["serve", "--pool-name=vllm", "--endpoint-selector=a=b"], "--endpoint-selector"),
-        (["serve"], "give either --config or --pool-name"),
-        (["serve", f"--config={__file__}", "--pool-name=vllm"], "give either --config or --pool-name"),
-        (["--pool-namespace=prod"], "give either --config or --pool-name"),
+        (["serve"], "give either a configuration FILE (--config) or --pool-name"),
+        (
+            ["serve", f"--config={__file__}", "--pool-name=vllm"],
+            "give either a configuration FILE (--config) or --pool-name",
+        ),
+        (["serve", __file__, f"--config={__file__}"], "give the configuration file once"),
+        (["--verison"], "No such option '--verison'. Did you mean '--version'?"),
+        (["--pool-namespace=prod"], "give either a configuration FILE (--config) or --pool-name"),
     ],
 )
 def test_what_says_nothing_or_too_much_is_refused(arguments: list[str], said: str) -> None:
@@ -143,7 +148,7 @@ def test_every_flag_beside_a_file_names_settings_that_there_are() -> None:
         option.opts[0] for option in cli.commands["serve"].params if option.opts[0][2:] not in WITHOUT_EFFECT
     ]
     places = set(list_settings())
-    for name in set(names) - {"--config", "--pool-name"}:
+    for name in set(names) - {"--config", "--pool-name", "file"}:
         done = CliRunner().invoke(cli, ["serve", "--config", __file__, name, "1"])
         named = done.output.splitlines()[-1].rpartition(": ")[2].split(" and ")
 

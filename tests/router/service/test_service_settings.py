@@ -96,13 +96,20 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ),
         (
             "pools: []\nserver: {drain_s: x}\npools: 1",
-            "f.yaml:3: pools is given twice (line 1)\nf.yaml:3: pools: Input",
+            "f.yaml:3: pools is given twice (line 1)\nf.yaml:3: pools: expected a list",
         ),
         (
             "share: {cluster: c, secret: {env: S}, mesh: {listen: ':99999', peers: {static: []}}}",
             "share.mesh.listen: 99999 is not a port",
         ),
-        ("server: {drain_s: '30'}", "server.drain_s: Input should be a valid number"),
+        ("server: {drain_s: '30'}", "server.drain_s: expected a number"),
+        ("server: {listn: x}", "server.listn: there is no such setting; did you mean listen?"),
+        ("pools: [{name: a, endpoint: {static: []}}]", "pools.0.endpoints: is missing"),
+        (
+            f"pools: [{{name: a, {DNS}, strategy: {{name: prefix_cach}}}}]",
+            "pools.0.strategy: there is no prefix_cach; did you mean prefix_cache? (choose from ",
+        ),
+        (f"pools: [{{name: a, {DNS}, strategy: 5}}]", "pools.0.strategy: expected a mapping"),
         ("server: {tls: {certificate: a}}", "server.tls: give certificate and key, or self_signed"),
         ("server: {tls: {self_signed: true, key: a}}", "server.tls: self_signed goes with no files"),
         ("server: {health: ':65536'}", "server.health: 65536 is not a port"),
@@ -134,7 +141,7 @@ def test_a_removed_setting_is_answered_with_what_to_do_instead(place: str) -> No
         ),
         (
             "pools: [{name: a, endpoints: {static: []}, strategy: {name: best}}]",
-            "expected tags: 'prefix_cache'",
+            "there is no best (choose from prefix_cache, ",
         ),
         (
             "pools: [{name: a, endpoints: {static: []}, strategy: {name: prefix_hash, key: [x]}}]",

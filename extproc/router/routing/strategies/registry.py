@@ -1,9 +1,9 @@
 """The list of all strategies. The settings, the factory and the table of reasons derive from it."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Union
+from typing import Annotated, Any, Final, Literal, Union
 
-from pydantic import Field, GetCoreSchemaHandler
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 from extproc.errors import SettingsError
@@ -36,9 +36,16 @@ class StrategyRegistry:
             raise SettingsError(f"{name}: {error}") from None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """One section of several, chosen by its `name`."""
+        """One section of several, chosen by its `name`; a bare name stands for its defaults."""
         sections: Any = Union[tuple(kind.settings for kind in self.kinds.values())]  # noqa: UP007  # of a list
-        return handler.generate_schema(Annotated[sections, Field(discriminator="name")])
+        chosen: Any = Annotated[sections, Field(discriminator="name")]
+        names: Any = Literal[tuple(self.kinds)]
+        named = BeforeValidator(_spell_out, json_schema_input_type=chosen | names)
+        return handler.generate_schema(Annotated[chosen, named])
+
+
+def _spell_out(given: object) -> object:
+    return {"name": given} if isinstance(given, str) else given
 
 
 STRATEGIES: Final = StrategyRegistry(

@@ -82,8 +82,8 @@ class PrefixCacheSettings(StrategySettings):
     """Learn the constants, beginning with those of `engine`, from the time to the first token: what the
     access log tells (docs/envoy.md says how), else `signals`. Endpoints slower than others are found, too."""
     kv_tokens: int | None = Field(default=None, ge=1_024, le=100_000_000)
-    """Tokens in an endpoint's KV cache, as vLLM tells them at its start; omitted: the engine's. Rather too
-    many than too few: what is forgotten too early leaves a warm endpoint."""
+    """Tokens in an endpoint's KV cache, as vLLM says when it starts; omitted: the engine's. `signals` correct
+    it. Too few costs hits; too many costs agents with long contexts most."""
     gateways: int | None = Field(default=None, ge=1, le=1_000)
     """How many of these services share the pool. They do not know each other's picks: with more than one,
     conversations have homes. Omitted: found out from the turns of conversations."""
