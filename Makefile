@@ -154,8 +154,8 @@ test-envoys: $(READY)  ## Run on every supported Envoy what versions might do di
 	$(BIN)/python tests/slow/stack/envoys.py $(ENVOYS)
 
 .PHONY: test-compose
-test-compose: $(READY)  ## Build the image, run the composed stack once; needs Docker (COMPOSE_ARGS=--stand-ins without a registry)
-	$(BIN)/python tests/slow/compose/run.py $(COMPOSE_ARGS)
+test-compose: $(READY)  ## Build the image, run the composed stack and break its parts under load; needs a Docker engine, or root to start one
+	$(BIN)/python -m pytest -s -m slow tests/slow/compose
 
 .PHONY: fuzz
 fuzz: $(READY)  ## Fuzz the parsers, the session and HTTP/2 for FUZZ_SECONDS

@@ -293,17 +293,6 @@ def _allowed(rule: Object) -> set[int]:
 
 
 @each(OVERLAYS)
-def test_services_choose_pods_that_have_their_ports(overlay: str) -> None:
-    for service in of_kind(overlay, "Service"):
-        wanted = service["spec"]["selector"]
-        chosen = [name for name, labels in pod_labels(overlay).items() if selects(wanted, labels)]
-        if wanted == {"app.kubernetes.io/name": "vllm"} and not chosen:
-            continue  # example-vllm has them
-        [name] = chosen
-        assert {port["targetPort"] for port in service["spec"]["ports"]} <= _ports(pods(overlay)[name])
-
-
-@each(OVERLAYS)
 def test_volumes_are_there(overlay: str) -> None:
     maps = {item["metadata"]["name"] for item in of_kind(overlay, "ConfigMap")}
     for pod in pods(overlay).values():

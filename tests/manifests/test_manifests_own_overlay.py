@@ -106,22 +106,6 @@ def test_a_misspelt_field_of_a_rule_is_refused(rendered: list[Object]) -> None:
         jsonschema.validate(item, SCHEMAS["monitoring.coreos.com/v1", "PrometheusRule"])
 
 
-def test_everything_moves_to_its_namespace(rendered: list[Object]) -> None:
-    [binding] = [item for item in rendered if item["kind"] == "RoleBinding"]
-
-    namespaces = {item["metadata"].get("namespace") for item in rendered if item["kind"] != "PriorityClass"}
-    assert namespaces == {"llm"}
-    assert [subject["namespace"] for subject in binding["subjects"]] == ["llm"]
-
-
-def test_no_file_within_names_another_namespace(rendered: list[Object]) -> None:
-    """Said once: what the files leave out is the Pod's own."""
-    texts = [text for item in rendered if item["kind"] == "ConfigMap" for text in item["data"].values()]
-
-    assert len(texts) > 3
-    assert not [text for text in texts if "default.svc" in text or "namespace: default" in text]
-
-
 def test_the_image_is_its_own(rendered: list[Object]) -> None:
     [deployment] = [
         item for item in rendered if (item["kind"], item["metadata"]["name"]) == ("Deployment", "extproc")

@@ -13,16 +13,12 @@ from tests.manifests.rendering import (
     MANIFESTS,
     PICKERS,
     Object,
-    containers,
     each,
     environment,
     files,
     named,
     of_kind,
-    pod_labels,
-    pods,
     render_folder,
-    selects,
 )
 from tests.stack.gateway import cluster, ext_proc_filter, load
 from tests.stack.pickers import GATEWAYS
@@ -35,17 +31,6 @@ LISTED = ["overlays/istio/inference-pool"]
 
 def spec(overlay: str, kind: str, name: str) -> Any:
     return named(overlay, kind, name)["spec"]
-
-
-@each(PICKERS)
-def test_the_pool_has_the_examples_pods_and_their_port(overlay: str) -> None:
-    pool = spec(overlay, "InferencePool", "vllm")
-    for example in ("overlays/example-vllm", "overlays/simulated"):
-        [container, *_] = containers(pods(example)["vllm"])
-        ports = {port["containerPort"] for port in container["ports"]}
-
-        assert selects(pool["selector"]["matchLabels"], pod_labels(example)["vllm"])
-        assert {port["number"] for port in pool["targetPorts"]} <= ports
 
 
 @each(PICKERS)

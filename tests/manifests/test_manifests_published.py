@@ -3,13 +3,13 @@
 from importlib.resources import files
 from typing import Any
 
-import pytest
-
 from extproc.bench.experiments.sweep import list_tasks
 from extproc.operator.resource import Benchmark, parse_benchmark
-from tests.manifests.rendering import Object, named, of_kind, pods, selects
+from tests.manifests.rendering import Object, named, pods, selects
+from tests.tables import table
 
 FOLDER = "benchmark/kubeai-8xl4"
+SWEEPS = ["kubeai-direct", "kubeai-strategies"]
 # Of the Model in the published report; an option's name has grown since.
 FLAGS = {
     "--enable-prefix-caching",
@@ -31,6 +31,8 @@ def test_vllm_is_deployed_as_it_was() -> None:
     [container] = pods(FOLDER)["vllm"]["containers"]
 
     assert set(container["args"]) >= FLAGS
+    for name in SWEEPS:
+        assert f"--served-model-name={benchmark(name).spec.target.model}" in container["args"]
     assert named(FOLDER, "Deployment", "vllm")["spec"]["replicas"] == 8
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
 
@@ -44,7 +46,7 @@ def test_the_native_service_leads_to_the_pods_without_the_router() -> None:
     assert benchmark("kubeai-direct").spec.endpoint == "http://vllm-direct"
 
 
-@pytest.mark.parametrize("name", ["kubeai-direct", "kubeai-strategies"])
+@table("name", SWEEPS)
 def test_the_sweeps_have_the_published_loads(name: str) -> None:
     rows = files("extproc.simulator.fleet").joinpath("kubeai-8xl4.csv").read_text().splitlines()[1:]
     published = {tuple(map(int, row.split(",")[:2])) for row in rows}
@@ -58,12 +60,3 @@ def test_the_sweeps_have_the_published_loads(name: str) -> None:
     assert asked.operation.mode == "sweep"
     assert loads == published
     assert len(tasks) == len(published) * len(asked.spec.ab.arms) * 3
-
-
-def test_all_of_them_are_benchmarks_of_one_model() -> None:
-    names = {item["metadata"]["name"] for item in of_kind(FOLDER, "Benchmark")}
-    served = {benchmark(name).spec.target.model for name in names}
-    [container] = pods(FOLDER)["vllm"]["containers"]
-
-    assert names == {"kubeai-direct", "kubeai-strategies"}
-    assert {f"--served-model-name={model}" for model in served} <= set(container["args"])

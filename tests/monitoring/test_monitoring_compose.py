@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from monitoring.generate import COMPONENT, ROOT
+from tests.slow.compose.docker import IMAGES
 
 COMPOSE = ROOT / "tests" / "slow" / "compose"
 CONFIG = ROOT / "monitoring" / "prometheus.yaml"
@@ -24,6 +25,17 @@ def mounts(service: str) -> dict[str, Path]:
     """Returns what is mounted, by its place in the container."""
     volumes = (volume.split(":") for volume in services()[service]["volumes"])
     return {place: (COMPOSE / source).resolve() for source, place, _ in volumes}
+
+
+def test_images_are_the_ones_that_users_get() -> None:
+    """Where no registry is reached local ones stand in; so their names are held against the manifests'."""
+    kustomization = read(ROOT / "manifests/overlays/sidecar/kustomization.yaml")
+    [envoy] = [image for image in kustomization["images"] if image["name"] == "envoyproxy/envoy"]
+    text = (COMPOSE / "compose.yaml").read_text()
+
+    assert f"${{ENVOY_IMAGE:-envoyproxy/envoy:{envoy['newTag']}}}" in text
+    assert all(f"${{{name}:-{image}}}" in text for name, image in IMAGES.items())
+    assert f"ARG BASE_IMAGE={IMAGES['BASE_IMAGE']}\n" in (ROOT / "Dockerfile").read_text()
 
 
 def test_prometheus_has_its_configuration_with_the_rules_beside_it() -> None:

@@ -388,3 +388,16 @@ async def test_it_may_be_run_again_and_says_its_pool_in_logs(
         sink.lists.clear()
 
     assert LABELS.items() <= server.of(PODS).objects["a"]["metadata"]["labels"].items()
+
+
+async def test_pods_that_all_turn_not_ready_at_once_are_picked_all_the_same(
+    server: ApiServer, build: BuildSource, sink: RecordingSink
+) -> None:
+    async with running(build(settle_s=0.1), sink):
+        await sink.until(watched(server))
+        for name, address in (("a", "10.0.0.1"), ("b", "10.0.0.2")):
+            server.put(running_pod(name, address, ready="False"))
+        await sink.until(lambda told: told.lacking)
+
+    assert [why for why, _ in sink.lacking] == ["not_ready"]
+    assert len(sink.lists) == 1

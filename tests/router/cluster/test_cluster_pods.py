@@ -1,8 +1,6 @@
 """Which pods are endpoints, and what they are called."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from extproc.router.cluster.pods import ZONE_LABEL, PodBook, read_pod
 from extproc.router.cluster.slices import AddressFamily, read_slice
@@ -96,12 +94,6 @@ def test_a_pod_is_called_as_its_endpoint_slice_calls_it(ports: tuple[int, ...]) 
     assert [endpoint.zone for endpoint in by_pod] == ["eu-1a"] * len(ports)
 
 
-def test_an_address_that_passes_from_a_terminating_pod_to_a_new_one_is_the_new_ones() -> None:
-    book = book_of(running_pod("a-old", "10.0.0.1", deleted=True), running_pod("b-new", "10.0.0.1"))
-
-    assert told(book.endpoints()) == [("default/b-new", "10.0.0.1:8000", True)]
-
-
 def test_a_pod_with_an_address_that_is_none_is_left_out_and_said() -> None:
     book = book_of(running_pod("a", "10.0.0"), running_pod("b", "10.0.0.2"))
 
@@ -114,35 +106,3 @@ def test_other_ports_are_read_from_the_same_pods() -> None:
     book.use_ports((9000,))
 
     assert told(book.endpoints()) == [("default/a", "10.0.0.1:9000", True)]
-
-
-CHANGES = st.lists(
-    st.tuples(
-        st.sampled_from(["put", "delete"]),
-        st.sampled_from("abc"),
-        st.integers(1, 3),
-        st.sampled_from(["True", "False"]),
-        st.booleans(),
-    ),
-    max_size=12,
-)
-
-
-@given(CHANGES)
-def test_changes_one_by_one_are_the_list_of_what_is_left(
-    changes: list[tuple[str, str, int, str, bool]],
-) -> None:
-    followed = PodBook((8000, 8001))
-    left: dict[str, Object] = {}
-    for what, name, number, ready, deleted in changes:
-        pod_ = running_pod(name, f"10.0.0.{number}", ready=ready, deleted=deleted)
-        if what == "put":
-            left[name] = pod_
-            followed.put(parsed_pod(pod_))
-        else:
-            left.pop(name, None)
-            followed.delete(parsed_pod(pod_))
-
-    endpoints = followed.endpoints()
-    assert endpoints == book_of(*left.values(), ports=(8000, 8001)).endpoints()
-    assert len({endpoint.address for endpoint in endpoints}) == len(endpoints)

@@ -1,0 +1,79 @@
+"""The composed stack on a Docker engine: one that runs, or one of our own where we are root."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+PROJECT = "extproc-router-test"
+IMAGES = {"BASE_IMAGE": "python:3.11-slim", "ENVOY_IMAGE": "envoyproxy/envoy:v1.40.0"}
+NETWORK = f"{PROJECT}_default"
+
+
+def docker(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["docker", *arguments], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def is_up() -> bool:
+    return docker("info", "--format", "{{.ServerVersion}}").returncode == 0
+
+
+@contextmanager
+def engine() -> Iterator[None]:
+    """Skips the test where no engine can be had."""
+    if not all(map(shutil.which, ("docker", "docker-compose"))):
+        pytest.skip("apt-get install docker.io docker-compose debootstrap")
+    if is_up():
+        yield
+        return
+    if os.geteuid() or not shutil.which("dockerd"):
+        pytest.skip("no Docker engine runs, and we cannot start one")
+    with subprocess.Popen(["dockerd"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
+        try:
+            wait_until(is_up, "the engine never answered")
+            yield
+        finally:
+            daemon.terminate()
+
+
+def build() -> dict[str, str]:
+    """Builds the service's image; returns the variables that name the others where no registry is reached."""
+    variables = {}
+    if any(docker("pull", "--quiet", name).returncode for name in IMAGES.values()):
+        if os.geteuid() or not shutil.which("debootstrap"):
+            pytest.skip("no registry is reached, and only root with debootstrap can make stand-ins")
+        environment = {**os.environ, "PYTHON": sys.executable}
+        told = subprocess.check_output([HERE / "stand-ins.sh"], env=environment, text=True)
+        variables = dict(pair.split("=", 1) for pair in shlex.split(told) if "=" in pair)
+    base = variables.get("BASE_IMAGE", IMAGES["BASE_IMAGE"])
+    command = ["build", "--network", "host", "--tag", "extproc-router:compose", str(ROOT)]
+    # The classic builder takes images of the machine.
+    made = docker(*command, "--build-arg", f"BASE_IMAGE={base}", DOCKER_BUILDKIT="0" if variables else "1")
+    assert made.returncode == 0, made.stdout[-2_000:] + made.stderr[-2_000:]
+    return variables
+
+
+class Compose:
+    """The stack of compose.yaml, under a project name of its own."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = {**os.environ, **environment}
+
+    def run(self, *arguments: str) -> None:
+        command = ["docker-compose", "--project-name", PROJECT, "--file", str(HERE / "compose.yaml")]
+        done = subprocess.run(
+            [*command, *arguments], env=self._environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2_000:]

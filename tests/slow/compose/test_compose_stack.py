@@ -1,0 +1,185 @@
+"""The composed stack in containers: a day's story, and faults while answers stream (`make test-compose`)."""
+
+import asyncio
+import time
+import urllib.error
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.request import urlopen
+
+import aiohttp
+import pytest
+
+from tests.slow.compose.docker import NETWORK, PROJECT, Compose, build, docker, engine
+from tests.stack.ports import free_ports
+from tests.waiting import until
+
+ENDPOINTS = 4
+pytestmark = pytest.mark.xdist_group("compose")
+
+
+@dataclass
+class Stack:
+    """The stack, and the ports at which the machine reaches it."""
+
+    compose: Compose
+    gateway: int
+    admin: int
+    envoy: int
+
+    def read(self, port: int, path: str) -> str:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
+                text: str = answer.read().decode()
+                return text
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return ""
+
+    def is_whole(self) -> bool:
+        """Whether Envoy finds the service healthy, and every endpoint may be picked."""
+        healthy = 'membership_healthy{envoy_cluster_name="extproc"} 1'
+        ready = f'state="ready"}} {ENDPOINTS:.1f}'
+        return healthy in self.read(self.envoy, "stats/prometheus") and ready in self.read(
+            self.admin, "metrics"
+        )
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    gateway, admin, envoy = free_ports(3)
+    ports = {"GATEWAY_PORT": gateway, "ADMIN_PORT": admin, "ENVOY_PORT": envoy}
+    with engine():
+        compose = Compose({**build(), **{name: str(port) for name, port in ports.items()}})
+        try:
+            compose.run("up", "--detach")
+            yield Stack(compose, gateway, admin, envoy)
+        finally:
+            compose.run("down", "--volumes", "--timeout", "5")
+
+
+@dataclass
+class Answer:
+    """One answer as a client saw it: when it was asked for and over, who gave it, what went wrong."""
+
+    began_s: float
+    ended_s: float = 0.0
+    endpoint: str = ""
+    fault: str = ""
+
+
+async def ask(http: aiohttp.ClientSession, stack: Stack, text: str, tokens: int = 4) -> Answer:
+    """Streams one answer; an answer without its last line is none."""
+    answer = Answer(time.monotonic())
+    body = {"model": "simulated", "messages": [{"role": "user", "content": text}], "max_tokens": tokens}
+    url = f"http://127.0.0.1:{stack.gateway}/v1/chat/completions"
+    try:
+        async with http.post(url, json={**body, "stream": True}) as response:
+            answer.endpoint = response.headers.get("x-simulated-endpoint", "")
+            text = await response.text()
+            if response.status != 200 or not text.endswith("data: [DONE]\n\n"):
+                answer.fault = f"{response.status}: {text[-200:]}"
+    except (aiohttp.ClientError, TimeoutError) as error:
+        answer.fault = repr(error)
+    answer.ended_s = time.monotonic()
+    return answer
+
+
+@asynccontextmanager
+async def load(stack: Stack, clients: int = 12) -> AsyncIterator[list[Answer]]:
+    """Clients that stream one answer of a second after the other; each has a conversation of its own."""
+    answers: list[Answer] = []
+    is_over = asyncio.Event()
+
+    async def client(number: int) -> None:
+        while not is_over.is_set():
+            answers.append(await ask(http, stack, f"conversation {number} of many", tokens=300))
+            await asyncio.sleep(0.01)
+
+    timeout = aiohttp.ClientTimeout(total=60, sock_read=20)
+    async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as tasks:
+        for number in range(clients):
+            tasks.create_task(client(number))
+        await until(lambda: len(answers) >= clients)
+        yield answers
+        is_over.set()
+
+
+async def ask_all(stack: Stack) -> dict[str, str]:
+    async with aiohttp.ClientSession() as http:
+        texts = [f"conversation {number}" for number in range(20)]
+        answers = {text: await ask(http, stack, text) for text in texts}
+    assert not [each.fault for each in answers.values() if each.fault]
+    return {text: each.endpoint for text, each in answers.items()}
+
+
+async def test_conversations_have_homes_whoever_comes_and_goes(stack: Stack) -> None:
+    await until(stack.is_whole, "an endpoint was never ready")
+    homes = await ask_all(stack)
+    again = await ask_all(stack)
+    stack.compose.run("kill", "extproc")
+    without = await ask_all(stack)
+    stack.compose.run("start", "extproc")
+    await until(stack.is_whole, "the service never came back")
+    # It begins with an empty index: whoever answers first is home.
+    anew = await ask_all(stack)
+    later = await ask_all(stack)
+
+    assert len(Counter(homes.values())) > 1, "all conversations met on one endpoint"
+    assert again == homes
+    assert without != homes, "without the service somebody else picked the same endpoints"
+    assert later == anew
+
+
+# What is done to a container, and what undoes it.
+WORDS = {
+    "kill": ("kill", "start"),
+    "pause": ("pause", "unpause"),
+    "cut": (f"network disconnect {NETWORK}", f"network connect --alias vllm-headless {NETWORK}"),
+    "restart": ("restart", ""),
+}
+
+
+async def do(words: str, name: str) -> None:
+    if words:
+        done = await asyncio.to_thread(docker, *words.split(), f"{PROJECT}_{name}_1")
+        assert done.returncode == 0, done.stderr
+
+
+FAULTS = [
+    *(("kill", f"vllm-{number}") for number in range(ENDPOINTS)),
+    ("pause", "vllm-0"),
+    ("cut", "vllm-1"),
+    ("kill", "extproc"),
+    ("pause", "extproc"),
+    ("kill", "envoy"),
+    ("restart", "envoy"),
+]
+
+
+@pytest.mark.parametrize(("fault", "name"), FAULTS)
+async def test_clients_lose_what_streamed_through_the_broken_part_and_nothing_else(
+    stack: Stack, fault: str, name: str
+) -> None:
+    await until(stack.is_whole, "the stack was never whole")
+    async with load(stack) as answers:
+        before = len(answers)
+        broken_s = time.monotonic()
+        await do(WORDS[fault][0], name)
+        await until(lambda: len(answers) >= before + 60 or time.monotonic() - broken_s > 10)
+        await do(WORDS[fault][1], name)
+        await until(stack.is_whole, "the stack was never whole again")
+        mended_s = time.monotonic()
+        mended = len(answers)
+        await until(lambda: len(answers) >= mended + 36)
+
+    lost = [each for each in answers if each.fault]
+    if name == "envoy":  # nobody is there to answer
+        assert all(each.ended_s >= broken_s and each.began_s <= mended_s for each in lost), lost
+    elif fault in {"kill", "cut"} and name != "extproc":
+        assert all(each.endpoint in {name, ""} and each.began_s <= broken_s + 1 for each in lost), lost
+        assert len(lost) <= 12
+    else:
+        assert lost == []
+    assert len(answers) >= 100
