@@ -29,6 +29,11 @@ _FAULT_AFTER_S: Final = 30.0
 log = logging.getLogger(__name__)
 
 
+def warn_of_outage(who: str, reason: str) -> None:
+    """One line a minute for all that the API server does not answer."""
+    log.warning("%s: %s", who, reason, extra=ONCE_A_MINUTE)
+
+
 class Listeners(Protocol):
     """Who acts on what is followed."""
 
@@ -70,7 +75,7 @@ class WatchHealth:
         if not self.fault:
             self.since_s = self.clock()
         self.fault = lost.reason
-        log.warning("%s cannot be followed: %s", self.resource, lost.reason, extra=ONCE_A_MINUTE)
+        warn_of_outage(self.resource, lost.reason)
 
 
 class _Metadata(ObjectMeta, rename="camel"):

@@ -20,9 +20,10 @@ from extproc.operator.reconcile import reconcile, refuse_spec
 from extproc.operator.resource import LONGEST_NAME, Benchmark, SpecRefused, parse_benchmark
 from extproc.operator.router import give_back
 from extproc.operator.state import Action, Create, Delete, Key, Observation, Replace, WriteStatus
+from extproc.operator.watches import warn_of_outage
+from extproc.router.cluster.kube_api import WatchLost
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.cluster.reason import describe_error
-from extproc.router.logs import ONCE_A_MINUTE
 
 # The spec makes an object that cannot be; a quota, or the namespace's end: only somebody's doing helps.
 _LASTING: Final = frozenset({400, 403, 422})
@@ -145,8 +146,8 @@ class WorkQueue:
         except Exception as error:  # noqa: BLE001  # one Benchmark's trouble is not another's
             # A conflict is somebody else's write in between: the next look sees it.
             count = self._failures[key] = self._failures.get(key, 0) + 1
-            if isinstance(error, ApiRefusal) and not error.status:
-                log.warning("no answer of the API server: %s", error, extra=ONCE_A_MINUTE)
+            if isinstance(error, WatchLost) or (isinstance(error, ApiRefusal) and not error.status):
+                warn_of_outage("benchmark {}/{}".format(*key), str(error))
             else:
                 log.warning("benchmark %s/%s: %s", *key, _describe(error))
             tasks.create_task(self._wake_later(key, _RETRY_S[min(count, len(_RETRY_S)) - 1]))

@@ -1,8 +1,11 @@
 """One Benchmark's trouble is not another's: what somebody made by hand, and what the API server refuses."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,14 @@ import pytest
 from extproc.operator.calls import ApiRefusal, opening
 from extproc.operator.commands import run_operator
 from extproc.operator.state import Delete
-from extproc.operator.work_queue import QueueOptions, act
+from extproc.operator.watches import WatchHealth, follow
+from extproc.operator.work_queue import QueueOptions, WorkQueue, act
 from extproc.router.cluster.kubeclient import KubeClients
+from extproc.router.logs import configure_logging
 from tests.operator.cluster import BENCHMARKS, JOBS, Served, serving
 from tests.operator.world import SPEC as RUN
+from tests.router.cluster.api_server import write_kubeconfig
+from tests.waiting import until
 
 Object = dict[str, Any]
 SPEC = {**RUN, "mode": "saturate"}
@@ -172,3 +179,28 @@ async def test_benchmark_that_is_gone_takes_its_refusals_with_it(served: Served)
         await served.until("other", "Suspended")
 
     assert served.cluster.asked.count("POST jobs") <= tries + 1
+
+
+async def test_outage_of_the_api_server_is_one_line_a_minute_whatever_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four watches and two Benchmarks that are looked at ten times a second."""
+    stream, root = StringIO(), logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    configure_logging("INFO", stream, clock=lambda: 0.0)
+    (tmp_path / "token").write_text("token-1")
+    write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", tmp_path / "token")
+    clients = KubeClients(kubeconfig=str(tmp_path / "kubeconfig"))
+    queue = WorkQueue(clients, QueueOptions("image:1", look_s=0.1), lambda: datetime.now(UTC))
+    healths: list[WatchHealth] = []
+    for name in "ab":
+        queue.learn(("default", name), {})
+    tasks = [asyncio.create_task(queue.run()), asyncio.create_task(follow(clients, (), queue, healths))]
+    await until(lambda: healths and all(health.fault for health in healths))
+    await until(lambda: sum(queue._failures.values()) >= 6)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+    [line] = stream.getvalue().splitlines()
+    assert "ClientConnectorError" in line

@@ -17,7 +17,8 @@ from tests.stack.ports import free_ports
 from tests.waiting import until
 
 ENDPOINTS = 4
-pytestmark = pytest.mark.xdist_group("compose")
+# Images are built: minutes.
+pytestmark = [pytest.mark.xdist_group("compose"), pytest.mark.timeout(900)]
 
 
 @dataclass
@@ -53,6 +54,7 @@ def stack() -> Iterator[Stack]:
     with engine():
         compose = Compose({**build(), **{name: str(port) for name, port in ports.items()}})
         try:
+            compose.run("down", "--volumes")  # what an earlier run left
             compose.run("up", "--detach")
             yield Stack(compose, gateway, admin, envoy)
         finally:
