@@ -5,19 +5,13 @@ from collections.abc import Sequence
 
 
 class Histogram:
-    """How many took how long: `counts` by bound, the last one without; `traces` has the last one of each."""
+    """How many took how long: `counts` by bound, the last one without."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum_s = 0.0
-        self.traces: dict[int, tuple[str, float]] = {}
 
-    def count(self, took_s: float, trace_id: str = "") -> None:
+    def count(self, took_s: float) -> None:
         self.counts[bisect_left(self.bounds, took_s)] += 1
         self.sum_s += took_s
-        if trace_id:
-            self.trace(took_s, trace_id)
-
-    def trace(self, took_s: float, trace_id: str) -> None:
-        self.traces[bisect_left(self.bounds, took_s)] = (trace_id, took_s)

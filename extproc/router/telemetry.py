@@ -9,7 +9,6 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from extproc import __version__
@@ -17,13 +16,12 @@ from extproc.errors import PromptError
 from extproc.router.histogram import Histogram
 from extproc.router.routing.picker import Decision
 from extproc.router.routing.pool import Pool
-from extproc.router.stream.events import Answer, Routed
 
 # Seconds. A pick is tens of microseconds; a slow one is a large body.
 _PICK_BUCKETS: Final = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 
 
-Buckets = list[tuple[str, float] | tuple[str, float, Exemplar]]
+Buckets = list[tuple[str, float]]
 
 # The label values that we know of; docs/metrics.md says what each means.
 RELOADS: Final = ("applied", "refused")
@@ -81,9 +79,6 @@ class Metrics(Collector):
         self._picks: dict[tuple[str, str, str], int] = {}
         self._answers: dict[tuple[str, str], int] = {}
         self._pick_seconds = Histogram(_PICK_BUCKETS)
-        # The last trace of each series: by bucket of the pick's duration, by label values of the others.
-        self._pick_traces: dict[tuple[str, str, str], Exemplar] = {}
-        self._answer_traces: dict[tuple[str, str], Exemplar] = {}
         self._served_elsewhere = self._counter(
             "picks_served_elsewhere", "Picks that another endpoint answered, as the gateway told.", "pool"
         )
@@ -139,14 +134,6 @@ class Metrics(Collector):
         if decision.fault is not None:
             self._prompt_errors.labels(decision.fault.why).inc()
 
-    def traced(self, event: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
-        if isinstance(event, Answer):
-            self._answer_traces[event.pool, event.outcome] = _exemplar(trace_id, 1)
-            return
-        pick = event.decision.pick
-        self._pick_traces[pick.pool.name, pick.strategy, pick.reason] = _exemplar(trace_id, 1)
-        self._pick_seconds.trace(elapsed_s, trace_id)
-
     def count_spans(self, result: str, count: int) -> None:
         """From any thread."""
         self._spans.labels(result).inc(count)
@@ -175,12 +162,12 @@ class Metrics(Collector):
         )
         routed = Counts[str](dict.fromkeys((pool.name for pool, _ in self._pools()), 0))
         for kind, count in self._picks.items():
-            picks.add_metric(kind, count, exemplar=self._pick_traces.get(kind))
+            picks.add_metric(kind, count)
             routed[kind[0]] += count
         for pool, count in routed.items():
             requests.add_metric([pool, "routed"], count)
         for outcome, count in self._answers.items():
-            requests.add_metric(outcome, count, exemplar=self._answer_traces.get(outcome))
+            requests.add_metric(outcome, count)
         streams = GaugeMetricFamily(
             "extproc_streams_open", "ext_proc streams open: requests in flight.", value=self.streams_open
         )
@@ -214,14 +201,7 @@ class Metrics(Collector):
         return Counter(f"extproc_{name}_total", text, labels, registry=self.registry)
 
 
-def _exemplar(trace_id: str, value: float) -> Exemplar:
-    """A request that a series counted, by its trace; OpenMetrics shows it, Prometheus' text does not."""
-    return Exemplar({"trace_id": trace_id}, value)
-
-
 def buckets(histogram: Histogram) -> Buckets:
     """A histogram's buckets as the library wants them."""
     names = [*map(floatToGoString, histogram.bounds), "+Inf"]
-    traces = {place: _exemplar(*trace) for place, trace in histogram.traces.items()}
-    cumulative = zip(names, accumulate(histogram.counts), strict=True)
-    return [(*each, traces[place]) if place in traces else each for place, each in enumerate(cumulative)]
+    return [*zip(names, accumulate(histogram.counts), strict=True)]

@@ -31,15 +31,14 @@ class Counters:
         self.first_bytes: dict[tuple[str, str], Histogram] = {}
         self.first_byte_sums: dict[str, tuple[int, float]] = {}
 
-    def count(self, name: str, outcome: Outcome, zone: str = "", trace_id: str = "") -> None:
-        """Takes what an endpoint's request came to; `trace_id` is empty where nobody traces it."""
+    def count(self, name: str, outcome: Outcome, zone: str = "") -> None:
         class_ = class_of(outcome)
         self.answers[name, class_] = self.answers.get((name, class_), 0) + 1
         if outcome.first_byte_s is not None:
             times = self.first_bytes.get((zone, class_))
             if times is None:
                 times = self.first_bytes[zone, class_] = Histogram(FIRST_BYTE_BOUNDS_S)
-            times.count(outcome.first_byte_s, trace_id)
+            times.count(outcome.first_byte_s)
             seen, sum_s = self.first_byte_sums.get(name, (0, 0.0))
             self.first_byte_sums[name] = (seen + 1, sum_s + outcome.first_byte_s)
 
@@ -65,12 +64,12 @@ class PoolFeedback:
         self.has_log = False
         self._lost: set[str] = set()  # gave no answer at all, as the log says
 
-    def observe(self, outcome: Outcome, trace_id: str = "") -> None:
+    def observe(self, outcome: Outcome) -> None:
         """Takes what an access log tells: of every request, when it has ended."""
         self.has_log = True
         if outcome.verdict is Verdict.ANSWERED:
             self.pool.note_duration(outcome.duration_s)
-        self._take(outcome, trace_id)
+        self._take(outcome)
 
     def observe_response(self, outcome: Outcome) -> None:
         """Takes what a response's headers tell: at once, of some requests.
@@ -123,13 +122,13 @@ class PoolFeedback:
         self._lost &= set(names)
         self.signals = {name: signals for name, signals in self.signals.items() if name in names}
 
-    def _take(self, outcome: Outcome, trace_id: str = "") -> None:
+    def _take(self, outcome: Outcome) -> None:
         name = self._name(outcome.address)
         if name is None:
             return
         endpoint = self.pool.snapshot.ready.get(name)
         zone = (endpoint.zone or "") if endpoint is not None else ""
-        self.counters.count(name, outcome, zone, trace_id)
+        self.counters.count(name, outcome, zone)
         change = self.cooling.observe(name, outcome)
         if change is None:
             return

@@ -29,7 +29,6 @@ class Tickets:
         self._next = first
         self._open: dict[int, Pick] = {}
         self._ended: OrderedDict[int, tuple[Pick, float]] = OrderedDict()
-        self._traces: OrderedDict[int, str] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open) + len(self._ended)
@@ -50,17 +49,6 @@ class Tickets:
             if len(self._ended) <= _KEPT and now_s - ended_s <= _KEPT_S:
                 break
             del self._ended[oldest]
-
-    def trace(self, number: int, trace_id: str) -> None:
-        """Hears which trace a numbered request belongs to."""
-        if number:
-            self._traces[number] = trace_id
-            if len(self._traces) > _KEPT:
-                self._traces.popitem(last=False)
-
-    def trace_of(self, number: int) -> str:
-        """Returns the request's trace, once; empty if it has none, or one of very long ago."""
-        return self._traces.pop(number, "")
 
     def take(self, number: int) -> Pick | None:
         """Returns the pick, once; `None` for a number that is not ours, was taken, or is too old."""

@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
-from opentelemetry.trace import SpanKind, Status, StatusCode, format_trace_id
+from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from extproc import __version__
@@ -77,13 +77,12 @@ class OtelTracer:
         self._tracer = self._provider.get_tracer("extproc", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def record(self, origin: Origin, event: Routed | Answer, elapsed_s: float) -> str:
+    def record(self, origin: Origin, event: Routed | Answer, elapsed_s: float) -> None:
         try:
-            return self._record(origin, event, elapsed_s)
+            self._record(origin, event, elapsed_s)
         except Exception as error:  # noqa: BLE001  # no span is worth a request
             self._count("dropped", 1)
             log.error("no span: %s", type(error).__name__)  # noqa: TRY400  # its text may be a client's
-            return ""
 
     async def stop(self, timeout_s: float) -> None:
         """Sends what waits, for so long at most; what is left is lost."""
@@ -92,18 +91,17 @@ class OtelTracer:
         thread.start()
         await asyncio.to_thread(thread.join, timeout_s)
 
-    def _record(self, origin: Origin, event: Routed | Answer, elapsed_s: float) -> str:
+    def _record(self, origin: Origin, event: Routed | Answer, elapsed_s: float) -> None:
         end_ns = time_ns()
         span = self._tracer.start_span(
             SPAN, self._context(origin), SpanKind.SERVER, start_time=end_ns - int(elapsed_s * 1e9)
         )
         if not span.is_recording():
-            return ""
+            return
         span.set_attributes(describe_span(event, origin.path))
         if isinstance(event, Answer) and event.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end(end_ns)
-        return format_trace_id(span.get_span_context().trace_id)
 
     def _context(self, origin: Origin) -> Context:
         if not origin.traceparent:

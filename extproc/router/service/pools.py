@@ -43,11 +43,10 @@ class Feedback:
         pick = self.tickets.take(exchange.ticket)
         if pick is None:
             return
-        trace_id = self.tickets.trace_of(exchange.ticket)
         pool = self._pools().get(pick.pool.name)
         if pool is not None:
             for outcome in outcomes(exchange, time()):
-                pool.feedback.observe(outcome, trace_id)
+                pool.feedback.observe(outcome)
         # Of one that nobody answered there is a status, too, unless its client left.
         pick.learn(Ending(exchange.status or None, exchange.first_token_s), exchange.address)
 

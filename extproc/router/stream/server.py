@@ -57,9 +57,6 @@ class Observer(Protocol):
     def routed(self, decision: Decision, elapsed_s: float) -> None:
         """A request has its endpoint; `elapsed_s` after the message that decided it."""
 
-    def traced(self, reply: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
-        """What was told just now, of a routed or an answered request, is a span of this trace."""
-
     def answered(self, pool: str, outcome: str) -> None:
         """A request was answered by us: refused, or told the models."""
 
@@ -165,11 +162,6 @@ class ExternalProcessor:
     def read(self, long: BodyToRead, then: Callable[[Found | BaseException], None]) -> None:
         future = asyncio.get_running_loop().run_in_executor(self._reader, long.find)
         future.add_done_callback(lambda done: then(done.exception() or done.result()))
-
-    def traced(self, reply: Routed | Answer, elapsed_s: float, trace_id: str) -> None:
-        self.observer.traced(reply, elapsed_s, trace_id)
-        if self._tickets is not None and isinstance(reply, Routed):
-            self._tickets.trace(reply.ticket, trace_id)
 
     def closed(self) -> None:
         self.streams_open -= 1
@@ -393,6 +385,5 @@ class _TracedStream(_Stream):
 
     def _record(self, origin: Origin, reply: Routed | Answer, elapsed_s: float) -> None:
         tracer = self._service.tracer
-        trace_id = tracer.record(origin, reply, elapsed_s) if tracer is not None else ""
-        if trace_id:
-            self._service.traced(reply, elapsed_s, trace_id)
+        if tracer is not None:
+            tracer.record(origin, reply, elapsed_s)

@@ -69,11 +69,8 @@ class Tracer(Protocol):
 
     sampling: Sampling
 
-    def record(self, origin: Origin, reply: Routed | Answer, elapsed_s: float) -> str:
-        """Makes the span of a decision that was reply just now and took so long.
-
-        Returns its trace id, 32 hexadecimal digits; empty if there is no such span.
-        """
+    def record(self, origin: Origin, reply: Routed | Answer, elapsed_s: float) -> None:
+        """Makes the span of a decision that was made just now and took so long."""
 
 
 def describe_span(reply: Routed | Answer, path: str) -> dict[str, Value]:

@@ -40,14 +40,6 @@ def test_a_number_is_good_for_once_and_a_strange_one_for_nothing() -> None:
     assert [tickets.take(strange) for strange in (number, number + 1, 0)] == [None, None, None]
 
 
-def test_a_request_is_found_in_its_trace_once_and_the_oldest_make_room() -> None:
-    tickets = Tickets(Clock(0.0), 0)
-    for number in range(2_000):
-        tickets.trace(number, f"trace {number}")
-
-    assert [tickets.trace_of(number) for number in (1_999, 1_999, 1, 0)] == ["trace 1999", "", "", ""]
-
-
 def test_what_nobody_told_of_is_forgotten_after_a_while() -> None:
     clock = Clock(0.0)
     tickets = Tickets(clock, 0)

@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics
 
-from extproc.errors import NoEndpoint, NoRoomForBody
+from extproc.errors import NoRoomForBody
 from extproc.router.cluster.kube_api import WatchLost
 from extproc.router.cluster.kubeclient import KubeClients
 from extproc.router.logs import ONCE_A_MINUTE, JsonFormatter, RateLimit, configure_logging
 from extproc.router.routing.picker import Query
-from extproc.router.stream.answers import refuse
-from extproc.router.stream.events import Phase, Routed
 from extproc.router.telemetry import Metrics
 from tests.router.stream.conversations import one_pool
 
@@ -139,24 +136,6 @@ def test_requests_are_told_by_pool_and_by_how_long_their_picks_took() -> None:
     ):
         assert line in lines
     assert metrics.registry.get_sample_value("extproc_pick_duration_seconds_sum") == pytest.approx(2.00066)
-
-
-def test_a_traced_request_is_an_exemplar_of_what_counted_it_in_openmetrics_alone() -> None:
-    metrics, picker = Metrics(), one_pool()
-    decision = picker.pick(Query("POST", "/v1/completions", {"x-session": "s"}))
-    metrics.routed(decision, 3e-4)
-    metrics.traced(Routed(Phase.REQUEST_HEADERS, decision), 3e-4, "a" * 32)
-    metrics.answered("llama", "no_endpoint")
-    metrics.traced(refuse(NoEndpoint("nobody", pool="llama"), ""), 1e-4, "b" * 32)
-    lines = openmetrics.generate_latest(metrics.registry).decode().splitlines()  # type: ignore[no-untyped-call]
-    routed, refused = (f'# {{trace_id="{digit * 32}"}}' for digit in "ab")
-
-    assert [line for line in lines if "# {" in line] == [
-        f'extproc_requests_total{{outcome="no_endpoint",pool="llama"}} 1.0 {refused} 1.0',
-        f'extproc_picks_total{{pool="llama",reason="home",strategy="prefix_hash"}} 1.0 {routed} 1.0',
-        f'extproc_pick_duration_seconds_bucket{{le="0.0005"}} 1.0 {routed} 0.0003',
-    ]
-    assert "trace_id" not in generate_latest(metrics.registry).decode()
 
 
 class TestFloods:

@@ -138,11 +138,10 @@ class Noted:
         self.sent_before: list[int] = []
         self.call = RecordedCall()
 
-    def record(self, origin: Origin, told: Routed | Answer, elapsed_s: float) -> str:
+    def record(self, origin: Origin, told: Routed | Answer, elapsed_s: float) -> None:
         assert elapsed_s > 0
         self.notes.append((origin, told))
         self.sent_before.append(len(self.call.sent))
-        return TRACE
 
 
 async def converse(tracer: Noted, traceparent: str, *, body: bytes = BODY) -> None:

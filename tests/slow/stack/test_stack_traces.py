@@ -1,11 +1,9 @@
 """Traces through a real Envoy: client, Envoy and decision are one trace, with the right parents."""
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.stack.client import MODEL, ask, connect, send
 from tests.stack.gateway import Tree, find, load
@@ -74,26 +72,6 @@ async def test_who_is_not_sampled_makes_no_span(traced: Stack, receiver: Receive
     until_spans(receiver, 4, sampled)
 
     assert receiver.of(unsampled) == []
-
-
-async def test_a_slow_first_byte_leads_to_its_trace(traced: Stack) -> None:
-    """The access log's entry, the pick and the trace are brought together by the pick's number."""
-    trace = "3" * 32
-    async with connect(traced.url) as session:
-        await send(session, ask("slow"), headers={"traceparent": f"00-{trace}-{CLIENT}-01"})
-
-        async def exemplars(name: str) -> set[str]:
-            accept = {"accept": "application/openmetrics-text"}
-            async with session.get(f"{traced.service.admin_url}/metrics", headers=accept) as answer:
-                families = text_string_to_metric_families(await answer.text())  # type: ignore[no-untyped-call]
-                samples = [sample for family in families for sample in family.samples]
-            return {s.exemplar.labels["trace_id"] for s in samples if s.name == name and s.exemplar}
-
-        assert trace in await exemplars("extproc_pick_duration_seconds_bucket")
-        assert trace in await exemplars("extproc_picks_total")
-        async with asyncio.timeout(30):
-            while trace not in await exemplars("extproc_first_byte_seconds_bucket"):  # noqa: ASYNC110  # a process
-                await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("shipped", ["standalone.yaml", "sidecar.yaml", "xds.yaml"])

@@ -60,7 +60,6 @@ class Recorder:
         self._answered = observer.answered
         self.opened = observer.opened
         self.closed = observer.closed
-        self.traced = observer.traced
         self.served_elsewhere = observer.served_elsewhere
         self.failed = observer.failed
 
