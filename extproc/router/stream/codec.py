@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError, Message
+from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import ProtocolError
 from extproc.router.stream import ext_proc_pb2 as pb
@@ -57,6 +58,9 @@ _TICKET: Final = b"\0\1" * 8
 
 # How much longer a proxy is to wait than a request is held: its answer has to come.
 _SPARE_S: Final = 2.0
+
+# A token that names a session may be so long; paths and names of models are shorter.
+_VALUE_CHARS: Final = 1_024
 
 # Of longer messages the body is cut out.
 _LONG_BYTES: Final = 65_536
@@ -217,10 +221,17 @@ def _response_event(request: pb.ProcessingRequest, data: bytes | bytearray | Non
 def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:
     # NGINX Gateway Fabric sends names as Go writes them: `Content-Type`.
     return {
-        name: header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
+        name: _short(header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value)
         for header in headers.headers
         if (name := header.key.lower()) in wanted or name.startswith(GUARDED)
     }
+
+
+def _short(value: str) -> str:
+    """A request may wait for its body for minutes: of a long value the beginning is kept, and a hash."""
+    if len(value) <= _VALUE_CHARS:
+        return value
+    return value[:_VALUE_CHARS] + xxh3_64_hexdigest(value.encode(errors="replace"))
 
 
 def _config(request: pb.ProcessingRequest) -> StreamConfig | None:
