@@ -147,7 +147,7 @@ async def test_slices_of_other_services_are_not_asked_for(
 async def test_a_burst_of_events_is_told_once(
     server: ApiServer, build: BuildSource, sink: RecordingSink
 ) -> None:
-    async with running(build(settle_s=0.1), sink):
+    async with running(build(settle_s=0.5), sink):
         await sink.until(lambda _: server.watchers)
         for number in range(10, 30):
             server.put(slice_object("s2", pod(f"p{number}", f"10.0.0.{number}")))

@@ -1,7 +1,6 @@
 """When a list or a watch that failed is tried again."""
 
 import asyncio
-import time
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -152,8 +151,14 @@ async def test_a_restart_of_the_api_server_costs_seconds(
 ) -> None:
     """It refuses connections for a second, then 403 until it knows its Roles; then it is heard at once.
 
-    Real waits, drawn by ten sources: one lucky draw proves nothing.
+    Real waits, drawn by ten sources: one lucky draw proves nothing. None exceeds three seconds.
     """
+    drawn_s: list[float] = []
+
+    async def nap(delay_s: float) -> None:
+        drawn_s.append(delay_s)
+        await asyncio.sleep(delay_s)
+
     second = ApiServer()
     sinks = [RecordingSink() for _ in range(10)]
     async with AsyncExitStack() as stack:
@@ -162,7 +167,7 @@ async def test_a_restart_of_the_api_server_costs_seconds(
             second.put(slice_object("s1", A, B))
             server.url = second.url
             for number, told in enumerate(sinks):
-                source = build(rng=Random(number), sleep=asyncio.sleep)
+                source = build(rng=Random(number), sleep=nap)
                 await stack.enter_async_context(running(source, told))
             await sinks[0].until(lambda _: len(second.watchers) == 10)
         await asyncio.sleep(1.0)
@@ -172,13 +177,11 @@ async def test_a_restart_of_the_api_server_costs_seconds(
             await asyncio.sleep(3.0)
             second.tokens = tokens
             second.put(slice_object("s2", C))
-            began_s = time.monotonic()
             for told in sinks:
                 await told.until(has("a", "b", "c"))
-            took_s = time.monotonic() - began_s
 
     assert {"connection", "forbidden"} <= {why for told in sinks for why in told.restarts}
-    assert took_s <= 3
+    assert max(drawn_s) <= 3
 
 
 async def test_a_long_quiet_watch_counts_as_a_good_one_and_confirms_the_list(
