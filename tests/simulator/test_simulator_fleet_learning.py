@@ -30,6 +30,14 @@ def test_engines_of_another_speed_are_learnt_from_first_tokens(factor: float) ->
     assert slower(learnt) == []
 
 
+def test_constants_that_are_far_too_large_are_learnt_all_the_same() -> None:
+    """They make a backlog of nothing, so that nobody seems to be alone: 34 samples and no line, once."""
+    learnt = learn_in_fleet([find_profile("l4-llama8b-fp8").slowed(0.25)], (), rate=30.0)
+
+    assert learnt["lines"] >= 1
+    assert learnt["prefill_ms_per_token"] < 0.8 * 0.19
+
+
 def test_one_endpoint_of_half_the_speed_is_found_among_others() -> None:
     learnt = learn_in_fleet([find_profile("l4-llama8b-fp8")], (FleetChange(0.0, Kind.SLOW, 0, 2.0),))
 
@@ -42,7 +50,9 @@ def slower(learnt: Mapping[str, Any]) -> list[float]:
     return [one["slower_by"] for one in learnt["endpoints"].values() if one["slower_by"] != 1]
 
 
-def learn_in_fleet(profiles: Sequence[Profile], changes: Sequence[FleetChange]) -> Mapping[str, Any]:
+def learn_in_fleet(
+    profiles: Sequence[Profile], changes: Sequence[FleetChange], rate: float = 6.0
+) -> Mapping[str, Any]:
     """What four endpoints taught after 2,500 requests that share nothing, one gateway."""
     kept: list[PrefixCache] = []
 
@@ -60,5 +70,5 @@ def learn_in_fleet(profiles: Sequence[Profile], changes: Sequence[FleetChange]) 
             return gateways
 
     sessions = draw_sessions("unique", Demand(2_500, 0.0, 4), 1)
-    simulate_fleet(Setup(profiles, 4, Kept(), Traffic(rate=6.0), changes), sessions)
+    simulate_fleet(Setup(profiles, 4, Kept(), Traffic(rate=rate), changes), sessions)
     return kept[0].describe_engines()

@@ -4,6 +4,7 @@ It starts with the constants of one kind of engine. Requests and the endpoints' 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
 from random import Random
 from types import MappingProxyType
 from typing import Final
@@ -34,6 +35,9 @@ BYTES_PER_TOKEN: Final = 4.0
 # What a request waits for that waits for no other: the rest of a step, and its own.
 _STEPS_TO_FIRST: Final = 1.5
 _ALONE: Final = 0.25
+# Of so many that waited the one with the least before it counts all the same.
+_CROWDED: Final = 16
+_NOBODY: Final = (inf, 0.0, "", 0.0, 0.0)
 
 
 class EngineCosts(Struct, frozen=True):
@@ -76,6 +80,7 @@ class EngineModel:
     ) -> None:
         self.bytes_per_token = BYTES_PER_TOKEN
         self.predicted = {reason: PredictedHits() for reason in reasons}
+        self._waited, self._least = 0, _NOBODY
         self.slow: dict[str, float] = {}
         self.others_ms: dict[str, float] = {}
         self._engine, self._kv_tokens, self._gateways = engine, kv_tokens, gateways
@@ -144,15 +149,25 @@ class EngineModel:
         return {name: (history.sent.size, history.sent.cached) for name, history in self._histories.items()}
 
     def learn(self, endpoint: str, missing: float, backlog_ms: float, first_token_s: float) -> None:
-        """Takes a request's time to its first token; only one that waited for no other explains it."""
+        """Takes a request's time to its first token; only one that waited for no other explains it.
+
+        Constants that are too large make a backlog of nothing: so of many that seem to have waited, the one
+        with the least before it is taken.
+        """
         costs, learner = self._costs, self.learner
         if learner is not None and not self._has_first_tokens:
             # Better than the endpoints' own figures, which leave out the rest of a step.
             self._has_first_tokens = True
             learner.forget()
         own_ms = costs.step_ms * _STEPS_TO_FIRST + missing * costs.ms_per_byte
-        if learner is None or backlog_ms > _ALONE * own_ms:
+        if learner is None:
             return
+        self._waited += 1
+        self._least = min(self._least, (backlog_ms / own_ms, own_ms, endpoint, missing, first_token_s))
+        if self._least[0] > _ALONE and self._waited < _CROWDED:
+            return
+        _, own_ms, endpoint, missing, first_token_s = self._least
+        self._waited, self._least = 0, _NOBODY
         if learner.take(missing, first_token_s * 1000):
             self._use(learner.costs)
         slowdown = self._slowdowns.get(endpoint)
