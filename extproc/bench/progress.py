@@ -363,6 +363,11 @@ def exporting(port: int | None, linger_s: float = 0.0, address: str = "0.0.0.0")
     if port is None:
         yield None
         return
+
+    async def linger(stop: asyncio.Event) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), linger_s)
+
     registry = CollectorRegistry()
     try:
         server, thread = start_http_server(port, address, registry)
@@ -371,7 +376,7 @@ def exporting(port: int | None, linger_s: float = 0.0, address: str = "0.0.0.0")
     try:
         yield Exporter(registry)
         if linger_s:
-            run_until_signal(lambda stop: _linger(stop, linger_s))
+            run_until_signal(linger)
     finally:
         server.shutdown()
         server.server_close()
@@ -429,8 +434,3 @@ def watching(
     if not console.is_terminal:
         # Of a pipe Live leaves the line open, and a Job's log has both streams.
         console.line()
-
-
-async def _linger(stop: asyncio.Event, for_s: float) -> None:
-    with suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), for_s)

@@ -15,9 +15,11 @@ from extproc.bench.experiments.ab import (
     run_trials,
     summarise_trials,
 )
+from extproc.bench.experiments.arms import Switch, build_switch
+from extproc.bench.experiments.compare import tell_difference
 from extproc.bench.experiments.replicas import LabError
 from extproc.bench.experiments.run import Interrupted
-from extproc.bench.measure.stats import mean_interval, student_quantile
+from extproc.bench.measure.stats import Interval, mean_interval, student_quantile
 from extproc.bench.record import RunResult
 from extproc.bench.report import report
 from extproc.bench.spec.section import Component
@@ -141,6 +143,70 @@ async def test_single_repeat_has_no_interval() -> None:
     assert (change.low, change.high, change.count) == (None, None, 1)
     assert not change.excludes_zero
     assert "-75.0%" in ab_markdown(summary)
+
+
+async def test_sentence_says_what_an_arm_brings_and_how_certain_that_is() -> None:
+    (sure,) = (await compared(World(), comparing())).sentences
+    (unsure,) = (await compared(World(), comparing(repeats=2))).sentences
+    broken = await compared(World(failure="timeout"), comparing())
+
+    assert sure == (
+        "prefix_hash(load_factor=2) sends the first token 75 % sooner than round_robin (95 %: 75 to 75 %), "
+        "on the same 2 endpoints, 3 repeats."
+    )
+    assert "75 % sooner than round_robin (not certain yet: too few repeats for an interval)" in unsure
+    assert broken.sentences == ()
+    assert sure in ab_markdown(await compared(World(), comparing()))
+
+
+@table(
+    ("ttft", "tokens", "expected"),
+    [
+        (
+            (-0.41, -0.48, -0.33),
+            0.3,
+            "41 % sooner than b (95 %: 33 to 48 %), with 1.30 times the tokens",
+        ),
+        ((0.5, 0.2, 0.8), 0.0, "sends the first token 50 % later than b (95 %: 20 to 80 %), 3 repeats."),
+        ((-0.1, -0.3, 0.2), 0.0, "10 % sooner than b (not certain: 95 % lies between -30 and +20 %), 3"),
+        ((0.01, -0.01, 0.03), 0.0, "sends the first token as soon as b"),
+    ],
+)
+def test_difference_is_told_in_one_sentence(
+    ttft: tuple[float, float, float], tokens: float, expected: str
+) -> None:
+    changes = {
+        "ttft_mean_ms": Interval(*ttft, 3),
+        "total_tok_per_s": Interval(tokens, tokens, tokens, 3),
+    }
+    example = replace(report.build(result([record(0, 0.0, endpoint=None)])), caches=())
+
+    assert expected in str(tell_difference("a", "b", changes, example))
+
+
+async def test_servers_are_compared_where_urls_are_given() -> None:
+    world = World()
+    urls = {"http://a:1": "round_robin", "http://b:2": "prefix_hash"}
+
+    async def run(seeded: Spec, title: str) -> RunResult:
+        world._arm = urls[seeded.endpoint]
+        return await world.run(seeded, title)
+
+    asked = comparing(urls=list(urls), repeats=1, arms=[])
+    trials = await run_trials(asked, run, SwitchNothing())
+
+    assert isinstance(build_switch(asked.ab), Switch)
+    assert [(trial.arm, each.base_url) for trial, each in zip(trials, world.specs, strict=True)] == [
+        (url, url) for url in urls
+    ]
+
+
+class SwitchNothing:
+    async def prepare(self, arm: Component) -> None:
+        pass
+
+    async def confirm(self, arm: Component) -> None:
+        pass
 
 
 async def test_unequal_load_makes_the_comparison_invalid() -> None:

@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from extproc.bench.commands import bench
+from extproc.bench.commands.experiments import read_spec_or_flags
 from extproc.bench.experiments.compare import Comparison, compare, comparison_markdown, find_remarks
 from extproc.bench.record import RunResult, Window
 from extproc.bench.report import report
@@ -177,6 +178,44 @@ def test_compare_command_finds_the_repeats_in_folders(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     assert "worse" in told.stdout
     assert "one run of each" not in told.stderr
+
+
+def test_compare_command_writes_a_page_with_the_names_of_both(tmp_path: Path) -> None:
+    page = tmp_path / "new" / "both.html"
+    sides = [write(tmp_path / f"{name}.json", steady(100)) for name in ("least_load", "prefix_cache")]
+    told = CliRunner().invoke(bench, ["compare", *sides, "--output", str(page)])
+
+    assert told.exit_code == 0, told.output
+    assert "prefix_cache sends the first token as soon as least_load" in told.stdout
+    assert "prefix_cache / least_load" in told.stdout
+    assert "<title>least_load and prefix_cache</title>" in page.read_text()
+    assert "sends the first token as soon as" in page.read_text()
+
+
+@table(
+    ("arguments", "fault"),
+    [
+        (["run"], "give a spec file"),
+        (["run", "--url", "http://h:1"], "give a spec file"),
+        (["ab", "--url", "http://h:1", "--rate", "2"], "give a spec file"),
+        (["run", "SPEC", "--rate", "2"], "not both"),
+    ],
+)
+def test_flags_stand_for_a_whole_spec_or_nothing(arguments: list[str], fault: str, tmp_path: Path) -> None:
+    (tmp_path / "spec").write_text("")
+    told = CliRunner().invoke(bench, [each.replace("SPEC", str(tmp_path / "spec")) for each in arguments])
+
+    assert isinstance(told.exception, SettingsError)
+    assert fault in str(told.exception)
+
+
+def test_flags_make_a_spec_with_a_warm_up() -> None:
+    made = read_spec_or_flags(None, ["http://a:1", "http://b:2"], 4.0, 60.0)
+
+    assert (made.base_url, made.traffic.req_rate, made.traffic.duration) == ("http://a:1", 4, 60)
+    assert made.traffic.warm_up == 12
+    assert [arm.name for arm in made.ab.arms] == ["http://a:1", "http://b:2"]
+    assert read_spec_or_flags(None, ["http://a:1"], 4.0, 60.0).ab.urls == ()
 
 
 def test_compare_command_exits_3_when_the_loads_differ(tmp_path: Path) -> None:

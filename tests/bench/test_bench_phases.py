@@ -11,7 +11,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.bench.experiments.watch import FleetWatch, Gauges, add_up, read_gauges
+from extproc.bench.experiments.watch import FleetWatch, add_up, read_gauges
 from extproc.bench.load.journal import close_journal, open_journal, read_journal
 from extproc.bench.measure.phases import find_missed, list_stretches, measure_elasticity
 from extproc.bench.record import FleetSample, Record
@@ -195,23 +195,24 @@ vllm:kv_cache_usage_perc{engine="1",model_name="a b"} 0.7
 def test_gauges_of_an_exposition_are_added_up_over_engines(model: str) -> None:
     gauges = read_gauges(EXPOSITION.replace("a b", model))
 
-    assert (gauges.running, gauges.waiting) == (7.0, 5.0)
-    assert gauges.kv_use == pytest.approx(0.6)
-    assert read_gauges("vllm:gpu_cache_usage_perc 0.25\n").kv_use == 0.25
-    assert read_gauges("") == Gauges(None, None, None)
+    assert gauges[:2] == (7.0, 5.0)
+    assert gauges[2] == pytest.approx(0.6)
+    assert read_gauges("vllm:gpu_cache_usage_perc 0.25\n")[2] == 0.25
+    assert read_gauges("") == (None, None, None)
 
 
 @given(st.text())
 def test_any_text_is_read_as_gauges(text: str) -> None:
     gauges = read_gauges(f"{text}\nvllm:num_requests_running{{{text}")
 
-    assert all(value is None or isinstance(value, float) for value in (gauges.running, gauges.waiting))
+    assert all(value is None or isinstance(value, float) for value in gauges)
 
 
 def test_endpoints_that_say_nothing_are_left_out_of_the_sum() -> None:
-    sample = add_up(1.0, 3, [Gauges(1, 2, 0.5), None, Gauges(3, None, None)])
+    sample = add_up(1.0, 3, [EXPOSITION, None, "vllm:num_requests_running 3"])
 
-    assert sample == FleetSample(1.0, 3, 4, 2, 0.5)
+    assert (sample.ready, sample.running, sample.waiting) == (3, 10, 5)
+    assert sample.kv_use == pytest.approx(0.6)
 
 
 def test_looks_are_put_on_the_runs_clock() -> None:

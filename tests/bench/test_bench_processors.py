@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.bench.datasets.conversation import TurnMessage
-from extproc.bench.processors.anthropic import AnthropicMessages
 from extproc.bench.processors.collector import collect_stream, collect_whole
-from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
+from extproc.bench.processors.openai import AnthropicMessages, OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import ChatQuery, Processor
 from extproc.bench.record import Record, TokenSource
 from tests.tables import table

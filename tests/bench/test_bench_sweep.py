@@ -16,8 +16,15 @@ from extproc.bench.experiments import sweep as sweeping
 from extproc.bench.experiments.run import Interrupted
 from extproc.bench.experiments.sweep import Task, list_tasks
 from extproc.bench.measure.stats import ratio_interval
-from extproc.bench.published.sweep_formats import how, sweep_headlines, sweep_html, sweep_markdown
-from extproc.bench.published.sweep_table import Spot, SweepTable, gather
+from extproc.bench.published.sweep_table import (
+    Spot,
+    SweepTable,
+    gather,
+    how,
+    sweep_headlines,
+    sweep_html,
+    sweep_markdown,
+)
 from extproc.bench.published.tables import Cell, build_row, read_published, write_rows
 from extproc.bench.record import RunResult
 from extproc.bench.report import report

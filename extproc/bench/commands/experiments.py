@@ -12,7 +12,7 @@ from rich.console import Console
 
 from extproc.bench.experiments import saturate, sweep
 from extproc.bench.experiments.ab import Trial, ab_html, ab_markdown, count_runs, run_ab, summarise_trials
-from extproc.bench.experiments.compare import compare, comparison_markdown
+from extproc.bench.experiments.compare import compare, comparison_html, comparison_markdown
 from extproc.bench.experiments.history import (
     Entry,
     enter_report,
@@ -25,20 +25,20 @@ from extproc.bench.experiments.plan import plan_here, plan_text
 from extproc.bench.experiments.run import Run, show_runs
 from extproc.bench.experiments.saturate import saturation_html, saturation_markdown
 from extproc.bench.progress import Pace, run_until_signal
-from extproc.bench.published.sweep_formats import sweep_html, sweep_markdown
-from extproc.bench.published.sweep_table import gather
+from extproc.bench.published.sweep_table import gather, sweep_html, sweep_markdown
 from extproc.bench.published.tables import read_published, write_rows
 from extproc.bench.report import report
 from extproc.bench.report.brief import build_brief
 from extproc.bench.report.outputs import make_folder, print_faults, write_brief, write_texts
-from extproc.bench.spec.tree import read_spec
+from extproc.bench.spec.section import parse_duration, parse_rate
+from extproc.bench.spec.tree import Spec, read_spec
 from extproc.bench.status_server import StatusServer, split_location
 from extproc.errors import SettingsError
 
 _T = TypeVar("_T")
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_FOLDER = click.Path(file_okay=False, path_type=Path)
-_ANY = click.Path(exists=True, path_type=Path)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+ANY = click.Path(exists=True, path_type=Path)
 # Exit statuses: a figure that is not what it should be, as of a threshold; a result that does not hold.
 _WORSE = 4
 NOT_COMPARABLE = 3
@@ -75,6 +75,23 @@ def display_options(command: Callable[..., _T]) -> Callable[..., _T]:
     ):
         command = option(command)
     return command
+
+
+def read_spec_or_flags(
+    path: Path | None, urls: Sequence[str], rate: float | None, duration: float | None
+) -> Spec:
+    """Reads a spec file, or makes one of flags; with several `urls` they are what is compared."""
+    if path is not None:
+        if urls or rate is not None or duration is not None:
+            raise SettingsError("give a spec file, or --url, --rate and --duration, not both")
+        return read_spec(path)
+    if not urls or rate is None or duration is None:
+        raise SettingsError("give a spec file (`bench init` writes one), or --url, --rate and --duration")
+    # Sessions would offer less in a short time: their turns wait for answers.
+    dataset = {"name": "synthetic", "turns": "prompts"}
+    shape = {"req-rate": rate, "duration": duration, "warm-up": duration / 5, "dataset": dataset}
+    tree = {"name": "quick", "endpoint": urls[0], "performance": {"traffic-shape": shape}}
+    return Spec.model_validate({**tree, "ab": {"urls": urls} if len(urls) > 1 else {}})
 
 
 def run_with_status(
@@ -131,8 +148,9 @@ def _read_entries(folder: Path) -> Iterator[Entry]:
 
 
 @click.command("compare")
-@click.argument("a", metavar="A", type=_ANY)
-@click.argument("b", metavar="B", type=_ANY, required=False)
+@click.argument("a", metavar="A", type=ANY)
+@click.argument("b", metavar="B", type=ANY, required=False)
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write a page, an HTML file.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0),
@@ -140,7 +158,7 @@ def _read_entries(folder: Path) -> Iterator[Entry]:
     show_default=True,
     help="How far the loads may differ, a share.",
 )
-def compare_command(a: Path, b: Path | None, tolerance: float) -> None:
+def compare_command(a: Path, b: Path | None, output: Path | None, tolerance: float) -> None:
     """Compare the reports A and B.
 
     A and B are a report.json each, or folders with several: repeats, paired by seed. With repeats a figure is
@@ -149,8 +167,12 @@ def compare_command(a: Path, b: Path | None, tolerance: float) -> None:
     """
     if b is None:
         raise SettingsError("compare with one table was removed in 0.2: use `bench page TABLE.csv`")
-    comparison = compare(_read_reports(a), _read_reports(b), tolerance=tolerance)
+    names = (a.stem, b.stem) if a.stem != b.stem else (str(a), str(b))
+    comparison = compare(_read_reports(a), _read_reports(b), names=names, tolerance=tolerance)
     click.echo(comparison_markdown(comparison), nl=False)
+    if output is not None:
+        make_folder(output.parent)
+        _write(output.parent, {output.name: comparison_html(comparison)})
     _end(comparison.faults, comparison.remarks)
 
 
@@ -158,36 +180,41 @@ def _read_reports(path: Path) -> list[report.Report]:
     paths = sorted(path.rglob("report.json")) if path.is_dir() else [path]
     if not paths:
         raise report.ReportError(f"{path}: no report.json in it")
-    return [_read_report(each) for each in paths]
-
-
-def _read_report(path: Path) -> report.Report:
-    try:
-        return report.decode_report(path.read_bytes())
-    except report.ReportError as error:
-        raise report.ReportError(f"{path}: {error}") from None
+    reports = []
+    for each in paths:
+        try:
+            reports.append(report.decode_report(each.read_bytes()))
+        except report.ReportError as error:
+            raise report.ReportError(f"{each}: {error}") from None
+    return reports
 
 
 @click.command()
-@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
-@click.option("--output", type=_FOLDER, help="Folder for the comparison and every run's reports.")
+@click.argument("spec_file", metavar="[SPEC.yaml]", type=FILE, required=False)
+@click.option("--url", "urls", multiple=True, help="Without a spec: a server; give two or more to compare.")
+@click.option("--rate", type=parse_rate, help="With --url: requests per second.")
+@click.option("--duration", type=parse_duration, help="With --url: how long each run takes, such as 60s.")
+@click.option("--output", type=FOLDER, help="Folder for the comparison and every run's reports.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if the arms are not comparable.")
 @display_options
 def ab(
     *,
-    spec_file: Path,
+    spec_file: Path | None,
+    urls: tuple[str, ...],
+    rate: float | None,
+    duration: float | None,
     output: Path | None,
     quiet: bool,
     allow_client_limited: bool,
     brief: Path | None,
     board: str | None,
 ) -> None:
-    """Compare strategies over the same schedule at equal offered load.
+    """Compare strategies, or servers, over the same schedule at equal offered load.
 
     Each arm is switched to live, caches are emptied, then it is measured; again with other seeds. Exit 3
     if the arms are not comparable.
     """
-    spec = read_spec(spec_file)
+    spec = read_spec_or_flags(spec_file, urls, rate, duration)
     if output is not None:
         make_folder(output)
 
@@ -206,8 +233,8 @@ def ab(
 
 
 @click.command("sweep")
-@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
-@click.option("--output", type=_FOLDER, required=True, help="Folder that keeps what is done, and the page.")
+@click.argument("spec_file", metavar="SPEC.yaml", type=FILE)
+@click.option("--output", type=FOLDER, required=True, help="Folder that keeps what is done, and the page.")
 @click.option("--again", is_flag=True, help="Do runs again that are not valid.")
 @click.option("--allow-client-limited", is_flag=True, help="Exit 0 even if some runs are not valid.")
 @display_options
@@ -271,7 +298,7 @@ def _run_all(
 
 
 @click.command("page")
-@click.argument("table", metavar="TABLE.csv", type=_FILE)
+@click.argument("table", metavar="TABLE.csv", type=FILE)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The page.")
 @click.option("--baseline", help="The strategy that others are compared with. [default: the first]")
 @click.option("--title", help="What the page is about. [default: the table's name]")
@@ -285,8 +312,8 @@ def page_command(table: Path, output: Path, baseline: str | None, title: str | N
 
 
 @click.command("saturate")
-@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
-@click.option("--output", type=_FOLDER, help="Folder for the reports.")
+@click.argument("spec_file", metavar="SPEC.yaml", type=FILE)
+@click.option("--output", type=FOLDER, help="Folder for the reports.")
 @display_options
 def saturate_command(
     *, spec_file: Path, output: Path | None, quiet: bool, brief: Path | None, board: str | None
@@ -317,7 +344,7 @@ def saturate_command(
 
 
 @click.command("plan")
-@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
+@click.argument("spec_file", metavar="SPEC.yaml", type=FILE)
 @click.option(
     "--latency",
     type=click.FloatRange(0, min_open=True),

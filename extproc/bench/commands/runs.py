@@ -11,6 +11,9 @@ import click
 from rich.console import Console
 
 from extproc.bench.commands.experiments import (
+    ANY,
+    FILE,
+    FOLDER,
     ab,
     brief_option,
     compare_command,
@@ -18,6 +21,7 @@ from extproc.bench.commands.experiments import (
     history_command,
     page_command,
     plan_command,
+    read_spec_or_flags,
     removed_option,
     run_with_status,
     saturate_command,
@@ -27,10 +31,10 @@ from extproc.bench.commands.serve import serve_command
 from extproc.bench.datasets.chats import write_prepared
 from extproc.bench.experiments.plan import account_for
 from extproc.bench.experiments.run import run
-from extproc.bench.load.parts import Part, parse_part, read_run
+from extproc.bench.load.parts import parse_part, read_run
 from extproc.bench.load.registry import open_registry
 from extproc.bench.load.workload import build_workload
-from extproc.bench.progress import Exporter, exporting, watching
+from extproc.bench.progress import exporting, watching
 from extproc.bench.record import RunResult
 from extproc.bench.report.brief import brief_report
 from extproc.bench.report.headline import summary_text
@@ -43,7 +47,7 @@ from extproc.bench.report.outputs import (
 )
 from extproc.bench.report.report import Report
 from extproc.bench.report.report import build as build_report
-from extproc.bench.spec.section import parse_duration
+from extproc.bench.spec.section import parse_duration, parse_rate
 from extproc.bench.spec.tree import Spec, read_spec
 from extproc.bench.status_server import StatusServer
 from extproc.errors import SettingsError
@@ -75,10 +79,6 @@ def schema_command() -> None:
 DOES_NOT_HOLD = 3
 THRESHOLD_MISSED = 4
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_FOLDER = click.Path(file_okay=False, path_type=Path)
-_PATH = click.Path(exists=True, path_type=Path)
-
 
 @click.group()
 def bench() -> None:
@@ -86,8 +86,11 @@ def bench() -> None:
 
 
 @bench.command("run")
-@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
-@click.option("--output", type=_FOLDER, help="Folder for every report, and for each request as it ends.")
+@click.argument("spec_file", metavar="[SPEC.yaml]", type=FILE, required=False)
+@click.option("--url", help="Without a spec: the server. Conversations are made up, a fifth is warm-up.")
+@click.option("--rate", type=parse_rate, help="With --url: requests per second.")
+@click.option("--duration", type=parse_duration, help="With --url: how long, such as 60s.")
+@click.option("--output", type=FOLDER, help="Folder for every report, and for each request as it ends.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve live Prometheus metrics here.")
 @click.option("--linger", type=parse_duration, default="0s", help="Serve them that much longer, such as 30s.")
 @removed_option("--pushgateway", "scrape --metrics-port, see docs/benchmark.md")
@@ -97,7 +100,10 @@ def bench() -> None:
 @display_options
 def run_command(
     *,
-    spec_file: Path,
+    spec_file: Path | None,
+    url: str | None,
+    rate: float | None,
+    duration: float | None,
     output: Path | None,
     metrics_port: int | None,
     linger: float,
@@ -113,49 +119,32 @@ def run_command(
     A first Ctrl-C or SIGTERM ends the run early and reports what was done, marked as partial. A part of a run
     makes no report: `extproc bench report FOLDER` makes one of all parts' journals.
     """
-    spec, own = read_spec(spec_file), _read_part(part, start_at, output)
+    spec = read_spec_or_flags(spec_file, [url] if url else [], rate, duration)
+    if part is None and start_at is not None:
+        raise SettingsError("--start-at: give --part i/n, too")
+    if part is not None and output is None:
+        raise SettingsError("--part: give --output, the folder of all parts' journals")
+    own = None if part is None else parse_part(part, start_at)
+    journal = None
     if output is not None:
         make_folder(output)
+        journal = output / ("run.jsonl" if own is None else own.journal)
     with exporting(metrics_port, linger) as exporter:
-        result = _run(spec, output, exporter, board, own, quiet=quiet)
+
+        async def work(stop: asyncio.Event, on: StatusServer | None) -> RunResult:
+            if on is not None:
+                on.begin(spec.name)
+            with watching(spec.name, Console(stderr=True), exporter, on, quiet=quiet) as progress:
+                return await run(spec, progress=progress, stop=stop, journal=journal, part=own)
+
+        result = run_with_status(board, work)
         if own is not None:
             click.echo(f"{own}: {len(result.records):,} requests; extproc bench report {output}", err=True)
             return
         said = build_report(result)
         _tell(result, said, output)
         write_brief(brief, brief_report(said))
-    is_excused = allow_client_limited and said.verdict.is_client_limited_only
-    _end(said, is_excused=is_excused)
-
-
-def _read_part(text: str | None, start_at: str | None, output: Path | None) -> Part | None:
-    if text is None:
-        if start_at is not None:
-            raise SettingsError("--start-at: give --part i/n, too")
-        return None
-    if output is None:
-        raise SettingsError("--part: give --output, the folder of all parts' journals")
-    return parse_part(text, start_at)
-
-
-def _run(
-    spec: Spec,
-    output: Path | None,
-    exporter: Exporter | None,
-    address: str | None,
-    part: Part | None,
-    *,
-    quiet: bool,
-) -> RunResult:
-    journal = None if output is None else output / ("run.jsonl" if part is None else part.journal)
-
-    async def work(stop: asyncio.Event, board: StatusServer | None) -> RunResult:
-        if board is not None:
-            board.begin(spec.name)
-        with watching(spec.name, Console(stderr=True), exporter, board, quiet=quiet) as progress:
-            return await run(spec, progress=progress, stop=stop, journal=journal, part=part)
-
-    return run_with_status(address, work)
+    _end(said, is_excused=allow_client_limited and said.verdict.is_client_limited_only)
 
 
 def _tell(result: RunResult, said: Report, output: Path | None) -> None:
@@ -174,8 +163,8 @@ def _end(said: Report, *, is_excused: bool) -> None:
 
 
 @bench.command("report")
-@click.argument("journals", metavar="RUN.jsonl|FOLDER...", nargs=-1, required=True, type=_PATH)
-@click.option("--output", type=_FOLDER, help="Folder for every report.")
+@click.argument("journals", metavar="RUN.jsonl|FOLDER...", nargs=-1, required=True, type=ANY)
+@click.option("--output", type=FOLDER, help="Folder for every report.")
 @brief_option
 def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path | None) -> None:
     """Make the reports of a run from what it wrote while it went, even if it was killed.
@@ -192,7 +181,7 @@ def report_command(journals: tuple[Path, ...], output: Path | None, brief: Path 
 
 
 @bench.command()
-@click.argument("spec_file", metavar="SPEC.yaml", type=_FILE)
+@click.argument("spec_file", metavar="SPEC.yaml", type=FILE)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the dataset here.")
 @click.option("--endpoints", type=click.IntRange(1), help="Held against the period; else those scraped.")
 @click.option("--json", "as_json", is_flag=True, help="The account as JSON.")

@@ -62,12 +62,13 @@ def serve_command(
         tree = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         click.echo(yaml.safe_dump(tree, sort_keys=False), nl=False)
         return
+    journal = None
     if output is not None:
         make_folder(output)
+        journal = output / "run.jsonl"
 
     async def work(stop: asyncio.Event) -> RunResult:
         with watching(spec.name, Console(stderr=True), quiet=False) as progress:
-            journal = None if output is None else output / "run.jsonl"
             return await run(spec, progress=progress, stop=stop, journal=journal)
 
     result = run_until_signal(work)

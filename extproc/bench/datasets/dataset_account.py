@@ -53,13 +53,17 @@ class Honesty:
         return self.period is not None and self.endpoints > 1 and self.period % self.endpoints == 0
 
     def __str__(self) -> str:
-        return "\n".join([f"{name:<17}{value}" for name, value in self._lines()])
+        return "\n".join(f"{name:<17}{value}" for name, value in self._lines())
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         distinct = self.distinct_tokens / self.input_tokens
         yield "conversations", f"{self.conversations}, requests {self.prompts}"
-        yield "input tokens", _describe(self.input_tokens, self.prompts, self.input_quantiles)
-        yield "output tokens", _describe(self.output_tokens, self.prompts, self.output_quantiles)
+        for name, total, (p50, p90, p99) in (
+            ("input tokens", self.input_tokens, self.input_quantiles),
+            ("output tokens", self.output_tokens, self.output_quantiles),
+        ):
+            mean = total / self.prompts
+            yield name, f"{total} (mean {mean:.2f}, p50 {p50:.0f}, p90 {p90:.0f}, p99 {p99:.0f})"
         yield "distinct tokens", f"{self.distinct_tokens} ({distinct:.1%} of input)"
         yield "exact repeats", f"{self.exact_repeats:.1%} of requests"
         yield "block reuse", ", ".join(f"{name}x {share:.0%}" for name, share in self.reuse.items())
@@ -91,8 +95,8 @@ def account(
         prompts=requests,
         input_tokens=int(inputs.sum()),
         output_tokens=int(outputs.sum()),
-        input_quantiles=_quantiles(inputs),
-        output_quantiles=_quantiles(outputs),
+        input_quantiles=tuple(np.percentile(inputs, [50, 90, 99]).tolist()),
+        output_quantiles=tuple(np.percentile(outputs, [50, 90, 99]).tolist()),
         distinct_tokens=round(distinct_tokens * int(inputs.sum()) / estimated),
         exact_repeats=1 - len(set(texts)) / requests,
         reuse=_bucket(reads.values()),
@@ -146,13 +150,3 @@ def _bucket(reads: Iterable[int]) -> dict[str, float]:
     total = counts.total() or 1
     names = [name for _, name in _REUSE_BUCKETS] + ["65+"]
     return {name: counts[name] / total for name in names if counts[name]}
-
-
-def _quantiles(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[float, float, float]:
-    p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
-    return p50, p90, p99
-
-
-def _describe(total: int, count: int, quantiles: tuple[float, float, float]) -> str:
-    p50, p90, p99 = quantiles
-    return f"{total} (mean {total / count:.2f}, p50 {p50:.0f}, p90 {p90:.0f}, p99 {p99:.0f})"

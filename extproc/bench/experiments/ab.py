@@ -1,6 +1,7 @@
 """A comparison: every arm over the same schedule, again with another seed; its figures, table and page."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -72,7 +73,8 @@ async def run_ab(
 
     def keep(trial: Trial, result: RunResult) -> None:
         if output is not None:
-            folder = output / f"{trial.arm}-{trial.repeat + 1}"
+            name = re.sub(r"[^\w.()=,-]+", "-", trial.arm)
+            folder = output / f"{name}-{trial.repeat + 1}"
             write_reports(result, trial.report, folder)
 
     async with open_lab(spec, board, stop) as lab:
@@ -112,6 +114,8 @@ async def measure_arm(spec: Spec, arm: Component, title: str, run: Run, lab: Pre
     A replica may have the arm in force of a run that has just ended, and read what was written since only a
     minute later: what was measured meanwhile is measured again, once.
     """
+    if spec.ab.urls:
+        spec = spec.model_copy(update={"endpoint": arm.name, "port": None})
     for may_retry in (True, False):
         await lab.prepare(arm)
         if spec.ab.prime:
@@ -211,7 +215,12 @@ def summarise_trials(trials: Sequence[Trial], ab: Ab) -> AbReport:
         faults += find_unfairness(runs, ab.tolerance)
         remarks += find_remarks(runs, ab.tolerance)
     first = trials[0].report
-    told = (tell_difference(arm.label, baseline, arm.changes, first) for arm in arms if arm.label != baseline)
+    example = {trial.arm: trial.report for trial in reversed(trials)}
+    told = (
+        tell_difference(arm.label, baseline, arm.changes, example[baseline], example[arm.label])
+        for arm in arms
+        if arm.label != baseline
+    )
     return AbReport(
         schema=AB_SCHEMA,
         name=first.name,
@@ -295,8 +304,8 @@ def ab_html(report: AbReport) -> str:
 
 def _parts(report: AbReport) -> Iterator[str]:
     title = "comparable" if report.is_valid else "not comparable"
-    yield page.notice(title, report.faults, is_good=report.is_valid)
-    yield page.remarks((*report.sentences, name_part(report.trials[0].report), *report.remarks))
+    yield page.notice(title, report.faults or report.sentences, is_good=report.is_valid)
+    yield page.remarks((name_part(report.trials[0].report), *report.remarks))
     yield page.cards(
         {
             FIGURES[name].heading: bars(

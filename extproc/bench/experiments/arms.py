@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
 
 import aiohttp
 
@@ -21,19 +20,17 @@ _POLL_S = 0.1
 _TIMEOUT_S = 30.0
 
 
-class Switch(Protocol):
-    """A way to tell the router its strategy."""
+class Switch:
+    """A way to tell the router its strategy; this one changes nothing, as where each arm is a server."""
 
     async def put(self, arm: Component) -> None:
         """Asks for a strategy."""
-        ...
 
     async def restore(self) -> None:
         """Leaves the router as it was found."""
-        ...
 
 
-class SettingsFileSwitch:
+class SettingsFileSwitch(Switch):
     """Rewrites the `strategy` section of one pool in the settings file that the router watches."""
 
     def __init__(self, path: Path, pool: str | None) -> None:
@@ -56,7 +53,7 @@ class SettingsFileSwitch:
         os.replace(draft, self._path)  # noqa: PTH105  (Path.replace is the same; os.replace says it is atomic)
 
 
-class BoardSwitch:
+class BoardSwitch(Switch):
     """Asks for an arm on the board: who reads it changes the router, and leaves it as it was found."""
 
     def __init__(self, board: StatusServer) -> None:
@@ -65,11 +62,8 @@ class BoardSwitch:
     async def put(self, arm: Component) -> None:
         self._board.want(arm.section)
 
-    async def restore(self) -> None:
-        return
 
-
-class CommandSwitch:
+class CommandSwitch(Switch):
     """Runs a command of the operator's, `{strategy}` replaced; its last arm stays in force."""
 
     def __init__(self, command: Iterable[str]) -> None:
@@ -86,12 +80,11 @@ class CommandSwitch:
                 f"{words[0]} ended with {process.returncode}: {complaint.decode(errors='replace').strip()}"
             )
 
-    async def restore(self) -> None:
-        return
-
 
 def build_switch(ab: Ab, board: StatusServer | None = None) -> Switch:
     """Picks the way that the spec gives, else the board; raises `SettingsError` for none, or two."""
+    if ab.urls:
+        return Switch()
     if ab.settings_file and ab.command:
         raise SettingsError("ab: give settings-file or command, not both")
     if ab.settings_file:

@@ -84,7 +84,7 @@ def compare(
         faults += find_unfairness([(names[0] + repeat, one), (names[1] + repeat, other)], tolerance)
         remarks += find_remarks([(names[0], one), (names[1], other)], tolerance)
     by_name = {change.name: change.change for change in changes if change.change}
-    sentence = None if faults else tell_difference(names[1], names[0], by_name, a[0])
+    sentence = None if faults else tell_difference(names[1], names[0], by_name, a[0], b[0])
     return Comparison(names, name_part(a[0]), tuple(changes), tuple(faults), tuple(remarks), sentence)
 
 
@@ -121,8 +121,8 @@ def find_level(name: str, values: Sequence[float], confidence: float) -> Interva
     return Interval(found.mean, max(0.0, found.low), min(1.0, found.high), found.count)
 
 
-def tell_difference(name: str, baseline: str, changes: dict[str, Interval], example: Report) -> str | None:
-    """Says in one sentence what somebody gets who takes `name` instead of `baseline`."""
+def tell_difference(name: str, baseline: str, changes: dict[str, Interval], *runs: Report) -> str | None:
+    """Says in one sentence what somebody gets who takes `name` instead of `baseline`; `runs`: one of each."""
     ttft, tokens = changes.get("ttft_mean_ms"), changes.get("total_tok_per_s")
     if ttft is None:
         return None
@@ -134,8 +134,9 @@ def tell_difference(name: str, baseline: str, changes: dict[str, Interval], exam
     what += _tell_certainty(ttft)
     if tokens is not None and abs(tokens.mean) >= _SAME:
         what += f", with {1 + tokens.mean:.2f} times the tokens per second"
-    endpoints = len(example.caches) or sum(row.label != "unknown" for row in example.groups.endpoints)
-    what += f", on the same {endpoints} endpoint{'s' if endpoints > 1 else ''}" if endpoints else ""
+    served = [{row.label for row in run.groups.endpoints} for run in runs]
+    if served[0] == served[-1] and served[0] - {"unknown"}:
+        what += f", on the same {len(served[0])} endpoint{'s' if len(served[0]) > 1 else ''}"
     return f"{what}, {ttft.count} repeat{'s' if ttft.count > 1 else ''}."
 
 
@@ -211,8 +212,10 @@ def comparison_html(comparison: Comparison) -> str:
     a, b = comparison.names
     title = "not comparable" if comparison.faults else "comparable"
     parts = [
-        page.notice(title, comparison.faults, is_good=not comparison.faults),
-        page.remarks((*filter(None, [comparison.sentence]), comparison.part, *comparison.remarks)),
+        page.notice(
+            title, comparison.faults or [*filter(None, [comparison.sentence])], is_good=not comparison.faults
+        ),
+        page.remarks((comparison.part, *dict.fromkeys(comparison.remarks))),
         page.table("Figures", *_table(comparison)),
     ]
     return page.html_page(f"{a} and {b}", "two sides of one load", parts)

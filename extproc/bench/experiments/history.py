@@ -169,7 +169,11 @@ def history_markdown(history: Sequence[Line], *, tolerance: float, runs: int) ->
     parts = []
     for line in history:
         parts.append(f"{_title(line)}\n\n")
-        parts.append(markdown_table(_RUNS, [_run_row(entry) for entry in line.entries]) + "\n")
+        rows = []
+        for entry in line.entries:
+            shown = (show(name, entry.figures.get(name)) for name in _RUN_FIGURES)
+            rows.append((entry.at[:19].replace("T", " "), entry.version or DASH, *shown, entry.verdict))
+        parts.append(markdown_table(_RUNS, rows) + "\n")
         if line.drifts:
             parts.append(markdown_table(_HEADER, [_drift_row(drift) for drift in line.drifts]) + "\n")
     return "".join(parts) + METHOD.format(runs=runs, tolerance=tolerance).capitalize() + ".\n"
@@ -186,11 +190,6 @@ _RUN_FIGURES = ("req_per_s", "total_tok_per_s", "ttft_median_ms", "ttft_sent_med
 
 
 _RUNS = ("when", "version", *(FIGURES[name].heading for name in _RUN_FIGURES), "verdict")
-
-
-def _run_row(entry: Entry) -> tuple[str, ...]:
-    shown = (show(name, entry.figures.get(name)) for name in _RUN_FIGURES)
-    return entry.at[:19].replace("T", " "), entry.version or DASH, *shown, entry.verdict
 
 
 def _drift_row(drift: Drift) -> tuple[str, ...]:

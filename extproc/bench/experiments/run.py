@@ -15,7 +15,7 @@ import aiohttp
 from pydantic import ValidationError
 from rich.console import Console
 
-from extproc.bench.experiments.watch import FleetWatch, build_watch, pair, scrape
+from extproc.bench.experiments.watch import FleetWatch, scrape
 from extproc.bench.load.driver import LoadError, drive, start_soon
 from extproc.bench.load.generator import LoadShare
 from extproc.bench.load.journal import clip, close_journal, find_end, open_journal
@@ -25,7 +25,7 @@ from extproc.bench.load.workload import Workload, build_workload
 from extproc.bench.processors.http import Keys, NoToken, name_fault
 from extproc.bench.processors.processor import Wiring
 from extproc.bench.progress import Goal, GoalProgress, Pace, Progress, watching
-from extproc.bench.record import PartStats, Record, RunClock, RunInfo, RunResult, Window
+from extproc.bench.record import EndpointScrape, PartStats, Record, RunClock, RunInfo, RunResult, Window
 from extproc.bench.spec.section import list_faults
 from extproc.bench.spec.tree import Spec
 from extproc.bench.status_server import StatusServer
@@ -33,10 +33,6 @@ from extproc.errors import ExtprocError, SettingsError
 
 Run = Callable[[Spec, str], Awaitable[RunResult]]
 """Runs a spec; the text says on the terminal what is running."""
-
-
-# Long enough for a gateway that wakes a server up.
-_PROBE_S = 60.0
 
 
 class Interrupted(ExtprocError):
@@ -79,7 +75,8 @@ async def run(
         info = replace(info, parts=(own,))
     if journal is not None:
         open_journal(journal, info)
-    toward, watch = GoalProgress(find_goal(spec, workload), progress), build_watch(spec)
+    toward = GoalProgress(find_goal(spec, workload), progress)
+    watch = None if spec.watch is None else FleetWatch(spec.watch, spec.scrape)
     async with _watched(watch):
         try:
             done = await drive(shares, toward, stop, start_soon if part is None else part.agree(stop))
@@ -87,7 +84,7 @@ async def run(
             if journal is not None and part is not None:
                 open_journal(journal, replace(info, parts=(replace(info.parts[0], lost=str(error)),)))
             raise
-    scrapes = pair(spec.scrape, before, await scrape(spec.scrape))
+    scrapes = tuple(map(EndpointScrape, spec.scrape, before, await scrape(spec.scrape)))
     found = (record for each in done for record in each.records)
     records = tuple(sorted(found, key=lambda record: record.index))
     clients = tuple(each.stats for each in done)
@@ -192,7 +189,7 @@ async def find_model(spec: Spec) -> str:
     """
     url = f"{spec.base_url}/v1/models"
     try:
-        timeout = aiohttp.ClientTimeout(total=_PROBE_S)
+        timeout = aiohttp.ClientTimeout(total=60)  # for a gateway that wakes a server up
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
             return spec.target.model or str((await response.json())["data"][0]["id"])
     except aiohttp.ClientConnectorError as error:

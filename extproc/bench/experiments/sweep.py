@@ -133,16 +133,12 @@ def find_missing(tasks: Sequence[Task], folder: Path, *, again: bool = False) ->
     return [task for task in tasks if task.digest not in kept]
 
 
-Told = Callable[[Task, Report], None]
-"""Hears of each run as it is done."""
-
-
 async def run_sweep(
     spec: Spec,
     tasks: Sequence[Task],
     run: Run,
     folder: Path,
-    told: Told,
+    told: Callable[[Task, Report], None],
     *,
     board: StatusServer | None = None,
     stop: asyncio.Event | None = None,

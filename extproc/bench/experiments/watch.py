@@ -4,12 +4,12 @@ import asyncio
 import time
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import aiohttp
 
-from extproc.bench.record import CacheCounters, Clock, EndpointScrape, FleetSample
-from extproc.bench.spec.tree import Spec, Watching
+from extproc.bench.record import CacheCounters, Clock, FleetSample
+from extproc.bench.spec.tree import Watching
 
 # The names of vLLM 0.32, and those of its earlier versions.
 _QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
@@ -49,12 +49,6 @@ async def scrape(endpoints: Iterable[str]) -> list[CacheCounters | None]:
     return [None if text is None else read_cache_counters(text) for text in texts]
 
 
-def pair(
-    endpoints: Sequence[str], before: Sequence[CacheCounters | None], after: Sequence[CacheCounters | None]
-) -> tuple[EndpointScrape, ...]:
-    return tuple(map(EndpointScrape, endpoints, before, after))
-
-
 async def fetch_metrics(session: aiohttp.ClientSession, endpoint: str) -> str | None:
     """Returns what an endpoint (`ip:port` or a URL) says at `/metrics`; `None` if it does not answer."""
     base = endpoint if "://" in endpoint else f"http://{endpoint}"
@@ -65,37 +59,20 @@ async def fetch_metrics(session: aiohttp.ClientSession, endpoint: str) -> str | 
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """What one endpoint says: requests running and waiting, the share of its KV cache in use."""
-
-    running: float | None
-    waiting: float | None
-    kv_use: float | None
-
-
-def read_gauges(text: str) -> Gauges:
-    """Reads an exposition: the sum over the engines of one endpoint, the mean of their KV caches."""
+def read_gauges(text: str) -> tuple[float | None, float | None, float | None]:
+    """Reads one endpoint's requests running and waiting, summed over its engines, and their mean KV use."""
     found = read_samples(text, {_RUNNING, _WAITING, *_KV_USE})
     kv = next((found[name] for name in _KV_USE if name in found), None)
-    return Gauges(_sum(found.get(_RUNNING)), _sum(found.get(_WAITING)), sum(kv) / len(kv) if kv else None)
+    running, waiting = (sum(found[name]) if name in found else None for name in (_RUNNING, _WAITING))
+    return running, waiting, sum(kv) / len(kv) if kv else None
 
 
-def _sum(values: Sequence[float] | None) -> float | None:
-    return None if values is None else sum(values)
-
-
-def add_up(at_s: float, ready: int, gauges: Iterable[Gauges | None]) -> FleetSample:
+def add_up(at_s: float, ready: int, texts: Iterable[str | None]) -> FleetSample:
     """One look at all endpoints; those that said nothing are left out."""
-    told = [each for each in gauges if each is not None]
-    kv = [each.kv_use for each in told if each.kv_use is not None]
-    return FleetSample(
-        at_s,
-        ready,
-        _sum([each.running for each in told if each.running is not None] or None),
-        _sum([each.waiting for each in told if each.waiting is not None] or None),
-        sum(kv) / len(kv) if kv else None,
-    )
+    told = [read_gauges(text) for text in texts if text is not None]
+    running, waiting, kv = ([each[i] for each in told if (each[i]) is not None] for i in range(3))
+    sums = [sum(filter(None, values)) if values else None for values in (running, waiting, kv)]
+    return FleetSample(at_s, ready, sums[0], sums[1], None if sums[2] is None else sums[2] / len(kv))
 
 
 class FleetWatch:
@@ -124,10 +101,9 @@ class FleetWatch:
     async def _look(self, http: aiohttp.ClientSession) -> FleetSample:
         at_s, listed = self._clock(), await self._list_ready(http)
         texts = await asyncio.gather(*(fetch_metrics(http, endpoint) for endpoint in listed))
-        gauges = [None if text is None else read_gauges(text) for text in texts]
         # Without a router those that answer are ready.
-        ready = len(listed) if self._watching.admin else sum(each is not None for each in gauges)
-        return add_up(at_s, ready, gauges)
+        ready = len(listed) if self._watching.admin else sum(text is not None for text in texts)
+        return add_up(at_s, ready, texts)
 
     async def _list_ready(self, http: aiohttp.ClientSession) -> Sequence[str]:
         if self._watching.admin is None:
@@ -141,7 +117,3 @@ class FleetWatch:
         return [
             each["address"] for pool in named[:1] for each in pool["endpoints"] if each["state"] == "ready"
         ]
-
-
-def build_watch(spec: Spec) -> FleetWatch | None:
-    return None if spec.watch is None else FleetWatch(spec.watch, spec.scrape)

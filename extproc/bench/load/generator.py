@@ -68,8 +68,7 @@ class Cap:
 # Wake at most this often, then start everything that is due: a timer per request falls behind from
 # about 500 req/s per process.
 _TICK_S = 0.001
-# A user who got no answer asks again after a pause: the server's Retry-After, or this. A dead server
-# would be asked thousands of times per second otherwise.
+# A user who got no answer asks again after a pause: the server's Retry-After, or this.
 _RETRY_S = 1.0
 
 Next = Callable[[], int | None]
@@ -221,16 +220,11 @@ class LoadGenerator:
 
     def _list_pauses(self, number: int, turns: Sequence[ChatTurn]) -> Sequence[float]:
         """How long the user thinks after each answer: as the dataset says, else as the spec does."""
-        drawn = self._draw_thinking(number, len(turns))
+        # By conversation, so that pauses don't depend on which process runs it.
+        rng, thinks = np.random.default_rng((self._share.spec.seed, number)), self._traffic.think_time
+        drawn = [0.0] * len(turns) if thinks is None else draw(thinks, len(turns), rng).tolist()
         known = [turn.think_s for turn in turns[1:]] + [None]
         return [pause if told is None else told for pause, told in zip(drawn, known, strict=True)]
-
-    def _draw_thinking(self, number: int, turns: int) -> Sequence[float]:
-        """Draws pauses by conversation, so that they don't depend on which process runs it."""
-        if self._traffic.think_time is None:
-            return [0.0] * turns
-        rng = np.random.default_rng((self._share.spec.seed, number))
-        return [float(pause) for pause in draw(self._traffic.think_time, turns, rng)]
 
     async def _sleep_until(self, at_s: float) -> None:
         # A loop that counts in milliseconds wakes up to half of one early.

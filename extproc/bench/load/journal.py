@@ -96,17 +96,8 @@ def decode_lines(text: bytes) -> tuple[list[Record], int]:
 def open_journal(path: Path, info: RunInfo) -> None:
     """Begins the file anew with the facts of a run; it is never there without them."""
     spec = info.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    facts = _Facts(
-        _FORMAT,
-        spec,
-        info.model,
-        info.started_at,
-        info.window,
-        info.schedule_s,
-        info.offered_rps,
-        info.prompts,
-        info.parts,
-    )
+    own = {name: getattr(info, name) for name in _Facts.__struct_fields__[2:]}
+    facts = _Facts(_FORMAT, spec, **own)
     draft = path.with_name(f".{path.name}.draft")
     draft.write_bytes(msgspec.json.encode(facts) + b"\n")
     draft.replace(path)
@@ -114,14 +105,7 @@ def open_journal(path: Path, info: RunInfo) -> None:
 
 def close_journal(path: Path, info: RunInfo) -> None:
     """Adds the end of a run."""
-    end = _End(
-        info.duration_s,
-        info.window,
-        info.clients,
-        info.scrapes,
-        info.interrupted_s,
-        info.fleet,
-    )
+    end = _End(**{name: getattr(info, name) for name in _End.__struct_fields__})
     with path.open("ab") as file:
         file.write(msgspec.json.encode(end) + b"\n")
 
@@ -137,8 +121,9 @@ def read_journal(path: Path) -> RunResult:
             raise JournalError(f"{path}: empty: nothing was written of this run")
         head, _, text = data.partition(b"\n")
         facts = msgspec.json.decode(head, type=_Facts)
-        body, end = _split_end(text)
-        lines, cut = decode_lines(body)
+        body, _, last = text.removesuffix(b"\n").rpartition(b"\n")
+        end = msgspec.json.decode(last, type=_End) if last.startswith(b'{"duration_s"') else None
+        lines, cut = decode_lines(text if end is None else body)
         found = {record.index: record for record in lines}
         records = [found[index] for index in sorted(found)]
     except (OSError, ValueError) as error:
@@ -160,13 +145,6 @@ def read_journal(path: Path) -> RunResult:
         cut_lines=cut,
     )
     return RunResult(_finish(info, end, records), tuple(records))
-
-
-def _split_end(text: bytes) -> tuple[bytes, _End | None]:
-    body, _, last = text.removesuffix(b"\n").rpartition(b"\n")
-    if last.startswith(b'{"duration_s"'):
-        return body, msgspec.json.decode(last, type=_End)
-    return text, None
 
 
 def _finish(info: RunInfo, end: _End | None, records: Sequence[Record]) -> RunInfo:

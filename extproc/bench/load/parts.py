@@ -17,7 +17,7 @@ import aiohttp
 
 from extproc.bench.load.driver import Agree, LoadError
 from extproc.bench.load.journal import JournalError, clip, read_journal
-from extproc.bench.record import PartStats, Record, RunInfo, RunResult
+from extproc.bench.record import PartStats, Record, RunResult
 from extproc.errors import SettingsError
 
 # By then every load process must know the start.
@@ -123,7 +123,8 @@ def merge_parts(runs: Sequence[tuple[str, RunResult]]) -> RunResult:
     for name, each in runs:
         if not each.info.parts:
             raise JournalError(f"{name}: a whole run, no part of one (bench run --part)")
-        if _identify(each.info) != _identify(first.info):
+        facts = [(i.spec, i.model, i.schedule_s, i.parts[0].count) for i in (each.info, first.info)]
+        if facts[0] != facts[1]:
             raise JournalError(
                 f"{first_name}, {name}: parts of different runs (spec, model or schedule differ)"
             )
@@ -148,7 +149,3 @@ def merge_parts(runs: Sequence[tuple[str, RunResult]]) -> RunResult:
         parts=tuple(sorted(parts, key=lambda part: part.number)),
     )
     return RunResult(merged, tuple(records[index] for index in sorted(records)))
-
-
-def _identify(info: RunInfo) -> tuple[object, ...]:
-    return info.spec, info.model, info.schedule_s, info.parts[0].count

@@ -21,7 +21,6 @@ from extproc.bench.progress import LoadWatch
 from extproc.bench.record import ClientStats, Record, RunClock
 
 
-@dataclass(frozen=True, slots=True)
 class Ready:
     """The process can start."""
 

@@ -26,9 +26,8 @@ from extproc.bench.datasets.synthetic import (
 from extproc.bench.datasets.tokens import read_ruler
 from extproc.bench.datasets.traces import replay_trace
 from extproc.bench.load.shapes import ShapeFactory, build_constant, build_ramp, build_steps
-from extproc.bench.processors.anthropic import AnthropicMessages
 from extproc.bench.processors.http import HttpClient
-from extproc.bench.processors.openai import OpenAIChat, OpenAICompletions, OpenAIResponses
+from extproc.bench.processors.openai import AnthropicMessages, OpenAIChat, OpenAICompletions, OpenAIResponses
 from extproc.bench.processors.processor import Client, ClientFactory, Processor, Wiring
 from extproc.bench.spec.section import Component
 from extproc.bench.spec.tree import Spec
@@ -90,33 +89,20 @@ def build_registry(plugins: Iterable[str] = (), ruler: Ruler = BYTES) -> Registr
     imported or has no `register`.
     """
     registry = Registry(ruler=ruler)
-    _add_datasets(registry)
+    counted = {
+        "share-gpt": read_sharegpt,
+        "sharegpt": read_sharegpt,
+        "open-orca": read_openorca,
+        "openorca": read_openorca,
+        "synthetic": generate_conversations,
+        "shared-prefix": generate_shared_prefix,
+        "random": generate_random,
+        "trace": replay_trace,
+        "kubeai-sharegpt": read_kubeai_sharegpt,
+    }
+    registry.datasets.update({name: partial(read, ruler=ruler) for name, read in counted.items()})
+    registry.datasets.update({"openai-bodies": read_bodies, "prepared": read_prepared})
     registry.shapes.update(constant=build_constant, ramp=build_ramp, steps=build_steps)
-    _add_processors(registry)
-    for plugin in plugins:
-        _import(plugin).register(registry)
-    return registry
-
-
-def _add_datasets(registry: Registry) -> None:
-    registry.datasets.update(
-        {
-            "share-gpt": partial(read_sharegpt, ruler=registry.ruler),
-            "sharegpt": partial(read_sharegpt, ruler=registry.ruler),
-            "open-orca": partial(read_openorca, ruler=registry.ruler),
-            "openorca": partial(read_openorca, ruler=registry.ruler),
-            "synthetic": partial(generate_conversations, ruler=registry.ruler),
-            "shared-prefix": partial(generate_shared_prefix, ruler=registry.ruler),
-            "random": partial(generate_random, ruler=registry.ruler),
-            "trace": partial(replay_trace, ruler=registry.ruler),
-            "openai-bodies": read_bodies,
-            "prepared": read_prepared,
-            "kubeai-sharegpt": partial(read_kubeai_sharegpt, ruler=registry.ruler),
-        }
-    )
-
-
-def _add_processors(registry: Registry) -> None:
     for name, processor in (
         ("openai-chat", OpenAIChat()),
         ("openai-completions", OpenAICompletions()),
@@ -127,6 +113,9 @@ def _add_processors(registry: Registry) -> None:
         ("sglang", OpenAIChat(forces_length=True)),
     ):
         registry.add_processor(name, processor)
+    for plugin in plugins:
+        _import(plugin).register(registry)
+    return registry
 
 
 def _configure(processor: Processor, api: Component) -> Processor:

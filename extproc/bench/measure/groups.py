@@ -22,7 +22,6 @@ class Timeline:
     at_s: Floats
     asked_rps: Floats
     completed_rps: Floats
-    failed_rps: Floats
     in_flight: Floats
     ttft_p50_ms: Floats
     ttft_p99_ms: Floats
@@ -42,7 +41,6 @@ def cut_timeline(records: Sequence[Record], duration_s: float) -> Timeline:
         completed_rps=_rate(
             [record.end_s for record in records if record.is_ok and record.end_s is not None], edges, width_s
         ),
-        failed_rps=_rate([record.intended_s for record in records if record.failure], edges, width_s),
         in_flight=_in_flight(records, middles),
         ttft_p50_ms=np.array([np.percentile(part, 50) if part.size else np.nan for part in latencies]),
         ttft_p99_ms=np.array([np.percentile(part, 99) if part.size else np.nan for part in latencies]),
@@ -100,13 +98,9 @@ class Groups:
     def of(cls, records: Sequence[Record]) -> "Groups":
         return cls(
             turns=_rows(records, lambda record: (record.turn, f"turn {record.turn + 1}")),
-            endpoints=_rows(records, _endpoint),
+            endpoints=_rows(records, lambda record: (not record.endpoint, record.endpoint or UNKNOWN)),
             hits=_rows(records, _hit_bucket),
         )
-
-
-def _endpoint(record: Record) -> tuple[int, str]:
-    return (0, record.endpoint) if record.endpoint else (1, UNKNOWN)
 
 
 def _hit_bucket(record: Record) -> tuple[int, str]:

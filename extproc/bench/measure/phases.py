@@ -68,19 +68,18 @@ def measure_phases(
 ) -> tuple[LoadPhase, ...]:
     """The figures of each stretch: of what was due in it, and for throughput of what arrived in it."""
     missed = find_missed(records, slo)
+    seen = [
+        [sample.ready for sample in samples if part.start_s <= sample.at_s < part.end_s] for part in stretches
+    ]
     return tuple(
         LoadPhase(
             part.name,
             measure(records, Window(part.start_s, part.end_s), slo),
             None if missed is None else sum(part.start_s <= second < part.end_s for second in missed),
-            float(np.mean(ready)) if (ready := _list_ready(samples, part)) else None,
+            float(np.mean(ready)) if ready else None,
         )
-        for part in stretches
+        for part, ready in zip(stretches, seen, strict=True)
     )
-
-
-def _list_ready(samples: Sequence[FleetSample], part: LoadStretch) -> list[int]:
-    return [sample.ready for sample in samples if part.start_s <= sample.at_s < part.end_s]
 
 
 def find_missed(records: Sequence[Record], slo: Slo) -> list[int] | None:

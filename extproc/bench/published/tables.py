@@ -108,16 +108,11 @@ class Cell:
         """The mean in flight, measured; else by Little's law, a request lasting TTFT and a gap per token."""
         if (measured := self.figures.get("in_flight")) is not None:
             return measured
-        return self.throughput * self._latency_ms / 1000
-
-    @property
-    def _latency_ms(self) -> float:
-        if (told := self.figures.get("e2e_mean_ms")) is not None:
-            return told
-        if not {"ttft_mean_ms", "itl_mean_ms"} <= set(self.figures):
-            return nan
-        tokens = self.figures["output_tokens"] / self.requests
-        return self.figures["ttft_mean_ms"] + self.figures["itl_mean_ms"] * (tokens - 1)
+        latency_ms = self.figures.get("e2e_mean_ms", nan)
+        if "e2e_mean_ms" not in self.figures and {"ttft_mean_ms", "itl_mean_ms"} <= set(self.figures):
+            tokens = self.figures["output_tokens"] / self.requests
+            latency_ms = self.figures["ttft_mean_ms"] + self.figures["itl_mean_ms"] * (tokens - 1)
+        return self.throughput * latency_ms / 1000
 
 
 def read_published(lines: Iterable[str]) -> list[Cell]:

@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 from extproc.bench.measure.metrics import RunMetrics
 from extproc.bench.measure.phases import Elasticity, LoadPhase
-from extproc.bench.measure.stats import Stats
 from extproc.bench.measure.words import DASH, fixed, markdown_table, milliseconds, percent
 from extproc.bench.record import PartStats
 from extproc.bench.report.report import Report
@@ -21,59 +20,43 @@ class Figure:
     is_better_high: bool
 
 
-def _latency(measure: str, point: str) -> Callable[[Report], float | None]:
-    def read(report: Report) -> float | None:
-        summary = report.measured.latency_ms.get(measure)
+def _measured(
+    heading: str, read: Callable[[RunMetrics], float | None], *, is_better_high: bool = True
+) -> Figure:
+    return Figure(heading, lambda report: read(report.measured), is_better_high=is_better_high)
+
+
+def _latency(measure: str, name: str, label: str, point: str) -> tuple[str, Figure]:
+    def read(part: RunMetrics) -> float | None:
+        summary = part.latency_ms.get(measure)
         return getattr(summary, point) if summary else None
 
-    return read
+    return f"{measure}_{label}_ms", _measured(f"{name} {label}", read, is_better_high=False)
 
 
-def _measured(read: Callable[[RunMetrics], float | None]) -> Callable[[Report], float | None]:
-    return lambda report: read(report.measured)
-
-
-def _spent(heading: str, name: str, *, is_better_high: bool) -> Figure:
-    return Figure(heading, lambda report: getattr(report.spending, name), is_better_high=is_better_high)
-
-
-def _latencies() -> dict[str, Figure]:
-    wanted = (
-        ("ttft", "TTFT"),
-        ("ttft_sent", "TTFT sent"),
-        ("tpot", "TPOT"),
-        ("itl", "ITL"),
-        ("e2e", "E2E"),
-        ("time_per_token", "time per token sent"),
-    )
-    points = (("mean", "mean"), ("median", "p50"), ("p99", "p99"))
-    return {
-        f"{measure}_{label}_ms": Figure(f"{name} {label}", _latency(measure, point), is_better_high=False)
-        for measure, name in wanted
-        for label, point in points
-    }
-
-
+_MEASURED = (
+    ("ttft", "TTFT"),
+    ("ttft_sent", "TTFT sent"),
+    ("tpot", "TPOT"),
+    ("itl", "ITL"),
+    ("e2e", "E2E"),
+    ("time_per_token", "time per token sent"),
+)
+_POINTS = (("mean", "mean"), ("median", "p50"), ("p99", "p99"))
 FIGURES: Mapping[str, Figure] = MappingProxyType(
     {
-        "req_per_s": Figure(
-            "req/s", _measured(lambda part: part.throughput.requests_rps), is_better_high=True
-        ),
-        "output_tok_per_s": Figure(
-            "out tok/s", _measured(lambda part: part.throughput.output_tps), is_better_high=True
-        ),
-        "total_tok_per_s": Figure(
-            "tok/s", _measured(lambda part: part.throughput.total_tps), is_better_high=True
-        ),
-        **_latencies(),
+        "req_per_s": _measured("req/s", lambda part: part.throughput.requests_rps),
+        "output_tok_per_s": _measured("out tok/s", lambda part: part.throughput.output_tps),
+        "total_tok_per_s": _measured("tok/s", lambda part: part.throughput.total_tps),
+        **dict(_latency(*names, *point) for names in _MEASURED for point in _POINTS),
         "hit_rate": Figure("hit rate", lambda report: report.hit_rate, is_better_high=True),
-        "goodput": Figure(
-            "goodput",
-            _measured(lambda part: part.goodput.share if part.goodput else None),
-            is_better_high=True,
+        "goodput": _measured("goodput", lambda part: part.goodput.share if part.goodput else None),
+        "total_tok_per_dollar": Figure(
+            "tok/$", lambda report: report.spending.total_tok_per_dollar, is_better_high=True
         ),
-        "total_tok_per_dollar": _spent("tok/$", "total_tok_per_dollar", is_better_high=True),
-        "output_tok_per_dollar": _spent("out tok/$", "output_tok_per_dollar", is_better_high=True),
+        "output_tok_per_dollar": Figure(
+            "out tok/$", lambda report: report.spending.output_tok_per_dollar, is_better_high=True
+        ),
         "failed": Figure("failed", lambda report: report.whole.counts.failed_share, is_better_high=False),
     }
 )
@@ -128,14 +111,14 @@ def elasticity_figures(found: Elasticity) -> dict[str, str]:
         shown["endpoint-seconds"] = fixed(found.endpoint_seconds, 0)
     for response in found.responses:
         if found.endpoint_seconds is not None:
-            shown[f"reaction, {response.name}"] = _seconds(response.reaction_s, "no more endpoints")
+            shown[f"reaction, {response.name}"] = (
+                "no more endpoints" if response.reaction_s is None else f"{response.reaction_s:.1f} s"
+            )
         if found.slo_seconds_missed is not None:
-            shown[f"recovery, {response.name}"] = _seconds(response.recovery_s, "never")
+            shown[f"recovery, {response.name}"] = (
+                "never" if response.recovery_s is None else f"{response.recovery_s:.1f} s"
+            )
     return shown
-
-
-def _seconds(value: float | None, missing: str) -> str:
-    return missing if value is None else f"{value:.1f} s"
 
 
 _SHOWN = (
@@ -161,6 +144,15 @@ _LATENCIES = {
     "E2E": "e2e",
     "E2E, from sent": "e2e_sent",
     "time per token, from sent": "time_per_token",
+}
+_SUMMARY = {
+    "avg": "mean",
+    "min": "min",
+    "med": "p50",
+    "p(90)": "p90",
+    "p(95)": "p95",
+    "p(99)": "p99",
+    "max": "max",
 }
 _WIDTH = 30
 
@@ -222,7 +214,8 @@ def _lines(said: Report) -> Iterator[str]:
     yield ""
     for heading, measure in _LATENCIES.items():
         if summary := said.measured.latency_ms.get(measure):
-            yield _line(heading, _points(summary))
+            shown = (f"{label}={milliseconds(getattr(summary, field))}" for label, field in _SUMMARY.items())
+            yield _line(heading, " ".join(f"{each:<17}" for each in shown).rstrip())
     if said.phases:
         yield ""
         yield from markdown_table(PHASE_HEADER, [list_phase(phase) for phase in said.phases]).splitlines()
@@ -244,11 +237,3 @@ def describe_part(part: PartStats) -> str:
 
 def _line(heading: str, value: str) -> str:
     return f"{heading:.<{_WIDTH}}: {value}"
-
-
-def _points(summary: Stats) -> str:
-    points = {"avg": "mean", "min": "min", "med": "p50", "p(90)": "p90", "p(95)": "p95", "p(99)": "p99"}
-    shown = {**points, "max": "max"}
-    return " ".join(
-        f"{f'{label}={milliseconds(getattr(summary, field))}':<17}" for label, field in shown.items()
-    ).rstrip()

@@ -25,6 +25,11 @@ _K6: Preset = {
     "graceful_stop": 30.0,
 }
 
+# KubeAI's benchmark of 8 x L4, whose 8,000 requests are 800 prompts, shuffled and gone through ten times; a
+# spec adds its req-rate and max-concurrency.
+_REPLAY = {"name": "synthetic", "turns": "prompts", "max_prompts": 800, "repeat": 10, "shuffle": True}
+_8XL4: Preset = {"dataset": _REPLAY, "arrivals": "poisson", "total_prompts": 8000}
+
 # Large in, small out and the reverse; turns and tokens of `chat` as the WildChat paper gives them for
 # ShareGPT at large: 3.51 turns, questions 94 +- 626 tokens, answers 348 +- 270.
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -40,31 +45,13 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 "mean_output_tokens": None,
             }
         },
-        # KubeAI's benchmark of 8 x L4, whose 8,000 requests are 800 prompts, shuffled and gone through ten
-        # times; a spec adds its req-rate and max-concurrency.
-        "kubeai-8xl4": {
-            "dataset": {
-                "name": "synthetic",
-                "turns": "prompts",
-                "max_prompts": 800,
-                "repeat": 10,
-                "shuffle": True,
-            },
-            "arrivals": "poisson",
-            "total_prompts": 8000,
-        },
+        "kubeai-8xl4": _8XL4,
         # The same from a laptop, archived: half the prompts.
         "kubeai-8xl4-laptop": {
-            "dataset": {
-                "name": "synthetic",
-                "turns": "prompts",
-                "max_prompts": 400,
-                "repeat": 10,
-                "shuffle": True,
-            },
+            **_8XL4,
+            "dataset": {**_REPLAY, "max_prompts": 400},
             "req_rate": 200.0,
             "max_concurrency": 800,
-            "arrivals": "poisson",
             "total_prompts": 4000,
         },
         "kubeai-k6": {**_K6, "vus": 320},

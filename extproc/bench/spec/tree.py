@@ -21,12 +21,13 @@ from extproc.documents import Document, parse_document, read_document
 class Ab(SpecSection):
     """Which strategies are compared, and how one is put in force.
 
-    `arms` are the router's `strategy` sections: a name, or a name with its settings. The arm in force is
-    changed by rewriting `settings_file`, which the router watches, or by running `command` with
-    `{strategy}` replaced; `pool` is the router's pool that is changed, its first where omitted.
-    `admin`: the router's admin `host:port`, several with commas, asked at `/pools` until the change shows at
-    every address of every name, `switch_timeout` at most. `flush` lists the endpoints whose prefix cache is
-    emptied before each run (`POST /reset_prefix_cache`); the spec's `scrape` list where omitted.
+    `arms` are the router's `strategy` sections: a name, or a name with its settings; with `urls` these
+    servers are compared instead, nothing is switched. The arm in force is changed by rewriting
+    `settings_file`, which the router watches, or by running `command` with `{strategy}` replaced; `pool`
+    is the router's pool that is changed, its first where omitted. `admin`: the router's admin
+    `host:port`, several with commas, asked at `/pools` until the change shows at every address of every
+    name, `switch_timeout` at most. `flush` lists the endpoints whose prefix cache is emptied before each
+    run (`POST /reset_prefix_cache`); the spec's `scrape` list where omitted.
 
     Each of `repeats` measures every arm once over one schedule, with the spec's seed plus the repeat. `prime`
     seconds of other prompts of the same kind go before each measurement. Arms whose offered loads differ by
@@ -35,8 +36,9 @@ class Ab(SpecSection):
     """
 
     arms: tuple[Component, ...] = tuple(
-        Component(name=name) for name in ("round_robin", "least_load", "prefix_hash")
+        Component(name=name) for name in ("round_robin", "least_load", "prefix_hash", "prefix_cache")
     )
+    urls: tuple[str, ...] = ()
     baseline: str | None = None
     settings_file: Path | None = None
     pool: str | None = None
@@ -48,6 +50,12 @@ class Ab(SpecSection):
     repeats: int = Field(default=3, gt=0)
     tolerance: float = Field(default=0.03, gt=0)
     confidence: float = Field(default=0.95, gt=0, lt=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _compare_urls(cls, value: object) -> object:
+        urls = value.get("urls") if isinstance(value, dict) else None
+        return {**value, "arms": urls} if isinstance(value, dict) and urls else value
 
 
 class Load(SpecSection):
