@@ -60,7 +60,6 @@ async def test_comparison_switches_every_replica_and_leaves_the_router_as_it_was
     report = json.loads((folder / "ab.json").read_text())
     assert [arm["label"] for arm in report["arms"]] == ["least_load", "prefix_hash(load_factor=1.5)"]
     assert all(trial["report"]["whole"]["counts"]["completed"] == 80 for trial in report["trials"])
-    assert len(list((tmp_path / "results" / "b" / "datasets").iterdir())) == 1  # both arms asked the same
     assert not any(served.cluster.faults.values())
 
 

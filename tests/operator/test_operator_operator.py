@@ -107,17 +107,17 @@ async def test_parts_of_an_indexed_job_offer_one_schedule_together(
 
 
 @pytest.mark.slow
-async def test_server_that_cannot_be_reached_makes_a_run_invalid_and_a_lacking_model_a_failure(
-    served: Served,
+async def test_client_that_was_late_makes_a_run_invalid_and_a_server_that_is_not_there_a_failure(
+    served: Served, null_server: int
 ) -> None:
     async with operating(served):
-        served.cluster.apply("invalid", build_spec(1))
-        served.cluster.apply("failed", build_spec(1, target={}))
+        served.cluster.apply("invalid", build_spec(null_server, limits={"lag-p99": 0}))
+        served.cluster.apply("failed", build_spec(1))
         invalid = await served.until("invalid", "Invalid")
         failed = await served.until("failed", "Failed")
 
-    assert invalid["verdict"].startswith("invalid: requests failed")
-    assert "give target.model" in " ".join(failed["faults"])
+    assert invalid["verdict"].startswith("invalid: client-limited")
+    assert "Connection refused: nothing was asked" in " ".join(failed["faults"])
 
 
 @pytest.mark.slow
