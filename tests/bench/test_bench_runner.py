@@ -293,7 +293,7 @@ def test_run_command_prints_the_report_and_exits_by_its_verdict(null_server: int
         "port": null_server,
         "target": {"model": "m"},
         "performance": {"traffic-shape": {"req-rate": 50, "total-prompts": 20, "dataset": "random"}},
-        "limits": {"lag-p99": 5, "loop-lag-p99": 5, "cpu": 5},
+        "limits": {"lag-p99": 5, "loop-lag-p99": 5, "cpu": 5, "achieved": 0},
     }
     output = tmp_path / "out"
     good = CliRunner().invoke(
