@@ -59,6 +59,19 @@ def test_impossible_runs_are_refused_with_the_reason(
     assert any(fault in found for found in planned(host, 1, **traffic).faults)
 
 
+def test_plan_says_what_sessions_really_offer_in_a_short_window() -> None:
+    """Turns of ten seconds each do not come in a window of twenty; prompts of their own do."""
+    sessions = planned(req_rate=3, arrivals="poisson", dataset={"name": "synthetic"}, think_time=8)
+    prompts = planned(req_rate=3, dataset={"name": "synthetic", "turns": "prompts"}, think_time=8)
+
+    assert sessions.due_rps is not None
+    assert sessions.due_rps < 0.5 * (sessions.offered_rps or 0)
+    assert any("would be due in the window" in remark for remark in sessions.remarks)
+    assert "due in the window" in plan_text(sessions)
+    assert prompts.due_rps == pytest.approx(prompts.offered_rps, rel=0.05)
+    assert not any("would be due" in remark for remark in prompts.remarks)
+
+
 def test_more_processes_make_a_fast_run_possible() -> None:
     host = ClientHost(cores=8, ports=60_000, files=100_000)
 
