@@ -86,6 +86,7 @@ RATE: Final = Number(0, min_open=True)
 LOSS: Final = Number(0, 1)
 LETTERS: Final = ", ".join(f"{one.letter} {one.name}" for one in WORKLOADS.values())
 check_workloads: Final = check_names("check_workloads", find_workload)
+PRESETS: Final = "KubeAI's 8 x L4 benchmark, all 12 cells; its k6 threads on 8 x H100 and on 2 x L4."
 SHARE_DELAY: Final = "Gateways send each other their picks; milliseconds until they arrive. [default: never]"
 SHARE_LOSS: Final = "Share of these messages that is lost."
 SHARE_FAULT: Final = "What is wrong with the connection between gateways."
@@ -124,7 +125,7 @@ _check_spike = check_names("check_spike", lambda text: not text or parse_spike(t
 
 
 @click.command
-@click.option("--preset", type=click.Choice(["seed-000"]), help="KubeAI's 8 x L4 benchmark, all 12 cells.")
+@click.option("--preset", type=click.Choice(["seed-000", *seed_preset.THREADS]), help=PRESETS)
 @click.option(
     "--workload",
     default="sessions",
@@ -204,6 +205,10 @@ def fleet(
     profiles = options["profiles"]
     if preset:
         _refuse_others(click.get_current_context())
+        if threads := seed_preset.THREADS.get(preset):
+            profile = find_profile(profiles[0] if profiles else threads.profile)
+            click.echo(seed_preset.render_threads(threads, profile, seeds), nl=False)
+            return
         _print_preset(profiles, seeds, json_path, csv_path)
         return
     cells = _list_cells(seeds=seeds, **options)

@@ -24,6 +24,7 @@ from extproc.simulator.fleet.traffic import Traffic
 from extproc.simulator.fleet.workloads import draw_sessions
 from tests.simulator.plays import PROFILE, hit_rate, picture, play
 from tests.simulator.prompts import planned
+from tests.tables import table
 
 LOST = FleetChange(5, Kind.CRASH, 1)
 
@@ -362,3 +363,13 @@ def test_k6_benchmark_is_at_an_edge_where_an_endpoint_keeps_its_threads_or_loses
     assert edge[-1] > 0.6
     assert edge[0] < 0.4
     assert roomy[0] > 0.65
+
+
+@table(("preset", "least_ms", "most_ms"), [("seed-002", 200, 420), ("seed-004", 450, 720)])
+def test_threads_take_about_as_long_as_published(preset: str, least_ms: float, most_ms: float) -> None:
+    done = CliRunner().invoke(command, ["fleet", "--preset", preset, "--seed", "3"], catch_exceptions=False)
+    figures = [line.split() for line in done.output.splitlines()[2:]]
+
+    assert [row[0] for row in figures] == ["least_load", "prefix_hash", "prefix_cache"]
+    assert least_ms < float(figures[0][1]) < most_ms
+    assert figures[2][2] == "-"

@@ -51,7 +51,7 @@ def test_next_turn_contains_the_answer_of_the_one_before() -> None:
 
 
 def test_replayed_prompt_does_not_contain_what_was_generated_before() -> None:
-    sessions = draw_sessions("distinct", Demand(300), 1)
+    sessions = draw_sessions("replay", Demand(300), 1)
     generated = {session.turns[0].messages[-1].text for session in sessions}
 
     assert not generated & {message.text for one in sessions for message in one.turns[0].messages[:-1]}
@@ -142,7 +142,7 @@ def test_held_out_stands_for_the_twenty() -> None:
 
 
 def test_unknown_workload_lists_the_known_ones() -> None:
-    with pytest.raises(SettingsError, match=r"replay \(A\), distinct \(B\), sessions \(C\)"):
+    with pytest.raises(SettingsError, match=r"replay \(A\), sessions \(C\)"):
         draw_sessions("nope", Demand(1), 0)
 
 

@@ -183,12 +183,6 @@ def test_tree_knows_the_longest_common_stretch_and_who_was_sent_it() -> None:
     assert tree.sizes == {"a": 6, "b": 6}
 
 
-def test_session_hash_knows_no_load_either_and_no_later_turn_leaves() -> None:
-    fleet = Fleet(peer("session_hash"))
-
-    assert len({fleet.ask(essay("x"), stays=True) for _ in range(50)}) == 1
-
-
 def test_kubeai_leaves_a_home_at_the_second_request() -> None:
     fleet = Fleet(peer("kubeai"))
     homes = [fleet.ask(essay("x"), stays=True) for _ in range(2)]

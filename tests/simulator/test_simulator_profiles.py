@@ -21,6 +21,7 @@ def test_every_profile_says_how_it_was_found() -> None:
     assert {name for name, profile in profiles.items() if profile.is_calibrated} == {
         "l4-llama8b-fp8",
         "l4-llama8b-fp8-fitted",
+        "l4-llama8b-fp8-22k",
     }
 
 

@@ -62,7 +62,7 @@ async def finish(generation: Generation) -> Generation:
 
 async def test_a_trace_gets_the_same_times_as_in_the_virtual_fleet() -> None:
     profile = replace(find_profile("l4-llama8b-fp8"), max_num_seqs=16)
-    sessions = draw_sessions("distinct", Demand(120), seed=7)
+    sessions = draw_sessions("replay", Demand(120), seed=7)
     flights = simulate_fleet(Setup([profile], 1, Routing("round_robin"), Traffic(rate=6)), sessions).flights
     clock = VirtualClock()
     driver, _ = build_driver(profile, clock)

@@ -61,24 +61,18 @@ class ChatKind:
     def _scale(self, chats: Sequence[Chat]) -> list[Chat]:
         prompts = [prompt for chat in chats for prompt in self.prompts(chat)]
         tokens, output = (sum(column) / len(prompts) for column in zip(*prompts, strict=True))
-        asked = sum(q * (len(chat) - turn) for chat in chats for turn, (q, _) in enumerate(chat)) / len(
-            prompts
-        )
-        replies = self.output_tokens / output if self.output_tokens else 1.0
-        history = tokens - asked - self.system_tokens
-        wanted = (self.input_tokens or tokens) - self.system_tokens - history * replies
-        questions = wanted / asked
-        return [[(_scaled(q, questions), _scaled(r, replies)) for q, r in chat] for chat in chats]
+        asked = sum(q * (len(chat) - turn) for chat in chats for turn, (q, _) in enumerate(chat))
+        by_reply = self.output_tokens / output if self.output_tokens else 1.0
+        history = tokens - asked / len(prompts) - self.system_tokens
+        wanted = (self.input_tokens or tokens) - self.system_tokens - history * by_reply
+        by_question = wanted * len(prompts) / asked
+        return [[(max(1, round(q * by_question)), max(1, round(r * by_reply))) for q, r in c] for c in chats]
 
     def _draw_chat(self, rng: Random) -> Chat:
         turns = self.turns + int(rng.expovariate(1 / self.more_turns))
         chat = [(round(self.question(rng)), round(self.reply(rng))) for _ in range(turns)]
         fitting = sum(prompt <= self.longest for prompt, _ in self.prompts(chat))
         return chat[:fitting]
-
-
-def _scaled(tokens: int, factor: float) -> int:
-    return max(1, round(tokens * factor))
 
 
 class Demand(Struct, frozen=True):
@@ -99,14 +93,9 @@ Talk = Callable[[Transcript, str, float, Random], Iterable[PlannedTurn]]
 """Takes an empty script, a session's name and its mean pause in seconds; returns its turns."""
 
 
-def begin(rng: Random) -> Transcript:
-    """Returns the empty script of a run."""
-    return Transcript(rng.getrandbits(63))
-
-
 def draw_talks(talk: Talk, demand: Demand, rng: Random) -> Sessions:
     """Yields sessions without an end."""
-    blank = begin(rng)
+    blank = Transcript(rng.getrandbits(63))
     for owner in count():
         yield PlannedSession(owner, tuple(talk(blank, f"session {owner}", demand.think_s, rng)))
 

@@ -15,7 +15,15 @@ from typing import Final
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from extproc.simulator.fleet.chats import Demand, Sessions, Talk, begin, draw_talks, lognormal, take_turns
+from extproc.simulator.fleet.chats import (
+    Demand,
+    Draw,
+    Sessions,
+    Talk,
+    draw_talks,
+    lognormal,
+    take_turns,
+)
 from extproc.simulator.fleet.session import PlannedSession, PlannedTurn, Transcript
 
 _QUESTION: Final = lognormal(150, 0.6, 4)
@@ -39,6 +47,16 @@ def _by_zipf(items: int, exponent: float) -> Callable[[Random], int]:
     return lambda rng: rng.choices(range(items), cum_weights=weights)[0]
 
 
+_CODE: Final = lognormal(300, 0.8, 20, 2_000)
+_TOOLS: Final = _by_zipf(60, 1.1)
+_CALL: Final = lognormal(137, 0.9, 4, 2_000)
+_LONG_REPLY: Final = lognormal(343, 0.7, 8, 2_000)
+_TITLES: Final = _by_zipf(400, 0.9)
+_PROGRAM: Final = lognormal(2_150, 0.85, 1, 7_400)  # 2,048 tokens on average, once it is clipped
+_COMPLETION: Final = lognormal(28, 0.9, 1, 500)
+_THOUGHT: Final = lognormal(220, 0.3, 60, 600)
+
+
 def _length(name: str, shortest: float, longest: float) -> float:
     """The tokens of a text that many have in common, by its name; the logarithm is even."""
     return exp(log(shortest) + log(longest / shortest) * xxh3_64_intdigest(name.encode()) / 2**64)
@@ -58,26 +76,16 @@ def _code(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
         script = script.after(planned)
 
 
-_CODE: Final = lognormal(300, 0.8, 20, 2_000)
-
-
 def _call_tools(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
     script = blank.then("system", f"tools {_TOOLS(rng)}", 5_500)
     calls = [(rng.lognormvariate(log(450), 1.0), _CALL(rng)) for _ in range(rng.randint(1, 5))]
     return take_turns(script, name, think_s, rng, calls)
 
 
-_TOOLS: Final = _by_zipf(60, 1.1)
-_CALL: Final = lognormal(137, 0.9, 4, 2_000)
-
-
 def _talk_long(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
     turns = 1 + int(rng.expovariate(1 / 1.2))
     chat = [(min(60_000, rng.lognormvariate(log(3_700), 1.2)), _LONG_REPLY(rng)) for _ in range(turns)]
     return take_turns(blank, name, think_s, rng, chat)
-
-
-_LONG_REPLY: Final = lognormal(343, 0.7, 8, 2_000)
 
 
 def _branch(blank: Transcript, name: str, think_s: float, rng: Random) -> Turns:
@@ -160,9 +168,6 @@ def _lay_out(blank: Transcript, documents: Iterable[int]) -> Transcript:
     return script
 
 
-_TITLES: Final = _by_zipf(400, 0.9)
-
-
 def _choose(draw: Callable[[Random], int], size: int, rng: Random) -> list[int]:
     found: dict[int, None] = {}
     while len(found) < size:
@@ -174,17 +179,14 @@ _read_any: Final = partial(_read, lambda rng: rng.sample(range(400), 5))
 _read_popular: Final = partial(_read, lambda rng: sorted(_choose(_TITLES, 5, rng)))
 
 
-def _complete(blank: Transcript, name: str, _think_s: float, rng: Random) -> Turns:
-    """2,048 tokens in, 28 out on average."""
-    length = min(7_400, rng.lognormvariate(log(1_500), 0.85))
-    return take_turns(blank, name, 0, rng, [(length, _COMPLETION(rng))])
+def _ask_once(
+    question: Draw, reply: Draw, blank: Transcript, name: str, _think_s: float, rng: Random
+) -> Turns:
+    return take_turns(blank, name, 0, rng, [(question(rng), reply(rng))])
 
 
-_COMPLETION: Final = lognormal(28, 0.9, 1, 500)
-
-
-def _read_once(blank: Transcript, name: str, _think_s: float, rng: Random) -> Turns:
-    return take_turns(blank, name, 0, rng, [(rng.uniform(2_000, 8_000), _REPLY(rng))])
+_complete: Final = partial(_ask_once, _PROGRAM, _COMPLETION)
+_read_document: Final = partial(_ask_once, lambda rng: rng.uniform(2_000, 8_000), _REPLY)
 
 
 def _act(blank: Transcript, name: str, _think_s: float, rng: Random) -> Turns:
@@ -194,7 +196,7 @@ def _act(blank: Transcript, name: str, _think_s: float, rng: Random) -> Turns:
 
 
 def _mix(blank: Transcript, name: str, think_s: float, rng: Random) -> Iterable[PlannedTurn]:
-    (talk,) = rng.choices((_plain, _act, _read_any, _read_once), (8, 1, 12, 6))
+    (talk,) = rng.choices((_plain, _act, _read_any, _read_document), (8, 1, 12, 6))
     return talk(blank, name, think_s, rng)
 
 
@@ -242,7 +244,7 @@ def draw_trees(demand: Demand, rng: Random) -> Sessions:
 
     Each of the 16 asks its next level when its own answer is there; the thought it builds on is its beam's.
     """
-    blank = begin(rng)
+    blank = Transcript(rng.getrandbits(63))
     for tree, start_s in enumerate(_arrivals(demand, 64, rng)):
         for slot in range(16):
             script, turns = blank.then("user", f"tree {tree}.problem", 3_000), []
@@ -254,12 +256,9 @@ def draw_trees(demand: Demand, rng: Random) -> Sessions:
             yield PlannedSession(tree * 16 + slot, tuple(turns), start_s)
 
 
-_THOUGHT: Final = lognormal(220, 0.3, 60, 600)
-
-
 def draw_jobs(demand: Demand, rng: Random) -> Sessions:
     """Batch jobs: a task prompt, three variants behind it, 120 to 380 items at 12 a second each."""
-    blank = begin(rng)
+    blank = Transcript(rng.getrandbits(63))
     starts = islice(_arrivals(demand, 250, rng), -(-demand.requests // 120))
     jobs = [_job(blank, job, at_s, rng) for job, at_s in enumerate(starts)]
     items = merge(*jobs, key=lambda session: session.start_s or 0.0)

@@ -4,8 +4,12 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from statistics import median
+from itertools import product
+from statistics import fmean, median
+from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
 
 from extproc.simulator.engine.profiles import Profile
 from extproc.simulator.fleet.chats import Demand
@@ -105,7 +109,7 @@ def _row(seeds: Sequence[PublishedCell]) -> Sequence[str]:
 
 def _compare(simulated: Iterable[float], published: float) -> tuple[str, str, str]:
     value = median(simulated)
-    return f"{value:.0f}", f"{published:.0f}", f"{value / published:.2f}"
+    return f"{value:.0f}", *((f"{published:.0f}", f"{value / published:.2f}") if published else ("-", "-"))
 
 
 def list_rows(cells: Iterable[PublishedCell]) -> list[Mapping[str, object]]:
@@ -146,3 +150,40 @@ def _latencies(run: Summary) -> dict[str, float]:
         for name, latency in measured.items()
         for point in ("mean", "median", "p99")
     } | {"e2e_mean_ms": run.e2e.mean_ms}
+
+
+class ThreadsPreset(Struct, frozen=True):
+    """KubeAI's k6 threads: so many users at a time; `published` has the mean time per token, milliseconds."""
+
+    profile: str
+    endpoints: int
+    users: int
+    published: Mapping[str, float]
+
+
+THREADS: Final[Mapping[str, ThreadsPreset]] = MappingProxyType(
+    {
+        "seed-002": ThreadsPreset("h100-llama70b-fp8", 8, 320, {"least_load": 405.39, "prefix_hash": 361.07}),
+        "seed-004": ThreadsPreset("l4-llama8b-fp8-22k", 2, 80, {"least_load": 712.11, "prefix_hash": 469.34}),
+    }
+)
+_THREADS_REQUESTS: Final = 7340
+
+
+def render_threads(preset: ThreadsPreset, profile: Profile, seeds: Sequence[int]) -> str:
+    """Lays out the time per token of all requests as k6 counts it: each answer's time over its tokens.
+
+    The second of two runs is published, with caches that are warm; here the first fifth is left out.
+    """
+    found: dict[str, list[float]] = {strategy: [] for strategy in (*preset.published, "prefix_cache")}
+    for strategy, seed in product(found, seeds):
+        sessions = draw_sessions("k6-chat", Demand(_THREADS_REQUESTS), seed)
+        setup = Setup([profile], preset.endpoints, Routing(strategy), Traffic(users=preset.users), seed=seed)
+        flights = [flight for flight in simulate_fleet(setup, sessions).flights if flight.is_answered]
+        times = [1000 * flight.e2e_s / flight.asked.output_tokens for flight in flights[len(flights) // 5 :]]
+        found[strategy].append(fmean(times))
+    rows = [
+        (name, *_compare(each, preset.published.get(name, 0.0)), f"{min(each):.0f}-{max(each):.0f}")
+        for name, each in found.items()
+    ]
+    return lay_out([("strategy", "ms per token", "published", "ratio", "range"), *rows])

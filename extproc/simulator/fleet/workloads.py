@@ -15,7 +15,7 @@ from extproc.documents import parse_document
 from extproc.errors import SettingsError
 from extproc.simulator.engine.profiles import DEFAULT_PROFILE
 from extproc.simulator.fleet import held_out
-from extproc.simulator.fleet.chats import ChatKind, Demand, Sessions, begin, draw_talks, lognormal, take_turns
+from extproc.simulator.fleet.chats import ChatKind, Demand, Sessions, draw_talks, lognormal, take_turns
 from extproc.simulator.fleet.session import PlannedSession, PlannedTurn, Transcript
 
 SHAREGPT: Final = ChatKind(
@@ -98,16 +98,9 @@ def _replay(demand: Demand, rng: Random) -> Sessions:
         yield PlannedSession(owner, (script.ask(f"generated {number}", reply),))
 
 
-def _distinct(demand: Demand, rng: Random) -> Sessions:
-    prompts = list(_prompts(demand.requests, rng))
-    rng.shuffle(prompts)
-    for owner, script, reply in prompts:
-        yield PlannedSession(owner, (script.ask("generated", reply),))
-
-
 def _prompts(requests: int, rng: Random) -> Iterator[tuple[int, Transcript, int]]:
     """Every turn of every chat as a request of its own, history and recorded replies included."""
-    blank = begin(rng)
+    blank = Transcript(rng.getrandbits(63))
     for owner, chat in enumerate(SHAREGPT.draw(requests, rng)):
         script = blank
         for question, reply in chat:
@@ -118,7 +111,7 @@ def _prompts(requests: int, rng: Random) -> Iterator[tuple[int, Transcript, int]
 
 def _chats(kind: ChatKind) -> Draw:
     def draw(demand: Demand, rng: Random) -> Sessions:
-        head = begin(rng)
+        head = Transcript(rng.getrandbits(63))
         if kind.system_tokens:
             head = head.then("system", "head", kind.system_tokens)
         for owner, chat in enumerate(kind.draw(demand.requests, rng)):
@@ -170,7 +163,6 @@ def _agents(blank: Transcript, name: str, think_s: float, rng: Random) -> Iterat
 
 _DRAWS: Final[Mapping[str, Draw]] = {
     "replay": _replay,
-    "distinct": _distinct,
     "sessions": _chats(SHAREGPT),
     "common-system": _chats(
         replace(SHAREGPT, system_tokens=SYSTEM_TOKENS, input_tokens=832.0 + SYSTEM_TOKENS)

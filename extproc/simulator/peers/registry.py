@@ -5,7 +5,6 @@ They are arms of a simulation and no strategies of the service: its settings do 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
 from types import MappingProxyType
 from typing import Final
 
@@ -35,10 +34,6 @@ def _gie(outside: Outside, scrape: Scrape, *, scrape_s: float = 0.05, **options:
     return Gie(outside, scrape(scrape_s), **options)  # type: ignore[arg-type]  # likewise
 
 
-def _session_hash(outside: Outside, _scrape: Scrape) -> Strategy:
-    return PrefixHash(outside, key=("conversation",), prefix_chars=1 << 20, load_factor=inf)
-
-
 def _sglang(outside: Outside, _scrape: Scrape, **options: object) -> Strategy:
     return SglangCacheAware(outside, **options)  # type: ignore[arg-type]  # likewise
 
@@ -62,12 +57,6 @@ _ALL: Final = (
         _sglang,
         "SGLang router 0.2, cache_aware: threshold 0.3, unbalanced beyond 64 requests and 1.5 times",
         "no eviction of its tree, which begins at 67 million characters an endpoint",
-    ),
-    Peer(
-        "session_hash",
-        _session_hash,
-        "consistent hashing by session with no bound, as production-stack's `session` and many proxies do it",
-        "the system text and the first user message stand for a session's name",
     ),
 )
 PEERS: Final[Mapping[str, Peer]] = MappingProxyType({peer.name: peer for peer in _ALL})
