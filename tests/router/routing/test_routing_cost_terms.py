@@ -51,4 +51,4 @@ def test_a_request_in_flight_weighs_a_part_of_a_step_or_of_the_mean_prefill() ->
         engine.predict("a", 40_000, 40_000, reasons[0])
 
     assert by_step == pytest.approx(6 / 4)
-    assert engine.ms_per_request == pytest.approx(0.1 * 40_000 * engine.ms_per_byte, rel=0.01)
+    assert engine.ms_per_request == pytest.approx(0.05 * 40_000 * engine.ms_per_byte, rel=0.01)

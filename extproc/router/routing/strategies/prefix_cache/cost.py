@@ -20,7 +20,7 @@
 #   (simulated).
 # - evicted(e) is prefill · missing(e) · exp(-age / 10 s), where e's cache is full and what would be evicted
 #   next was last used `age` ago. What was used a moment ago is soon asked for, and prefilled, again.
-# - w is what a request in flight costs the next one: a quarter of a step, and at least a tenth of the mean
+# - w is what a request in flight costs the next one: a quarter of a step, at least a twentieth of the mean
 #   prefill of a request. On a fast engine a step is short, while an agent's context keeps a cache filled.
 # - Of an earlier turn the answer counts as cached, too, though it was never seen: the engine wrote it itself.
 #

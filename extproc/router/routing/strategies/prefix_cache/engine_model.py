@@ -23,7 +23,7 @@ from extproc.router.routing.strategies.prefix_cache.signal_history import (
 )
 
 _STEPS_PER_REQUEST: Final = 0.25
-_PREFILL_PER_REQUEST: Final = 0.1
+_PREFILL_PER_REQUEST: Final = 0.05
 
 # What a new figure counts against those before it: of many requests, and of one.
 _SLOWLY: Final = 0.25
