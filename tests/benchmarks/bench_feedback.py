@@ -68,7 +68,7 @@ def parsing() -> Callable[[], object]:
 def cooled(desk: PoolFeedback) -> PoolFeedback:
     name = desk.pool.snapshot.names[-1]
     for _ in range(3):
-        desk.cooling.observe(name, Outcome("llama", "", Verdict.FAILED))
+        desk.cooling.observe(name, Outcome("", Verdict.FAILED))
     return desk
 
 

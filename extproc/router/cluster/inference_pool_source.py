@@ -127,7 +127,7 @@ class _PoolFollower:
         else:
             self._pods.use_ports(terms.ports)
         if self._pods is self._listed:
-            # The ports may be others, or what gateways say of the pool.
+            # The ports may be others.
             self._sink.changed()
 
     def _stop_following(self) -> None:
@@ -169,12 +169,8 @@ class _PoolFollower:
         return [] if self._listed is None else self._listed.book.unready()
 
     def remarks(self) -> Mapping[str, str]:
-        refusals = self._terms.refusals if self._terms else ()
         faults = self._listed.book.faults if self._listed else {}
-        remarks = {f"Pod {self._pool.namespace}/{name}": fault for name, fault in faults.items()}
-        if refusals:
-            remarks[f"InferencePool {self._pool}"] = f"is served all the same: {'; '.join(refusals)}"
-        return remarks
+        return {f"Pod {self._pool.namespace}/{name}": fault for name, fault in faults.items()}
 
 
 class _Pods:

@@ -60,7 +60,6 @@ def _exchange(entry: pb.HTTPAccessLogEntry) -> Exchange:
     has_begun = common.HasField("time_to_first_upstream_rx_byte")
     status = response.response_code.value
     return Exchange(
-        ours["pool"].string_value,
         _address(common.upstream_remote_address.socket_address),
         status,
         _seconds(common.duration),

@@ -55,7 +55,6 @@ class Exchange(Struct, frozen=True):
     the first event with the first token. `ticket` is the pick's number, 0 where it has none.
     """
 
-    pool: str
     address: str
     status: int
     duration_s: float
@@ -72,18 +71,15 @@ class Outcome(Struct, frozen=True):
     """What one try at one endpoint came to.
 
     `status` is the endpoint's own, 0 where it gave none. `duration_s` is how long ago the request began,
-    `first_byte_s` how long after that the answer did. `retry_after_s` is for a busy one. `ticket` is the
-    pick's number, of the try that ended the request.
+    `first_byte_s` how long after that the answer did. `retry_after_s` is for a busy one.
     """
 
-    pool: str
     address: str
     verdict: Verdict
     status: int = 0
     duration_s: float = 0.0
     first_byte_s: float | None = None
     retry_after_s: float = 0.0
-    ticket: int = 0
 
 
 # The request's doing, not the endpoint's.
@@ -99,21 +95,19 @@ def outcomes(exchange: Exchange, now_s: float) -> Iterator[Outcome]:
     `now_s` is the time of day, in seconds since 1970: an endpoint may name a date to come again.
     """
     for address in _unreached(exchange):
-        yield Outcome(exchange.pool, address, Verdict.FAILED, 0, exchange.duration_s)
+        yield Outcome(address, Verdict.FAILED, 0, exchange.duration_s)
     if exchange.address:
         began = exchange.first_byte_s is not None
         silence = Verdict.FAILED if exchange.fault is EndpointFault.ENDPOINT else Verdict.UNKNOWN
         verdict = judge_answer(exchange) if began else silence
-        yield Outcome(
-            exchange.pool,
-            exchange.address,
-            verdict,
-            exchange.status if began else 0,
-            exchange.duration_s,
-            exchange.first_byte_s,
-            parse_retry_after(exchange.retry_after, now_s) if verdict is Verdict.BUSY else 0.0,
-            exchange.ticket,
-        )
+        yield _outcome(exchange, verdict, exchange.status if began else 0, now_s)
+
+
+def _outcome(exchange: Exchange, verdict: Verdict, status: int, now_s: float) -> Outcome:
+    retry_after_s = parse_retry_after(exchange.retry_after, now_s) if verdict is Verdict.BUSY else 0.0
+    return Outcome(
+        exchange.address, verdict, status, exchange.duration_s, exchange.first_byte_s, retry_after_s
+    )
 
 
 def judge_answer(exchange: Exchange) -> Verdict:
@@ -167,19 +161,9 @@ def judge_response(served: Served, elapsed_s: float, now_s: float) -> Outcome:
     endpoint's or the proxy's own, unless the proxy marked it. So without that mark `Retry-After` proves
     nothing: the shipped configurations add it to replies of Envoy's own.
     """
-    response = served.response
-    exchange = Exchange(
-        served.pool, served.address, response.status, elapsed_s, elapsed_s, retry_after=response.retry_after
-    )
+    told = served.response
+    exchange = Exchange(served.address, told.status, elapsed_s, elapsed_s, retry_after=told.retry_after)
     verdict = judge_answer(exchange)
-    if verdict is Verdict.BUSY and response.status == 503 and not response.is_upstreams:
+    if verdict is Verdict.BUSY and told.status == 503 and not told.is_upstreams:
         verdict = Verdict.UNKNOWN
-    return Outcome(
-        served.pool,
-        served.address,
-        verdict,
-        response.status,
-        elapsed_s,
-        elapsed_s,
-        parse_retry_after(response.retry_after, now_s) if verdict is Verdict.BUSY else 0.0,
-    )
+    return _outcome(exchange, verdict, told.status, now_s)

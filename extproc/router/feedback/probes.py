@@ -14,27 +14,18 @@ from typing import Final
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
 from extproc.router.feedback.pool_feedback import PoolFeedback
-from extproc.router.feedback.rounds import Rounds, Sleep
+from extproc.router.feedback.rounds import RoundPlan, Rounds, Sleep
 from extproc.router.routing.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ProbePlan:
-    """What is asked, and how eagerly; durations in seconds.
-
-    Each endpoint is asked every `interval_s`, or less often where that were more than `per_s` questions a
-    second; `failures` in a row make it unhealthy (the kubelet's default is three, too), one good answer
-    healthy. `parallel` bounds the questions that wait for an answer at one time.
-    """
+class ProbePlan(RoundPlan):
+    """`failures` in a row make an endpoint unhealthy (as the kubelet has it), one good answer healthy."""
 
     path: str = "/health"
-    interval_s: float = 5.0
-    timeout_s: float = 3.0
     failures: int = 3
-    parallel: int = 16
-    per_s: float = 50.0
 
 
 Ask = Callable[[str], Awaitable[bool]]

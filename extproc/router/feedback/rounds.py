@@ -2,23 +2,26 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from extproc.router.routing.endpoint import Endpoint
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class RoundPlan(Protocol):
-    """How often each endpoint is asked: `interval_s`, `per_s` a second, at most `parallel` at once."""
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """How endpoints are asked over HTTP; durations in seconds.
 
-    @property
-    def interval_s(self) -> float: ...
-    @property
-    def per_s(self) -> float: ...
-    @property
-    def parallel(self) -> int: ...
+    Each endpoint is asked every `interval_s`, or less often where that were more than `per_s` questions a
+    second; `parallel` bounds the questions that wait for an answer at one time.
+    """
+
+    interval_s: float = 5.0
+    timeout_s: float = 3.0
+    parallel: int = 16
+    per_s: float = 50.0
 
 
 class Rounds:

@@ -13,7 +13,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, T
 
 from extproc.errors import ProtocolError
 from extproc.router.feedback.pool_feedback import PoolFeedback
-from extproc.router.feedback.rounds import Rounds, Sleep
+from extproc.router.feedback.rounds import RoundPlan, Rounds, Sleep
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.signals import EndpointSignals
 
@@ -26,16 +26,9 @@ _IDLE_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class ScrapePlan:
-    """Each endpoint is asked every `interval_s`, seconds, or less often where that were more than `per_s`.
-
-    `parallel` bounds the questions that wait for an answer at one time.
-    """
-
-    interval_s: float
+class ScrapePlan(RoundPlan):
     timeout_s: float = 2.0
     parallel: int = 8
-    per_s: float = 50.0
 
 
 Fetch = Callable[[str], Awaitable[EndpointSignals | None]]

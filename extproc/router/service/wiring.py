@@ -87,7 +87,7 @@ def build_probe(settings: PoolSettings) -> ProbePlan | None:
     probe = settings.probe
     if probe is None and not settings.endpoints.tells_health:
         probe = ProbeSettings()
-    return ProbePlan(probe.path, probe.interval_s, probe.timeout_s) if probe else None
+    return ProbePlan(probe.interval_s, probe.timeout_s, path=probe.path) if probe else None
 
 
 def build_scrape(settings: PoolSettings) -> ScrapePlan | None:

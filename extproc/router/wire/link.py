@@ -39,22 +39,8 @@ _TURN_S: Final = 0.002
 _LAST_WORD_S: Final = 1.0
 # Output that a peer has not taken in before we stop reading from it.
 _HIGH_WATER_BYTES: Final = 1_048_576
-
-
-class Refusals:
-    """One log line a second for connections that end by their own fault, however many there are."""
-
-    def __init__(self) -> None:
-        self._logged_s = float("-inf")
-        self._silent = 0
-
-    def log(self, now_s: float, peer: str, reason: str) -> None:
-        if now_s - self._logged_s < 1:
-            self._silent += 1
-            return
-        more = f"; {self._silent} more since the last such line" if self._silent else ""
-        log.warning("the connection of %s is closed: %s%s", peer, reason, more)
-        self._logged_s, self._silent = now_s, 0
+# One message for all that end by their own fault: a flood of them is a line a second (`logs.RateLimit`).
+_CLOSED: Final = "the connection of %s is closed: %s"
 
 
 class Host(Protocol):
@@ -64,7 +50,6 @@ class Host(Protocol):
     limits: WireLimits
     budget: Budget
     places: StreamPlaces
-    refusals: Refusals
     memory: memoryview
 
     def discard(self, link: "Link") -> None: ...
@@ -198,7 +183,7 @@ class Link(asyncio.BufferedProtocol):
             self._work_off()
             self._loop.call_later(_LAST_WORD_S, self._transport.abort)
         else:
-            self._listener.refusals.log(self._loop.time(), self.peer, reason)
+            log.warning(_CLOSED, self.peer, reason)
             self._cut()
 
     def tick(self, now_s: float) -> None:
@@ -208,7 +193,7 @@ class Link(asyncio.BufferedProtocol):
                 self.refuse("no TLS handshake in time")
             return
         if self._stuck_s is not None and now_s - self._stuck_s > limits.answer_s:
-            self._listener.refusals.log(now_s, self.peer, "it does not read what it asked for")
+            log.warning(_CLOSED, self.peer, "it does not read what it asked for")
             self._cut()
             return
         self._is_at_work = True
@@ -289,7 +274,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _tell_one(self, event: Event | Failed) -> None:
         if isinstance(event, Failed):
-            self._listener.refusals.log(self._loop.time(), self.peer, event.reason)
+            log.warning(_CLOSED, self.peer, event.reason)
             return
         try:
             self._tell(event, event.stream)

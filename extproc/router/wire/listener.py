@@ -10,7 +10,7 @@ from extproc.router.budget import Budget, StreamPlaces, TokenBucket
 from extproc.router.wire.accepting import Acceptor, find_oldest_idle
 from extproc.router.wire.calls import Routes
 from extproc.router.wire.limits import WireLimits
-from extproc.router.wire.link import READ_BYTES, Link, Refusals
+from extproc.router.wire.link import READ_BYTES, Link
 
 
 class Listener:
@@ -22,7 +22,6 @@ class Listener:
         self.budget = budget
         self.places = StreamPlaces(limits.all_streams)
         self.links: dict[Link, None] = {}  # the oldest first
-        self.refusals = Refusals()
         self.is_draining = False
         # All links read into the same memory: what is read is worked off before the next read.
         self.memory = memoryview(bytearray(READ_BYTES))

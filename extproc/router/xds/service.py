@@ -6,7 +6,6 @@ change of endpoints is one resource either way.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from time import monotonic
 from typing import Final
 
 from extproc.errors import ProtocolError
@@ -28,7 +27,7 @@ class Xds:
     `pools` are the configured names. They are told as clusters from the start; a pool's endpoints are told
     once known, so that an Envoy that outlived us keeps what it has until then. `open_pool` takes the
     requests that nobody could route, `None` has them refused. `on_rejection` hears the type's last name
-    ("Cluster") of each configuration an Envoy refused; `clock` is for how often that is logged.
+    ("Cluster") of each configuration an Envoy refused.
     """
 
     def __init__(
@@ -37,15 +36,10 @@ class Xds:
         *,
         open_pool: str | None = None,
         on_rejection: Callable[[str], None],
-        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._catalog = Catalog(pools, open_pool)
         self._on_rejection = on_rejection
         self._envoys: set[_Envoy] = set()
-        # One line a second for refusals, however many there are.
-        self._clock = clock
-        self._logged_s = float("-inf")
-        self._silent = 0
 
     @property
     def streams_open(self) -> int:
@@ -71,14 +65,7 @@ class Xds:
     def reject(self, rejection: Rejection, peer: str) -> None:
         kind = rejection.type_url.rpartition(".")[2]
         self._on_rejection(kind)
-        now_s = self._clock()
-        if now_s - self._logged_s < 1:
-            self._silent += 1
-            return
-        more = f"; {self._silent} more since the last such line" if self._silent else ""
-        reason = rejection.reason[:_LOGGED_CHARS]
-        log.error("the Envoy at %s refused a %s: %r%s", peer, kind, reason, more)
-        self._logged_s, self._silent = now_s, 0
+        log.error("the Envoy at %s refused a %s: %r", peer, kind, rejection.reason[:_LOGGED_CHARS])
 
     def forget(self, envoy: "_Envoy") -> None:
         self._envoys.discard(envoy)

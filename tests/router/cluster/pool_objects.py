@@ -18,7 +18,6 @@ def pool_object(
     *,
     labels: dict[str, str] | None = None,
     ports: Sequence[int] = (8000,),
-    parents: list[Object] | None = None,
 ) -> Object:
     return {
         "apiVersion": "inference.networking.k8s.io/v1",
@@ -29,7 +28,7 @@ def pool_object(
             "targetPorts": [{"number": port} for port in ports],
             "endpointPickerRef": {"name": "extproc", "port": {"number": 9002}, "failureMode": "FailOpen"},
         },
-        "status": {"parents": parents or []},
+        "status": {"parents": []},
     }
 
 
@@ -39,17 +38,6 @@ def objective(name: str, priority: int, pool: str = "vllm") -> Object:
         "kind": "InferenceObjective",
         "metadata": {"name": name, "namespace": "default"},
         "spec": {"poolRef": {"name": pool}, "priority": priority},
-    }
-
-
-def parent(name: str, **conditions: str) -> Object:
-    """What one gateway says of a pool: the status of each condition."""
-    return {
-        "parentRef": {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name},
-        "conditions": [
-            {"type": type_, "status": status, "reason": f"{type_}Is{status}", "message": "…"}
-            for type_, status in conditions.items()
-        ],
     }
 
 

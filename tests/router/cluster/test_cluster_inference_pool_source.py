@@ -24,7 +24,7 @@ from tests.router.cluster.api_server import (
     write_kubeconfig,
 )
 from tests.router.cluster.harness import RecordingSink, running
-from tests.router.cluster.pool_objects import LABELS, parent, pool_object, running_pod
+from tests.router.cluster.pool_objects import LABELS, pool_object, running_pod
 
 IMPATIENT = Patience(answer_s=0.5, silence_s=0.5)
 BuildSource = Callable[..., InferencePoolSource]
@@ -342,23 +342,6 @@ async def test_a_list_is_not_confirmed_while_the_pool_is_not_heard_of(
         await sink.until(watched(server))
         server.bookmark(PODS)
         await sink.until(lambda told: told.confirmed_total >= 1)
-
-
-async def test_a_pool_that_a_gateway_does_not_accept_is_served_and_that_is_said_once(
-    server: ApiServer, build: BuildSource, sink: RecordingSink, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    refused = pool_object(parents=[parent("llm", Accepted="False")])
-    server.put(refused)
-    async with running(build(), sink):
-        await sink.until(watched(server))
-        server.put(refused)
-        server.put(running_pod("c", "10.0.0.3"))
-        await sink.until(has("a", "b", "c"))
-
-    assert [record.getMessage() for record in caplog.records] == [
-        "InferencePool default/vllm is served all the same: llm: Accepted is False (AcceptedIsFalse)"
-    ]
 
 
 async def test_a_pod_with_an_address_that_is_none_is_said_once(

@@ -1,10 +1,7 @@
 """What an InferencePool asks for."""
 
-from tests.router.cluster.pool_objects import Object, parent, parsed_pool, pool_object
+from tests.router.cluster.pool_objects import Object, parsed_pool, pool_object
 from tests.tables import table
-
-REFUSED = [parent("llm", Accepted="False", ResolvedRefs="True")]
-UNSEEN = [parent("default", Accepted="Unknown")]
 
 
 @table(
@@ -39,30 +36,3 @@ def test_a_pool_that_selects_nothing_is_at_fault_and_not_every_pod_of_its_namesp
     pool: Object, fault: tuple[str, str]
 ) -> None:
     assert parsed_pool(pool).terms.fault == fault
-
-
-@table(
-    ("pool", "refusals"),
-    [
-        (pool_object(parents=REFUSED), ("llm: Accepted is False (AcceptedIsFalse)",)),
-        (pool_object(parents=[parent("llm", Accepted="True")]), ()),
-        (pool_object(parents=UNSEEN), ()),
-        (pool_object(parents=[{"conditions": None}, {}]), ()),
-        (
-            pool_object(parents=[{"conditions": [{"type": "Accepted", "status": "False"}]}]),
-            ("a gateway: Accepted is False ()",),
-        ),
-        (
-            pool_object(
-                parents=[
-                    parent("a", Accepted="True", ResolvedRefs="False"),
-                    parent("b", Accepted="False") | {"parentRef": {"name": "b", "namespace": "edge"}},
-                ]
-            ),
-            ("a: ResolvedRefs is False (ResolvedRefsIsFalse)", "edge/b: Accepted is False (AcceptedIsFalse)"),
-        ),
-        ({**pool_object(), "status": None}, ()),
-    ],
-)
-def test_what_gateways_have_against_a_pool_is_a_line_each(pool: Object, refusals: tuple[str, ...]) -> None:
-    assert parsed_pool(pool).terms.refusals == refusals

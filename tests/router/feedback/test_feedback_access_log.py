@@ -49,7 +49,7 @@ class Heard:
 def test_an_entry_is_read_without_what_the_client_wrote() -> None:
     (exchange,) = read_entries(message(entry()))
 
-    assert exchange == Exchange("llama", "10.0.0.1:8000", 200, 0.5, 0.1)
+    assert exchange == Exchange("10.0.0.1:8000", 200, 0.5, 0.1)
     assert "secret" not in repr(exchange)
 
 
@@ -90,7 +90,6 @@ def test_what_the_other_codec_writes_is_the_exchange_it_wrote(  # noqa: PLR0917 
     assert (exchange.first_byte_s or 0) == pytest.approx((first_byte_ms or 0) / 1e3)
     assert (exchange.first_byte_s is None) == (first_byte_ms is None)
     assert exchange == Exchange(
-        pool or "",
         "" if address is None else f"{address[0]}:{address[1]}",
         status or 0,
         exchange.duration_s,

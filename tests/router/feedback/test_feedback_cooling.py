@@ -30,7 +30,7 @@ class Bench:
         self.clock.now_s += seconds
 
     def hear(self, name: str, verdict: Verdict, duration_s: float = 0.01, **fields: float) -> Change | None:
-        outcome = Outcome("llama", name, verdict, duration_s=duration_s, **fields)  # type: ignore[arg-type]  # floats
+        outcome = Outcome(name, verdict, duration_s=duration_s, **fields)  # type: ignore[arg-type]  # floats
         return self.cooling.observe(name, outcome)
 
     def fail(self, name: str, times: int = 3, duration_s: float = 0.01) -> Change | None:
@@ -152,7 +152,7 @@ def test_times_are_jittered_by_a_fifth() -> None:
         cooling = Cooling(Rules(), clock=clock, rng=random.Random(seed))
         cooling.set_members(NAMES)
         for _ in range(3):
-            cooling.observe("a", Outcome("llama", "a", Verdict.FAILED))
+            cooling.observe("a", Outcome("a", Verdict.FAILED))
         times.append(cooling.cooled_for_s("a"))
 
     assert min(times) >= 1.6
@@ -446,7 +446,7 @@ class AnyOrder(RuleBasedStateMachine):
     def hear(self, name: str, verdict: Verdict, times: int, duration_s: float, retry_after_s: float) -> None:
         for _ in range(times):
             outcome = Outcome(
-                "llama", name, verdict, duration_s=duration_s, first_byte_s=0.1, retry_after_s=retry_after_s
+                name, verdict, duration_s=duration_s, first_byte_s=0.1, retry_after_s=retry_after_s
             )
             self.cooling.observe(name, outcome)
 
@@ -485,7 +485,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.clock.now_s += 1
             for name in self.members - self.cooling.closed():
                 self.cooling.picked(name)
-                self.cooling.observe(name, Outcome("llama", name, Verdict.ANSWERED, 200, 0.01, 0.01))
+                self.cooling.observe(name, Outcome(name, Verdict.ANSWERED, 200, 0.01, 0.01))
 
         assert (self.cooling.closed(), self.cooling.shut()) == (frozenset(), {})
 

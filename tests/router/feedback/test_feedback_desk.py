@@ -53,7 +53,7 @@ each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strat
 
 
 def said(endpoint: Endpoint, verdict: Verdict, status: int = 200, duration_s: float = 0.1) -> Outcome:
-    return Outcome("llama", endpoint.address, verdict, status, duration_s, 0.05)
+    return Outcome(endpoint.address, verdict, status, duration_s, 0.05)
 
 
 def cool(desk: PoolFeedback, endpoint: Endpoint = BAD) -> None:
@@ -102,8 +102,8 @@ def test_what_is_heard_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> 
     cool(desk)
     clock.now_s += 5
     desk.observe(said(BAD, Verdict.ANSWERED, 404))
-    desk.observe(Outcome("llama", BAD.address, Verdict.FAILED))
-    desk.observe(Outcome("llama", "10.9.9.9:80", Verdict.FAILED))
+    desk.observe(Outcome(BAD.address, Verdict.FAILED))
+    desk.observe(Outcome("10.9.9.9:80", Verdict.FAILED))
     registry = CollectorRegistry()
     registry.register(FeedbackCollector(lambda: [desk]))
 

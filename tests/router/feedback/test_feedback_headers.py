@@ -65,7 +65,7 @@ def test_headers_alone_are_enough() -> None:
 
 def test_a_failure_that_is_told_twice_counts_once() -> None:
     desk, _ = build()
-    logged = Outcome("llama", A.address, Verdict.FAILED, 500)
+    logged = Outcome(A.address, Verdict.FAILED, 500)
     for _ in range(2):
         desk.observe(logged)
         desk.observe_response(told(500))

@@ -23,13 +23,13 @@ A, B, C = "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"
 def answered(
     status: int, fault: EndpointFault = EndpointFault.NONE, retry_after: str | None = None
 ) -> Exchange:
-    return Exchange("llama", A, status, 0.5, 0.1, fault, retry_after=retry_after)
+    return Exchange(A, status, 0.5, 0.1, fault, retry_after=retry_after)
 
 
 def silent(
     status: int, fault: EndpointFault = EndpointFault.NONE, retry_after: str | None = None
 ) -> Exchange:
-    return Exchange("llama", A, status, 0.5, None, fault, retry_after=retry_after)
+    return Exchange(A, status, 0.5, None, fault, retry_after=retry_after)
 
 
 @table(
@@ -66,7 +66,7 @@ def test_an_exchange_is_judged(exchange: Exchange, verdict: Verdict, class_: str
     (outcome,) = outcomes(exchange, NOW_S)
 
     assert (outcome.verdict, class_of(outcome)) == (verdict, class_)
-    assert (outcome.pool, outcome.address, outcome.duration_s) == ("llama", A, 0.5)
+    assert (outcome.address, outcome.duration_s) == (A, 0.5)
 
 
 @table(
@@ -113,22 +113,19 @@ def test_retry_after_is_read(text: str | None, seconds: float) -> None:
 def test_who_failed_before_the_last_try_is_blamed_where_it_is_certain(
     address: str, attempts: int, told: list[str], blamed: list[str]
 ) -> None:
-    found = list(
-        outcomes(Exchange("llama", address, 200, 0.5, 0.1, attempts=attempts, destinations=told), NOW_S)
-    )
+    found = list(outcomes(Exchange(address, 200, 0.5, 0.1, attempts=attempts, destinations=told), NOW_S))
 
     assert [outcome.address for outcome in found if outcome.verdict is Verdict.FAILED] == blamed
     assert (found[-1].address, found[-1].verdict) == (address, Verdict.ANSWERED)
 
 
 def test_nobody_is_judged_where_no_endpoint_was_reached() -> None:
-    assert list(outcomes(Exchange("llama", "", 503, 0.1), NOW_S)) == []
+    assert list(outcomes(Exchange("", 503, 0.1), NOW_S)) == []
 
 
 @given(
     st.builds(
         Exchange,
-        st.just("llama"),
         st.sampled_from([A, B, C, ""]),
         st.integers(0, 999),
         st.floats(0, 100),

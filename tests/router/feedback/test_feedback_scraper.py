@@ -209,7 +209,7 @@ def test_what_an_endpoint_held_is_dropped_when_it_does_not_answer_us_either(
     pick = desk.pool.pick(strategy.read(LONG, {}, ""))
     pick.release()
     for _ in range(3):
-        desk.observe(Outcome("llama", pick.endpoint.address, Verdict.FAILED, status, 0.1))
+        desk.observe(Outcome(pick.endpoint.address, Verdict.FAILED, status, 0.1))
 
     assert desk.pool.left_out() == {pick.endpoint.name: "cooling"}
     assert len(strategy.index) > 0

@@ -45,9 +45,7 @@ class Live:
     def outcome(
         self, pool_name: str, address: str, verdict: Verdict, first_byte_s: float | None = 0.1
     ) -> None:
-        self.app.pools[pool_name].feedback.observe(
-            Outcome(pool_name, address, verdict, 200, 0.2, first_byte_s)
-        )
+        self.app.pools[pool_name].feedback.observe(Outcome(address, verdict, 200, 0.2, first_byte_s))
 
     def fail(self, pool_name: str, address: str) -> None:
         """Lets an endpoint fail until it is cooled down."""

@@ -81,7 +81,7 @@ class Stage:
         return decision.pick.endpoint.name
 
     def answer(self, number: int, first_byte_s: float) -> None:
-        self.desk.observe(Outcome("llama", f"10.0.0.{number}:80", Verdict.ANSWERED, 200, 1.0, first_byte_s))
+        self.desk.observe(Outcome(f"10.0.0.{number}:80", Verdict.ANSWERED, 200, 1.0, first_byte_s))
 
     def draw(self) -> State:
         return finish(self.steps())
@@ -196,7 +196,7 @@ def test_an_engine_that_began_again_is_told_by_what_it_counts_since() -> None:
 def test_a_cooling_endpoint_tells_for_how_long_and_why_the_service_is_not_ready_is_told() -> None:
     stage = Stage()
     for _ in range(3):
-        stage.desk.observe(Outcome("llama", "10.0.0.1:80", Verdict.FAILED, 500, 0.1))
+        stage.desk.observe(Outcome("10.0.0.1:80", Verdict.FAILED, 500, 0.1))
     stage.trouble.append("pool llama: no list of endpoints yet")
 
     state = stage.draw()

@@ -44,7 +44,7 @@ async def two_pools(text: str = TWO_POOLS) -> AsyncIterator[Pools]:
 
 def fail(pools: Pools, address: str) -> None:
     for _ in range(3):
-        pools["a"].feedback.observe(Outcome("a", address, Verdict.FAILED, 500))
+        pools["a"].feedback.observe(Outcome(address, Verdict.FAILED, 500))
 
 
 def states(pools: Pools) -> dict[str, str]:
@@ -138,7 +138,7 @@ async def test_response_headers_reach_the_pool() -> None:
 async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_request() -> None:
     async with two_pools(CACHES) as pools:
         pick, number = take(pools)
-        exchange = Exchange("a", pick.endpoint.address, 200, 1.0, 0.1, first_token_s=0.4, ticket=number)
+        exchange = Exchange(pick.endpoint.address, 200, 1.0, 0.1, first_token_s=0.4, ticket=number)
         for _ in range(2):
             pools.feedback.take(exchange)
         learnt = pick.pool.describe_engines()
@@ -150,10 +150,10 @@ async def test_what_an_access_log_tells_reaches_the_strategy_that_placed_the_req
 @table(
     "exchange",
     [
-        Exchange("a", "10.0.0.1:80", 500, 1.0, 0.1),
-        Exchange("a", "10.0.0.1:80", 503, 1.0, fault=EndpointFault.ENDPOINT),
-        Exchange("a", "", 503, 1.0),
-        Exchange("a", "10.9.9.9:80", 200, 1.0, 0.1),
+        Exchange("10.0.0.1:80", 500, 1.0, 0.1),
+        Exchange("10.0.0.1:80", 503, 1.0, fault=EndpointFault.ENDPOINT),
+        Exchange("", 503, 1.0),
+        Exchange("10.9.9.9:80", 200, 1.0, 0.1),
     ],
 )
 async def test_what_was_never_read_is_not_believed_to_be_there(exchange: Exchange) -> None:
@@ -170,7 +170,7 @@ async def test_a_retry_that_another_endpoint_answered_is_known_there() -> None:
     async with two_pools(CACHES) as pools:
         pick, number = take(pools)
         (other,) = {"10.0.0.1:80", "10.0.0.2:80"} - {pick.endpoint.address}
-        pools.feedback.take(Exchange("a", other, 200, 1.0, 0.1, attempts=2, ticket=number))
+        pools.feedback.take(Exchange(other, 200, 1.0, 0.1, attempts=2, ticket=number))
 
         assert matches(pools)[pick.endpoint.address] == 0
         assert matches(pools)[other] > 0
@@ -180,7 +180,7 @@ async def test_a_client_that_left_takes_nothing_back() -> None:
     async with two_pools(CACHES) as pools:
         pick, number = take(pools)
         pools.feedback.take(
-            Exchange("a", pick.endpoint.address, 0, 1.0, fault=EndpointFault.CLIENT, ticket=number)
+            Exchange(pick.endpoint.address, 0, 1.0, fault=EndpointFault.CLIENT, ticket=number)
         )
 
         assert matches(pools)[pick.endpoint.address] > 0
@@ -202,7 +202,7 @@ async def test_a_strategy_that_took_over_learns_nothing_of_what_another_placed()
         other = CACHES.replace("name: prefix_cache, learn: true", "name: least_load")
         pools.apply(parse_settings(other, {}).pools)
         await until(lambda: pick.pool.strategy.name == "least_load")
-        pools.feedback.take(Exchange("a", pick.endpoint.address, 500, 1.0, ticket=number))
+        pools.feedback.take(Exchange(pick.endpoint.address, 500, 1.0, ticket=number))
 
         assert pick.pool.describe_engines() == {}
         assert pick.pool.book.total == 0
@@ -232,7 +232,7 @@ async def test_the_rule_changes_live() -> None:
         assert "cooling" not in states(pools).values()
 
         pools.apply(parse_settings(TWO_POOLS.replace("probe", "cool_after: 1, probe"), {}).pools)
-        pools["a"].feedback.observe(Outcome("a", "10.0.0.1:80", Verdict.FAILED, 500))
+        pools["a"].feedback.observe(Outcome("10.0.0.1:80", Verdict.FAILED, 500))
         assert states(pools)["10.0.0.1:80"] == "cooling"
 
 
@@ -240,7 +240,7 @@ async def test_a_pool_that_is_gone_takes_no_more() -> None:
     async with two_pools() as pools:
         _, number = take(pools)
         pools.apply(parse_settings(TWO_POOLS, {}).pools[1:])
-        pools.feedback.take(Exchange("a", "10.0.0.1:80", 500, 1.0, ticket=number))
+        pools.feedback.take(Exchange("10.0.0.1:80", 500, 1.0, ticket=number))
 
         assert [each.name for each in pools] == ["b"]
 
@@ -267,7 +267,7 @@ STATIC = "{static: ['10.0.0.1:80']}"
         ("{dns: 'vllm:8000'}", "", ProbePlan()),
         (KUBERNETES, "", None),
         (STATIC, "probe: false", None),
-        (STATIC, "probe: {path: /ping, interval_s: 1, timeout_s: 2}", ProbePlan("/ping", 1, 2)),
+        (STATIC, "probe: {path: /ping, interval_s: 1, timeout_s: 2}", ProbePlan(1, 2, path="/ping")),
         (KUBERNETES, "probe: {}", ProbePlan()),
     ],
 )

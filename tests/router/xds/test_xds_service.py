@@ -117,29 +117,6 @@ async def test_a_refusal_is_counted_and_logged_without_line_breaks(
     assert len(line) < 700
 
 
-async def test_many_refusals_are_one_line_a_second(
-    rejections: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    now_s = 0.0
-    xds = Xds(["llama"], on_rejection=rejections.append, clock=lambda: now_s)
-    async with serving(xds) as target, grpc.aio.insecure_channel(target) as channel:
-        proxy = Proxy(channel)
-        await proxy.ask(CLUSTERS)
-        first = await proxy.hear()
-        for _ in range(500):
-            await proxy.answer(first, fault="no")
-        await until(lambda: len(rejections) >= 500)
-        now_s = 1.0
-        await proxy.answer(first, fault="still no")
-        await until(lambda: len(rejections) >= 501)
-
-    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert [line.partition(" refused ")[2] for line in lines] == [
-        "a Cluster: 'no'",
-        "a Cluster: 'still no'; 499 more since the last such line",
-    ]
-
-
 async def test_an_envoy_that_does_not_read_gets_the_newest_in_the_end(xds: Xds) -> None:
     """Hundreds of changes while one Envoy reads nothing: it finds one old message and the last one."""
     pool = [endpoint(number) for number in range(100)]
