@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Final, TextIO
 
-# As `extra` of a message that every try repeats: it is let through once a minute.
+# As `extra` of a message that every try repeats: it is let through once a minute. Messages of one text that
+# say different things have another `kind` each.
 ONCE_A_MINUTE: Final = {"every_s": 60.0}
 
 
@@ -32,7 +33,8 @@ class RateLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno <= logging.DEBUG:
             return True
-        kind, now_s = (record.name, record.levelno, str(record.msg)), self._clock()
+        text = f"{record.msg}{getattr(record, 'kind', '')}"
+        kind, now_s = (record.name, record.levelno, text), self._clock()
         # The longest unheard goes first: a text that is never the same twice takes no memory for good.
         allowance = self._allowances.pop(kind, None) or _Allowance(self._burst, now_s)
         self._allowances[kind] = allowance
@@ -97,7 +99,7 @@ class PlainFormatter(logging.Formatter):
 def configure_logging(level: str, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
     """Sends this package's logs to `stream`, and warnings of others.
 
-    Not the Kubernetes client's: it repeats with every try what `FailureLog` says once a minute.
+    Not the Kubernetes client's: it repeats with every try what `PoolKeeper` says once a minute.
     """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(PlainFormatter() if stream.isatty() else JsonFormatter())

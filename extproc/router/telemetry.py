@@ -154,12 +154,10 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         self._expect()
-        picks = CounterMetricFamily(
-            "extproc_picks", "Picks by why the endpoint was chosen.", labels=["pool", "strategy", "reason"]
+        picks = counters(
+            "extproc_picks", "Picks by why the endpoint was chosen.", "pool", "strategy", "reason"
         )
-        requests = CounterMetricFamily(
-            "extproc_requests", "Requests by what became of them.", labels=["pool", "outcome"]
-        )
+        requests = counters("extproc_requests", "Requests by what became of them.", "pool", "outcome")
         routed = Counts[str](dict.fromkeys((pool.name for pool, _ in self._pools()), 0))
         for kind, count in self._picks.items():
             picks.add_metric(kind, count)
@@ -199,6 +197,21 @@ class Metrics(Collector):
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"extproc_{name}_total", text, labels, registry=self.registry)
+
+
+# Families that a collector fills.
+
+
+def counters(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, labels=labels)
+
+
+def gauges(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=labels)
+
+
+def histograms(name: str, text: str, *labels: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, text, labels=labels)
 
 
 def buckets(histogram: Histogram) -> Buckets:

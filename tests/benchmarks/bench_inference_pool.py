@@ -31,7 +31,6 @@ from extproc.router.routing.picker import Picker, Query, Route
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.strategies.base import Outside
 from extproc.router.routing.strategies.registry import STRATEGIES
-from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.process import prepare_for_long_bodies
 from extproc.router.telemetry import Metrics
@@ -95,7 +94,7 @@ async def followed(folder: Path, url: str, strategy: str, waits: Waits) -> Async
     def note(_: str, __: Sequence[object]) -> None:
         waits.installed += 1
 
-    keeper = PoolKeeper(pool, Metrics(), FailureLog(perf_counter), clock=perf_counter, on_change=note)
+    keeper = PoolKeeper(pool, Metrics(), clock=perf_counter, on_change=note)
     access = KubeAccess(KubeClients(str(folder / "kubeconfig")).open, Random(1))
     task = asyncio.create_task(keeper.run(InferencePoolSource(access, PoolName("default", "vllm"))))
     await keeper.synced.wait()

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from extproc.router.feedback.pool_feedback import FIRST_BYTE_BOUNDS_S, PoolFeedback
 from extproc.router.histogram import Histogram
-from extproc.router.telemetry import buckets
+from extproc.router.telemetry import buckets, counters, histograms
 
 # Shown as 0 from the start, so that `increase()` sees the first one.
 EXPECTED_CLASSES: Final = ("2xx", "4xx", "5xx", "none", "broken")
@@ -22,33 +22,36 @@ class FeedbackCollector(Collector):
         self._desks = desks
 
     def collect(self) -> Iterator[Metric]:
-        answers = CounterMetricFamily(
-            "extproc_answers", "What became of requests.", labels=["pool", "endpoint", "class"]
+        answers = counters("extproc_answers", "What became of requests.", "pool", "endpoint", "class")
+        coolings = counters(
+            "extproc_endpoint_coolings", "Times that an endpoint was cooled down.", "pool", "endpoint"
         )
-        coolings = CounterMetricFamily(
-            "extproc_endpoint_coolings",
-            "Times that an endpoint was cooled down.",
-            labels=["pool", "endpoint"],
-        )
-        first_byte = HistogramMetricFamily(
+        first_byte = histograms(
             "extproc_first_byte_seconds",
             "From a request's first byte to its answer's.",
-            labels=["pool", "zone", "class"],
+            "pool",
+            "zone",
+            "class",
         )
-        predicted = CounterMetricFamily(
+        predicted = counters(
             "extproc_predicted_tokens",
             "Tokens of prompts, by whether their endpoint was believed to hold them.",
-            labels=["pool", "reason", "cached"],
+            "pool",
+            "reason",
+            "cached",
         )
-        saved = CounterMetricFamily(
+        saved = counters(
             "extproc_saved_prefill_seconds",
             "Engines' time for tokens believed to be cached, had they been computed.",
-            labels=["pool", "reason"],
+            "pool",
+            "reason",
         )
-        measured = CounterMetricFamily(
+        measured = counters(
             "extproc_measured_tokens",
             "Tokens of prompts, by whether their endpoint found them in its cache, as it says.",
-            labels=["pool", "endpoint", "cached"],
+            "pool",
+            "endpoint",
+            "cached",
         )
         for desk in self._desks():
             strategy = desk.pool.reads_signals

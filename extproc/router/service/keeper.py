@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from extproc.router.cluster.reason import describe_error
 from extproc.router.cluster.source import Source
+from extproc.router.logs import ONCE_A_MINUTE
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.strategies.base import Strategy
-from extproc.router.service.failure_log import FailureLog
 from extproc.router.telemetry import Metrics
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ class PoolKeeper:
         self,
         pool: Pool,
         metrics: Metrics,
-        failures: FailureLog,
         *,
         clock: Callable[[], float],
         on_change: Callable[[str, Sequence[Endpoint]], None],
@@ -49,7 +48,6 @@ class PoolKeeper:
     ) -> None:
         self.pool = pool
         self._metrics = metrics
-        self._failures = failures
         self._clock = clock
         self._on_change = on_change
         self._on_strategy = on_strategy
@@ -60,6 +58,7 @@ class PoolKeeper:
         self._changed = asyncio.Event()
         self._confirmed_s: float | None = None
         self._last_sign_s = clock()
+        self._lost_s: float | None = None  # since when its source fails
         self.fault: SourceFault | None = None
         self.synced = asyncio.Event()
 
@@ -86,14 +85,19 @@ class PoolKeeper:
     def confirm(self) -> None:
         self._confirmed_s = self._last_sign_s = self._clock()
         self.fault = None
-        self._failures.ended(self.pool.name)
+        self._note_word()
 
     def restarted(self, why: str, reason: str | None = None) -> None:
         self._last_sign_s = self._clock()
         self._metrics.watch_restarts.labels(self.pool.name, why).inc()
         if reason is not None:
             self.fault = SourceFault(why, reason)
-            self._failures.failed(self.pool.name, why, reason)
+            self._lost_s = self._last_sign_s if self._lost_s is None else self._lost_s
+            level = logging.ERROR if why == "internal" else logging.WARNING
+            text = "pool %s: no word for %.0f s (%s), what is known stays: %s"
+            # A source tries again every second or so, and an API server that is away is away for all pools.
+            limit = {**ONCE_A_MINUTE, "kind": why}
+            log.log(level, text, self.pool.name, self._last_sign_s - self._lost_s, why, reason, extra=limit)
 
     def lacks(self, why: str, reason: str, has_list: bool = False) -> None:
         self._last_sign_s = self._clock()
@@ -102,8 +106,14 @@ class PoolKeeper:
         fault = SourceFault(why, reason)
         if fault != self.fault:
             self.fault = fault
-            self._failures.ended(self.pool.name)
+            self._note_word()
             log.warning("pool %s (%s): %s", self.pool.name, why, reason)
+
+    def _note_word(self) -> None:
+        if self._lost_s is not None:
+            for_s, self._lost_s = self._last_sign_s - self._lost_s, None
+            limit = {**ONCE_A_MINUTE, "kind": self.pool.name}
+            log.info("pool %s is heard of again, after %.0f s", self.pool.name, for_s, extra=limit)
 
     def use(self, strategy: Strategy) -> None:
         """Routes by `strategy` as soon as it has placed the endpoints."""

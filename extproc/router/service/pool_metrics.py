@@ -3,11 +3,11 @@
 from collections import Counter as Counts
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from extproc.router.service.running_pool import RunningPool
-from extproc.router.telemetry import buckets
+from extproc.router.telemetry import buckets, gauges, histograms
 
 
 class PoolCollector(Collector):
@@ -17,28 +17,20 @@ class PoolCollector(Collector):
         self._pools = pools
 
     def collect(self) -> Iterator[Metric]:
-        in_flight = GaugeMetricFamily(
-            "extproc_endpoint_in_flight", "Requests in flight.", labels=["pool", "endpoint"]
+        in_flight = gauges("extproc_endpoint_in_flight", "Requests in flight.", "pool", "endpoint")
+        endpoints = gauges("extproc_pool_endpoints", "Endpoints by state.", "pool", "state")
+        age = gauges("extproc_pool_age_seconds", "Since the source last confirmed the list.", "pool")
+        held = gauges("extproc_held_requests", "Requests that wait for the pool to have room.", "pool")
+        stays = histograms(
+            "extproc_held_seconds", "How long requests were held, by how that ended.", "pool", "end"
         )
-        endpoints = GaugeMetricFamily(
-            "extproc_pool_endpoints", "Endpoints by state.", labels=["pool", "state"]
+        fault = gauges(
+            "extproc_pool_fault", "1 while a pool's source has no good list to tell.", "pool", "why"
         )
-        age = GaugeMetricFamily(
-            "extproc_pool_age_seconds", "Since the source last confirmed the list.", labels=["pool"]
-        )
-        held = GaugeMetricFamily(
-            "extproc_held_requests", "Requests that wait for the pool to have room.", labels=["pool"]
-        )
-        stays = HistogramMetricFamily(
-            "extproc_held_seconds", "How long requests were held, by how that ended.", labels=["pool", "end"]
-        )
-        fault = GaugeMetricFamily(
-            "extproc_pool_fault", "1 while a pool's source has no good list to tell.", labels=["pool", "why"]
-        )
-        objectives = GaugeMetricFamily(
+        objectives = gauges(
             "extproc_objectives_age_seconds",
             "Since the API server last confirmed a pool's objectives.",
-            labels=["pool"],
+            "pool",
         )
         for running in self._pools:
             pool, name = running.pool, running.name

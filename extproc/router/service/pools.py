@@ -14,7 +14,6 @@ from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Picker
 from extproc.router.routing.strategies.base import Ending, Outside
 from extproc.router.routing.tickets import Tickets
-from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.running_pool import RunningPool, Shared
 from extproc.router.service.wiring import PoolWiring
 from extproc.router.settings.pool_settings import PoolSettings
@@ -97,7 +96,6 @@ class Pools:
             publish,
             retract,
             self._renew_picker,
-            FailureLog(outside.clock),
             Budget(hold_bytes),
             courier,
         )

@@ -14,7 +14,6 @@ from extproc.router.feedback.pool_feedback import PoolFeedback
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.picker import Route
 from extproc.router.routing.pool import Pool
-from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.service.wiring import PoolWiring, build_probe, build_rules, build_scrape
 from extproc.router.settings.pool_settings import PoolSettings
@@ -43,7 +42,6 @@ class Shared:
     publish: Callable[[str, Sequence[Endpoint]], None]
     retract: Callable[[str], None]
     on_strategy: Callable[[], None]
-    failures: FailureLog
     held: Budget
     courier: Courier | None
 
@@ -104,7 +102,6 @@ class RunningPool:
         self.keeper = PoolKeeper(
             self.pool,
             shared.metrics,
-            shared.failures,
             clock=shared.clock,
             on_change=self._on_change,
             on_strategy=shared.on_strategy,
@@ -161,7 +158,6 @@ class RunningPool:
             if self._shared.courier is not None:
                 self._shared.courier.keep(self.pool)
                 built.callback(self._shared.courier.forget, self.name)
-            built.callback(self._shared.failures.forget, self.name)
             built.callback(self.pool.hold, None)
             built.callback(self.stop)
             return built.pop_all()

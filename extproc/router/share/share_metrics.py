@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from extproc.router.share.courier import LetterCounts
 from extproc.router.share.pool_share import Share
+from extproc.router.telemetry import counters, gauges
 
 
 class ShareCollector(Collector):
@@ -17,20 +18,14 @@ class ShareCollector(Collector):
         self._tally = tally
 
     def collect(self) -> Iterator[Metric]:
-        letters = CounterMetricFamily(
-            "extproc_share_letters", "Letters among gateways by what became of them.", labels=["result"]
+        letters = counters(
+            "extproc_share_letters", "Letters among gateways by what became of them.", "result"
         )
         for result, count in self._tally.counts.items():
             letters.add_metric([result], count)
-        peers = GaugeMetricFamily(
-            "extproc_share_peers", "Other gateways that share a pool's picks.", labels=["pool", "state"]
-        )
-        delay = GaugeMetricFamily(
-            "extproc_share_delay_seconds", "How late the latest gateway's news are.", labels=["pool"]
-        )
-        fresh = GaugeMetricFamily(
-            "extproc_share_fresh", "1 while the counts of all gateways heard are used.", labels=["pool"]
-        )
+        peers = gauges("extproc_share_peers", "Other gateways that share a pool's picks.", "pool", "state")
+        delay = gauges("extproc_share_delay_seconds", "How late the latest gateway's news are.", "pool")
+        fresh = gauges("extproc_share_fresh", "1 while the counts of all gateways heard are used.", "pool")
         for pool, share in self._shares().items():
             now = share.peers.counts
             for state, count in (

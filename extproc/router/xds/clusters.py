@@ -7,36 +7,11 @@ with the endpoints from EDS. docs/kubernetes.md tells how a real Envoy behaves w
 from datetime import timedelta
 from typing import Final
 
-from envoy_data_plane.envoy.config.cluster.v3 import (
-    CircuitBreakers,
-    CircuitBreakersThresholds,
-    Cluster,
-    ClusterCommonLbConfig,
-    ClusterDiscoveryType,
-    ClusterEdsClusterConfig,
-    LoadBalancingPolicy,
-    LoadBalancingPolicyPolicy,
-    OutlierDetection,
-    UpstreamConnectionOptions,
-)
-from envoy_data_plane.envoy.config.core.v3 import (
-    AggregatedConfigSource,
-    ApiVersion,
-    ConfigSource,
-    Http1ProtocolOptions,
-    TcpKeepalive,
-    TypedExtensionConfig,
-)
-from envoy_data_plane.envoy.config.core.v3 import HttpProtocolOptions as CommonHttpOptions
+from envoy_data_plane.envoy.config.cluster import v3 as cluster
+from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.extensions.load_balancing_policies.least_request.v3 import LeastRequest
-from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host.v3 import (
-    OverrideHost,
-    OverrideHostOverrideHostSource,
-)
-from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
-    HttpProtocolOptions,
-    HttpProtocolOptionsExplicitHttpConfig,
-)
+from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host import v3 as override
+from envoy_data_plane.envoy.extensions.upstreams.http import v3 as http
 from envoy_data_plane.envoy.type.metadata.v3 import MetadataKey, MetadataKeyPathSegment
 from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any
@@ -47,17 +22,17 @@ _POLICIES: Final = "envoy.load_balancing_policies"
 _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
-def build_cluster(name: str, pool: str) -> Cluster:
-    over_ads = ConfigSource(ads=AggregatedConfigSource(), resource_api_version=ApiVersion.V3)
-    return Cluster(
+def build_cluster(name: str, pool: str) -> cluster.Cluster:
+    over_ads = core.ConfigSource(ads=core.AggregatedConfigSource(), resource_api_version=core.ApiVersion.V3)
+    return cluster.Cluster(
         name=name,
-        type=ClusterDiscoveryType.EDS,
-        eds_cluster_config=ClusterEdsClusterConfig(eds_config=over_ads, service_name=pool),
+        type=cluster.ClusterDiscoveryType.EDS,
+        eds_cluster_config=cluster.ClusterEdsClusterConfig(eds_config=over_ads, service_name=pool),
         connect_timeout=timedelta(seconds=0.5),
         # Far above any pool: the bound on load is the strategy's business.
-        circuit_breakers=CircuitBreakers(
+        circuit_breakers=cluster.CircuitBreakers(
             thresholds=[
-                CircuitBreakersThresholds(
+                cluster.CircuitBreakersThresholds(
                     max_connections=100_000,
                     max_pending_requests=100_000,
                     max_requests=100_000,
@@ -66,10 +41,10 @@ def build_cluster(name: str, pool: str) -> Cluster:
             ]
         ),
         typed_extension_protocol_options={_HTTP_OPTIONS: Any.pack(_http_options())},
-        upstream_connection_options=UpstreamConnectionOptions(
-            tcp_keepalive=TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
+        upstream_connection_options=cluster.UpstreamConnectionOptions(
+            tcp_keepalive=core.TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
         ),
-        common_lb_config=ClusterCommonLbConfig(
+        common_lb_config=cluster.ClusterCommonLbConfig(
             # Never to a draining endpoint because most are draining.
             healthy_panic_threshold=Percent(value=0),
             # Envoy holds changes of health back for 1 s by default; draining is such a change.
@@ -80,19 +55,19 @@ def build_cluster(name: str, pool: str) -> Cluster:
     )
 
 
-def _http_options() -> HttpProtocolOptions:
+def _http_options() -> http.HttpProtocolOptions:
     """HTTP/1.1; idle connections closed before vLLM closes them after 5 s."""
-    return HttpProtocolOptions(
-        explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
-            http_protocol_options=Http1ProtocolOptions()
+    return http.HttpProtocolOptions(
+        explicit_http_config=http.HttpProtocolOptionsExplicitHttpConfig(
+            http_protocol_options=core.Http1ProtocolOptions()
         ),
-        common_http_protocol_options=CommonHttpOptions(idle_timeout=timedelta(seconds=4)),
+        common_http_protocol_options=core.HttpProtocolOptions(idle_timeout=timedelta(seconds=4)),
     )
 
 
-def _outlier_detection() -> OutlierDetection:
+def _outlier_detection() -> cluster.OutlierDetection:
     """Passes by an endpoint that cannot be connected to; its answers never eject it."""
-    return OutlierDetection(
+    return cluster.OutlierDetection(
         split_external_local_origin_errors=True,
         consecutive_local_origin_failure=3,
         enforcing_consecutive_5xx=0,
@@ -106,18 +81,20 @@ def _outlier_detection() -> OutlierDetection:
     )
 
 
-def _override_host() -> OverrideHost:
+def _override_host() -> override.OverrideHost:
     """The endpoint that we picked, in metadata or header; without one, the least loaded of two."""
     metadata = MetadataKey(key=LB_NAMESPACE, path=[MetadataKeyPathSegment(key=DESTINATION)])
-    return OverrideHost(
+    return override.OverrideHost(
         override_host_sources=[
-            OverrideHostOverrideHostSource(metadata=metadata),
-            OverrideHostOverrideHostSource(header=DESTINATION),
+            override.OverrideHostOverrideHostSource(metadata=metadata),
+            override.OverrideHostOverrideHostSource(header=DESTINATION),
         ],
         fallback_policy=_policy("least_request", LeastRequest()),
     )
 
 
-def _policy(name: str, message: OverrideHost | LeastRequest) -> LoadBalancingPolicy:
-    config = TypedExtensionConfig(name=f"{_POLICIES}.{name}", typed_config=Any.pack(message))
-    return LoadBalancingPolicy(policies=[LoadBalancingPolicyPolicy(typed_extension_config=config)])
+def _policy(name: str, message: override.OverrideHost | LeastRequest) -> cluster.LoadBalancingPolicy:
+    config = core.TypedExtensionConfig(name=f"{_POLICIES}.{name}", typed_config=Any.pack(message))
+    return cluster.LoadBalancingPolicy(
+        policies=[cluster.LoadBalancingPolicyPolicy(typed_extension_config=config)]
+    )

@@ -1,20 +1,23 @@
 """What a keeper tells of its pool, and when."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from random import Random
 
 import pytest
 
 from extproc.router.cluster.source import Sink
+from extproc.router.logs import RateLimit
 from extproc.router.routing.endpoint import Endpoint
 from extproc.router.routing.pool import Pool
 from extproc.router.routing.ring import Ring
+from extproc.router.routing.strategies.balanced import RoundRobin
 from extproc.router.routing.strategies.base import Outside, Placement
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
-from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.telemetry import Metrics
+from tests.clock import Clock
 from tests.waiting import until
 
 
@@ -33,7 +36,6 @@ async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty
     keeper = PoolKeeper(
         pool,
         Metrics(),
-        FailureLog(lambda: 0.0),
         clock=lambda: 0.0,
         on_change=lambda name, endpoints: told.append((name, endpoints)),
     )
@@ -55,9 +57,7 @@ async def test_a_changed_strategy_before_the_first_list_tells_nobody_of_an_empty
 async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """The API server's bookmarks and a file's polls say it again every minute, every five seconds."""
     pool = Pool("llama", PrefixHash(Outside(Random(1), lambda: 0.0)))
-    keeper = PoolKeeper(
-        pool, Metrics(), FailureLog(lambda: 0.0), clock=lambda: 0.0, on_change=lambda _, __: None
-    )
+    keeper = PoolKeeper(pool, Metrics(), clock=lambda: 0.0, on_change=lambda _, __: None)
     for _ in range(10):
         keeper.lacks("no_service", "Service default/vllm has no EndpointSlice")
     keeper.restarted("file_invalid", "endpoints.yaml: not YAML")
@@ -66,8 +66,38 @@ async def test_what_a_source_lacks_is_said_once(caplog: pytest.LogCaptureFixture
 
     assert [record.getMessage() for record in caplog.records] == [
         "pool llama (no_service): Service default/vllm has no EndpointSlice",
-        "pool llama: no word for 0 s (file_invalid, try 1), what is known stays: endpoints.yaml: not YAML",
+        "pool llama: no word for 0 s (file_invalid), what is known stays: endpoints.yaml: not YAML",
     ]
+
+
+async def test_an_outage_of_many_pools_is_a_line_a_minute_for_each_kind_of_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock(0.0)
+    outside = Outside(Random(1), clock)
+    keepers = [
+        PoolKeeper(Pool(name, RoundRobin(outside)), Metrics(), clock=clock, on_change=lambda _, __: None)
+        for name in "abc"
+    ]
+    with caplog.filtering(RateLimit(clock)):
+        for second in range(600):
+            clock.now_s = second
+            for keeper in keepers:
+                keeper.restarted("connection", "no route")
+            keepers[0].restarted("internal", "KeyError at kubernetes.py:7")
+        for keeper in keepers:
+            keeper.confirm()
+            keeper.confirm()
+
+    lines = [(record.levelno, record.getMessage()) for record in caplog.records]
+    assert lines[0] == (
+        logging.WARNING,
+        "pool a: no word for 0 s (connection), what is known stays: no route",
+    )
+    assert 9 <= len([line for level, line in lines if level == logging.WARNING]) <= 10
+    assert 9 <= len([line for level, line in lines if level == logging.ERROR]) <= 10
+    assert lines[-3:] == [(logging.INFO, f"pool {name} is heard of again, after 599 s") for name in "abc"]
 
 
 async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> None:
@@ -78,7 +108,6 @@ async def test_a_list_that_says_what_the_last_one_said_is_a_confirmation() -> No
     keeper = PoolKeeper(
         pool,
         Metrics(),
-        FailureLog(lambda: 0.0),
         clock=lambda: now_s,
         on_change=lambda _, endpoints: told.append(endpoints),
     )
@@ -117,7 +146,6 @@ async def test_a_list_that_could_not_be_placed_is_tried_when_it_is_told_again() 
     keeper = PoolKeeper(
         pool,
         Metrics(),
-        FailureLog(lambda: 0.0),
         clock=lambda: 0.0,
         on_change=lambda _, endpoints: told.append(endpoints),
     )
@@ -137,9 +165,7 @@ async def test_a_strategy_that_changes_while_a_snapshot_is_built_is_the_one_that
     """The build that began for the old one ends after the change, and must not bring it back."""
     outside = Outside(Random(1), lambda: 0.0)
     pool, wanted = Pool("llama", PrefixHash(outside, positions=4)), PrefixHash(outside, positions=8)
-    keeper = PoolKeeper(
-        pool, Metrics(), FailureLog(lambda: 0.0), clock=lambda: 0.0, on_change=lambda _, __: None
-    )
+    keeper = PoolKeeper(pool, Metrics(), clock=lambda: 0.0, on_change=lambda _, __: None)
 
     class Told:
         async def run(self, sink: Sink) -> None:

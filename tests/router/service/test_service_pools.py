@@ -22,7 +22,6 @@ from extproc.router.routing.strategies.balanced import LeastLoad, RoundRobin
 from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
-from extproc.router.service.failure_log import FailureLog
 from extproc.router.service.keeper import PoolKeeper
 from extproc.router.telemetry import Metrics
 from tests.clock import Clock
@@ -57,7 +56,6 @@ async def keeping(
     keeper = PoolKeeper(
         Pool("llama", PrefixHash(OUTSIDE, positions=4)),
         metrics,
-        FailureLog(clock),
         clock=clock,
         on_change=lambda _, endpoints: published.append([endpoint.name for endpoint in endpoints]),
     )
@@ -101,7 +99,7 @@ async def test_a_source_that_fails_leaves_the_pool_as_it_is_and_is_run_again(
         assert keeper.pool.snapshot.names == ("a", "b")
         assert keeper.age_s == 60
 
-    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    record, *_ = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "RuntimeError at test_service_pools.py:" in record.getMessage()
     assert "a bug" not in caplog.text
 

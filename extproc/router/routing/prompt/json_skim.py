@@ -15,15 +15,8 @@ from msgspec import Raw
 from xxhash import xxh3_64
 
 from extproc.errors import PromptTooComplex
-from extproc.router.routing.prompt.json_effort import (
-    ITEM_UNITS,
-    LENIENT_UNITS,
-    LIMITS,
-    LOAD_UNITS,
-    ReadLimits,
-    load_leniently,
-    load_string,
-)
+from extproc.router.routing.prompt import json_effort as cost
+from extproc.router.routing.prompt.json_effort import LIMITS, ReadLimits, load_leniently, load_string
 from extproc.router.routing.prompt.json_walk import (
     CLOSE_ARRAY,
     CLOSE_OBJECT,
@@ -180,7 +173,7 @@ class Skim(Walk):
             return None
         end = min(position + 64 * chars + WINDOW, len(self.body))
         text = head_of_numbers(self.body, position, end, chars)
-        self.effort.spend(ITEM_UNITS + 8 * len(text))
+        self.effort.spend(cost.ITEM_UNITS + 8 * len(text))
         return text
 
     def number(self, start: int) -> str | None:
@@ -200,7 +193,7 @@ class Skim(Walk):
                 else orjson.loads(written + b'"')
             )
         except ValueError:
-            self.effort.spend(LENIENT_UNITS)
+            self.effort.spend(cost.LENIENT_UNITS)
             text = load_leniently(written + b'"')
         if not isinstance(text, str):
             raise Malformed
@@ -262,11 +255,11 @@ class Skim(Walk):
         written = bytes(self.body[start:end])
         # No value without one of these before it. Those within strings count too: they are few.
         values = sum(map(written.count, (b",", b":", b"[", b"{")))
-        self.effort.spend(len(written) + LOAD_UNITS * values)
+        self.effort.spend(len(written) + cost.LOAD_UNITS * values)
         try:
             return orjson.loads(written)
         except ValueError:
-            self.effort.spend(LENIENT_UNITS + 50 * len(written))
+            self.effort.spend(cost.LENIENT_UNITS + 50 * len(written))
             return load_leniently(written)
 
 

@@ -16,21 +16,8 @@ import msgspec
 from msgspec import Raw
 
 from extproc.errors import PromptTooComplex
-from extproc.router.routing.prompt.json_effort import (
-    ALONE_UNITS,
-    BRACKET_UNITS,
-    ESCAPE_UNITS,
-    FEW_UNITS,
-    HOP_UNITS,
-    ITEM_UNITS,
-    LIMITS,
-    NESTED_UNITS,
-    QUOTE_UNITS,
-    SKIP_UNITS,
-    TOO_COMPLEX,
-    Effort,
-    ReadLimits,
-)
+from extproc.router.routing.prompt import json_effort as cost
+from extproc.router.routing.prompt.json_effort import LIMITS, TOO_COMPLEX, Effort, ReadLimits
 
 WINDOW: Final = 64 * 1024
 QUOTE, _BACKSLASH, _COMMA, COLON = b'"\\,:'
@@ -141,7 +128,7 @@ class Walk:
 
     def _following(self, end: int, closing: int) -> int | None:
         """Where the item after the one that ends at `end` starts."""
-        self.effort.spend(ITEM_UNITS)
+        self.effort.spend(cost.ITEM_UNITS)
         position = self._next(end)
         if self.body[position] == _COMMA:
             return self._next(position + 1)
@@ -168,7 +155,7 @@ class Walk:
             if self.body[end - 1] != _BACKSLASH or not self._is_escaped(position, end):
                 break
             position = end + 1
-            self.effort.spend(QUOTE_UNITS)
+            self.effort.spend(cost.QUOTE_UNITS)
         else:
             end = self._quoted_end(start, position)
         if end - start > self.limits.text_bytes:
@@ -184,7 +171,7 @@ class Walk:
             parting = self.parting(position + self.limits.window_bytes, len(self.body))
             escapes = self.body.count(b"\\", position, parting)
             try:
-                self.effort.spend((parting - position) // 2 + ESCAPE_UNITS * escapes)
+                self.effort.spend((parting - position) // 2 + cost.ESCAPE_UNITS * escapes)
             except PromptTooComplex:
                 self._reached[start] = position
                 raise
@@ -243,14 +230,14 @@ class Walk:
         limit = min(start + limit, len(self.body))
         passed = _passed(self._view[start:limit])
         if passed is None:
-            self.effort.spend(SKIP_UNITS * (limit - start))
+            self.effort.spend(cost.SKIP_UNITS * (limit - start))
             return None
         self.effort.spend(self._skip_units(start, start + passed))
         return start + passed
 
     def _skipped_at_once(self, start: int, size: int) -> int | None:
         """Likewise of the whole rest, if that may be spent; counts brackets only where they decide."""
-        units = SKIP_UNITS * size
+        units = cost.SKIP_UNITS * size
         if not self.effort.allows(units):
             units = self._skip_units(start, start + size)
         if not self.effort.allows(units):
@@ -261,7 +248,7 @@ class Walk:
 
     def _skip_units(self, start: int, end: int) -> int:
         nested = self.body.count(b"[", start, end) + self.body.count(b"{", start, end)
-        return FEW_UNITS * (end - start) + NESTED_UNITS * nested
+        return cost.FEW_UNITS * (end - start) + cost.NESTED_UNITS * nested
 
     def _hop(self, start: int, hops: int) -> int | None:
         """Where the array or object ends, found from string to string; `None` after `hops` of them."""
@@ -277,12 +264,12 @@ class Walk:
                     raise Cut
             elif (between := bytes(body[position:quote])) not in _SEPARATORS:
                 brackets = between.translate(None, NO_BRACKETS)
-                self.effort.spend(HOP_UNITS + BRACKET_UNITS * len(brackets))
+                self.effort.spend(cost.HOP_UNITS + cost.BRACKET_UNITS * len(brackets))
                 change, lowest = depths(brackets)
                 if depth + lowest <= 0:
                     return position + _closing(between, depth)
                 depth += change
-            self.effort.spend(HOP_UNITS)
+            self.effort.spend(cost.HOP_UNITS)
             position = find(b'"', quote + 1) + 1
             if position - quote > text_bytes or position < 2 or body[position - 2] == _BACKSLASH:
                 position = self.end(quote)
@@ -297,7 +284,7 @@ class Walk:
                 continue
             self.effort.spend(limit - at)
             for found in _BRACKET.finditer(self.body, at, limit):
-                self.effort.spend(ALONE_UNITS)
+                self.effort.spend(cost.ALONE_UNITS)
                 depth += 1 if self.body[found.start()] in OPENING else -1
                 if depth == 0:
                     return 0, found.end()
