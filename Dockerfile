@@ -8,6 +8,7 @@ ARG EXTRAS=kubernetes,otel,nats
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE constraints.txt install.sh ./
 COPY extproc extproc
+COPY manifests manifests
 RUN ./install.sh /opt/extproc "${EXTRAS}"
 
 FROM ${BASE_IMAGE}

@@ -13,7 +13,7 @@ pip() { "$venv/bin/python" -m pip -qq --disable-pip-version-check "$@"; }
 awk '/^[a-z]/ { wanted = /^(pip|setuptools)==/ } wanted' constraints.txt >"$work/first.txt"
 pip install --require-hashes -r "$work/first.txt"
 # A copy, so that the build leaves nothing here.
-cp -r pyproject.toml README.md LICENSE extproc "$work"
+cp -r pyproject.toml README.md LICENSE extproc manifests "$work"
 pip wheel --no-deps --no-build-isolation --wheel-dir "$work" "$work"
 wheel=$(echo "$work"/*.whl)
 echo "extproc-router[$extras] @ file://$wheel --hash=sha256:$(sha256sum "$wheel" | cut -d' ' -f1)" >"$work/ours.txt"

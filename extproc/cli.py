@@ -172,12 +172,61 @@ def schema() -> None:
     click.echo(json.dumps(Settings.model_json_schema(), indent=2))
 
 
-@cli.command(epilog=_examples("extproc init > config.yaml", "extproc check config.yaml"))
-def init() -> None:
+@cli.group(
+    invoke_without_command=True,
+    epilog=_examples(
+        "extproc init > config.yaml",
+        "extproc init kubernetes --service vllm --port 8000 --model qwen",
+    ),
+)
+@click.pass_context
+def init(context: click.Context) -> None:
     """Print a configuration with every setting, explained."""
     from extproc.init import write_configuration  # noqa: PLC0415
 
-    click.echo(write_configuration(), nl=False)
+    if context.invoked_subcommand is None:
+        click.echo(write_configuration(), nl=False)
+
+
+@init.command(
+    "kubernetes",
+    epilog=_examples(
+        "extproc init kubernetes --service vllm --port 8000 --model qwen",
+        "extproc init kubernetes --service vllm --port 80 --target-port 8000 \\",
+        "    --model qwen --namespace llm --gateway istio --output router",
+    ),
+)
+@click.option("--service", required=True, metavar="NAME", help="The Service of your vLLM Pods.")
+@click.option("--port", required=True, type=click.IntRange(1, 65_535), help="The Service's port.")
+@click.option("--target-port", metavar="PORT", help="The Pods' port, a number or a name. [default: --port]")
+@click.option("--model", required=True, help="The model that they serve.")
+@click.option("--namespace", default="default", show_default=True, help="Where they are.")
+@click.option("--image", metavar="IMAGE", help="The image of this service, with its tag.")
+@click.option(
+    "--gateway",
+    default="envoy",
+    show_default=True,
+    type=click.Choice(["envoy", "envoy-gateway", "istio", "existing"]),
+    help="Who asks it: an Envoy of its own, a Gateway of its own, or one that is there already.",
+)
+@click.option(
+    "--output",
+    default="extproc-kubernetes",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="A new folder.",
+)
+def init_kubernetes(*, port: int, target_port: str | None, **given: Any) -> None:
+    """Write a folder for `kubectl apply -k`.
+
+    It puts the service before the vLLM Pods of a Service that is there already, and names them in one place.
+    """
+    from extproc.kubernetes_folder import KubernetesFolder  # noqa: PLC0415
+
+    target = int(target_port) if target_port and target_port.isdigit() else target_port
+    folder = KubernetesFolder(port=port, target_port=target or port, **given)
+    folder.write()
+    click.echo(folder.describe(), nl=False)
 
 
 def _refuse_watch(_: click.Context, __: click.Parameter, is_given: bool) -> None:

@@ -196,7 +196,7 @@ def test_who_is_held_is_refused_before_envoy_gateway_stops_waiting() -> None:
     waits_s = [pool.get("hold", {}).get("wait_s", 0.0) for pool in yaml.safe_load(text)["pools"]]
 
     assert timeout_s > max(waits_s)
-    assert "longer than its `wait_s`" in (MANIFESTS / "overlays/envoy-gateway/policies.yaml").read_text()
+    assert "longer than its `wait_s`" in (MANIFESTS / "components/envoy-gateway/policies.yaml").read_text()
 
 
 def test_envoy_gateway_tells_what_became_of_requests() -> None:

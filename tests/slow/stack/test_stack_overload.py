@@ -220,7 +220,7 @@ def test_other_gateways_hold_as_much_of_a_body() -> None:
     body_bytes = load("standalone.yaml")["static_resources"]["listeners"][0][
         "per_connection_buffer_limit_bytes"
     ]
-    gateway = (MANIFESTS / "overlays/envoy-gateway/policies.yaml").read_text()
+    gateway = (MANIFESTS / "components/envoy-gateway/policies.yaml").read_text()
     istio = (MANIFESTS / "overlays/istio/envoyfilter.yaml").read_text()
 
     assert f"bufferLimit: {body_bytes // MIB}Mi" in gateway

@@ -1,0 +1,206 @@
+"""`extproc init kubernetes`: a folder for `kubectl apply -k` that names vLLM's Service in one place."""
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from extproc import __version__
+from extproc.errors import SettingsError
+from extproc.router.settings.reading import parse_settings
+
+# In a checkout a link to the folder beside the package; part of the wheel.
+_MANIFESTS: Final = Path(__file__).parent / "manifests"
+# What each kind of gateway is built on.
+_BASES: Final = {
+    "envoy": "overlays/gateway",
+    "envoy-gateway": "overlays/envoy-gateway",
+    "istio": "overlays/istio",
+    "existing": "base",
+}
+# What makes the gateway answer at 127.0.0.1:8080, and without one the service's admin port at 9090.
+_FORWARD: Final = {
+    "envoy": "-n {namespace} port-forward service/llm-gateway 8080:80",
+    "envoy-gateway": "-n envoy-gateway-system port-forward $(kubectl -n envoy-gateway-system get service"
+    " -o name -l gateway.envoyproxy.io/owning-gateway-namespace={namespace}) 8080:80",
+    "istio": "-n {namespace} port-forward service/llm-istio 8080:80",
+    "existing": "-n {namespace} port-forward deployment/extproc 9090",
+}
+
+_CONFIGURATION: Final = """\
+# Where requests go, and the one place that names vLLM. After `kubectl apply -k` the running service takes a
+# change within a minute or so (the kubelet's delay). `extproc init` prints every other setting.
+pools:
+- name: {pool}
+  # models: ["{model}"]  # with a second pool: the requests for these come here
+  endpoints:
+    # Any Service of your vLLM Pods. The port is the Pods' own: its number, or its name in the Service.{read}
+    kubernetes: {{service: {service}, port: {target_port}}}
+  fallbacks: 2  # further endpoints, for the gateway's retries
+  strategy:
+    name: prefix_cache
+    engine: l4-llama8b-fp8  # the nearest of `extproc schema`'s list; `learn: true` finds out
+    gateways: 2  # as many as the Deployment has replicas
+"""
+_READ: Final = "\n    # kustomization.yaml reads this line, so it has to stay one line in this form."
+_KUSTOMIZATION: Final = """\
+# Written by `extproc init kubernetes --gateway {gateway}`. `kubectl apply -k` takes this folder as it is.
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: {namespace}
+resources:
+- manifests/{base}
+{components}images:
+- {image}
+configMapGenerator:
+- name: extproc
+  behavior: replace
+  files: [extproc.yaml]
+  options: {{disableNameSuffixHash: true{route_port}}}
+patches:
+# The service and Envoy may reach every Pod of this namespace: the labels of your vLLM Pods are not known.
+# Name them in `podSelector: {{matchLabels: {{…}}}}` to allow less.
+- target: {{kind: NetworkPolicy, name: extproc|envoy}}
+  patch: |-
+    - {{op: replace, path: /spec/egress/2, value: {{to: [{{podSelector: {{}}}}]}}}}
+"""
+_COMPONENTS: Final = """\
+# With your Gateway's name in gateway/*.yaml (it is `llm` there), uncomment:
+# components: [gateway]
+"""
+# For gateways that read a Service's endpoints themselves: yours takes the place of the manifests' own.
+_ROUTED: Final = """\
+- target: {{kind: Service, name: vllm}}
+  patch: |-
+    {{apiVersion: v1, kind: Service, metadata: {{name: vllm}}, $patch: delete}}
+# Routes lead to the Service that extproc.yaml names: its line `kubernetes: {{service: …, port: …}}` is read.
+replacements:
+- path: manifests/replacements/service.yaml
+{port}- path: manifests/replacements/routes.yaml
+"""
+_ROUTED_PORT: Final = "- path: manifests/replacements/port.yaml\n"
+
+_WRITTEN: Final = """Written: {output}/
+  extproc.yaml        the pool: Service {service}, port {target_port}
+  kustomization.yaml  namespace {namespace}, image {image}
+  manifests/          what these two change
+{joining}
+Run:
+  kubectl apply -k {output}
+  kubectl -n {namespace} rollout status deployment/extproc
+  kubectl {forward}
+
+Check:
+  kubectl -n {namespace} get pods
+  curl -i {request}
+"""
+_JOINING: Final = """
+Three files join a Gateway of Envoy Gateway to it. Write your Gateway's name into the first two, and uncomment
+`components` in kustomization.yaml:
+  gateway/route.yaml     HTTPRoute: the requests for vLLM
+  gateway/policies.yaml  EnvoyExtensionPolicy: asks the service; BackendTrafficPolicy: goes where it says;
+                         ClientTrafficPolicy: of the whole Gateway, so join it with yours if it has one
+  gateway/network.yaml   NetworkPolicy: lets Envoy Gateway's Envoys reach the service
+The Gateway's EnvoyProxy needs an access log to the service, too: docs/start-kubernetes.md.
+"""
+_REQUEST: Final = (
+    "http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json'"
+    """ -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesFolder:
+    """What a user says of vLLM and of the gateway; `target_port` is the Pods', by number or by name."""
+
+    service: str
+    port: int
+    target_port: int | str
+    model: str
+    namespace: str
+    image: str | None
+    gateway: str
+    output: Path
+
+    def write(self) -> None:
+        """Raises `SettingsError` if the folder is there already, or a name is none that Kubernetes takes."""
+        for name in (self.service, self.namespace, str(self.target_port)):
+            if not re.fullmatch("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
+                raise SettingsError(f"{name!r} is no name that Kubernetes takes")
+        configuration = self._configure()
+        parse_settings(configuration, {}, "extproc.yaml")
+        try:
+            self.output.mkdir(parents=True)
+        except FileExistsError:
+            raise SettingsError(f"{self.output} is there already: give another --output") from None
+        (self.output / "extproc.yaml").write_text(configuration)
+        (self.output / "kustomization.yaml").write_text(self._customize())
+        _copy(_BASES[self.gateway], self.output / "manifests")
+        if self.gateway != "envoy":
+            shutil.copytree(_MANIFESTS / "replacements", self.output / "manifests/replacements")
+        if self.gateway == "existing":
+            shutil.copytree(_MANIFESTS / "components/envoy-gateway", self.output / "gateway")
+
+    def describe(self) -> str:
+        """What was written, what to run next, and what to look at then."""
+        is_joint = self.gateway == "existing"
+        return _WRITTEN.format(
+            output=self.output,
+            service=self.service,
+            target_port=self.target_port,
+            namespace=self.namespace,
+            image=self.image or "extproc-router: none was given, `make image` builds one",
+            joining=_JOINING if is_joint else "",
+            forward=_FORWARD[self.gateway].format(namespace=self.namespace),
+            request="http://127.0.0.1:9090/readyz" if is_joint else _REQUEST.format(model=self.model),
+        )
+
+    def _configure(self) -> str:
+        pool = re.sub("[^A-Za-z0-9._-]", "-", self.model.rpartition("/")[2])[:63].strip("._-")
+        return _CONFIGURATION.format(
+            pool=pool or "vllm",
+            model=self.model,
+            read="" if self.gateway == "envoy" else _READ,
+            service=self.service,
+            target_port=self.target_port,
+        )
+
+    def _customize(self) -> str:
+        is_same = self.target_port == self.port
+        is_routed = self.gateway != "envoy"
+        text = _KUSTOMIZATION.format(
+            gateway=self.gateway,
+            namespace=self.namespace,
+            base=_BASES[self.gateway],
+            components=_COMPONENTS if self.gateway == "existing" else "",
+            image=_write_image(self.image),
+            route_port=f', annotations: {{vllm-port: "{self.port}"}}' if is_routed and not is_same else "",
+        )
+        return text + _ROUTED.format(port=_ROUTED_PORT if is_same else "") if is_routed else text
+
+
+def _copy(place: str, output: Path) -> None:
+    """Copies the files of a folder of manifests, and the folders that it is built on."""
+    (output / place).mkdir(parents=True, exist_ok=True)
+    for path in (_MANIFESTS / place).iterdir():
+        if path.is_file():
+            shutil.copy(path, output / place)
+    kustomization = yaml.safe_load((output / place / "kustomization.yaml").read_text())
+    for below in [*kustomization.get("resources", ()), *kustomization.get("components", ())]:
+        if below.startswith(".."):
+            _copy(os.path.normpath(f"{place}/{below}"), output)
+
+
+def _write_image(image: str | None) -> str:
+    """Writes kustomize's entry for an image with a tag or a digest; for none, what the manifests say."""
+    if image is None:
+        return f'{{name: extproc-router, newTag: "{__version__}"}}  # newName: REGISTRY/extproc-router'
+    name, _, digest = image.partition("@")
+    folder, slash, last = name.rpartition("/")
+    last, _, tag = last.partition(":")
+    version = f"digest: {digest}" if digest else f'newTag: "{tag or "latest"}"'
+    return f"{{name: extproc-router, newName: {folder}{slash}{last}, {version}}}"

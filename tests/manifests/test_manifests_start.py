@@ -1,0 +1,201 @@
+"""The folder that `extproc init kubernetes` writes, and the walk of docs/start-kubernetes.md."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from extproc.cli import cli
+from tests.manifests.references import CLUSTER_WIDE, count_references, strings
+from tests.manifests.rendering import MANIFESTS, Object, render_folder
+from tests.manifests.types_of_kubernetes import check
+from tests.tables import table
+
+GATEWAYS = ["envoy", "envoy-gateway", "istio", "existing"]
+PAGE = MANIFESTS.parent / "docs" / "start-kubernetes.md"
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.output
+
+
+def write(folder: Path, gateway: str, *words: str) -> str:
+    """Writes the folder for the Service `qwen`, port 8123, namespace `llm`; returns what is printed."""
+    vllm = ["--service", "qwen", "--port", "8123", "--model", "Qwen/Qwen3-8B", "--namespace", "llm"]
+    return run("init", "kubernetes", *vllm, "--gateway", gateway, "--output", str(folder), *words)
+
+
+def join(folder: Path) -> None:
+    """Does what is said of an existing Gateway: its three files are added."""
+    path = folder / "kustomization.yaml"
+    assert "# components:" in path.read_text()
+    path.write_text(path.read_text().replace("# components:", "components:"))
+
+
+def named(objects: list[Object], kind: str, name: str) -> Object:
+    [found] = [item for item in objects if (item["kind"], item["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def service(name: str, port: int) -> Object:
+    """A Service of the user's own, which is in no folder of ours."""
+    return {
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "llm"},
+        "spec": {"ports": [{"port": port}]},
+    }
+
+
+def routed(objects: list[Object]) -> set[tuple[str, object]]:
+    """Returns the Services and ports that routes, and Istio's cluster, name."""
+    rules = [rule for item in objects if item["kind"] == "HTTPRoute" for rule in item["spec"]["rules"]]
+    found = {(each["name"], each["port"]) for rule in rules for each in rule["backendRefs"]}
+    for item in objects:
+        if item["kind"] == "EnvoyFilter":
+            [cluster] = [
+                each["match"]["cluster"]
+                for each in item["spec"]["configPatches"]
+                if "service" in each["match"].get("cluster", {})
+            ]
+            assert cluster["service"].endswith(".llm.svc.cluster.local")
+            found.add((cluster["service"].partition(".")[0], cluster["portNumber"]))
+    return found
+
+
+@pytest.mark.parametrize("gateway", GATEWAYS)
+def test_the_folder_is_taken_as_it_is_and_names_vllm_in_one_file(gateway: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    write(folder, gateway, "--image", "images.example:5000/team/extproc:9.9.9")
+    naming = [path.name for path in folder.rglob("*.*") if re.search("qwen\\b|8123", path.read_text())]
+    untouched = render_folder(folder)
+    if gateway == "existing":
+        assert "HTTPRoute" not in {item["kind"] for item in untouched}
+        join(folder)
+    objects = render_folder(folder)
+
+    assert naming == ["extproc.yaml"]
+    assert run("check", str(folder / "extproc.yaml")).endswith("ok, 1 pool(s)\n")
+    assert (
+        named(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"]
+        == (folder / "extproc.yaml").read_text()
+    )
+    [pool] = yaml.safe_load((folder / "extproc.yaml").read_text())["pools"]
+    assert (pool["name"], pool["endpoints"]) == (
+        "Qwen3-8B",
+        {"kubernetes": {"service": "qwen", "port": 8123}},
+    )
+    assert routed(objects) == (set() if gateway == "envoy" else {("qwen", 8123)})
+    [container] = named(objects, "Deployment", "extproc")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "images.example:5000/team/extproc:9.9.9"
+    for item in objects:
+        check(item, "1.37")
+
+
+@pytest.mark.parametrize("gateway", GATEWAYS)
+def test_every_reference_in_the_folder_names_an_object_that_is_there(gateway: str, tmp_path: Path) -> None:
+    write(tmp_path / "folder", gateway)
+    objects = render_folder(tmp_path / "folder")
+    if gateway == "existing":
+        join(tmp_path / "folder")
+        objects = [*render_folder(tmp_path / "folder"), {"kind": "Gateway", "metadata": {"name": "llm"}}]
+
+    spaces = {
+        item["metadata"].get("namespace", "llm") for item in objects if item["kind"] not in CLUSTER_WIDE
+    }
+    assert spaces == {"llm"}
+    assert [text for text in strings(objects) if text == "default" or ".default.svc" in text] == []
+    assert "vllm" not in {item["metadata"]["name"] for item in objects if item["kind"] == "Service"}
+    assert count_references([*objects, service("qwen", 8123)], "llm") >= 3
+
+
+@table(("gateway", "target"), [(gateway, target) for gateway in GATEWAYS for target in ("8000", "http")])
+def test_a_services_port_may_lead_to_another_one_of_its_pods(
+    gateway: str, target: str, tmp_path: Path
+) -> None:
+    """The Pods' port is watched, the Service's is in the routes."""
+    write(tmp_path / target / gateway, gateway, "--target-port", target)
+    if gateway == "existing":
+        join(tmp_path / target / gateway)
+    objects = render_folder(tmp_path / target / gateway)
+    [pool] = yaml.safe_load(named(objects, "ConfigMap", "extproc")["data"]["extproc.yaml"])["pools"]
+
+    assert str(pool["endpoints"]["kubernetes"]["port"]) == target
+    assert routed(objects) == (set() if gateway == "envoy" else {("qwen", 8123)})
+
+
+def test_a_change_of_the_service_in_extproc_yaml_is_all_that_a_route_needs(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    write(folder, "istio")
+    path = folder / "extproc.yaml"
+    path.write_text(path.read_text().replace("service: qwen, port: 8123", "service: llama, port: 9000"))
+
+    assert routed(render_folder(folder)) == {("llama", 9000)}
+
+
+@pytest.mark.parametrize("gateway", GATEWAYS)
+def test_the_service_and_envoy_reach_the_pods_whatever_their_labels(gateway: str, tmp_path: Path) -> None:
+    write(tmp_path / "folder", gateway)
+    policies = [item for item in render_folder(tmp_path / "folder") if item["kind"] == "NetworkPolicy"]
+
+    assert len(policies) == (2 if gateway == "envoy" else 1)
+    for policy in policies:
+        assert {"to": [{"podSelector": {}}]} in policy["spec"]["egress"]
+
+
+@table(
+    ("image", "rendered"),
+    [
+        ("a", "a:latest"),
+        ("images.example:5000/a", "images.example:5000/a:latest"),
+        ("images.example/a:1.10", "images.example/a:1.10"),
+        (f"a:1@sha256:{'0' * 64}", f"a@sha256:{'0' * 64}"),
+    ],
+)
+def test_an_image_has_a_tag_or_a_digest(image: str, rendered: str, tmp_path: Path) -> None:
+    folder = tmp_path / image.replace("/", "-")
+    write(folder, "existing", "--image", image)
+    pod = named(render_folder(folder), "Deployment", "extproc")["spec"]["template"]["spec"]
+
+    assert pod["containers"][0]["image"] == rendered
+
+
+@table(
+    ("words", "said"),
+    [
+        (["--service", "Qwen"], "'Qwen' is no name that Kubernetes takes"),
+        (["--target-port", "a}b"], "'a}b' is no name that Kubernetes takes"),
+        (["--target-port", "70000"], "extproc.yaml:8: pools.0.endpoints.kubernetes.port"),
+        (["--output", "."], ". is there already: give another --output"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
+    vllm = ["--service", "qwen", "--port", "8123", "--model", "qwen", "--output", str(tmp_path / "folder")]
+
+    done = CliRunner().invoke(cli, ["init", "kubernetes", *vllm, *words])
+
+    assert said in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_is_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of ours in it runs, and what it prints to do next is there."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    commands = [line for line in "".join(blocks).replace("\\\n", " ").splitlines() if line.strip()]
+    printed = ""
+    for words in [shlex.split(line, comments=True) for line in commands]:
+        assert words[0] in {"extproc", "kubectl", "curl", "make", "docker"}, words
+        if words[0] == "extproc":
+            printed += run(*words[1:])
+        if words[:3] == ["kubectl", "apply", "-k"]:
+            assert render_folder(Path(words[3]))
+
+    following = [line.strip() for line in printed.splitlines() if line.startswith("  kubectl ")]
+    assert following
+    assert [line for line in following if line not in {" ".join(each.split()) for each in commands}] == []
+    assert len(PAGE.read_text().splitlines()) <= 120
