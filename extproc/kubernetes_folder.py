@@ -26,7 +26,8 @@ _BASES: Final = {
 _FORWARD: Final = {
     "envoy": "-n {namespace} port-forward service/llm-gateway 8080:80",
     "envoy-gateway": "-n envoy-gateway-system port-forward $(kubectl -n envoy-gateway-system get service"
-    " -o name -l gateway.envoyproxy.io/owning-gateway-namespace={namespace}) 8080:80",
+    " -o name -l gateway.envoyproxy.io/owning-gateway-namespace={namespace}"
+    ",gateway.envoyproxy.io/owning-gateway-name=llm) 8080:80",
     "istio": "-n {namespace} port-forward service/llm-istio 8080:80",
     "existing": "-n {namespace} port-forward deployment/extproc 9090",
 }
