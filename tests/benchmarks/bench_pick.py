@@ -23,7 +23,7 @@ from extproc.router.routing.pool import Pool, Snapshot
 from extproc.router.routing.prompt.chain import Chain, chain_of
 from extproc.router.routing.prompt.parse import parse
 from extproc.router.routing.queue import Queue, QueueLimits
-from extproc.router.routing.strategies.base import Outside
+from extproc.router.routing.strategies.base import Outside, Strategy
 from extproc.router.routing.strategies.prefix_cache.prefix_index import PrefixIndex
 from extproc.router.routing.strategies.prefix_cache.strategy import PrefixCache
 from extproc.router.routing.strategies.prefix_hash import PrefixHash
@@ -37,7 +37,7 @@ STRATEGY = PrefixHash(OUTSIDE)
 COUNTS = (8, 100, 1_000)
 BODIES = 512
 # Bytes of a chat, and how many questions it has had answered.
-CHATS = ((8_000, 8), (100_000, 30))
+CHATS = ((2_000, 3), (8_000, 8), (100_000, 30), (400_000, 40))
 PREMIUM = {OBJECTIVE[1]: "premium", FAIRNESS_ID[1]: "somebody"}
 # What a request says, and whether the pool is full.
 RANKED: tuple[tuple[str, dict[str, str], bool], ...] = (
@@ -120,12 +120,13 @@ def chats(size: int, turns: int, count: int = 64) -> list[bytes]:
     ]
 
 
-def cache_picks(endpoint_count: int, size: int, turns: int) -> Callable[[], None]:
-    """One whole decision by `prefix_cache`, hot: every chat was asked before, and ends at once."""
-    pool = Pool("llama", PrefixCache(OUTSIDE, kv_tokens=1_000_000))
+def chat_picks(strategy: Strategy, endpoint_count: int, size: int, turns: int) -> Callable[[], None]:
+    """One whole decision, hot: every chat was asked before, and ends at once."""
+    pool = Pool("llama", strategy)
     pool.replace(endpoints(endpoint_count))
     picker = Picker([Route(pool)])
-    asks = [Query("POST", "/v1/chat/completions", {}, body) for body in chats(size, turns)]
+    bodies = chats(size, turns, max(4, min(64, 2_000_000 // size)))
+    asks = [Query("POST", "/v1/chat/completions", {}, body) for body in bodies]
     for ask in asks:
         picker.pick(ask).pick.release()
     turn = cycle(asks)
@@ -243,10 +244,11 @@ def main() -> None:
         for count in COUNTS
     ]
     rows += [
-        Row(f"pick by prefix_cache, {size // 1_000} KB chat, {count} endpoints", time_us(picks), "µs")
+        Row(f"pick by {strategy.name}, {size // 1_000} KB chat, {count} endpoints", time_us(picks), "µs")
         for size, turns in CHATS
         for count in (8, 1_000)
-        for picks in [cache_picks(count, size, turns)]
+        for strategy in (PrefixCache(OUTSIDE, kv_tokens=4_000_000), PrefixHash(OUTSIDE))
+        for picks in [chat_picks(strategy, count, size, turns)]
     ]
     rows += [
         row
