@@ -20,18 +20,6 @@ WITHOUT_EFFECT: Final = (
     "zap-encoder",
 )
 
-# Where a configuration file has what a flag says.
-_SETTINGS: Final = {
-    "pool_namespace": "pools.endpoints.inference_pool.namespace",
-    "grpc_port": "server.listen",
-    "grpc_health_port": "server.health",
-    "metrics_port": "server.admin",
-    "secure_serving": "server.tls",
-    "cert_path": "server.tls.certificate and server.tls.key",
-    "verbosity": "server.log_level",
-    "max_in_flight": "pools.max_in_flight",
-}
-
 # Upstream's DEBUG; its default is 2.
 _DEBUG: Final = 4
 _GIVEN: Final = "extproc.flags"
@@ -120,18 +108,16 @@ def given_without_effect(context: click.Context) -> list[str]:
 
 
 def refuse_beside_file(context: click.Context) -> None:
-    """Raises `click.UsageError` that says for each flag of this call which setting of the file to use."""
-    lines = [
-        f"{parameter.opts[0]} goes with --pool-name; in a file: {_SETTINGS[parameter.name]}"
+    """Raises `click.UsageError` that names each flag of this call that a file says better, or not at all."""
+    names = Flags.__dataclass_fields__.keys() - {"pool_name"}
+    given = [
+        parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name in _SETTINGS
+        if parameter.name in names
         and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     ]
-    lines += [
-        f"{flag} goes with --pool-name; a file has no such setting" for flag in given_without_effect(context)
-    ]
-    if lines:
-        raise click.UsageError("\n".join(lines))
+    if given := [*given, *given_without_effect(context)]:
+        raise click.UsageError(f"{', '.join(given)}: only with --pool-name; for a file see docs/gateways.md")
 
 
 def _note(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
