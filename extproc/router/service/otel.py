@@ -73,7 +73,11 @@ class OtelTracer:
             resource=_resource(),
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(_Outbox(exporter, _queue_size(environment), count))
+        size = environment.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
+        self._limit = int(size) if size.isascii() and size.isdigit() and int(size) else _QUEUE
+        self._counted = _Counted(exporter, count)
+        self._given = 0
+        self._provider.add_span_processor(BatchSpanProcessor(self._counted, max_queue_size=self._limit))
         self._tracer = self._provider.get_tracer("extproc", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
@@ -98,6 +102,12 @@ class OtelTracer:
         )
         if not span.is_recording():
             return
+        # The SDK would log each that finds no room, here on the loop, and lose the oldest one for it. Two
+        # counters, each written by one thread: no lock.
+        if self._given - self._counted.taken >= self._limit:
+            self._count("dropped", 1)
+            return
+        self._given += 1
         span.set_attributes(describe_span(event, origin.path))
         if isinstance(event, Answer) and event.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
@@ -129,33 +139,6 @@ class _Counted(SpanExporter):
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
-
-
-class _Outbox(BatchSpanProcessor):
-    """The SDK's queue and thread, and a count of the spans that find no room there.
-
-    The SDK itself would log each, on the loop, and lose the oldest of them.
-    """
-
-    def __init__(self, exporter: SpanExporter, limit: int, count: Callable[[str, int], None]) -> None:
-        self._counted = _Counted(exporter, count)
-        self._count = count
-        self._limit = limit
-        self._given = 0
-        super().__init__(self._counted, max_queue_size=limit)
-
-    def on_end(self, span: ReadableSpan) -> None:
-        # Two counters, each written by one thread: no lock.
-        if self._given - self._counted.taken >= self._limit:
-            self._count("dropped", 1)
-            return
-        self._given += 1
-        super().on_end(span)
-
-
-def _queue_size(environment: Mapping[str, str]) -> int:
-    text = environment.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
-    return int(text) if text.isascii() and text.isdigit() and int(text) else _QUEUE
 
 
 def _resource() -> Resource:
