@@ -129,10 +129,6 @@ class Application:
         """Why the service is not ready; empty if it is."""
         return ["draining"] if self.is_draining else self.pools.faults()
 
-    def remarks(self) -> list[str]:
-        """What is wrong with single pools while the service is ready."""
-        return self.pools.remarks()
-
     @property
     def streams_open(self) -> int:
         return self.processor.streams_open

@@ -118,7 +118,7 @@ class _Admin:
 
     async def readyz(self, _: web.Request) -> web.Response:
         faults = self._service.faults()
-        lines = faults or ["ready", *self._service.remarks()]
+        lines = faults or ["ready", *self._service.pools.remarks()]
         return web.Response(text="\n".join(lines) + "\n", status=503 if faults else 200)
 
     async def pools(self, _: web.Request) -> web.Response:

@@ -9,6 +9,7 @@ from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import ProtocolError
 from extproc.router.stream import ext_proc_pb2 as pb
+from extproc.router.stream import names
 from extproc.router.stream.events import (
     Answer,
     BodyMode,
@@ -32,24 +33,6 @@ from extproc.router.stream.events import (
     StreamConfig,
 )
 from extproc.router.stream.long_body import LENGTH, Place, find_body, varint
-from extproc.router.stream.names import (
-    DECISION_NAMESPACE,
-    DESTINATION,
-    GUARDED,
-    KNOWN_ORDERS,
-    LB_NAMESPACE,
-    POOL,
-    READ_RESPONSE_HEADERS,
-    REQUEST_ID,
-    RETRY_AFTER,
-    SERVED,
-    STATUS,
-    SUBSET,
-    SUBSET_NAMESPACE,
-    TICKET,
-    UNREAD,
-    UPSTREAM_TIME,
-)
 
 # Stands for the 16 digits of the routing key in a reply serialised ahead; no other string holds a NUL.
 _PREFIX: Final = b"\0" * 16
@@ -223,7 +206,7 @@ def _headers(headers: pb.HeaderMap, wanted: Collection[str]) -> dict[str, str]:
     return {
         name: _short(header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value)
         for header in headers.headers
-        if (name := header.key.lower()) in wanted or name.startswith(GUARDED)
+        if (name := header.key.lower()) in wanted or name.startswith(names.GUARDED)
     }
 
 
@@ -257,7 +240,7 @@ def _subset(request: pb.ProcessingRequest) -> tuple[str, ...] | None:
     """The addresses the proxy allows; a list, or one text; either with commas. `None`: the key is absent."""
     if not request.HasField("metadata_context"):
         return None
-    value = _metadata(request, SUBSET_NAMESPACE).get(SUBSET)
+    value = _metadata(request, names.SUBSET_NAMESPACE).get(names.SUBSET)
     if value is None:
         return None
     if value.WhichOneof("kind") == "list_value":
@@ -268,14 +251,14 @@ def _subset(request: pb.ProcessingRequest) -> tuple[str, ...] | None:
 
 
 def _response_headers(request: pb.ProcessingRequest) -> ResponseHeaders:
-    headers = _headers(request.response_headers.headers, READ_RESPONSE_HEADERS)
-    status, served = headers.get(STATUS, ""), _metadata(request, LB_NAMESPACE).get(SERVED)
+    headers = _headers(request.response_headers.headers, names.READ_RESPONSE_HEADERS)
+    status, served = headers.get(names.STATUS, ""), _metadata(request, names.LB_NAMESPACE).get(names.SERVED)
     return ResponseHeaders(
         served.string_value or None if served is not None else None,
         request.response_headers.end_of_stream,
         int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0,
-        headers.get(RETRY_AFTER),
-        UPSTREAM_TIME in headers,
+        headers.get(names.RETRY_AFTER),
+        names.UPSTREAM_TIME in headers,
         _config(request),
     )
 
@@ -327,7 +310,7 @@ def _decided(reply: Routed) -> bytes:
         reply.is_unread,
     )
     prefix = b"" if key is None else b"%016x" % key
-    if reply.request_id is None and KNOWN_ORDERS.issuperset(fixed.remove_headers):
+    if reply.request_id is None and names.KNOWN_ORDERS.issuperset(fixed.remove_headers):
         built = _template(fixed)
     else:
         built = _build(fixed, reply.request_id)
@@ -347,21 +330,21 @@ def _build(fixed: _Fixed, request_id: str | None) -> bytes:
     common = getattr(response, _FIELDS[fixed.phase]).response
     common.clear_route_cache = fixed.clear_route_cache or fixed.is_unread
     common.header_mutation.remove_headers.extend(fixed.remove_headers)
-    headers = {DESTINATION: fixed.destination, POOL: fixed.pool}
+    headers = {names.DESTINATION: fixed.destination, names.POOL: fixed.pool}
     if request_id is not None:
-        headers[REQUEST_ID] = request_id
+        headers[names.REQUEST_ID] = request_id
     if fixed.is_unread:
-        headers[UNREAD] = "1"
+        headers[names.UNREAD] = "1"
     _set_headers(common.header_mutation, headers)
     metadata = response.dynamic_metadata.fields
-    metadata[LB_NAMESPACE].struct_value.fields[DESTINATION].string_value = fixed.destination
-    ours = metadata[DECISION_NAMESPACE].struct_value.fields
+    metadata[names.LB_NAMESPACE].struct_value.fields[names.DESTINATION].string_value = fixed.destination
+    ours = metadata[names.DECISION_NAMESPACE].struct_value.fields
     for name in ("pool", "strategy", "reason", "endpoint"):
         ours[name].string_value = getattr(fixed, name)
     if fixed.has_prefix:
         ours["prefix"].string_value = _PREFIX.decode()
     if fixed.has_ticket:
-        ours[TICKET].string_value = _TICKET.decode()
+        ours[names.TICKET].string_value = _TICKET.decode()
     if fixed.skip_body:
         response.mode_override.CopyFrom(_SKIP_BODY)
     return response.SerializeToString()

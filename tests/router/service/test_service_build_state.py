@@ -47,6 +47,11 @@ class Running:
     name: str = "llama"
 
 
+class RunningPools(list[Running]):
+    def remarks(self) -> list[str]:
+        return []
+
+
 @dataclass
 class Stage:
     """One pool, and everything that a builder looks at."""
@@ -61,7 +66,7 @@ class Stage:
         self.pool = Pool("llama", STRATEGIES.build(self.strategy, {}, outside), gate=cooling)
         self.pool.replace([Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(self.size)])
         self.desk = PoolFeedback(self.pool, cooling)
-        self.pools = [Running(self.pool, Keeper(self.pool), self.desk)]
+        self.pools = RunningPools([Running(self.pool, Keeper(self.pool), self.desk)])
         self.picker = Picker([Route(self.pool)])
         self.configuration = Configuration(SETTINGS, "file", self.clock())
         self.streams_open = 0
@@ -71,9 +76,6 @@ class Stage:
 
     def faults(self) -> list[str]:
         return self.trouble
-
-    def remarks(self) -> list[str]:
-        return []
 
     def pick(self, text: str) -> str:
         decision = self.picker.pick(Query("POST", "/v1/chat/completions", {}, ask(text)))

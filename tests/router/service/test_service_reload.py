@@ -174,7 +174,7 @@ def state(app: Application) -> list[object]:
     """What `/readyz`, `/pools`, requests and the event loop know of the pools."""
     shares = app.pools.shares()
     return [
-        (app.faults(), app.remarks()),
+        (app.faults(), app.pools.remarks()),
         [describe_pool(each, shares.get(each.name)) | {"age_s": None} for each in app.pools],
         [placed(app, name) for name in names(app)],
         sorted(task.get_name() for task in asyncio.all_tasks() if not task.cancelling()),

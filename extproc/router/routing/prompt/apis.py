@@ -66,19 +66,12 @@ APIS: Final = MappingProxyType(
 )
 
 # The GenAI semantic conventions' word for what a path asks for, where they have one.
-_OPERATIONS: Final = MappingProxyType(
-    {
-        "chat/completions": "chat",
-        "chat/completions/batch": "chat",
-        "chat": "chat",
-        "completions": "text_completion",
-        "responses": "chat",
-        "messages": "chat",
-        "embeddings": "embeddings",
-        "embed": "embeddings",
-        "generate": "text_completion",
-    }
-)
+_CHATS: Final = ("chat/completions", "chat/completions/batch", "chat", "responses", "messages")
+_OPERATIONS: Final = {
+    **dict.fromkeys(_CHATS, "chat"),
+    **dict.fromkeys(("completions", "generate"), "text_completion"),
+    **dict.fromkeys(("embeddings", "embed"), "embeddings"),
+}
 
 # vLLM's routes that take no model and no prompt.
 _BODYLESS: Final = frozenset(

@@ -50,9 +50,6 @@ class LiveService(Protocol):
     def faults(self) -> list[str]:
         """Why the service is not ready; empty if it is."""
 
-    def remarks(self) -> list[str]:
-        """What is wrong with single pools while the service is ready."""
-
     def record(self, recording: Recording) -> Callable[[], None]:
         """Adds every decision to `recording` until the returned function is called."""
 
@@ -100,7 +97,7 @@ class StateBuilder:
             version=__version__,
             is_ready=not faults,
             faults=faults,
-            remarks=service.remarks(),
+            remarks=service.pools.remarks(),
             configuration=_build_configuration(service.configuration, now_s),
             streams=service.streams_open,
             window_s=round(now_s - then_s, 3),
