@@ -129,10 +129,6 @@ class Application:
         """Why the service is not ready; empty if it is."""
         return ["draining"] if self.is_draining else self.pools.faults()
 
-    @property
-    def streams_open(self) -> int:
-        return self.processor.streams_open
-
     def record(self, recording: Recording) -> Callable[[], None]:
         """Adds every decision to `recording` until the returned function is called."""
         processor, before = self.processor, self.processor.observer

@@ -69,7 +69,6 @@ class Stage:
         self.pools = RunningPools([Running(self.pool, Keeper(self.pool), self.desk)])
         self.picker = Picker([Route(self.pool)])
         self.configuration = Configuration(SETTINGS, "file", self.clock())
-        self.streams_open = 0
         self.recording = Recording(self.clock)
         self.builder = StateBuilder(self.recording)
         self.trouble: list[str] = []
@@ -236,7 +235,6 @@ def test_the_tape_keeps_the_last_decisions_and_nothing_of_a_prompt() -> None:
     state = stage.draw()
 
     assert [row.number for row in state.decisions] == list(range(KEPT + 10, 10, -1))
-    assert state.decided == KEPT + 10
     assert "secret" not in str(stage.recording.last) + str(state)
     assert all(row.prefix is not None and len(row.prefix) == 16 for row in state.decisions)
 

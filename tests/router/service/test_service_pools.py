@@ -81,7 +81,6 @@ async def test_the_last_of_several_lists_counts() -> None:
         await until(lambda: keeper.pool.snapshot.names == ("c",))
 
         assert published[-1] == ["c"]
-        assert repr(keeper) == "<PoolKeeper of <Pool llama: 1 ready, prefix_hash>>"
 
 
 async def test_a_source_that_fails_leaves_the_pool_as_it_is_and_is_run_again(

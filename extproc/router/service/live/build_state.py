@@ -42,9 +42,6 @@ class LiveService(Protocol):
     def pools(self) -> Pools: ...
 
     @property
-    def streams_open(self) -> int: ...
-
-    @property
     def configuration(self) -> Configuration: ...
 
     def faults(self) -> list[str]:
@@ -85,7 +82,7 @@ class StateBuilder:
     def build(self, service: LiveService, now_s: float) -> Generator[None, None, State]:
         """Reads everything in the first step, and builds rows in further ones. Returns the whole."""
         counts = {each.name: self._count(each.feedback) for each in service.pools}
-        then_s, then = self._remember(now_s, counts)
+        then = self._remember(now_s, counts)
         self._number += 1
         faults = service.faults()
         seen = [
@@ -99,11 +96,8 @@ class StateBuilder:
             faults=faults,
             remarks=service.pools.remarks(),
             configuration=_build_configuration(service.configuration, now_s),
-            streams=service.streams_open,
-            window_s=round(now_s - then_s, 3),
             reasons={pool: dict(reasons) for pool, reasons in self._recording.reasons.items()},
             pools=(),
-            decided=self._recording.total,
             decisions=self._decisions(now_s),
         )
         yield
@@ -119,15 +113,13 @@ class StateBuilder:
         sent = strategy.predicted_by_endpoint() if strategy is not None else {}
         return EndpointCounts(picks, dict(desk.counters.first_byte_sums), sent, found)
 
-    def _remember(
-        self, now_s: float, counts: dict[str, EndpointCounts]
-    ) -> tuple[float, dict[str, EndpointCounts]]:
-        """Returns the oldest counts of the window, and when they were taken."""
+    def _remember(self, now_s: float, counts: dict[str, EndpointCounts]) -> dict[str, EndpointCounts]:
+        """Returns the oldest counts of the window."""
         before = self._before
         before.append((now_s, counts))
         while before[0][0] < now_s - WINDOW_S:
             before.popleft()
-        return before[0]
+        return before[0][1]
 
     def _decisions(self, now_s: float) -> list[DecisionRow]:
         """The last ones, the newest first."""
@@ -188,7 +180,6 @@ def _read_pool(
         predicted=None,
         found=None,
         endpoints=(),
-        elsewhere=sum(elsewhere.get(name, 0) for name in pool.snapshot.names),
     )
     return _PoolMoment(state, states, in_flight, elsewhere, left_s, now, then)
 

@@ -44,8 +44,7 @@ class DecisionRow(Struct, frozen=True, array_like=True):
 class PoolState(Struct, frozen=True):
     """One pool. `balance` is the most in flight on one ready endpoint over the mean.
 
-    `bound` is with how many requests in flight an endpoint is full, by the strategy; `elsewhere` of those in
-    flight are other gateways'.
+    `bound` is with how many requests in flight an endpoint is full, by the strategy.
     """
 
     name: str
@@ -62,7 +61,6 @@ class PoolState(Struct, frozen=True):
     predicted: float | None
     found: float | None
     endpoints: Sequence[EndpointRow]
-    elsewhere: int = 0
 
 
 class RefusalState(Struct, frozen=True):
@@ -86,10 +84,9 @@ Reasons = Mapping[str, Mapping[str, int]]
 
 
 class State(Struct, frozen=True):
-    """The service. `reasons` and `decided` count since somebody looks; one a second, by `number`.
+    """The service. `reasons` count since somebody looks; one a second, by `number`.
 
-    What is told of "now" is of the last `window_s` seconds; where nothing was counted in these, of all the
-    time before.
+    What is told of "now" is of the last minute; where nothing was counted in it, of all the time before.
     """
 
     number: int
@@ -98,9 +95,6 @@ class State(Struct, frozen=True):
     faults: Sequence[str]
     remarks: Sequence[str]
     configuration: ConfigurationState
-    streams: int
-    window_s: float
     reasons: Reasons
     pools: Sequence[PoolState]
-    decided: int
     decisions: Sequence[DecisionRow]
