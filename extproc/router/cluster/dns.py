@@ -15,7 +15,6 @@ from dns.resolver import NXDOMAIN, Answer, NoAnswer
 
 from extproc.router.cluster.backoff import Backoff
 from extproc.router.cluster.reason import describe_error
-from extproc.router.cluster.slices import AddressFamily
 from extproc.router.cluster.source import Sink
 from extproc.router.routing.endpoint import Endpoint, join_address, parse_target
 
@@ -25,15 +24,14 @@ class DnsSource:
 
     The TTL is taken as no less than `least_s` and no more than `most_s`, and lengthened by up to a
     fifth so that many routers do not ask at once. The search domains of resolv.conf apply; /etc/hosts is
-    not read. With addresses of both families only those of `family` are told, since nothing says which
-    two are one pod's. Raises `AddressError` if `target` is not `name:port`.
+    not read. With addresses of both families only those of IPv4 are told, since nothing says which two
+    are one pod's. Raises `AddressError` if `target` is not `name:port`.
     """
 
     def __init__(
         self,
         target: str,
         *,
-        family: AddressFamily = "IPv4",
         least_s: float = 1.0,
         most_s: float = 30.0,
         rng: Random,
@@ -41,7 +39,6 @@ class DnsSource:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._host, self._port = parse_target(target)
-        self._types = (A, AAAA) if family == "IPv4" else (AAAA, A)
         self._least_s = least_s
         self._most_s = most_s
         self._rng = rng
@@ -63,11 +60,10 @@ class DnsSource:
     async def _resolve(self) -> Answer:
         # Opened anew, since resolv.conf may have changed.
         resolver = self._open_resolver()
-        first, second = self._types
         try:
-            return await resolver.resolve(self._host, first, search=True)
+            return await resolver.resolve(self._host, A, search=True)
         except NoAnswer:
-            return await resolver.resolve(self._host, second, search=True)
+            return await resolver.resolve(self._host, AAAA, search=True)
 
     def _accept(self, answer: Answer, sink: Sink) -> float:
         self._backoff.reset()

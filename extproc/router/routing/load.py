@@ -31,11 +31,10 @@ class LoadBook:
         "_places",
         "on_less",
         "total",
-        "total_elsewhere",
     )
 
     def __init__(self) -> None:
-        self.total = self.total_elsewhere = 0  # both of members only
+        self.total = 0  # of members only
         self.on_less: Callable[[], None] | None = None
         self._in_flight: dict[str, int] = {}
         self._elsewhere: dict[str, int] = {}  # so many of them are other gateways'
@@ -59,19 +58,14 @@ class LoadBook:
         """What other gateways have in flight, where anything is: of members, and of who was one."""
         return dict(self._elsewhere)
 
-    def elsewhere_on(self, name: str) -> int:
-        return self._elsewhere.get(name, 0)
-
     def set_members(self, names: Iterable[str]) -> None:
         wanted = dict.fromkeys(names)
         for name in [name for name in self._places if name not in wanted]:
             self._leave_level(name, self.in_flight(name))
             self.total -= self.in_flight(name)
-            self.total_elsewhere -= self.elsewhere_on(name)
         for name in [name for name in wanted if name not in self._places]:
             self._enter_level(name, self.in_flight(name))
             self.total += self.in_flight(name)
-            self.total_elsewhere += self.elsewhere_on(name)
         self._settle()
 
     def take(self, name: str) -> None:
@@ -92,8 +86,6 @@ class LoadBook:
             self._elsewhere[name] = count
         else:
             del self._elsewhere[name]
-        if name in self._places:
-            self.total_elsewhere += step
         self._move(name, step)
 
     def least_loaded(self, rng: Random, closed: Collection[str] = ()) -> Iterator[str]:
