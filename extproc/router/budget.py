@@ -10,9 +10,6 @@ class Budget:
         self.limit_bytes = limit_bytes
         self.used = 0
 
-    def __repr__(self) -> str:
-        return f"<Budget {self.used} of {self.limit_bytes} bytes>"
-
     def take(self, count: int, *, extra: int = 0) -> bool:
         """Takes `count` bytes if that many are left, or missing by no more than `extra`; whether so."""
         if self.used + count > self.limit_bytes + extra:

@@ -62,9 +62,6 @@ class PoolKeeper:
         self.fault: SourceFault | None = None
         self.synced = asyncio.Event()
 
-    def __repr__(self) -> str:
-        return f"<PoolKeeper of {self.pool!r}>"
-
     @property
     def age_s(self) -> float | None:
         """Seconds since the source last said that its list holds; `None` before the first list."""

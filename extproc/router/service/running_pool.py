@@ -113,9 +113,6 @@ class RunningPool:
         self.start = self._prepare(settings, is_new=True)
         self._closing = self._share()
 
-    def __repr__(self) -> str:
-        return f"<RunningPool {self.pool!r}, {len(self._tasks)} tasks>"
-
     @property
     def name(self) -> str:
         return self.pool.name

@@ -120,9 +120,6 @@ class Courier:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._posting: asyncio.TimerHandle | None = None
 
-    def __repr__(self) -> str:
-        return f"<Courier {self._me:016x} for {len(self._shares)} pools>"
-
     def keep(self, pool: Pool) -> None:
         name = name_of(pool.name)
         self._pools[name] = pool

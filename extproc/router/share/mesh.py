@@ -83,9 +83,6 @@ class Mesh:
         self._own: set[str] = set()
         self._incoming: dict[_Incoming, None] = {}  # the oldest first
 
-    def __repr__(self) -> str:
-        return f"<Mesh {self._listen}, {len(self._lines)} lines out, {len(self._incoming)} in>"
-
     async def open(self) -> None:
         host, _, port = self._listen.rpartition(":")
         loop = asyncio.get_running_loop()

@@ -6,24 +6,11 @@ from typing import Final
 
 from extproc.router.routing.pool import Pick
 from extproc.router.routing.strategies.base import Withdrawal
-from extproc.router.share.letters import (
-    LETTER_BLOCKS,
-    LETTER_NEWS,
-    MAX_ENDPOINTS,
-    Ended,
-    Goodbye,
-    Heartbeat,
-    News,
-    Picked,
-    Withdrawn,
-    name_of,
-    tell_pick,
-    tell_withdrawal,
-)
+from extproc.router.share import letters
 
 # What nobody posts is dropped beyond that, the oldest first: a heartbeat heals it.
-_MOST_NEWS: Final = 8 * LETTER_NEWS
-_MOST_NAMES: Final = 4 * MAX_ENDPOINTS
+_MOST_NEWS: Final = 8 * letters.LETTER_NEWS
+_MOST_NAMES: Final = 4 * letters.MAX_ENDPOINTS
 
 
 class Outbox:
@@ -36,7 +23,7 @@ class Outbox:
         self.picks = 0
         self._on_news = on_news
         self._number = 0
-        self._news: deque[Picked | Ended | Withdrawn] = deque(maxlen=_MOST_NEWS)
+        self._news: deque[letters.Picked | letters.Ended | letters.Withdrawn] = deque(maxlen=_MOST_NEWS)
         self._open: dict[int, tuple[Pick, int, int]] = {}  # by identity: two picks may be equal
         self._counts: dict[int, int] = {}
         self._names: dict[str, int] = {}
@@ -49,7 +36,7 @@ class Outbox:
         self._number += 1
         self.picks += 1
         chain, missing = pick.reading.content()
-        self._add(tell_pick(self._number, endpoint, missing, chain))
+        self._add(letters.tell_pick(self._number, endpoint, missing, chain))
         self._open[id(pick)] = (pick, self._number, endpoint)
         self._counts[endpoint] = self._counts.get(endpoint, 0) + 1
 
@@ -59,36 +46,35 @@ class Outbox:
             return  # taken before anybody listened
         _, number, endpoint = found
         self._number += 1
-        self._add(Ended(self._number, endpoint, number))
+        self._add(letters.Ended(self._number, endpoint, number))
         self._counts[endpoint] -= 1
         if not self._counts[endpoint]:
             del self._counts[endpoint]
 
     def withdrawn(self, withdrawal: Withdrawal) -> None:
-        self._add(tell_withdrawal(self._name(withdrawal.endpoint), withdrawal.chain, withdrawal.had))
+        self._add(letters.tell_withdrawal(self._name(withdrawal.endpoint), withdrawal.chain, withdrawal.had))
 
-    def post(self) -> Iterator[list[News]]:
+    def post(self) -> Iterator[list[letters.News]]:
         """Yields what is new, a letter's worth each time."""
         news = [*self._news]
         self._news.clear()
         start = blocks = 0
         for place, one in enumerate(news):
-            size = 0 if isinstance(one, Ended) else len(one.hashes)
-            if place > start and (blocks + size > LETTER_BLOCKS or place - start == LETTER_NEWS):
+            size = 0 if isinstance(one, letters.Ended) else len(one.hashes)
+            if place > start and (
+                blocks + size > letters.LETTER_BLOCKS or place - start == letters.LETTER_NEWS
+            ):
                 yield news[start:place]  # type: ignore[misc]  # a list of some kinds of news is one of all
                 start, blocks = place, 0
             blocks += size
         if news:
             yield news[start:]  # type: ignore[misc]  # likewise
 
-    def stand(self) -> Heartbeat:
-        busiest = sorted(self._counts.items(), key=lambda item: -item[1])[:MAX_ENDPOINTS]
-        return Heartbeat(self._number, dict(busiest))
+    def stand(self) -> letters.Heartbeat:
+        busiest = sorted(self._counts.items(), key=lambda item: -item[1])[: letters.MAX_ENDPOINTS]
+        return letters.Heartbeat(self._number, dict(busiest))
 
-    def leave(self) -> Goodbye:
-        return Goodbye()
-
-    def _add(self, news: Picked | Ended | Withdrawn) -> None:
+    def _add(self, news: letters.Picked | letters.Ended | letters.Withdrawn) -> None:
         self._news.append(news)
         if len(self._news) == 1:
             self._on_news()
@@ -98,5 +84,5 @@ class Outbox:
         if found is None:
             if len(self._names) >= _MOST_NAMES:
                 self._names.clear()  # most of them are long gone
-            found = self._names[endpoint] = name_of(endpoint)
+            found = self._names[endpoint] = letters.name_of(endpoint)
         return found

@@ -10,7 +10,7 @@ from typing import Final
 
 from extproc.router.routing.pool import Pool
 from extproc.router.share.delay import wait_s
-from extproc.router.share.letters import Letter, News, name_of
+from extproc.router.share.letters import Goodbye, Letter, News, name_of
 from extproc.router.share.outbox import Outbox
 from extproc.router.share.peers import Peers
 
@@ -49,7 +49,7 @@ class Share:
         return letter
 
     def farewell(self, now: float) -> Letter:
-        return self._letter([self.outbox.leave()], now)
+        return self._letter([Goodbye()], now)
 
     def hear(self, letter: Letter, now: float) -> None:
         """Takes a letter; one of another pool, or of our own, is left alone."""

@@ -8,30 +8,8 @@ from google.protobuf.message import DecodeError, Message
 from xxhash import xxh3_64_hexdigest
 
 from extproc.errors import ProtocolError
+from extproc.router.stream import events, names
 from extproc.router.stream import ext_proc_pb2 as pb
-from extproc.router.stream import names
-from extproc.router.stream.events import (
-    Answer,
-    BodyMode,
-    BodyToRead,
-    Continue,
-    ContinueAndTell,
-    Event,
-    Observed,
-    Phase,
-    Piece,
-    Queued,
-    Reply,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    Routed,
-    Served,
-    StreamConfig,
-)
 from extproc.router.stream.long_body import LENGTH, Place, find_body, varint
 
 # Stands for the 16 digits of the routing key in a reply serialised ahead; no other string holds a NUL.
@@ -48,17 +26,17 @@ _VALUE_CHARS: Final = 1_024
 # Of longer messages the body is cut out.
 _LONG_BYTES: Final = 65_536
 
-_BODY_MODES: Final = {mode.value: mode for mode in BodyMode}
+_BODY_MODES: Final = {mode.value: mode for mode in events.BodyMode}
 
 _OVERWRITE: Final = pb.OVERWRITE_IF_EXISTS_OR_ADD
 
 _FIELDS: Final = {
-    Phase.REQUEST_HEADERS: "request_headers",
-    Phase.RESPONSE_HEADERS: "response_headers",
-    Phase.REQUEST_BODY: "request_body",
-    Phase.RESPONSE_BODY: "response_body",
-    Phase.REQUEST_TRAILERS: "request_trailers",
-    Phase.RESPONSE_TRAILERS: "response_trailers",
+    events.Phase.REQUEST_HEADERS: "request_headers",
+    events.Phase.RESPONSE_HEADERS: "response_headers",
+    events.Phase.REQUEST_BODY: "request_body",
+    events.Phase.RESPONSE_BODY: "response_body",
+    events.Phase.REQUEST_TRAILERS: "request_trailers",
+    events.Phase.RESPONSE_TRAILERS: "response_trailers",
 }
 
 
@@ -79,11 +57,12 @@ _AROUND_PIECES: Final = tuple(
 _LENGTH_OF_BODY: Final = _tag(pb.StreamedBodyResponse, "body")
 _LAST: Final = pb.StreamedBodyResponse(end_of_stream=True).SerializeToString()
 _TAGS: Final = {
-    phase: _tag(pb.ProcessingResponse, _FIELDS[phase]) for phase in (Phase.REQUEST_BODY, Phase.RESPONSE_BODY)
+    phase: _tag(pb.ProcessingResponse, _FIELDS[phase])
+    for phase in (events.Phase.REQUEST_BODY, events.Phase.RESPONSE_BODY)
 }
 
 
-def _override(body: BodyMode, response_headers: pb.HeaderSendMode) -> pb.ProcessingMode:
+def _override(body: events.BodyMode, response_headers: pb.HeaderSendMode) -> pb.ProcessingMode:
     return pb.ProcessingMode(
         response_header_mode=response_headers,
         request_body_mode=pb.BodySendMode.Name(body),
@@ -93,24 +72,24 @@ def _override(body: BodyMode, response_headers: pb.HeaderSendMode) -> pb.Process
     )
 
 
-def _continue(phase: Phase) -> bytes:
+def _continue(phase: events.Phase) -> bytes:
     response = pb.ProcessingResponse()
     getattr(response, _FIELDS[phase]).SetInParent()
     return response.SerializeToString()
 
 
-def _continue_and_tell(body: BodyMode) -> bytes:
+def _continue_and_tell(body: events.BodyMode) -> bytes:
     response = pb.ProcessingResponse(mode_override=_override(body, pb.SEND))
     response.request_headers.SetInParent()
     return response.SerializeToString()
 
 
-_SKIP_BODY: Final = _override(BodyMode.NONE, pb.SKIP)
-_CONTINUE_AND_TELL: Final = {mode: _continue_and_tell(mode) for mode in BodyMode}
-_CONTINUE: Final = {phase: _continue(phase) for phase in Phase}
+_SKIP_BODY: Final = _override(events.BodyMode.NONE, pb.SKIP)
+_CONTINUE_AND_TELL: Final = {mode: _continue_and_tell(mode) for mode in events.BodyMode}
+_CONTINUE: Final = {phase: _continue(phase) for phase in events.Phase}
 
 
-def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> Event:
+def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> events.Event:
     """Reads one `ProcessingRequest`; keeps of the headers only the guarded and `wanted_headers` (lower-case).
 
     A long `bytearray` becomes the body in it: nothing is copied. Raises `ProtocolError` for bytes that are
@@ -121,30 +100,30 @@ def decode(message: bytes | bytearray, wanted_headers: Collection[str]) -> Event
     except DecodeError:
         raise ProtocolError("not a ProcessingRequest") from None
     if request.observability_mode:
-        return Observed()
+        return events.Observed()
     event = _request_event(request, body, wanted_headers) or _response_event(request, body)
     if event is None:
         raise ProtocolError("a ProcessingRequest of an unknown kind")
     return event
 
 
-def encode(reply: Reply) -> bytes:  # noqa: PLR0911  # one for each kind of reply
+def encode(reply: events.Reply) -> bytes:  # noqa: PLR0911  # one for each kind of reply
     match reply:
-        case Continue():
+        case events.Continue():
             return _CONTINUE[reply.phase]
-        case ContinueAndTell():
+        case events.ContinueAndTell():
             return _CONTINUE_AND_TELL[reply.request_body]
-        case Served():
-            return _CONTINUE[Phase.RESPONSE_HEADERS]
-        case Routed():
+        case events.Served():
+            return _CONTINUE[events.Phase.RESPONSE_HEADERS]
+        case events.Routed():
             return _routed(reply)
-        case Piece():
+        case events.Piece():
             return _piece(reply)
-        case Queued():
+        case events.Queued():
             response = pb.ProcessingResponse()
             response.override_message_timeout.FromNanoseconds(int((reply.wait_s + _SPARE_S) * 1e9))
             return response.SerializeToString()
-        case BodyToRead():
+        case events.BodyToRead():
             raise ProtocolError("nothing to be said yet")
     return _answer(reply)
 
@@ -172,32 +151,34 @@ def _cut(message: bytes | bytearray, place: Place) -> bytes | bytearray:
 
 def _request_event(
     request: pb.ProcessingRequest, data: bytes | bytearray | None, wanted: Collection[str]
-) -> Event | None:
+) -> events.Event | None:
     match request.WhichOneof("request"):
         case "request_headers":
             headers = request.request_headers
-            return RequestHeaders(
+            return events.RequestHeaders(
                 _headers(headers.headers, wanted), headers.end_of_stream, _subset(request), _config(request)
             )
         case "request_body":
             body = request.request_body
-            return RequestBody(
+            return events.RequestBody(
                 body.body if data is None else data, body.end_of_stream, _subset(request), _config(request)
             )
         case "request_trailers":
-            return RequestTrailers()
+            return events.RequestTrailers()
     return None
 
 
-def _response_event(request: pb.ProcessingRequest, data: bytes | bytearray | None) -> Event | None:
+def _response_event(request: pb.ProcessingRequest, data: bytes | bytearray | None) -> events.Event | None:
     match request.WhichOneof("request"):
         case "response_headers":
             return _response_headers(request)
         case "response_body":
             body = request.response_body
-            return ResponseBody(body.body if data is None else data, body.end_of_stream, _config(request))
+            return events.ResponseBody(
+                body.body if data is None else data, body.end_of_stream, _config(request)
+            )
         case "response_trailers":
-            return ResponseTrailers()
+            return events.ResponseTrailers()
     return None
 
 
@@ -217,7 +198,7 @@ def _short(value: str) -> str:
     return value[:_VALUE_CHARS] + xxh3_64_hexdigest(value.encode(errors="replace"))
 
 
-def _config(request: pb.ProcessingRequest) -> StreamConfig | None:
+def _config(request: pb.ProcessingRequest) -> events.StreamConfig | None:
     if not request.HasField("protocol_config"):
         return None
     config = request.protocol_config
@@ -230,8 +211,10 @@ def _config(request: pb.ProcessingRequest) -> StreamConfig | None:
 
 # An open stream keeps it: one for all that are alike. A mode is any number that a proxy sends.
 @lru_cache(maxsize=64)
-def _stream_config(request_body: int, response_body: int, sends_body_without_waiting: bool) -> StreamConfig:
-    return StreamConfig(
+def _stream_config(
+    request_body: int, response_body: int, sends_body_without_waiting: bool
+) -> events.StreamConfig:
+    return events.StreamConfig(
         _BODY_MODES.get(request_body), _BODY_MODES.get(response_body), sends_body_without_waiting
     )
 
@@ -250,10 +233,10 @@ def _subset(request: pb.ProcessingRequest) -> tuple[str, ...] | None:
     return tuple(item.strip() for text in texts for item in text.split(",") if item.strip())
 
 
-def _response_headers(request: pb.ProcessingRequest) -> ResponseHeaders:
+def _response_headers(request: pb.ProcessingRequest) -> events.ResponseHeaders:
     headers = _headers(request.response_headers.headers, names.READ_RESPONSE_HEADERS)
     status, served = headers.get(names.STATUS, ""), _metadata(request, names.LB_NAMESPACE).get(names.SERVED)
-    return ResponseHeaders(
+    return events.ResponseHeaders(
         served.string_value or None if served is not None else None,
         request.response_headers.end_of_stream,
         int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0,
@@ -271,7 +254,7 @@ def _metadata(request: pb.ProcessingRequest, namespace: str) -> Mapping[str, Any
 class _Fixed(NamedTuple):
     """What one routed reply has in common with many others."""
 
-    phase: Phase
+    phase: events.Phase
     destination: str
     pool: str
     strategy: str
@@ -285,7 +268,7 @@ class _Fixed(NamedTuple):
     is_unread: bool
 
 
-def _routed(reply: Routed) -> bytes:
+def _routed(reply: events.Routed) -> bytes:
     if reply.piece is None:
         return _decided(reply)
     response = pb.ProcessingResponse.FromString(_decided(reply))
@@ -293,7 +276,7 @@ def _routed(reply: Routed) -> bytes:
     return response.SerializeToString()
 
 
-def _decided(reply: Routed) -> bytes:
+def _decided(reply: events.Routed) -> bytes:
     key, pick = reply.decision.key, reply.decision.pick
     fixed = _Fixed(
         reply.phase,
@@ -357,7 +340,7 @@ def _set_headers(mutation: pb.HeaderMutation, headers: Mapping[str, str]) -> Non
         option.header.raw_value = value.encode()
 
 
-def _piece(reply: Piece) -> bytes:
+def _piece(reply: events.Piece) -> bytes:
     """Written by hand: protobuf copies the bytes of a body once for each message around them."""
     size = len(reply.data)
     tail = _LAST if reply.end_of_stream else b""
@@ -369,7 +352,7 @@ def _piece(reply: Piece) -> bytes:
     return b"".join([*reversed(heads), reply.data, tail])
 
 
-def _answer(reply: Answer) -> bytes:
+def _answer(reply: events.Answer) -> bytes:
     response = pb.ProcessingResponse()
     immediate = response.immediate_response
     immediate.status.code = reply.status
