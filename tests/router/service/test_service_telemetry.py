@@ -86,7 +86,7 @@ def test_a_terminal_hears_how_many_lines_were_left_out(root: logging.Logger) -> 
 async def test_without_a_cluster_the_kubernetes_client_logs_nothing(
     root: logging.Logger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It would say so with every try; the error says it, which `FailureLog` logs once a minute."""
+    """It would say so with every try; the error says it, which `PoolKeeper` logs once a minute."""
     monkeypatch.setattr(
         "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "no")
     )
