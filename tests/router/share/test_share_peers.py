@@ -603,8 +603,9 @@ def picture(gateway: Gateway, chats: Sequence[Sequence[str]]) -> object:
         chain, _ = reading.content()
         assert chain is not None
         known = index.matched(chain.hashes)
+        # A holding without a block is false.
         holdings = [index.holding(name) for name in "abcd"]
-        depths.append([holding and holding.depth(chain.hashes, known) for holding in holdings])
+        depths.append([holding.depth(chain.hashes, known) for holding in holdings if holding is not None])
     return counts(gateway), depths
 
 
