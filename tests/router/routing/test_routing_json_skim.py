@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.errors import PromptError, PromptTooComplex
@@ -106,6 +106,7 @@ requests = st.fixed_dictionaries(
     st.sampled_from(SKIMS),
     st.sampled_from([{}, {"ensure_ascii": False}, {"indent": 1}, {"indent": 9, "ensure_ascii": False}]),
 )
+@example("/v1/chat/completions", {"messages": [0]}, 1, SKIMS[0], {})
 def test_large_body_gives_the_prompt_that_a_small_one_gives(
     path: str, request: dict[str, Any], chars: int, limits: ReadLimits, written: dict[str, Any]
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -80,7 +81,8 @@ async def test_what_endpoints_say_is_told(learning: Stack) -> None:
         return sum(float(count) for page in counts for count in page)
 
     before, hits_before = counted(), hits()
-    text = "said twice " + "word " * 400
+    # The endpoints are other tests', too, and remember.
+    text = f"{uuid4()} said twice " + "word " * 400
     async with connect(learning.url) as session:
         for _ in range(2):
             await send(session, ask(text))

@@ -98,7 +98,7 @@ def read_turns(api: Api, fields: Object, chars: int) -> Iterator[tuple[str, str]
     """Yields the role and the text of each turn, media by digest; the first `chars` characters of each."""
     for field in api:
         value = fields.value(field.name) if field.name == "messages" else None
-        if isinstance(value, list):
+        if isinstance(value, list) and value and isinstance(value[0], dict):
             yield from _read_messages(field, value, chars)
         else:
             for turn in turns_of((field,), fields, chars):
