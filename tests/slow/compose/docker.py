@@ -1,10 +1,12 @@
 """The composed stack on a Docker engine: one that runs, or one of our own where we are root."""
 
+import fcntl
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +37,13 @@ def engine() -> Iterator[None]:
     """Skips the test where no engine can be had."""
     if not all(map(shutil.which, ("docker", "docker-compose"))):
         pytest.skip("apt-get install docker.io docker-compose debootstrap")
+    with (Path(tempfile.gettempdir()) / "extproc-router-engine.lock").open("w") as lock:
+        # One at a time: who starts an engine also stops it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield from _started()
+
+
+def _started() -> Iterator[None]:
     if is_up():
         yield
         return
