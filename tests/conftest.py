@@ -14,6 +14,7 @@ settings.register_profile("slow", deadline=None, max_examples=300, derandomize="
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests run in one process, so that its fixtures are made once; other groups stay."""
     for item in items:

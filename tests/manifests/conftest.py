@@ -14,6 +14,7 @@ def every_overlay() -> None:
         list(pool.map(render, APPLICABLE))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):

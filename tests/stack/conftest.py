@@ -7,5 +7,6 @@ from tests.stack.shared import group_by_stack, pytest_runtest_makereport, shared
 __all__ = ["pytest_runtest_makereport", "shared_stack", "stack"]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     group_by_stack(items)
