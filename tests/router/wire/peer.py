@@ -43,7 +43,10 @@ ANSWER = b"\x88\x0f\x10\x10application/grpc"
 
 
 class Peer:
-    """Frames in, events and frames out. `say` returns what was told; `heard` what was sent since."""
+    """Frames in, events and frames out. `say` returns what was told; `heard` what was sent since.
+
+    The streams `calls` are open from the start.
+    """
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Peer:
         budget_bytes: int = 1_000_000,
         greets: bool = True,
         places: StreamPlaces | None = None,
+        calls: Sequence[int] = (),
     ) -> None:
         self.budget = Budget(budget_bytes)
         self.now_s = 0.0
@@ -62,6 +66,7 @@ class Peer:
         if greets:
             self.say(frames.PREFACE + frames.settings({}))
             self.heard()
+        self.open(*calls)
 
     def say(self, *data: bytes) -> list[Told]:
         for part in data:

@@ -40,6 +40,10 @@ def test_without_a_window_headers_go_and_data_waits() -> None:
     assert peer.say(frames.rst_stream(1, Code.CANCEL)) == [("closed", 1)]
     assert peer.budget.used == 0
 
+    peer.open(3)
+    peer.finish(3, Status.OK)
+    assert peer.told() == [("closed", 3)], "trailers need no window"
+
 
 @table("spare", [-1, 0, 1])
 def test_a_message_fits_the_window_or_is_cut(spare: int) -> None:
@@ -137,13 +141,6 @@ def test_a_closed_call_waits_for_nothing() -> None:
     assert peer.budget.used == 0
 
 
-def test_trailers_need_no_window() -> None:
-    peer = calling(0)
-    peer.finish(1, Status.OK)
-
-    assert peer.told() == [("closed", 1)]
-
-
 @given(
     messages=st.lists(st.binary(max_size=60), max_size=6),
     initial=st.integers(0, 40),
@@ -200,31 +197,19 @@ def test_whatever_the_windows_do_the_bytes_are_the_same_and_within_them(
 TO_THE_BRIM = frames.MAX_WINDOW - frames.DEFAULT_WINDOW
 
 
-@table(
-    ("increments", "code"),
-    [([0], Code.PROTOCOL_ERROR), ([TO_THE_BRIM + 1], Code.FLOW_CONTROL_ERROR), ([TO_THE_BRIM], None)],
-)
-def test_the_connections_window_is_opened_by_something_and_not_too_far(
-    increments: list[int], code: Code | None
-) -> None:
-    peer = Peer()
-
-    told = [event for increment in increments for event in peer.say(frames.window_update(0, increment))]
-
-    assert told == ([("failed", code)] if code else [])
+INCREMENTS = [(0, Code.PROTOCOL_ERROR), (TO_THE_BRIM + 1, Code.FLOW_CONTROL_ERROR), (TO_THE_BRIM, None)]
 
 
-@table(
-    ("increment", "code"),
-    [(0, Code.PROTOCOL_ERROR), (TO_THE_BRIM + 1, Code.FLOW_CONTROL_ERROR), (TO_THE_BRIM, None)],
-)
-def test_a_streams_window_likewise_but_only_the_stream_ends(increment: int, code: Code | None) -> None:
+@table(("increment", "code"), INCREMENTS)
+def test_a_window_is_opened_by_something_and_not_too_far(increment: int, code: Code | None) -> None:
+    """Else a stream ends alone, the connection with all of them."""
     peer = calling()
     peer.heard()
 
     assert peer.say(frames.window_update(1, increment)) == ([("closed", 1)] if code else [])
     assert peer.heard() == ([sent_reset(1, code)] if code else [])
     assert not peer.connection.is_over
+    assert Peer().say(frames.window_update(0, increment)) == ([("failed", code)] if code else [])
 
 
 def test_the_reserved_bit_of_an_increment_is_ignored() -> None:
@@ -240,23 +225,22 @@ def test_the_reserved_bit_of_an_increment_is_ignored() -> None:
 # Settings (§6.5.2).
 
 
+# A setting, values that it may have, and those that it may not, with the code.
+RANGES: list[tuple[int, list[int], list[int], Code | None]] = [
+    (frames.ENABLE_PUSH, [0, 1], [2], Code.PROTOCOL_ERROR),
+    (WINDOW, [frames.MAX_WINDOW], [frames.MAX_WINDOW + 1], Code.FLOW_CONTROL_ERROR),
+    (frames.MAX_FRAME_SIZE, [16_384, 2**24 - 1], [16_383, 2**24], Code.PROTOCOL_ERROR),
+    *((name, [0, 2**32 - 1], [], None) for name in (frames.MAX_CONCURRENT_STREAMS, 8, 0xFFFF)),
+    *((name, [0, 2**32 - 1], [], None) for name in (frames.MAX_HEADER_LIST_SIZE, frames.HEADER_TABLE_SIZE)),
+]
+
+
 @table(
     ("name", "value", "code"),
     [
-        (frames.ENABLE_PUSH, 0, None),
-        (frames.ENABLE_PUSH, 1, None),
-        (frames.ENABLE_PUSH, 2, Code.PROTOCOL_ERROR),
-        (frames.INITIAL_WINDOW_SIZE, frames.MAX_WINDOW, None),
-        (frames.INITIAL_WINDOW_SIZE, frames.MAX_WINDOW + 1, Code.FLOW_CONTROL_ERROR),
-        (frames.MAX_FRAME_SIZE, 16_383, Code.PROTOCOL_ERROR),
-        (frames.MAX_FRAME_SIZE, 16_384, None),
-        (frames.MAX_FRAME_SIZE, 2**24 - 1, None),
-        (frames.MAX_FRAME_SIZE, 2**24, Code.PROTOCOL_ERROR),
-        (frames.MAX_CONCURRENT_STREAMS, 0, None),
-        (frames.MAX_HEADER_LIST_SIZE, 0, None),
-        (frames.HEADER_TABLE_SIZE, 2**32 - 1, None),
-        (8, 7, None),
-        (0xFFFF, 2**32 - 1, None),
+        (name, value, code if value in bad else None)
+        for name, good, bad, code in RANGES
+        for value in (*good, *bad)
     ],
 )
 def test_settings_have_their_ranges(name: int, value: int, code: Code | None) -> None:
@@ -300,8 +284,7 @@ def test_whatever_block_comes_first_says_it(way: str) -> None:
 
 @table("window", [1, 2, 3, 10, 100])
 def test_a_stream_of_ours_opens_its_window_before_it_is_used_up(window: int) -> None:
-    peer = Peer(WireLimits(stream_window_bytes=window))
-    peer.open(1)
+    peer = Peer(WireLimits(stream_window_bytes=window), calls=(1,))
     granted, message = window, framed(bytes(300))
     told = []
     while message:
@@ -316,20 +299,11 @@ def test_a_stream_of_ours_opens_its_window_before_it_is_used_up(window: int) -> 
     assert told == [("message", 1, bytes(300))]
 
 
-def test_padding_counts() -> None:
-    peer = Peer(WireLimits(stream_window_bytes=1_000))
-    peer.open(1)
+@table("beyond", [data(1, bytes(101)), data(1, bytes((95,)) + framed(b"") + bytes(95), frames.PADDED)])
+def test_data_beyond_a_streams_window_is_a_stream_error_and_padding_counts(beyond: bytes) -> None:
+    peer = Peer(WireLimits(stream_window_bytes=100), calls=(1,))
 
-    peer.say(data(1, bytes((250,)) + framed(b"") + bytes(250), frames.PADDED))
-
-    assert peer.stream(1).receive_window == 1_000 - 256
-
-
-def test_data_beyond_a_streams_window_is_a_stream_error() -> None:
-    peer = Peer(WireLimits(stream_window_bytes=100))
-    peer.open(1)
-
-    assert peer.say(data(1, bytes(101))) == [("closed", 1)]
+    assert peer.say(beyond) == [("closed", 1)]
     assert peer.heard() == [sent_reset(1, Code.FLOW_CONTROL_ERROR)]
 
 
@@ -347,20 +321,13 @@ def test_a_stream_whose_answers_wait_is_granted_no_more() -> None:
     peer.say(frames.window_update(1, 100))
     assert cut(frames.window_update(1, 95))[0] in peer.heard()
 
-
-def test_a_stream_that_has_ended_its_side_is_granted_no_more() -> None:
-    peer = Peer(WireLimits(stream_window_bytes=10))
-    peer.open(1)
-
-    peer.say(data(1, framed(b"abcde"), END))
-
-    assert peer.heard() == []
+    peer.say(data(1, framed(bytes(90)), END))
+    assert peer.heard() == [], "nor one that has ended its side"
 
 
 def test_the_connections_window_is_opened_for_all_data_even_of_closed_streams() -> None:
     limits = WireLimits(connection_window_bytes=frames.DEFAULT_WINDOW + 1)
-    peer = Peer(limits)
-    peer.open(1)
+    peer = Peer(limits, calls=(1,))
     peer.reset(1)
     peer.heard()
 
@@ -373,8 +340,7 @@ def test_the_connections_window_is_opened_for_all_data_even_of_closed_streams() 
 
 def test_data_beyond_the_connections_window_is_a_connection_error() -> None:
     """Only a peer that ignores windows altogether gets there: ours is opened at the half."""
-    peer = Peer()
-    peer.open(1)
+    peer = Peer(calls=(1,))
     peer.connection._receive_window = 10
 
     assert peer.say(data(1, bytes(11))) == [("closed", 1), ("failed", Code.FLOW_CONTROL_ERROR)]

@@ -136,8 +136,7 @@ def test_a_message_is_refused_by_its_prefix(
 def test_a_connection_tells_the_same_whatever_the_frames_and_their_padding(
     messages: list[bytes], places: list[int], paddings: list[int], is_ended: bool
 ) -> None:
-    peer = Peer()
-    peer.open(1)
+    peer = Peer(calls=(1,))
     pieces = cut(b"".join(map(framed, messages)), places)
     if is_ended:
         pieces = pieces or [b""]
@@ -232,8 +231,7 @@ def test_bytes_that_wait_to_be_sent_leave_less_room_for_messages() -> None:
 
 
 def test_a_whole_message_in_one_frame_needs_no_room() -> None:
-    peer = Peer(budget_bytes=0)
-    peer.open(1)
+    peer = Peer(budget_bytes=0, calls=(1,))
 
     assert peer.say(data(1, framed(b"abc"))) == [("message", 1, b"abc")]
 
