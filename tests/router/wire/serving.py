@@ -89,6 +89,13 @@ async def serving(
         await served.listener.stop()
 
 
+def trusting() -> ssl.SSLContext:
+    """A client that takes any certificate and names no protocol."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 async def echo(channel: grpc.aio.Channel, *messages: bytes) -> list[bytes]:
     """One whole call; returns what came back."""
     call = channel.stream_stream(ECHO, None, None)(None)

@@ -9,8 +9,9 @@ import pytest
 from cryptography import x509
 
 from extproc.errors import SettingsError
+from extproc.router.wire import frames
 from extproc.router.wire.certificates import Certificates, Pems, SelfSigned
-from tests.router.wire.serving import echo, serving
+from tests.router.wire.serving import echo, serving, trusting
 from tests.tables import table
 
 START = datetime(2026, 11, 22, tzinfo=UTC)
@@ -24,11 +25,12 @@ class Clock:
         return self.now
 
 
-def test_a_certificate_of_our_own_is_valid_now_and_for_a_month() -> None:
+def test_a_certificate_of_our_own_is_valid_for_a_month_and_has_its_own_key() -> None:
     certificate = x509.load_pem_x509_certificate(SelfSigned(Clock())().certificate)
 
     assert certificate.not_valid_before_utc == START - timedelta(hours=1)
     assert certificate.not_valid_after_utc == START + timedelta(days=30)
+    assert SelfSigned(Clock())().key != SelfSigned(Clock())().key
 
 
 def test_another_one_takes_over_when_half_its_life_is_over() -> None:
@@ -45,10 +47,6 @@ def test_another_one_takes_over_when_half_its_life_is_over() -> None:
     assert second.certificate != first.certificate
     assert second.key != first.key
     assert certificates.read_if_changed() is None
-
-
-def test_two_processes_have_different_keys() -> None:
-    assert SelfSigned(Clock())().key != SelfSigned(Clock())().key
 
 
 async def test_each_handshake_sees_the_newest_and_open_connections_stay() -> None:
@@ -70,11 +68,8 @@ async def test_each_handshake_sees_the_newest_and_open_connections_stay() -> Non
 async def test_a_client_that_names_no_protocol_is_served() -> None:
     """Envoy AI Gateway offers no ALPN; it speaks HTTP/2 all the same."""
     async with serving(tls=Certificates(SelfSigned(Clock())).context()) as served:
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=context)
-        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=trusting())
+        writer.write(frames.PREFACE + frames.settings({}))
         head = await asyncio.wait_for(reader.readexactly(9), 5)
         writer.close()
 

@@ -1,4 +1,4 @@
-"""The seam on grpcio: what a handler sends reaches the client in order, and it hears of the end once."""
+"""The seam on both transports: what a handler sends reaches the client in order; it hears of the end once."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -8,8 +8,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from extproc.router.budget import Budget
+from extproc.router.service.transport import build_transport
+from extproc.router.settings.server_settings import ServerSettings
 from extproc.router.wire.calls import Call, Status
-from extproc.router.wire.grpcio import add_routes
 from tests.waiting import until
 
 PATH = "/test.Service/Method"
@@ -45,36 +47,38 @@ class Echo:
         self.heard.append("close")
 
 
-class Server:
-    def __init__(self) -> None:
+class Served:
+    """A service on one of the transports, and a channel to it."""
+
+    def __init__(self, transport: str) -> None:
+        self.transport = transport
         self.handlers: list[Echo] = []
 
-    def open(self, call: Call) -> Echo:
+    def accept(self, call: Call) -> Echo:
         if call.metadata.get("x-fail"):
             raise RuntimeError("the metadata says: secret")
         self.handlers.append(Echo(call))
         return self.handlers[-1]
 
     async def heard(self, count: int) -> list[bytes | bytearray | str]:
-        """What the only handler heard, once that is so much."""
+        """What the first handler heard, once that is so much."""
         await until(lambda: self.handlers and len(self.handlers[0].heard) >= count)
         return self.handlers[0].heard
 
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[grpc.aio.Channel]:
+        settings = ServerSettings.model_validate({"listen": "127.0.0.1:0", "transport": self.transport})
+        server = build_transport(settings, {PATH: self.accept}, Budget(1 << 26))
+        port = await server.bind()
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+        await server.stop()
 
-@pytest.fixture
-def served() -> Server:
-    return Server()
 
-
-@asynccontextmanager
-async def serving(served: Server) -> AsyncGenerator[grpc.aio.Channel]:
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    add_routes(server, {PATH: served.open})
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield channel
-    await server.stop(0)
+@pytest.fixture(params=["native", "grpcio"])
+def served(request: pytest.FixtureRequest) -> Served:
+    return Served(request.param)
 
 
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -90,38 +94,30 @@ async def read(call: Stream, count: int) -> list[object]:
         return [await call.read() for _ in range(count)]
 
 
-async def test_answers_come_in_the_order_they_were_sent(served: Server) -> None:
-    async with serving(served) as channel:
+async def greet(call: Stream) -> None:
+    await call.write(b"hello")
+    assert [b"hello", b"hello"] == await read(call, 2)
+
+
+async def test_answers_and_news_reach_the_client_in_the_order_they_were_sent(served: Served) -> None:
+    async with served.running() as channel:
         call = open_call(channel)
         await call.write(b"a")
         await call.write(b"b")
-
         assert [b"a", b"a", b"b", b"b"] == await read(call, 4)
-
-
-async def test_news_between_two_messages_reach_the_client_in_order(served: Server) -> None:
-    async with serving(served) as channel:
-        call = open_call(channel)
-        await served_one(served, call)
         for number in range(100):
             served.handlers[0].call.send(b"%d" % number)
-
         assert [b"%d" % number for number in range(100)] == await read(call, 100)
 
         await call.done_writing()
-        await served.heard(2)
+        await served.heard(3)
         served.handlers[0].call.send(b"after the half close")
 
         assert [b"after the half close"] == await read(call, 1)
 
 
-async def served_one(served: Server, call: Stream) -> None:
-    await call.write(b"hello")
-    assert [b"hello", b"hello"] == await read(call, 2)
-
-
-async def test_the_end_comes_after_what_was_sent_and_is_heard_once(served: Server) -> None:
-    async with serving(served) as channel:
+async def test_the_end_comes_after_what_was_sent_and_is_heard_once(served: Served) -> None:
+    async with served.running() as channel:
         call = open_call(channel)
         await call.write(b"refuse")
 
@@ -132,10 +128,10 @@ async def test_the_end_comes_after_what_was_sent_and_is_heard_once(served: Serve
 
 
 @pytest.mark.parametrize("is_half_closed", [False, True])
-async def test_a_call_may_be_finished_while_nothing_comes(served: Server, is_half_closed: bool) -> None:
-    async with serving(served) as channel:
+async def test_a_call_may_be_finished_while_nothing_comes(served: Served, is_half_closed: bool) -> None:
+    async with served.running() as channel:
         call = open_call(channel)
-        await served_one(served, call)
+        await greet(call)
         if is_half_closed:
             await call.done_writing()
             await served.heard(2)
@@ -147,10 +143,10 @@ async def test_a_call_may_be_finished_while_nothing_comes(served: Server, is_hal
         assert (await served.heard(2 + is_half_closed))[-1] == "close"
 
 
-async def test_a_cancelled_call_closes_its_handler_once(served: Server) -> None:
-    async with serving(served) as channel:
+async def test_a_cancelled_call_closes_its_handler_once(served: Served) -> None:
+    async with served.running() as channel:
         call = open_call(channel)
-        await served_one(served, call)
+        await greet(call)
         call.cancel()
         await until(lambda: "close" in served.handlers[0].heard)
         served.handlers[0].call.send(b"too late")
@@ -162,22 +158,23 @@ async def test_a_cancelled_call_closes_its_handler_once(served: Server) -> None:
 
 
 @pytest.mark.parametrize("where", ["open", "message"])
-async def test_a_failure_is_told_and_logged_without_its_text(
-    served: Server, where: str, caplog: pytest.LogCaptureFixture
+async def test_a_failure_is_told_and_logged_without_its_text_and_other_calls_go_on(
+    served: Served, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(served) as channel:
+    async with served.running() as channel:
         call = open_call(channel, x_fail="yes") if where == "open" else open_call(channel)
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it may be over
             await call.write(b"fail")
 
         assert await call.code() is grpc.StatusCode.INTERNAL
         assert await call.details() == "internal error"
+        await greet(open_call(channel))
     assert "RuntimeError" in caplog.text
     assert "secret" not in caplog.text
 
 
-async def test_a_path_that_is_not_served_is_unimplemented(served: Server) -> None:
-    async with serving(served) as channel:
+async def test_a_path_that_is_not_served_is_unimplemented(served: Served) -> None:
+    async with served.running() as channel:
         call = channel.unary_unary("/test.Service/Other", None, None)(b"")
 
         assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
