@@ -297,6 +297,9 @@ def test_a_peer_that_does_not_answer_the_drain_is_given_up() -> None:
 
     assert peer.wait(10) == []
     assert peer.wait(0.1) == [("closed", 1), ("failed", Code.NO_ERROR)]
+    peer.heard()
+    peer.connection.drain()
+    assert peer.heard() == [], "it is over"
 
 
 def test_a_later_goaway_never_allows_more_than_the_one_before() -> None:
@@ -328,9 +331,6 @@ def test_the_last_calls_end_ends_the_connection_that_leaves(way: str) -> None:
         peer.say(frames.rst_stream(1, Code.CANCEL))
 
     assert peer.connection.is_over
-    peer.heard()
-    peer.connection.drain()
-    assert peer.heard() == []
 
 
 def test_streams_of_all_connections_are_bounded_and_each_connection_has_its_share() -> None:
